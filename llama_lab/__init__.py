@@ -1,0 +1,3 @@
+"""LLaMA Lab: architecture ablations of decoder-only language models."""
+
+__version__ = "0.1.0"

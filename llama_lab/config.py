@@ -1,0 +1,85 @@
+"""From a composed config to objects: resolvers, model building, and the checks that need no training."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from .errors import ConfigError
+
+PACKAGE = Path(__file__).parent
+CONF_DIR = next(d for d in (PACKAGE / "conf", PACKAGE.parent / "conf") if d.is_dir())  # a wheel's, or a checkout's
+
+
+def head_dim(dim: int, n_heads: int) -> int:
+    """dim / n_heads; raises ConfigError unless it is whole."""
+    if n_heads < 1 or dim % n_heads:
+        raise ConfigError(
+            f"model.n_heads={n_heads}: does not divide model.dim={dim}; "
+            f"choose a divisor, or set model.head_dim to use another width"
+        )
+    return dim // n_heads
+
+
+def gated_width(dim: int, mlp_ratio: float) -> int:
+    """Two thirds of the ungated width, to the nearest multiple of 8, so that parameters stay equal (Shazeer 2020)."""
+    return max(8, 8 * round(2 / 3 * mlp_ratio * dim / 8))
+
+
+def ungated_width(dim: int, mlp_ratio: float) -> int:
+    """mlp_ratio times dim, to the nearest multiple of 8."""
+    return max(8, 8 * round(mlp_ratio * dim / 8))
+
+
+RESOLVERS: dict[str, Callable[..., Any]] = {
+    "lab.head_dim": head_dim,
+    "lab.gated_width": gated_width,
+    "lab.ungated_width": ungated_width,
+    "lab.product": lambda a, b: a * b,
+    "lab.power": lambda base, exponent: base**exponent,
+    "lab.half": lambda n: n // 2,
+}
+
+
+def register_resolvers() -> None:
+    """Teach OmegaConf the arithmetic that the configs use. Idempotent."""
+    for name, function in RESOLVERS.items():
+        OmegaConf.register_new_resolver(name, function, replace=True)
+
+
+def build(node: DictConfig, path: str, **overrides: Any) -> Any:
+    """Instantiate a node; an error in it becomes a ConfigError that begins with the key, `path` included."""
+    try:
+        return instantiate(node, **overrides)
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, ConfigError):
+            raise cause from None
+        if isinstance(cause, ValueError):
+            raise ConfigError(f"{path}.{cause}") from None
+        raise
+
+
+def build_model(cfg: DictConfig, vocab_size: int) -> Any:
+    """The decoder that `cfg.model` describes, for a tokenizer of `vocab_size` ids. Raises ConfigError."""
+    wanted = cfg.model.vocab_size
+    if wanted is not None and wanted < vocab_size:
+        raise ConfigError(
+            f"model.vocab_size={wanted}: the tokenizer has {vocab_size} ids; "
+            f"raise it to at least that, or leave it null to follow the tokenizer"
+        )
+    check_window(cfg.model)
+    return build(cfg.model, "model", vocab_size=wanted or vocab_size)
+
+
+def check_window(model: DictConfig) -> None:
+    """Raise ConfigError for an attention window that no sequence is long enough to feel."""
+    window = model.attention.get("window")
+    if window is not None and window >= model.max_seq_len:
+        raise ConfigError(
+            f"model.attention.window={window}: hides nothing at model.max_seq_len={model.max_seq_len}; "
+            f"make it smaller, or null"
+        )

@@ -1,0 +1,225 @@
+"""Where text comes from: documents, their size on disk, and a fingerprint that changes when they change."""
+
+import glob
+import hashlib
+import logging
+import os
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from llama_lab.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """A finite sequence of documents that can be read more than once, each time in the same order."""
+
+    def documents(self) -> Iterator[str]:
+        """Read every document, from the first."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash that changes when the documents do, found without reading them."""
+        ...
+
+    def total_bytes(self) -> int:
+        """Return the bytes on disk that one pass over the documents reads."""
+        ...
+
+
+class StandardLibrary:
+    """The source code of Python's standard library: one document per ``.py`` file, on every machine, no download.
+
+    Tests, idlelib and installed packages are left out.
+    """
+
+    _left_out = frozenset(
+        {"site-packages", "dist-packages", "test", "tests", "idle_test", "idlelib", "__pycache__"},
+    )
+
+    def documents(self) -> Iterator[str]:
+        """Read every file; those that are not UTF-8 are skipped, and their number is logged.
+
+        Raises ConfigError if this Python keeps its standard library in a zip file or as byte code.
+        """
+        skipped = 0
+        for path in self._paths:
+            try:
+                text = path.read_bytes().decode("utf-8")
+            except UnicodeDecodeError:
+                skipped += 1
+                continue
+            yield text
+        if skipped:
+            log.warning("data=stdlib: skipped %d of %d files, which are not UTF-8", skipped, len(self._paths))
+
+    def fingerprint(self) -> str:
+        """Return a hash of every file's path, size and modification time."""
+        return _fingerprint("stdlib", self._paths)
+
+    def total_bytes(self) -> int:
+        """Return the size of all files, in bytes."""
+        return sum(path.stat().st_size for path in self._paths)
+
+    @cached_property
+    def _paths(self) -> list[Path]:
+        root = sysconfig.get_path("stdlib")
+        paths = []
+        for folder, subfolders, names in os.walk(root):
+            subfolders[:] = [name for name in subfolders if name not in self._left_out]  # os.walk does not enter these
+            paths += [Path(folder, name) for name in names if name.endswith(".py")]
+        if not paths:
+            raise ConfigError(
+                f"data=stdlib: no .py files under {root}, this Python keeps its library zipped or compiled; "
+                "use data=text data.files=[...]"
+            )
+        return sorted(paths)
+
+
+class TextFiles:
+    """Local files: ``.parquet`` and ``.json``/``.jsonl`` hold one document per row, any other file is UTF-8 text.
+
+    ``files`` are paths or glob patterns (``**`` and ``~`` too), relative to the working directory. ``text_field`` is
+    the column of a row that holds its text. A text file longer than ``document_chars`` characters is cut into several
+    documents, at the end of a paragraph, line or word: documents are what is split into training and validation,
+    and a single book must have both. ``None`` keeps each text file whole.
+
+    Raises ConfigError, on first use, for whatever cannot be read as text.
+    """
+
+    def __init__(self, files: str | Iterable[str], text_field: str = "text", document_chars: int | None = 16384):
+        if document_chars is not None and document_chars < 1:
+            raise ConfigError(f"data.document_chars={document_chars}: must be at least 1, or null for whole files")
+        self._patterns = [files] if isinstance(files, str) else list(files)
+        self._text_field = text_field
+        self._document_chars = document_chars
+
+    def documents(self) -> Iterator[str]:
+        """Read every document of every file, in the order of ``files``; a pattern's own files are sorted."""
+        for path in self._paths:
+            if path.suffix.lower() in _ROW_FORMATS:
+                yield from _read_rows(path, self._text_field)
+            elif self._document_chars is None:
+                yield _read_text(path)
+            else:
+                yield from _cut(_read_text(path), self._document_chars)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the settings and of every file's path, size and modification time."""
+        return _fingerprint(f"text {self._text_field} {self._document_chars}", self._paths)
+
+    def total_bytes(self) -> int:
+        """Return the size of all files, in bytes."""
+        return sum(path.stat().st_size for path in self._paths)
+
+    @cached_property
+    def _paths(self) -> list[Path]:
+        if not self._patterns:
+            raise ConfigError("data.files=[]: no files given; name at least one, such as data.files=[book.txt]")
+        paths = dict.fromkeys(path for pattern in self._patterns for path in _expand(pattern))
+        for path in paths:
+            if path.stat().st_size == 0:
+                raise ConfigError(f"data.files=[{path}]: the file is empty; leave it out")
+        return list(paths)
+
+
+def _expand(pattern: str) -> list[Path]:
+    """The files that a path or glob pattern names; a path that exists is never read as a pattern."""
+    expanded = os.path.abspath(os.path.expanduser(pattern))
+    if os.path.isdir(expanded):
+        raise ConfigError(f"data.files=[{pattern}]: is a folder; name the files in it, such as {pattern}/**/*.txt")
+    candidates = [expanded] if os.path.exists(expanded) else glob.glob(expanded, recursive=True)
+    found = [Path(candidate) for candidate in sorted(candidates) if os.path.isfile(candidate)]
+    if not found:
+        problem = "the pattern matches no file" if glob.has_magic(pattern) else "no such file"
+        raise ConfigError(f"data.files=[{pattern}]: {problem}; paths are relative to {os.getcwd()}")
+    return found
+
+
+def _fingerprint(settings: str, paths: Iterable[Path]) -> str:
+    digest = hashlib.blake2b(settings.encode(), digest_size=16)
+    for path in paths:
+        stat = path.stat()
+        digest.update(f"\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _read_text(path: Path) -> str:
+    """The file's exact text: no newline is translated, so that its bytes are the bytes that are modelled."""
+    data = path.read_bytes()
+    nul = data.find(b"\0")
+    if nul >= 0:
+        raise ConfigError(f"data.files=[{path}]: binary file (NUL byte at offset {nul}); {_READABLE}")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"data.files=[{path}]: not UTF-8 text (at offset {error.start}); {_READABLE}") from error
+
+
+_READABLE = "give UTF-8 text, .jsonl, .json or .parquet files"
+
+
+def _cut(text: str, size: int) -> Iterator[str]:
+    """Cut ``text`` into pieces of ``size`` characters or a little less; joined, they are ``text`` again."""
+    start = 0
+    while len(text) - start > size:
+        end = _last_break(text, start + (size + 1) // 2, start + size)
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _last_break(text: str, start: int, end: int) -> int:
+    """The end of the last paragraph, else line, else word, within ``text[start:end]``; ``end`` if there is none."""
+    for separator in ("\n\n", "\n", " "):
+        position = text.rfind(separator, start, end)
+        if position >= 0:
+            return position + len(separator)
+    return end
+
+
+_ROW_FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+
+
+def _read_rows(path: Path, text_field: str) -> Iterator[str]:
+    empty = True
+    for row in _rows(path):
+        empty = False
+        if text_field not in row:
+            raise ConfigError(
+                f"data.text_field={text_field}: {path} has no such field; choose one of [{', '.join(row)}]"
+            )
+        text = row[text_field]
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"data.text_field={text_field}: {path} has a row that holds {type(text).__name__} there, not text; "
+                "mend the row or choose another field"
+            )
+        yield text
+    if empty:
+        raise ConfigError(f"data.files=[{path}]: the file has no rows; leave it out")
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    import datasets  # half a second, and only needed to read such files
+
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs what it also raises
+    try:
+        # A stream copies nothing into a cache, yet leaves a lock file there.
+        with tempfile.TemporaryDirectory() as scratch:
+            rows = datasets.load_dataset(
+                _ROW_FORMATS[path.suffix.lower()],
+                data_files=glob.escape(str(path)),
+                split="train",
+                streaming=True,
+                cache_dir=scratch,
+            )
+        yield from rows
+    except (ValueError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file ({reason}); mend it") from error

@@ -1,0 +1,158 @@
+"""Tokenizers: byte, character and BPE. Each one trained is a standard ``tokenizer.json``, and each is lossless."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from llama_lab.errors import ConfigError
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+class TextTokenizer:
+    """A trained tokenizer: text to ids and back, exactly.
+
+    The last id, ``eot_id``, ends a document. It is never produced by text, not even by the text ``<|endoftext|>``.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        tokenizer.encode_special_tokens = (
+            True  # the special token's name, found in a text, is text; not kept in the file
+        )
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def load(cls, path: str | Path) -> "TextTokenizer":
+        """Read a ``tokenizer.json`` whose vocabulary holds ``<|endoftext|>``."""
+        return cls(Tokenizer.from_file(str(path)))
+
+    def save(self, path: str | Path) -> None:
+        """Write a ``tokenizer.json`` that any library built on ``tokenizers`` can load."""
+        self._tokenizer.save(str(path))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, the end-of-text token included."""
+        return int(self._tokenizer.get_vocab_size())
+
+    @property
+    def eot_id(self) -> int:
+        """Id of the end-of-text token."""
+        return int(self._tokenizer.token_to_id(END_OF_TEXT))
+
+    @property
+    def hash(self) -> str:
+        """Hash of the whole ``tokenizer.json``: equal hashes give equal ids."""
+        return hashlib.blake2b(self._tokenizer.to_str().encode(), digest_size=16).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of ``text``. Raises ConfigError for a character that a character tokenizer has never seen."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode several texts at once, on all cores. Raises as ``encode`` does."""
+        try:
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # tokenizers raises nothing more specific
+            unknown = self._unknown_characters(texts)
+            if not unknown:
+                raise
+            raise ConfigError(
+                f"tokenizer=char: no id for {unknown!r}, not in the text it was trained on; "
+                "leave these characters out, or train with tokenizer=byte or tokenizer=bpe"
+            ) from error
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids``; bytes that are not UTF-8 (a cut character) come out as U+FFFD."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    def _unknown_characters(self, texts: Sequence[str]) -> str:
+        return "".join(sorted(set().union(*texts) - self._tokenizer.get_vocab().keys()))
+
+
+VocabularyFrom = Literal["nothing", "train", "all"]
+
+
+class TokenizerFactory(Protocol):
+    """What ``tokenizer=`` chooses: a dataclass whose fields, with its name, determine the trained tokenizer."""
+
+    vocabulary_from: ClassVar[VocabularyFrom]
+    """Which documents ``train`` must be given: none, those of the training split, or those of both splits."""
+
+    def train(self, documents: Iterator[str]) -> TextTokenizer:
+        """Learn a vocabulary from ``documents``, which are read once."""
+        ...
+
+
+@dataclass(frozen=True)
+class ByteTokenizer:
+    """One id per UTF-8 byte, equal to the byte, and 256 for the end of a text."""
+
+    vocabulary_from: ClassVar[VocabularyFrom] = "nothing"
+
+    def train(self, documents: Iterator[str]) -> TextTokenizer:
+        """Return the tokenizer; the 256 bytes are known in advance, so ``documents`` are not read."""
+        vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+        return _finish(tokenizer)
+
+
+@dataclass(frozen=True)
+class CharTokenizer:
+    """One id per distinct character of the text, training and validation, in code point order."""
+
+    vocabulary_from: ClassVar[VocabularyFrom] = "all"
+
+    def train(self, documents: Iterator[str]) -> TextTokenizer:
+        """Collect the characters of ``documents``; text with any other character is refused later."""
+        characters: set[str] = set()
+        for document in documents:
+            characters.update(document)
+        vocabulary = {character: i for i, character in enumerate(sorted(characters))}
+        # An unknown token that the vocabulary lacks makes an unknown character an error; without it, they would vanish.
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+        tokenizer.decoder = decoders.Fuse()
+        return _finish(tokenizer)
+
+
+@dataclass(frozen=True)
+class BPETokenizer:
+    """Byte-level byte-pair encoding (GPT-2's, Radford et al. 2019, section 2.2), learnt from the training split.
+
+    ``vocab_size`` counts the 256 bytes, the merges and the end-of-text token; a short text may yield fewer merges.
+    Raises ConfigError if ``vocab_size`` has no room for the bytes.
+    """
+
+    vocab_size: int = 4096
+    vocabulary_from: ClassVar[VocabularyFrom] = "train"
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 257:
+            raise ConfigError(
+                f"tokenizer.vocab_size={self.vocab_size}: must be at least 257 (256 bytes and {END_OF_TEXT})"
+            )
+
+    def train(self, documents: Iterator[str]) -> TextTokenizer:
+        """Learn the merges from ``documents``."""
+        tokenizer = Tokenizer(models.BPE())
+        # Lossless: every byte has an id, and no space is added in front of a text.
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.vocab_size - 1,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(documents, trainer)
+        return _finish(tokenizer)
+
+
+def _finish(tokenizer: Tokenizer) -> TextTokenizer:
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return TextTokenizer(tokenizer)

@@ -1,0 +1,6 @@
+"""The decoder: plain PyTorch, no Lightning, no Hydra, nothing of ours outside this folder."""
+
+from .cost import Cost, measure_cost
+from .decoder import Decoder
+
+__all__ = ["Cost", "Decoder", "measure_cost"]

@@ -1,0 +1,210 @@
+"""Causal self-attention `(B, T, dim) -> (B, T, dim)`: multi-head, grouped-query and multi-query."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .cache import LayerCache
+from .init import ResidualOutput
+from .position import Position
+
+Norm = Callable[[int], nn.Module]
+
+
+class Layout:
+    """What the layers of one forward pass share: where its tokens stand, RoPE's tables, and the masks.
+
+    Masks are kept per window, because all layers with the same window see the same keys.
+    """
+
+    def __init__(self, position: Position, start: int, length: int, device: torch.device) -> None:
+        self.position = position
+        self.positions = torch.arange(start, start + length, device=device)
+        self.rotation = position.rotation(self.positions)
+        self.biased = type(position).bias is not Position.bias
+        self._masks: dict[int | None, Tensor] = {}
+
+    def mask(self, key_positions: Tensor, window: int | None) -> Tensor:
+        """Float32 `(Tq, Tk)` or `(H, Tq, Tk)` to add to the scores: the position bias, and -inf where nothing is seen.
+
+        A query sees the keys at its own position and before it; with a window, itself and `window - 1` before.
+        """
+        mask = self._masks.get(window)
+        if mask is None:
+            distance = self.positions[:, None] - key_positions[None, :]
+            hidden = (distance < 0) | (key_positions < 0)
+            if window is not None:
+                hidden = hidden | (distance >= window)
+            bias = self.position.bias(self.positions, key_positions)
+            if bias is None:
+                bias = torch.zeros(distance.shape, device=distance.device)
+            mask = self._masks[window] = bias.masked_fill(hidden, float("-inf"))
+        return mask
+
+
+def reference_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softcap: float | None = None
+) -> Tensor:
+    """Attention written out (Vaswani et al. 2017, eq. 1): the oracle of the fused kernel, and the only soft-capped one.
+
+    `query (B, H, Tq, Dh)`, `key` and `value (B, Hkv, Tk, Dh)`, additive `mask` that broadcasts to `(B, H, Tq, Tk)`.
+    `softcap` bounds the scores to ±softcap by a tanh before the mask (Gemma 2, section 2). Softmax runs in float32.
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = (query @ key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    return (scores + mask).softmax(-1).type_as(value) @ value
+
+
+class GroupedQueryAttention(nn.Module):
+    """Attention in which n_heads / n_kv_heads query heads share a key and value head (Ainslie et al. 2023, section 2.2).
+
+    window: a query sees itself and `window - 1` positions before (Mistral 7B, section 2); None sees all.
+    global_every: every n-th layer ignores the window (Gemma 2 alternates: 2); None: no layer does.
+    qk_norm: normalise queries and keys with the model's norm before they turn: "head" over each head (Qwen 3, Gemma 3),
+        "projection" over all heads at once (OLMo 2); None does not.
+    softcap: bound the scores to ±softcap (Gemma 2); fused kernels cannot, so this runs the reference.
+    kernel: "sdpa" is PyTorch's fused attention, "reference" the written-out one, "auto" the fused one where it can.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        norm: Norm,
+        layer: int,
+        query_bias: bool = False,
+        key_bias: bool = False,
+        value_bias: bool = False,
+        output_bias: bool = False,
+        window: int | None = None,
+        global_every: int | None = None,
+        qk_norm: str | None = None,
+        softcap: float | None = None,
+        kernel: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
+        self.check_heads()
+        check_window(window, global_every)
+        self.window = None if global_every and (layer + 1) % global_every == 0 else window
+        self.softcap = softcap
+        self.kernel = choose_kernel(kernel, softcap)
+        self.query = nn.Linear(dim, n_heads * head_dim, bias=query_bias)
+        self.key = nn.Linear(dim, n_kv_heads * head_dim, bias=key_bias)
+        self.value = nn.Linear(dim, n_kv_heads * head_dim, bias=value_bias)
+        self.output = ResidualOutput(n_heads * head_dim, dim, bias=output_bias)
+        self.qk_norm = qk_norm
+        if qk_norm is not None:
+            self.query_norm = norm(qk_norm_width(qk_norm, n_heads, head_dim))
+            self.key_norm = norm(qk_norm_width(qk_norm, n_kv_heads, head_dim))
+            if not list(self.query_norm.parameters()):
+                raise ValueError(f"attention.qk_norm={qk_norm}: the model's norm does nothing; choose a norm, or null")
+
+    def check_heads(self) -> None:
+        """Raise ValueError unless the kv heads divide the heads."""
+        if self.n_kv_heads < 1 or self.n_heads % self.n_kv_heads:
+            divisors = ", ".join(str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0)
+            raise ValueError(
+                f"n_kv_heads={self.n_kv_heads}: does not divide n_heads={self.n_heads}; choose one of {divisors}"
+            )
+
+    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+        """Attend from every token of `x (B, T, D)` to those it may see, in `x` and in `cache`."""
+        query, key, value = self._heads(x)
+        if layout.rotation is not None:
+            query, key = layout.rotation(query), layout.rotation(key)
+        key_positions = layout.positions
+        if cache is not None:
+            key, value, key_positions = cache.update(key, value, layout.positions)
+        mixed = self._attend(query, key.type_as(query), value.type_as(query), layout, key_positions)
+        return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def new_cache(self, batch_size: int, context: int, dtype: torch.dtype, device: torch.device) -> LayerCache:
+        """An empty cache for `context` tokens, of which a windowed layer keeps the last `window`."""
+        return LayerCache(batch_size, self.n_kv_heads, self.context(context), self.head_dim, dtype, device)
+
+    def context(self, length: int) -> int:
+        """How many of `length` positions the last query sees, and so how many a cache holds."""
+        return length if self.window is None else min(length, self.window)
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Project `x (B, T, D)` to query `(B, H, T, Dh)`, key and value `(B, Hkv, T, Dh)`."""
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        if self.qk_norm == "projection":
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key, value = (p.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for p in (query, key, value))
+        if self.qk_norm == "head":
+            query, key = self.query_norm(query), self.key_norm(key)
+        return query, key, value
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, key_positions: Tensor) -> Tensor:
+        """Mix values `(B, H, Tq, Dh)`; plain causal attention goes to the kernel without a mask, which is faster."""
+        if self.kernel == "reference":
+            return reference_attention(query, key, value, layout.mask(key_positions, self.window), self.softcap)
+        shared = self.n_kv_heads != self.n_heads
+        uncached = key_positions is layout.positions
+        all_visible = self.window is None or self.window >= key.shape[2]
+        if uncached and all_visible and not layout.biased:
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=shared)
+        mask = layout.mask(key_positions, self.window).type_as(query)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=shared)
+
+
+class MultiHeadAttention(GroupedQueryAttention):
+    """A key and value head for every query head (Vaswani et al. 2017, section 3.2.2)."""
+
+    def check_heads(self) -> None:
+        """Raise ValueError unless there are as many kv heads as heads."""
+        if self.n_kv_heads != self.n_heads:
+            raise ValueError(
+                f"n_kv_heads={self.n_kv_heads}: attention=mha has one kv head per head, {self.n_heads}; "
+                f"leave n_kv_heads out, or choose attention=gqa"
+            )
+
+
+class MultiQueryAttention(GroupedQueryAttention):
+    """One key and value head for all query heads (Shazeer 2019, section 3)."""
+
+    def check_heads(self) -> None:
+        """Raise ValueError unless there is one kv head."""
+        if self.n_kv_heads != 1:
+            raise ValueError(
+                f"n_kv_heads={self.n_kv_heads}: attention=mqa has one kv head; "
+                f"leave n_kv_heads out, or choose attention=gqa"
+            )
+
+
+def check_window(window: int | None, global_every: int | None) -> None:
+    """Raise ValueError for a window that hides everything, or layers that would ignore a window there is not."""
+    if window is not None and window < 1:
+        raise ValueError(f"attention.window={window}: must be at least 1, or null for none")
+    if global_every is not None and window is None:
+        raise ValueError(f"attention.global_every={global_every}: there is no window to ignore; set attention.window")
+    if global_every is not None and global_every < 1:
+        raise ValueError(f"attention.global_every={global_every}: must be at least 1, or null for never")
+
+
+def choose_kernel(kernel: str, softcap: float | None) -> str:
+    """Resolve "auto"; raises ValueError for an unknown kernel, or one that cannot cap scores."""
+    if kernel not in ("auto", "sdpa", "reference"):
+        raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
+    if kernel == "sdpa" and softcap is not None:
+        raise ValueError("attention.kernel=sdpa: it cannot cap scores; choose auto, or attention.softcap=null")
+    if kernel == "auto":
+        return "sdpa" if softcap is None else "reference"
+    return kernel
+
+
+def qk_norm_width(qk_norm: str, n_heads: int, head_dim: int) -> int:
+    """The width that QK-norm acts on; raises ValueError for an unknown kind."""
+    widths = {"head": head_dim, "projection": n_heads * head_dim}
+    if qk_norm not in widths:
+        raise ValueError(f"attention.qk_norm={qk_norm}: unknown; choose head, projection or null")
+    return widths[qk_norm]

@@ -1,0 +1,119 @@
+"""Decoder blocks `(B, T, dim) -> (B, T, dim)`: where the norms and the residual connections sit.
+
+`final_norm` says whether the residual stream leaves the last block unnormalised, so that the decoder needs a last norm.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from .attention import GroupedQueryAttention, Layout, Norm
+from .cache import LayerCache
+
+
+class Block(nn.Module):
+    """What all blocks have: attention, feed-forward, a norm for each, and dropout on what each adds to the residual."""
+
+    final_norm: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dim: int,
+        attention: Callable[[], GroupedQueryAttention],
+        ffn: Callable[[], nn.Module],
+        norm: Norm,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.attention = attention()
+        self.attention_norm = norm(dim)
+        self.ffn = ffn()
+        self.ffn_norm = norm(dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def attend(self, x: Tensor, layout: Layout, cache: LayerCache | None) -> Tensor:
+        """What attention adds to the residual stream."""
+        return self.dropout(self.attention(x, layout, cache))  # type: ignore[no-any-return]
+
+    def feed(self, x: Tensor) -> Tensor:
+        """What the feed-forward adds to the residual stream."""
+        return self.dropout(self.ffn(x))  # type: ignore[no-any-return]
+
+
+class PostNorm(Block):
+    """norm(x + f(x)): the 2017 Transformer (section 3.1), GPT-1. The last block's output is already normalised."""
+
+    final_norm = False
+
+    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+        """Transform `x (B, T, D)`."""
+        x = self.attention_norm(x + self.attend(x, layout, cache))
+        return self.ffn_norm(x + self.feed(x))  # type: ignore[no-any-return]
+
+
+class PreNorm(Block):
+    """x + f(norm(x)): GPT-2 (section 2.3), LLaMA; analysed by Xiong et al. 2020."""
+
+    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+        """Transform `x (B, T, D)`."""
+        x = x + self.attend(self.attention_norm(x), layout, cache)
+        return x + self.feed(self.ffn_norm(x))
+
+
+class Reordered(Block):
+    """x + norm(f(x)): the norm on the output, inside the residual branch (OLMo 2, section 2.1)."""
+
+    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+        """Transform `x (B, T, D)`."""
+        x = x + self.attention_norm(self.attend(x, layout, cache))
+        return x + self.ffn_norm(self.feed(x))  # type: ignore[no-any-return]
+
+
+class Sandwich(Block):
+    """x + norm(f(norm(x))): a norm on both sides (CogView, Ding et al. 2021, section 2.4; Gemma 2)."""
+
+    def __init__(
+        self,
+        dim: int,
+        attention: Callable[[], GroupedQueryAttention],
+        ffn: Callable[[], nn.Module],
+        norm: Norm,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(dim, attention, ffn, norm, dropout)
+        self.attention_post_norm = norm(dim)
+        self.ffn_post_norm = norm(dim)
+
+    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+        """Transform `x (B, T, D)`."""
+        x = x + self.attention_post_norm(self.attend(self.attention_norm(x), layout, cache))
+        return x + self.ffn_post_norm(self.feed(self.ffn_norm(x)))  # type: ignore[no-any-return]
+
+
+class Parallel(Block):
+    """x + attention(norm(x)) + ffn(norm'(x)): side by side, a norm for each (GPT-NeoX, section 2.1)."""
+
+    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+        """Transform `x (B, T, D)`."""
+        return x + self.attend(self.attention_norm(x), layout, cache) + self.feed(self.ffn_norm(x))
+
+
+class ParallelSharedNorm(Block):
+    """x + attention(norm(x)) + ffn(norm(x)): side by side behind one norm (GPT-J; PaLM, section 2; Falcon 7B)."""
+
+    def __init__(
+        self,
+        dim: int,
+        attention: Callable[[], GroupedQueryAttention],
+        ffn: Callable[[], nn.Module],
+        norm: Norm,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(dim, attention, ffn, norm, dropout)
+        del self.ffn_norm
+
+    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+        """Transform `x (B, T, D)`."""
+        normed = self.attention_norm(x)
+        return x + self.attend(normed, layout, cache) + self.feed(normed)

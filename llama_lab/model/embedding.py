@@ -1,0 +1,54 @@
+"""The two ends of the decoder: token embeddings in, logits out, with one table for both where they are tied."""
+
+import torch
+from torch import Tensor, nn
+
+from .attention import Norm
+from .init import Table
+
+
+class Embedding(nn.Module):
+    """Token table and output head.
+
+    tied: the head is the token table (Press & Wolf 2017); otherwise a matrix of its own.
+    std: standard deviation of the table at the start.
+    scale: multiplies the embeddings, not the head (Vaswani et al. 2017, section 3.4: sqrt(dim)).
+    norm_input: normalise the embeddings with the model's norm (BLOOM, section 3.2).
+    head_bias: add a bias to the logits (CTRL).
+    logit_softcap: bound the logits to ±logit_softcap by a tanh (Gemma 2, section 2).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        norm: Norm,
+        tied: bool = False,
+        std: float = 0.02,
+        scale: float = 1.0,
+        norm_input: bool = False,
+        head_bias: bool = False,
+        logit_softcap: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.scale = scale
+        self.logit_softcap = logit_softcap
+        self.tokens = Table(vocab_size, dim, std)
+        self.norm = norm(dim) if norm_input else None
+        self.head = nn.Linear(dim, vocab_size, bias=head_bias)
+        if tied:
+            self.head.weight = self.tokens.weight
+        if self.norm is not None and not list(self.norm.parameters()):
+            raise ValueError("embedding.norm_input=true: the model's norm does nothing; choose a norm, or false")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embed `tokens (B, T)` as `(B, T, D)`."""
+        x = self.tokens(tokens) * self.scale
+        return x if self.norm is None else self.norm(x)  # type: ignore[no-any-return]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Score the vocabulary: `x (B, T, D)` to `(B, T, V)`."""
+        logits = self.head(x)
+        if self.logit_softcap is None:
+            return logits  # type: ignore[no-any-return]
+        return self.logit_softcap * torch.tanh(logits / self.logit_softcap)

@@ -1,0 +1,117 @@
+"""Seeded initialisation: every parameter is drawn from a generator of its own, seeded by (seed, its name).
+
+So a switch that adds, removes or reshapes one parameter leaves the initial values of all others as they were, and the
+values do not depend on the device, on sharding, or on the order in which modules are built.
+"""
+
+import hashlib
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class ResidualOutput(nn.Linear):
+    """A linear map whose output is added to the residual stream; `Scaled` starts these smaller."""
+
+
+class WeightInit(Protocol):
+    """Draws one weight matrix `(out, in)` in place."""
+
+    def __call__(self, weight: Tensor, residual: bool, generator: torch.Generator) -> None:
+        """Fill `weight`; `residual` says that its output is added to the residual stream."""
+
+
+class Normal:
+    """N(0, std): GPT-1 and most models since."""
+
+    def __init__(self, n_layers: int, std: float = 0.02) -> None:
+        self.std = std
+
+    def __call__(self, weight: Tensor, residual: bool, generator: torch.Generator) -> None:
+        """Fill `weight` in place."""
+        weight.normal_(0.0, self.std, generator=generator)
+
+
+class Scaled:
+    """N(0, std), and std / sqrt(2 n_layers) on residual outputs (Radford et al. 2019, section 2.3)."""
+
+    def __init__(self, n_layers: int, std: float = 0.02) -> None:
+        self.std = std
+        self.residual_std = std / math.sqrt(2 * n_layers)
+
+    def __call__(self, weight: Tensor, residual: bool, generator: torch.Generator) -> None:
+        """Fill `weight` in place."""
+        weight.normal_(0.0, self.residual_std if residual else self.std, generator=generator)
+
+
+class Xavier:
+    """Uniform with variance gain² · 2 / (in + out) (Glorot & Bengio 2010, eq. 16), as the 2017 Transformer's code."""
+
+    def __init__(self, n_layers: int, gain: float = 1.0) -> None:
+        self.gain = gain
+
+    def __call__(self, weight: Tensor, residual: bool, generator: torch.Generator) -> None:
+        """Fill `weight` in place."""
+        nn.init.xavier_uniform_(weight, self.gain, generator=generator)
+
+
+class Truncated:
+    """N(0, std) truncated at `cutoff` standard deviations (OLMo 2, section 2.2)."""
+
+    def __init__(self, n_layers: int, std: float = 0.02, cutoff: float = 3.0) -> None:
+        self.std = std
+        self.cutoff = cutoff
+
+    def __call__(self, weight: Tensor, residual: bool, generator: torch.Generator) -> None:
+        """Fill `weight` in place."""
+        bound = self.cutoff * self.std
+        nn.init.trunc_normal_(weight, 0.0, self.std, -bound, bound, generator=generator)
+
+
+class Table(nn.Embedding):
+    """A lookup table `(rows, dim)` whose entries start as N(0, std)."""
+
+    def __init__(self, rows: int, dim: int, std: float) -> None:
+        self.std = std
+        super().__init__(rows, dim, _freeze=False)
+
+    def reset_parameters(self) -> None:
+        """Leave the values to `initialise`: a table is never used before it."""
+
+
+def parameter_generator(seed: int, name: str) -> torch.Generator:
+    """A CPU generator that depends on nothing but `seed` and the parameter's `name`."""
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, weight_init: WeightInit, seed: int) -> None:
+    """Draw every parameter of `model`, in float32 on the CPU, then copy it to where the parameter lives.
+
+    Weight matrices follow `weight_init`, tables their own standard deviation, biases start at zero, and every other
+    module with parameters (the norms) resets itself. A tied weight is drawn under its first name. On the meta device
+    there is nothing to fill, and nothing is done.
+    """
+    drawn: set[Tensor] = set()
+    for module_name, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        if not own or any(p.is_meta for p in own.values()):
+            continue
+        if not isinstance(module, nn.Linear | nn.Embedding):
+            module.reset_parameters()
+            continue
+        if "bias" in own:
+            nn.init.zeros_(own["bias"])
+        if module.weight in drawn:
+            continue
+        drawn.add(module.weight)
+        value = torch.empty(module.weight.shape)
+        generator = parameter_generator(seed, f"{module_name}.weight")
+        if isinstance(module, Table):
+            value.normal_(0.0, module.std, generator=generator)
+        else:
+            weight_init(value, isinstance(module, ResidualOutput), generator)
+        module.weight.copy_(value)

@@ -1,0 +1,305 @@
+"""Position encodings. A model has exactly one, and each is one of three kinds, by the hook it overrides.
+
+`embed` adds to the token embeddings (sinusoidal, learned), `rotation` turns queries and keys (RoPE), and `bias` is
+added to the attention scores (ALiBi, relative). Positions are integer tensors `(T,)`, counted from 0.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .init import Table
+
+
+class Rotation(NamedTuple):
+    """RoPE's tables for some positions: `cos` and `sin` are float32 `(T, R / 2)`; the first R of Dh dimensions turn."""
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Rotate queries or keys `x (B, H, T, Dh)`, in float32 whatever the dtype of `x`."""
+        half = self.cos.shape[-1]
+        turned, passed = x[..., : 2 * half].float(), x[..., 2 * half :]
+        if self.interleaved:
+            a, b = turned[..., 0::2], turned[..., 1::2]
+        else:
+            a, b = turned[..., :half], turned[..., half:]
+        pair = (a * self.cos - b * self.sin, a * self.sin + b * self.cos)
+        turned = torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
+        return torch.cat((turned.type_as(x), passed), -1)
+
+
+class Position(nn.Module):
+    """No position encoding (Kazemnejad et al. 2023, NoPE), and the base of the others: every hook does nothing.
+
+    Every encoding is built with the model's `dim`, `n_heads`, `head_dim` and `max_seq_len`. `max_positions` is where it
+    ends, None where it does not.
+    """
+
+    max_positions: int | None = None
+
+    def __init__(self, dim: int, n_heads: int, head_dim: int, max_seq_len: int) -> None:
+        super().__init__()
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Add to the token embeddings `x (B, T, D)`."""
+        return x
+
+    def rotation(self, positions: Tensor) -> Rotation | None:
+        """Tables that turn queries and keys, or None."""
+        return None
+
+    def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
+        """Float32 `(H, Tq, Tk)` to add to the scores, or None."""
+        return None
+
+
+class Sinusoidal(Position):
+    """Fixed sines and cosines added to the embeddings (Vaswani et al. 2017, section 3.5).
+
+    `amplitude` multiplies the table: at 1 (the paper) it belongs with token embeddings of unit variance; the configs
+    set it to the token signal's own standard deviation, since otherwise it drowns tokens drawn at 0.02.
+    `interleaved` alternates sine and cosine as the paper writes it; otherwise all sines come first (its code, CTRL).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        head_dim: int,
+        max_seq_len: int,
+        theta: float = 10000.0,
+        interleaved: bool = True,
+        amplitude: float = 1.0,
+    ) -> None:
+        super().__init__(dim, n_heads, head_dim, max_seq_len)
+        if dim % 2:
+            raise ValueError(f"dim={dim}: sinusoidal positions need an even dim; use {dim + 1}")
+        self.dim = dim
+        self.theta = theta
+        self.interleaved = interleaved
+        self.amplitude = amplitude
+
+    def table(self, positions: Tensor) -> Tensor:
+        """Float32 `(T, dim)`."""
+        angles = positions.float()[:, None] * inverse_frequencies(self.dim, self.theta, positions.device)
+        waves = (angles.sin(), angles.cos())
+        table = torch.stack(waves, -1).flatten(-2) if self.interleaved else torch.cat(waves, -1)
+        return self.amplitude * table
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Add the table's rows."""
+        return x + self.table(positions).type_as(x)
+
+
+class Learned(Position):
+    """One trained vector per position, added to the embeddings (GPT-1, GPT-2, OPT)."""
+
+    def __init__(self, dim: int, n_heads: int, head_dim: int, max_seq_len: int, std: float = 0.02) -> None:
+        super().__init__(dim, n_heads, head_dim, max_seq_len)
+        self.table = Table(max_seq_len, dim, std)
+        self.max_positions = max_seq_len
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Add the table's rows."""
+        return x + self.table(positions)  # type: ignore[no-any-return]
+
+
+def inverse_frequencies(dim: int, theta: float, device: torch.device) -> Tensor:
+    """Float32 `(dim / 2,)`: theta^(-2k / dim), radians per position.
+
+    Computed at every forward rather than kept in a buffer: a buffer would be cast with the model, and in bfloat16
+    positions above 256 collapse.
+    """
+    return theta ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
+
+
+class LinearScaling:
+    """Position interpolation: every frequency divided by `factor` (Chen et al. 2023, eq. 4)."""
+
+    attention_factor = 1.0
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, dim: int, theta: float, device: torch.device) -> Tensor:
+        """Scaled inverse frequencies `(dim / 2,)`."""
+        return inverse_frequencies(dim, theta, device) / self.factor
+
+
+class NTKScaling:
+    """A larger base: the lowest frequency is divided by `factor`, the highest kept (bloc97 2023, NTK-aware)."""
+
+    attention_factor = 1.0
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, dim: int, theta: float, device: torch.device) -> Tensor:
+        """Scaled inverse frequencies `(dim / 2,)`."""
+        return inverse_frequencies(dim, theta * self.factor ** (dim / (dim - 2)), device)
+
+
+class YarnScaling:
+    """NTK by parts with a sharper softmax (Peng et al. 2023, sections 3.2 to 3.4).
+
+    Frequencies that turn more than `beta_fast` times within `original_max_seq_len` stay, those that turn less than
+    `beta_slow` times are divided by `factor`, and a ramp joins them.
+    """
+
+    def __init__(
+        self, factor: float, original_max_seq_len: int, beta_fast: float = 32.0, beta_slow: float = 1.0
+    ) -> None:
+        self.factor = factor
+        self.original_max_seq_len = original_max_seq_len
+        self.beta_fast = beta_fast
+        self.beta_slow = beta_slow
+        self.attention_factor = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    def __call__(self, dim: int, theta: float, device: torch.device) -> Tensor:
+        """Scaled inverse frequencies `(dim / 2,)`."""
+
+        def index_of(turns: float) -> float:
+            """The (real) index of the frequency that turns this often within the original length."""
+            return dim * math.log(self.original_max_seq_len / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        low = max(math.floor(index_of(self.beta_fast)), 0)
+        high = min(math.ceil(index_of(self.beta_slow)), dim - 1)
+        steps = torch.arange(dim // 2, device=device, dtype=torch.float32)
+        interpolated = ((steps - low) / max(high - low, 0.001)).clamp(0, 1)
+        frequencies = inverse_frequencies(dim, theta, device)
+        return frequencies / self.factor * interpolated + frequencies * (1 - interpolated)
+
+
+class Llama3Scaling:
+    """Llama 3.1's scaling (`apply_scaling` in Meta's code): long wavelengths divided by `factor`, short ones kept.
+
+    Wavelengths above original / low_freq_factor are long, below original / high_freq_factor short, and a linear ramp
+    joins them.
+    """
+
+    attention_factor = 1.0
+
+    def __init__(
+        self, factor: float, original_max_seq_len: int, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0
+    ) -> None:
+        self.factor = factor
+        self.original_max_seq_len = original_max_seq_len
+        self.low_freq_factor = low_freq_factor
+        self.high_freq_factor = high_freq_factor
+
+    def __call__(self, dim: int, theta: float, device: torch.device) -> Tensor:
+        """Scaled inverse frequencies `(dim / 2,)`."""
+        frequencies = inverse_frequencies(dim, theta, device)
+        turns = self.original_max_seq_len * frequencies / (2 * math.pi)
+        kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        return frequencies * kept + frequencies / self.factor * (1 - kept)
+
+
+RopeScaling = LinearScaling | NTKScaling | YarnScaling | Llama3Scaling
+
+
+class Rope(Position):
+    """Rotary positions (Su et al. 2021, section 3.2.2): scores depend on the distance of query and key alone.
+
+    `fraction` of each head turns (GPT-NeoX 0.25). `interleaved` pairs neighbouring dimensions (the paper, GPT-J);
+    otherwise dimension i pairs with i + R/2 (GPT-NeoX, Hugging Face's LLaMA). `scaling` stretches it to longer texts.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        head_dim: int,
+        max_seq_len: int,
+        theta: float = 10000.0,
+        fraction: float = 1.0,
+        interleaved: bool = False,
+        scaling: RopeScaling | None = None,
+    ) -> None:
+        super().__init__(dim, n_heads, head_dim, max_seq_len)
+        self.rotary_dim = int(head_dim * fraction)
+        if not 0 < fraction <= 1 or self.rotary_dim % 2 or self.rotary_dim == 0:
+            raise ValueError(
+                f"position.fraction={fraction}: turns {self.rotary_dim} of head_dim={head_dim} dimensions, but the "
+                f"number must be even and between 2 and head_dim; change fraction, head_dim, or dim and n_heads"
+            )
+        self.theta = theta
+        self.interleaved = interleaved
+        self.scaling = scaling
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        """Tables for `positions`."""
+        frequencies = (self.scaling or inverse_frequencies)(self.rotary_dim, self.theta, positions.device)
+        gain = self.scaling.attention_factor if self.scaling else 1.0
+        angles = positions.float()[:, None] * frequencies
+        return Rotation(gain * angles.cos(), gain * angles.sin(), self.interleaved)
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """One slope per head (Press et al. 2021, section 3): the geometric sequence 2^(-8/n), ..., 2^-8.
+
+    For counts that are no power of two: the sequence of the power below, then every other term of the one above, as in
+    the authors' code.
+    """
+    power = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    between = [2 ** (-4 * (2 * i + 1) / power) for i in range(n_heads - power)]
+    return slopes + between
+
+
+class Alibi(Position):
+    """Scores fall linearly with distance, each head with its own slope (Press et al. 2021). No parameters."""
+
+    def __init__(self, dim: int, n_heads: int, head_dim: int, max_seq_len: int) -> None:
+        super().__init__(dim, n_heads, head_dim, max_seq_len)
+        self.slopes = alibi_slopes(n_heads)
+
+    def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """Float32 `(H, Tq, Tk)`: minus slope times distance."""
+        slopes = torch.tensor(self.slopes, device=query_positions.device)
+        distance = query_positions[:, None] - key_positions[None, :]
+        return -slopes[:, None, None] * distance.float()
+
+
+class Relative(Position):
+    """A trained bias per head and bucket of distance, shared by all layers (Raffel et al. 2020, section 2.1, T5).
+
+    Half of the `n_buckets` hold exact distances, the other half grow logarithmically up to `max_distance`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        head_dim: int,
+        max_seq_len: int,
+        n_buckets: int = 32,
+        max_distance: int = 128,
+        std: float = 0.02,
+    ) -> None:
+        super().__init__(dim, n_heads, head_dim, max_seq_len)
+        if max_distance <= n_buckets // 2:
+            raise ValueError(
+                f"position.max_distance={max_distance}: must exceed position.n_buckets / 2 = {n_buckets // 2}"
+            )
+        self.max_distance = max_distance
+        self.table = Table(n_buckets, n_heads, std)
+
+    def buckets(self, distance: Tensor) -> Tensor:
+        """Bucket of every distance (int64, same shape); keys after the query fall into bucket 0, masked anyway."""
+        n_buckets = self.table.num_embeddings
+        exact = n_buckets // 2
+        distance = distance.clamp(min=0)
+        growth = (distance.clamp(min=1).float() / exact).log() / math.log(self.max_distance / exact)
+        logarithmic = exact + (growth * (n_buckets - exact)).long()
+        return torch.where(distance < exact, distance, logarithmic.clamp(max=n_buckets - 1))
+
+    def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """Float32 `(H, Tq, Tk)`."""
+        distance = query_positions[:, None] - key_positions[None, :]
+        return self.table(self.buckets(distance)).permute(2, 0, 1).float()  # type: ignore[no-any-return]

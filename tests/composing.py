@@ -1,0 +1,29 @@
+"""Compose the real configs and build real models, as every test of a switch does."""
+
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from llama_lab.config import CONF_DIR, build_model, register_resolvers
+from llama_lab.model import Decoder
+
+register_resolvers()
+
+
+def compose_config(*overrides: str) -> DictConfig:
+    """The config that `python train.py *overrides` would run."""
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+def decoder(*overrides: str, vocab_size: int = 97, device: str = "cpu") -> Decoder:
+    """The decoder that `python train.py *overrides` would train, with `size=pico` unless told."""
+    if not any(o.startswith("size=") for o in overrides):
+        overrides = ("size=pico", *overrides)
+    with torch.device(device):
+        return build_model(compose_config(*overrides), vocab_size)
+
+
+def options(group: str) -> list[str]:
+    """The names of a group's options."""
+    return sorted(p.stem for p in (CONF_DIR / group).glob("*.yaml"))

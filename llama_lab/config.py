@@ -8,7 +8,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from .errors import ConfigError
+from llama_lab.errors import ConfigError
 
 PACKAGE = Path(__file__).parent
 CONF_DIR = next(d for d in (PACKAGE / "conf", PACKAGE.parent / "conf") if d.is_dir())  # a wheel's, or a checkout's
@@ -16,7 +16,10 @@ CONF_DIR = next(d for d in (PACKAGE / "conf", PACKAGE.parent / "conf") if d.is_d
 
 def head_dim(dim: int, n_heads: int) -> int:
     """dim / n_heads; raises ConfigError unless it is whole."""
-    if n_heads < 1 or dim % n_heads:
+    for key, value in (("dim", dim), ("n_heads", n_heads)):
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"model.{key}={value}: must be a positive whole number")
+    if dim % n_heads:
         raise ConfigError(
             f"model.n_heads={n_heads}: does not divide model.dim={dim}; "
             f"choose a divisor, or set model.head_dim to use another width"
@@ -83,3 +86,12 @@ def check_window(model: DictConfig) -> None:
             f"model.attention.window={window}: hides nothing at model.max_seq_len={model.max_seq_len}; "
             f"make it smaller, or null"
         )
+
+
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested config as one level: `{"train.tokens": 2e6}`; lists are values."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    return {
+        k: v for key, child in node.items() for k, v in flatten(child, f"{prefix}.{key}" if prefix else key).items()
+    }

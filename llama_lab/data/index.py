@@ -40,6 +40,7 @@ class Index:
     """Everything that is known about a token folder without opening its token files.
 
     ``data_hash`` identifies the documents of both splits, in order, wherever they came from.
+    ``val_fraction`` is the fraction that was asked for.
     ``duplicates`` and ``empty`` count the documents left out as exact copies and as having no text.
     """
 
@@ -48,6 +49,7 @@ class Index:
     vocab_size: int
     data_hash: str
     tokenizer_hash: str
+    val_fraction: float
     train: SplitIndex
     val: SplitIndex
     duplicates: int

@@ -183,7 +183,7 @@ def _last_break(text: str, start: int, end: int) -> int:
     return end
 
 
-_ROW_FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+_ROW_FORMATS = {".json", ".jsonl", ".parquet"}
 
 
 def _read_rows(path: Path, text_field: str) -> Iterator[str]:
@@ -209,16 +209,12 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     import datasets  # half a second, and only needed to read such files
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs what it also raises
+    parquet = path.suffix.lower() == ".parquet"
+    # Not load_dataset, which reports every use of these formats over the network.
+    stream = datasets.IterableDataset.from_parquet if parquet else datasets.IterableDataset.from_json
     try:
-        # A stream copies nothing into a cache, yet leaves a lock file there.
-        with tempfile.TemporaryDirectory() as scratch:
-            rows = datasets.load_dataset(
-                _ROW_FORMATS[path.suffix.lower()],
-                data_files=glob.escape(str(path)),
-                split="train",
-                streaming=True,
-                cache_dir=scratch,
-            )
+        with tempfile.TemporaryDirectory() as scratch:  # for a lock file; a stream caches nothing else
+            rows = stream(glob.escape(str(path)), cache_dir=scratch)
         yield from rows
     except (ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).splitlines()[0]

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -16,14 +16,17 @@ END_OF_TEXT = "<|endoftext|>"
 class TextTokenizer:
     """A trained tokenizer: text to ids and back, exactly.
 
-    The last id, ``eot_id``, ends a document. It is never produced by text, not even by the text ``<|endoftext|>``.
+    The last id, ``eot_id``, ends a document. No text produces it, not even the text ``<|endoftext|>``. Raises
+    ValueError for a tokenizer without it.
     """
 
     def __init__(self, tokenizer: Tokenizer):
-        tokenizer.encode_special_tokens = (
-            True  # the special token's name, found in a text, is text; not kept in the file
-        )
+        eot_id = tokenizer.token_to_id(END_OF_TEXT)
+        if eot_id is None:
+            raise ValueError(f"the tokenizer has no {END_OF_TEXT}")
+        self.eot_id = eot_id
         self._tokenizer = tokenizer
+        tokenizer.encode_special_tokens = True  # its name, found in a text, is text; tokenizer.json cannot say so
 
     @classmethod
     def load(cls, path: str | Path) -> "TextTokenizer":
@@ -38,11 +41,6 @@ class TextTokenizer:
     def vocab_size(self) -> int:
         """Number of ids, the end-of-text token included."""
         return int(self._tokenizer.get_vocab_size())
-
-    @property
-    def eot_id(self) -> int:
-        """Id of the end-of-text token."""
-        return int(self._tokenizer.token_to_id(END_OF_TEXT))
 
     @property
     def hash(self) -> str:
@@ -80,6 +78,8 @@ VocabularyFrom = Literal["nothing", "train", "all"]
 
 class TokenizerFactory(Protocol):
     """What ``tokenizer=`` chooses: a dataclass whose fields, with its name, determine the trained tokenizer."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     vocabulary_from: ClassVar[VocabularyFrom]
     """Which documents ``train`` must be given: none, those of the training split, or those of both splits."""

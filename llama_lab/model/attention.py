@@ -40,7 +40,8 @@ class Layout:
             bias = self.position.bias(self.positions, key_positions)
             if bias is None:
                 bias = torch.zeros(distance.shape, device=distance.device)
-            mask = self._masks[window] = bias.masked_fill(hidden, float("-inf"))
+            mask = bias.masked_fill(hidden, float("-inf"))
+            self._masks[window] = mask
         return mask
 
 
@@ -57,11 +58,12 @@ def reference_attention(
     scores = (query @ key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    return (scores + mask).softmax(-1).type_as(value) @ value
+    weights: Tensor = (scores + mask).softmax(-1)
+    return weights.type_as(value) @ value
 
 
 class GroupedQueryAttention(nn.Module):
-    """Attention in which n_heads / n_kv_heads query heads share a key and value head (Ainslie et al. 2023, section 2.2).
+    """Attention in which n_heads / n_kv_heads query heads share a key and value head (Ainslie et al. 2023, sec. 2.2).
 
     window: a query sees itself and `window - 1` positions before (Mistral 7B, section 2); None sees all.
     global_every: every n-th layer ignores the window (Gemma 2 alternates: 2); None: no layer does.

@@ -1,0 +1,134 @@
+"""The command line: Hydra composes, we train, and what a person did wrong is told in one line."""
+
+import difflib
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from llama_lab.config import CONF_DIR, flatten, register_resolvers
+from llama_lab.errors import ConfigError
+
+FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
+USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
+
+
+def train_command() -> None:
+    """`python train.py`, and `llama-lab-train` where the package is installed. HYDRA_FULL_ERROR=1 shows tracebacks."""
+    register_resolvers()
+    os.environ.setdefault("LLAMA_LAB_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR", "0"))
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra hands errors over instead of printing them
+    try:
+        hydra.main(str(CONF_DIR), "config", version_base="1.3")(train_job)()
+    except USER_ERRORS as error:
+        if wants_traceback():
+            raise
+        exit_with(error)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nstopped; nothing was lost: the same command goes on from the last checkpoint\n")
+        sys.exit(INTERRUPTED)
+
+
+def train_job(cfg: DictConfig) -> None:
+    """A whole command, or one job of a sweep."""
+    in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    try:
+        run_one(cfg, in_sweep)
+    except USER_ERRORS as error:
+        if in_sweep or wants_traceback():  # Hydra names the job that failed, and the rest goes on
+            raise
+        exit_with(error)
+
+
+def run_one(cfg: DictConfig, in_sweep: bool) -> None:
+    """Train one run and tell how it ended; exits with a status other than 0 unless it is done, or one of a sweep."""
+    job = HydraConfig.get()
+    check_complete(cfg)
+    if in_sweep and cfg.trainer.devices != 1:
+        raise ConfigError(
+            f"trainer.devices={cfg.trainer.devices}: a sweep in one process trains on one device, since the processes "
+            f"of the others would start the sweep again; set trainer.devices=1"
+        )
+    from llama_lab.training.folder import arm_name
+    from llama_lab.training.run import plan, train  # after the checks: torch and lightning take seconds to import
+
+    overrides = list(job.overrides.task)
+    run = plan(cfg, cfg.name or job.runtime.choices["arch"], arm_name(overrides), overrides)
+    outcome = train(run)
+    if outcome == "interrupted":
+        sys.stderr.write(f"stopped; go on with the same command:\n  {shlex.join(['python', *sys.argv])}\n")
+        sys.exit(INTERRUPTED)
+    if outcome == "diverged":
+        status = run.folder.read_status()
+        sys.stderr.write(
+            f"diverged: {status and status['message']}; try a lower optim.lr, a longer schedule.warmup, or "
+            f"train.grad_clip; the record is in {run.folder.path}\n"
+        )
+        if not in_sweep:
+            sys.exit(FAILED)
+
+
+def wants_traceback() -> bool:
+    """Whether the user set HYDRA_FULL_ERROR=1, before we did."""
+    return os.environ["LLAMA_LAB_TRACEBACK"] == "1"
+
+
+def exit_with(error: BaseException) -> NoReturn:
+    """Tell a user's error in one line, and exit."""
+    sys.stderr.write(f"error: {one_line(error)}\n")
+    sys.exit(USER_ERROR)
+
+
+def check_complete(cfg: DictConfig) -> None:
+    """Raise ConfigError for a mandatory value that is missing, or an interpolation that cannot be resolved."""
+    for key in OmegaConf.missing_keys(cfg):
+        raise ConfigError(f"{key}: needs a value, such as {key}=[book.txt]")
+    OmegaConf.to_container(cfg, resolve=True)
+
+
+def one_line(error: BaseException) -> str:
+    """What went wrong, naming the key, the value and the fix where Hydra knows them."""
+    cause: BaseException | None = error
+    while cause is not None:  # a resolver's error comes wrapped
+        if isinstance(cause, ConfigError):
+            return str(cause)
+        cause = cause.__cause__
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        return f"{group}={option}: no such option{suggestion(option, error.options)}; choose {', '.join(error.options)}"
+    message = str(error)
+    if match := re.match(r"Could not override '([^'@]+)", message.removeprefix("In 'config': ")):
+        return unknown_key(match[1])
+    return " ".join(line.strip() for line in message.splitlines() if line.strip())
+
+
+def unknown_key(key: str) -> str:
+    """The message for a key or group that does not exist, with the nearest one that does."""
+    value = next((o.partition("=")[2] for o in sys.argv[1:] if o.lstrip("+~").partition("=")[0] == key), "")
+    return f"{key}={value}: no such key{suggestion(key, known_keys())}; `--cfg job` shows them all, `--help` the groups"
+
+
+def known_keys() -> list[str]:
+    """Every key of the config as the command line's group choices compose it, and every group."""
+    groups = sorted(p.name for p in CONF_DIR.iterdir() if p.is_dir())
+    choices = [o for o in sys.argv[1:] if o.partition("=")[0] in groups]
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        cfg = hydra.compose("config", overrides=choices)
+    return [*groups, *flatten(OmegaConf.to_container(cfg))]
+
+
+def suggestion(wrong: str, known: Sequence[str]) -> str:
+    """`; did you mean ...?` if something known is close."""
+    close = difflib.get_close_matches(wrong, known, n=1)
+    return f", did you mean {close[0]}?" if close else ""

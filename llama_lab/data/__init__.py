@@ -1,0 +1,21 @@
+"""Text to token windows: source, tokenizer, token folder, windows. ``data.module`` feeds them to Lightning."""
+
+from llama_lab.data.source import Source, StandardLibrary, TextFiles
+from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, TextTokenizer, TokenizerFactory
+from llama_lab.data.tokens import TokenDataset
+from llama_lab.data.windows import IGNORE, TrainWindows, ValWindows
+
+__all__ = [
+    "IGNORE",
+    "BPETokenizer",
+    "ByteTokenizer",
+    "CharTokenizer",
+    "Source",
+    "StandardLibrary",
+    "TextFiles",
+    "TextTokenizer",
+    "TokenDataset",
+    "TokenizerFactory",
+    "TrainWindows",
+    "ValWindows",
+]

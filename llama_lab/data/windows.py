@@ -1,0 +1,102 @@
+"""Windows: pieces of a token stream, of one length; in training a pure function of (seed, step), else fixed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from llama_lab.errors import ConfigError
+
+IGNORE = -100
+"""The target of a position that is not to be predicted; ``torch.nn.functional.cross_entropy`` skips it."""
+
+Tokens = npt.NDArray[np.unsignedinteger]
+Ids = npt.NDArray[np.int64]
+
+
+def count_train_windows(predicted_tokens: int, seq_len: int) -> int:
+    """Return how many windows an epoch of ``TrainWindows`` has, over a stream of ``predicted_tokens + 1`` tokens."""
+    left_by_latest_start = (predicted_tokens - (seq_len - 1)) // seq_len
+    return max(left_by_latest_start, min(predicted_tokens // seq_len, 1))
+
+
+class TrainWindows:
+    """Training sequences of ``seq_len + 1`` tokens: inputs and, shifted by one, targets.
+
+    An epoch cuts ``tokens`` (one dimension, at least ``seq_len + 1``) into non-overlapping windows from a random
+    start, and visits each once in random order; start and order are drawn from (seed, epoch) alone. So step *s* is
+    the same in every run, whatever came before it, and whatever the number of devices.
+
+    Raises ConfigError for a negative seed.
+    """
+
+    def __init__(self, tokens: Tokens, seq_len: int, seed: int):
+        if seed < 0:
+            raise ConfigError(f"data.seed={seed}: must not be negative")
+        self._tokens = tokens
+        self._seq_len = seq_len
+        self._seed = seed
+        self._epochs: dict[int, _Epoch] = {}
+
+    def __len__(self) -> int:
+        """Windows per epoch."""
+        return count_train_windows(len(self._tokens) - 1, self._seq_len)
+
+    def batch(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Ids:
+        """Return ``rows`` of step ``step``'s batch of ``batch_size`` sequences: ``(rows, seq_len + 1)``.
+
+        Row *i* is sequence ``step * batch_size + i`` of an endless order, one epoch after the other.
+        """
+        sequences = step * batch_size + np.arange(batch_size)[rows]
+        starts = [self._start(*divmod(int(sequence), len(self))) for sequence in sequences]
+        return np.stack([self._tokens[start : start + self._seq_len + 1] for start in starts]).astype(np.int64)
+
+    def _start(self, epoch: int, position: int) -> int:
+        """Index of the first token of the ``position``-th window that ``epoch`` visits."""
+        if epoch not in self._epochs:
+            previous = self._epochs.get(epoch - 1)  # a batch can span two epochs
+            self._epochs = {} if previous is None else {epoch - 1: previous}
+            self._epochs[epoch] = self._draw(epoch)
+        plan = self._epochs[epoch]
+        return plan.start + int(plan.order[position]) * self._seq_len
+
+    def _draw(self, epoch: int) -> "_Epoch":
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch])))
+        spare = len(self._tokens) - 1 - len(self) * self._seq_len
+        start = int(generator.integers(min(self._seq_len, spare + 1)))
+        return _Epoch(start, generator.permutation(len(self)))
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    start: int  # tokens skipped
+    order: Ids  # (windows,)
+
+
+class ValWindows:
+    """Non-overlapping windows that predict every token of ``tokens`` but the first exactly once.
+
+    Item *i* is ``(inputs, targets)``, ``(seq_len,)`` each. The last window is filled up with inputs 0 and targets
+    ``IGNORE``.
+    """
+
+    def __init__(self, tokens: Tokens, seq_len: int):
+        self._tokens = tokens
+        self._seq_len = seq_len
+
+    def __len__(self) -> int:
+        return -(-(len(self._tokens) - 1) // self._seq_len)
+
+    def __getitem__(self, i: int) -> tuple[Ids, Ids]:
+        if not 0 <= i < len(self):
+            raise IndexError(f"window {i} of {len(self)}")
+        start = i * self._seq_len
+        window = self._tokens[start : start + self._seq_len + 1]
+        inputs, targets = self.nothing()
+        inputs[: len(window) - 1] = window[:-1]
+        targets[: len(window) - 1] = window[1:]
+        return inputs, targets
+
+    def nothing(self) -> tuple[Ids, Ids]:
+        """Return a window without a token to predict."""
+        return np.zeros(self._seq_len, dtype=np.int64), np.full(self._seq_len, IGNORE, dtype=np.int64)

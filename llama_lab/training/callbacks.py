@@ -1,0 +1,229 @@
+"""What happens beside the training step: metrics, checkpoints, and a clean stop."""
+
+import math
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import lightning as L
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+
+from .module import LanguageModel
+from .throughput import Speed, Stopwatch, synchronize
+
+SLOW_STEPS = 3  # steps of a process that no speed includes: kernels compile, caches fill
+
+
+class DivergedError(Exception):
+    """The training loss is no longer a number."""
+
+
+class InterruptedRunError(Exception):
+    """The user asked to stop, and a checkpoint has been written."""
+
+
+class Display(Protocol):
+    """Shows progress to a person."""
+
+    def update(self, step: int, metrics: dict[str, float]) -> None:
+        """Training has come to `step`; `metrics` are those of this step, if any were logged."""
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory taken so far: allocated by PyTorch on a GPU, resident in this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Monitor(L.Callback):
+    """Logs metrics every `log_every` steps and after every evaluation, and shows them.
+
+    tokens_per_step: over all devices. flops_per_token: of training, for MFU. peak_flops: of one device, None if not
+    known. Speed leaves out the first steps, evaluation, and whatever runs inside `stopwatch.paused()`. Raises
+    DivergedError when the loss is no number.
+    """
+
+    def __init__(
+        self,
+        log_every: int,
+        tokens_per_step: int,
+        flops_per_token: float,
+        peak_flops: float | None,
+        display: Display,
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
+        self.log_every = log_every
+        self.tokens_per_step = tokens_per_step
+        self.flops_per_token = flops_per_token
+        self.peak_flops = peak_flops
+        self.display = display
+        self.stopwatch = stopwatch or Stopwatch()
+        self.speed = Speed()
+        self.evaluated_step = -1
+        self._resumed_seconds = 0.0
+        self._first_step = 0
+        self._seen_step = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Training seconds, so that the wall clock goes on when a run resumes."""
+        return {"seconds": self.stopwatch.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the clock of the checkpoint."""
+        self._resumed_seconds = state_dict["seconds"]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock."""
+        self._first_step = self._seen_step = trainer.global_step
+        self.stopwatch.start(self._resumed_seconds)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """After an optimizer step: mark the speed, log if it is time."""
+        step = trainer.global_step
+        if step == self._seen_step:
+            return
+        self._seen_step = step
+        if step == self._first_step + SLOW_STEPS:
+            synchronize(pl_module.device)
+            self.speed.mark(step * self.tokens_per_step, self.stopwatch.seconds)
+        metrics = {}
+        if step % self.log_every == 0 or step == trainer.max_steps:
+            assert isinstance(pl_module, LanguageModel)
+            metrics = self._train_metrics(trainer, pl_module, step)
+            self._log(trainer, metrics)
+        self.display.update(step, metrics)
+
+    def _train_metrics(self, trainer: L.Trainer, module: LanguageModel, step: int) -> dict[str, float]:
+        """Everything that is known after this step. Raises DivergedError."""
+        assert module.grad_norm is not None
+        loss = module.pop_train_loss()  # waits for the device, so that the speed below is of finished work
+        if not math.isfinite(loss):
+            raise DivergedError(f"the training loss is {loss} at step {step}")
+        tokens = step * self.tokens_per_step
+        if step > self._first_step + SLOW_STEPS:
+            self.speed.mark(tokens, self.stopwatch.seconds)
+        optimizer = trainer.optimizers[0]
+        return {
+            "tokens": tokens,
+            "seconds": self.stopwatch.seconds,
+            "train/loss": loss,
+            "optim/lr": optimizer.param_groups[0]["lr"],
+            "optim/grad_norm": float(module.grad_norm),
+            "perf/peak_memory_bytes": peak_memory_bytes(module.device),
+            **self.speed_metrics(self.speed.interval, trainer.world_size),
+        }
+
+    def speed_metrics(self, tokens_per_second: float | None, world_size: int) -> dict[str, float]:
+        """The perf/ metrics of a speed over all devices; none of them before it is known."""
+        if tokens_per_second is None:
+            return {}
+        per_device = tokens_per_second / world_size
+        metrics = {
+            "perf/tokens_per_second": tokens_per_second,
+            "perf/tokens_per_second_per_device": per_device,
+        }
+        if self.peak_flops is not None:
+            metrics["perf/mfu"] = per_device * self.flops_per_token / self.peak_flops
+        return metrics
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop the clock."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            synchronize(pl_module.device)
+            self.stopwatch.stop()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log the losses of the whole validation set, and let the clock run on."""
+        assert isinstance(pl_module, LanguageModel)
+        loss, bits_per_byte = pl_module.pop_val_loss()
+        step = self.evaluated_step = trainer.global_step
+        metrics = {
+            "tokens": step * self.tokens_per_step,
+            "seconds": self.stopwatch.seconds,
+            "val/loss": loss,
+            "val/bits_per_byte": bits_per_byte,
+        }
+        self._log(trainer, metrics)
+        self.display.update(step, metrics)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.stopwatch.resume()
+
+    def _log(self, trainer: L.Trainer, metrics: dict[str, float]) -> None:
+        """Send metrics to all loggers."""
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.global_step)
+
+
+class StopRequest:
+    """Ctrl-C and SIGTERM as a flag that the training loop reads between steps; a second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    @contextmanager
+    def listening(self) -> Iterator["StopRequest"]:
+        """Catch the signals inside."""
+        old = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        print("\nstopping after this step; press Ctrl-C again to stop at once", file=sys.stderr, flush=True)
+
+
+class Checkpointing(L.Callback):
+    """Writes `last.ckpt` every `every` optimizer steps, at the end, and when asked to stop; always between two steps.
+
+    The file is replaced in one move, so that a kill leaves the old one or the new one. Raises InterruptedRunError after
+    the checkpoint of a requested stop.
+    """
+
+    def __init__(self, path: Path, every: int, stop: StopRequest, stopwatch: Stopwatch) -> None:
+        self.path = path
+        self.every = every
+        self.stop = stop
+        self.stopwatch = stopwatch
+        self._saved_step = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The step to start from needs no checkpoint."""
+        self._saved_step = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save if it is time; stop if asked, all ranks at the same step."""
+        step = trainer.global_step
+        if step == self._saved_step or (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        stopping = trainer.strategy.reduce_boolean_decision(self.stop.requested, all=False)
+        if stopping or step % self.every == 0 or step == trainer.max_steps:
+            self.save(trainer)
+        if stopping and step < trainer.max_steps:
+            raise InterruptedRunError
+
+    def save(self, trainer: L.Trainer) -> None:
+        """Write the checkpoint; the time it takes is not training."""
+        with self.stopwatch.paused():
+            fresh = self.path.with_suffix(".tmp")
+            trainer.save_checkpoint(fresh)
+            if trainer.is_global_zero:
+                os.replace(fresh, self.path)
+            self._saved_step = trainer.global_step

@@ -1,0 +1,45 @@
+"""What a run ran on: versions, device, commit. Written beside every run, compared by reports."""
+
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+LIBRARIES = ("llama-lab", "torch", "lightning", "hydra-core", "numpy", "tokenizers", "datasets", "wandb")
+
+
+def environment() -> dict[str, Any]:
+    """Command, versions, device and commit of this process."""
+    return {
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in LIBRARIES},
+        "platform": platform.platform(),
+        "cpu_threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "git": git_state(Path(__file__).parent),
+    }
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit, and whether tracked files differ from it, of the checkout that tracks `folder`; None outside one."""
+    try:
+        tracked = _git(folder, "ls-files", "--", "environment.py")
+        if not tracked:
+            return None
+        return {
+            "commit": _git(folder, "rev-parse", "HEAD"),
+            "dirty": bool(_git(folder, "status", "--porcelain", "-uno")),
+        }
+    except (OSError, subprocess.CalledProcessError):  # no git, or no checkout: an installed package
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Standard output of a git command."""
+    done = subprocess.run(("git", *arguments), cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

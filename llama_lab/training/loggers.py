@@ -1,0 +1,101 @@
+"""The dashboards: TensorBoard and W&B."""
+
+import netrc
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+
+def wandb_mode() -> str:
+    """WANDB_MODE if set; else online with a key in the environment or in netrc, offline without. Never asks."""
+    if mode := os.environ.get("WANDB_MODE"):
+        return mode
+    return "online" if os.environ.get("WANDB_API_KEY") or _has_netrc_entry() else "offline"
+
+
+def _has_netrc_entry() -> bool:
+    """Whether `wandb login` has stored a key for the server in use."""
+    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
+    if not path.exists() or host is None:
+        return False
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except netrc.NetrcParseError as error:
+        print(f"W&B stays offline: {error}")
+        return False
+
+
+class TensorBoard(TensorBoardLogger):
+    """Event files in `folder`/tensorboard, with tokens as the step; old ones after `start_tokens` become void."""
+
+    def __init__(self, folder: Path, start_tokens: int) -> None:
+        super().__init__(folder, name="", version="tensorboard", purge_step=start_tokens + 1 if start_tokens else None)
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        """Log at the metrics' tokens, the x-axis of every plot."""
+        super().log_metrics(metrics, int(metrics["tokens"]))
+
+
+@rank_zero_only
+def start_wandb(folder: Path, project: str, name: str, group: str, tags: list[str], config: dict[str, Any]) -> Any:
+    """Begin, or online resume, the W&B run of `folder`; returns it. Prints where it is."""
+    import wandb
+
+    mode = wandb_mode()
+    # Syncing two offline sessions under one id overwrites the first, so only online runs keep theirs.
+    id_file = folder / "wandb_id"
+    run_id = id_file.read_text() if mode == "online" and id_file.exists() else secrets.token_hex(4)
+    id_file.write_text(run_id)
+    run = wandb.init(
+        project=project,
+        name=name,
+        group=group,
+        job_type="train",
+        tags=tags,
+        config=config,
+        dir=folder,
+        id=run_id,
+        resume="allow" if mode == "online" else None,
+        mode=mode,  # type: ignore[arg-type]
+        settings=wandb.Settings(silent=True),
+    )
+    run.define_metric("tokens")
+    run.define_metric("*", step_metric="tokens")
+    if mode == "offline":
+        print(f"W&B: offline, no key found; upload later with `wandb sync {run.settings.sync_dir}`")
+    elif mode == "online":
+        print(f"W&B: {run.url}")
+    return run
+
+
+class WandbMetrics(Logger):
+    """Logs to a W&B run that `start_wandb` began; on other ranks, to none."""
+
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        self.run = run
+
+    @property
+    def name(self) -> str:
+        """Lightning asks for a name."""
+        return "wandb"
+
+    @property
+    def version(self) -> str:
+        """Lightning asks for a version."""
+        return ""
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the run's config is complete before it starts."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Log one row; `step` is left to W&B's own counter, since its metric of that name would be dropped."""
+        self.run.log(metrics)

@@ -1,0 +1,74 @@
+"""metrics.csv: the record of a run that needs no account, survives a kill, and is the source of every report."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+COLUMNS = (
+    "step",
+    "tokens",
+    "seconds",
+    "train/loss",
+    "val/loss",
+    "val/bits_per_byte",
+    "optim/lr",
+    "optim/grad_norm",
+    "perf/tokens_per_second",
+    "perf/tokens_per_second_per_device",
+    "perf/mfu",
+    "perf/peak_memory_bytes",
+)
+
+
+class MetricsCSV(Logger):
+    """Appends a row per logged step, on disk at once. Lightning's own CSV logger deletes the old rows on resume."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """Lightning asks for a name."""
+        return "csv"
+
+    @property
+    def version(self) -> str:
+        """Lightning asks for a version."""
+        return ""
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: resolved.yaml holds the config."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Append a row; a metric without a column is an error, so that none goes missing."""
+        is_new = not self.path.exists()
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            if is_new:
+                writer.writeheader()
+            writer.writerow({"step": step, **metrics})
+
+    @rank_zero_only
+    def forget_after(self, step: int) -> None:
+        """Drop the rows after `step`: a run that resumes there writes them again."""
+        if not self.path.exists():
+            return
+        rows = [row for row in read_metrics(self.path) if row["step"] <= step]
+        kept = self.path.with_suffix(".tmp")
+        with kept.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(row | {"step": int(row["step"]), "tokens": int(row["tokens"])} for row in rows)
+        kept.replace(self.path)
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The rows of a metrics.csv, each with the metrics logged at its step; a line cut short by a kill is left out."""
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row[COLUMNS[-1]] is not None]
+    return [{k: float(v) for k, v in row.items() if v} for row in rows]

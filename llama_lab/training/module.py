@@ -1,0 +1,99 @@
+"""The decoder as a LightningModule: loss, optimizer, exact validation."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from llama_lab.data import IGNORE
+from llama_lab.model import Decoder
+
+
+class LanguageModel(L.LightningModule):
+    """Trains `model` on next-token prediction.
+
+    optimizer: from the model to an optimizer. schedule: from step and steps to a multiple of its learning rate.
+    grad_clip: largest norm of the gradient, None for no limit. z_loss: weight of the squared log-partition.
+    val_bytes: UTF-8 bytes of the validation text, for bits per byte.
+
+    A batch is `(inputs, targets)`, both int64 `(B, T)`. All training micro-batches hold equally many tokens, so that
+    the mean over micro-batches and ranks is the mean over tokens; validation sums, since its last batch is smaller.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        optimizer: Callable[[nn.Module], Optimizer],
+        schedule: Callable[[int, int], float],
+        steps: int,
+        val_bytes: int,
+        grad_clip: float | None = None,
+        z_loss: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.steps = steps
+        self.grad_clip = grad_clip
+        self.z_loss = z_loss
+        self.val_bytes = val_bytes
+        self.grad_norm: Tensor | None = None
+        self._make_optimizer, self._schedule = optimizer, schedule
+        self._train_losses: list[Tensor] = []
+        self._val_nll, self._val_tokens = 0.0, 0
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
+        """The mean loss of a micro-batch, in nats per token."""
+        inputs, targets = batch
+        logits = self.model(inputs).float()
+        nll: Tensor = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        self._train_losses.append(nll.detach())
+        if self.z_loss:
+            nll = nll + self.z_loss * logits.logsumexp(-1).square().mean()
+        return nll
+
+    def pop_train_loss(self) -> float:
+        """Mean training loss since the last call, over all ranks, without the z-loss. Waits for the device."""
+        loss = torch.stack(self._train_losses).mean()
+        self._train_losses.clear()
+        return float(self.trainer.strategy.reduce(loss, reduce_op="mean"))
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
+        """Add a batch to this rank's sums."""
+        inputs, targets = batch
+        logits = self.model(inputs).float()
+        nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+        self._val_nll += nll.item()
+        self._val_tokens += int((targets != IGNORE).sum())
+
+    def pop_val_loss(self) -> tuple[float, float]:
+        """Nats per token and bits per byte of the whole validation set, over all ranks."""
+        sums = torch.tensor([self._val_nll, self._val_tokens], dtype=torch.float64, device=self.device)
+        nll, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum").tolist()
+        self._val_nll, self._val_tokens = 0.0, 0
+        return nll / tokens, nll / math.log(2) / self.val_bytes
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the losses not yet logged, so that a resumed run logs the same mean."""
+        checkpoint["train_losses"] = [loss.cpu() for loss in self._train_losses]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take them up again."""
+        self._train_losses = [loss.to(self.device) for loss in checkpoint["train_losses"]]
+
+    def configure_gradient_clipping(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        """Clip, and keep the norm that the gradient had before."""
+        limit = math.inf if self.grad_clip is None else self.grad_clip
+        self.grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer, and its schedule by the step."""
+        optimizer = self._make_optimizer(self.model)
+        # A function, not an object: LambdaLR saves an object's attributes, and an old budget would come back on resume.
+        scheduler = LambdaLR(optimizer, lambda step: self._schedule(step, self.steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -1,0 +1,305 @@
+"""One run, from a composed config to a finished folder."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers.logger import Logger
+from omegaconf import DictConfig, OmegaConf
+
+from llama_lab.config import build, build_model
+from llama_lab.data.module import TokenDataModule, micro_batches_per_step
+from llama_lab.data.tokens import TokenDataset
+from llama_lab.errors import ConfigError
+from llama_lab.model import Cost, Decoder, measure_cost
+from llama_lab.model.attention import GroupedQueryAttention
+
+from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monitor, StopRequest
+from .display import open_display, print_result
+from .environment import environment
+from .folder import RunFolder
+from .hardware import Hardware, choose_hardware, current_rank
+from .loggers import TensorBoard, WandbMetrics, start_wandb
+from .metrics import MetricsCSV, read_metrics
+from .module import LanguageModel
+from .throughput import peak_flops
+
+Outcome = Literal["done", "diverged", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything about a run that is settled before it trains."""
+
+    cfg: DictConfig
+    name: str
+    arm: str
+    overrides: list[str]
+    folder: RunFolder
+    hardware: Hardware
+    steps: int
+    accumulate: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step, over all devices."""
+        return int(self.cfg.train.batch_size * self.cfg.model.max_seq_len)
+
+    @property
+    def title(self) -> str:
+        """How people know the run."""
+        return f"{self.arm}/seed={self.cfg.seed}"
+
+
+def plan(cfg: DictConfig, name: str, arm: str, overrides: list[str]) -> Run:
+    """Check all settings that need neither data nor model. Raises ConfigError, writes nothing."""
+    check_train(cfg.train)
+    tokens_per_step = cfg.train.batch_size * cfg.model.max_seq_len
+    steps = int(cfg.train.tokens) // tokens_per_step
+    if steps < 1:
+        raise ConfigError(
+            f"train.tokens={cfg.train.tokens:g}: must reach one step of train.batch_size x model.max_seq_len = "
+            f"{tokens_per_step} tokens; raise it, or make the batch smaller"
+        )
+    hardware = choose_hardware(cfg.trainer)
+    accumulate = micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)
+    folder = RunFolder(Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}")
+    if current_rank() == 0:
+        folder.check(cfg)
+    return Run(cfg, name, arm, overrides, folder, hardware, steps, accumulate)
+
+
+def check_train(train: DictConfig) -> None:
+    """Raise ConfigError for a number out of its range."""
+    for key in ("batch_size", "evaluations", "log_every", "checkpoint_every"):
+        if not isinstance(train[key], int) or train[key] < 1:
+            raise ConfigError(f"train.{key}={train[key]}: must be a positive whole number")
+    if train.micro_batch_size is not None and train.micro_batch_size < 1:
+        raise ConfigError(
+            f"train.micro_batch_size={train.micro_batch_size}: must be positive, or null for no splitting"
+        )
+    if train.grad_clip is not None and train.grad_clip <= 0:
+        raise ConfigError(f"train.grad_clip={train.grad_clip}: must be positive, or null for none")
+    for key in ("z_loss", "sample_tokens"):
+        if train[key] < 0:
+            raise ConfigError(f"train.{key}={train[key]}: must not be negative")
+
+
+def train(run: Run) -> Outcome:
+    """Train, evaluate, and leave a finished folder; or say how to go on. Raises ConfigError, or what went wrong."""
+    quiet_libraries()
+    cfg = run.cfg
+    with open_display(run.steps, current_rank()) as display:
+        dataset = open_dataset(cfg, display.prepare)
+        prompt = dataset.tokenizer.encode(cfg.train.prompt)
+        data = TokenDataModule(
+            dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed, run.steps
+        )
+        model = build_model(cfg, dataset.vocab_size)
+        cost = measure_cost(model)
+        module = LanguageModel(
+            model,
+            build(cfg.optim, "optim"),
+            build(cfg.schedule, "schedule"),
+            run.steps,
+            dataset.val_bytes,
+            cfg.train.grad_clip,
+            cfg.train.z_loss,
+        )
+        module.configure_optimizers()  # so that a bad setting is refused before anything is written
+        monitor = Monitor(
+            cfg.train.log_every,
+            run.tokens_per_step,
+            cost.train_flops_per_token,
+            peak_flops(run.hardware.device_name, run.hardware.precision),
+            display,
+        )
+        facts = {**run_facts(run, dataset, model), **cost_metrics(cost)}
+        with begun(run, facts) as checkpoint:
+            outcome = fit(run, module, data, monitor, checkpoint, facts)
+            if outcome != "done":
+                return outcome
+            summary = finish(run, monitor, facts)
+            sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
+    print_result(run.folder.path, summary, sample)
+    return "done"
+
+
+def quiet_libraries() -> None:
+    """Silence Lightning's banners and tips: what a user needs to know of hardware and progress, we print."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning.*")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+
+
+def open_dataset(cfg: DictConfig, progress: Callable[[int, int, str], None]) -> TokenDataset:
+    """The token folder that `cfg` describes, built if need be. Raises ConfigError."""
+    source, tokenizer = build(cfg.data.source, "data.source"), build(cfg.tokenizer, "tokenizer")
+    return TokenDataset.open_or_build(source, tokenizer, cfg.data.val_fraction, cfg.data.cache_dir, progress)
+
+
+def run_facts(run: Run, dataset: TokenDataset, model: Decoder) -> dict[str, Any]:
+    """What identifies a run in its summary and on dashboards."""
+    kernels = sorted({layer.kernel for layer in model.modules() if isinstance(layer, GroupedQueryAttention)})
+    first_window = torch.from_numpy(dataset.val[: model.max_seq_len].astype(int))
+    return {
+        "name": run.name,
+        "arm": run.arm,
+        "seed": run.cfg.seed,
+        "device": run.hardware.device_name,
+        "precision": run.hardware.precision,
+        "attention_kernel": "+".join(kernels),
+        "data_hash": dataset.data_hash,
+        "tokenizer_hash": dataset.tokenizer_hash,
+        "vocab_size": model.vocab_size,
+        "bytes_per_token": dataset.bytes_per_token,
+        "unigram_entropy": dataset.unigram_entropy(),
+        "token_to_position_ratio": token_to_position_ratio(model, first_window),
+    }
+
+
+@torch.no_grad()
+def token_to_position_ratio(model: Decoder, tokens: torch.Tensor) -> float | None:
+    """Size of the token signal over that of the position signal at step 0; None where positions are not added.
+
+    Far below 1, positions drown the tokens, and what looks like a bad position encoding is a bad start.
+    """
+    x = model.embedding(tokens[None])
+    added = model.position.embed(x, torch.arange(len(tokens))) - x
+    return float(x.norm() / added.norm()) if added.any() else None
+
+
+def cost_metrics(cost: Cost) -> dict[str, float]:
+    """A model's costs under the names that summaries and dashboards use."""
+    costs = asdict(cost)
+    costs["kv_cache/bytes_per_token"] = costs.pop("kv_bytes_per_token")
+    costs["kv_cache/bytes"] = costs.pop("kv_bytes")
+    return costs
+
+
+@contextmanager
+def begun(run: Run, facts: dict[str, Any]) -> Iterator[Path | None]:
+    """Hold a run's folder while it trains, and record how it ends; yields the checkpoint to go on from, if any.
+
+    Other ranks only look for the checkpoint. Raises ConfigError if another process holds the folder.
+    """
+    if current_rank() != 0:
+        yield run.folder.checkpoint if run.folder.checkpoint.exists() else None
+        return
+    with run.folder.held():
+        checkpoint = run.folder.begin(run.cfg, run.overrides, environment() | facts)
+        try:
+            yield checkpoint
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+            lines = str(error).strip().splitlines()
+            message = f"{type(error).__name__}: {lines[-1] if lines else ''}"
+            run.folder.write_status("interrupted" if stopped else "failed", message)
+            raise
+
+
+def fit(
+    run: Run,
+    module: LanguageModel,
+    data: TokenDataModule,
+    monitor: Monitor,
+    checkpoint: Path | None,
+    facts: dict[str, Any],
+) -> Outcome:
+    """Run Lightning's loop from `checkpoint`, or from the start, to the budget; write the status of any other end."""
+    cfg, folder = run.cfg, run.folder
+    start_step = checkpoint_step(checkpoint)
+    loggers = open_loggers(run, start_step, facts)
+    stop = StopRequest()
+    trainer = L.Trainer(
+        accelerator=run.hardware.accelerator,
+        devices=run.hardware.devices,
+        num_nodes=run.hardware.num_nodes,
+        strategy=cfg.trainer.strategy,
+        precision=run.hardware.precision,  # type: ignore[arg-type]
+        max_steps=run.steps,
+        accumulate_grad_batches=run.accumulate,
+        val_check_interval=max(run.steps // cfg.train.evaluations, 1) * run.accumulate,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        log_every_n_steps=cfg.train.log_every,
+        use_distributed_sampler=False,
+        logger=loggers,
+        callbacks=[monitor, Checkpointing(folder.checkpoint, cfg.train.checkpoint_every, stop, monitor.stopwatch)],
+        default_root_dir=folder.path,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        inference_mode=not cfg.trainer.compile,
+    )
+    if cfg.trainer.compile:
+        module.model.compile()  # in place, so that no name in a checkpoint changes
+    try:
+        with stop.listening():
+            trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
+        if monitor.evaluated_step != run.steps:
+            trainer.validate(module, data, verbose=False)
+    except DivergedError as error:
+        folder.write_status("diverged", str(error))
+        return "diverged"
+    except InterruptedRunError:
+        folder.write_status("interrupted", f"stopped by the user at step {trainer.global_step} of {run.steps}")
+        return "interrupted"
+    finally:
+        for logger in loggers:
+            logger.finalize("finished")
+    return "done"
+
+
+def checkpoint_step(checkpoint: Path | None) -> int:
+    """The optimizer step that a checkpoint was written after; 0 without one."""
+    if checkpoint is None:
+        return 0
+    return int(torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+
+
+def open_loggers(run: Run, start_step: int, facts: dict[str, Any]) -> list[Logger]:
+    """metrics.csv, and the dashboards that the config wants, to go on after `start_step`. Rank 0 only."""
+    if current_rank() != 0:
+        return []
+    table = MetricsCSV(run.folder.metrics)
+    table.forget_after(start_step)
+    loggers: list[Logger] = [table]
+    if run.cfg.logger.tensorboard:
+        loggers.append(TensorBoard(run.folder.path, start_step * run.tokens_per_step))
+    if run.cfg.logger.wandb:
+        config = {**OmegaConf.to_container(run.cfg, resolve=True), **facts}  # type: ignore[dict-item]
+        project = run.cfg.logger.wandb_project
+        loggers.append(WandbMetrics(start_wandb(run.folder.path, project, run.title, run.name, run.overrides, config)))
+    return loggers
+
+
+def finish(run: Run, monitor: Monitor, facts: dict[str, Any]) -> dict[str, Any]:
+    """Write summary.json (the last value of every metric, and the run's facts) and the status; return the summary.
+
+    The speed is that of the whole run rather than of its last interval.
+    """
+    latest: dict[str, float] = {}
+    for row in read_metrics(run.folder.metrics):
+        latest |= row
+    speed = monitor.speed_metrics(monitor.speed.overall, run.hardware.world_size)
+    summary = {**facts, **latest, **speed}
+    run.folder.write_json("summary.json", summary)
+    run.folder.write_status("done")
+    return summary
+
+
+def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> list[int]:
+    """The prompt and what the model makes of it, as far as the context reaches; seeded by the run."""
+    start = [eot_id, *prompt][: model.max_seq_len]
+    length = min(run.cfg.train.sample_tokens, model.max_seq_len - len(start))
+    generator = torch.Generator().manual_seed(run.cfg.seed)
+    model.eval()
+    return [*prompt, *model.generate(start, length, temperature=0.8, generator=generator)]

@@ -1,0 +1,77 @@
+"""The data and tokenizer groups build what they name; opening a built dataset imports little."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.utils import instantiate
+from omegaconf import MissingMandatoryValue
+
+from llama_lab.data import BPETokenizer, ByteTokenizer, CharTokenizer, StandardLibrary, TextFiles
+from tests.composing import compose_config, options
+
+
+def test_data_is_the_standard_library_unless_told() -> None:
+    data = compose_config().data
+    assert isinstance(instantiate(data.source), StandardLibrary)
+    assert data.val_fraction == 0.05
+
+
+def test_the_order_of_data_follows_the_seed_of_the_run_unless_told() -> None:
+    assert compose_config("seed=5").data.seed == 5
+    assert compose_config("seed=5", "data.seed=6").data.seed == 6
+
+
+def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLAMA_LAB_CACHE", raising=False)
+    assert compose_config().data.cache_dir == "~/.cache/llama_lab"
+    monkeypatch.setenv("LLAMA_LAB_CACHE", "/elsewhere")
+    assert compose_config("data=text", "data.files=[a]").data.cache_dir == "/elsewhere"
+
+
+@pytest.mark.parametrize("files", ["{a}", "[{a}]", "['{folder}/*.txt']"])
+def test_text_reads_the_files_named_on_the_command_line(files: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one two three")
+    named = files.format(a=tmp_path / "a.txt", folder=tmp_path)
+    source = instantiate(compose_config("data=text", f"data.files={named}").data.source)
+    assert isinstance(source, TextFiles)
+    assert list(source.documents()) == ["one two three"]
+
+
+def test_every_key_of_text_reaches_the_source(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one two three")
+    (tmp_path / "b.jsonl").write_text('{"body": "four"}')
+    overrides = [f"data.files=[{tmp_path}/a.txt,{tmp_path}/b.jsonl]", "data.text_field=body", "data.document_chars=8"]
+    source = instantiate(compose_config("data=text", *overrides).data.source)
+    assert list(source.documents()) == ["one two ", "three", "four"]
+
+
+def test_text_without_files_is_missing_a_value() -> None:
+    with pytest.raises(MissingMandatoryValue):
+        _ = compose_config("data=text").data.files
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("tokenizer=byte", ByteTokenizer()),
+        ("tokenizer=char", CharTokenizer()),
+        ("tokenizer=bpe", BPETokenizer(4096)),
+        ("tokenizer.vocab_size=999", BPETokenizer(999)),
+    ],
+)
+def test_tokenizers_are_chosen_by_name(override: str, expected: Any) -> None:
+    assert instantiate(compose_config(override).tokenizer) == expected
+
+
+def test_groups_offer_nothing_else() -> None:
+    assert options("data") == ["stdlib", "text"]
+    assert options("tokenizer") == ["bpe", "byte", "char"]
+
+
+def test_the_package_imports_neither_torch_nor_lightning_nor_datasets() -> None:
+    script = "import sys, llama_lab.data; print({'torch', 'lightning', 'datasets', 'pyarrow'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "set()\n"

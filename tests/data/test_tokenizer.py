@@ -1,0 +1,92 @@
+"""Tokenizers: lossless, and never confused by the text they read."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from llama_lab.data import BPETokenizer, ByteTokenizer, CharTokenizer, TextTokenizer, TokenizerFactory
+from llama_lab.errors import ConfigError
+from tests.data.texts import sentences
+
+TEXT = sentences(50)
+BYTE = ByteTokenizer().train(iter([]))
+BPE = BPETokenizer(vocab_size=350).train(iter(TEXT))
+CHAR = CharTokenizer().train(iter([*TEXT, "<|endoftext|>"]))
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE, BPE], ids=["byte", "bpe"])
+@given(text=st.text())
+@example(text="<|endoftext|>")
+@example(text="a<|endoftext|> <0x41> b")
+@example(text="  two  spaces\r\n\ttab\0 \ufeff\u2028e\u0301é")
+def test_any_text_round_trips_without_the_end_of_text_token(tokenizer: TextTokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.eot_id not in ids
+
+
+@given(st.text(alphabet=sorted(set("".join(TEXT)))))
+@example("<|endoftext|>")
+def test_text_of_known_characters_round_trips_one_id_each(text: str) -> None:
+    ids = CHAR.encode(text)
+    assert CHAR.decode(ids) == text
+    assert len(ids) == len(text)
+    assert CHAR.eot_id not in ids
+
+
+@given(st.text())
+def test_byte_ids_are_the_bytes(text: str) -> None:
+    assert bytes(BYTE.encode(text)) == text.encode()
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE, BPE, CHAR], ids=["byte", "bpe", "char"])
+def test_end_of_text_is_the_last_id_and_decodes_to_its_name(tokenizer: TextTokenizer) -> None:
+    assert tokenizer.eot_id == tokenizer.vocab_size - 1
+    assert tokenizer.decode([*tokenizer.encode("a"), tokenizer.eot_id]) == "a<|endoftext|>"
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE, BPE, CHAR], ids=["byte", "bpe", "char"])
+def test_a_saved_tokenizer_is_a_standard_file_and_loads_unchanged(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = TextTokenizer.load(tmp_path / "tokenizer.json")
+    assert loaded.hash == tokenizer.hash
+    assert loaded.encode("a <|endoftext|>") == tokenizer.encode("a <|endoftext|>")
+    standard = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert standard.encode(TEXT[0], add_special_tokens=False).ids == tokenizer.encode(TEXT[0])
+
+
+def test_sizes_are_those_asked_for() -> None:
+    assert BYTE.vocab_size == 257
+    assert BPE.vocab_size == 350
+    assert CHAR.vocab_size == len(set("".join(TEXT) + "<|endoftext|>")) + 1
+
+
+def test_bpe_learns_to_shorten_the_text_and_learns_the_same_twice() -> None:
+    assert len(BPE.encode(TEXT[0])) < 0.6 * len(BYTE.encode(TEXT[0]))
+    assert BPETokenizer(vocab_size=350).train(iter(TEXT)).hash == BPE.hash
+    assert BPETokenizer(vocab_size=351).train(iter(TEXT)).hash != BPE.hash
+
+
+def test_a_batch_is_encoded_as_its_texts_are() -> None:
+    assert BPE.encode_batch(TEXT) == [BPE.encode(text) for text in TEXT]
+
+
+def test_an_unknown_character_is_named_rather_than_dropped() -> None:
+    with pytest.raises(ConfigError, match="tokenizer=char: no id for '漢'"):
+        CHAR.encode("a漢b")
+
+
+def test_bpe_without_room_for_the_bytes_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size=256: must be at least 257"):
+        BPETokenizer(vocab_size=256)
+    assert BPETokenizer(vocab_size=257).train(iter(TEXT)).vocab_size == 257
+
+
+@pytest.mark.parametrize(
+    ("factory", "reads"), [(ByteTokenizer(), "nothing"), (CharTokenizer(), "all"), (BPETokenizer(), "train")]
+)
+def test_each_factory_says_what_its_vocabulary_comes_from(factory: TokenizerFactory, reads: str) -> None:
+    assert factory.vocabulary_from == reads

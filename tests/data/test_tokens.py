@@ -1,0 +1,414 @@
+"""The token folder: split, deduplicated, built once, and never opened damaged."""
+
+import logging
+import math
+import multiprocessing
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_lab.data import BPETokenizer, ByteTokenizer, CharTokenizer, TextFiles, TextTokenizer, TokenDataset
+from llama_lab.data import index as index_module
+from llama_lab.errors import ConfigError
+from tests.data.texts import Documents, dataset, documents_of, sentences
+
+TEXTS = sentences(200)
+TOKENIZERS = [ByteTokenizer(), CharTokenizer(), BPETokenizer(vocab_size=300)]
+
+
+# The split
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["byte", "char", "bpe"])
+def test_both_splits_together_hold_every_document_once(tokenizer, tmp_path: Path) -> None:
+    data = dataset(tmp_path, [*TEXTS, *TEXTS[:50]], tokenizer)
+    assert Counter(documents_of(data, "train") + documents_of(data, "val")) == Counter(TEXTS)
+    assert data.index.duplicates == 50
+    assert data.index.train.documents + data.index.val.documents == len(TEXTS)
+
+
+def test_documents_keep_their_order_within_a_split(tmp_path: Path) -> None:
+    train = documents_of(dataset(tmp_path, TEXTS), "train")
+    assert train == sorted(train, key=TEXTS.index)
+
+
+def test_the_split_does_not_depend_on_the_order_of_documents(tmp_path: Path) -> None:
+    shuffled = random.Random(1).sample(TEXTS, len(TEXTS))
+    first, second = dataset(tmp_path, TEXTS), dataset(tmp_path, shuffled)
+    assert set(documents_of(first, "val")) == set(documents_of(second, "val"))
+    assert first.data_hash != second.data_hash  # the order of training text is part of the data
+
+
+def test_the_split_of_a_document_does_not_depend_on_the_others(tmp_path: Path) -> None:
+    few, many = dataset(tmp_path, TEXTS[:100]), dataset(tmp_path, TEXTS)
+    assert set(documents_of(few, "val")) == set(documents_of(many, "val")) & set(TEXTS[:100])
+
+
+def test_val_fraction_is_the_fraction_of_documents(tmp_path: Path) -> None:
+    data = dataset(tmp_path, sentences(3000), val_fraction=0.3)
+    assert data.index.val.documents / 3000 == pytest.approx(0.3, abs=0.03)
+
+
+def test_a_larger_val_fraction_keeps_the_validation_documents(tmp_path: Path) -> None:
+    small, large = (dataset(tmp_path, TEXTS, val_fraction=fraction) for fraction in (0.1, 0.3))
+    assert set(documents_of(small, "val")) < set(documents_of(large, "val"))
+
+
+@pytest.mark.parametrize("val_fraction", [1e-9, 1 - 1e-9])
+def test_two_documents_always_suffice_for_two_splits(val_fraction: float, tmp_path: Path) -> None:
+    data = dataset(tmp_path, TEXTS[:2], val_fraction=val_fraction)
+    assert data.index.train.documents == data.index.val.documents == 1
+    swapped = dataset(tmp_path, TEXTS[1::-1], val_fraction=val_fraction)
+    assert documents_of(swapped, "val") == documents_of(data, "val")
+
+
+@given(texts=st.lists(st.text(), min_size=2, max_size=12))
+def test_any_documents_survive_the_folder(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    distinct = set(texts) - {""}
+    if len(distinct) < 2:
+        return
+    data = dataset(tmp_path_factory.mktemp("any"), texts)
+    train, val = documents_of(data, "train"), documents_of(data, "val")
+    assert Counter(train + val) == Counter(distinct)
+    assert data.index.empty == texts.count("")
+    assert data.index.duplicates == len(texts) - texts.count("") - len(distinct)
+
+
+def test_bpe_never_sees_validation_text(tmp_path: Path) -> None:
+    texts = [f"{text} {'qqqqqqqq' * 8}" if i in in_validation(tmp_path) else text for i, text in enumerate(TEXTS)]
+    data = dataset(tmp_path, texts, BPETokenizer(vocab_size=300))
+    leaked = [text for text in documents_of(data, "train") if "qqqq" in text]
+    tokens = data.tokenizer.encode("qqqqqqqq")
+    assert not leaked
+    assert len(tokens) == 8
+
+
+def in_validation(tmp_path: Path) -> set[int]:
+    """Which of TEXTS are validation documents with a run of q at their end."""
+    marked = [f"{text} {'qqqqqqqq' * 8}" for text in TEXTS]
+    return {marked.index(text) for text in documents_of(dataset(tmp_path, marked), "val")}
+
+
+# What is recorded
+
+
+def test_counts_are_those_of_the_documents(tmp_path: Path) -> None:
+    data = dataset(tmp_path, TEXTS, BPETokenizer(vocab_size=300))
+    val = documents_of(data, "val")
+    assert data.val_bytes == sum(len(text.encode()) for text in val)
+    assert data.val_tokens == sum(len(data.tokenizer.encode(text)) + 1 for text in val) == len(data.val) - 1
+    assert data.train_tokens == len(data.train) - 1
+    assert data.bytes_per_token == data.val_bytes / data.val_tokens
+    assert data.vocab_size == data.tokenizer.vocab_size == 300
+    assert data.tokenizer_hash == data.tokenizer.hash
+
+
+def test_unigram_entropy_is_the_loss_of_the_best_constant_guess(tmp_path: Path) -> None:
+    data = dataset(tmp_path, TEXTS)
+    counts = Counter(data.val[1:].tolist())
+    expected = -math.fsum(n * math.log(n / data.val_tokens) for n in counts.values()) / data.val_tokens
+    assert data.unigram_entropy() == pytest.approx(expected, rel=1e-12)
+
+
+def test_data_hash_names_the_content_wherever_it_is_from(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        for i, text in enumerate(TEXTS):
+            (tmp_path / folder / f"{i:03}.txt").write_bytes(text.encode())
+    hashes = {
+        TokenDataset.open_or_build(
+            TextFiles(f"{tmp_path}/{folder}/*.txt"), ByteTokenizer(), 0.2, tmp_path / "cache"
+        ).data_hash
+        for folder in ("a", "b")
+    }
+    assert hashes == {dataset(tmp_path, TEXTS).data_hash}
+    assert dataset(tmp_path, TEXTS[1:]).data_hash not in hashes
+
+
+@dataclass(frozen=True)
+class ManyIds:
+    """A byte tokenizer that pretends to have ``size`` ids."""
+
+    size: int
+    vocabulary_from: ClassVar = "nothing"
+
+    def train(self, documents: Iterator[str]) -> TextTokenizer:
+        tokenizer = ByteTokenizer().train(documents)
+        tokenizer._tokenizer.add_tokens([f"unused {i}" for i in range(self.size - 257)])
+        return tokenizer
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(65536, np.uint16), (65537, np.uint32)])
+def test_tokens_take_two_bytes_while_every_id_fits(size: int, dtype: type, tmp_path: Path) -> None:
+    data = dataset(tmp_path, TEXTS[:10], ManyIds(size))
+    assert data.train.dtype == data.val.dtype == data.dtype == dtype
+    assert len(documents_of(data, "train")) == data.index.train.documents
+
+
+def test_progress_ends_every_phase_at_its_total(tmp_path: Path) -> None:
+    calls: list[tuple[int, int, str]] = []
+    source = Documents([text * 1000 for text in TEXTS[:20]])
+    TokenDataset.open_or_build(source, CharTokenizer(), 0.2, tmp_path, lambda *call: calls.append(call))
+    phases = list(dict.fromkeys(phase for _, _, phase in calls))
+    assert phases == ["reading", "training tokenizer", "tokenising"]
+    for phase in phases:
+        done = [call[0] for call in calls if call[2] == phase]
+        assert done == sorted(done)
+        assert len(done) > 3
+        assert done[-1] == source.total_bytes()
+
+
+# Opening again
+
+
+def test_an_existing_folder_is_opened_without_reading_the_text(tmp_path: Path) -> None:
+    source = Documents(TEXTS)
+    built = TokenDataset.open_or_build(source, ByteTokenizer(), 0.2, tmp_path)
+    passes = source.passes
+    opened = TokenDataset.open_or_build(source, ByteTokenizer(), 0.2, tmp_path)
+    assert source.passes == passes
+    assert opened.index == built.index
+    assert np.array_equal(opened.train, built.train)
+
+
+def test_each_setting_has_its_own_folder(tmp_path: Path) -> None:
+    folders = [
+        dataset(tmp_path, TEXTS).folder,
+        dataset(tmp_path, TEXTS[1:]).folder,
+        dataset(tmp_path, TEXTS, val_fraction=0.3).folder,
+        dataset(tmp_path, TEXTS, CharTokenizer()).folder,
+        dataset(tmp_path, TEXTS, BPETokenizer(300)).folder,
+        dataset(tmp_path, TEXTS, BPETokenizer(301)).folder,
+    ]
+    assert len(set(folders)) == len(folders)
+
+
+def test_tilde_in_cache_dir_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert dataset(Path("~/cache"), TEXTS).folder.parent == tmp_path / "cache"
+
+
+def truncate(folder: Path) -> None:
+    os.truncate(folder / "train.bin", (folder / "train.bin").stat().st_size // 2)
+
+
+def flip_byte(folder: Path) -> None:
+    data = bytearray((folder / "val.bin").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "val.bin").write_bytes(data)
+
+
+def garble_index(folder: Path) -> None:
+    (folder / "index.json").write_bytes(b"\0\xff{")
+
+
+def alter_index(folder: Path) -> None:
+    text = (folder / "index.json").read_text()
+    (folder / "index.json").write_text(text.replace('"duplicates": 0', '"duplicates": 1'))
+
+
+def lose_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def lose_index(folder: Path) -> None:
+    (folder / "index.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (truncate, "train.bin has"),
+        (flip_byte, "val.bin was altered"),
+        (garble_index, "index.json cannot be read"),
+        (alter_index, "index.json was altered"),
+        (lose_tokenizer, "tokenizer.json is missing"),
+        (lose_index, "index.json cannot be read"),
+    ],
+)
+def test_a_damaged_folder_is_reported_in_one_line_and_rebuilt(
+    damage: Callable[[Path], None], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    built = dataset(tmp_path, TEXTS)
+    expected = built.train.tolist(), built.val.tolist()
+    damage(built.folder)
+    again = dataset(tmp_path, TEXTS)
+    assert (again.train.tolist(), again.val.tolist()) == expected
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert reason in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+def test_a_large_file_is_checked_by_its_size_and_its_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_READ_IN_FULL", 0)
+    monkeypatch.setattr(index_module, "_MEGABYTE", 100)
+    data = dataset(tmp_path, TEXTS)
+    for position, valid in [(len(data.val), True), (-1, False)]:  # in bytes: the middle, the end
+        stored = bytearray((data.folder / "val.bin").read_bytes())
+        stored[position] ^= 1
+        (data.folder / "val.bin").write_bytes(stored)
+        if valid:
+            assert index_module.read_index(data.folder) == data.index
+        else:
+            with pytest.raises(index_module.DamagedFolderError, match=r"val\.bin was altered"):
+                index_module.read_index(data.folder)
+
+
+def test_another_format_version_is_built_beside_and_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = dataset(tmp_path, TEXTS)
+    monkeypatch.setattr(index_module, "FORMAT_VERSION", index_module.FORMAT_VERSION + 1)
+    with pytest.raises(index_module.DamagedFolderError, match="format version 1"):
+        index_module.read_index(old.folder)
+
+
+def test_what_a_dead_builder_left_is_removed(tmp_path: Path) -> None:
+    folder = dataset(tmp_path / "elsewhere", TEXTS).folder
+    unfinished = tmp_path / f"{folder.name}.building"
+    unfinished.mkdir()
+    (unfinished / "train.bin").write_bytes(b"half")
+    data = dataset(tmp_path, TEXTS)
+    assert data.folder.name == folder.name
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"elsewhere", folder.name}
+    assert len(documents_of(data, "train")) == data.index.train.documents
+
+
+class Interrupted(Documents):
+    """A source that is interrupted while it is tokenised."""
+
+    def documents(self) -> Iterator[str]:
+        for i, text in enumerate(super().documents()):
+            if self.passes == 2 and i == 100:
+                raise KeyboardInterrupt
+            yield text
+
+
+def test_an_interrupted_build_leaves_nothing_to_open(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        TokenDataset.open_or_build(Interrupted(TEXTS), ByteTokenizer(), 0.2, tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert dataset(tmp_path, TEXTS).index.train.documents > 0
+
+
+class Logged(Documents):
+    """A source that appends a line to a file for each pass over it, by whichever process."""
+
+    def __init__(self, texts: list[str], log: Path):
+        super().__init__(texts)
+        self.log = log
+
+    def documents(self) -> Iterator[str]:
+        with self.log.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        yield from super().documents()
+
+
+def _open_at_once(barrier, results, cache_dir: Path, log: Path) -> None:
+    barrier.wait()
+    data = TokenDataset.open_or_build(Logged(TEXTS * 30, log), ByteTokenizer(), 0.2, cache_dir)
+    results.put((data.data_hash, int(data.train.sum()), int(data.val.sum())))
+
+
+def test_processes_that_race_build_once_and_open_the_same(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    barrier, results = spawn.Barrier(2), spawn.Queue()
+    log = tmp_path / "passes"
+    arguments = (barrier, results, tmp_path / "cache", log)
+    processes = [spawn.Process(target=_open_at_once, args=arguments) for _ in range(2)]
+    for process in processes:
+        process.start()
+    first, second = results.get(timeout=60), results.get(timeout=60)
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert first == second
+    builders = log.read_text().split()
+    assert len(builders) == 2  # one pass to read, one to tokenise
+    assert len(set(builders)) == 1
+
+
+# Refusals
+
+
+def refusal(*args: object, **kwargs: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        dataset(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("val_fraction", [0, 1, -0.1, 1.5, math.nan])
+def test_a_val_fraction_outside_zero_to_one_is_refused(val_fraction: float, tmp_path: Path) -> None:
+    message = refusal(tmp_path / "cache", TEXTS, val_fraction=val_fraction)
+    assert message.startswith(f"data.val_fraction={val_fraction}: must be between 0 and 1")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_one_document_cannot_be_split(tmp_path: Path) -> None:
+    message = refusal(tmp_path, ["the same", "the same", ""])
+    assert message.startswith("data.val_fraction=0.2: ")
+    assert "has 1 distinct one(s)" in message
+
+
+def test_a_missing_file_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.files=\[nope\.txt\]: no such file"):
+        TokenDataset.open_or_build(TextFiles("nope.txt"), ByteTokenizer(), 0.2, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_unreadable_text_is_refused_before_any_token_is_written(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text("fine " * 10000)
+    (tmp_path / "z.bin").write_bytes(b"\0")
+    with pytest.raises(ConfigError, match=r"z\.bin\]: binary file"):
+        TokenDataset.open_or_build(TextFiles(f"{tmp_path}/*"), ByteTokenizer(), 0.2, tmp_path / "cache")
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"]
+
+
+class Changing(Documents):
+    """A source whose text changes after the first pass."""
+
+    def __init__(self, texts: list[str], later: list[str]):
+        super().__init__(texts)
+        self.later = later
+
+    def documents(self) -> Iterator[str]:
+        yield from super().documents()
+        self.texts = self.later
+
+
+@pytest.mark.parametrize("later", [TEXTS[:-1], [*TEXTS, "new"], [*TEXTS[:-1], "new"]], ids=["less", "more", "other"])
+def test_text_that_changes_while_it_is_read_is_refused(later: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the text changed while it was read"):
+        TokenDataset.open_or_build(Changing(TEXTS, later), ByteTokenizer(), 0.2, tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_a_cache_dir_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    message = refusal(tmp_path / "file", TEXTS)
+    assert message.startswith(f"data.cache_dir={tmp_path / 'file'}: cannot write there")
+    assert "LLAMA_LAB_CACHE" in message
+
+
+def test_text_too_short_for_a_window_is_refused_by_the_split_that_is(tmp_path: Path) -> None:
+    data = dataset(tmp_path, TEXTS)
+    data.require_windows(seq_len=100, batch_size=8)
+    for seq_len, batch_size, expected in [
+        (data.train_tokens + 1, 1, f"model.max_seq_len={data.train_tokens + 1}: the training text has"),
+        (100, 1000, "train.batch_size=1000: the training text has"),
+        (data.val_tokens + 1, 1, "data.val_fraction=0.2: the validation text has"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            data.require_windows(seq_len, batch_size)
+        assert str(caught.value).startswith(expected)
+        assert "lower" in str(caught.value)
+    data.require_windows(seq_len=data.val_tokens, batch_size=1)

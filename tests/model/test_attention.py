@@ -1,0 +1,140 @@
+"""Attention: the fused kernel equals the written-out one, and a query sees exactly what it should."""
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from torch import Tensor, nn
+
+from llama_lab.model.attention import GroupedQueryAttention, Layout, reference_attention
+from llama_lab.model.norm import RMSNorm
+from llama_lab.model.position import Alibi, Position
+from tests.composing import compose_config, decoder, options
+
+T, N_HEADS, HEAD_DIM, DIM = 12, 6, 8, 40  # dim is not n_heads * head_dim, and n_heads is no power of two
+KV_HEADS = {"mqa": [1], "mha": [6], "mha_bias": [6], "mha_qk_norm": [6]}  # the others take any divisor
+
+
+@cache
+def component(group: str, option: str):
+    """The factory that the decoder receives for `group=option`."""
+    return instantiate(compose_config("size=pico", f"{group}={option}").model[group])
+
+
+def randomise(*modules: nn.Module) -> None:
+    for p in (p for module in modules for p in module.parameters()):
+        nn.init.normal_(p, 0.0, 0.3)
+
+
+def outputs_and_gradients(layer: GroupedQueryAttention, position: Position, x: Tensor, kernel: str) -> list[Tensor]:
+    layer.kernel = kernel
+    leaves = [x, *layer.parameters(), *position.parameters()]
+    start = 5  # gradients must not depend on where the text starts
+    layout = Layout(position, start, T, x.device)
+    y = layer(position.embed(x, layout.positions), layout)
+    grads = torch.autograd.grad((y * torch.linspace(-1, 1, DIM)).sum(), leaves, allow_unused=True)
+    return [y, *(torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, grads, strict=True))]
+
+
+@pytest.mark.parametrize("window", [None, 1, 5], ids="window={}".format)
+@pytest.mark.parametrize("attention", options("attention"))
+@pytest.mark.parametrize("position", options("position"))
+def test_fused_attention_equals_the_reference(position: str, attention: str, window: int | None) -> None:
+    for n_kv_heads in KV_HEADS.get(attention, [1, 2, 3, 6]):
+        torch.manual_seed(n_kv_heads)
+        encoding = component("position", position)(dim=DIM, n_heads=N_HEADS, head_dim=HEAD_DIM, max_seq_len=32)
+        sizes = {"dim": DIM, "n_heads": N_HEADS, "n_kv_heads": n_kv_heads, "head_dim": HEAD_DIM}
+        layer = component("attention", attention)(
+            **sizes, norm=RMSNorm, layer=0, window=window, global_every=None, softcap=None
+        )
+        randomise(layer, encoding)
+        x = torch.randn(2, T, DIM, requires_grad=True)
+        fused, reference = (outputs_and_gradients(layer, encoding, x, kernel) for kernel in ("sdpa", "reference"))
+        torch.testing.assert_close(fused, reference, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("n_kv_heads", [1, 2, 3, 6])
+def test_reference_attention_equals_a_naive_loop(n_kv_heads: int, softcap: float | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 6, 5, 4, generator=generator)
+    key, value = torch.randn(2, 2, n_kv_heads, 7, 4, generator=generator)
+    mask = torch.randn(6, 5, 7, generator=generator).masked_fill(torch.ones(5, 7).triu(3).bool(), -math.inf)
+    expected = torch.zeros(2, 6, 5, 4, dtype=torch.float64)
+    for b in range(2):
+        for h in range(6):
+            kv = h * n_kv_heads // 6
+            for t in range(5):
+                scores = [float(query[b, h, t].double() @ key[b, kv, s].double()) / 2 for s in range(7)]
+                if softcap is not None:
+                    scores = [softcap * math.tanh(s / softcap) for s in scores]
+                weights = [math.exp(s + float(mask[h, t, i])) for i, s in enumerate(scores)]
+                for s in range(7):
+                    expected[b, h, t] += weights[s] / sum(weights) * value[b, kv, s].double()
+    actual = reference_attention(query, key, value, mask, softcap)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 5])
+def test_a_query_sees_itself_and_the_window_before_it(window: int | None) -> None:
+    visible = Layout(Position(8, 2, 4, 32), 3, 6, torch.device("cpu")).mask(torch.arange(3, 9), window) == 0
+    for query in range(6):
+        assert visible[query].nonzero().flatten().tolist() == [
+            key for key in range(6) if key <= query and (window is None or query - key < window)
+        ]
+
+
+def test_every_nth_layer_ignores_the_window() -> None:
+    model = decoder("model.n_layers=6", "model.attention.window=4", "model.attention.global_every=3")
+    assert [block.attention.window for block in model.blocks] == [4, 4, None, 4, 4, None]
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "reference"])
+@pytest.mark.parametrize("position", options("position"))
+def test_with_one_layer_nothing_behind_the_window_matters(position: str, kernel: str) -> None:
+    model = decoder("model.n_layers=1", f"position={position}", "model.attention.window=5", f"model.attention.kernel={kernel}")
+    randomise(model)
+    tokens = torch.arange(20)[None] % 97
+    embeddings = model.embedding.tokens(tokens).detach().requires_grad_()
+    model.embedding.tokens.forward = lambda _: embeddings  # so that gradients reach every position by itself
+    (influence,) = torch.autograd.grad(model(tokens)[0, -1].square().sum(), embeddings)
+    seen = influence[0].abs().amax(-1) > 0
+    assert seen.tolist() == [False] * 15 + [True] * 5
+
+
+@pytest.mark.parametrize(("qk_norm", "width"), [("head", 8), ("projection", 32)])
+def test_qk_norm_normalises_queries_and_keys(qk_norm: str, width: int) -> None:
+    layer = decoder("attention=mha", f"model.attention.qk_norm={qk_norm}").blocks[0].attention
+    query, key, _ = layer._heads(100 * torch.randn(2, T, 32))
+    for heads, norm in ((query, layer.query_norm), (key, layer.key_norm)):
+        assert norm.weight.shape == (width,)
+        flat = heads if qk_norm == "head" else heads.transpose(1, 2).flatten(2)
+        torch.testing.assert_close(flat.square().mean(-1), torch.ones(flat.shape[:-1]), rtol=1e-3, atol=0)
+
+
+def test_plain_causal_attention_reaches_the_kernel_without_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_mask(*_: object) -> Tensor:
+        raise AssertionError("built a mask")
+
+    monkeypatch.setattr(Layout, "mask", no_mask)
+    decoder("arch=llama3")(torch.zeros(1, T, dtype=torch.long))
+    with pytest.raises(AssertionError, match="built a mask"):
+        decoder("position=alibi")(torch.zeros(1, T, dtype=torch.long))
+
+
+def test_softcap_bounds_the_scores() -> None:
+    query = key = torch.full((1, 1, 2, 4), 100.0)
+    key = key * torch.tensor([1.0, -1.0])[:, None]
+    value = torch.tensor([[[[1.0], [0.0]]]])
+    weight = reference_attention(query, key, value, torch.zeros(2, 2), softcap=1.0)
+    torch.testing.assert_close(weight, torch.full((1, 1, 2, 1), 1 / (1 + math.exp(-2))))
+
+
+def test_alibi_attends_alike_wherever_the_text_starts() -> None:
+    torch.manual_seed(0)
+    layer = component("attention", "mha")(DIM, N_HEADS, N_HEADS, HEAD_DIM, norm=RMSNorm, layer=0)
+    x, encoding = torch.randn(1, T, DIM), Alibi(DIM, N_HEADS, HEAD_DIM, 32)
+    near, far = (layer(x, Layout(encoding, start, T, x.device)) for start in (0, 4000))
+    torch.testing.assert_close(near, far)

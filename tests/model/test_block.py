@@ -1,0 +1,91 @@
+"""Blocks equal the formula on their label, and the norms sit where it says."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from llama_lab.model.attention import Layout
+from llama_lab.model.block import Block
+from tests.composing import decoder, options
+
+
+def postnorm(x: Tensor, block: Block, attention: Callable[[Tensor], Tensor]) -> Tensor:
+    x = block.attention_norm(x + attention(x))
+    return block.ffn_norm(x + block.ffn(x))
+
+
+def prenorm(x: Tensor, block: Block, attention: Callable[[Tensor], Tensor]) -> Tensor:
+    x = x + attention(block.attention_norm(x))
+    return x + block.ffn(block.ffn_norm(x))
+
+
+def reordered(x: Tensor, block: Block, attention: Callable[[Tensor], Tensor]) -> Tensor:
+    x = x + block.attention_norm(attention(x))
+    return x + block.ffn_norm(block.ffn(x))
+
+
+def sandwich(x: Tensor, block: Block, attention: Callable[[Tensor], Tensor]) -> Tensor:
+    x = x + block.attention_post_norm(attention(block.attention_norm(x)))
+    return x + block.ffn_post_norm(block.ffn(block.ffn_norm(x)))
+
+
+def parallel(x: Tensor, block: Block, attention: Callable[[Tensor], Tensor]) -> Tensor:
+    normed = block.attention_norm(x)
+    return x + attention(normed) + block.ffn(normed)
+
+
+def parallel_two_norms(x: Tensor, block: Block, attention: Callable[[Tensor], Tensor]) -> Tensor:
+    return x + attention(block.attention_norm(x)) + block.ffn(block.ffn_norm(x))
+
+
+FORMULAS = {f.__name__: f for f in (postnorm, prenorm, reordered, sandwich, parallel, parallel_two_norms)}
+NORMS = {"sandwich": 4, "parallel": 1}  # per block; the others have 2
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("option", options("block"))
+def test_blocks_equal_their_formulas(option: str, norm: str) -> None:
+    model = decoder(f"block={option}", f"norm={norm}")
+    generator = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        p.data.normal_(0, 0.3, generator=generator)
+    x = torch.randn(2, 7, 32, generator=generator)
+    block, layout = model.blocks[0], Layout(model.position, 0, 7, x.device)
+    expected = FORMULAS[option](x, block, lambda y: block.attention(y, layout))
+    torch.testing.assert_close(block(x, layout), expected)
+    assert sum("norm" in name for name, _ in block.named_children()) == NORMS.get(option, 2)
+
+
+@pytest.mark.parametrize("option", options("block"))
+def test_only_postnorm_leaves_out_the_final_norm(option: str) -> None:
+    model = decoder(f"block={option}")
+    assert (model.norm is None) == (option == "postnorm")
+    tokens, streams = torch.arange(20)[None], []
+    model.blocks[-1].register_forward_hook(lambda _module, _args, x: streams.append(x))
+    logits = model(tokens)
+    normed = streams[0] if model.norm is None else model.norm(streams[0])
+    torch.testing.assert_close(logits, normed @ model.embedding.head.weight.T)
+
+
+def test_the_last_postnorm_block_ends_normalised() -> None:
+    model, streams = decoder("arch=vanilla"), []
+    model.blocks[-1].register_forward_hook(lambda _module, _args, x: streams.append(x))
+    model(torch.arange(20)[None])
+    torch.testing.assert_close(streams[0].mean(-1), torch.zeros(1, 20), rtol=0, atol=1e-5)
+    torch.testing.assert_close(streams[0].var(-1, correction=0), torch.ones(1, 20), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("option", options("block"))
+def test_dropout_falls_on_embeddings_and_both_branches_in_training_only(option: str) -> None:
+    model, tokens = decoder(f"block={option}", "model.dropout=0.5"), torch.arange(20)[None]
+    dropped: list[float] = []
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.register_forward_hook(lambda _module, _args, x: dropped.append((x == 0).float().mean().item()))
+    model(tokens)
+    assert len(dropped) == 1 + 2 * len(model.blocks)
+    assert all(0.4 < share < 0.6 for share in dropped)
+    model.eval()
+    assert torch.equal(model(tokens), decoder(f"block={option}").eval()(tokens))

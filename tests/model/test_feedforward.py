@@ -1,0 +1,77 @@
+"""Feed-forwards equal the formulas of Shazeer 2020, and cost what they should."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from llama_lab.model.feedforward import FeedForward, GatedFeedForward, SquaredReLU
+from tests.composing import decoder, options
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS = {
+    "relu": lambda x: x * (x > 0),
+    "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
+    "gelu_tanh": gelu_tanh,
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "relu2": lambda x: x * x * (x > 0),
+}
+GATES = {
+    "bilinear": lambda x: x,
+    "geglu": ACTIVATIONS["gelu"],
+    "geglu_tanh": gelu_tanh,
+    "glu": lambda x: 1 / (1 + torch.exp(-x)),
+    "reglu": ACTIVATIONS["relu"],
+    "swiglu": ACTIVATIONS["silu"],
+}
+
+
+@pytest.mark.parametrize("option", options("ffn"))
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+def test_feedforwards_equal_their_formulas(option: str, biased: bool) -> None:
+    kind = option.removesuffix("_bias")
+    biases = [f"model.ffn.{name}_bias={biased}" for name in ("gate", "up", "down") if name != "gate" or kind in GATES]
+    ffn = decoder(f"ffn={option}", *biases).blocks[0].ffn.double()
+    generator = torch.Generator().manual_seed(0)
+    for p in ffn.parameters():
+        p.data.normal_(0, 0.5, generator=generator)
+    weights = dict(ffn.named_parameters())
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0)
+
+    x = torch.randn(3, 5, 32, dtype=torch.float64, generator=generator)
+    hidden = GATES[kind](linear("gate", x)) * linear("up", x) if kind in GATES else ACTIVATIONS[kind](linear("up", x))
+    torch.testing.assert_close(ffn(x), linear("down", hidden))
+    assert {name for name in weights if "bias" in name} == {f"{n}.bias" for n in ("gate", "up", "down")} & {
+        f"{name}.bias" for name, _ in ffn.named_children() if biased and name != "activation"
+    }
+
+
+def test_squared_relu_squares_what_is_positive() -> None:
+    assert SquaredReLU()(torch.tensor([-2.0, 0.0, 3.0])).tolist() == [0.0, 0.0, 9.0]
+
+
+@pytest.mark.parametrize("option", options("ffn"))
+def test_hidden_dim_is_the_real_width(option: str) -> None:
+    for block in decoder(f"ffn={option}", "model.hidden_dim=52").blocks:
+        shapes = {name: tuple(p.shape) for name, p in block.ffn.named_parameters() if name.endswith("weight")}
+        gate = {"gate.weight": (52, 32)} if option in GATES else {}
+        assert shapes == gate | {"up.weight": (52, 32), "down.weight": (32, 52)}
+
+
+@pytest.mark.parametrize("size", ["nano", "micro", "mini", "small", "gpt2", "pythia_1b", "llama_7b", "llama3_70b"])
+def test_a_gated_model_has_the_parameters_of_an_ungated_one(size: str) -> None:
+    gated, ungated = (
+        decoder(f"size={size}", f"ffn={ffn}", "model.vocab_size=null", vocab_size=1024, device="meta")
+        for ffn in ("swiglu", "silu")
+    )
+    assert isinstance(gated.blocks[0].ffn, GatedFeedForward)
+    assert isinstance(ungated.blocks[0].ffn, FeedForward)
+    counts = [sum(p.numel() for p in model.parameters()) for model in (gated, ungated)]
+    assert counts[0] == pytest.approx(counts[1], rel=0.005)

@@ -1,0 +1,121 @@
+"""Initialisation: seeded by name, materialised where the model is, and distributed as promised."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from llama_lab.model import Decoder
+from llama_lab.model.init import ResidualOutput
+from tests.composing import decoder, options
+
+RESIDUAL = ("attention.output.weight", "ffn.down.weight")
+
+
+def weights(model: Decoder, kind: type[nn.Module] = nn.Linear) -> dict[str, Tensor]:
+    """Weights of the modules of a kind, by name."""
+    return {f"{name}.weight": m.weight.detach() for name, m in model.named_modules() if isinstance(m, kind)}
+
+
+def wide(*overrides: str) -> Decoder:
+    """A model whose matrices are large enough to estimate a standard deviation to 1%."""
+    return decoder("size=nano", *overrides, vocab_size=200)
+
+
+def test_the_same_seed_agrees_and_another_differs() -> None:
+    one, again, other = (decoder(f"model.seed={seed}", "position=learned").state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert not any(torch.equal(one[name], other[name]) for name in one if "norm" not in name)
+
+
+def test_the_runs_seed_is_the_models() -> None:
+    one, other = decoder("seed=3"), decoder("model.seed=3")
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_no_two_matrices_start_alike() -> None:
+    firsts = [w.flatten()[:4].tolist() for w in (weights(decoder()) | weights(decoder(), nn.Embedding)).values()]
+    assert len({tuple(f) for f in firsts}) == len(firsts)
+
+
+def test_deeper_models_start_with_the_layers_of_shallower_ones() -> None:
+    shallow, deep = decoder("model.n_layers=2").state_dict(), decoder("model.n_layers=4").state_dict()
+    assert all(torch.equal(deep[name], shallow[name]) for name in shallow)
+
+
+def test_initial_values_ignore_the_global_generator_and_leave_it_alone() -> None:
+    torch.manual_seed(0)
+    one = decoder("arch=gpt2").state_dict()
+    after = torch.rand(1)
+    torch.manual_seed(1)
+    other = decoder("arch=gpt2").state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    decoder_free = torch.Generator().manual_seed(0)
+    assert after == torch.rand(1, generator=decoder_free), "building a model draws from the global generator"
+
+
+@pytest.mark.parametrize("arch", options("arch"))
+def test_building_on_meta_materialises_nothing(arch: str) -> None:
+    model = decoder(f"arch={arch}", device="meta")
+    assert all(t.is_meta for t in (*model.parameters(), *model.buffers()))
+
+
+@pytest.mark.parametrize("arch", options("arch"))
+def test_biases_start_at_zero_and_norms_at_the_identity(arch: str) -> None:
+    model = decoder(f"arch={arch}")
+    assert all((p == 0).all() for name, p in model.named_parameters() if name.endswith("bias"))
+    x = torch.randn(5, 32)
+    for module in (m for name, m in model.named_modules() if name.split(".")[-1] in ("norm", "attention_norm")):
+        centred = x - x.mean(-1, keepdim=True) if hasattr(module, "bias") else x
+        torch.testing.assert_close(module(x), centred / centred.square().mean(-1, keepdim=True).sqrt(), rtol=1e-3, atol=0)
+
+
+def test_normal_has_one_standard_deviation_for_all_matrices() -> None:
+    for name, weight in weights(wide("init=normal", "model.init.std=0.03")).items():
+        assert weight.std().item() == pytest.approx(0.03, rel=0.03), name
+        assert weight.mean().item() == pytest.approx(0, abs=1e-3), name
+        assert (weight.abs() > 3 * 0.03).any(), name  # not truncated
+
+
+@pytest.mark.parametrize("n_layers", [4, 9])
+def test_scaled_shrinks_residual_outputs_only(n_layers: int) -> None:
+    model = wide("init=scaled", f"model.n_layers={n_layers}", "ffn=geglu")
+    for name, weight in weights(model).items():
+        std = 0.02 / math.sqrt(2 * n_layers) if name.endswith(RESIDUAL) else 0.02
+        assert weight.std().item() == pytest.approx(std, rel=0.03), name
+    assert len(weights(model, ResidualOutput)) == 2 * n_layers
+
+
+@pytest.mark.parametrize("gain", [1.0, 0.5])
+def test_xavier_has_its_variance_and_bound(gain: float) -> None:
+    for name, weight in weights(wide("init=xavier", f"model.init.gain={gain}", "attention=gqa")).items():
+        std = gain * math.sqrt(2 / sum(weight.shape))
+        assert weight.std().item() == pytest.approx(std, rel=0.03), name
+        assert weight.abs().max().item() == pytest.approx(std * math.sqrt(3), rel=0.01), name
+
+
+@pytest.mark.parametrize("cutoff", [1.0, 2.0, 3.0])
+def test_trunc_stays_within_its_cutoff(cutoff: float) -> None:
+    density, mass = math.exp(-(cutoff**2) / 2) / math.sqrt(2 * math.pi), math.erf(cutoff / math.sqrt(2))
+    std = 0.04 * math.sqrt(1 - 2 * cutoff * density / mass)  # of a normal truncated on both sides
+    for name, weight in weights(wide("init=trunc", "model.init.std=0.04", f"model.init.cutoff={cutoff}")).items():
+        assert weight.std().item() == pytest.approx(std, rel=0.03), name
+        assert 0.95 * cutoff * 0.04 * 0.9 < weight.abs().max().item() <= cutoff * 0.04, name
+
+
+@pytest.mark.parametrize("init", options("init"))
+@pytest.mark.parametrize("embedding", ["untied", "tied", "scaled"])
+def test_tables_keep_their_own_standard_deviation_whatever_the_init(init: str, embedding: str) -> None:
+    model = wide(f"init={init}", f"embedding={embedding}", "position=learned")
+    std = 128**-0.5 if embedding == "scaled" else 0.02
+    assert model.embedding.tokens.weight.std().item() == pytest.approx(std, rel=0.03)
+    signal = 1.0 if embedding == "scaled" else 0.02
+    assert model.position.table.weight.std().item() == pytest.approx(signal, rel=0.03)
+    assert (model.embedding.head.weight is model.embedding.tokens.weight) == (embedding != "untied")
+
+
+def test_tied_weights_are_drawn_once_under_the_tables_name() -> None:
+    tied, untied = decoder("embedding=tied"), decoder("embedding=untied")
+    assert torch.equal(tied.embedding.tokens.weight, untied.embedding.tokens.weight)
+    assert not torch.equal(untied.embedding.head.weight, untied.embedding.tokens.weight)

@@ -1,0 +1,693 @@
+"""The recipes compute what independent implementations do: transformers' models, and PyTorch's own Transformer layers.
+
+A family is a tiny random model of theirs, the overrides that compose ours, and a written mapping of the weights.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    CTRLConfig,
+    CTRLLMHeadModel,
+    FalconConfig,
+    FalconForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    OPTConfig,
+    OPTForCausalLM,
+)
+
+from llama_lab.model import Decoder
+from tests.composing import decoder
+
+transformers.logging.set_verbosity_error()
+
+VOCAB, DIM, HEADS, KV_HEADS, HEAD_DIM, LAYERS, LENGTH = 101, 96, 6, 2, 16, 3, 24
+HIDDEN, GATED = 4 * DIM, 256  # the widths that our recipes choose at this dim
+TOLERANCE = 1e-4  # of float32 logits whose standard deviation is about one
+NOTICED = 5 * TOLERANCE  # by how much a near miss must miss; the smallest is GELU for its tanh approximation
+
+Split = Callable[[Tensor], Sequence[Tensor]]
+
+
+@dataclass(frozen=True, repr=False)
+class Family:
+    """An independent model, the overrides that compose ours, and how its weights become ours.
+
+    mapping: our parameter, or several, to the tensor of theirs that they come from, and how it is cut unless it is
+        taken as it is. `#` stands for the number of a layer, `*` for weight and bias.
+    near_misses: overrides that change what we compute but not our parameters' shapes, and so must break parity.
+    unused: how many of their numbers have no use.
+    """
+
+    theirs: nn.Module
+    overrides: Sequence[str]
+    mapping: dict[str | tuple[str, ...], str | tuple[str, Split]]
+    near_misses: Sequence[str]
+    unused: int = 0
+
+    def as_ours(self, theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Their parameters, or gradients, under our names."""
+        ours: dict[str, Tensor] = {}
+        for our_names, source in self.mapping.items():
+            their_name, split = (source, whole) if isinstance(source, str) else source
+            our_names = (our_names,) if isinstance(our_names, str) else our_names
+            for layer in range(LAYERS if "#" in their_name else 1):
+                for kind in ("weight", "bias") if "*" in their_name else ("",):
+                    fill = partial(fill_in, layer=layer, kind=kind)
+                    if fill(their_name) in theirs:
+                        pieces = split(theirs[fill(their_name)])
+                        ours |= zip(map(fill, our_names), pieces, strict=True)
+        return ours
+
+
+def fill_in(pattern: str, layer: int, kind: str) -> str:
+    return pattern.replace("#", str(layer)).replace("*", kind)
+
+
+QUERY_KEY_VALUE = ("blocks.#.attention.query.*", "blocks.#.attention.key.*", "blocks.#.attention.value.*")
+
+
+def whole(tensor: Tensor) -> Sequence[Tensor]:
+    return (tensor,)
+
+
+def transposed(tensor: Tensor) -> Sequence[Tensor]:
+    """A Conv1D, whose weight is `(in, out)`; its bias stays."""
+    return (tensor.t(),)
+
+
+def thirds(tensor: Tensor) -> Sequence[Tensor]:
+    """Query, key and value one after the other."""
+    return tensor.chunk(3)
+
+
+def transposed_thirds(tensor: Tensor) -> Sequence[Tensor]:
+    """Query, key and value of a Conv1D."""
+    return tensor.t().chunk(3)
+
+
+def thirds_of_every_head(tensor: Tensor) -> Sequence[Tensor]:
+    """Query, key and value of the first head, then of the second, and so on."""
+    return [part.flatten(0, 1) for part in tensor.unflatten(0, (HEADS, 3, HEAD_DIM)).unbind(1)]
+
+
+def multi_query(tensor: Tensor) -> Sequence[Tensor]:
+    """All queries, then one key and one value head."""
+    return tensor.split([DIM, HEAD_DIM, HEAD_DIM])
+
+
+def after_padding(tensor: Tensor) -> Sequence[Tensor]:
+    """OPT's positions, whose first two rows are for padding."""
+    return (tensor[2:],)
+
+
+def gpt1() -> Family:
+    config = OpenAIGPTConfig(vocab_size=VOCAB, n_embd=DIM, n_layer=LAYERS, n_head=HEADS, n_positions=LENGTH)
+    return Family(
+        OpenAIGPTLMHeadModel(config),
+        ["arch=gpt1"],
+        {
+            "embedding.tokens.weight": "transformer.tokens_embed.weight",
+            "position.table.weight": "transformer.positions_embed.weight",
+            QUERY_KEY_VALUE: ("transformer.h.#.attn.c_attn.*", transposed_thirds),
+            "blocks.#.attention.output.*": ("transformer.h.#.attn.c_proj.*", transposed),
+            "blocks.#.attention_norm.*": "transformer.h.#.ln_1.*",
+            "blocks.#.ffn.up.*": ("transformer.h.#.mlp.c_fc.*", transposed),
+            "blocks.#.ffn.down.*": ("transformer.h.#.mlp.c_proj.*", transposed),
+            "blocks.#.ffn_norm.*": "transformer.h.#.ln_2.*",
+        },
+        near_misses=["ffn=gelu_bias", "ffn=relu_bias"],
+    )
+
+
+def gpt2() -> Family:
+    config = GPT2Config(
+        vocab_size=VOCAB,
+        n_embd=DIM,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_positions=LENGTH,
+        attn_implementation="eager",
+    )
+    return Family(
+        GPT2LMHeadModel(config),
+        ["arch=gpt2"],
+        {
+            "embedding.tokens.weight": "transformer.wte.weight",
+            "position.table.weight": "transformer.wpe.weight",
+            "blocks.#.attention_norm.*": "transformer.h.#.ln_1.*",
+            QUERY_KEY_VALUE: ("transformer.h.#.attn.c_attn.*", transposed_thirds),
+            "blocks.#.attention.output.*": ("transformer.h.#.attn.c_proj.*", transposed),
+            "blocks.#.ffn_norm.*": "transformer.h.#.ln_2.*",
+            "blocks.#.ffn.up.*": ("transformer.h.#.mlp.c_fc.*", transposed),
+            "blocks.#.ffn.down.*": ("transformer.h.#.mlp.c_proj.*", transposed),
+            "norm.*": "transformer.ln_f.*",
+        },
+        near_misses=["ffn=gelu_bias", "block=reordered", "block=parallel_two_norms", "model.norm.eps=1e-6"],
+    )
+
+
+OPT_MAPPING = {
+    "embedding.tokens.weight": "model.decoder.embed_tokens.weight",
+    "position.table.weight": ("model.decoder.embed_positions.weight", after_padding),
+    "blocks.#.attention_norm.*": "model.decoder.layers.#.self_attn_layer_norm.*",
+    "blocks.#.attention.query.*": "model.decoder.layers.#.self_attn.q_proj.*",
+    "blocks.#.attention.key.*": "model.decoder.layers.#.self_attn.k_proj.*",
+    "blocks.#.attention.value.*": "model.decoder.layers.#.self_attn.v_proj.*",
+    "blocks.#.attention.output.*": "model.decoder.layers.#.self_attn.out_proj.*",
+    "blocks.#.ffn_norm.*": "model.decoder.layers.#.final_layer_norm.*",
+    "blocks.#.ffn.up.*": "model.decoder.layers.#.fc1.*",
+    "blocks.#.ffn.down.*": "model.decoder.layers.#.fc2.*",
+    "norm.*": "model.decoder.final_layer_norm.*",
+}
+
+
+def opt_config(**settings: bool) -> OPTConfig:
+    return OPTConfig(
+        vocab_size=VOCAB,
+        hidden_size=DIM,
+        ffn_dim=HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        max_position_embeddings=LENGTH,
+        pad_token_id=None,
+        attn_implementation="eager",
+        **settings,
+    )
+
+
+def opt() -> Family:
+    return Family(
+        OPTForCausalLM(opt_config()),
+        ["arch=opt"],
+        OPT_MAPPING,
+        near_misses=["ffn=gelu_bias", "block=reordered", "block=parallel_two_norms", "model.norm.eps=1e-6"],
+        unused=2 * DIM,
+    )
+
+
+def opt_postnorm() -> Family:
+    """As OPT 350M, which differs from all other sizes."""
+    return Family(
+        OPTForCausalLM(opt_config(do_layer_norm_before=False)),
+        ["arch=opt", "block=postnorm"],
+        OPT_MAPPING,
+        near_misses=["ffn=gelu_bias"],
+        unused=2 * DIM,
+    )
+
+
+def ctrl() -> Family:
+    config = CTRLConfig(
+        vocab_size=VOCAB,
+        n_embd=DIM,
+        dff=HIDDEN,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_positions=LENGTH,
+        attn_implementation="eager",
+    )
+    return Family(
+        CTRLLMHeadModel(config),
+        ["arch=ctrl"],
+        {
+            "embedding.tokens.weight": "transformer.w.weight",
+            "embedding.head.bias": "lm_head.bias",
+            "blocks.#.attention_norm.*": "transformer.h.#.layernorm1.*",
+            "blocks.#.attention.query.*": "transformer.h.#.multi_head_attention.Wq.*",
+            "blocks.#.attention.key.*": "transformer.h.#.multi_head_attention.Wk.*",
+            "blocks.#.attention.value.*": "transformer.h.#.multi_head_attention.Wv.*",
+            "blocks.#.attention.output.*": "transformer.h.#.multi_head_attention.dense.*",
+            "blocks.#.ffn_norm.*": "transformer.h.#.layernorm2.*",
+            "blocks.#.ffn.up.*": "transformer.h.#.ffn.0.*",
+            "blocks.#.ffn.down.*": "transformer.h.#.ffn.2.*",
+            "norm.*": "transformer.layernorm.*",
+        },
+        near_misses=["position=sinusoidal", "model.position.theta=5000", "block=reordered"],
+    )
+
+
+def gpt_neox() -> Family:
+    config = GPTNeoXConfig(
+        vocab_size=VOCAB,
+        hidden_size=DIM,
+        intermediate_size=HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        max_position_embeddings=LENGTH,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        attn_implementation="eager",
+    )
+    return Family(
+        GPTNeoXForCausalLM(config),
+        ["arch=gpt_neox"],
+        {
+            "embedding.tokens.weight": "gpt_neox.embed_in.weight",
+            "blocks.#.attention_norm.*": "gpt_neox.layers.#.input_layernorm.*",
+            QUERY_KEY_VALUE: ("gpt_neox.layers.#.attention.query_key_value.*", thirds_of_every_head),
+            "blocks.#.attention.output.*": "gpt_neox.layers.#.attention.dense.*",
+            "blocks.#.ffn_norm.*": "gpt_neox.layers.#.post_attention_layernorm.*",
+            "blocks.#.ffn.up.*": "gpt_neox.layers.#.mlp.dense_h_to_4h.*",
+            "blocks.#.ffn.down.*": "gpt_neox.layers.#.mlp.dense_4h_to_h.*",
+            "norm.*": "gpt_neox.final_layer_norm.*",
+            "embedding.head.weight": "lm_head.weight",
+        },
+        near_misses=[
+            "block=prenorm",
+            "position=rope",
+            "model.position.interleaved=true",
+            "ffn=gelu_tanh_bias",
+            "model.norm.eps=1e-6",
+        ],
+    )
+
+
+def bloom() -> Family:
+    config = BloomConfig(vocab_size=VOCAB, hidden_size=DIM, n_layer=LAYERS, n_head=HEADS)
+    return Family(
+        BloomForCausalLM(config),
+        ["arch=bloom"],
+        {
+            "embedding.tokens.weight": "transformer.word_embeddings.weight",
+            "embedding.norm.*": "transformer.word_embeddings_layernorm.*",
+            "blocks.#.attention_norm.*": "transformer.h.#.input_layernorm.*",
+            QUERY_KEY_VALUE: ("transformer.h.#.self_attention.query_key_value.*", thirds_of_every_head),
+            "blocks.#.attention.output.*": "transformer.h.#.self_attention.dense.*",
+            "blocks.#.ffn_norm.*": "transformer.h.#.post_attention_layernorm.*",
+            "blocks.#.ffn.up.*": "transformer.h.#.mlp.dense_h_to_4h.*",
+            "blocks.#.ffn.down.*": "transformer.h.#.mlp.dense_4h_to_h.*",
+            "norm.*": "transformer.ln_f.*",
+        },
+        near_misses=["position=none", "ffn=gelu_bias", "block=reordered", "model.norm.eps=1e-6"],
+    )
+
+
+def falcon() -> Family:
+    config = FalconConfig(
+        vocab_size=VOCAB,
+        hidden_size=DIM,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        multi_query=True,
+        parallel_attn=True,
+        new_decoder_architecture=False,
+        alibi=False,
+        bias=False,
+        attn_implementation="eager",
+    )
+    return Family(
+        FalconForCausalLM(config),
+        ["arch=falcon"],
+        {
+            "embedding.tokens.weight": "transformer.word_embeddings.weight",
+            "blocks.#.attention_norm.*": "transformer.h.#.input_layernorm.*",
+            QUERY_KEY_VALUE: ("transformer.h.#.self_attention.query_key_value.*", multi_query),
+            "blocks.#.attention.output.*": "transformer.h.#.self_attention.dense.*",
+            "blocks.#.ffn.up.*": "transformer.h.#.mlp.dense_h_to_4h.*",
+            "blocks.#.ffn.down.*": "transformer.h.#.mlp.dense_4h_to_h.*",
+            "norm.*": "transformer.ln_f.*",
+        },
+        near_misses=["position=alibi", "model.position.interleaved=true", "ffn=gelu_tanh", "model.norm.eps=1e-6"],
+    )
+
+
+LLAMA_MAPPING = {
+    "embedding.tokens.weight": "model.embed_tokens.weight",
+    "blocks.#.attention_norm.*": "model.layers.#.input_layernorm.*",
+    "blocks.#.attention.query.*": "model.layers.#.self_attn.q_proj.*",
+    "blocks.#.attention.key.*": "model.layers.#.self_attn.k_proj.*",
+    "blocks.#.attention.value.*": "model.layers.#.self_attn.v_proj.*",
+    "blocks.#.attention.output.*": "model.layers.#.self_attn.o_proj.*",
+    "blocks.#.ffn_norm.*": "model.layers.#.post_attention_layernorm.*",
+    "blocks.#.ffn.gate.*": "model.layers.#.mlp.gate_proj.*",
+    "blocks.#.ffn.up.*": "model.layers.#.mlp.up_proj.*",
+    "blocks.#.ffn.down.*": "model.layers.#.mlp.down_proj.*",
+    "norm.*": "model.norm.*",
+    "embedding.head.weight": "lm_head.weight",
+}
+
+
+def llama_family(n_kv_heads: int, rope: dict[str, object], overrides: list[str], near_misses: list[str]) -> Family:
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=DIM,
+        intermediate_size=GATED,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=n_kv_heads,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=64,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0} | rope,
+        attn_implementation="eager",
+    )
+    return Family(LlamaForCausalLM(config), overrides, LLAMA_MAPPING, near_misses)
+
+
+def llama() -> Family:
+    misses = [
+        "model.position.interleaved=true",
+        "block=parallel_two_norms",
+        "block=reordered",
+        "ffn=geglu",
+        "model.norm.eps=1e-6",
+    ]
+    return llama_family(HEADS, {}, ["arch=llama"], misses)
+
+
+def llama2() -> Family:
+    return llama_family(KV_HEADS, {}, ["arch=llama2"], ["position=none", "position=rope_500k", "model.norm.eps=1e-6"])
+
+
+def llama3() -> Family:
+    return llama_family(KV_HEADS, {"rope_theta": 500000.0}, ["arch=llama3"], ["position=rope", "model.norm.eps=1e-6"])
+
+
+def llama_with_llama3_scaling() -> Family:
+    """Its bounds are such that at this head_dim some frequencies stay, some are blended, and some divided."""
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "low_freq_factor": 0.05,
+        "high_freq_factor": 2.0,
+    }
+    overrides = [
+        "arch=llama3",
+        "position=rope_llama3",
+        "model.position.scaling.factor=4",
+        "model.position.scaling.original_max_seq_len=16",
+        "model.position.scaling.low_freq_factor=0.05",
+        "model.position.scaling.high_freq_factor=2",
+    ]
+    misses = ["model.position.scaling=null", "model.position.scaling.high_freq_factor=4"]
+    return llama_family(KV_HEADS, rope, overrides, misses)
+
+
+def llama_with_linear_scaling() -> Family:
+    rope = {"rope_type": "linear", "factor": 4.0}
+    overrides = ["arch=llama", "position=rope_linear", "model.position.scaling.factor=4"]
+    return llama_family(HEADS, rope, overrides, ["model.position.scaling=null"])
+
+
+def llama_with_yarn_scaling() -> Family:
+    """Its bounds are such that at this head_dim the ramp passes through five frequencies."""
+    rope = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 2.0,
+        "beta_slow": 0.01,
+    }
+    overrides = [
+        "arch=llama",
+        "position=rope_yarn",
+        "model.position.scaling.factor=4",
+        "model.position.scaling.original_max_seq_len=16",
+        "model.position.scaling.beta_fast=2",
+        "model.position.scaling.beta_slow=0.01",
+    ]
+    misses = ["model.position.scaling=null", "model.position.scaling.beta_slow=1"]
+    return llama_family(HEADS, rope, overrides, misses)
+
+
+def mistral() -> Family:
+    config = MistralConfig(
+        vocab_size=VOCAB,
+        hidden_size=DIM,
+        intermediate_size=GATED,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=LENGTH,
+        sliding_window=7,
+        attn_implementation="eager",
+    )
+    return Family(
+        MistralForCausalLM(config),
+        ["arch=mistral", "model.attention.window=7"],
+        LLAMA_MAPPING,
+        near_misses=["model.attention.window=8", "model.attention.window=null", "model.norm.eps=1e-6"],
+    )
+
+
+def olmo2() -> Family:
+    config = Olmo2Config(
+        vocab_size=VOCAB,
+        hidden_size=DIM,
+        intermediate_size=GATED,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        rms_norm_eps=1e-6,
+        max_position_embeddings=LENGTH,
+        pad_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        attn_implementation="eager",
+    )
+    return Family(
+        Olmo2ForCausalLM(config),
+        ["arch=olmo2"],
+        {
+            "embedding.tokens.weight": "model.embed_tokens.weight",
+            "blocks.#.attention.query.*": "model.layers.#.self_attn.q_proj.*",
+            "blocks.#.attention.key.*": "model.layers.#.self_attn.k_proj.*",
+            "blocks.#.attention.value.*": "model.layers.#.self_attn.v_proj.*",
+            "blocks.#.attention.query_norm.*": "model.layers.#.self_attn.q_norm.*",
+            "blocks.#.attention.key_norm.*": "model.layers.#.self_attn.k_norm.*",
+            "blocks.#.attention.output.*": "model.layers.#.self_attn.o_proj.*",
+            "blocks.#.attention_norm.*": "model.layers.#.post_attention_layernorm.*",
+            "blocks.#.ffn.gate.*": "model.layers.#.mlp.gate_proj.*",
+            "blocks.#.ffn.up.*": "model.layers.#.mlp.up_proj.*",
+            "blocks.#.ffn.down.*": "model.layers.#.mlp.down_proj.*",
+            "blocks.#.ffn_norm.*": "model.layers.#.post_feedforward_layernorm.*",
+            "norm.*": "model.norm.*",
+            "embedding.head.weight": "lm_head.weight",
+        },
+        near_misses=["block=prenorm", "position=rope", "model.norm.eps=1e-5"],
+    )
+
+
+def gemma2() -> Family:
+    """Its heads are wider than dim / n_heads, as Gemma 2 9B's, and its caps so low that they bite."""
+    config = Gemma2Config(
+        vocab_size=VOCAB,
+        hidden_size=DIM,
+        intermediate_size=GATED,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=24,
+        query_pre_attn_scalar=24,
+        sliding_window=7,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+        max_position_embeddings=LENGTH,
+        pad_token_id=None,
+        attn_implementation="eager",
+    )
+    return Family(
+        Gemma2ForCausalLM(config),
+        [
+            "arch=gemma2",
+            "model.head_dim=24",
+            "model.attention.window=7",
+            "model.attention.softcap=2",
+            "model.embedding.logit_softcap=3",
+        ],
+        {
+            "embedding.tokens.weight": "model.embed_tokens.weight",
+            "blocks.#.attention_norm.*": "model.layers.#.input_layernorm.*",
+            "blocks.#.attention.query.*": "model.layers.#.self_attn.q_proj.*",
+            "blocks.#.attention.key.*": "model.layers.#.self_attn.k_proj.*",
+            "blocks.#.attention.value.*": "model.layers.#.self_attn.v_proj.*",
+            "blocks.#.attention.output.*": "model.layers.#.self_attn.o_proj.*",
+            "blocks.#.attention_post_norm.*": "model.layers.#.post_attention_layernorm.*",
+            "blocks.#.ffn_norm.*": "model.layers.#.pre_feedforward_layernorm.*",
+            "blocks.#.ffn.gate.*": "model.layers.#.mlp.gate_proj.*",
+            "blocks.#.ffn.up.*": "model.layers.#.mlp.up_proj.*",
+            "blocks.#.ffn.down.*": "model.layers.#.mlp.down_proj.*",
+            "blocks.#.ffn_post_norm.*": "model.layers.#.post_feedforward_layernorm.*",
+            "norm.*": "model.norm.*",
+        },
+        near_misses=[
+            "model.attention.window=8",
+            "model.attention.global_every=3",
+            "model.attention.softcap=null",
+            "model.embedding.logit_softcap=null",
+            "model.embedding.scale=1",
+            "model.norm.unit_offset=false",
+            "ffn=geglu",
+        ],
+    )
+
+
+class TorchTransformer(nn.Module):
+    """A decoder of PyTorch's own layers: embeddings scaled and shared with the head, a table of waves, post-norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, DIM)
+        nn.init.normal_(self.tokens.weight, std=DIM**-0.5)
+        layer = nn.TransformerEncoderLayer(DIM, HEADS, HIDDEN, activation="relu", batch_first=True, norm_first=False)
+        self.encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        wave = {0: math.sin, 1: math.cos}
+        rows = [[wave[i % 2](t / 10000 ** ((i - i % 2) / DIM)) for i in range(DIM)] for t in range(LENGTH)]
+        self.waves = torch.tensor(rows)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        x = math.sqrt(DIM) * self.tokens(tokens) + self.waves[:length]
+        causal = nn.Transformer.generate_square_subsequent_mask(length)
+        return F.linear(self.encoder(x, mask=causal), self.tokens.weight)
+
+
+def vanilla() -> Family:
+    """With biases, which PyTorch's layers have and our recipe leaves out."""
+    return Family(
+        TorchTransformer(),
+        ["arch=vanilla", "attention=mha_bias", "ffn=relu_bias"],
+        {
+            "embedding.tokens.weight": "tokens.weight",
+            QUERY_KEY_VALUE: ("encoder.layers.#.self_attn.in_proj_*", thirds),
+            "blocks.#.attention.output.*": "encoder.layers.#.self_attn.out_proj.*",
+            "blocks.#.attention_norm.*": "encoder.layers.#.norm1.*",
+            "blocks.#.ffn.up.*": "encoder.layers.#.linear1.*",
+            "blocks.#.ffn.down.*": "encoder.layers.#.linear2.*",
+            "blocks.#.ffn_norm.*": "encoder.layers.#.norm2.*",
+        },
+        near_misses=["ffn=gelu_bias", "position=sinusoidal_concatenated", "model.embedding.scale=1"],
+    )
+
+
+FAMILIES = (
+    gpt1,
+    gpt2,
+    opt,
+    opt_postnorm,
+    ctrl,
+    gpt_neox,
+    bloom,
+    falcon,
+    llama,
+    llama2,
+    llama3,
+    llama_with_llama3_scaling,
+    llama_with_linear_scaling,
+    llama_with_yarn_scaling,
+    mistral,
+    olmo2,
+    gemma2,
+    vanilla,
+)
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda build: build.__name__)
+def family(request: pytest.FixtureRequest) -> Family:
+    """A family with noise on all of their parameters, so that no gain is one and no bias zero."""
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        family = request.param()
+        for parameter in family.theirs.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    family.theirs.eval()
+    return family
+
+
+def our_model(family: Family, *overrides: str) -> Decoder:
+    """Our model of the family with their weights, which must be exactly the parameters that we have."""
+    sizes = [f"model.dim={DIM}", f"model.n_layers={LAYERS}", f"model.n_heads={HEADS}", f"model.max_seq_len={LENGTH}"]
+    model = decoder(*sizes, f"size.n_kv_heads={KV_HEADS}", *family.overrides, *overrides, vocab_size=VOCAB).eval()
+    weights = family.as_ours(dict(family.theirs.named_parameters()))
+    parameters = dict(model.named_parameters())
+    assert {name: p.shape for name, p in parameters.items()} == {name: w.shape for name, w in weights.items()}
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+    return model
+
+
+def their_logits(family: Family, tokens: Tensor) -> Tensor:
+    output = family.theirs(tokens)
+    return output if isinstance(output, Tensor) else output.logits
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    return torch.randint(VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def largest_difference(a: Tensor, b: Tensor) -> float:
+    return (a - b).abs().max().item()
+
+
+def test_mapping_reads_every_number_of_theirs_once(family: Family) -> None:
+    numbers, total = {}, 0
+    for name, parameter in family.theirs.named_parameters():
+        numbers[name] = torch.arange(total, total + parameter.numel()).view(parameter.shape)
+        total += parameter.numel()
+    read = torch.cat([tensor.flatten() for tensor in family.as_ours(numbers).values()])
+    assert len(read) == len(read.unique()) == total - family.unused
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+@torch.no_grad()
+def test_logits_equal_the_independent_implementation(family: Family, tokens: Tensor, kernel: str) -> None:
+    expected = their_logits(family, tokens)
+    assert expected.std() > 0.5
+    logits = our_model(family, f"model.attention.kernel={kernel}")(tokens)
+    assert largest_difference(logits, expected) <= TOLERANCE
+
+
+@torch.no_grad()
+def test_decoding_with_a_cache_equals_the_independent_implementation(family: Family, tokens: Tensor) -> None:
+    model = our_model(family)
+    cache = model.new_cache(len(tokens))
+    pieces = tokens.split([10, 3] + [1] * (LENGTH - 13), dim=1)
+    logits = torch.cat([model(piece, cache) for piece in pieces], dim=1)
+    assert largest_difference(logits, their_logits(family, tokens)) <= TOLERANCE
+
+
+def test_gradients_equal_the_independent_implementation(family: Family, tokens: Tensor) -> None:
+    model = our_model(family)
+    gradients = next_token_gradients(model, model(tokens), tokens)
+    expected = family.as_ours(next_token_gradients(family.theirs, their_logits(family, tokens), tokens))
+    for name, gradient in gradients.items():
+        # The floor is for key biases, which shift all scores of a query alike: their gradient is zero but for rounding
+        scale = max(expected[name].abs().max().item(), 1e-3)
+        assert largest_difference(gradient, expected[name]) <= 1e-4 * scale, name
+
+
+def next_token_gradients(model: nn.Module, logits: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+@torch.no_grad()
+def test_parity_breaks_at_every_near_miss(family: Family, tokens: Tensor) -> None:
+    expected = their_logits(family, tokens)
+    missed_by = {o: largest_difference(our_model(family, o)(tokens), expected) for o in family.near_misses}
+    assert not {override: missed for override, missed in missed_by.items() if missed < NOTICED}

@@ -1,0 +1,236 @@
+"""Position encodings: what each promises, against independent implementations and closed forms."""
+
+import math
+import re
+from functools import cache
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from llama_lab.model.position import (
+    Alibi,
+    Learned,
+    Llama3Scaling,
+    LinearScaling,
+    NTKScaling,
+    Position,
+    Relative,
+    Rope,
+    Sinusoidal,
+    YarnScaling,
+)
+from tests.composing import compose_config, decoder, options
+
+CPU = torch.device("cpu")
+HEAD_DIM = 16
+ROPES = [option for option in options("position") if option.startswith("rope")]
+
+
+@cache
+def rope(option: str, fraction: float, interleaved: bool) -> Rope:
+    cfg = compose_config("size=pico", f"position={option}")
+    factory = instantiate(cfg.model.position)
+    return factory(dim=32, n_heads=2, head_dim=HEAD_DIM, max_seq_len=32, fraction=fraction, interleaved=interleaved)
+
+
+def turn(encoding: Position, x: Tensor, position: int) -> Tensor:
+    """`x (Dh,)` turned as at `position`."""
+    return encoding.rotation(torch.tensor([position]))(x[None, None, None])[0, 0, 0]
+
+
+every_rope = given(
+    option=st.sampled_from(ROPES), fraction=st.sampled_from([0.25, 0.5, 1.0]), interleaved=st.booleans(), data=st.data()
+)
+
+
+@every_rope
+@settings(deadline=None, max_examples=200)
+def test_rope_scores_depend_only_on_distance(option: str, fraction: float, interleaved: bool, data: st.DataObject):
+    encoding = rope(option, fraction, interleaved)
+    distance, here, there = (data.draw(st.integers(0, 4096)) for _ in range(3))
+    query, key = torch.randn(2, HEAD_DIM, generator=torch.Generator().manual_seed(distance))
+    scores = [turn(encoding, query, start + distance) @ turn(encoding, key, start) for start in (here, there)]
+    torch.testing.assert_close(*scores, rtol=0, atol=0.01)
+
+
+@every_rope
+@settings(deadline=None, max_examples=100)
+def test_rope_turns_its_fraction_and_keeps_norms(option: str, fraction: float, interleaved: bool, data: st.DataObject):
+    encoding = rope(option, fraction, interleaved)
+    x = torch.randn(HEAD_DIM, generator=torch.Generator().manual_seed(0))
+    y = turn(encoding, x, data.draw(st.integers(0, 8192)))
+    rotary = int(fraction * HEAD_DIM)
+    gain = 0.1 * math.log(2) + 1 if option == "rope_yarn" else 1.0
+    torch.testing.assert_close(y[:rotary].norm(), gain * x[:rotary].norm())
+    assert torch.equal(y[rotary:], x[rotary:])
+
+
+def test_rope_pairs_neighbours_or_halves() -> None:
+    x = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    pairs = {True: 1, False: 2}
+    for interleaved, partner in pairs.items():
+        y = turn(Rope(4, 1, 4, 32, interleaved=interleaved), x, 3)
+        expected = torch.zeros(4).index_put((torch.tensor([0, partner]),), torch.tensor([math.cos(3), math.sin(3)]))
+        torch.testing.assert_close(y, expected)
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
+@pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
+@pytest.mark.parametrize("option", ROPES)
+def test_rope_keeps_its_precision_in_a_bfloat16_model(option: str, fraction: float, interleaved: bool) -> None:
+    overrides = (f"position={option}", f"model.position.fraction={fraction}", "model.head_dim=16")
+    exact = decoder(*overrides, f"model.position.interleaved={interleaved}")
+    cast = decoder(*overrides, f"model.position.interleaved={interleaved}").bfloat16()
+    positions = torch.arange(5000)
+    tables = cast.position.rotation(positions)
+    assert torch.equal(tables.cos, exact.position.rotation(positions).cos)
+    assert torch.equal(tables.sin, exact.position.rotation(positions).sin)
+    query, key = torch.randn(2, 1, 1, 1, HEAD_DIM, generator=torch.Generator().manual_seed(0)).bfloat16()
+    far, near = (  # the same distance of 3, in the dtype that attention multiplies
+        cast.position.rotation(torch.tensor([start + 3]))(query).float()
+        * cast.position.rotation(torch.tensor([start]))(key).float()
+        for start in (2049, 0)
+    )
+    assert cast.position.rotation(positions[:1])(query).dtype == torch.bfloat16
+    torch.testing.assert_close(far.sum(), near.sum(), rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("option", [*ROPES, "sinusoidal", "sinusoidal_concatenated"])
+def test_positions_past_256_stay_distinct_after_bfloat16(option: str) -> None:
+    encoding = decoder(f"position={option}").bfloat16().position
+    positions = torch.tensor([256, 257, 2048, 2049])
+    if isinstance(encoding, Rope):
+        rows = torch.cat(encoding.rotation(positions)[:2], -1)
+    else:
+        rows = encoding.embed(torch.zeros(1, 4, 32, dtype=torch.bfloat16), positions)[0].float() / encoding.amplitude
+    distances = torch.cdist(rows, rows) + torch.eye(4)
+    assert distances.min() > 0.2
+
+
+def test_learned_positions_and_relative_buckets_stay_distinct_after_bfloat16() -> None:
+    learned = decoder("position=learned", "model.max_seq_len=2100").bfloat16().position
+    rows = learned.embed(torch.zeros(1, 4, 32, dtype=torch.bfloat16), torch.tensor([256, 257, 2048, 2049]))[0].float()
+    assert torch.equal(rows, learned.table.weight[[256, 257, 2048, 2049]].float())
+    relative = decoder("position=relative", "model.position.max_distance=4096").bfloat16().position
+    far, near = (relative.buckets(torch.arange(5000) + start - torch.tensor(start)) for start in (2049, 0))
+    assert torch.equal(far, near)
+
+
+HF_ROPE = {
+    "linear": (LinearScaling(4.0), {}),
+    "yarn": (YarnScaling(4.0, 512), {"original_max_position_embeddings": 512}),
+    "yarn with other betas": (
+        YarnScaling(8.0, 4096, 20.0, 2.0),
+        {"original_max_position_embeddings": 4096, "beta_fast": 20.0, "beta_slow": 2.0},
+    ),
+    "llama3": (
+        Llama3Scaling(8.0, 8192),
+        {"original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    ),
+    "llama3 short": (
+        Llama3Scaling(32.0, 256, 1.5, 3.0),
+        {"original_max_position_embeddings": 256, "low_freq_factor": 1.5, "high_freq_factor": 3.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+@pytest.mark.parametrize("name", HF_ROPE)
+def test_rope_scaling_equals_transformers(name: str, head_dim: int, theta: float) -> None:
+    scaling, parameters = HF_ROPE[name]
+    kind = name.split()[0]
+    config = LlamaConfig(
+        hidden_size=head_dim,
+        num_attention_heads=1,
+        head_dim=head_dim,
+        max_position_embeddings=131072,
+        rope_parameters={"rope_type": kind, "rope_theta": theta, "factor": scaling.factor, **parameters},
+    )
+    frequencies, attention_factor = ROPE_INIT_FUNCTIONS[kind](config, CPU)
+    torch.testing.assert_close(scaling(head_dim, theta, CPU), frequencies)
+    assert scaling.attention_factor == pytest.approx(attention_factor)
+
+
+@pytest.mark.parametrize("factor", [2.0, 8.0])
+def test_ntk_scaling_equals_transformers_dynamic_scaling_at_that_length(factor: float) -> None:
+    config = LlamaConfig(
+        hidden_size=64,
+        num_attention_heads=1,
+        max_position_embeddings=1000,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0},
+    )
+    frequencies, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, CPU, seq_len=int(1000 * factor))
+    torch.testing.assert_close(NTKScaling(factor)(64, 10000.0, CPU), frequencies)
+
+
+@pytest.mark.parametrize("n_heads", [*range(1, 41), 64, 71, 112])
+def test_alibi_slopes_equal_blooms(n_heads: int) -> None:
+    bias = Alibi(8, n_heads, 8, 32).bias(torch.tensor([1]), torch.arange(2))[:, 0]
+    expected = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long), n_heads, torch.float32)[:, 0]
+    torch.testing.assert_close(bias - bias[:, :1], expected)
+
+
+def test_alibi_falls_linearly_with_distance() -> None:
+    bias = Alibi(8, 8, 8, 32).bias(torch.tensor([2049]), torch.arange(2050))[:, 0]
+    assert bias[:, -1].tolist() == [0.0] * 8
+    assert bias[:, 0].tolist() == [-2049 * 2.0 ** -(head + 1) for head in range(8)]
+
+
+@pytest.mark.parametrize(("n_buckets", "max_distance"), [(32, 128), (32, 1000), (8, 20), (64, 2048)])
+def test_relative_buckets_equal_t5s(n_buckets: int, max_distance: int) -> None:
+    distance = torch.arange(4001)
+    buckets = Relative(8, 2, 4, 32, n_buckets, max_distance).buckets(distance)
+    expected = T5Attention._relative_position_bucket(-distance, False, n_buckets, max_distance)
+    assert torch.equal(buckets, expected)
+
+
+def test_relative_biases_come_from_the_heads_own_column() -> None:
+    encoding = Relative(8, 2, 4, 32)
+    encoding.table.weight.data.copy_(torch.arange(64.0).view(32, 2))
+    bias = encoding.bias(torch.tensor([5, 6]), torch.tensor([4, 5]))
+    assert bias.tolist() == [[[2.0, 0.0], [4.0, 2.0]], [[3.0, 1.0], [5.0, 3.0]]]
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_sinusoidal_positions_equal_the_closed_form(interleaved: bool) -> None:
+    dim, theta, amplitude, positions = 12, 5000.0, 0.7, torch.tensor([0, 1, 257, 2049])
+    encoding = Sinusoidal(dim, 2, 6, 32, theta, interleaved, amplitude)
+    embedded = encoding.embed(torch.ones(3, 4, dim), positions)
+    for row, position in enumerate(positions.tolist()):
+        angles = [position / theta ** (2 * k / dim) for k in range(dim // 2)]
+        sines, cosines = [math.sin(a) for a in angles], [math.cos(a) for a in angles]
+        waves = [w for pair in zip(sines, cosines, strict=True) for w in pair] if interleaved else sines + cosines
+        expected = 1 + amplitude * torch.tensor(waves, dtype=torch.float64)
+        for batch in range(3):
+            torch.testing.assert_close(embedded[batch, row].double(), expected, rtol=0, atol=5e-4)
+
+
+def test_learned_positions_add_their_own_row_and_end() -> None:
+    model = decoder("position=learned")
+    assert isinstance(model.position, Learned)
+    x = torch.randn(2, 3, 32)
+    rows = model.position.table.weight[[4, 5, 6]]
+    assert torch.equal(model.position.embed(x, torch.arange(4, 7)), x + rows)
+    with pytest.raises(ValueError, match=re.escape("max_seq_len=32: this position encoding ends there, not at 33")):
+        model(torch.zeros(1, 33, dtype=torch.long))
+
+
+@pytest.mark.parametrize("option", [o for o in options("position") if o != "learned"])
+def test_only_learned_positions_end(option: str) -> None:
+    assert decoder(f"position={option}")(torch.zeros(1, 40, dtype=torch.long)).isfinite().all()
+
+
+@pytest.mark.parametrize("option", options("position"))
+def test_a_position_encoding_has_exactly_one_hook(option: str) -> None:
+    kind = type(decoder(f"position={option}").position)
+    overridden = [hook for hook in ("embed", "rotation", "bias") if getattr(kind, hook) is not getattr(Position, hook)]
+    assert len(overridden) == (option != "none")

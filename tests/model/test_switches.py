@@ -1,0 +1,173 @@
+"""Every setting of every component does something or is refused, and what cannot work is refused in one line."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from llama_lab.cli import one_line
+from llama_lab.config import build_model, flatten
+from llama_lab.errors import ConfigError
+from llama_lab.model import measure_cost
+from tests.composing import compose_config, decoder, options
+
+REFUSALS = (ConfigError, HydraException, OmegaConfBaseException)
+
+# What a group's options set: the component, and the size that belongs to it.
+NODES = {
+    "norm": ["model.norm"],
+    "block": ["model.block"],
+    "position": ["model.position"],
+    "attention": ["model.attention", "model.n_kv_heads"],
+    "ffn": ["model.ffn", "model.hidden_dim"],
+    "embedding": ["model.embedding"],
+    "init": ["model.init"],
+}
+# Long enough for every bucket of relative positions, and heads wide enough for scalings to choose among frequencies.
+LENGTH = 256
+BASE = ("size=pico", f"model.max_seq_len={LENGTH}", "model.head_dim=64")
+NEEDS = {"rope_yarn": ["model.position.scaling.original_max_seq_len=4096"]}  # else its ramp starts at 0 whatever is set
+# What to change a setting to where it is null, or where the generic change is refused or lost in rounding.
+SUITABLE: dict[str, Any] = {
+    "fraction": 0.5,
+    "original_max_seq_len": 1024,
+    "global_every": 1,
+    "window": 3,
+    "qk_norm": "head",
+    "softcap": 1.0,
+    "logit_softcap": 1.0,
+    "scaling": {"_target_": "llama_lab.model.position.LinearScaling", "factor": 2.0},
+    "vocab_size": 100,
+}
+OTHER_WORD = {"none": "tanh", "tanh": "none"}  # of GELU's `approximate`
+
+
+def settings_of(cfg: DictConfig, nodes: list[str]) -> dict[str, Any]:
+    """The leaves of the model and its size under some nodes, as `{"model.attention.window": 16}`."""
+    leaves = flatten({key: OmegaConf.to_container(cfg[key], resolve=True) for key in ("model", "size")})
+    return {
+        key: value
+        for key, value in leaves.items()
+        if any(key == node or key.startswith(f"{node}.") for node in nodes)
+        and not key.endswith(("_target_", "_partial_"))
+    }
+
+
+def changed(key: str, value: Any) -> Any:
+    """Another value for a setting."""
+    name = key.split(".")[-1]
+    if name in SUITABLE:
+        return SUITABLE[name]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return 1.5 * value + 0.1
+    return OTHER_WORD[value]
+
+
+def behaviour(cfg: DictConfig) -> dict[str, Any]:
+    """All that a setting may change: initial parameters, costs, and logits with weights far from linear."""
+    model = build_model(cfg, 97)
+    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.data.mul_(5)
+    torch.manual_seed(0)  # of dropout
+    return {"initial": initial, "cost": measure_cost(model), "logits": model(torch.arange(LENGTH)[None] % 97).detach()}
+
+
+def differ(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether two behaviours differ in anything, to the last bit."""
+    if a["cost"] != b["cost"] or a["initial"].keys() != b["initial"].keys() or not torch.equal(a["logits"], b["logits"]):
+        return True
+    return not all(torch.equal(a["initial"][name], b["initial"][name]) for name in a["initial"])
+
+
+def inert_settings(cfg: DictConfig, nodes: list[str]) -> list[str]:
+    """The settings whose change is neither seen nor refused; the kernel's has a test of its own."""
+    before, inert = behaviour(cfg), []
+    assert not differ(before, behaviour(cfg)), "the measure itself is not repeatable"
+    for key, value in settings_of(cfg, nodes).items():
+        if key == "model.attention.kernel":
+            continue
+        other = cfg.copy()
+        OmegaConf.update(other, key, changed(key, value), merge=False)
+        try:
+            if not differ(before, behaviour(other)):
+                inert.append(f"{key}: {value} -> {changed(key, value)}")
+        except REFUSALS:
+            pass
+    return inert
+
+
+@pytest.mark.parametrize(("group", "option"), [(group, option) for group in NODES for option in options(group)])
+def test_every_setting_of_every_component_changes_something_or_is_refused(group: str, option: str) -> None:
+    cfg = compose_config(*BASE, f"{group}={option}", *NEEDS.get(option, []))
+    assert inert_settings(cfg, NODES[group]) == []
+
+
+def test_every_size_changes_something_or_is_refused() -> None:
+    cfg = compose_config(*BASE, "arch=mistral")
+    components = {node for nodes in NODES.values() for node in nodes}
+    nodes = [f"model.{key}" for key in cfg.model if f"model.{key}" not in components]
+    assert inert_settings(cfg, ["size", *nodes, "model.hidden_dim", "model.n_kv_heads"]) == []
+
+
+@pytest.mark.parametrize("option", options("attention"))
+def test_the_kernel_setting_chooses_the_kernel(option: str) -> None:
+    capped = decoder(f"attention={option}").blocks[0].attention.softcap is not None
+    for kernel, runs in {"auto": "reference" if capped else "sdpa", "reference": "reference"}.items():
+        model = decoder(f"attention={option}", f"model.attention.kernel={kernel}")
+        assert {block.attention.kernel for block in model.blocks} == {runs}
+
+
+REFUSED = {
+    "n_heads": (["model.n_heads=5"], "model.n_heads=5: does not divide model.dim=32; choose a divisor"),
+    "gqa": (["attention=gqa", "model.n_kv_heads=3"], "model.n_kv_heads=3: does not divide n_heads=4; choose one of 1, 2"),
+    "mqa": (["attention=mqa", "model.n_kv_heads=4"], "model.n_kv_heads=4: attention=mqa has one kv head; leave"),
+    "mha": (["attention=mha", "model.n_kv_heads=2"], "model.n_kv_heads=2: attention=mha has one kv head per head, 4"),
+    "rotary odd": (["model.head_dim=7"], "model.position.fraction=1.0: turns 7 of head_dim=7 dimensions, but the"),
+    "rotary none": (["model.position.fraction=0"], "model.position.fraction=0: turns 0 of head_dim=8 dimensions"),
+    "rotary more": (["model.position.fraction=1.5"], "model.position.fraction=1.5: turns 12 of head_dim=8 dimensions"),
+    "sinusoidal": (["position=sinusoidal", "model.dim=33", "model.n_heads=3"], "model.dim=33: sinusoidal positions need"),
+    "buckets": (["position=relative", "model.position.max_distance=16"], "model.position.max_distance=16: must exceed"),
+    "no bucket": (["position=relative", "model.position.n_buckets=1"], "model.position.n_buckets=1: must be"),
+    "window long": (["model.attention.window=32"], "model.attention.window=32: hides nothing at model.max_seq_len=32"),
+    "window empty": (["model.attention.window=0"], "model.attention.window=0: must be at least 1, or null for none"),
+    "global": (["model.attention.global_every=2"], "model.attention.global_every=2: there is no window to ignore; set"),
+    "global 0": (
+        ["model.attention.window=4", "model.attention.global_every=0"],
+        "model.attention.global_every=0: must be at least 1",
+    ),
+    "qk_norm": (["model.attention.qk_norm=heads"], "model.attention.qk_norm=heads: unknown; choose head, projection or"),
+    "qk_norm none": (["model.attention.qk_norm=head", "norm=none"], "model.attention.qk_norm=head: the model's norm does"),
+    "norm_input": (["embedding=tied_norm", "norm=none"], "model.embedding.norm_input=true: the model's norm does nothing"),
+    "kernel": (["model.attention.kernel=flash"], "model.attention.kernel=flash: unknown; choose auto, sdpa or reference"),
+    "kernel cap": (["attention=gqa_gemma2", "model.attention.kernel=sdpa"], "model.attention.kernel=sdpa: it cannot cap"),
+    "softcap": (["model.attention.softcap=0"], "model.attention.softcap=0: must be"),
+    "logit_softcap": (["model.embedding.logit_softcap=-1"], "model.embedding.logit_softcap=-1: must be"),
+    "vocab_size": (["model.vocab_size=50"], "model.vocab_size=50: the tokenizer has 97 ids; raise it to at least that"),
+    "dropout": (["model.dropout=1"], "model.dropout=1: must be at least 0 and less than 1"),
+    "dim": (["model.dim=-32"], "model.dim=-32: must be a positive whole number"),
+    "n_layers": (["model.n_layers=0"], "model.n_layers=0: must be a positive whole number"),
+    "head_dim": (["model.head_dim=-8"], "model.head_dim=-8: must be a positive whole number"),
+    "hidden_dim": (["model.hidden_dim=-8"], "model.hidden_dim=-8: must be a positive whole number"),
+    "max_seq_len": (["model.max_seq_len=-4"], "model.max_seq_len=-4: must be a positive whole number"),
+    "mlp_ratio": (["size.mlp_ratio=-1"], "size.mlp_ratio=-1: must be"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_in_one_line_that_names_key_value_and_fix(case: str) -> None:
+    overrides, beginning = REFUSED[case]
+    with pytest.raises(REFUSALS) as error:
+        decoder(*overrides)
+    message = one_line(error.value)
+    assert re.match(re.escape(beginning), message), message
+    assert "\n" not in message
+    assert re.search(r"; |: must |: turns ", message), "no fix"

@@ -1,20 +1,22 @@
 """The command line: Hydra composes, we train, and what a person did wrong is told in one line."""
 
+import argparse
 import difflib
 import os
 import re
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
 from llama_lab.config import CONF_DIR, flatten, register_resolvers
 from llama_lab.errors import ConfigError
@@ -37,6 +39,26 @@ def train_command() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; nothing was lost: the same command goes on from the last checkpoint\n")
         sys.exit(INTERRUPTED)
+
+
+def eval_command() -> None:
+    """`python eval.py RUN`, and `llama-lab-eval` where the package is installed."""
+    register_resolvers()
+    parser = argparse.ArgumentParser(
+        description="Read the whole validation set with a run's last checkpoint, and write eval.json into its folder."
+    )
+    parser.add_argument("run", type=Path, help="a run's folder, such as runs/llama/base/seed=1")
+    folder = parser.parse_args().run
+    from llama_lab.training.evaluate import evaluate  # takes seconds to import
+
+    try:
+        result = evaluate(folder)
+    except ConfigError as error:
+        exit_with(error)
+    print(
+        f"val loss {result['val/loss']:.4f} nats/token, {result['val/bits_per_byte']:.4f} bits per byte, over "
+        f"{result['val_tokens']:,} tokens, after {result['step']:,} steps"
+    )
 
 
 def train_job(cfg: DictConfig) -> None:
@@ -91,22 +113,25 @@ def exit_with(error: BaseException) -> NoReturn:
 
 def check_complete(cfg: DictConfig) -> None:
     """Raise ConfigError for a mandatory value that is missing, or an interpolation that cannot be resolved."""
-    for key in OmegaConf.missing_keys(cfg):
-        raise ConfigError(f"{key}: needs a value, such as {key}=[book.txt]")
-    OmegaConf.to_container(cfg, resolve=True)
+    try:
+        OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except (MissingMandatoryValue, InterpolationResolutionError) as error:
+        message = str(error).splitlines()[0]
+        if missing := re.search(r"Missing mandatory value: (\S+)", message):
+            raise ConfigError(f"{missing[1]}=???: needs a value, such as {missing[1]}=[book.txt]") from None
+        raise ConfigError(message.rpartition("resolving interpolation: ")[2]) from None  # a resolver's, wrapped
 
 
 def one_line(error: BaseException) -> str:
     """What went wrong, naming the key, the value and the fix where Hydra knows them."""
-    cause: BaseException | None = error
-    while cause is not None:  # a resolver's error comes wrapped
-        if isinstance(cause, ConfigError):
-            return str(cause)
-        cause = cause.__cause__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
-        return f"{group}={option}: no such option{suggestion(option, error.options)}; choose {', '.join(error.options)}"
+        return (
+            f"{group}={option}: no such option{suggestion(option, error.options)}; choose {' | '.join(error.options)}"
+        )
     message = str(error)
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: cannot be read: {message.splitlines()[0]}"
     if match := re.match(r"Could not override '([^'@]+)", message.removeprefix("In 'config': ")):
         return unknown_key(match[1])
     return " ".join(line.strip() for line in message.splitlines() if line.strip())
@@ -129,6 +154,6 @@ def known_keys() -> list[str]:
 
 
 def suggestion(wrong: str, known: Sequence[str]) -> str:
-    """`; did you mean ...?` if something known is close."""
+    """` (did you mean ...?)` if something known is close."""
     close = difflib.get_close_matches(wrong, known, n=1)
-    return f", did you mean {close[0]}?" if close else ""
+    return f" (did you mean {close[0]}?)" if close else ""

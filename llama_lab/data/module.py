@@ -201,7 +201,6 @@ def _count_from_last_step(trainer: L.Trainer, accumulate: int) -> None:
     """
     loop = trainer.fit_loop.epoch_loop
     seen = trainer.global_step * accumulate
-    loop.batch_progress.is_last_batch = False
     if loop.batch_progress.current.ready == seen:
         return
     for count in (loop.batch_progress.total, loop.batch_progress.current):

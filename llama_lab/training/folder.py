@@ -62,8 +62,11 @@ class RunFolder:
 
     def read_status(self) -> dict[str, Any] | None:
         """status.json, None if there is none."""
-        file = self.path / "status.json"
-        return json.loads(file.read_text()) if file.exists() else None
+        return self.read_json("status.json") if (self.path / "status.json").exists() else None
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A JSON file of the run."""
+        return json.loads((self.path / name).read_text())  # type: ignore[no-any-return]
 
     def write_status(self, status: Status, message: str = "") -> None:
         """Replace status.json; `message` says why, in one line."""

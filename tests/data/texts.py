@@ -7,7 +7,8 @@ from pathlib import Path
 
 from llama_lab.data import ByteTokenizer, TokenDataset, TokenizerFactory
 
-WORDS = [*"the quick brown fox jumps over a lazy dog while Zoë counts naïve façades € 𝄞".split(), "\n", "\t"]
+PANGRAM = "the quick brown fox jumps over a lazy dog while Zoë counts naïve façades € 𝄞"
+WORDS = [*PANGRAM.split(), "\n", "\t"]
 
 
 def sentences(n: int, seed: int = 0) -> list[str]:

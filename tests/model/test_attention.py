@@ -94,7 +94,9 @@ def test_every_nth_layer_ignores_the_window() -> None:
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])
 @pytest.mark.parametrize("position", options("position"))
 def test_with_one_layer_nothing_behind_the_window_matters(position: str, kernel: str) -> None:
-    model = decoder("model.n_layers=1", f"position={position}", "model.attention.window=5", f"model.attention.kernel={kernel}")
+    model = decoder(
+        "model.n_layers=1", f"position={position}", "model.attention.window=5", f"model.attention.kernel={kernel}"
+    )
     randomise(model)
     tokens = torch.arange(20)[None] % 97
     embeddings = model.embedding.tokens(tokens).detach().requires_grad_()

@@ -18,8 +18,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from llama_lab.model.position import (
     Alibi,
     Learned,
-    Llama3Scaling,
     LinearScaling,
+    Llama3Scaling,
     NTKScaling,
     Position,
     Relative,

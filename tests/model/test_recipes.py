@@ -1,0 +1,153 @@
+"""Recipes are choices of group options and nothing else, and one switch changes one thing."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from llama_lab.config import CONF_DIR, build_model
+from llama_lab.errors import ConfigError
+from llama_lab.model import Decoder
+from llama_lab.model.init import ResidualOutput
+from tests.composing import compose_config, options
+
+# The keys of `model` that each group sets.
+GROUPS = {
+    "norm": ["norm"],
+    "block": ["block"],
+    "position": ["position"],
+    "attention": ["attention", "n_kv_heads"],
+    "ffn": ["ffn", "hidden_dim"],
+    "embedding": ["embedding"],
+    "init": ["init"],
+}
+SWITCHES = [(group, option) for group in GROUPS for option in options(group)]
+TOKENS = torch.arange(24)[None] * 7 % 97
+
+composed = cache(compose_config)
+
+
+def recipe(arch: str) -> DictConfig:
+    return composed("size=pico", f"arch={arch}")
+
+
+def switched(arch: str, group: str, option: str) -> DictConfig:
+    """What `arch=<arch> <group>=<option>` composes; `test_a_group_on_the_command_line_...` shows that it is that."""
+    cfg, donor = recipe(arch).copy(), composed("size=pico", "arch=llama", f"{group}={option}")
+    for key in GROUPS[group]:
+        OmegaConf.update(cfg.model, key, donor.model._get_node(key), merge=False)
+    return cfg
+
+
+def component(cfg: DictConfig, group: str) -> dict[str, Any]:
+    """A group's nodes, interpolations unresolved."""
+    model = OmegaConf.to_container(cfg.model, resolve=False)
+    return {key: model[key] for key in GROUPS[group]}
+
+
+@pytest.mark.parametrize("arch", options("arch"))
+def test_recipes_choose_one_option_in_every_group_and_nothing_else(arch: str) -> None:
+    body = OmegaConf.to_container(OmegaConf.load(CONF_DIR / "arch" / f"{arch}.yaml"))
+    assert body.keys() == {"defaults"}
+    assert [key for choice in body["defaults"] for key in choice] == [f"override /{group}" for group in GROUPS]
+
+
+@pytest.mark.parametrize(("group", "option"), SWITCHES)
+def test_a_group_on_the_command_line_beats_the_recipe_and_leaves_nothing_of_it(group: str, option: str) -> None:
+    after_llama, after_vanilla = (composed("size=pico", f"arch={arch}", f"{group}={option}") for arch in ARCHES)
+    assert component(after_vanilla, group) == component(after_llama, group)
+    for other in GROUPS.keys() - {group}:
+        assert component(after_vanilla, other) == component(recipe("vanilla"), other)
+        assert component(after_llama, other) == component(recipe("llama"), other)
+    assert switched("vanilla", group, option).model == after_vanilla.model
+
+
+ARCHES = ("llama", "vanilla")
+
+
+def test_the_default_recipe_is_llama() -> None:
+    assert composed("size=pico").model == recipe("llama").model
+
+
+@pytest.mark.parametrize("arch", options("arch"))
+def test_every_recipe_learns_with_finite_gradients_for_every_parameter(arch: str) -> None:
+    model = build_model(recipe(arch), 97)
+    logits = model(TOKENS)
+    assert logits.shape == (1, 24, 97)
+    nn.functional.cross_entropy(logits[0, :-1], TOKENS[0, 1:]).backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None, name
+        assert p.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("arch", options("arch"))
+def test_every_switch_of_every_recipe_runs(arch: str) -> None:
+    for group, option in SWITCHES:
+        cfg = switched(arch, group, option)
+        if option == "none" and group == "norm" and arch in ("bloom", "olmo2"):
+            with pytest.raises(ConfigError, match="the model's norm does nothing"):  # where else than in blocks it is
+                build_model(cfg, 97)
+        else:
+            assert build_model(cfg, 97)(TOKENS).isfinite().all(), (group, option)
+
+
+@pytest.mark.parametrize("size", options("size"))
+def test_every_size_fits_every_recipe(size: str) -> None:
+    given = OmegaConf.load(CONF_DIR / "size" / f"{size}.yaml")
+    assert OmegaConf.merge(recipe("llama"), given) == composed(f"size={size}", "arch=llama")  # so merging composes
+    for arch in options("arch"):
+        cfg = OmegaConf.merge(recipe(arch), given)
+        cfg.model.n_layers = 2  # the others are alike; whole models are built in test_cost.py
+        with torch.device("meta"):
+            assert build_model(cfg, 97).dim == given.model.dim
+
+
+def owned_by(group: str, model: Decoder) -> set[str]:
+    """The parameters whose distribution a group is there to change."""
+    linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    named = {name for name, _ in model.named_parameters()}
+    return {
+        "norm": {name for name in named if "norm" in name},
+        "init": linear,
+        "position": {name for name in named if name.startswith("position.")},
+    }.get(group, set())
+
+
+@pytest.mark.parametrize("base", ARCHES)
+@pytest.mark.parametrize(("group", "option"), SWITCHES)
+def test_a_switch_leaves_the_initial_values_of_all_shared_parameters(group: str, option: str, base: str) -> None:
+    before, after = (
+        build_model(recipe(base), 97),
+        build_model(composed("size=pico", f"arch={base}", f"{group}={option}"), 97),
+    )
+    old, new = dict(before.named_parameters()), dict(after.named_parameters())
+    shared = {name for name in old.keys() & new.keys() if old[name].shape == new[name].shape} - owned_by(group, before)
+    assert "embedding.tokens.weight" in shared
+    for name in shared:
+        if group == "embedding" and name == "embedding.tokens.weight":  # the same draws at the table's own scale
+            torch.testing.assert_close(new[name] / after.embedding.tokens.std, old[name] / before.embedding.tokens.std)
+        else:
+            assert torch.equal(old[name], new[name]), name
+
+
+@pytest.mark.parametrize("base", ARCHES)
+def test_scaled_init_leaves_all_but_residual_outputs_as_normal_has_them(base: str) -> None:
+    normal, scaled = (
+        build_model(composed("size=pico", f"arch={base}", f"init={init}"), 97) for init in ("normal", "scaled")
+    )
+    residual = {f"{name}.weight" for name, module in scaled.named_modules() if isinstance(module, ResidualOutput)}
+    new = dict(scaled.named_parameters())
+    assert {name for name, p in normal.named_parameters() if not torch.equal(p, new[name])} == residual
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "sinusoidal_concatenated", "learned"])
+@pytest.mark.parametrize("arch", options("arch"))
+def test_tokens_and_positions_start_with_signals_of_one_order(arch: str, position: str) -> None:
+    model = build_model(switched(arch, "position", position), 97)
+    tokens = model.embedding(TOKENS)
+    positions = model.position.embed(torch.zeros_like(tokens), torch.arange(TOKENS.shape[1]))
+    ratio = tokens.square().mean().sqrt() / positions.square().mean().sqrt()
+    assert 0.3 < ratio < 3

@@ -44,7 +44,7 @@ class TokenDataModule(L.LightningDataModule):
 
     Training goes on at the trainer's ``global_step``, so that a resumed run reads exactly what it would have read.
     The trainer needs ``max_steps=steps`` or less, ``accumulate_grad_batches=accumulate`` and
-    ``use_distributed_sampler=False``. Raises ConfigError if the sizes do not divide or the text is too short.
+    ``use_distributed_sampler=False``. Raises ConfigError for a text that is too short, or a negative seed.
     """
 
     def __init__(
@@ -64,6 +64,8 @@ class TokenDataModule(L.LightningDataModule):
         self.micro_batch_size = micro_batch_size
         self.seed = seed
         self.steps = steps
+        self.train_windows = TrainWindows(dataset.train, seq_len, seed)
+        self.val_windows = ValWindows(dataset.val, seq_len)
 
     @property
     def world_size(self) -> int:
@@ -131,7 +133,6 @@ class TrainBatches:
 
     def __init__(self, data: TokenDataModule):
         self._data = data
-        self._windows = TrainWindows(data.dataset.train, data.seq_len, data.seed)
 
     def __len__(self) -> int:
         return self._data.steps * self._data.accumulate
@@ -142,7 +143,7 @@ class TrainBatches:
         size = len(data.rows) // data.accumulate
         for step in range(data.first_step, data.steps):
             for start in range(data.rows.start, data.rows.stop, size):
-                sequences = self._windows.batch(step, data.batch_size, range(start, start + size))
+                sequences = data.train_windows.batch(step, data.batch_size, range(start, start + size))
                 yield _to_tensors(sequences[:, :-1], sequences[:, 1:], data.pin_memory)
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,17 +174,17 @@ class ValBatches:
 
     def __init__(self, data: TokenDataModule):
         self._data = data
-        self._windows = ValWindows(data.dataset.val, data.seq_len)
         self._batch_size = data.micro_batch_size or len(data.rows)
 
     def __len__(self) -> int:
-        return math.ceil(len(self._windows) / self._data.world_size / self._batch_size)
+        return math.ceil(len(self._data.val_windows) / self._data.world_size / self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        mine = range(self._data.rank, len(self._windows), self._data.world_size)
+        windows = self._data.val_windows
+        mine = range(self._data.rank, len(windows), self._data.world_size)
         for i in range(len(self)):
-            windows = [self._windows[j] for j in mine[i * self._batch_size : (i + 1) * self._batch_size]]
-            inputs, targets = zip(*(windows or [self._windows.nothing()]), strict=True)
+            batch = [windows[j] for j in mine[i * self._batch_size : (i + 1) * self._batch_size]]
+            inputs, targets = zip(*(batch or [windows.nothing()]), strict=True)
             yield _to_tensors(np.stack(inputs), np.stack(targets), self._data.pin_memory)
 
 

@@ -105,7 +105,7 @@ class TextFiles:
             if path.suffix.lower() in _ROW_FORMATS:
                 yield from _read_rows(path, self._text_field)
             elif self._document_chars is None:
-                yield _read_text(path)
+                yield "".join(_read_text(path))
             else:
                 yield from _cut(_read_text(path), self._document_chars)
 
@@ -149,29 +149,34 @@ def _fingerprint(settings: str, paths: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def _read_text(path: Path) -> str:
-    """The file's exact text: no newline is translated, so that its bytes are the bytes that are modelled."""
-    data = path.read_bytes()
-    nul = data.find(b"\0")
-    if nul >= 0:
-        raise ConfigError(f"data.files=[{path}]: binary file (NUL byte at offset {nul}); {_READABLE}")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"data.files=[{path}]: not UTF-8 text (at offset {error.start}); {_READABLE}") from error
+def _read_text(path: Path) -> Iterator[str]:
+    """The file's exact text in blocks; no newline is translated, so that its bytes are those that are modelled."""
+    readable = "give UTF-8 text, .jsonl, .json or .parquet files"
+    with path.open(encoding="utf-8", newline="") as file:
+        try:
+            while block := file.read(_BLOCK_CHARS):
+                if "\0" in block:
+                    raise ConfigError(f"data.files=[{path}]: a binary file (it has NUL bytes); {readable}")
+                yield block
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"data.files=[{path}]: not UTF-8 text ({error.reason}); {readable}") from error
 
 
-_READABLE = "give UTF-8 text, .jsonl, .json or .parquet files"
+_BLOCK_CHARS = 1 << 20
 
 
-def _cut(text: str, size: int) -> Iterator[str]:
-    """Cut ``text`` into pieces of ``size`` characters or a little less; joined, they are ``text`` again."""
-    start = 0
-    while len(text) - start > size:
-        end = _last_break(text, start + (size + 1) // 2, start + size)
-        yield text[start:end]
-        start = end
-    yield text[start:]
+def _cut(blocks: Iterable[str], size: int) -> Iterator[str]:
+    """Cut a text into pieces of ``size`` characters or a little less; joined, they are the text again."""
+    rest = ""
+    for block in blocks:
+        rest += block
+        start = 0
+        while len(rest) - start > size:
+            end = _last_break(rest, start + (size + 1) // 2, start + size)
+            yield rest[start:end]
+            start = end
+        rest = rest[start:]
+    yield rest
 
 
 def _last_break(text: str, start: int, end: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers.logger import DummyLogger
 
@@ -303,6 +304,11 @@ def test_a_device_takes_its_whole_share_by_default(data: TokenDataset) -> None:
     assert next(iter(module.val_dataloader()))[0].shape == (BATCH, T)
 
 
+def test_a_negative_seed_is_refused_when_the_module_is_made(data: TokenDataset) -> None:
+    with pytest.raises(ConfigError, match=r"data\.seed=-1"):
+        TokenDataModule(data, T, BATCH, 2, seed=-1, steps=1)
+
+
 def test_text_too_short_is_refused_when_the_module_is_made(data: TokenDataset) -> None:
     with pytest.raises(ConfigError, match=r"model\.max_seq_len=100000"):
         TokenDataModule(data, 100_000, BATCH, 2, seed=0, steps=1)
@@ -327,10 +333,14 @@ def test_a_trainer_validates_on_every_token(whole_run: tuple[Bigram, list[int]],
     assert sum(int((targets != IGNORE).sum()) for _, targets in last) == data.val_tokens
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_batches_for_a_gpu_are_pinned(data: TokenDataset) -> None:
+def test_batches_for_a_gpu_are_pinned(data: TokenDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
     module = on_device(TokenDataModule(data, T, BATCH, 2, seed=7, steps=1), 0, 1)
-    assert not any(tensor.is_pinned() for batch in module.train_dataloader() for tensor in batch)
-    module.trainer.accelerator = L.pytorch.accelerators.CUDAAccelerator()
-    assert all(tensor.is_pinned() for batch in module.train_dataloader() for tensor in batch)
-    assert all(tensor.is_pinned() for batch in module.val_dataloader() for tensor in batch)
+    loaders = module.train_dataloader(), module.val_dataloader()
+    assert [list(loader) for loader in loaders]
+    assert not pinned
+    module.trainer.accelerator = CUDAAccelerator()
+    given = [tensor for loader in loaders for batch in loader for tensor in batch]
+    assert len(given) == len(pinned) > 0
+    assert all(map(torch.equal, given, pinned))

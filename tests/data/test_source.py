@@ -132,10 +132,11 @@ def test_fingerprint_follows_files_and_settings() -> None:
     assert TextFiles("a.txt").fingerprint() != before
 
 
-@given(st.lists(st.sampled_from(["word", "longer" * 5, " ", "\n", "\n\n"])).map("".join), st.integers(1, 50))
-def test_a_cut_text_is_whole_again_when_joined(text: str, size: int) -> None:
-    pieces = list(_cut(text, size))
-    assert "".join(pieces) == text
+@given(st.lists(st.sampled_from(["word", "longer" * 5, " ", "\n", "\n\n"])), st.integers(1, 50))
+def test_a_cut_text_is_whole_again_when_joined(blocks: list[str], size: int) -> None:
+    pieces = list(_cut(blocks, size))
+    assert "".join(pieces) == "".join(blocks)
+    assert pieces == list(_cut(["".join(blocks)], size))  # the blocks that it was read in leave no trace
     assert all(len(piece) <= size for piece in pieces)
     assert all(len(piece) >= size // 2 for piece in pieces[:-1])
 
@@ -202,9 +203,10 @@ def test_a_file_without_rows_is_named() -> None:
     assert "none.json]: the file has no rows" in refusal(write_rows("none.json", []))
 
 
-@pytest.mark.parametrize(("data", "problem"), [(b"abc\0def", "NUL byte at offset 3"), (b"abcd\xff", "at offset 4")])
-def test_a_binary_file_is_named(data: bytes, problem: str) -> None:
-    Path("image.bin").write_bytes(data)
+@pytest.mark.parametrize(("data", "problem"), [(b"abc\0def", "it has NUL bytes"), (b"abc\xff", "not UTF-8 text")])
+@pytest.mark.parametrize("lead", [b"", b"a" * 3_000_000], ids=["at its start", "far into it"])
+def test_a_binary_file_is_named(lead: bytes, data: bytes, problem: str) -> None:
+    Path("image.bin").write_bytes(lead + data)
     message = refusal("image.bin")
     assert message.startswith("data.files=[")
     assert "image.bin]" in message

@@ -372,7 +372,7 @@ def test_a_missing_file_is_refused_before_anything_is_written(tmp_path: Path) ->
 def test_unreadable_text_is_refused_before_any_token_is_written(tmp_path: Path) -> None:
     (tmp_path / "good.txt").write_text("fine " * 10000)
     (tmp_path / "z.bin").write_bytes(b"\0")
-    with pytest.raises(ConfigError, match=r"z\.bin\]: binary file"):
+    with pytest.raises(ConfigError, match=r"z\.bin\]: a binary file"):
         TokenDataset.open_or_build(TextFiles(f"{tmp_path}/*"), ByteTokenizer(), 0.2, tmp_path / "cache")
     assert not [path for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"]
 

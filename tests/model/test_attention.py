@@ -31,8 +31,7 @@ def randomise(*modules: nn.Module) -> None:
 def outputs_and_gradients(layer: GroupedQueryAttention, position: Position, x: Tensor, kernel: str) -> list[Tensor]:
     layer.kernel = kernel
     leaves = [x, *layer.parameters(), *position.parameters()]
-    start = 5  # gradients must not depend on where the text starts
-    layout = Layout(position, start, T, x.device)
+    layout = Layout(position, 5, T, x.device)  # 5 tokens into a text
     y = layer(position.embed(x, layout.positions), layout)
     grads = torch.autograd.grad((y * torch.linspace(-1, 1, DIM)).sum(), leaves, allow_unused=True)
     return [y, *(torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, grads, strict=True))]

@@ -81,6 +81,7 @@ def test_the_last_postnorm_block_ends_normalised() -> None:
 def test_dropout_falls_on_embeddings_and_both_branches_in_training_only(option: str) -> None:
     model, tokens = decoder(f"block={option}", "model.dropout=0.5"), torch.arange(20)[None]
     dropped: list[float] = []
+    torch.manual_seed(0)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.register_forward_hook(lambda _module, _args, x: dropped.append((x == 0).float().mean().item()))

@@ -4,7 +4,7 @@ A family is a tiny random model of theirs, the overrides that compose ours, and 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -602,6 +602,15 @@ FAMILIES = (
     gemma2,
     vanilla,
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small gain nothing from a second thread, and wait for it long on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda build: build.__name__)

@@ -1,7 +1,6 @@
 """Position encodings: what each promises, against independent implementations and closed forms."""
 
 import math
-import re
 from functools import cache
 
 import pytest
@@ -58,7 +57,7 @@ def test_rope_scores_depend_only_on_distance(option: str, fraction: float, inter
     distance, here, there = (data.draw(st.integers(0, 4096)) for _ in range(3))
     query, key = torch.randn(2, HEAD_DIM, generator=torch.Generator().manual_seed(distance))
     scores = [turn(encoding, query, start + distance) @ turn(encoding, key, start) for start in (here, there)]
-    torch.testing.assert_close(*scores, rtol=0, atol=0.01)
+    torch.testing.assert_close(*scores, rtol=0, atol=0.02)  # float32 angles are good to 5e-4
 
 
 @every_rope
@@ -86,21 +85,23 @@ def test_rope_pairs_neighbours_or_halves() -> None:
 @pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
 @pytest.mark.parametrize("option", ROPES)
 def test_rope_keeps_its_precision_in_a_bfloat16_model(option: str, fraction: float, interleaved: bool) -> None:
-    overrides = (f"position={option}", f"model.position.fraction={fraction}", "model.head_dim=16")
-    exact = decoder(*overrides, f"model.position.interleaved={interleaved}")
-    cast = decoder(*overrides, f"model.position.interleaved={interleaved}").bfloat16()
-    positions = torch.arange(5000)
-    tables = cast.position.rotation(positions)
-    assert torch.equal(tables.cos, exact.position.rotation(positions).cos)
-    assert torch.equal(tables.sin, exact.position.rotation(positions).sin)
-    query, key = torch.randn(2, 1, 1, 1, HEAD_DIM, generator=torch.Generator().manual_seed(0)).bfloat16()
-    far, near = (  # the same distance of 3, in the dtype that attention multiplies
-        cast.position.rotation(torch.tensor([start + 3]))(query).float()
-        * cast.position.rotation(torch.tensor([start]))(key).float()
-        for start in (2049, 0)
+    model = decoder(
+        f"position={option}",
+        f"model.position.fraction={fraction}",
+        f"model.position.interleaved={interleaved}",
+        f"model.head_dim={HEAD_DIM}",
     )
-    assert cast.position.rotation(positions[:1])(query).dtype == torch.bfloat16
-    torch.testing.assert_close(far.sum(), near.sum(), rtol=0, atol=0.1)
+    positions = torch.arange(5000)
+    exact = model.position.rotation(positions)
+    cast = model.bfloat16().position.rotation(positions)
+    assert torch.equal(exact.cos, cast.cos)
+    assert torch.equal(exact.sin, cast.sin)
+    query, key = torch.randn(2, HEAD_DIM, generator=torch.Generator().manual_seed(0)).bfloat16()
+    far, near = (
+        turn(model.position, query, start + 3).float() @ turn(model.position, key, start).float() for start in (2049, 0)
+    )
+    assert turn(model.position, query, 1).dtype == torch.bfloat16  # what attention multiplies
+    torch.testing.assert_close(far, near, rtol=0, atol=0.1)
 
 
 @pytest.mark.parametrize("option", [*ROPES, "sinusoidal", "sinusoidal_concatenated"])
@@ -115,13 +116,13 @@ def test_positions_past_256_stay_distinct_after_bfloat16(option: str) -> None:
     assert distances.min() > 0.2
 
 
-def test_learned_positions_and_relative_buckets_stay_distinct_after_bfloat16() -> None:
-    learned = decoder("position=learned", "model.max_seq_len=2100").bfloat16().position
-    rows = learned.embed(torch.zeros(1, 4, 32, dtype=torch.bfloat16), torch.tensor([256, 257, 2048, 2049]))[0].float()
-    assert torch.equal(rows, learned.table.weight[[256, 257, 2048, 2049]].float())
-    relative = decoder("position=relative", "model.position.max_distance=4096").bfloat16().position
-    far, near = (relative.buckets(torch.arange(5000) + start - torch.tensor(start)) for start in (2049, 0))
-    assert torch.equal(far, near)
+def test_learned_positions_and_alibi_stay_distinct_after_bfloat16() -> None:
+    model = decoder("position=learned", "model.max_seq_len=2100").bfloat16()
+    rows = model.position.embed(torch.zeros(1, 4, 32).bfloat16(), torch.tensor([256, 257, 2048, 2049]))
+    assert torch.equal(rows[0], model.position.table.weight[[256, 257, 2048, 2049]])
+    bias = decoder("position=alibi").bfloat16().position.bias(torch.tensor([2049]), torch.tensor([0, 1, 1792, 1793]))
+    assert bias.dtype == torch.float32
+    assert all(len(set(head)) == 4 for head in bias[:, 0].tolist())
 
 
 HF_ROPE = {
@@ -220,7 +221,7 @@ def test_learned_positions_add_their_own_row_and_end() -> None:
     x = torch.randn(2, 3, 32)
     rows = model.position.table.weight[[4, 5, 6]]
     assert torch.equal(model.position.embed(x, torch.arange(4, 7)), x + rows)
-    with pytest.raises(ValueError, match=re.escape("max_seq_len=32: this position encoding ends there, not at 33")):
+    with pytest.raises(ValueError, match=r"^max_seq_len=32: this position encoding ends there, not at 33 tokens$"):
         model(torch.zeros(1, 33, dtype=torch.long))
 
 

@@ -1,0 +1,108 @@
+"""The decoder as a whole: causal, able to generate, to learn and to be compiled."""
+
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from llama_lab.model import Decoder
+from tests.composing import decoder, options
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+TOKENS = torch.randint(97, (2, 24), generator=seeded(0))
+
+
+@cache
+def lively(arch: str) -> Decoder:
+    """A model whose attention is far from uniform."""
+    model = decoder(f"arch={arch}").eval()
+    generator = seeded(0)
+    for p in model.parameters():
+        nn.init.normal_(p, 0.0, 0.3, generator=generator)
+    return model
+
+
+@pytest.mark.parametrize("arch", options("arch"))
+@torch.no_grad()
+def test_later_tokens_never_change_earlier_logits(arch: str) -> None:
+    model, before = lively(arch), lively(arch)(TOKENS)
+    for position in (1, 11, 23):
+        changed = TOKENS.clone()
+        changed[0, position] = (changed[0, position] + 1) % 97
+        after = model(changed)
+        torch.testing.assert_close(after[0, :position], before[0, :position], rtol=0, atol=1e-5)
+        torch.testing.assert_close(after[1], before[1], rtol=0, atol=1e-5)  # nor those of another text
+        assert (after[0, position:] - before[0, position:]).abs().amax(-1).min() > 1e-3
+
+
+@pytest.mark.parametrize("arch", options("arch"))
+@torch.no_grad()
+def test_generating_greedily_takes_the_argmax_of_the_full_forward(arch: str) -> None:
+    model, prompt = lively(arch), [5, 3, 8]
+    text = [*prompt, *model.generate(prompt, 20, temperature=0)]
+    assert len(text) == 23
+    assert text[3:] == model(torch.tensor([text]))[0, 2:-1].argmax(-1).tolist()
+
+
+@given(length=st.integers(0, 29))
+@settings(deadline=None, max_examples=5)
+def test_generate_yields_as_many_tokens_as_asked_for(length: int) -> None:
+    tokens = list(lively("llama").generate([1, 2, 3], length))
+    assert len(tokens) == length
+    assert all(0 <= token < 97 for token in tokens)
+
+
+def test_generate_repeats_itself_with_the_same_generator() -> None:
+    one, again, other = (list(lively("llama").generate([1], 20, generator=seeded(seed))) for seed in (0, 0, 1))
+    assert one == again != other
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+@torch.no_grad()
+def test_generate_samples_from_the_tempered_distribution(temperature: float) -> None:
+    model, generator, n = lively("llama"), seeded(0), 300
+    drawn = torch.tensor([next(model.generate([7], 1, temperature, generator)) for _ in range(n)])
+    expected = (model(torch.tensor([[7]]))[0, -1] / temperature).softmax(-1)
+    deviation = (drawn.bincount(minlength=97) / n - expected).abs()
+    assert (deviation < 5 * (expected * (1 - expected) / n).sqrt() + 1 / n).all()
+
+
+def test_generate_refuses_to_exceed_the_context() -> None:
+    with pytest.raises(ValueError, match=r"^max_seq_len=32: cannot hold 3 \+ 30 tokens$"):
+        next(lively("llama").generate([1, 2, 3], 30))
+
+
+def loss_of(model: Decoder, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+@pytest.mark.parametrize("arch", options("arch"))
+def test_every_recipe_learns_a_tiny_batch_by_heart(arch: str) -> None:
+    model = decoder(f"arch={arch}")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(200):
+        loss = loss_of(model, TOKENS)
+        if loss < 0.1:
+            return
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    pytest.fail(f"the loss is still {loss:.3f}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["llama3", "gemma2"])
+def test_compiling_in_place_changes_neither_logits_nor_keys(arch: str) -> None:
+    model = decoder(f"arch={arch}")
+    keys, logits = list(model.state_dict()), model(TOKENS)
+    model.compile()
+    torch.testing.assert_close(model(TOKENS), logits, rtol=1e-4, atol=1e-4)
+    assert list(model.state_dict()) == keys

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -20,6 +20,9 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from llama_lab.config import CONF_DIR, flatten, register_resolvers
 from llama_lab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llama_lab.training.folder import RunFolder
 
 FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
@@ -82,22 +85,31 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
             f"of the others would start the sweep again; set trainer.devices=1"
         )
     from llama_lab.training.folder import arm_name
+    from llama_lab.training.hardware import current_rank
     from llama_lab.training.run import plan, train  # after the checks: torch and lightning take seconds to import
 
     overrides = list(job.overrides.task)
     run = plan(cfg, cfg.name or job.runtime.choices["arch"], arm_name(overrides), overrides)
     outcome = train(run)
+    if current_rank() == 0:
+        sys.stderr.write(closing_words(outcome, run.folder))
     if outcome == "interrupted":
-        sys.stderr.write(f"stopped; go on with the same command:\n  {shlex.join(['python', *sys.argv])}\n")
         sys.exit(INTERRUPTED)
+    if outcome == "diverged" and not in_sweep:
+        sys.exit(FAILED)
+
+
+def closing_words(outcome: str, folder: "RunFolder") -> str:
+    """What a person should know of a run that did not come to its end."""
+    if outcome == "interrupted":
+        return f"stopped; go on with the same command:\n  {shlex.join(['python', *sys.argv])}\n"
     if outcome == "diverged":
-        status = run.folder.read_status()
-        sys.stderr.write(
-            f"diverged: {status and status['message']}; try a lower optim.lr, a longer schedule.warmup, or "
-            f"train.grad_clip; the record is in {run.folder.path}\n"
+        message = folder.read_json("status.json")["message"]
+        return (
+            f"diverged: {message}; try a lower optim.lr, a longer schedule.warmup, or train.grad_clip=1.0; "
+            f"the record is in {folder.path}\n"
         )
-        if not in_sweep:
-            sys.exit(FAILED)
+    return ""
 
 
 def wants_traceback() -> bool:

@@ -64,7 +64,7 @@ def lightning_loop(cfg: DictConfig, dataset: TokenDataset) -> float:
     data = TokenDataModule(dataset, seq_len, batch_size, None, cfg.data.seed, STEPS)
     with tempfile.TemporaryDirectory() as folder, open_display(STEPS, rank=1) as display:
         monitor = Monitor(cfg.train.log_every, seq_len * batch_size, 0.0, None, display)
-        checkpointing = Checkpointing(Path(folder) / "last.ckpt", STEPS, StopRequest(), monitor.stopwatch)
+        checkpointing = Checkpointing(Path(folder) / "last.ckpt", STEPS, STEPS + 1, StopRequest(), monitor.stopwatch)
         trainer = L.Trainer(
             accelerator="cpu",
             max_steps=STEPS,

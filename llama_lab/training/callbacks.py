@@ -191,13 +191,15 @@ class StopRequest:
 class Checkpointing(L.Callback):
     """Writes `last.ckpt` every `every` optimizer steps, at the end, and when asked to stop; always between two steps.
 
+    At a step that is evaluated (every `evaluate_every`), it waits for the evaluation, which a resumed run would skip.
     The file is replaced in one move, so that a kill leaves the old one or the new one. Raises InterruptedRunError after
     the checkpoint of a requested stop.
     """
 
-    def __init__(self, path: Path, every: int, stop: StopRequest, stopwatch: Stopwatch) -> None:
+    def __init__(self, path: Path, every: int, evaluate_every: int, stop: StopRequest, stopwatch: Stopwatch) -> None:
         self.path = path
         self.every = every
+        self.evaluate_every = evaluate_every
         self.stop = stop
         self.stopwatch = stopwatch
         self._saved_step = 0
@@ -209,9 +211,20 @@ class Checkpointing(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """After an optimizer step that is not evaluated: save if it is time, stop if asked."""
+        is_step_end = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if is_step_end and trainer.global_step % self.evaluate_every:
+            self._save_or_stop(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """After an evaluation in training: the same."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._save_or_stop(trainer)
+
+    def _save_or_stop(self, trainer: L.Trainer) -> None:
         """Save if it is time; stop if asked, all ranks at the same step."""
         step = trainer.global_step
-        if step == self._saved_step or (batch_idx + 1) % trainer.accumulate_grad_batches:
+        if step == self._saved_step:
             return
         stopping = trainer.strategy.reduce_boolean_decision(self.stop.requested, all=False)
         if stopping or step % self.every == 0 or step == trainer.max_steps:

@@ -20,7 +20,7 @@ class LanguageModel(L.LightningModule):
 
     optimizer: from the model to an optimizer. schedule: from step and steps to a multiple of its learning rate.
     grad_clip: largest norm of the gradient, None for no limit. z_loss: weight of the squared log-partition.
-    val_bytes: UTF-8 bytes of the validation text, for bits per byte.
+    val_bytes: UTF-8 bytes of the validation text, for bits per byte. seed: of dropout.
 
     A batch is `(inputs, targets)`, both int64 `(B, T)`. All training micro-batches hold equally many tokens, so that
     the mean over micro-batches and ranks is the mean over tokens; validation sums, since its last batch is smaller.
@@ -35,6 +35,7 @@ class LanguageModel(L.LightningModule):
         val_bytes: int,
         grad_clip: float | None = None,
         z_loss: float = 0.0,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.model = model
@@ -42,6 +43,7 @@ class LanguageModel(L.LightningModule):
         self.grad_clip = grad_clip
         self.z_loss = z_loss
         self.val_bytes = val_bytes
+        self.seed = seed
         self.grad_norm: Tensor | None = None
         self._make_optimizer, self._schedule = optimizer, schedule
         self._train_losses: list[Tensor] = []
@@ -58,6 +60,8 @@ class LanguageModel(L.LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
         """The mean loss of a micro-batch, in nats per token."""
+        if self.model.dropout.p:
+            self._seed_dropout(batch_index)
         inputs, targets = batch
         logits = self.model(inputs).float()
         nll: Tensor = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -65,6 +69,11 @@ class LanguageModel(L.LightningModule):
         if self.z_loss:
             nll = nll + self.z_loss * logits.logsumexp(-1).square().mean()
         return nll
+
+    def _seed_dropout(self, batch_index: int) -> None:
+        """Make dropout a function of seed, micro-batch and rank, so that a resumed run drops what it would have."""
+        rank, ranks = self.trainer.global_rank, self.trainer.world_size
+        torch.manual_seed(self.seed * 2**32 + batch_index * ranks + rank)
 
     def pop_train_loss(self) -> float:
         """Mean training loss since the last call, over all ranks, without the z-loss. Waits for the device."""

@@ -111,6 +111,7 @@ def train(run: Run) -> Outcome:
             dataset.val_bytes,
             cfg.train.grad_clip,
             cfg.train.z_loss,
+            cfg.seed,
         )
         module.configure_optimizers()  # so that a bad setting is refused before anything is written
         monitor = Monitor(
@@ -123,7 +124,7 @@ def train(run: Run) -> Outcome:
         facts = {**run_facts(run, dataset, model), **cost_metrics(cost)}
         with begun(run, facts) as checkpoint:
             outcome = fit(run, module, data, monitor, checkpoint, facts)
-            if outcome != "done":
+            if outcome != "done" or current_rank() != 0:
                 return outcome
             summary = finish(run, monitor, facts)
             sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
@@ -218,6 +219,10 @@ def fit(
     start_step = checkpoint_step(checkpoint)
     loggers = open_loggers(run, start_step, facts)
     stop = StopRequest()
+    evaluate_every = max(run.steps // cfg.train.evaluations, 1)
+    checkpointing = Checkpointing(
+        folder.checkpoint, cfg.train.checkpoint_every, evaluate_every, stop, monitor.stopwatch
+    )
     trainer = L.Trainer(
         accelerator=run.hardware.accelerator,
         devices=run.hardware.devices,
@@ -226,36 +231,39 @@ def fit(
         precision=run.hardware.precision,  # type: ignore[arg-type]
         max_steps=run.steps,
         accumulate_grad_batches=run.accumulate,
-        val_check_interval=max(run.steps // cfg.train.evaluations, 1) * run.accumulate,
+        val_check_interval=evaluate_every * run.accumulate,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
         log_every_n_steps=cfg.train.log_every,
         use_distributed_sampler=False,
         logger=loggers,
-        callbacks=[monitor, Checkpointing(folder.checkpoint, cfg.train.checkpoint_every, stop, monitor.stopwatch)],
+        callbacks=[monitor, checkpointing],
         default_root_dir=folder.path,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        inference_mode=not cfg.trainer.compile,
     )
     if cfg.trainer.compile:
         module.model.compile()  # in place, so that no name in a checkpoint changes
+    outcome: Outcome
     try:
         with stop.listening():
             trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
         if monitor.evaluated_step != run.steps:
             trainer.validate(module, data, verbose=False)
     except DivergedError as error:
-        folder.write_status("diverged", str(error))
-        return "diverged"
+        outcome, message = "diverged", str(error)
     except InterruptedRunError:
-        folder.write_status("interrupted", f"stopped by the user at step {trainer.global_step} of {run.steps}")
-        return "interrupted"
+        outcome, message = "interrupted", f"stopped by the user at step {trainer.global_step} of {run.steps}"
+    else:
+        return "done"
     finally:
         for logger in loggers:
-            logger.finalize("finished")
-    return "done"
+            if isinstance(logger, WandbMetrics):
+                logger.run.finish()  # or the next run of this process would be merged into this one
+    if current_rank() == 0:
+        folder.write_status(outcome, message)
+    return outcome
 
 
 def checkpoint_step(checkpoint: Path | None) -> int:

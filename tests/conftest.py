@@ -1,0 +1,146 @@
+"""A tiny corpus, an environment without keys, and two ways to run train.py: as a process, and inside this one."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from hypothesis import settings
+
+from llama_lab.cli import train_command
+
+TRAIN = Path(__file__).parents[1] / "train.py"
+
+torch.set_num_threads(1)  # of a tiny model, threads would spend most of their time waiting for each other
+settings.register_profile("llama-lab", deadline=None)  # a busy machine is no bug
+settings.load_profile("llama-lab")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command left behind: its exit code, what it printed, and the folder it ran in."""
+
+    code: int
+    out: str
+    err: str
+    cwd: Path
+
+    @property
+    def run(self) -> Path:
+        """The folder of its only run."""
+        (status,) = (self.cwd / "runs").rglob("status.json")
+        return status.parent
+
+
+def without_keys(environment: dict[str, str], home: Path) -> dict[str, str]:
+    """An environment that no W&B setting, key or Hydra setting of this machine reaches."""
+    kept = {k: v for k, v in environment.items() if not k.startswith(("WANDB_", "HYDRA_", "LLAMA_LAB_", "COLUMNS"))}
+    ours = {"NETRC": str(home / "no_netrc"), "LLAMA_LAB_CACHE": str(home / "cache"), "OMP_NUM_THREADS": "1"}
+    return {**kept, **ours}
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where this session keeps its corpus and its token cache."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="session")
+def corpus(home: Path) -> Path:
+    """66 kB of text that looks like code; some characters have more than one byte."""
+    draw = random.Random(0)
+    lines = (f"def f{i}(x): return {draw.randrange(10**3)} * x  # {draw.choice('aé€')}\n\n" for i in range(1500))
+    file = home / "corpus.txt"
+    file.write_text("".join(lines), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="session")
+def tiny(corpus: Path, home: Path) -> list[str]:
+    """The overrides of a run of 78 steps that takes a second or two."""
+    return [
+        "size=pico",
+        "data=text",
+        f"data.files=[{corpus}]",
+        "data.document_chars=500",
+        f"data.cache_dir={home / 'cache'}",
+        "tokenizer=byte",
+        "train.batch_size=8",
+        "train.tokens=20000",
+        "train.sample_tokens=10",
+        "logger=none",
+    ]
+
+
+@pytest.fixture(scope="session")
+def environment(home: Path) -> dict[str, str]:
+    """The environment of the processes that tests start."""
+    return without_keys(dict(os.environ), home)
+
+
+RunTrain = Callable[..., Ran]
+
+
+@pytest.fixture(scope="session")
+def run_train(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> RunTrain:
+    """Run `python train.py *overrides` as a process, in `cwd` or a fresh folder, with standard input closed."""
+
+    def run(*overrides: str, cwd: Path | None = None, script: Path = TRAIN, **variables: str) -> Ran:
+        cwd = cwd or tmp_path_factory.mktemp("run")
+        done = subprocess.run(
+            [sys.executable, str(script), *overrides],
+            cwd=cwd,
+            env={**environment, **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr, cwd)
+
+    return run
+
+
+Command = Callable[..., Ran]
+
+
+@pytest.fixture
+def command(
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Command:
+    """Run `python train.py *overrides` inside this process, in a fresh folder: it starts in no time."""
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ.keys() - environment.keys():
+        monkeypatch.delenv(name)
+    for name in ("NETRC", "LLAMA_LAB_CACHE"):
+        monkeypatch.setenv(name, environment[name])
+
+    def run(*overrides: str) -> Ran:
+        for name in ("HYDRA_FULL_ERROR", "LLAMA_LAB_TRACEBACK"):  # the command sets them
+            monkeypatch.setenv(name, "0")
+        monkeypatch.setattr(sys, "argv", ["train.py", *overrides])
+        GlobalHydra.instance().clear()
+        capsys.readouterr()
+        code = 0
+        try:
+            train_command()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        printed = capsys.readouterr()
+        return Ran(code, printed.out, printed.err, tmp_path)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def finished(run_train: RunTrain, tiny: list[str]) -> Ran:
+    """A whole run as a newcomer would start it: with all loggers, without a W&B key, from a process without input."""
+    return run_train(*tiny, "logger=all", "train.checkpoint_every=7", "train.micro_batch_size=4")

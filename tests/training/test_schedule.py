@@ -1,0 +1,138 @@
+"""Schedules: multiples of the peak learning rate from 0 to 1, equal to torch's own schedulers."""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
+
+from llama_lab.errors import ConfigError
+from llama_lab.training.schedule import constant, cosine, linear, wsd
+
+Schedule = Callable[[int, int], float]
+
+STEPS = st.integers(1, 400)
+FRACTION = st.floats(0, 1)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    """Any schedule with any settings that it takes."""
+    warmup, final = draw(FRACTION), draw(FRACTION)
+    decay = draw(st.floats(0, 1 - warmup))
+    return draw(
+        st.sampled_from(
+            [
+                partial(constant, warmup=warmup),
+                partial(cosine, warmup=warmup, final=final),
+                partial(linear, warmup=warmup, final=final),
+                partial(wsd, warmup=warmup, decay=decay, final=final),
+            ]
+        )
+    )
+
+
+def curve(schedule: Schedule, steps: int) -> list[float]:
+    """The multiple at each step of the budget."""
+    return [schedule(step, steps) for step in range(steps)]
+
+
+def torch_curve(steps: int, *phases: tuple[int, Callable[[torch.optim.Optimizer], LRScheduler]]) -> list[float]:
+    """The rates of torch schedulers, each from a step on, for a peak of 1."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    rates = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the optimizer takes no step
+        schedulers = [make(optimizer) for _, make in phases]
+        scheduler = SequentialLR(optimizer, schedulers, [start for start, _ in phases[1:]])
+        for _ in range(steps):
+            rates.append(float(optimizer.param_groups[0]["lr"]))
+            scheduler.step()
+    return rates
+
+
+def warming(steps: int) -> tuple[int, Callable[[torch.optim.Optimizer], LRScheduler]]:
+    """A line from 1/(steps + 1) up to the peak."""
+    return 0, lambda o: LinearLR(o, 1 / (steps + 1), 1.0, steps) if steps else ConstantLR(o, 1.0)
+
+
+@given(schedules(), STEPS)
+def test_every_multiple_is_from_0_to_1(schedule: Schedule, steps: int) -> None:
+    assert all(0 <= multiple <= 1 for multiple in curve(schedule, steps))
+
+
+@given(schedules(), STEPS)
+def test_no_step_of_the_warm_up_is_lost_to_a_rate_of_zero(schedule: Schedule, steps: int) -> None:
+    assert schedule(0, steps) > 0 or getattr(schedule, "keywords", {}).get("final") == 0
+
+
+@given(STEPS, FRACTION)
+def test_the_warm_up_rises_to_1_at_the_end_of_its_fraction(steps: int, warmup: float) -> None:
+    rising = round(warmup * steps)
+    multiples = curve(partial(constant, warmup=warmup), steps + 1)
+    assert multiples[rising:] == [1.0] * (steps + 1 - rising)
+    assert multiples[: rising + 1] == sorted(set(multiples[: rising + 1])), "not strictly rising"
+
+
+@given(STEPS, st.floats(0, 0.9), FRACTION)
+def test_cosine_is_torch_s_linear_warm_up_and_cosine_annealing(steps: int, warmup: float, final: float) -> None:
+    rising = round(warmup * steps)
+    torch_s = torch_curve(
+        steps, warming(rising), (rising, lambda o: CosineAnnealingLR(o, max(steps - rising, 1), eta_min=final))
+    )
+    assert curve(partial(cosine, warmup=warmup, final=final), steps) == pytest.approx(torch_s, abs=1e-9)
+
+
+@given(STEPS, st.floats(0, 0.9), FRACTION)
+def test_linear_is_torch_s_linear_warm_up_and_linear_decay(steps: int, warmup: float, final: float) -> None:
+    rising = round(warmup * steps)
+    torch_s = torch_curve(
+        steps, warming(rising), (rising, lambda o: LinearLR(o, 1.0, final, max(steps - rising, 1)))
+    )
+    assert curve(partial(linear, warmup=warmup, final=final), steps) == pytest.approx(torch_s, abs=1e-9)
+
+
+@given(STEPS, FRACTION, st.data(), FRACTION)
+def test_wsd_is_flat_at_1_then_falls_along_a_line(steps: int, warmup: float, data: st.DataObject, final: float) -> None:
+    decay = data.draw(st.floats(0, 1 - warmup))
+    multiples = curve(partial(wsd, warmup=warmup, decay=decay, final=final), steps)
+    rising, falling = round(warmup * steps), steps - round(decay * steps)
+    assert multiples[rising : falling + 1] == [1.0] * len(multiples[rising : falling + 1])
+    line = [1 - (1 - final) * (step - falling) / (steps - falling) for step in range(max(rising, falling), steps)]
+    assert multiples[max(rising, falling) :] == pytest.approx(line)
+
+
+@pytest.mark.parametrize("schedule", [cosine, linear])
+def test_the_last_step_comes_near_the_final_rate(schedule: Callable[..., float]) -> None:
+    last = schedule(999, 1000, warmup=0.05, final=0.1)
+    assert 0.1 < last < 0.102
+    assert schedule(1000, 1000, warmup=0.05, final=0.1) == pytest.approx(0.1)
+
+
+def refusals() -> list[tuple[Callable[..., float], dict[str, Any], str]]:
+    """Schedule, settings, and what the message must begin with."""
+    final = {cosine: {"final": 0.1}, linear: {"final": 0.1}, wsd: {"final": 0.1, "decay": 0.2}}
+    cases: list[tuple[Callable[..., float], dict[str, Any], str]] = []
+    for schedule, others in {constant: {}, **final}.items():
+        for wrong in (-0.1, 1.5, 200, "abc", None, float("nan")):
+            cases.append((schedule, {**others, "warmup": wrong}, f"schedule.warmup={wrong}: "))
+    for schedule, others in final.items():
+        for wrong in (-0.1, 1.5, "abc", None, float("nan")):
+            cases.append((schedule, {**others, "warmup": 0.1, "final": wrong}, f"schedule.final={wrong}: "))
+    for wrong in (-0.1, 1.5, "abc", None, float("nan"), 0.95):
+        cases.append((wsd, {"warmup": 0.1, "final": 0.1, "decay": wrong}, f"schedule.decay={wrong}: "))
+    return cases
+
+
+@pytest.mark.parametrize(("schedule", "settings", "message"), refusals())
+def test_a_setting_out_of_range_is_refused_by_its_name(
+    schedule: Callable[..., float], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        schedule(0, 100, **settings)
+    assert str(error.value).startswith(message)

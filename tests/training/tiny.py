@@ -1,0 +1,115 @@
+"""Runs of a tiny model inside the test's process, whole or in pieces."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+
+from llama_lab.config import build, build_model
+from llama_lab.data import TokenDataset
+from llama_lab.data.module import TokenDataModule
+from llama_lab.model import Decoder
+from llama_lab.training.callbacks import Monitor
+from llama_lab.training.display import LogDisplay
+from llama_lab.training.folder import RunFolder
+from llama_lab.training.module import LanguageModel
+from llama_lab.training.run import Outcome, Run, fit, open_dataset, plan, quiet_libraries
+from llama_lab.training.throughput import Stopwatch
+from tests.composing import compose_config
+
+
+def planned(*overrides: str, arm: str = "arm") -> Run:
+    """The run that `python train.py *overrides` would start."""
+    return plan(compose_config(*overrides), "name", arm, list(overrides))
+
+
+@dataclass
+class Pieces:
+    """A run's parts, as `train` puts them together; replace one before `fit`."""
+
+    run: Run
+    dataset: TokenDataset
+    data: TokenDataModule
+    module: LanguageModel
+    monitor: Monitor
+
+    def fit(self, checkpoint: Path | None = None) -> Outcome:
+        """Train as `train` does, without its summary and its sample."""
+        quiet_libraries()
+        self.run.folder.begin(self.run.cfg, self.run.overrides, {})
+        return fit(self.run, self.module, self.data, self.monitor, checkpoint, {})
+
+    @property
+    def rows(self) -> list[dict[str, float]]:
+        """What metrics.csv holds."""
+        return rows(self.run.folder.path)
+
+
+def pieces(*overrides: str, stopwatch: Stopwatch | None = None, **replaced: Any) -> Pieces:
+    """The parts of the run of `overrides`; `replaced` are arguments of its LanguageModel, or `kind`, its class."""
+    run = planned(*overrides)
+    cfg = run.cfg
+    dataset = open_dataset(cfg, lambda *_: None)
+    data = TokenDataModule(
+        dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed, run.steps
+    )
+    arguments: dict[str, Any] = {
+        "kind": LanguageModel,
+        "model": build_model(cfg, dataset.vocab_size),
+        "optimizer": build(cfg.optim, "optim"),
+        "schedule": build(cfg.schedule, "schedule"),
+        "steps": run.steps,
+        "val_bytes": dataset.val_bytes,
+        "grad_clip": cfg.train.grad_clip,
+        "z_loss": cfg.train.z_loss,
+    } | replaced
+    module = arguments.pop("kind")(**arguments)
+    display = LogDisplay(Console(quiet=True), run.steps)
+    monitor = Monitor(cfg.train.log_every, run.tokens_per_step, 0.0, None, display, stopwatch)
+    return Pieces(run, dataset, data, module, monitor)
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    """The rows of a run's metrics.csv, read without our own reader; empty cells are left out."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def repeatable(folder: Path) -> list[dict[str, float]]:
+    """The rows of a run's metrics.csv without what no two runs share: time and memory."""
+    return [{k: v for k, v in row.items() if k != "seconds" and not k.startswith("perf/")} for row in rows(folder)]
+
+
+def trained_state(folder: Path) -> dict[str, Any]:
+    """Weights, optimizer and schedule of a run's checkpoint."""
+    checkpoint = torch.load(RunFolder(folder).checkpoint, weights_only=True)
+    return {key: checkpoint[key] for key in ("global_step", "state_dict", "optimizer_states", "lr_schedulers")}
+
+
+def identical(a: Any, b: Any) -> bool:
+    """Whether two nests of dicts, lists and tensors are the same to the last bit."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(identical(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(identical(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+def nll_by_hand(model: Decoder, tokens: Sequence[int]) -> list[float]:
+    """What `model` pays for each token but the first, in nats: window by window, one softmax at a time, in float64."""
+    model = model.double()
+    paid: list[float] = []
+    for start in range(0, len(tokens) - 1, model.max_seq_len):
+        window = [int(token) for token in tokens[start : start + model.max_seq_len + 1]]
+        with torch.no_grad():
+            (logits,) = model(torch.tensor([window[:-1]]))
+        for position, target in enumerate(window[1:]):
+            paid.append(-F.log_softmax(logits[position], 0)[target].item())
+    return paid

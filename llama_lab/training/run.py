@@ -1,6 +1,7 @@
 """One run, from a composed config to a finished folder."""
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,6 +60,8 @@ class Run:
 
 def plan(cfg: DictConfig, name: str, arm: str, overrides: list[str]) -> Run:
     """Check all settings that need neither data nor model. Raises ConfigError, writes nothing."""
+    if not isinstance(cfg.seed, int) or not 0 <= cfg.seed < 2**31:
+        raise ConfigError(f"seed={cfg.seed}: must be a whole number from 0 to 2147483647")
     check_train(cfg.train)
     tokens_per_step = cfg.train.batch_size * cfg.model.max_seq_len
     steps = int(cfg.train.tokens) // tokens_per_step
@@ -76,19 +79,19 @@ def plan(cfg: DictConfig, name: str, arm: str, overrides: list[str]) -> Run:
 
 
 def check_train(train: DictConfig) -> None:
-    """Raise ConfigError for a number out of its range."""
-    for key in ("batch_size", "evaluations", "log_every", "checkpoint_every"):
-        if not isinstance(train[key], int) or train[key] < 1:
-            raise ConfigError(f"train.{key}={train[key]}: must be a positive whole number")
-    if train.micro_batch_size is not None and train.micro_batch_size < 1:
-        raise ConfigError(
-            f"train.micro_batch_size={train.micro_batch_size}: must be positive, or null for no splitting"
-        )
-    if train.grad_clip is not None and train.grad_clip <= 0:
-        raise ConfigError(f"train.grad_clip={train.grad_clip}: must be positive, or null for none")
-    for key in ("z_loss", "sample_tokens"):
-        if train[key] < 0:
-            raise ConfigError(f"train.{key}={train[key]}: must not be negative")
+    """Raise ConfigError for a number out of its range, or none at all."""
+    for key in ("batch_size", "evaluations", "log_every", "checkpoint_every", "micro_batch_size"):
+        value = train[key]
+        optional = key == "micro_batch_size" and value is None
+        if not optional and (not isinstance(value, int) or value < 1):
+            raise ConfigError(f"train.{key}={value}: must be a positive whole number")
+    for key in ("tokens", "z_loss", "sample_tokens", "grad_clip"):
+        value = train[key]
+        optional = key == "grad_clip" and value is None
+        if not optional and (not isinstance(value, int | float) or value < 0):
+            raise ConfigError(f"train.{key}={value}: must be a number, and not negative")
+    if train.grad_clip == 0:
+        raise ConfigError("train.grad_clip=0: leaves no gradient; choose a positive number, or null for no clipping")
 
 
 def train(run: Run) -> Outcome:
@@ -219,7 +222,7 @@ def fit(
     start_step = checkpoint_step(checkpoint)
     loggers = open_loggers(run, start_step, facts)
     stop = StopRequest()
-    evaluate_every = max(run.steps // cfg.train.evaluations, 1)
+    evaluate_every = math.ceil(run.steps / cfg.train.evaluations)
     checkpointing = Checkpointing(
         folder.checkpoint, cfg.train.checkpoint_every, evaluate_every, stop, monitor.stopwatch
     )

@@ -27,21 +27,34 @@ def head_dim(dim: int, n_heads: int) -> int:
     return dim // n_heads
 
 
+def ungated_width(dim: int, mlp_ratio: float) -> int:
+    """mlp_ratio times dim, to the nearest multiple of 8."""
+    check_ratio(mlp_ratio)
+    return max(8, 8 * round(mlp_ratio * dim / 8))
+
+
 def gated_width(dim: int, mlp_ratio: float) -> int:
     """Two thirds of the ungated width, to the nearest multiple of 8, so that parameters stay equal (Shazeer 2020)."""
+    check_ratio(mlp_ratio)
     return max(8, 8 * round(2 / 3 * mlp_ratio * dim / 8))
 
 
-def ungated_width(dim: int, mlp_ratio: float) -> int:
-    """mlp_ratio times dim, to the nearest multiple of 8."""
-    return max(8, 8 * round(mlp_ratio * dim / 8))
+def check_ratio(mlp_ratio: float) -> None:
+    """Raise ConfigError unless the ratio is a positive number."""
+    if not isinstance(mlp_ratio, int | float) or mlp_ratio <= 0:
+        raise ConfigError(f"size.mlp_ratio={mlp_ratio}: must be a positive number")
+
+
+def token_signal(std: float, scale: float, norm_input: bool) -> float:
+    """Standard deviation of the embedded tokens at step 0, which positions that are added to them start with."""
+    return 1.0 if norm_input else std * scale
 
 
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.head_dim": head_dim,
     "lab.gated_width": gated_width,
     "lab.ungated_width": ungated_width,
-    "lab.product": lambda a, b: a * b,
+    "lab.token_signal": token_signal,
     "lab.power": lambda base, exponent: base**exponent,
     "lab.half": lambda n: n // 2,
 }

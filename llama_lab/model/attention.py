@@ -194,9 +194,11 @@ def check_window(window: int | None, global_every: int | None) -> None:
 
 
 def choose_kernel(kernel: str, softcap: float | None) -> str:
-    """Resolve "auto"; raises ValueError for an unknown kernel, or one that cannot cap scores."""
+    """Resolve "auto"; raises ValueError for an unknown kernel, a cap of nothing, or a kernel that cannot cap."""
     if kernel not in ("auto", "sdpa", "reference"):
         raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
+    if softcap is not None and softcap <= 0:
+        raise ValueError(f"attention.softcap={softcap}: must be positive, or null for none")
     if kernel == "sdpa" and softcap is not None:
         raise ValueError("attention.kernel=sdpa: it cannot cap scores; choose auto, or attention.softcap=null")
     if kernel == "auto":

@@ -49,10 +49,11 @@ class LayerCache:
 
 
 class KVCache:
-    """The caches of all layers, and how many tokens they have seen."""
+    """The caches of all layers, how many tokens they have seen, and how many they are for."""
 
-    def __init__(self, layers: list[LayerCache]) -> None:
+    def __init__(self, layers: list[LayerCache], context: int) -> None:
         self.layers = layers
+        self.context = context
         self.length = 0
 
     @property

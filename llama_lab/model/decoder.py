@@ -78,10 +78,12 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
         """Logits `(B, T, V)` for the token after each of `tokens (B, T)`, which follow those in `cache`.
 
-        Raises ValueError where the position encoding has come to its end.
+        Raises ValueError where the position encoding, or the cache, has come to its end.
         """
         start = 0 if cache is None else cache.length
         end = start + tokens.shape[1]
+        if cache is not None and end > cache.context:
+            raise ValueError(f"context={cache.context}: the cache is for so many tokens, not for {end}")
         if self.position.max_positions is not None and end > self.position.max_positions:
             raise ValueError(f"max_seq_len={self.max_seq_len}: this position encoding ends there, not at {end} tokens")
         layout = Layout(self.position, start, tokens.shape[1], tokens.device)
@@ -98,7 +100,7 @@ class Decoder(nn.Module):
         context = context or self.max_seq_len
         dtype = dtype or weight.dtype
         layers = [m for m in self.modules() if isinstance(m, GroupedQueryAttention)]
-        return KVCache([layer.new_cache(batch_size, context, dtype, weight.device) for layer in layers])
+        return KVCache([layer.new_cache(batch_size, context, dtype, weight.device) for layer in layers], context)
 
     @torch.no_grad()
     def generate(

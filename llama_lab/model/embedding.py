@@ -40,6 +40,8 @@ class Embedding(nn.Module):
             self.head.weight = self.tokens.weight
         if self.norm is not None and not list(self.norm.parameters()):
             raise ValueError("embedding.norm_input=true: the model's norm does nothing; choose a norm, or false")
+        if logit_softcap is not None and logit_softcap <= 0:
+            raise ValueError(f"embedding.logit_softcap={logit_softcap}: must be positive, or null for none")
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embed `tokens (B, T)` as `(B, T, D)`."""

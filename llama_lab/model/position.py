@@ -228,6 +228,10 @@ class Rope(Position):
                 f"position.fraction={fraction}: turns {self.rotary_dim} of head_dim={head_dim} dimensions, but the "
                 f"number must be even and between 2 and head_dim; change fraction, head_dim, or dim and n_heads"
             )
+        if theta <= 0:
+            raise ValueError(f"position.theta={theta}: must be positive")
+        if scaling is not None and scaling.factor <= 0:
+            raise ValueError(f"position.scaling.factor={scaling.factor}: must be positive")
         self.theta = theta
         self.interleaved = interleaved
         self.scaling = scaling
@@ -283,6 +287,8 @@ class Relative(Position):
         std: float = 0.02,
     ) -> None:
         super().__init__(dim, n_heads, head_dim, max_seq_len)
+        if n_buckets < 2:
+            raise ValueError(f"position.n_buckets={n_buckets}: must be at least 2")
         if max_distance <= n_buckets // 2:
             raise ValueError(
                 f"position.max_distance={max_distance}: must exceed position.n_buckets / 2 = {n_buckets // 2}"

@@ -29,7 +29,7 @@ from .metrics import MetricsCSV
 from .module import LanguageModel
 from .run import open_dataset, quiet_libraries
 
-STEPS, ROUNDS = 63, 5
+STEPS, ROUNDS = 43, 5
 
 
 def bare_loop(cfg: DictConfig, dataset: TokenDataset) -> float:

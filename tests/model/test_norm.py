@@ -43,9 +43,10 @@ def test_rmsnorm_equals_pytorchs(unit_offset: bool, eps: float) -> None:
 
 @pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
 def test_norms_compute_in_float32_whatever_the_dtype(norm: type[nn.Module]) -> None:
-    ours, x = norm(12), X.bfloat16()
-    exact = ours(x.float())
-    y = ours.bfloat16()(x)
+    ours, x = norm(12).bfloat16(), X.bfloat16()
+    nn.init.normal_(ours.weight)
+    y = ours(x)
+    exact = ours.float()(x.float())
     assert y.dtype == torch.bfloat16
     assert torch.equal(y, exact.bfloat16())
 

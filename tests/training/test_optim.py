@@ -17,9 +17,9 @@ SETTINGS = {"lr": 3e-3, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay"
 @pytest.mark.parametrize("arch", options("arch"))
 def test_matrices_and_tables_decay_and_norms_and_biases_do_not(arch: str) -> None:
     model = decoder(f"arch={arch}")
-    decaying = {
-        id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding)
-    } | {id(p) for name, p in model.named_parameters() if "position" in name}
+    decaying = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding)} | {
+        id(p) for name, p in model.named_parameters() if "position" in name
+    }
     groups = adamw(model, **SETTINGS).param_groups
     by_decay = {group["weight_decay"]: {id(p) for p in group["params"]} for group in groups}
     assert by_decay.pop(0.3) == decaying

@@ -18,7 +18,7 @@ from llama_lab.training.callbacks import Monitor
 from llama_lab.training.display import LogDisplay
 from llama_lab.training.folder import RunFolder
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.run import Outcome, Run, fit, open_dataset, plan, quiet_libraries
+from llama_lab.training.run import Outcome, Run, begun, fit, open_dataset, plan, quiet_libraries
 from llama_lab.training.throughput import Stopwatch
 from tests.composing import compose_config
 
@@ -38,11 +38,11 @@ class Pieces:
     module: LanguageModel
     monitor: Monitor
 
-    def fit(self, checkpoint: Path | None = None) -> Outcome:
-        """Train as `train` does, without its summary and its sample."""
+    def fit(self) -> Outcome:
+        """Train as `train` does, from the folder's checkpoint if there is one, without a summary and a sample."""
         quiet_libraries()
-        self.run.folder.begin(self.run.cfg, self.run.overrides, {})
-        return fit(self.run, self.module, self.data, self.monitor, checkpoint, {})
+        with begun(self.run, {}) as checkpoint:
+            return fit(self.run, self.module, self.data, self.monitor, checkpoint, {})
 
     @property
     def rows(self) -> list[dict[str, float]]:
@@ -67,6 +67,7 @@ def pieces(*overrides: str, stopwatch: Stopwatch | None = None, **replaced: Any)
         "val_bytes": dataset.val_bytes,
         "grad_clip": cfg.train.grad_clip,
         "z_loss": cfg.train.z_loss,
+        "seed": cfg.seed,
     } | replaced
     module = arguments.pop("kind")(**arguments)
     display = LogDisplay(Console(quiet=True), run.steps)

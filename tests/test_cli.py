@@ -1,0 +1,488 @@
+"""The command line from end to end: what a person types, what they see, what lies in the folder afterwards."""
+
+import fcntl
+import json
+import math
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from llama_lab.config import CONF_DIR
+from llama_lab.training.folder import RunFolder
+from llama_lab.training.run import open_dataset
+from tests.composing import decoder, options
+from tests.conftest import TRAIN, Command, Ran, RunTrain
+from tests.training.tiny import identical, nll_by_hand, repeatable, rows, trained_state
+
+
+def summary(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "summary.json").read_text()))
+
+
+def status(run: Path) -> str:
+    return str(json.loads((run / "status.json").read_text())["status"])
+
+
+def files(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file's bytes and time."""
+    return {str(f): (f.read_bytes(), f.stat().st_mtime_ns) for f in folder.rglob("*") if f.is_file()}
+
+
+# A whole run
+
+
+def test_a_run_ends_well_and_says_nothing_on_standard_error(finished: Ran) -> None:
+    assert (finished.code, finished.err) == (0, "")
+    assert status(finished.run) == "done"
+
+
+def test_what_is_printed_into_a_file_is_plain_lines_without_banners(finished: Ran) -> None:
+    assert "\x1b" not in finished.out
+    assert "\r" not in finished.out
+    for noise in ("GPU available", "TPU", "Lightning", "lightning", "💡", "Warning", "warn", "Trainer", "rank_zero"):
+        assert noise not in finished.out
+    assert re.search(r"^step 10/78  loss \d\.\d{3}  [\d,]+ tokens/s$", finished.out, re.MULTILINE)
+    assert len(finished.out.splitlines()) < 40
+
+
+def test_the_table_tells_size_quality_speed_and_memory(finished: Ran) -> None:
+    table = dict(re.findall(r"^│ +(\S.*?) +│ +(\S.*?) │$", finished.out, re.MULTILINE))
+    told = summary(finished.run)
+    assert table == {
+        "parameters": f"{told['params']:,}",
+        "without embeddings": f"{told['params_non_embedding']:,}",
+        "tokens seen": "19,968",
+        "val loss": f"{told['val/loss']:.4f} nats/token",
+        "of unigram frequencies": f"{told['unigram_entropy']:.4f} nats/token",
+        "val bits per byte": f"{told['val/bits_per_byte']:.4f}",
+        "training speed": f"{told['perf/tokens_per_second']:,.0f} tokens/s",
+        "peak memory": f"{told['perf/peak_memory_bytes'] / 2**20:.4g} MiB",
+        "KV cache per token, 16-bit": "256 B",  # keys and values of 2 layers, 4 heads, 8 dimensions, 2 bytes
+        "KV cache at 32 tokens": "8 KiB",
+    }
+
+
+def test_a_sample_is_shown_and_where_everything_is(finished: Ran) -> None:
+    assert re.search(r"^╭─ sample ─+╮\n(│ .* │\n)+╰─+╯$", finished.out, re.MULTILINE)
+    assert f"everything is in {finished.run.relative_to(finished.cwd)}\n" in finished.out
+
+
+def test_one_byte_that_is_no_text_costs_a_sample_one_character(finished: Ran) -> None:
+    dataset = open_dataset(OmegaConf.load(finished.run / "resolved.yaml"), lambda *_: None)  # type: ignore[arg-type]
+    for ids in (b"def f\xff(x):", b"cut \xe2\x82", "whole €".encode()):
+        assert dataset.tokenizer.decode(list(ids)) == ids.decode(errors="replace")
+
+
+def test_a_run_s_folder_is_named_by_recipe_arm_and_seed_and_complete(finished: Ran) -> None:
+    name, arm, seed = finished.run.relative_to(finished.cwd / "runs").parts
+    assert (name, seed) == ("llama", "seed=1")
+    assert arm.startswith("data.document_chars=500-data.files=")
+    there = {path.name for path in finished.run.iterdir()}
+    assert there >= {
+        "resolved.yaml",
+        "overrides.yaml",
+        "environment.json",
+        "metrics.csv",
+        "summary.json",
+        "status.json",
+        "checkpoints",
+        "tensorboard",
+        "wandb",
+    }
+    assert [path.name for path in (finished.run / "checkpoints").iterdir()] == ["last.ckpt"]
+    assert list(finished.run.rglob("*.tmp")) == []
+    assert [path.name for path in finished.cwd.iterdir()] == ["runs"], "litter"
+
+
+def test_the_folder_tells_how_to_repeat_the_run(finished: Ran, tiny: list[str]) -> None:
+    resolved = (finished.run / "resolved.yaml").read_text()
+    assert "${" not in resolved
+    assert OmegaConf.create(resolved).model.hidden_dim == 88
+    assert OmegaConf.load(finished.run / "overrides.yaml")[: len(tiny)] == tiny
+    environment = json.loads((finished.run / "environment.json").read_text())
+    assert environment["command"][1 : 1 + len(tiny)] == tiny
+    assert environment["versions"]["torch"] == torch.__version__
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=TRAIN.parent, capture_output=True, text=True)
+    if commit.returncode == 0:
+        assert environment["git"] == {"commit": commit.stdout.strip(), "dirty": environment["git"]["dirty"]}
+    assert all(re.fullmatch(r"[0-9a-f]{16,}", environment[key]) for key in ("data_hash", "tokenizer_hash"))
+
+
+def test_the_summary_holds_the_last_value_of_every_metric_and_the_costs(finished: Ran) -> None:
+    told = summary(finished.run)
+    last: dict[str, float] = {}
+    for row in rows(finished.run):
+        last |= row
+    of_the_whole_run = {"perf/tokens_per_second", "perf/tokens_per_second_per_device"}
+    assert {key: told[key] for key in last.keys() - of_the_whole_run} == {
+        key: last[key] for key in last.keys() - of_the_whole_run
+    }
+    assert of_the_whole_run < last.keys()
+    assert told["perf/tokens_per_second"] == told["perf/tokens_per_second_per_device"] > 0
+    assert last.keys() >= {
+        "tokens",
+        "train/loss",
+        "val/loss",
+        "val/bits_per_byte",
+        "perf/peak_memory_bytes",
+        "optim/lr",
+        "optim/grad_norm",
+    }
+    assert (told["arm"], told["seed"]) == (finished.run.parent.name, 1)
+    model = decoder(vocab_size=257)
+    assert told["params"] == sum(p.numel() for p in model.parameters())
+    assert told["params_non_embedding"] == sum(p.numel() for p in model.blocks.parameters()) + 32  # the final norm's
+    assert told["flops_per_token"] > 2 * told["params_non_embedding"]
+    assert told["kv_cache/bytes"] == 32 * told["kv_cache/bytes_per_token"] == 32 * 2 * 2 * 32 * 2
+    assert told["bytes_per_token"] == pytest.approx(
+        told["val/loss"] / math.log(2) / told["val/bits_per_byte"], rel=1e-6
+    )
+    assert "perf/mfu" not in told, "a CPU has no known peak"
+
+
+# In a terminal
+
+
+def in_terminal(overrides: list[str], cwd: Path, environment: dict[str, str], interrupt_at: str = "") -> Ran:
+    """Run train.py in a terminal of 80 columns; press Ctrl-C once it shows `interrupt_at`."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    with subprocess.Popen(
+        [sys.executable, str(TRAIN), *overrides],
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        cwd=cwd,
+        env={**environment, "TERM": "xterm-256color"},
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
+    ) as process:
+        os.close(its)
+        shown = b""
+        while True:
+            try:
+                shown += os.read(ours, 1 << 16)
+            except OSError:  # the end, on Linux
+                break
+            if interrupt_at and interrupt_at.encode() in shown:
+                os.write(ours, b"\x03")
+                interrupt_at = ""
+    os.close(ours)
+    return Ran(process.returncode, shown.decode(), "", cwd)
+
+
+@pytest.fixture(scope="module")
+def in_terminals(
+    tiny: list[str], environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Ran, Ran]:
+    """The run of `finished` in a terminal, stopped by Ctrl-C as it begins to train; and the same command again."""
+    cwd = tmp_path_factory.mktemp("terminal")
+    overrides = [*tiny, "train.checkpoint_every=7", "train.micro_batch_size=4"]
+    return in_terminal(overrides, cwd, environment, "training "), in_terminal(overrides, cwd, environment)
+
+
+def lines(shown: str) -> list[str]:
+    """What stood on the lines of a terminal, without colours and cursor movements."""
+    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown))
+
+
+def test_a_terminal_shows_a_bar_of_one_line_with_loss_and_speed(in_terminals: tuple[Ran, Ran]) -> None:
+    bars = [line for line in lines(in_terminals[1].out) if line.startswith("training ")]
+    bar = r"training ━+ 100% \d:\d\d:\d\d loss \d\.\d{3}  val \d\.\d{3}  [\d,]+ tokens/s *"
+    assert re.fullmatch(bar, bars[-1]), bars[-1]
+    assert "step " not in in_terminals[1].out
+
+
+def test_no_line_is_wider_than_the_terminal_but_the_path_to_copy(in_terminals: tuple[Ran, Ran]) -> None:
+    wide = [line for line in lines(in_terminals[1].out) if len(line) > 80]
+    assert all(line.startswith("everything is in ") for line in wide)
+    assert "│ parameters" in in_terminals[1].out.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("│  ", "│ ")
+
+
+def test_ctrl_c_in_a_terminal_stops_with_130_and_the_same_command_ends_as_an_uninterrupted_run(
+    in_terminals: tuple[Ran, Ran], finished: Ran
+) -> None:
+    stopped, resumed = in_terminals
+    assert stopped.code == 130
+    assert "stopped; go on with the same command:" in stopped.out
+    assert "Traceback" not in stopped.out
+    assert resumed.code == 0
+    assert repeatable(resumed.run) == repeatable(finished.run)
+    assert identical(trained_state(resumed.run), trained_state(finished.run))
+
+
+# Other runs
+
+
+def test_the_decoder_of_2017_trains(command: Command, tiny: list[str]) -> None:
+    groups = ["norm=layernorm", "block=postnorm", "position=sinusoidal", "attention=mha", "ffn=relu"]
+    ran = command(*tiny, *groups)
+    assert (ran.code, ran.err) == (0, "")
+    cfg = OmegaConf.load(ran.run / "resolved.yaml")
+    parts = [cfg.model[part]._target_.split(".")[-1] for part in ("norm", "block", "position")]
+    assert parts == ["LayerNorm", "PostNorm", "Sinusoidal"]
+    assert all(group in ran.run.parent.name or len(ran.run.parent.name) > 90 for group in groups)
+    losses = [row["val/loss"] for row in rows(ran.run) if "val/loss" in row]
+    assert losses[-1] < losses[0] < math.log(257)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "vocab_size"), [(["tokenizer=char"], 40), (["tokenizer=bpe", "tokenizer.vocab_size=300"], 300)]
+)
+def test_other_tokenizers_train(tokenizer: list[str], vocab_size: int, command: Command, tiny: list[str]) -> None:
+    ran = command(*tiny, *tokenizer)
+    assert (ran.code, ran.err) == (0, "")
+    told = summary(ran.run)
+    assert told["vocab_size"] <= vocab_size
+    assert told["val/loss"] < math.log(told["vocab_size"]) - 0.5
+    assert told["val/bits_per_byte"] == pytest.approx(told["val/loss"] / math.log(2) / told["bytes_per_token"])
+
+
+def test_a_multirun_trains_one_run_after_the_other(command: Command, tiny: list[str]) -> None:
+    ran = command("--multirun", *tiny, "train.tokens=2560", "name=mine", "norm=rmsnorm,layernorm", "seed=1,2")
+    assert (ran.code, ran.err) == (0, "")
+    runs = sorted(path.parent for path in (ran.cwd / "runs" / "mine").rglob("summary.json"))
+    assert len(runs) == 4
+    assert len({summary(run)["val/loss"] for run in runs}) == 4
+    assert {(OmegaConf.load(run / "resolved.yaml").model.norm._target_, run.name) for run in runs} == {
+        (f"llama_lab.model.norm.{norm}", f"seed={seed}") for norm in ("RMSNorm", "LayerNorm") for seed in (1, 2)
+    }
+
+
+def test_a_name_may_be_a_number(command: Command, tiny: list[str]) -> None:
+    ran = command(*tiny, "train.tokens=256", "name=2017")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.run.is_relative_to(ran.cwd / "runs" / "2017")
+
+
+DIVERGES = ["train.tokens=5120", "schedule=constant", "schedule.warmup=0", "train.grad_clip=null", "train.log_every=1"]
+
+
+def test_a_run_that_diverges_says_so_and_exits_with_1(command: Command, tiny: list[str]) -> None:
+    ran = command(*tiny, *DIVERGES, "optim.lr=1e30")
+    assert ran.code == 1
+    assert re.fullmatch(r"diverged: the training loss is \w+ at step \d+; try a lower optim.lr.*\n", ran.err)
+    assert status(ran.run) == "diverged"
+    assert not (ran.run / "summary.json").exists()
+
+
+def test_a_run_that_diverges_does_not_stop_a_sweep(command: Command, tiny: list[str]) -> None:
+    ran = command("--multirun", *tiny, *DIVERGES, "optim.lr=1e30,1e-3")
+    assert ran.code == 0
+    assert ran.err.startswith("diverged: ")
+    assert sorted(status(file.parent) for file in ran.cwd.rglob("status.json")) == ["diverged", "done"]
+
+
+def test_a_run_that_cannot_start_does_not_stop_a_sweep_but_fails_it(command: Command, tiny: list[str]) -> None:
+    ran = command("--multirun", *tiny, "train.tokens=2560", "model.n_heads=3,4")
+    assert ran.code == 2
+    assert "error: model.n_heads=3: does not divide model.dim=32" in ran.err
+    assert "Traceback" not in ran.err
+    assert [status(file.parent) for file in ran.cwd.rglob("status.json")] == ["done"]
+
+
+def test_two_devices_give_the_curve_of_one_and_validate_exactly(
+    command: Command, tiny: list[str], run_train: RunTrain
+) -> None:
+    overrides = [*tiny, "train.tokens=5120", "train.log_every=2", "train.micro_batch_size=2"]
+    one = command(*overrides)
+    two = run_train(
+        *overrides,
+        "trainer=ddp",
+        "trainer.accelerator=cpu",
+        "trainer.devices=2",
+        GLOO_SOCKET_IFNAME="lo",
+        MASTER_ADDR="127.0.0.1",
+    )
+    assert (two.code, two.err) == (0, "")
+    assert two.out.count("│ parameters") == 1, "each rank prints"
+    together = repeatable(two.run)
+    assert len(together) == 14
+    for row, expected in zip(together, repeatable(one.run), strict=True):
+        assert row == pytest.approx(expected, abs=1e-4)
+    dataset = open_dataset(OmegaConf.load(two.run / "resolved.yaml"), lambda *_: None)  # type: ignore[arg-type]
+    model = decoder(vocab_size=257)
+    weights = torch.load(RunFolder(two.run).checkpoint, weights_only=True)["state_dict"]
+    model.load_state_dict({name.removeprefix("model."): weight for name, weight in weights.items()})
+    paid = nll_by_hand(model, dataset.val.tolist())
+    assert together[-1]["val/loss"] == pytest.approx(sum(paid) / len(paid), rel=1e-5)
+
+
+def test_a_finished_run_is_refused_and_left_as_it_was(command: Command, tiny: list[str]) -> None:
+    overrides = [*tiny, "train.tokens=2560"]
+    first = command(*overrides)
+    before = files(first.run)
+    again = command(*overrides)
+    assert again.code == 2
+    assert re.fullmatch(r"error: name: .*already holds a finished run; .*overwrite=true.*resume=true.*\n", again.err)
+    assert files(first.run) == before
+    assert command(*overrides, "overwrite=true").code == 0
+    assert repeatable(first.run) == repeatable(command(*overrides, "overwrite=true").run)
+
+
+# Before a run
+
+
+def test_the_help_lists_every_group_and_every_option(command: Command) -> None:
+    ran = command("--help")
+    assert (ran.code, ran.err) == (0, "")
+    groups = [path.name for path in CONF_DIR.iterdir() if path.is_dir()]
+    assert len(groups) > 12
+    for group in groups:
+        assert f"{group}: {', '.join(options(group))}\n" in ran.out
+    for group in (*groups, "experiment"):
+        assert re.search(rf"(^| {{3}}){group} {{2,}}\S", ran.out, re.MULTILINE), f"{group} is not explained"
+    explained = ran.out.partition("Options of every group")[0]
+    assert max(len(line) for line in explained.splitlines()) <= 80
+    assert not (ran.cwd / "runs").exists()
+
+
+def test_cfg_job_shows_the_whole_config(command: Command) -> None:
+    ran = command("--cfg", "job", "--resolve", "arch=gpt2", "model.dim=64")
+    assert (ran.code, ran.err) == (0, "")
+    cfg = OmegaConf.create(ran.out)
+    assert (cfg.model.head_dim, cfg.model.norm._target_) == (16, "llama_lab.model.norm.LayerNorm")
+    assert list(ran.cwd.iterdir()) == []
+
+
+def test_a_config_that_misses_a_value_can_be_shown(command: Command) -> None:
+    ran = command("--cfg", "job", "data=text")
+    assert (ran.code, ran.err) == (0, "")
+    assert "files: ???" in ran.out
+
+
+# What cannot work: overrides, how the line about them begins, and what it also holds.
+BAD: dict[str, tuple[list[str], str, str]] = {
+    # what does not exist
+    "option": (["norm=layernrom"], "norm=layernrom: no such option", "did you mean layernorm?"),
+    "experiment": (["experiment=mine"], "experiment=mine: ", "--config-dir"),
+    "group": (["norms=layernorm"], "norms=layernorm: no such key", "did you mean norm?"),
+    "key": (["model.dmi=3"], "model.dmi=3: no such key", "did you mean model.dim?"),
+    "key added": (["+model.dmi=3"], "model.dmi=3: ", ""),
+    "key that nothing reads": (["+train.lr=1"], "train.lr=1: ", ""),
+    "syntax": (["train.tokens=[1"], "train.tokens=[1: cannot be read", ""),
+    "no value": (["train.tokens"], "train.tokens: cannot be read", "key=value"),
+    # the model
+    "heads": (["model.n_heads=5"], "model.n_heads=5: does not divide model.dim=32", "choose a divisor"),
+    "rotary": (["model.head_dim=7"], "model.position.fraction=1.0: turns 7 of head_dim=7", "must be even"),
+    "mqa": (["attention=mqa", "model.n_kv_heads=4"], "model.n_kv_heads=4: attention=mqa has one", "choose"),
+    "dim": (["model.dim=abc"], "model.dim=abc: ", ""),
+    "dropout": (["model.dropout=abc"], "model.dropout=abc: ", ""),
+    "ratio": (["size.mlp_ratio=abc"], "size.mlp_ratio=abc: ", ""),
+    "eps": (["model.norm.eps=abc"], "model.norm.eps=abc: ", ""),
+    "theta": (["model.position.theta=abc"], "model.position.theta=abc: ", ""),
+    "context": (["model.max_seq_len=abc"], "model.max_seq_len=abc: ", ""),
+    "context 0": (["model.max_seq_len=0"], "model.max_seq_len=0: ", ""),
+    "context -4": (["model.max_seq_len=-4"], "model.max_seq_len=-4: ", ""),
+    "vocabulary": (["model.vocab_size=100"], "model.vocab_size=100: the tokenizer has 257 ids", "raise it"),
+    "vocabulary abc": (["model.vocab_size=abc"], "model.vocab_size=abc: ", ""),
+    # the data
+    "no files": (["data.files=???"], "data.files=???: ", "data.files=[book.txt]"),
+    "missing file": (["data.files=[missing.txt]"], "data.files=[missing.txt]: no such file", "relative to"),
+    "empty file": (["data.files=[empty.txt]"], "data.files=[", "empty"),
+    "binary file": (["data.files=[binary.txt]"], "data.files=[", "give UTF-8 text"),
+    "other encoding": (["data.files=[latin.txt]"], "data.files=[", "give UTF-8 text"),
+    "short file": (["data.files=[short.txt]"], "data.val_fraction=0.05: training and validation need", "add text"),
+    "no list": (["data.files=5"], "data.files=5: ", ""),
+    "short validation": (
+        ["data.files=[lines.txt]", "data.document_chars=20", "data.val_fraction=0.0001"],
+        "data.val_fraction=0.0001: the validation text has ",
+        "raise data.val_fraction",
+    ),
+    "fraction": (["data.val_fraction=2"], "data.val_fraction=2: must be between 0 and 1", "such as"),
+    "fraction abc": (["data.val_fraction=abc"], "data.val_fraction=abc: ", ""),
+    "characters": (["data.document_chars=abc"], "data.document_chars=abc: ", ""),
+    "bpe": (["tokenizer=bpe", "tokenizer.vocab_size=9"], "tokenizer.vocab_size=9: must be at least 257", ""),
+    "bpe abc": (["tokenizer=bpe", "tokenizer.vocab_size=abc"], "tokenizer.vocab_size=abc: ", ""),
+    "prompt": (["tokenizer=char", "train.prompt='#%'"], "train.prompt=#%: ", ""),
+    # the run
+    "budget": (["train.tokens=-5"], "train.tokens=-5: ", ""),
+    "budget small": (["train.tokens=255"], "train.tokens=255: must reach one step", "raise it"),
+    "budget abc": (["train.tokens=abc"], "train.tokens=abc: ", ""),
+    "budget null": (["train.tokens=null"], "train.tokens=", ""),
+    "budget endless": (["train.tokens=inf"], "train.tokens=inf: ", ""),
+    "batch": (["train.batch_size=abc"], "train.batch_size=abc: must be a", ""),
+    "batch 0": (["train.batch_size=0"], "train.batch_size=0: must be a positive whole number", ""),
+    "batch true": (["train.batch_size=true"], "train.batch_size=", ""),
+    "micro": (["train.micro_batch_size=3"], "train.batch_size=8: not a multiple of 3", "9 is"),
+    "micro abc": (["train.micro_batch_size=abc"], "train.micro_batch_size=abc: ", ""),
+    "micro 2.0": (["train.micro_batch_size=2.0"], "train.micro_batch_size=2.0: ", ""),
+    "clip": (["train.grad_clip=-1"], "train.grad_clip=-1: ", ""),
+    "clip abc": (["train.grad_clip=abc"], "train.grad_clip=abc: ", ""),
+    "clip nan": (["train.grad_clip=nan"], "train.grad_clip=nan: ", ""),
+    "z-loss": (["train.z_loss=abc"], "train.z_loss=abc: ", ""),
+    "sample": (["train.sample_tokens=2.5"], "train.sample_tokens=2.5: ", ""),
+    "seed": (["seed=abc"], "seed=abc: ", ""),
+    "seed 1.5": (["seed=1.5"], "seed=1.5: ", ""),
+    "seed -1": (["seed=-1"], "seed=-1: ", ""),
+    "data seed": (["data.seed=abc"], "data.seed=abc: ", ""),
+    "data seed -1": (["data.seed=-1"], "data.seed=-1: ", ""),
+    "rate": (["optim.lr=abc"], "optim.lr=abc: must be a number", ""),
+    "warm-up": (["schedule.warmup=200"], "schedule.warmup=200: is a fraction", "from 0 to 1"),
+    "final": (["schedule.final=abc"], "schedule.final=abc: ", ""),
+    "overwrite": (["overwrite=flase"], "overwrite=flase: ", "true"),
+    "wandb": (["logger.wandb=maybe"], "logger.wandb=maybe: ", "true"),
+    "runs": (["runs_dir=empty.txt"], "runs_dir=empty.txt", ""),
+    "outside": (["name=../../elsewhere"], "name=../../elsewhere: ", ""),
+    # the machine
+    "devices": (["trainer.devices=0"], "trainer.devices=0: ", "choose 1 or more, or -1"),
+    "devices abc": (["trainer.devices=abc"], "trainer.devices=abc: ", ""),
+    "devices 1.5": (["trainer.devices=1.5"], "trainer.devices=1.5: ", ""),
+    "nodes": (["trainer.num_nodes=0"], "trainer.num_nodes=0: ", ""),
+    "accelerator": (["trainer.accelerator=tpu"], "trainer.accelerator=tpu: not on this machine", "choose auto or"),
+    "precision": (["trainer.precision=16-mixed"], "trainer.precision=16-mixed: this ", "choose auto or 32-true"),
+    "strategy": (["trainer.strategy=abc"], "trainer.strategy=abc: ", "ddp"),
+}
+FIXES = ("; ", "must ", "did you mean", "such as")
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_work_is_told_in_one_line_before_anything_is_written(
+    case: str, command: Command, tiny: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)))
+    (tmp_path / "latin.txt").write_bytes("façade ".encode("latin-1") * 100)
+    (tmp_path / "short.txt").write_text("too short\n")
+    (tmp_path / "lines.txt").write_text("".join(f"line number {i}\n\n" for i in range(1000)))
+    before = files(tmp_path)
+    overrides, beginning, holds = BAD[case]
+    ran = command(*tiny, "train.tokens=256", *overrides)
+    assert ran.code == 2
+    assert ran.err.startswith(f"error: {beginning}")
+    assert holds in ran.err
+    assert any(fix in ran.err for fix in FIXES), "no fix"
+    assert ran.err.count("\n") == 1
+    assert files(tmp_path) == before
+
+
+def test_data_text_without_files_is_told_what_to_give(command: Command) -> None:
+    ran = command("data=text")
+    assert (ran.code, ran.err) == (2, "error: data.files=???: needs a value, such as data.files=[book.txt]\n")
+
+
+def test_several_devices_in_a_multirun_are_refused(command: Command, tiny: list[str]) -> None:
+    ran = command("--multirun", *tiny, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "seed=1,2")
+    assert ran.code == 2
+    assert "error: trainer.devices=2: a sweep in one process trains on one device" in ran.err
+    assert "set trainer.devices=1\n" in ran.err
+    assert not (ran.cwd / "runs").exists()
+
+
+def test_hydra_full_error_shows_where_an_error_came_from(
+    command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setenv = monkeypatch.setenv
+    monkeypatch.setattr(monkeypatch, "setenv", lambda name, _: setenv(name, "1"))
+    with pytest.raises(ValueError, match=r"model\.n_heads=5"):
+        command(*tiny, "model.n_heads=5")

@@ -1,0 +1,146 @@
+"""The wheel: it carries the configs, and its command works far from any checkout."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.conftest import Ran
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+def pip(*arguments: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "pip", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built without isolation where the build backend is at hand."""
+    folder = tmp_path_factory.mktemp("wheel")
+    backend_is_here = ["--no-build-isolation"] if find_spec("hatchling") else []
+    pip("wheel", "--quiet", "--no-deps", *backend_is_here, "--wheel-dir", str(folder), str(CHECKOUT))
+    (file,) = folder.glob("llama_lab-*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, installed into a folder of its own."""
+    folder = tmp_path_factory.mktemp("installed")
+    pip("install", "--quiet", "--no-deps", "--target", str(folder), str(wheel))
+    return folder
+
+
+def run(installed: Path, command: str, *arguments: str, cwd: Path, environment: dict[str, str]) -> Ran:
+    """Run an installed command, with the packages in `cwd` importable, as a user's own would be."""
+    path = os.pathsep.join([str(installed), str(cwd)])
+    done = subprocess.run(
+        [sys.executable, str(installed / "bin" / command), *arguments],
+        cwd=cwd,
+        env={**environment, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr, cwd)
+
+
+def test_the_wheel_carries_every_config_and_every_module_and_nothing_else(wheel: Path) -> None:
+    carried = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    configs = {f"llama_lab/{path.relative_to(CHECKOUT)}" for path in (CHECKOUT / "conf").rglob("*.yaml")}
+    modules = {str(path.relative_to(CHECKOUT)) for path in (CHECKOUT / "llama_lab").rglob("*.py")}
+    assert len(configs) > 100
+    assert carried - {"llama_lab/py.typed"} == configs | modules
+
+
+def test_the_installed_command_shows_its_config_outside_the_checkout(
+    installed: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    ran = run(installed, "llama-lab-train", "--cfg", "job", "arch=gpt2", cwd=tmp_path, environment=environment)
+    assert (ran.code, ran.err) == (0, "")
+    assert "llama_lab.model.norm.LayerNorm" in ran.out
+    assert list(tmp_path.iterdir()) == []
+
+
+NORM = """
+from torch import nn
+
+
+class Mine(nn.Module):
+    def __init__(self, dim, floor):
+        super().__init__()
+        self.floor = floor
+
+    def forward(self, x):
+        return x / x.abs().amax(-1, keepdim=True).clamp(min=self.floor)
+"""
+
+OPTION = """# @package model.norm
+# Divides by the largest value
+_target_: mylab.norm.Mine
+_partial_: true
+floor: 1e-3
+"""
+
+
+def test_the_installed_command_trains_a_component_of_the_user_s_own_package(
+    installed: Path, tmp_path: Path, tiny: list[str], environment: dict[str, str]
+) -> None:
+    (tmp_path / "mylab").mkdir()
+    (tmp_path / "mylab" / "norm.py").write_text(NORM)
+    (tmp_path / "my_conf" / "norm").mkdir(parents=True)
+    (tmp_path / "my_conf" / "norm" / "mine.yaml").write_text(OPTION)
+    ran = run(
+        installed,
+        "llama-lab-train",
+        "--config-dir",
+        "my_conf",
+        "norm=mine",
+        *tiny,
+        "train.tokens=2560",
+        "model.norm.floor=0.01",
+        cwd=tmp_path,
+        environment=environment,
+    )
+    assert (ran.code, ran.err) == (0, "")
+    norm = OmegaConf.load(ran.run / "resolved.yaml").model.norm
+    assert norm == {"_target_": "mylab.norm.Mine", "_partial_": True, "floor": 0.01}
+    evaluated = run(installed, "llama-lab-eval", str(ran.run), cwd=tmp_path, environment=environment)
+    assert (evaluated.code, evaluated.err) == (0, "")
+    assert "after 10 steps" in evaluated.out
+
+
+def test_the_user_s_option_is_known_to_the_help_and_to_the_messages(
+    installed: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (tmp_path / "my_conf" / "norm").mkdir(parents=True)
+    (tmp_path / "my_conf" / "norm" / "mine.yaml").write_text(OPTION)
+    mine = ["llama-lab-train", "--config-dir", "my_conf"]
+    shown = run(installed, *mine, "--help", cwd=tmp_path, environment=environment)
+    assert ", mine, " in shown.out
+    ran = run(installed, *mine, "norm=mime", cwd=tmp_path, environment=environment)
+    assert ran.code == 2
+    assert ran.err.startswith("error: norm=mime: no such option (did you mean mine?); choose ")
+
+
+def test_the_installed_package_does_not_reach_into_the_checkout(
+    installed: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    code = "import llama_lab.config as c; print(c.CONF_DIR)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == str(installed / "llama_lab" / "conf")
+    assert shutil.which("llama-lab-train", path=str(installed / "bin"))

@@ -1,0 +1,184 @@
+"""W&B without a key and without a prompt, and TensorBoard over tokens."""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto.wandb_internal_pb2 import Record
+
+from llama_lab.training.loggers import wandb_mode
+from tests.conftest import Ran, RunTrain
+from tests.training.tiny import rows
+
+# The mode
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An environment that says nothing of W&B; the netrc file it points to is not there."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    return tmp_path / "netrc"
+
+
+def test_without_a_key_w_and_b_is_offline() -> None:
+    assert wandb_mode() == "offline"
+
+
+def test_with_a_key_in_the_environment_it_is_online(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    assert wandb_mode() == "online"
+
+
+@pytest.mark.parametrize("mode", ["online", "offline", "disabled"])
+@pytest.mark.parametrize("key", ["", "k" * 40])
+def test_wandb_mode_has_the_last_word(mode: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", mode)
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    assert wandb_mode() == mode
+
+
+@pytest.mark.parametrize(
+    ("server", "logged_in_at", "mode"),
+    [
+        (None, "api.wandb.ai", "online"),
+        (None, "example.com", "offline"),
+        ("https://wandb.example.com:8080", "wandb.example.com", "online"),
+        ("https://wandb.example.com", "api.wandb.ai", "offline"),
+    ],
+)
+def test_with_a_key_in_netrc_for_the_server_in_use_it_is_online(
+    server: str | None, logged_in_at: str, mode: str, nothing_set: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing_set.write_text(f"machine {logged_in_at}\n  login user\n  password {'k' * 40}\n")
+    if server:
+        monkeypatch.setenv("WANDB_BASE_URL", server)
+    assert wandb_mode() == mode
+
+
+def test_a_netrc_in_the_home_folder_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("NETRC")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert wandb_mode() == "offline"
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
+    assert wandb_mode() == "online"
+
+
+def test_a_broken_netrc_means_offline_and_is_told(nothing_set: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing_set.write_text("machine api.wandb.ai login user\nnonsense")
+    assert wandb_mode() == "offline"
+    assert "offline" in capsys.readouterr().out
+
+
+def test_a_netrc_entry_without_a_password_is_no_key(nothing_set: Path) -> None:
+    nothing_set.write_text("machine api.wandb.ai login user\n")
+    assert wandb_mode() == "offline"
+
+
+# Runs of W&B, as the files that `wandb sync` would upload
+
+
+def records(file: Path) -> Iterator[Record]:
+    """The records of an offline run: LevelDB's log format, after a header of seven bytes."""
+    data = file.read_bytes()
+    assert data[:4] == b":W&B"
+    position, whole = 7, b""
+    while position < len(data):
+        if 32768 - position % 32768 < 7:  # the end of a block that no header fits in
+            position += 32768 - position % 32768
+        length, kind = struct.unpack_from("<HB", data, position + 4)
+        whole += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield Record.FromString(whole)
+            whole = b""
+
+
+class OfflineRun:
+    """What the only offline run in a run's folder holds."""
+
+    def __init__(self, folder: Path) -> None:
+        (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+        self.config: dict[str, Any] = {}
+        self.history: list[dict[str, Any]] = []
+        self.step_metrics: dict[str, str] = {}
+        self.finished = False
+        for record in records(file):
+            if record.HasField("run"):
+                self.run = record.run
+                self.config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            elif record.HasField("history"):
+                items = record.history.item
+                self.history.append({i.key or i.nested_key[0]: json.loads(i.value_json) for i in items})
+            elif record.HasField("metric"):
+                self.step_metrics[record.metric.name or record.metric.glob_name] = record.metric.step_metric
+            self.finished |= record.HasField("exit")
+
+
+METRICS = ("tokens", "train/loss", "val/loss", "val/bits_per_byte", "optim/lr", "optim/grad_norm")
+
+
+def metrics_of(history: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """The repeatable metrics of each row."""
+    return [{key: row[key] for key in METRICS if key in row} for row in history]
+
+
+@pytest.fixture(scope="module")
+def offline(finished: Ran) -> OfflineRun:
+    return OfflineRun(finished.run)
+
+
+def test_a_run_without_a_key_is_a_finished_offline_run_and_says_so(finished: Ran, offline: OfflineRun) -> None:
+    assert offline.finished
+    assert "W&B: offline, no key found; upload later with `wandb sync " in finished.out
+
+
+def test_an_offline_run_holds_the_resolved_config_and_the_costs(finished: Ran, offline: OfflineRun) -> None:
+    summary = json.loads((finished.run / "summary.json").read_text())
+    assert offline.config["model"]["dim"] == 32
+    assert offline.config["model"]["head_dim"] == 8, "not resolved"
+    for cost in ("params", "params_non_embedding", "flops_per_token", "kv_cache/bytes_per_token", "kv_cache/bytes"):
+        assert offline.config[cost] == summary[cost]
+
+
+def test_an_offline_run_is_named_and_grouped(finished: Ran, offline: OfflineRun) -> None:
+    assert offline.run.project == "llama-lab"
+    assert offline.run.run_group == "llama"
+    assert offline.run.job_type == "train"
+    assert offline.run.display_name == str(finished.run.relative_to(finished.cwd / "runs" / "llama"))
+
+
+def test_an_offline_run_holds_every_row_of_metrics_csv_over_tokens(finished: Ran, offline: OfflineRun) -> None:
+    assert metrics_of(offline.history) == metrics_of(rows(finished.run))
+    assert offline.step_metrics["*"] == "tokens"
+
+
+def test_runs_of_one_process_do_not_merge(tiny: list[str], run_train: RunTrain) -> None:
+    ran = run_train("--multirun", *tiny, "train.tokens=2560", "logger=wandb", "seed=1,2")
+    assert (ran.code, ran.err) == (0, "")
+    (arm,) = (ran.cwd / "runs" / "llama").iterdir()
+    for seed in (1, 2):
+        folder = arm / f"seed={seed}"
+        run = OfflineRun(folder)
+        assert run.finished
+        assert run.config["seed"] == seed
+        assert metrics_of(run.history) == metrics_of(rows(folder))
+
+
+# TensorBoard
+
+
+def test_tensorboard_shows_the_metrics_over_tokens(finished: Ran) -> None:
+    events = EventAccumulator(str(finished.run / "tensorboard"))
+    events.Reload()
+    for name in METRICS[1:]:
+        expected = [(row["tokens"], row[name]) for row in rows(finished.run) if name in row]
+        shown = [(event.step, event.value) for event in events.Scalars(name)]
+        assert [step for step, _ in shown] == [tokens for tokens, _ in expected]
+        assert [value for _, value in shown] == pytest.approx([value for _, value in expected])

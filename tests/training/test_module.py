@@ -1,0 +1,181 @@
+"""The loss that is trained on, the loss that is reported, and the gradient between them."""
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from llama_lab.data import ValWindows
+from llama_lab.model import Decoder
+from llama_lab.training.folder import RunFolder
+from llama_lab.training.module import LanguageModel
+from llama_lab.training.run import train
+from tests.composing import decoder
+from tests.training.tiny import Pieces, nll_by_hand, pieces, planned, rows
+
+STEP = 8 * 32  # tokens
+
+
+@pytest.fixture
+def settings(tiny: list[str], tmp_path: Path) -> list[str]:
+    """A run's overrides, for a folder of its own."""
+    return [*tiny, f"runs_dir={tmp_path}"]
+
+
+def sgd(lr: float) -> Callable[[nn.Module], SGD]:
+    """An optimizer whose step is the gradient times `lr`, so that weights show gradients."""
+    return lambda model: SGD(model.parameters(), lr)
+
+
+def weights(model: nn.Module) -> Tensor:
+    """All parameters as one vector."""
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+# Validation
+
+
+@pytest.fixture(scope="module")
+def validated(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Pieces, list[float]]:
+    """A trained model, and what each validation token costs it by a loop in float64."""
+    parts = pieces(*tiny, f"runs_dir={tmp_path_factory.mktemp('runs')}", f"train.tokens={20 * STEP}")
+    assert parts.fit() == "done"
+    model = copy.deepcopy(parts.module.model)
+    return parts, nll_by_hand(model, parts.dataset.val.tolist())
+
+
+def test_validation_loss_is_the_sum_over_all_tokens_divided_by_their_number(
+    validated: tuple[Pieces, list[float]],
+) -> None:
+    parts, paid = validated
+    windows = ValWindows(parts.dataset.val, 32)
+    assert len(windows) % 8, "the last batch is as large as the others"
+    assert len(paid) % 32, "the last window is full"
+    exact = sum(paid) / parts.dataset.val_tokens
+    assert parts.rows[-1]["val/loss"] == pytest.approx(exact, rel=1e-5)
+    batches = [paid[start : start + STEP] for start in range(0, len(paid), STEP)]
+    mean_of_batches = sum(sum(batch) / len(batch) for batch in batches) / len(batches)
+    assert mean_of_batches != pytest.approx(exact, rel=1e-5), "the wrong mean would pass too"
+
+
+def test_bits_per_byte_are_the_sum_over_ln_2_and_the_bytes_of_the_text(validated: tuple[Pieces, list[float]]) -> None:
+    parts, paid = validated
+    ids = parts.dataset.val.tolist()
+    text_bytes = sum(token != parts.dataset.tokenizer.eot_id for token in ids)  # tokenizer=byte: a token is a byte
+    assert text_bytes < len(paid)
+    assert parts.rows[-1]["val/bits_per_byte"] == pytest.approx(sum(paid) / math.log(2) / text_bytes, rel=1e-5)
+
+
+def test_a_validation_leaves_nothing_for_the_next(validated: tuple[Pieces, list[float]]) -> None:
+    module = validated[0].module
+    assert (module._val_nll, module._val_tokens) == (0, 0)
+
+
+def test_the_validation_set_is_read_as_often_as_asked_and_last_at_the_end(settings: list[str]) -> None:
+    parts = pieces(*settings, f"train.tokens={22 * STEP}", "train.evaluations=4")
+    parts.fit()
+    evaluated = [row["step"] for row in parts.rows if "val/loss" in row]
+    assert len(evaluated) == 4
+    assert evaluated[-1] == 22
+
+
+# Training
+
+
+def language_model(model: Decoder, z_loss: float = 0.0) -> LanguageModel:
+    return LanguageModel(model, sgd(1.0), lambda step, steps: 1.0, steps=1, val_bytes=1, z_loss=z_loss)
+
+
+def test_z_loss_adds_its_weight_times_the_mean_squared_log_partition() -> None:
+    model = decoder()
+    tokens = torch.randint(97, (3, 33), generator=torch.Generator().manual_seed(0))
+    batch = tokens[:, :-1], tokens[:, 1:]
+    plain, with_z = (language_model(model, z_loss).training_step(batch, 0) for z_loss in (0.0, 0.25))
+    logits = model(batch[0]).double()
+    cross_entropy = F.cross_entropy(logits.flatten(0, 1), batch[1].flatten())
+    z = logits.exp().sum(-1).log().square().mean()
+    assert plain.item() == pytest.approx(cross_entropy.item(), rel=1e-6)
+    assert (with_z - plain).item() == pytest.approx(0.25 * z.item(), rel=1e-5)
+
+
+def test_the_logged_training_loss_is_the_mean_since_the_last_row_without_the_z_loss(settings: list[str]) -> None:
+    def losses(*overrides: str) -> list[float]:
+        parts = pieces(*settings, f"train.tokens={6 * STEP}", *overrides, optimizer=sgd(0.0))
+        parts.fit()
+        return [row["train/loss"] for row in parts.rows if "train/loss" in row]
+
+    each = losses("train.log_every=1")
+    assert len(set(each)) == 6
+    means = [sum(each[:3]) / 3, sum(each[3:]) / 3]
+    assert losses("train.log_every=3", "overwrite=true") == pytest.approx(means, rel=1e-6)
+    micro = ["train.log_every=3", "train.micro_batch_size=2", "train.z_loss=0.5", "overwrite=true"]
+    assert losses(*micro) == pytest.approx(means, rel=1e-6)
+
+
+def test_micro_batches_leave_gradients_and_weights_as_one_batch_makes_them(settings: list[str]) -> None:
+    runs = []
+    for micro_batch_size in ("null", "2"):
+        overrides = [f"train.micro_batch_size={micro_batch_size}", "train.log_every=1", "overwrite=true"]
+        parts = pieces(*settings, f"train.tokens={5 * STEP}", *overrides, optimizer=sgd(0.3), grad_clip=None)
+        parts.fit()
+        norms = [row["optim/grad_norm"] for row in parts.rows if "optim/grad_norm" in row]
+        runs.append((weights(parts.module.model), norms, parts.run))
+    (whole, whole_norms, one), (split, split_norms, four) = runs
+    assert (one.accumulate, four.accumulate) == (1, 4)
+    assert len(whole_norms) == 5
+    assert split_norms == pytest.approx(whole_norms, rel=1e-4)
+    moved = (whole - weights(decoder(vocab_size=257))).norm()
+    assert (split - whole).norm() < 1e-5 * moved
+
+
+@pytest.mark.parametrize("limit", [0.01, None])
+def test_clipping_limits_the_gradient_and_logs_its_norm_before(limit: float | None, settings: list[str]) -> None:
+    parts = pieces(
+        *settings,
+        f"train.tokens={STEP}",
+        "train.log_every=1",
+        "schedule=constant",
+        "schedule.warmup=0",
+        optimizer=sgd(1.0),
+        grad_clip=limit,
+    )
+    model = copy.deepcopy(parts.module.model)
+    (batch,) = parts.data.train_dataloader()
+    language_model(model).training_step(batch, 0).backward()
+    unclipped = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters() if p.grad is not None))
+    before = weights(parts.module.model)
+    parts.fit()
+    assert unclipped > 0.1
+    assert (weights(parts.module.model) - before).norm().item() == pytest.approx(limit or unclipped, rel=1e-4)
+    assert parts.rows[0]["optim/grad_norm"] == pytest.approx(unclipped, rel=1e-4)
+
+
+PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.float32, "bf16-true": torch.bfloat16}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_precision_trains_on_a_cpu(precision: str, settings: list[str]) -> None:
+    run = planned(*settings, "trainer=cpu", f"trainer.precision={precision}", f"train.tokens={24 * STEP}")
+    assert train(run) == "done"
+    losses = [row["val/loss"] for row in rows(run.folder.path) if "val/loss" in row]
+    assert losses[-1] < losses[0] - 0.2
+    checkpoint: dict[str, Any] = torch.load(RunFolder(run.folder.path).checkpoint, weights_only=True)
+    assert {weight.dtype for weight in checkpoint["state_dict"].values()} == {PRECISIONS[precision]}
+
+
+def test_bf16_mixed_computes_in_another_precision_than_float32(settings: list[str]) -> None:
+    first_losses = []
+    for precision in ("32-true", "bf16-mixed"):
+        overrides = [f"trainer.precision={precision}", f"train.tokens={STEP}", "train.log_every=1", "overwrite=true"]
+        parts = pieces(*settings, *overrides)
+        parts.fit()
+        first_losses.append(parts.rows[0]["train/loss"])
+    assert first_losses[0] != first_losses[1]
+    assert first_losses[0] == pytest.approx(first_losses[1], rel=1e-2)

@@ -1,0 +1,242 @@
+"""A run that was stopped, however and wherever, goes on with the same command to the same last bit."""
+
+import os
+import shlex
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_lab.training import callbacks
+from llama_lab.training.callbacks import Checkpointing, Monitor
+from llama_lab.training.folder import RunFolder
+from llama_lab.training.run import train
+from tests.conftest import Command, Ran, RunTrain
+from tests.training.tiny import identical, planned, repeatable, rows, trained_state
+
+# 40 steps of two micro-batches; evaluations after steps 10, 20, 30, 40; checkpoints after 4, 8 ... 40.
+RUN = [
+    "train.tokens=10240",
+    "train.micro_batch_size=4",
+    "train.log_every=3",
+    "train.evaluations=4",
+    "train.checkpoint_every=4",
+    "model.dropout=0.1",
+]
+
+
+class Power(BaseException):
+    """A power cut, as far as one can be had inside a process: nothing that would handle an error knows it."""
+
+
+def stop(number: signal.Signals) -> None:
+    """Ask this process to stop, as Ctrl-C or a cluster does."""
+    os.kill(os.getpid(), number)
+
+
+def cut() -> None:
+    raise Power
+
+
+Moment = Callable[[pytest.MonkeyPatch, Callable[[], None]], None]
+
+
+def at(owner: type, hook: str, step: int, before: bool = False) -> Moment:
+    """The moment after (or before) a callback's hook ran at a step."""
+
+    def arrange(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+        ran = getattr(owner, hook)
+
+        def run(self: Any, trainer: Any, *rest: Any) -> None:
+            due = trainer.global_step == step
+            if due and before:
+                act()
+            ran(self, trainer, *rest)
+            if due and not before:
+                act()
+
+        monkeypatch.setattr(owner, hook, run)
+
+    return arrange
+
+
+def while_replacing_the_checkpoint(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """The moment when a second checkpoint is written but has not taken the place of the first."""
+    replaced = []
+
+    def replace(*paths: Any) -> None:
+        replaced.append(paths)
+        if len(replaced) == 2:
+            act()
+        os.rename(*paths)
+
+    monkeypatch.setattr(callbacks.os, "replace", replace)
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run that nobody stops."""
+    run = planned(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('whole')}")
+    assert train(run) == "done"
+    return run.folder.path
+
+
+def ends_as_the_whole_run(whole: Path, *overrides: str) -> bool:
+    """Give the same command again; is everything what it would have been?"""
+    run = planned(*overrides)
+    assert train(run) == "done"
+    assert repeatable(run.folder.path) == repeatable(whole)
+    return identical(trained_state(run.folder.path), trained_state(whole))
+
+
+STOPS: dict[str, Moment] = {
+    "between two checkpoints": at(Monitor, "on_train_batch_end", 14),
+    "at a checkpoint": at(Monitor, "on_train_batch_end", 8),
+    "before an evaluation": at(Monitor, "on_train_batch_end", 10),
+    "during an evaluation": at(Monitor, "on_validation_start", 10),
+    "after an evaluation": at(Monitor, "on_validation_end", 10),
+    "at an evaluation and checkpoint": at(Monitor, "on_validation_start", 20),
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", STOPS)
+def test_a_run_asked_to_stop_goes_on_as_if_it_had_not_been(
+    moment: str, number: signal.Signals, whole: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
+    with monkeypatch.context() as patched:
+        STOPS[moment](patched, lambda: stop(number))
+        assert train(planned(*overrides)) == "interrupted"
+    assert ends_as_the_whole_run(whole, *overrides)
+
+
+CUTS: dict[str, Moment] = {
+    "before the first checkpoint": at(Monitor, "on_train_batch_end", 2),
+    "between two checkpoints": at(Monitor, "on_train_batch_end", 15),
+    "during an evaluation": at(Monitor, "on_validation_start", 20),
+    "between an evaluation and its checkpoint": at(Monitor, "on_validation_end", 20),
+    "after an evaluation and its checkpoint": at(Checkpointing, "on_validation_end", 20),
+    "while the checkpoint is replaced": while_replacing_the_checkpoint,
+    "after the last step": at(Monitor, "on_validation_end", 40),
+}
+
+
+@pytest.mark.parametrize("moment", CUTS)
+def test_a_run_that_dies_goes_on_from_its_last_checkpoint_to_the_same_end(
+    moment: str, whole: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
+    run = planned(*overrides)
+    with monkeypatch.context() as patched:
+        CUTS[moment](patched, cut)
+        with pytest.raises(Power):
+            train(run)
+    run.folder.write_status("running")  # as a real power cut leaves it
+    if run.folder.metrics.exists():
+        with run.folder.metrics.open("a") as file:
+            file.write("38,97")  # and a row half written
+    assert ends_as_the_whole_run(whole, *overrides)
+
+
+def test_a_run_evaluates_once_at_each_of_its_evaluations_whatever_stops_it(whole: Path) -> None:
+    assert [row["step"] for row in rows(whole) if "val/loss" in row] == [10, 20, 30, 40]
+
+
+@pytest.fixture(scope="module")
+def killed(tiny: list[str], environment: dict[str, str], run_train: RunTrain, tmp_path_factory: Any) -> Ran:
+    """A process that kills itself, as the kernel would, after step 33 of `finished`'s run."""
+    cwd: Path = tmp_path_factory.mktemp("killed")
+    script = cwd / "killed.py"
+    script.write_text(
+        "import os, signal\n"
+        "from llama_lab.cli import train_command\n"
+        "from llama_lab.training.callbacks import Checkpointing\n"
+        "save = Checkpointing.on_train_batch_end\n"
+        "def on_train_batch_end(self, trainer, *rest):\n"
+        "    save(self, trainer, *rest)\n"
+        "    if trainer.global_step == 33:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Checkpointing.on_train_batch_end = on_train_batch_end\n"
+        "train_command()\n"
+    )
+    return run_train(*tiny, "train.checkpoint_every=7", "train.micro_batch_size=4", cwd=cwd, script=script)
+
+
+def test_a_killed_process_leaves_a_run_that_another_process_brings_to_the_same_last_bit(
+    killed: Ran, finished: Ran, tiny: list[str], run_train: RunTrain
+) -> None:
+    assert killed.code == -signal.SIGKILL
+    folder = RunFolder(killed.run)
+    assert folder.read_status() == {"status": "running", "message": ""}
+    assert trained_state(killed.run)["global_step"] == 28
+    again = run_train(*tiny, "train.checkpoint_every=7", "train.micro_batch_size=4", cwd=killed.cwd)
+    assert (again.code, again.err) == (0, "")
+    assert "step 10/" not in again.out, "it started over"
+    assert repeatable(killed.run) == repeatable(finished.run)
+    assert identical(trained_state(killed.run), trained_state(finished.run))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_command_says_how_to_go_on_and_exits_with_130(
+    number: signal.Signals, command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at(Monitor, "on_train_batch_end", 14)(monkeypatch, lambda: stop(number))
+    overrides = [*tiny, *RUN, "train.prompt='a b'"]
+    ran = command(*overrides)
+    assert ran.code == 130
+    status = RunFolder(ran.run).read_status()
+    assert status == {"status": "interrupted", "message": "stopped by the user at step 14 of 40"}
+    assert trained_state(ran.run)["global_step"] == 14
+    assert ran.err.splitlines()[-2:] == [
+        "stopped; go on with the same command:",
+        f"  {shlex.join(['python', 'train.py', *overrides])}",
+    ]
+
+
+def test_a_second_ctrl_c_stops_at_once_and_the_run_goes_on_from_the_last_checkpoint(
+    command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def impatiently() -> None:
+        stop(signal.SIGINT)
+        stop(signal.SIGINT)
+
+    at(Monitor, "on_train_batch_end", 14)(monkeypatch, impatiently)
+    ran = command(*tiny, *RUN)
+    assert ran.code == 130
+    status = RunFolder(ran.run).read_status()
+    assert status is not None
+    assert status["status"] == "interrupted"
+    assert trained_state(ran.run)["global_step"] == 12
+    assert "the same command" in ran.err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_in_the_evaluation_after_the_last_step_loses_nothing_but_that_evaluation(
+    command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [*tiny, *RUN, "train.evaluations=3"]  # after steps 14, 28, and at the end, which is no multiple
+    with monkeypatch.context() as patched:
+        at(Monitor, "on_validation_start", 40)(patched, lambda: stop(signal.SIGINT))
+        stopped = command(*overrides)
+    assert stopped.code == 130
+    assert trained_state(stopped.run)["global_step"] == 40
+    again = command(*overrides)
+    assert (again.code, again.err) == (0, "")
+    assert [row["step"] for row in rows(again.run) if "val/loss" in row] == [14, 28, 40]
+
+
+def test_a_finished_run_trains_further_with_resume_and_more_tokens(tiny: list[str], tmp_path: Path) -> None:
+    overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
+    assert train(planned(*overrides)) == "done"
+    short = repeatable(tmp_path / "name" / "arm" / "seed=1")
+    run = planned(*overrides, "resume=true", "train.tokens=15360")
+    assert train(run) == "done"
+    further = repeatable(run.folder.path)
+    assert further[: len(short)] == short, "what was logged is history"
+    assert [row["step"] for row in further] == sorted(row["step"] for row in further)
+    assert trained_state(run.folder.path)["global_step"] == 60
+    peak = run.cfg.optim.lr
+    assert short[-2]["optim/lr"] < 0.15 * peak < further[len(short)]["optim/lr"], "the schedule is not the new budget's"

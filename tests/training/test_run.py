@@ -1,0 +1,100 @@
+"""A run's plan, its sample, its facts, and its evaluation from the folder alone."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from llama_lab.errors import ConfigError
+from llama_lab.training.evaluate import evaluate
+from llama_lab.training.folder import RunFolder
+from llama_lab.training.hardware import choose_accelerator, choose_precision
+from llama_lab.training.run import open_dataset, sample_text, token_to_position_ratio
+from tests.composing import decoder
+from tests.conftest import Ran
+from tests.training.tiny import planned
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(256, 1), (511, 1), (512, 2), ("2e4", 78)])
+def test_a_budget_buys_whole_steps_and_is_never_exceeded(tokens: object, steps: int, tiny: list[str]) -> None:
+    run = planned(*tiny, f"train.tokens={tokens}")
+    assert (run.steps, run.tokens_per_step) == (steps, 256)
+
+
+def test_a_plan_writes_nothing(tiny: list[str], tmp_path: Path) -> None:
+    planned(*tiny, f"runs_dir={tmp_path / 'runs'}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wanted", ["bf16-mixed", "bf16-true"])
+def test_a_device_without_bf16_trains_in_float32_and_refuses_bf16(wanted: str) -> None:
+    assert choose_precision("auto", "gpu", has_bf16=False) == "32-true"
+    assert choose_precision("auto", "gpu", has_bf16=True) == "bf16-mixed"
+    assert choose_precision("auto", "cpu", has_bf16=True) == "32-true"
+    with pytest.raises(ConfigError, match=rf"^trainer\.precision={wanted}: this gpu .*; choose auto or 32-true$"):
+        choose_precision(wanted, "gpu", has_bf16=False)
+
+
+def test_the_best_accelerator_of_the_machine_is_taken_and_a_missing_one_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for cuda, mps, best in ((True, False, "gpu"), (False, True, "mps"), (False, False, "cpu")):
+        monkeypatch.setattr("torch.cuda.is_available", lambda cuda=cuda: cuda)
+        monkeypatch.setattr("torch.backends.mps.is_available", lambda mps=mps: mps)
+        assert choose_accelerator("auto") == best
+        assert choose_accelerator("cpu") == "cpu"
+    with pytest.raises(ConfigError, match=r"^trainer\.accelerator=gpu: not on this machine; choose auto or cpu$"):
+        choose_accelerator("gpu")
+
+
+def test_a_sample_begins_with_the_prompt_repeats_and_ends_with_the_context(tiny: list[str]) -> None:
+    model = decoder(vocab_size=257)
+    run = planned(*tiny, "train.sample_tokens=10")
+    sample = sample_text(run, model, [100, 101, 102], eot_id=256)
+    assert sample[:3] == [100, 101, 102]
+    assert len(sample) == 3 + 10
+    assert sample_text(run, model, [100, 101, 102], 256) == sample
+    assert sample_text(planned(*tiny, "train.sample_tokens=10", "seed=2"), model, [100, 101, 102], 256) != sample
+    assert len(sample_text(planned(*tiny, "train.sample_tokens=999"), model, [100], 256)) == 32 - 1
+    assert sample_text(run, model, [7] * 99, 256) == [7] * 99
+
+
+def test_tokens_and_added_positions_start_equally_large(tiny: list[str]) -> None:
+    dataset = open_dataset(planned(*tiny).cfg, lambda *_: None)
+    window = torch.from_numpy(dataset.train[:32].astype("int64"))
+    for position in ("sinusoidal", "learned"):
+        ratio = token_to_position_ratio(decoder(f"position={position}", vocab_size=257), window)
+        assert ratio == pytest.approx(1, rel=0.3)
+    for position in ("rope", "alibi", "relative", "none"):
+        assert token_to_position_ratio(decoder(f"position={position}", vocab_size=257), window) is None
+
+
+def test_an_evaluation_needs_only_the_folder_and_finds_the_loss_of_the_summary(finished: Ran, tmp_path: Path) -> None:
+    moved = shutil.copytree(finished.run, tmp_path / "moved")
+    summary = json.loads((moved / "summary.json").read_text())
+    result = evaluate(moved)
+    assert json.loads((moved / "eval.json").read_text()) == result
+    assert result["step"] == 78
+    for name in ("val/loss", "val/bits_per_byte"):
+        assert result[name] == pytest.approx(summary[name], rel=1e-6)
+
+
+def test_an_evaluation_on_other_data_is_refused(finished: Ran, tmp_path: Path) -> None:
+    moved = shutil.copytree(finished.run, tmp_path / "moved")
+    other = tmp_path / "other.txt"
+    other.write_text("".join(f"another line {i}\n\n" for i in range(2000)))
+    cfg = OmegaConf.load(moved / "resolved.yaml")
+    cfg.data.source.files = [str(other)]
+    OmegaConf.save(cfg, moved / "resolved.yaml")
+    with pytest.raises(ConfigError, match=r"was trained on data \w{8}, but its source now holds \w{8}; "):
+        evaluate(moved)
+    assert not (moved / "eval.json").exists()
+
+
+def test_a_folder_without_a_run_cannot_be_evaluated(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no checkpoint; name a run's folder"):
+        evaluate(tmp_path)
+    assert RunFolder(tmp_path).read_status() is None

@@ -20,6 +20,7 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from llama_lab.config import CONF_DIR, flatten, register_resolvers
 from llama_lab.errors import ConfigError
+from llama_lab.kinds import check_kinds, default_settings
 
 if TYPE_CHECKING:
     from llama_lab.training.folder import RunFolder
@@ -79,6 +80,7 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     """Train one run and tell how it ended; exits with a status other than 0 unless it is done, or one of a sweep."""
     job = HydraConfig.get()
     check_complete(cfg)
+    check_kinds(cfg, default_settings(job.runtime.choices))
     if in_sweep and cfg.trainer.devices != 1:
         raise ConfigError(
             f"trainer.devices={cfg.trainer.devices}: a sweep in one process trains on one device, since the processes "
@@ -89,7 +91,7 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     from llama_lab.training.run import plan, train  # after the checks: torch and lightning take seconds to import
 
     overrides = list(job.overrides.task)
-    run = plan(cfg, cfg.name or job.runtime.choices["arch"], arm_name(overrides), overrides)
+    run = plan(cfg, run_name(cfg.name, job.runtime.choices["arch"]), arm_name(overrides), overrides)
     outcome = train(run)
     if current_rank() == 0:
         sys.stderr.write(closing_words(outcome, run.folder))
@@ -97,6 +99,13 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
         sys.exit(INTERRUPTED)
     if outcome == "diverged" and not in_sweep:
         sys.exit(FAILED)
+
+
+def run_name(name: str | int | None, recipe: str) -> str:
+    """The folder of a run's arms: the user's name, or the recipe's. Raises ConfigError for one that leads elsewhere."""
+    if name is not None and not re.fullmatch(r"(?!\.+$)[\w.=+-]+", str(name)):
+        raise ConfigError(f"name={name}: names a folder below runs_dir; use letters, digits and . _ = + - only")
+    return recipe if name is None else str(name)
 
 
 def closing_words(outcome: str, folder: "RunFolder") -> str:
@@ -143,16 +152,27 @@ def one_line(error: BaseException) -> str:
         )
     message = str(error)
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: cannot be read: {message.splitlines()[0]}"
+        reason = message.splitlines()[0]
+        return f"{error.override}: cannot be read, {reason}; write key=value, and quote what is special: 'key=[a,b]'"
     if match := re.match(r"Could not override '([^'@]+)", message.removeprefix("In 'config': ")):
-        return unknown_key(match[1])
+        return unknown_option(match[1]) if match[1] == "experiment" else unknown_key(match[1])
     return " ".join(line.strip() for line in message.splitlines() if line.strip())
 
 
 def unknown_key(key: str) -> str:
     """The message for a key or group that does not exist, with the nearest one that does."""
-    value = next((o.partition("=")[2] for o in sys.argv[1:] if o.lstrip("+~").partition("=")[0] == key), "")
-    return f"{key}={value}: no such key{suggestion(key, known_keys())}; `--cfg job` shows them all, `--help` the groups"
+    near = suggestion(key, known_keys())
+    return f"{key}={typed_value(key)}: no such key{near}; `--cfg job` shows them all, `--help` the groups"
+
+
+def unknown_option(group: str) -> str:
+    """The message for an option of a group that has none of our own."""
+    return f"{group}={typed_value(group)}: no such option; name the folder that holds {group}/ with --config-dir"
+
+
+def typed_value(key: str) -> str:
+    """What the command line sets a key to."""
+    return next((o.partition("=")[2] for o in sys.argv[1:] if o.lstrip("+~").partition("=")[0] == key), "")
 
 
 def known_keys() -> list[str]:

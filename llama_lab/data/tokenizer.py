@@ -97,10 +97,21 @@ class ByteTokenizer:
 
     def train(self, documents: Iterator[str]) -> TextTokenizer:
         """Return the tokenizer; the 256 bytes are known in advance, so ``documents`` are not read."""
-        vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
-        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
-        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+        tokenizer = Tokenizer(models.BPE(vocab=_byte_characters(), merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
         return _finish(tokenizer)
+
+
+def _byte_characters() -> dict[str, int]:
+    """Each byte by the character that stands for it in a byte-level vocabulary.
+
+    A printable byte is its own Latin-1 character; the others have the characters from 256 on, in order.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    own = {character: ord(character) for character in alphabet if ord(character) < 256}
+    others = sorted(set(range(256)) - set(own.values()))
+    return own | dict(zip((c for c in alphabet if ord(c) >= 256), others, strict=True))
 
 
 @dataclass(frozen=True)

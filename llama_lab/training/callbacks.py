@@ -18,6 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from .module import LanguageModel
 from .throughput import Speed, Stopwatch, synchronize
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SLOW_STEPS = 3  # steps of a process that no speed includes: kernels compile, caches fill
 
 
@@ -104,6 +105,10 @@ class Monitor(L.Callback):
             self._log(trainer, metrics)
         self.display.update(step, metrics)
 
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop the clock."""
+        self.stopwatch.stop()
+
     def _train_metrics(self, trainer: L.Trainer, module: LanguageModel, step: int) -> dict[str, float]:
         """Everything that is known after this step. Raises DivergedError."""
         assert module.grad_norm is not None
@@ -172,14 +177,20 @@ class StopRequest:
         self.requested = False
 
     @contextmanager
-    def listening(self) -> Iterator["StopRequest"]:
-        """Catch the signals inside."""
-        old = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
+    def listening(self) -> Iterator[None]:
+        """Catch the signals inside, and hand them back to whoever had them before."""
+        old = {number: signal.getsignal(number) for number in SIGNALS}
+        self.listen()
         try:
-            yield self
+            yield
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
+
+    def listen(self) -> None:
+        """Catch the signals from now on."""
+        for number in SIGNALS:
+            signal.signal(number, self._request)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
@@ -205,7 +216,8 @@ class Checkpointing(L.Callback):
         self._saved_step = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The step to start from needs no checkpoint."""
+        """The step to start from needs no checkpoint. Take SIGTERM back from Lightning, which would stop unsaved."""
+        self.stop.listen()
         self._saved_step = trainer.global_step
 
     def on_train_batch_end(

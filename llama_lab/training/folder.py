@@ -26,6 +26,7 @@ CHANGEABLE = (
     "overwrite",
     "resume",
     "runs_dir",
+    "data.cache_dir",
     "logger",
     "trainer.accelerator",
     "trainer.devices",
@@ -39,7 +40,9 @@ def arm_name(overrides: list[str]) -> str:
 
     Values that no file name should hold are rewritten, and what would be too long ends in a hash.
     """
-    named = sorted(o.lstrip("+") for o in overrides if not _belongs(o.lstrip("+~").split("=")[0], (*UNNAMED, "arch")))
+    has_name = any(o.startswith("name=") for o in overrides)
+    unnamed = UNNAMED if has_name else (*UNNAMED, "arch")  # without a name of its own, the run has the recipe's
+    named = sorted(o.lstrip("+") for o in overrides if not _belongs(o.lstrip("+~").split("=")[0], unnamed))
     full = "-".join(named)
     short = re.sub(r"[^A-Za-z0-9=.+_-]+", "_", full)
     if short != full or len(short) > 100:
@@ -96,6 +99,9 @@ class RunFolder:
 
     def check(self, cfg: DictConfig) -> None:
         """Raise ConfigError unless `cfg` may start or go on here. Writes nothing."""
+        blocked = next((p for p in (self.path, *self.path.parents) if p.is_file()), None)
+        if blocked:
+            raise ConfigError(f"runs_dir={cfg.runs_dir}: {blocked} is a file; choose a folder")
         status = self.read_status()
         if status is None:
             if self.path.exists() and any(file.name != LOCK for file in self.path.iterdir()):

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from llama_lab.errors import ConfigError
 
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
+STRATEGIES = ("auto", "ddp")
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,11 @@ class Hardware:
 
 
 def choose_hardware(trainer: DictConfig) -> Hardware:
-    """Resolve `accelerator`, `devices` and `precision`. Raises ConfigError for what this machine does not have."""
+    """Resolve `accelerator`, `devices` and `precision`. Raises ConfigError for what there is not."""
+    if trainer.strategy not in STRATEGIES:
+        raise ConfigError(f"trainer.strategy={trainer.strategy}: unknown; choose {' or '.join(STRATEGIES)}")
+    if trainer.num_nodes < 1:
+        raise ConfigError(f"trainer.num_nodes={trainer.num_nodes}: must be a positive whole number")
     accelerator = choose_accelerator(trainer.accelerator)
     available = {"gpu": torch.cuda.device_count(), "mps": 1}.get(accelerator)
     devices = trainer.devices

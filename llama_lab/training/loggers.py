@@ -26,7 +26,8 @@ def _has_netrc_entry() -> bool:
     if not path.exists() or host is None:
         return False
     try:
-        return netrc.netrc(path).authenticators(host) is not None
+        entry = netrc.netrc(path).authenticators(host)
+        return entry is not None and bool(entry[2])
     except netrc.NetrcParseError as error:
         print(f"W&B stays offline: {error}")
         return False

@@ -69,6 +69,6 @@ class MetricsCSV(Logger):
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """The rows of a metrics.csv, each with the metrics logged at its step; a line cut short by a kill is left out."""
-    with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row[COLUMNS[-1]] is not None]
-    return [{k: float(v) for k, v in row.items() if v} for row in rows]
+    text = path.read_text()
+    whole_lines = text[: text.rfind("\n") + 1].splitlines()
+    return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(whole_lines)]

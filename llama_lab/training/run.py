@@ -60,8 +60,11 @@ class Run:
 
 def plan(cfg: DictConfig, name: str, arm: str, overrides: list[str]) -> Run:
     """Check all settings that need neither data nor model. Raises ConfigError, writes nothing."""
-    if not isinstance(cfg.seed, int) or not 0 <= cfg.seed < 2**31:
-        raise ConfigError(f"seed={cfg.seed}: must be a whole number from 0 to 2147483647")
+    for key, seed in (("seed", cfg.seed), ("data.seed", cfg.data.seed)):
+        if not 0 <= seed < 2**31:
+            raise ConfigError(f"{key}={seed}: must be a whole number from 0 to 2147483647")
+    if cfg.model.max_seq_len < 1:
+        raise ConfigError(f"model.max_seq_len={cfg.model.max_seq_len}: must be a positive whole number")
     check_train(cfg.train)
     tokens_per_step = cfg.train.batch_size * cfg.model.max_seq_len
     steps = int(cfg.train.tokens) // tokens_per_step
@@ -79,19 +82,15 @@ def plan(cfg: DictConfig, name: str, arm: str, overrides: list[str]) -> Run:
 
 
 def check_train(train: DictConfig) -> None:
-    """Raise ConfigError for a number out of its range, or none at all."""
+    """Raise ConfigError for a number out of its range."""
     for key in ("batch_size", "evaluations", "log_every", "checkpoint_every", "micro_batch_size"):
-        value = train[key]
-        optional = key == "micro_batch_size" and value is None
-        if not optional and (not isinstance(value, int) or value < 1):
-            raise ConfigError(f"train.{key}={value}: must be a positive whole number")
-    for key in ("tokens", "z_loss", "sample_tokens", "grad_clip"):
-        value = train[key]
-        optional = key == "grad_clip" and value is None
-        if not optional and (not isinstance(value, int | float) or value < 0):
-            raise ConfigError(f"train.{key}={value}: must be a number, and not negative")
-    if train.grad_clip == 0:
-        raise ConfigError("train.grad_clip=0: leaves no gradient; choose a positive number, or null for no clipping")
+        if train[key] is not None and train[key] < 1:
+            raise ConfigError(f"train.{key}={train[key]}: must be a positive whole number")
+    for key in ("tokens", "z_loss", "sample_tokens"):
+        if train[key] < 0:
+            raise ConfigError(f"train.{key}={train[key]}: must not be negative")
+    if train.grad_clip is not None and train.grad_clip <= 0:
+        raise ConfigError(f"train.grad_clip={train.grad_clip}: must be positive, or null for no clipping")
 
 
 def train(run: Run) -> Outcome:
@@ -100,7 +99,7 @@ def train(run: Run) -> Outcome:
     cfg = run.cfg
     with open_display(run.steps, current_rank()) as display:
         dataset = open_dataset(cfg, display.prepare)
-        prompt = dataset.tokenizer.encode(cfg.train.prompt)
+        prompt = encode_prompt(cfg.train.prompt, dataset)
         data = TokenDataModule(
             dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed, run.steps
         )
@@ -147,6 +146,14 @@ def open_dataset(cfg: DictConfig, progress: Callable[[int, int, str], None]) -> 
     """The token folder that `cfg` describes, built if need be. Raises ConfigError."""
     source, tokenizer = build(cfg.data.source, "data.source"), build(cfg.tokenizer, "tokenizer")
     return TokenDataset.open_or_build(source, tokenizer, cfg.data.val_fraction, cfg.data.cache_dir, progress)
+
+
+def encode_prompt(prompt: str, dataset: TokenDataset) -> list[int]:
+    """The prompt's ids. Raises ConfigError for text that the tokenizer has no ids for."""
+    try:
+        return dataset.tokenizer.encode(prompt)
+    except ConfigError as error:
+        raise ConfigError(f"train.prompt={prompt}: {error}") from None
 
 
 def run_facts(run: Run, dataset: TokenDataset, model: Decoder) -> dict[str, Any]:
@@ -201,11 +208,12 @@ def begun(run: Run, facts: dict[str, Any]) -> Iterator[Path | None]:
         checkpoint = run.folder.begin(run.cfg, run.overrides, environment() | facts)
         try:
             yield checkpoint
+        except (KeyboardInterrupt, SystemExit):  # Lightning turns the first into the second
+            run.folder.write_status("interrupted", "stopped by the user between two checkpoints")
+            raise KeyboardInterrupt from None
         except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt | SystemExit)
             lines = str(error).strip().splitlines()
-            message = f"{type(error).__name__}: {lines[-1] if lines else ''}"
-            run.folder.write_status("interrupted" if stopped else "failed", message)
+            run.folder.write_status("failed", f"{type(error).__name__}: {lines[-1] if lines else ''}")
             raise
 
 

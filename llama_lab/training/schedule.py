@@ -11,34 +11,47 @@ from llama_lab.errors import ConfigError
 
 def constant(step: int, steps: int, warmup: float) -> float:
     """Warm-up, then 1."""
-    return min(1.0, (step + 1) / (warmup_steps(steps, warmup) + 1))
+    return min(1.0, (step + 1) / (part_of(steps, "warmup", warmup) + 1))
 
 
 def cosine(step: int, steps: int, warmup: float, final: float) -> float:
     """Warm-up, then half a cosine from 1 to `final` (Loshchilov & Hutter 2016, eq. 5)."""
-    progress = decay_progress(step, warmup_steps(steps, warmup), steps)
-    return constant(step, steps, warmup) * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
+    progress = decay_progress(step, part_of(steps, "warmup", warmup), steps)
+    shape = 0.5 * (1 + math.cos(math.pi * progress))
+    return constant(step, steps, warmup) * between(final, shape)
 
 
 def linear(step: int, steps: int, warmup: float, final: float) -> float:
     """Warm-up, then a line from 1 to `final`."""
-    progress = decay_progress(step, warmup_steps(steps, warmup), steps)
-    return constant(step, steps, warmup) * (1 - (1 - final) * progress)
+    progress = decay_progress(step, part_of(steps, "warmup", warmup), steps)
+    return constant(step, steps, warmup) * between(final, 1 - progress)
 
 
 def wsd(step: int, steps: int, warmup: float, decay: float, final: float) -> float:
     """Warm-up, stable at 1, then a line to `final` over the last `decay` of the budget (Hu et al. 2024, section 4)."""
+    falling = part_of(steps, "decay", decay)
+    peak = constant(step, steps, warmup)
     if warmup + decay > 1:
         raise ConfigError(f"schedule.decay={decay}: leaves no room for schedule.warmup={warmup}; their sum may be 1")
-    progress = decay_progress(step, steps - round(decay * steps), steps)
-    return constant(step, steps, warmup) * (1 - (1 - final) * progress)
+    return peak * between(final, 1 - decay_progress(step, steps - falling, steps))
 
 
-def warmup_steps(steps: int, warmup: float) -> int:
-    """Steps below the peak; raises ConfigError unless `warmup` is a fraction."""
-    if not isinstance(warmup, int | float) or not 0 <= warmup <= 1:
-        raise ConfigError(f"schedule.warmup={warmup}: is a fraction of the budget; choose a number from 0 to 1")
-    return round(warmup * steps)
+def part_of(steps: int, name: str, fraction: float) -> int:
+    """A fraction of the budget in steps."""
+    check_fraction(name, fraction)
+    return round(fraction * steps)
+
+
+def between(final: float, height: float) -> float:
+    """The rate at a height between `final` (0) and 1 (1)."""
+    check_fraction("final", final)
+    return final + (1 - final) * height
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Raise ConfigError unless `value` is a number from 0 to 1."""
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ConfigError(f"schedule.{name}={value}: is a fraction; choose a number from 0 to 1")
 
 
 def decay_progress(step: int, start: int, end: int) -> float:

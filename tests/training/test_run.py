@@ -67,7 +67,8 @@ def test_tokens_and_added_positions_start_equally_large(tiny: list[str]) -> None
     window = torch.from_numpy(dataset.train[:32].astype("int64"))
     for position in ("sinusoidal", "learned"):
         ratio = token_to_position_ratio(decoder(f"position={position}", vocab_size=257), window)
-        assert ratio == pytest.approx(1, rel=0.3)
+        assert ratio is not None
+        assert 2 / 3 < ratio < 3 / 2
     for position in ("rope", "alibi", "relative", "none"):
         assert token_to_position_ratio(decoder(f"position={position}", vocab_size=257), window) is None
 

@@ -1,0 +1,62 @@
+"""Every setting has the kind of value that its default has: a word where a number belongs is refused by its key."""
+
+import math
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from llama_lab.config import flatten
+from llama_lab.errors import ConfigError
+
+# Settings that may be null, with the kinds that they have otherwise.
+NULLABLE: dict[str, tuple[type, ...]] = {
+    "name": (str, int),
+    "train.micro_batch_size": (int,),
+    "train.grad_clip": (float,),
+    "data.document_chars": (int,),
+    "model.vocab_size": (int,),
+    "model.attention.window": (int,),
+    "model.attention.global_every": (int,),
+    "model.attention.qk_norm": (str,),
+    "model.attention.softcap": (float,),
+    "model.embedding.logit_softcap": (float,),
+}
+NOT_NULLABLE: dict[str, tuple[type, ...]] = {"data.files": (list, str), "trainer.devices": (int,)}
+
+WORDS = {bool: "true or false", int: "a whole number", float: "a number, and finite", str: "text", list: "a list"}
+
+
+def default_settings(choices: dict[str, str | None]) -> dict[str, Any]:
+    """The settings of these group choices with no key changed, on one level; mandatory ones are None."""
+    groups = [f"{group}={option}" for group, option in choices.items() if option and not group.startswith("hydra/")]
+    defaults = hydra.compose("config", overrides=groups)
+    for key, value in flatten(OmegaConf.to_container(defaults)).items():
+        if value == "???":
+            OmegaConf.update(defaults, key, None)
+    return flatten(OmegaConf.to_container(defaults, resolve=True))
+
+
+def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
+    """Raise ConfigError for a setting that no config file declares, or one of another kind than its default."""
+    written = flatten(OmegaConf.to_container(cfg))
+    for key, value in flatten(OmegaConf.to_container(cfg, resolve=True)).items():
+        if key not in defaults:
+            raise ConfigError(f"{key}={value}: nothing reads this key; leave it out, or see them all with `--cfg job`")
+        if str(written[key]).startswith("${"):
+            continue  # what it stands for is checked where it is set
+        kinds = NULLABLE.get(key) or NOT_NULLABLE.get(key) or (type(defaults[key]),)
+        if (value is None and key in NULLABLE) or kinds == (type(None),):
+            continue
+        if not any(is_kind(value, kind) for kind in kinds):
+            wanted = " or ".join(WORDS.get(kind, kind.__name__) for kind in kinds)
+            raise ConfigError(f"{key}={'null' if value is None else value}: must be {wanted}")
+
+
+def is_kind(value: object, kind: type) -> bool:
+    """Whether a value counts as a kind: whole numbers are numbers too, but true and false are not."""
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)

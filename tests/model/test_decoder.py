@@ -65,7 +65,7 @@ def test_generate_repeats_itself_with_the_same_generator() -> None:
     assert one == again != other
 
 
-@pytest.mark.parametrize("temperature", [1.0, 3.0])
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
 @torch.no_grad()
 def test_generate_samples_from_the_tempered_distribution(temperature: float) -> None:
     model, generator, n = lively("llama"), seeded(0), 300

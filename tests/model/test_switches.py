@@ -30,7 +30,6 @@ NEEDS = {"rope_yarn": ["model.position.scaling.original_max_seq_len=4096"]}  # e
 # What to change a setting to where it is null, or where the generic change is refused or lost in rounding.
 SUITABLE: dict[str, Any] = {
     "fraction": 0.5,
-    "original_max_seq_len": 1024,
     "global_every": 1,
     "window": 3,
     "qk_norm": "head",
@@ -61,7 +60,7 @@ def changed(key: str, value: Any) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
-        return value + 1
+        return 2 * value
     if isinstance(value, float):
         return 1.5 * value + 0.1
     return OTHER_WORD[value]

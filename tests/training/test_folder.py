@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from llama_lab.errors import ConfigError
@@ -45,6 +45,7 @@ def test_different_overrides_make_different_arms(some: list[str], others: list[s
 
 
 @given(KEYS, VALUES, VALUES)
+@example("data.files", "[a b.txt]", "[a_b.txt]")
 def test_different_values_of_one_key_make_different_arms(key: str, one: str, other: str) -> None:
     assume(one != other)
     assert arm_name([f"{key}={one}"]) != arm_name([f"{key}={other}"])

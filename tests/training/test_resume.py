@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 
 from llama_lab.training import callbacks
@@ -60,6 +61,20 @@ def at(owner: type, hook: str, step: int, before: bool = False) -> Moment:
         monkeypatch.setattr(owner, hook, run)
 
     return arrange
+
+
+def while_writing_the_checkpoint(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """The moment when half of a second checkpoint is written."""
+    save, saved = L.Trainer.save_checkpoint, []
+
+    def save_checkpoint(trainer: L.Trainer, path: Path) -> None:
+        saved.append(path)
+        if len(saved) == 2:
+            path.write_bytes(b"half")
+            act()
+        save(trainer, path)
+
+    monkeypatch.setattr(L.Trainer, "save_checkpoint", save_checkpoint)
 
 
 def while_replacing_the_checkpoint(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
@@ -119,6 +134,7 @@ CUTS: dict[str, Moment] = {
     "during an evaluation": at(Monitor, "on_validation_start", 20),
     "between an evaluation and its checkpoint": at(Monitor, "on_validation_end", 20),
     "after an evaluation and its checkpoint": at(Checkpointing, "on_validation_end", 20),
+    "while the checkpoint is written": while_writing_the_checkpoint,
     "while the checkpoint is replaced": while_replacing_the_checkpoint,
     "after the last step": at(Monitor, "on_validation_end", 40),
 }

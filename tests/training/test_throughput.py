@@ -104,7 +104,7 @@ class Timed(LanguageModel):
 @pytest.fixture(scope="module")
 def timed(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Pieces, Pieces]:
     """A run of 30 steps of 256 tokens, and the same trained on to 42."""
-    settings = [*tiny, f"runs_dir={tmp_path_factory.mktemp('runs')}", "train.log_every=5", "train.checkpoint_every=4"]
+    settings = [*tiny, f"runs_dir={tmp_path_factory.mktemp('runs')}", "train.log_every=2", "train.checkpoint_every=4"]
 
     def fit(*more: str) -> Pieces:
         clock = Clock()

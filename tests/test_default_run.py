@@ -1,0 +1,20 @@
+"""The README's first command: what a newcomer sees first."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TRAIN, without_keys
+
+
+@pytest.mark.slow
+def test_the_default_run_learns_far_more_of_the_standard_library_than_token_frequencies(tmp_path: Path) -> None:
+    environment = without_keys(dict(os.environ), tmp_path) | {"OMP_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, str(TRAIN)], cwd=tmp_path, env=environment, check=True, stdin=subprocess.DEVNULL)
+    summary = json.loads((tmp_path / "runs/llama/base/seed=1/summary.json").read_text())
+    assert summary["val/loss"] < summary["unigram_entropy"] - 2
+    assert summary["tokens"] == 390 * 16 * 256

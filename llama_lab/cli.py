@@ -19,12 +19,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
 from llama_lab.config import CONF_DIR, flatten, register_resolvers
-from llama_lab.errors import ConfigError
+from llama_lab.errors import ConfigError, FinishedRunError
 from llama_lab.kinds import check_kinds, default_settings
 
 if TYPE_CHECKING:
     from llama_lab.training.folder import RunFolder
 
+REQUIRED = ("size", "norm", "block", "position", "attention", "ffn", "embedding", "init", "arch", "data", "tokenizer")
 FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
 
@@ -41,7 +42,7 @@ def train_command() -> None:
             raise
         exit_with(error)
     except KeyboardInterrupt:
-        sys.stderr.write("\nstopped; nothing was lost: the same command goes on from the last checkpoint\n")
+        sys.stderr.write("\nstopped; the same command goes on, from the last checkpoint if there is one\n")
         sys.exit(INTERRUPTED)
 
 
@@ -70,18 +71,27 @@ def train_job(cfg: DictConfig) -> None:
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
         run_one(cfg, in_sweep)
+    except FinishedRunError as error:
+        if not in_sweep:
+            exit_with(error)
+        print(f"{' '.join(HydraConfig.get().overrides.task)}: done before, passed over")
     except USER_ERRORS as error:
-        if in_sweep or wants_traceback():  # Hydra names the job that failed, and the rest goes on
-            raise
-        exit_with(error)
+        if not in_sweep and not wants_traceback():
+            exit_with(error)
+        # Hydra goes on with the rest of a sweep, and in the end tells of the first failure alone.
+        sys.stderr.write(f"error: {' '.join(HydraConfig.get().overrides.task)}: {one_line(error)}\n")
+        raise
 
 
 def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     """Train one run and tell how it ended; exits with a status other than 0 unless it is done, or one of a sweep."""
     job = HydraConfig.get()
+    missing = [group for group in REQUIRED if job.runtime.choices.get(group) is None]
+    if missing:
+        raise ConfigError(f"{missing[0]}=null: a run needs one; leave it out for the default, or see --help")
     check_complete(cfg)
     check_kinds(cfg, default_settings(job.runtime.choices))
-    if in_sweep and cfg.trainer.devices != 1:
+    if in_sweep and (cfg.trainer.devices, cfg.trainer.num_nodes) != (1, 1):
         raise ConfigError(
             f"trainer.devices={cfg.trainer.devices}: a sweep in one process trains on one device, since the processes "
             f"of the others would start the sweep again; set trainer.devices=1"

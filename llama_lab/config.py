@@ -76,7 +76,8 @@ def build(node: DictConfig, path: str, **overrides: Any) -> Any:
             raise cause from None
         if isinstance(cause, ValueError):
             raise ConfigError(f"{path}.{cause}") from None
-        raise
+        message = " ".join(str(cause or error).split())
+        raise ConfigError(f"{path}: cannot be built, {message}; HYDRA_FULL_ERROR=1 shows where") from cause
 
 
 def build_model(cfg: DictConfig, vocab_size: int) -> Any:

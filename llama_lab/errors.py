@@ -6,3 +6,7 @@ class ConfigError(ValueError):
 
     The command line prints the message without a traceback and exits with status 2.
     """
+
+
+class FinishedRunError(ConfigError):
+    """The run that was asked for is there already, with the same settings. A sweep passes over it."""

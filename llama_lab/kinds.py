@@ -12,6 +12,7 @@ from llama_lab.errors import ConfigError
 # Settings that may be null, with the kinds that they have otherwise.
 NULLABLE: dict[str, tuple[type, ...]] = {
     "name": (str, int),
+    "resume": (str,),
     "train.micro_batch_size": (int,),
     "train.grad_clip": (float,),
     "data.document_chars": (int,),
@@ -29,8 +30,9 @@ WORDS = {bool: "true or false", int: "a whole number", float: "a number, and fin
 
 def default_settings(choices: dict[str, str | None]) -> dict[str, Any]:
     """The settings of these group choices with no key changed, on one level; mandatory ones are None."""
-    groups = [f"{group}={option}" for group, option in choices.items() if option and not group.startswith("hydra/")]
-    defaults = hydra.compose("config", overrides=groups)
+    # An experiment is no default: it is as easily mistyped as the command line.
+    groups = {g: option for g, option in choices.items() if option and g != "experiment" and not g.startswith("hydra/")}
+    defaults = hydra.compose("config", overrides=[f"{group}={option}" for group, option in groups.items()])
     for key, value in flatten(OmegaConf.to_container(defaults)).items():
         if value == "???":
             OmegaConf.update(defaults, key, None)
@@ -41,6 +43,8 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
     """Raise ConfigError for a setting that no config file declares, or one of another kind than its default."""
     written = flatten(OmegaConf.to_container(cfg))
     for key, value in flatten(OmegaConf.to_container(cfg, resolve=True)).items():
+        if any(default is None and key.startswith(f"{parent}.") for parent, default in defaults.items()):
+            continue  # part of a component in the place of null
         if key not in defaults:
             raise ConfigError(f"{key}={value}: nothing reads this key; leave it out, or see them all with `--cfg job`")
         if str(written[key]).startswith("${"):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from omegaconf import OmegaConf
 
 from llama_lab.config import CONF_DIR
@@ -264,10 +265,65 @@ def test_a_multirun_trains_one_run_after_the_other(command: Command, tiny: list[
     }
 
 
-def test_a_name_may_be_a_number(command: Command, tiny: list[str]) -> None:
-    ran = command(*tiny, "train.tokens=256", "name=2017")
+@pytest.mark.parametrize(
+    "override",
+    [
+        "name=2017",
+        "size.mlp_ratio=2.5",
+        "model.hidden_dim=100",
+        "model.vocab_size=300",
+        "model.attention.window=4",
+        "model.position.scaling={_target_: llama_lab.model.position.LinearScaling, factor: 2}",
+        "optim.lr=1",
+        "train.grad_clip=null",
+        "train.tokens=300.5",
+        "data.text_field=body",
+    ],
+)
+def test_a_value_of_another_type_than_the_default_s_is_taken_where_it_has_a_meaning(
+    override: str, command: Command, tiny: list[str]
+) -> None:
+    ran = command(*tiny, "train.tokens=256", override)
     assert (ran.code, ran.err) == (0, "")
-    assert ran.run.is_relative_to(ran.cwd / "runs" / "2017")
+    key, _, value = override.partition("=")
+    assert OmegaConf.select(OmegaConf.load(ran.run / "resolved.yaml"), key) == yaml.safe_load(value)
+
+
+def experiment(folder: Path, body: str) -> list[str]:
+    """Write an experiment; return the arguments that choose it."""
+    (folder / "mine" / "experiment").mkdir(parents=True)
+    (folder / "mine" / "experiment" / "first.yaml").write_text(f"# @package _global_\n{body}\n")
+    return ["--config-dir", "mine", "experiment=first"]
+
+
+def test_an_experiment_chooses_groups_and_keys_and_the_command_line_wins(
+    command: Command, tiny: list[str], tmp_path: Path
+) -> None:
+    body = "defaults: [override /norm: layernorm, override /ffn: gelu]\noptim: {lr: 1e-3}\ntrain: {log_every: 1}"
+    ran = command(*experiment(tmp_path, body), *tiny, "train.tokens=256", "ffn=relu", "optim.lr=5e-4")
+    assert (ran.code, ran.err) == (0, "")
+    cfg = OmegaConf.load(ran.run / "resolved.yaml")
+    assert cfg.model.norm._target_ == "llama_lab.model.norm.LayerNorm"
+    assert cfg.model.ffn.activation._target_ == "torch.nn.ReLU"
+    assert (cfg.optim.lr, cfg.train.log_every) == (5e-4, 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "beginning"),
+    [
+        ("train: {lr: 1}", "train.lr=1: "),
+        ("train: {log_every: often}", "train.log_every=often: "),
+        ("overwrite: flase", "overwrite=flase: "),
+    ],
+)
+def test_an_experiment_is_checked_as_the_command_line_is(
+    body: str, beginning: str, command: Command, tiny: list[str], tmp_path: Path
+) -> None:
+    ran = command(*experiment(tmp_path, body), *tiny, "train.tokens=256")
+    assert ran.code == 2
+    assert ran.err.startswith(f"error: {beginning}")
+    assert ran.err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
 
 
 DIVERGES = ["train.tokens=5120", "schedule=constant", "schedule.warmup=0", "train.grad_clip=null", "train.log_every=1"]
@@ -286,6 +342,17 @@ def test_a_run_that_diverges_does_not_stop_a_sweep(command: Command, tiny: list[
     assert ran.code == 0
     assert ran.err.startswith("diverged: ")
     assert sorted(status(file.parent) for file in ran.cwd.rglob("status.json")) == ["diverged", "done"]
+
+
+def test_a_sweep_given_again_passes_over_what_is_done_and_tells_of_every_failure(
+    command: Command, tiny: list[str]
+) -> None:
+    overrides = ["--multirun", *tiny, "train.tokens=2560", "model.n_heads=4,3,5"]
+    command(*overrides)
+    again = command(*overrides)
+    assert again.code == 2
+    assert again.out.count("done before, passed over") == 1
+    assert again.err.count(": does not divide model.dim=32") >= 2
 
 
 def test_a_run_that_cannot_start_does_not_stop_a_sweep_but_fails_it(command: Command, tiny: list[str]) -> None:
@@ -329,7 +396,7 @@ def test_a_finished_run_is_refused_and_left_as_it_was(command: Command, tiny: li
     before = files(first.run)
     again = command(*overrides)
     assert again.code == 2
-    assert re.fullmatch(r"error: name: .*already holds a finished run; .*overwrite=true.*resume=true.*\n", again.err)
+    assert re.fullmatch(r"error: name: .*already holds a finished run; .*overwrite=true.*resume=.*\n", again.err)
     assert files(first.run) == before
     assert command(*overrides, "overwrite=true").code == 0
     assert repeatable(first.run) == repeatable(command(*overrides, "overwrite=true").run)

@@ -13,7 +13,7 @@ from .cache import LayerCache
 
 
 class Block(nn.Module):
-    """What all blocks have: attention, feed-forward, a norm for each, and dropout on what each adds to the residual."""
+    """What all blocks have: attention, feed-forward, a norm for each, and dropout on the output of each."""
 
     final_norm: ClassVar[bool] = True
 
@@ -33,11 +33,11 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def attend(self, x: Tensor, layout: Layout, cache: LayerCache | None) -> Tensor:
-        """What attention adds to the residual stream."""
+        """Attention and its dropout."""
         return self.dropout(self.attention(x, layout, cache))  # type: ignore[no-any-return]
 
     def feed(self, x: Tensor) -> Tensor:
-        """What the feed-forward adds to the residual stream."""
+        """The feed-forward and its dropout."""
         return self.dropout(self.ffn(x))  # type: ignore[no-any-return]
 
 

@@ -46,7 +46,7 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_bytes_per_elemen
     if model.embedding.norm is not None:
         ends -= sum(p.numel() for p in model.embedding.norm.parameters())
     linear = 2 * sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    layers = [m for m in model.modules() if isinstance(m, GroupedQueryAttention)]
+    layers = model.attention_layers
     flops = linear + sum(score_flops(layer, mean_visible_keys(seq_len, layer.context(seq_len))) for layer in layers)
     widths = [2 * layer.n_kv_heads * layer.head_dim * kv_bytes_per_element for layer in layers]
     return Cost(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -99,8 +100,13 @@ class Decoder(nn.Module):
         weight = self.embedding.tokens.weight
         context = context or self.max_seq_len
         dtype = dtype or weight.dtype
-        layers = [m for m in self.modules() if isinstance(m, GroupedQueryAttention)]
-        return KVCache([layer.new_cache(batch_size, context, dtype, weight.device) for layer in layers], context)
+        layers = [layer.new_cache(batch_size, context, dtype, weight.device) for layer in self.attention_layers]
+        return KVCache(layers, context)
+
+    @property
+    def attention_layers(self) -> list[GroupedQueryAttention]:
+        """The attention of each block, from the first."""
+        return [cast(Block, block).attention for block in self.blocks]
 
     @torch.no_grad()
     def generate(

@@ -27,6 +27,7 @@ class Normal:
     """N(0, std): GPT-1 and most models since."""
 
     def __init__(self, n_layers: int, std: float = 0.02) -> None:
+        check_positive("std", std)
         self.std = std
 
     def __call__(self, weight: Tensor, residual: bool, generator: torch.Generator) -> None:
@@ -38,6 +39,7 @@ class Scaled:
     """N(0, std), and std / sqrt(2 n_layers) on residual outputs (Radford et al. 2019, section 2.3)."""
 
     def __init__(self, n_layers: int, std: float = 0.02) -> None:
+        check_positive("std", std)
         self.std = std
         self.residual_std = std / math.sqrt(2 * n_layers)
 
@@ -50,6 +52,7 @@ class Xavier:
     """Uniform with variance gain² · 2 / (in + out) (Glorot & Bengio 2010, eq. 16), as the 2017 Transformer's code."""
 
     def __init__(self, n_layers: int, gain: float = 1.0) -> None:
+        check_positive("gain", gain)
         self.gain = gain
 
     def __call__(self, weight: Tensor, residual: bool, generator: torch.Generator) -> None:
@@ -58,9 +61,11 @@ class Xavier:
 
 
 class Truncated:
-    """N(0, std) truncated at `cutoff` standard deviations (OLMo 2, section 2.2)."""
+    """N(0, std) truncated at `cutoff` standard deviations (OLMo-core, `init.py`)."""
 
     def __init__(self, n_layers: int, std: float = 0.02, cutoff: float = 3.0) -> None:
+        check_positive("std", std)
+        check_positive("cutoff", cutoff)
         self.std = std
         self.cutoff = cutoff
 
@@ -70,12 +75,20 @@ class Truncated:
         nn.init.trunc_normal_(weight, 0.0, self.std, -bound, bound, generator=generator)
 
 
+def check_positive(name: str, value: float) -> None:
+    """Raise ValueError for a spread that is none."""
+    if value <= 0:
+        raise ValueError(f"init.{name}={value}: must be positive")
+
+
 class Table(nn.Embedding):
     """A lookup table `(rows, dim)` whose entries start as N(0, std)."""
 
     def __init__(self, rows: int, dim: int, std: float) -> None:
+        if std < 0:
+            raise ValueError(f"std={std}: a standard deviation must not be negative")
         self.std = std
-        super().__init__(rows, dim, _freeze=False)
+        super().__init__(rows, dim)
 
     def reset_parameters(self) -> None:
         """Leave the values to `initialise`: a table is never used before it."""
@@ -85,6 +98,19 @@ def parameter_generator(seed: int, name: str) -> torch.Generator:
     """A CPU generator that depends on nothing but `seed` and the parameter's `name`."""
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def reset_seeded(module: nn.Module, seed: int, name: str) -> None:
+    """Let a module draw its own parameters, from the global generator seeded by (seed, its name), left as it was.
+
+    Raises ValueError for a module that cannot: its start would depend on the order in which modules are built.
+    """
+    reset = getattr(module, "reset_parameters", None)
+    if reset is None:
+        raise ValueError(f"{name}: {type(module).__name__} has parameters but no reset_parameters(); give it one")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(parameter_generator(seed, name).initial_seed())
+        reset()
 
 
 @torch.no_grad()
@@ -101,7 +127,7 @@ def initialise(model: nn.Module, weight_init: WeightInit, seed: int) -> None:
         if not own or any(p.is_meta for p in own.values()):
             continue
         if not isinstance(module, nn.Linear | nn.Embedding):
-            module.reset_parameters()
+            reset_seeded(module, seed, module_name)
             continue
         if "bias" in own:
             nn.init.zeros_(own["bias"])

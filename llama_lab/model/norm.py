@@ -10,6 +10,7 @@ class LayerNorm(nn.Module):
 
     def __init__(self, dim: int, eps: float = 1e-5, bias: bool = True) -> None:
         super().__init__()
+        check_eps(eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(dim))
         self.bias = nn.Parameter(torch.empty(dim)) if bias else None
@@ -33,8 +34,9 @@ class RMSNorm(nn.Module):
     `unit_offset` stores the gain as its distance from one (Gemma), so that weight decay pulls towards the identity.
     """
 
-    def __init__(self, dim: int, eps: float = 1e-6, unit_offset: bool = False) -> None:
+    def __init__(self, dim: int, eps: float = 1e-5, unit_offset: bool = False) -> None:
         super().__init__()
+        check_eps(eps)
         self.eps = eps
         self.unit_offset = unit_offset
         self.weight = nn.Parameter(torch.empty(dim))
@@ -59,3 +61,9 @@ class NoNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` unchanged."""
         return x
+
+
+def check_eps(eps: float) -> None:
+    """Raise ValueError for an epsilon that could lead to the root of a negative number."""
+    if eps < 0:
+        raise ValueError(f"norm.eps={eps}: must not be negative")

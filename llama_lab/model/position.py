@@ -109,6 +109,14 @@ class Learned(Position):
         return x + self.table(positions)  # type: ignore[no-any-return]
 
 
+def check_scaling(factor: float, original_max_seq_len: int = 1) -> None:
+    """Raise ValueError for a scaling that stretches nothing."""
+    if factor <= 0:
+        raise ValueError(f"position.scaling.factor={factor}: must be positive")
+    if original_max_seq_len < 1:
+        raise ValueError(f"position.scaling.original_max_seq_len={original_max_seq_len}: must be positive")
+
+
 def inverse_frequencies(dim: int, theta: float, device: torch.device) -> Tensor:
     """Float32 `(dim / 2,)`: theta^(-2k / dim), radians per position.
 
@@ -124,6 +132,7 @@ class LinearScaling:
     attention_factor = 1.0
 
     def __init__(self, factor: float) -> None:
+        check_scaling(factor)
         self.factor = factor
 
     def __call__(self, dim: int, theta: float, device: torch.device) -> Tensor:
@@ -137,6 +146,7 @@ class NTKScaling:
     attention_factor = 1.0
 
     def __init__(self, factor: float) -> None:
+        check_scaling(factor)
         self.factor = factor
 
     def __call__(self, dim: int, theta: float, device: torch.device) -> Tensor:
@@ -145,7 +155,7 @@ class NTKScaling:
 
 
 class YarnScaling:
-    """NTK by parts with a sharper softmax (Peng et al. 2023, sections 3.2 to 3.4).
+    """NTK by parts with a sharper softmax (Peng et al. 2023, sections 3.2 and 3.4).
 
     Frequencies that turn more than `beta_fast` times within `original_max_seq_len` stay, those that turn less than
     `beta_slow` times are divided by `factor`, and a ramp joins them.
@@ -154,6 +164,7 @@ class YarnScaling:
     def __init__(
         self, factor: float, original_max_seq_len: int, beta_fast: float = 32.0, beta_slow: float = 1.0
     ) -> None:
+        check_scaling(factor, original_max_seq_len)
         self.factor = factor
         self.original_max_seq_len = original_max_seq_len
         self.beta_fast = beta_fast
@@ -187,8 +198,13 @@ class Llama3Scaling:
     def __init__(
         self, factor: float, original_max_seq_len: int, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0
     ) -> None:
+        check_scaling(factor, original_max_seq_len)
         self.factor = factor
         self.original_max_seq_len = original_max_seq_len
+        if high_freq_factor <= low_freq_factor:
+            raise ValueError(
+                f"position.scaling.high_freq_factor={high_freq_factor}: must exceed low_freq_factor={low_freq_factor}"
+            )
         self.low_freq_factor = low_freq_factor
         self.high_freq_factor = high_freq_factor
 
@@ -228,10 +244,10 @@ class Rope(Position):
                 f"position.fraction={fraction}: turns {self.rotary_dim} of head_dim={head_dim} dimensions, but the "
                 f"number must be even and between 2 and head_dim; change fraction, head_dim, or dim and n_heads"
             )
-        if theta <= 0:
-            raise ValueError(f"position.theta={theta}: must be positive")
-        if scaling is not None and scaling.factor <= 0:
-            raise ValueError(f"position.scaling.factor={scaling.factor}: must be positive")
+        if theta <= 1:
+            raise ValueError(f"position.theta={theta}: must exceed 1")
+        if isinstance(scaling, NTKScaling) and self.rotary_dim < 4:
+            raise ValueError(f"position.fraction={fraction}: NTK scaling needs 4 rotary dimensions; raise it")
         self.theta = theta
         self.interleaved = interleaved
         self.scaling = scaling

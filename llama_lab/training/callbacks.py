@@ -2,7 +2,6 @@
 
 import math
 import os
-import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,9 +11,9 @@ from types import FrameType
 from typing import Any, Protocol
 
 import lightning as L
-import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
+from .memory import peak_memory_bytes, reset_peak_memory
 from .module import LanguageModel
 from .throughput import Speed, Stopwatch, synchronize
 
@@ -23,7 +22,7 @@ SLOW_STEPS = 3  # steps of a process that no speed includes: kernels compile, ca
 
 
 class DivergedError(Exception):
-    """The training loss is no longer a number."""
+    """A loss is no longer a number."""
 
 
 class InterruptedRunError(Exception):
@@ -35,14 +34,6 @@ class Display(Protocol):
 
     def update(self, step: int, metrics: dict[str, float]) -> None:
         """Training has come to `step`; `metrics` are those of this step, if any were logged."""
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory taken so far: allocated by PyTorch on a GPU, resident in this process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class Monitor(L.Callback):
@@ -83,7 +74,8 @@ class Monitor(L.Callback):
         self._resumed_seconds = state_dict["seconds"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock."""
+        """Start the clock, and the search for the peak of memory."""
+        reset_peak_memory(pl_module.device)
         self._first_step = self._seen_step = trainer.global_step
         self.stopwatch.start(self._resumed_seconds)
 
@@ -153,6 +145,8 @@ class Monitor(L.Callback):
         assert isinstance(pl_module, LanguageModel)
         loss, bits_per_byte = pl_module.pop_val_loss()
         step = self.evaluated_step = trainer.global_step
+        if not math.isfinite(loss):
+            raise DivergedError(f"the validation loss is {loss} at step {step}")
         metrics = {
             "tokens": step * self.tokens_per_step,
             "seconds": self.stopwatch.seconds,

@@ -54,7 +54,9 @@ def evaluate(path: Path) -> dict[str, float]:
     quiet_libraries()
     folder = RunFolder(path)
     run = load_run(folder)
-    hardware = choose_hardware(run.cfg.trainer)
+    here = OmegaConf.merge(run.cfg.trainer, {"accelerator": "auto", "devices": 1, "num_nodes": 1})
+    assert isinstance(here, DictConfig)
+    hardware = choose_hardware(here)
     batch_size = run.cfg.train.micro_batch_size or run.cfg.train.batch_size
     data = TokenDataModule(run.dataset, run.cfg.model.max_seq_len, batch_size, None, seed=0, steps=run.step)
     module = LanguageModel.for_evaluation(run.model, run.dataset.val_bytes)

@@ -13,15 +13,14 @@ from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config import flatten
-from llama_lab.errors import ConfigError
+from llama_lab.errors import ConfigError, FinishedRunError
 
 Status = Literal["running", "interrupted", "done", "diverged", "failed"]
 
 LOCK = ".lock"
 
-# Settings of where and how a run is watched, not of what it computes: they make no arm of their own.
-UNNAMED = ("name", "seed", "runs_dir", "overwrite", "resume", "logger", "trainer", "data.cache_dir", "hydra")
-# Settings that may change when an unfinished run goes on, and those that may also change when a finished one does.
+# Settings of where a run computes and how it is watched, not of what it computes: they make no arm of their own, and
+# may change when an unfinished run goes on.
 CHANGEABLE = (
     "overwrite",
     "resume",
@@ -31,7 +30,14 @@ CHANGEABLE = (
     "trainer.accelerator",
     "trainer.devices",
     "trainer.num_nodes",
+    "trainer.strategy",
+    "train.log_every",
+    "train.checkpoint_every",
+    "train.sample_tokens",
+    "train.prompt",
 )
+UNNAMED = ("name", "seed", "hydra", *CHANGEABLE)
+# Those that may also change when a finished run is trained further.
 EXTENDABLE = (*CHANGEABLE, "train.tokens", "train.evaluations")
 
 
@@ -42,7 +48,8 @@ def arm_name(overrides: list[str]) -> str:
     """
     has_name = any(o.startswith("name=") for o in overrides)
     unnamed = UNNAMED if has_name else (*UNNAMED, "arch")  # without a name of its own, the run has the recipe's
-    named = sorted(o.lstrip("+") for o in overrides if not _belongs(o.lstrip("+~").split("=")[0], unnamed))
+    keys = {o: o.lstrip("+~").split("=")[0] for o in overrides}
+    named = sorted(o.lstrip("+") for o, key in keys.items() if key != "trainer" and not _belongs(key, unnamed))
     full = "-".join(named)
     short = re.sub(r"[^A-Za-z0-9=.+_-]+", "_", full)
     if short != full or len(short) > 100:
@@ -78,7 +85,7 @@ class RunFolder:
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Replace a JSON file in one move."""
         fresh = self.path / f"{name}.tmp"
-        fresh.write_text(json.dumps(content, indent=2) + "\n")
+        fresh.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
         fresh.replace(self.path / name)
 
     @contextmanager
@@ -104,42 +111,62 @@ class RunFolder:
             raise ConfigError(f"runs_dir={cfg.runs_dir}: {blocked} is a file; choose a folder")
         status = self.read_status()
         if status is None:
+            if cfg.resume:
+                raise ConfigError(f"resume={cfg.resume}: holds no run; name a run's folder, or leave resume out")
             if self.path.exists() and any(file.name != LOCK for file in self.path.iterdir()):
                 raise ConfigError(f"name: {self.path} holds files that are no run; choose another name or runs_dir")
             return
         if cfg.overwrite:
             return
         finished = status["status"] == "done"
-        if finished and not cfg.resume:
-            raise ConfigError(
-                f"name: {self.path} already holds a finished run; choose another name or seed, start over with "
-                f"overwrite=true, or train it further with resume=true train.tokens=<more>"
-            )
         changed = self.changed_keys(cfg, EXTENDABLE if cfg.resume else CHANGEABLE)
+        if finished and not cfg.resume:
+            raise (ConfigError if changed else FinishedRunError)(
+                f"name: {self.path} already holds a finished run; choose another name or seed, start over with "
+                f"overwrite=true, or train it further with 'resume=\"{self.path}\"' train.tokens=<more>"
+            )
         if changed:
             key, old, new = changed[0]
             raise ConfigError(
-                f"{key}={new}: the unfinished run in {self.path} has {key}={old}; give the same settings to go on, "
+                f"{key}={new}: the run in {self.path} has {key}={old}; give the same settings to go on, "
                 f"choose another name, or start over with overwrite=true"
             )
 
     def changed_keys(self, cfg: DictConfig, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
         """(key, old value, new value) of every setting that differs from the run's own and may not."""
         old = flatten(OmegaConf.to_container(OmegaConf.load(self.path / "resolved.yaml")))
-        new = flatten(OmegaConf.to_container(cfg, resolve=True))
+        new = flatten(settled(cfg))
         keys = [key for key in sorted(old.keys() | new.keys()) if not _belongs(key, changeable)]
         return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
 
     def begin(self, cfg: DictConfig, overrides: list[str], environment: dict[str, Any]) -> Path | None:
-        """Make the folder for a run of `cfg`; return the checkpoint to go on from, None to start."""
+        """Make the folder for a run of `cfg`; return the checkpoint to go on from, None to start.
+
+        environment.json tells of this session, and below `earlier_sessions` of those before it. Raises ConfigError,
+        and writes nothing, if the checkpoint comes from other data or another precision.
+        """
         if cfg.overwrite:
             self.clear()
-        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        sessions = self._earlier_sessions(environment)
         self.write_status("running")
-        OmegaConf.save(cfg, self.path / "resolved.yaml", resolve=True)
+        self.checkpoint.parent.mkdir(exist_ok=True)
+        OmegaConf.save(OmegaConf.create(settled(cfg)), self.path / "resolved.yaml")
         OmegaConf.save(OmegaConf.create(overrides), self.path / "overrides.yaml")
-        self.write_json("environment.json", environment)
+        self.write_json("environment.json", environment | {"earlier_sessions": sessions})
         return self.checkpoint if self.checkpoint.exists() else None
+
+    def _earlier_sessions(self, environment: dict[str, Any]) -> list[dict[str, Any]]:
+        """The environments of the sessions that led to the checkpoint, none without one."""
+        if not self.checkpoint.exists():
+            return []
+        last = self.read_json("environment.json")
+        for key in ("data_hash", "tokenizer_hash", "precision"):
+            if key in last and last[key] != environment.get(key):
+                raise ConfigError(
+                    f"{key}={environment.get(key)}: the checkpoint in {self.path} was trained with {last[key]}; "
+                    f"restore that, choose another name, or start over with overwrite=true"
+                )
+        return [*last.pop("earlier_sessions", []), last]
 
     def clear(self) -> None:
         """Delete everything but the lock, which this process holds."""
@@ -148,3 +175,14 @@ class RunFolder:
                 shutil.rmtree(file)
             elif file.name != LOCK:
                 file.unlink()
+
+
+def settled(cfg: DictConfig) -> dict[str, Any]:
+    """The config with everything resolved, and the paths of the data independent of the working directory."""
+    config = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(config, dict)
+    for node in (config["data"], config["data"]["source"]):
+        if "files" in node:
+            files = [node["files"]] if isinstance(node["files"], str) else node["files"]
+            node["files"] = [str(Path(file).expanduser().absolute()) for file in files]
+    return config  # type: ignore[return-value]

@@ -1,5 +1,6 @@
 """Which device a run uses, how many of it, and in what precision."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,8 @@ def choose_hardware(trainer: DictConfig) -> Hardware:
         raise ConfigError(f"trainer.strategy={trainer.strategy}: unknown; choose {' or '.join(STRATEGIES)}")
     if trainer.num_nodes < 1:
         raise ConfigError(f"trainer.num_nodes={trainer.num_nodes}: must be a positive whole number")
+    if trainer.num_nodes > 1 and not {"RANK", "SLURM_PROCID"} & os.environ.keys():
+        raise ConfigError(f"trainer.num_nodes={trainer.num_nodes}: start it with torchrun or srun, or set it to 1")
     accelerator = choose_accelerator(trainer.accelerator)
     available = {"gpu": torch.cuda.device_count(), "mps": 1}.get(accelerator)
     devices = trainer.devices

@@ -70,7 +70,7 @@ def start_wandb(folder: Path, project: str, name: str, group: str, tags: list[st
     run.define_metric("tokens")
     run.define_metric("*", step_metric="tokens")
     if mode == "offline":
-        print(f"W&B: offline, no key found; upload later with `wandb sync {run.settings.sync_dir}`")
+        print(f"W&B: offline; upload later with `wandb sync {run.settings.sync_dir}`")
     elif mode == "online":
         print(f"W&B: {run.url}")
     return run

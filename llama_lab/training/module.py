@@ -60,8 +60,7 @@ class LanguageModel(L.LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
         """The mean loss of a micro-batch, in nats per token."""
-        if self.model.dropout.p:
-            self._seed_dropout(batch_index)
+        self._seed_dropout(batch_index)
         inputs, targets = batch
         logits = self.model(inputs).float()
         nll: Tensor = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -72,8 +71,7 @@ class LanguageModel(L.LightningModule):
 
     def _seed_dropout(self, batch_index: int) -> None:
         """Make dropout a function of seed, micro-batch and rank, so that a resumed run drops what it would have."""
-        rank, ranks = self.trainer.global_rank, self.trainer.world_size
-        torch.manual_seed(self.seed * 2**32 + batch_index * ranks + rank)
+        torch.manual_seed((self.seed << 32) + (batch_index << 12) + self.global_rank)
 
     def pop_train_loss(self) -> float:
         """Mean training loss since the last call, over all ranks, without the z-loss. Waits for the device."""
@@ -91,8 +89,10 @@ class LanguageModel(L.LightningModule):
 
     def pop_val_loss(self) -> tuple[float, float]:
         """Nats per token and bits per byte of the whole validation set, over all ranks."""
-        sums = torch.tensor([self._val_nll, self._val_tokens], dtype=torch.float64, device=self.device)
-        nll, tokens = self.trainer.strategy.reduce(sums, reduce_op="sum").tolist()
+        sums = torch.tensor([self._val_nll, self._val_tokens], dtype=torch.float64)
+        if self.trainer.world_size > 1:  # only then on the device: Apple's have no float64
+            sums = self.trainer.strategy.reduce(sums.to(self.device), reduce_op="sum")
+        nll, tokens = sums.tolist()
         self._val_nll, self._val_tokens = 0.0, 0
         return nll / tokens, nll / math.log(2) / self.val_bytes
 

@@ -19,7 +19,6 @@ from llama_lab.data.module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
 from llama_lab.model import Cost, Decoder, measure_cost
-from llama_lab.model.attention import GroupedQueryAttention
 
 from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monitor, StopRequest
 from .display import open_display, print_result
@@ -75,9 +74,17 @@ def plan(cfg: DictConfig, name: str, arm: str, overrides: list[str]) -> Run:
         )
     hardware = choose_hardware(cfg.trainer)
     accumulate = micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)
-    folder = RunFolder(Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}")
+    folder = RunFolder(Path(cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if current_rank() == 0:
         folder.check(cfg)
+    if cfg.resume:
+        name, arm = folder.path.absolute().parts[-3:-1]
+        trained = checkpoint_step(folder.checkpoint if folder.checkpoint.exists() else None)
+        if steps <= trained and folder.read_json("status.json")["status"] == "done":
+            raise ConfigError(
+                f"train.tokens={cfg.train.tokens:g}: the run has had {trained * tokens_per_step}; to train it further, "
+                f"give more"
+            )
     return Run(cfg, name, arm, overrides, folder, hardware, steps, accumulate)
 
 
@@ -128,8 +135,9 @@ def train(run: Run) -> Outcome:
             outcome = fit(run, module, data, monitor, checkpoint, facts)
             if outcome != "done" or current_rank() != 0:
                 return outcome
+            dataset.tokenizer.save(run.folder.path / "tokenizer.json")
             summary = finish(run, monitor, facts)
-            sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
+    sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
     print_result(run.folder.path, summary, sample)
     return "done"
 
@@ -158,7 +166,7 @@ def encode_prompt(prompt: str, dataset: TokenDataset) -> list[int]:
 
 def run_facts(run: Run, dataset: TokenDataset, model: Decoder) -> dict[str, Any]:
     """What identifies a run in its summary and on dashboards."""
-    kernels = sorted({layer.kernel for layer in model.modules() if isinstance(layer, GroupedQueryAttention)})
+    kernels = sorted({layer.kernel for layer in model.attention_layers})
     first_window = torch.from_numpy(dataset.val[: model.max_seq_len].astype(int))
     return {
         "name": run.name,
@@ -202,7 +210,8 @@ def begun(run: Run, facts: dict[str, Any]) -> Iterator[Path | None]:
     Other ranks only look for the checkpoint. Raises ConfigError if another process holds the folder.
     """
     if current_rank() != 0:
-        yield run.folder.checkpoint if run.folder.checkpoint.exists() else None
+        goes_on = run.folder.checkpoint.exists() and not run.cfg.overwrite
+        yield run.folder.checkpoint if goes_on else None
         return
     with run.folder.held():
         checkpoint = run.folder.begin(run.cfg, run.overrides, environment() | facts)
@@ -255,8 +264,9 @@ def fit(
         enable_model_summary=False,
     )
     if cfg.trainer.compile:
+        torch._dynamo.reset()  # its limit on recompilations is the process's, and later runs of a sweep would run eager
         module.model.compile()  # in place, so that no name in a checkpoint changes
-    outcome: Outcome
+    outcome: Outcome | None = None
     try:
         with stop.listening():
             trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
@@ -267,12 +277,13 @@ def fit(
     except InterruptedRunError:
         outcome, message = "interrupted", f"stopped by the user at step {trainer.global_step} of {run.steps}"
     else:
-        return "done"
+        outcome = "done"
     finally:
         for logger in loggers:
             if isinstance(logger, WandbMetrics):
-                logger.run.finish()  # or the next run of this process would be merged into this one
-    if current_rank() == 0:
+                # Without it the next run of this process would be merged into this one.
+                logger.run.finish(exit_code=0 if outcome == "done" else 1)
+    if current_rank() == 0 and outcome != "done":
         folder.write_status(outcome, message)
     return outcome
 
@@ -296,7 +307,8 @@ def open_loggers(run: Run, start_step: int, facts: dict[str, Any]) -> list[Logge
     if run.cfg.logger.wandb:
         config = {**OmegaConf.to_container(run.cfg, resolve=True), **facts}  # type: ignore[dict-item]
         project = run.cfg.logger.wandb_project
-        loggers.append(WandbMetrics(start_wandb(run.folder.path, project, run.title, run.name, run.overrides, config)))
+        tags = [override[:64] for override in run.overrides if "." not in override.partition("=")[0]]  # W&B's limit
+        loggers.append(WandbMetrics(start_wandb(run.folder.path, project, run.title, run.name, tags, config)))
     return loggers
 
 
@@ -321,4 +333,5 @@ def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> lis
     length = min(run.cfg.train.sample_tokens, model.max_seq_len - len(start))
     generator = torch.Generator().manual_seed(run.cfg.seed)
     model.eval()
-    return [*prompt, *model.generate(start, length, temperature=0.8, generator=generator)]
+    with torch.compiler.set_stance("force_eager"):  # a sample is not worth a compilation
+        return [*prompt, *model.generate(start, length, temperature=0.8, generator=generator)]

@@ -62,9 +62,11 @@ class Stopwatch:
         was_running = self._running
         if was_running:
             self.stop()
-        yield
-        if was_running:
-            self.resume()
+        try:
+            yield
+        finally:
+            if was_running:
+                self.resume()
 
     @property
     def seconds(self) -> float:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_lab.model import Decoder
-from llama_lab.model.init import ResidualOutput
+from llama_lab.model.init import Normal, ResidualOutput, initialise
 from tests.composing import decoder, options
 
 RESIDUAL = ("attention.output.weight", "ffn.down.weight")
@@ -118,3 +118,40 @@ def test_tied_weights_are_drawn_once_under_the_tables_name() -> None:
     tied, untied = decoder("embedding=tied"), decoder("embedding=untied")
     assert torch.equal(tied.embedding.tokens.weight, untied.embedding.tokens.weight)
     assert not torch.equal(untied.embedding.head.weight, untied.embedding.tokens.weight)
+
+
+class Drawing(nn.Module):
+    """A user's component that starts at random."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim))
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight)
+
+
+class Silent(nn.Module):
+    """A user's component that forgot to say how it starts."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+
+def test_a_users_component_draws_from_seed_and_name_and_leaves_the_global_generator_alone() -> None:
+    starts = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        expected = torch.random.get_rng_state()
+        model = nn.ModuleDict({"a": Drawing(4), "b": Drawing(4)})
+        initialise(model, Normal(1), seed=3)
+        assert torch.equal(torch.random.get_rng_state(), expected)
+        starts.append(model)
+    assert torch.equal(starts[0]["a"].weight, starts[1]["a"].weight)
+    assert not torch.equal(starts[0]["a"].weight, starts[0]["b"].weight)
+
+
+def test_a_component_that_cannot_start_itself_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"^a: Silent has parameters but no reset_parameters\(\); give it one"):
+        initialise(nn.ModuleDict({"a": Silent(4)}), Normal(1), seed=3)

@@ -58,7 +58,9 @@ def test_different_values_of_one_key_make_different_arms(key: str, one: str, oth
         "seed=7",
         "runs_dir=/elsewhere",
         "overwrite=true",
-        "resume=true",
+        "resume=runs/llama/base/seed=1",
+        "train.log_every=3",
+        "train.prompt=def",
         "logger=none",
         "logger.wandb_project=mine",
         "trainer=ddp",
@@ -132,7 +134,7 @@ def test_a_finished_run_is_refused_and_the_message_says_how_to_go_on(folder: Run
     begun(folder, status="done")
     message = refusal(folder)
     assert str(folder.path) in message
-    for fix in ("another name", "overwrite=true", "resume=true train.tokens=<more>"):
+    for fix in ("another name", "overwrite=true", f"'resume=\"{folder.path}\"' train.tokens=<more>"):
         assert fix in message
 
 
@@ -170,8 +172,8 @@ def test_an_unfinished_run_goes_on_from_a_token_cache_that_moved(folder: RunFold
 
 def test_resume_may_change_the_budget_of_a_finished_run_and_nothing_that_it_computes(folder: RunFolder) -> None:
     begun(folder, status="done")
-    check(folder, "resume=true", "train.tokens=3e6", "train.evaluations=5")
-    assert refusal(folder, "resume=true", "train.tokens=3e6", "optim.lr=1").startswith("optim.lr=1: ")
+    check(folder, f"resume='{folder.path}'", "train.tokens=3e6", "train.evaluations=5")
+    assert refusal(folder, f"resume='{folder.path}'", "train.tokens=3e6", "optim.lr=1").startswith("optim.lr=1: ")
 
 
 def test_overwrite_starts_over_whatever_the_folder_held(folder: RunFolder) -> None:
@@ -192,7 +194,7 @@ def test_a_run_that_begins_again_is_given_its_checkpoint(folder: RunFolder) -> N
         assert folder.begin(compose_config("size=pico"), [], {}) == folder.checkpoint
 
 
-@pytest.mark.parametrize("overrides", [[], ["overwrite=true"], ["resume=true"]])
+@pytest.mark.parametrize("overrides", [[], ["overwrite=true"]])
 def test_a_folder_of_other_files_is_refused_and_left_alone(overrides: list[str], folder: RunFolder) -> None:
     folder.path.mkdir()
     (folder.path / "thesis.tex").write_text("years of work")

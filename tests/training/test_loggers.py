@@ -136,7 +136,7 @@ def offline(finished: Ran) -> OfflineRun:
 
 def test_a_run_without_a_key_is_a_finished_offline_run_and_says_so(finished: Ran, offline: OfflineRun) -> None:
     assert offline.finished
-    assert "W&B: offline, no key found; upload later with `wandb sync " in finished.out
+    assert "W&B: offline; upload later with `wandb sync " in finished.out
 
 
 def test_an_offline_run_holds_the_resolved_config_and_the_costs(finished: Ran, offline: OfflineRun) -> None:
@@ -159,10 +159,23 @@ def test_an_offline_run_holds_every_row_of_metrics_csv_over_tokens(finished: Ran
     assert offline.step_metrics["*"] == "tokens"
 
 
-def test_runs_of_one_process_do_not_merge(tiny: list[str], run_train: RunTrain) -> None:
-    ran = run_train("--multirun", *tiny, "train.tokens=2560", "logger=wandb", "seed=1,2")
-    assert (ran.code, ran.err) == (0, "")
-    (arm,) = (ran.cwd / "runs" / "llama").iterdir()
+@pytest.fixture(scope="module")
+def swept(tiny: list[str], run_train: RunTrain) -> Ran:
+    """Two runs in one process, with an override that is longer than a tag of W&B may be."""
+    long = f"data.text_field={'x' * 60}"
+    return run_train("--multirun", *tiny, "train.tokens=2560", "logger=wandb", long, "seed=1,2")
+
+
+def test_overrides_of_any_length_become_tags_that_w_and_b_takes(swept: Ran) -> None:
+    assert (swept.code, swept.err) == (0, "")
+    (folder,) = swept.cwd.rglob("seed=1")
+    tags = list(OfflineRun(folder).run.tags)
+    assert "size=pico" in tags
+    assert max(len(tag) for tag in tags) <= 64
+
+
+def test_runs_of_one_process_do_not_merge(swept: Ran) -> None:
+    (arm,) = (swept.cwd / "runs" / "llama").iterdir()
     for seed in (1, 2):
         folder = arm / f"seed={seed}"
         run = OfflineRun(folder)

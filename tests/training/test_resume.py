@@ -244,11 +244,45 @@ def test_ctrl_c_in_the_evaluation_after_the_last_step_loses_nothing_but_that_eva
     assert [row["step"] for row in rows(again.run) if "val/loss" in row] == [14, 28, 40]
 
 
+def test_a_finished_run_is_found_by_its_folder_and_needs_more_tokens(command: Command, tiny: list[str]) -> None:
+    overrides = [*tiny, "train.tokens=2560"]
+    first = command(*overrides)
+    folder = first.run.relative_to(first.cwd)
+    enough = command(*tiny, "train.tokens=2560", f'resume="{folder}"')
+    assert (enough.code, enough.err[:27]) == (2, "error: train.tokens=2560: t")
+    assert command(*tiny, "train.tokens=5120", f'resume="{folder}"').code == 0
+    assert trained_state(first.run)["global_step"] == 20
+    assert len(list((first.cwd / "runs").rglob("status.json"))) == 1
+    nowhere = command(*tiny, "train.tokens=5120", "resume=runs/other")
+    assert (nowhere.code, nowhere.err) == (
+        2,
+        "error: resume=runs/other: holds no run; name a run's folder, or leave resume out\n",
+    )
+
+
+def test_a_run_does_not_go_on_with_other_data_and_keeps_the_record_of_its_own(
+    command: Command, tiny: list[str], corpus: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(corpus.read_text(encoding="utf-8"), encoding="utf-8")
+    overrides = [*tiny, "data.files=[text.txt]", "train.tokens=5120", "train.checkpoint_every=10"]
+    first = command(*overrides)
+    status = first.run / "status.json"
+    status.write_text('{"status": "interrupted", "message": ""}')
+    before = (first.run / "environment.json").read_text()
+    text.write_text(text.read_text(encoding="utf-8")[:-500], encoding="utf-8")
+    again = command(*overrides)
+    assert again.code == 2
+    assert again.err.startswith("error: data_hash=")
+    assert (first.run / "environment.json").read_text() == before
+    assert '"interrupted"' in status.read_text()
+
+
 def test_a_finished_run_trains_further_with_resume_and_more_tokens(tiny: list[str], tmp_path: Path) -> None:
     overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
     assert train(planned(*overrides)) == "done"
     short = repeatable(tmp_path / "name" / "arm" / "seed=1")
-    run = planned(*overrides, "resume=true", "train.tokens=15360")
+    run = planned(*overrides, f"resume='{tmp_path}/name/arm/seed=1'", "train.tokens=15360", arm="another")
     assert train(run) == "done"
     further = repeatable(run.folder.path)
     assert further[: len(short)] == short, "what was logged is history"

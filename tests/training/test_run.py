@@ -12,6 +12,7 @@ from llama_lab.errors import ConfigError
 from llama_lab.training.evaluate import evaluate
 from llama_lab.training.folder import RunFolder
 from llama_lab.training.hardware import choose_accelerator, choose_precision
+from llama_lab.training.memory import peak_memory_bytes, reset_peak_memory
 from llama_lab.training.run import open_dataset, sample_text, token_to_position_ratio
 from tests.composing import decoder
 from tests.conftest import Ran
@@ -99,3 +100,12 @@ def test_a_folder_without_a_run_cannot_be_evaluated(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no checkpoint; name a run's folder"):
         evaluate(tmp_path)
     assert RunFolder(tmp_path).read_status() is None
+
+
+def test_a_peak_of_memory_before_the_run_is_not_the_run_s() -> None:
+    cpu = torch.device("cpu")
+    ballast = torch.ones(64 * 2**20)  # 256 MiB, all of it touched
+    before = peak_memory_bytes(cpu)
+    del ballast
+    reset_peak_memory(cpu)
+    assert peak_memory_bytes(cpu) < before - 128 * 2**20

@@ -104,7 +104,8 @@ class Timed(LanguageModel):
 @pytest.fixture(scope="module")
 def timed(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Pieces, Pieces]:
     """A run of 30 steps of 256 tokens, and the same trained on to 42."""
-    settings = [*tiny, f"runs_dir={tmp_path_factory.mktemp('runs')}", "train.log_every=2", "train.checkpoint_every=4"]
+    runs = tmp_path_factory.mktemp("runs")
+    settings = [*tiny, f"runs_dir={runs}", "train.log_every=2", "train.checkpoint_every=4"]
 
     def fit(*more: str) -> Pieces:
         clock = Clock()
@@ -114,7 +115,7 @@ def timed(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Pi
         return parts
 
     first = fit(f"train.tokens={30 * 256}", "train.evaluations=4")  # 30 / 4: the last evaluation comes after the loop
-    return first, fit(f"train.tokens={42 * 256}", "train.evaluations=2", "resume=true")
+    return first, fit(f"train.tokens={42 * 256}", "train.evaluations=2", f"resume='{runs}/name/arm/seed=1'")
 
 
 def test_tokens_per_second_leave_out_compilation_evaluation_and_checkpoints(timed: tuple[Pieces, Pieces]) -> None:

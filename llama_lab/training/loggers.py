@@ -8,8 +8,9 @@ from typing import Any
 from urllib.parse import urlparse
 
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
+
+from .metrics import MetricsLogger
 
 
 def wandb_mode() -> str:
@@ -76,25 +77,12 @@ def start_wandb(folder: Path, project: str, name: str, group: str, tags: list[st
     return run
 
 
-class WandbMetrics(Logger):
-    """Logs to a W&B run that `start_wandb` began; on other ranks, to none."""
+class WandbMetrics(MetricsLogger):
+    """Logs to a W&B run that `start_wandb` began."""
 
     def __init__(self, run: Any) -> None:
         super().__init__()
         self.run = run
-
-    @property
-    def name(self) -> str:
-        """Lightning asks for a name."""
-        return "wandb"
-
-    @property
-    def version(self) -> str:
-        """Lightning asks for a version."""
-        return ""
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the run's config is complete before it starts."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:

@@ -23,25 +23,29 @@ COLUMNS = (
 )
 
 
-class MetricsCSV(Logger):
+class MetricsLogger(Logger):
+    """A logger of metrics alone: what else Lightning asks of one has been settled before training."""
+
+    @property
+    def name(self) -> str:
+        """The kind of logger."""
+        return type(self).__name__
+
+    @property
+    def version(self) -> str:
+        """None: a run's folder is its version."""
+        return ""
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: resolved.yaml holds the config."""
+
+
+class MetricsCSV(MetricsLogger):
     """Appends a row per logged step, on disk at once. Lightning's own CSV logger deletes the old rows on resume."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-
-    @property
-    def name(self) -> str:
-        """Lightning asks for a name."""
-        return "csv"
-
-    @property
-    def version(self) -> str:
-        """Lightning asks for a version."""
-        return ""
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: resolved.yaml holds the config."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:

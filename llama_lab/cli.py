@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -25,7 +25,6 @@ from llama_lab.kinds import check_kinds, default_settings
 if TYPE_CHECKING:
     from llama_lab.training.folder import RunFolder
 
-REQUIRED = ("size", "norm", "block", "position", "attention", "ffn", "embedding", "init", "arch", "data", "tokenizer")
 FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
 
@@ -41,6 +40,11 @@ def train_command() -> None:
         if wants_traceback():
             raise
         exit_with(error)
+    except ValueError as error:  # Hydra's own, which names no group
+        emptied = [o for o in sys.argv[1:] if o.endswith("=null") and o.removesuffix("=null") in groups()]
+        if not emptied or not str(error).startswith("Config group override"):
+            raise
+        exit_with(ConfigError(f"{emptied[0]}: a run needs one; leave it out for the default, or see --help"))
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; the same command goes on, from the last checkpoint if there is one\n")
         sys.exit(INTERRUPTED)
@@ -86,9 +90,7 @@ def train_job(cfg: DictConfig) -> None:
 def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     """Train one run and tell how it ended; exits with a status other than 0 unless it is done, or one of a sweep."""
     job = HydraConfig.get()
-    missing = [group for group in REQUIRED if job.runtime.choices.get(group) is None]
-    if missing:
-        raise ConfigError(f"{missing[0]}=null: a run needs one; leave it out for the default, or see --help")
+    check_groups(job.runtime.choices)
     check_complete(cfg)
     check_kinds(cfg, default_settings(job.runtime.choices))
     if in_sweep and (cfg.trainer.devices, cfg.trainer.num_nodes) != (1, 1):
@@ -142,6 +144,20 @@ def exit_with(error: BaseException) -> NoReturn:
     sys.exit(USER_ERROR)
 
 
+def check_groups(choices: Mapping[str, str | None]) -> None:
+    """Raise ConfigError for a group of ours that was taken away."""
+    for group in groups():
+        if group not in choices:
+            raise ConfigError(
+                f"~{group}: a run needs a choice of {group}; leave this out for the default, or see --help"
+            )
+
+
+def groups() -> list[str]:
+    """The config groups, by name."""
+    return sorted(p.name for p in CONF_DIR.iterdir() if p.is_dir())
+
+
 def check_complete(cfg: DictConfig) -> None:
     """Raise ConfigError for a mandatory value that is missing, or an interpolation that cannot be resolved."""
     try:
@@ -187,12 +203,11 @@ def typed_value(key: str) -> str:
 
 def known_keys() -> list[str]:
     """Every key of the config as the command line's group choices compose it, and every group."""
-    groups = sorted(p.name for p in CONF_DIR.iterdir() if p.is_dir())
-    choices = [o for o in sys.argv[1:] if o.partition("=")[0] in groups]
+    choices = [o for o in sys.argv[1:] if o.partition("=")[0] in groups()]
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         cfg = hydra.compose("config", overrides=choices)
-    return [*groups, *flatten(OmegaConf.to_container(cfg))]
+    return [*groups(), *flatten(OmegaConf.to_container(cfg))]
 
 
 def suggestion(wrong: str, known: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ NULLABLE: dict[str, tuple[type, ...]] = {
     "train.grad_clip": (float,),
     "data.document_chars": (int,),
     "model.vocab_size": (int,),
+    "model.position.scaling": (dict,),
     "model.attention.window": (int,),
     "model.attention.global_every": (int,),
     "model.attention.qk_norm": (str,),
@@ -25,7 +26,14 @@ NULLABLE: dict[str, tuple[type, ...]] = {
 }
 NOT_NULLABLE: dict[str, tuple[type, ...]] = {"data.files": (list, str), "trainer.devices": (int,)}
 
-WORDS = {bool: "true or false", int: "a whole number", float: "a number, and finite", str: "text", list: "a list"}
+WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number, and finite",
+    str: "text",
+    list: "a list",
+    dict: "a component",
+}
 
 
 def default_settings(choices: dict[str, str | None]) -> dict[str, Any]:

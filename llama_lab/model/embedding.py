@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import Norm
-from .init import Table
+from .init import Table, check_positive
 
 
 class Embedding(nn.Module):
@@ -31,6 +31,7 @@ class Embedding(nn.Module):
         logit_softcap: float | None = None,
     ) -> None:
         super().__init__()
+        check_positive("embedding.std", std)
         self.scale = scale
         self.logit_softcap = logit_softcap
         self.tokens = Table(vocab_size, dim, std)

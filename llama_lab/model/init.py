@@ -27,7 +27,7 @@ class Normal:
     """N(0, std): GPT-1 and most models since."""
 
     def __init__(self, n_layers: int, std: float = 0.02) -> None:
-        check_positive("std", std)
+        check_positive("init.std", std)
         self.std = std
 
     def __call__(self, weight: Tensor, residual: bool, generator: torch.Generator) -> None:
@@ -39,7 +39,7 @@ class Scaled:
     """N(0, std), and std / sqrt(2 n_layers) on residual outputs (Radford et al. 2019, section 2.3)."""
 
     def __init__(self, n_layers: int, std: float = 0.02) -> None:
-        check_positive("std", std)
+        check_positive("init.std", std)
         self.std = std
         self.residual_std = std / math.sqrt(2 * n_layers)
 
@@ -52,7 +52,7 @@ class Xavier:
     """Uniform with variance gain² · 2 / (in + out) (Glorot & Bengio 2010, eq. 16), as the 2017 Transformer's code."""
 
     def __init__(self, n_layers: int, gain: float = 1.0) -> None:
-        check_positive("gain", gain)
+        check_positive("init.gain", gain)
         self.gain = gain
 
     def __call__(self, weight: Tensor, residual: bool, generator: torch.Generator) -> None:
@@ -64,8 +64,8 @@ class Truncated:
     """N(0, std) truncated at `cutoff` standard deviations (OLMo-core, `init.py`)."""
 
     def __init__(self, n_layers: int, std: float = 0.02, cutoff: float = 3.0) -> None:
-        check_positive("std", std)
-        check_positive("cutoff", cutoff)
+        check_positive("init.std", std)
+        check_positive("init.cutoff", cutoff)
         self.std = std
         self.cutoff = cutoff
 
@@ -78,15 +78,14 @@ class Truncated:
 def check_positive(name: str, value: float) -> None:
     """Raise ValueError for a spread that is none."""
     if value <= 0:
-        raise ValueError(f"init.{name}={value}: must be positive")
+        raise ValueError(f"{name}={value}: must be positive")
 
 
 class Table(nn.Embedding):
     """A lookup table `(rows, dim)` whose entries start as N(0, std)."""
 
     def __init__(self, rows: int, dim: int, std: float) -> None:
-        if std < 0:
-            raise ValueError(f"std={std}: a standard deviation must not be negative")
+        assert std >= 0
         self.std = std
         super().__init__(rows, dim)
 

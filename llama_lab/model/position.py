@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .init import Table
+from .init import Table, check_positive
 
 
 class Rotation(NamedTuple):
@@ -101,6 +101,7 @@ class Learned(Position):
 
     def __init__(self, dim: int, n_heads: int, head_dim: int, max_seq_len: int, std: float = 0.02) -> None:
         super().__init__(dim, n_heads, head_dim, max_seq_len)
+        check_positive("position.std", std)
         self.table = Table(max_seq_len, dim, std)
         self.max_positions = max_seq_len
 
@@ -111,10 +112,8 @@ class Learned(Position):
 
 def check_scaling(factor: float, original_max_seq_len: int = 1) -> None:
     """Raise ValueError for a scaling that stretches nothing."""
-    if factor <= 0:
-        raise ValueError(f"position.scaling.factor={factor}: must be positive")
-    if original_max_seq_len < 1:
-        raise ValueError(f"position.scaling.original_max_seq_len={original_max_seq_len}: must be positive")
+    check_positive("position.scaling.factor", factor)
+    check_positive("position.scaling.original_max_seq_len", original_max_seq_len)
 
 
 def inverse_frequencies(dim: int, theta: float, device: torch.device) -> Tensor:
@@ -310,6 +309,7 @@ class Relative(Position):
                 f"position.max_distance={max_distance}: must exceed position.n_buckets / 2 = {n_buckets // 2}"
             )
         self.max_distance = max_distance
+        check_positive("position.std", std)
         self.table = Table(n_buckets, n_heads, std)
 
     def buckets(self, distance: Tensor) -> Tensor:

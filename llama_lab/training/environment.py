@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-LIBRARIES = ("llama-lab", "torch", "lightning", "hydra-core", "numpy", "tokenizers", "datasets", "wandb")
+LIBRARIES = ("llama-lab", "lightning", "hydra-core", "numpy", "tokenizers", "datasets", "wandb")
 
 
 def environment() -> dict[str, Any]:
@@ -17,7 +17,7 @@ def environment() -> dict[str, Any]:
     return {
         "command": sys.argv,
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in LIBRARIES},
+        "versions": {name: version(name) for name in LIBRARIES} | {"torch": torch.__version__},  # with its CUDA version
         "platform": platform.platform(),
         "cpu_threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],

@@ -46,7 +46,7 @@ class Decoder(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_positive(
+        check_sizes(
             vocab_size=vocab_size,
             dim=dim,
             n_layers=n_layers,
@@ -131,7 +131,7 @@ class Decoder(nn.Module):
             tokens = torch.tensor([[token]], device=device)
 
 
-def check_positive(**sizes: int) -> None:
+def check_sizes(**sizes: int) -> None:
     """Raise ValueError for a size that is not a positive whole number."""
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 1:

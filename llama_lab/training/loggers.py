@@ -8,7 +8,6 @@ from typing import Any
 from urllib.parse import urlparse
 
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
 
 from .metrics import MetricsLogger
 
@@ -45,7 +44,6 @@ class TensorBoard(TensorBoardLogger):
         super().log_metrics(metrics, int(metrics["tokens"]))
 
 
-@rank_zero_only
 def start_wandb(folder: Path, project: str, name: str, group: str, tags: list[str], config: dict[str, Any]) -> Any:
     """Begin, or online resume, the W&B run of `folder`; returns it. Prints where it is."""
     import wandb
@@ -84,7 +82,6 @@ class WandbMetrics(MetricsLogger):
         super().__init__()
         self.run = run
 
-    @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Log one row; `step` is left to W&B's own counter, since its metric of that name would be dropped."""
         self.run.log(metrics)

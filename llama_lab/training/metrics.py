@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.utilities import rank_zero_only
 
 COLUMNS = (
     "step",
@@ -41,13 +40,15 @@ class MetricsLogger(Logger):
 
 
 class MetricsCSV(MetricsLogger):
-    """Appends a row per logged step, on disk at once. Lightning's own CSV logger deletes the old rows on resume."""
+    """Appends a row per logged step, on disk at once. Lightning's own CSV logger deletes the old rows on resume.
+
+    For rank 0 alone, as all our loggers: the other ranks are given none.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
 
-    @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Append a row; a metric without a column is an error, so that none goes missing."""
         is_new = not self.path.exists()
@@ -57,7 +58,6 @@ class MetricsCSV(MetricsLogger):
                 writer.writeheader()
             writer.writerow({"step": step, **metrics})
 
-    @rank_zero_only
     def forget_after(self, step: int) -> None:
         """Drop the rows after `step`: a run that resumes there writes them again."""
         if not self.path.exists():

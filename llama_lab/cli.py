@@ -1,12 +1,10 @@
 """The command line: Hydra composes, we train, and what a person did wrong is told in one line."""
 
 import argparse
-import difflib
 import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -16,11 +14,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from llama_lab.config import CONF_DIR, flatten, register_resolvers
-from llama_lab.errors import ConfigError, FinishedRunError
-from llama_lab.kinds import check_kinds, default_settings
+from llama_lab.errors import ConfigError, FinishedRunError, suggestion
+from llama_lab.job import check_one_device, groups, plan_job
 
 if TYPE_CHECKING:
     from llama_lab.training.folder import RunFolder
@@ -68,6 +66,33 @@ def eval_command() -> None:
         f"val loss {result['val/loss']:.4f} nats/token, {result['val/bits_per_byte']:.4f} bits per byte, over "
         f"{result['val_tokens']:,} tokens, after {result['step']:,} steps"
     )
+    for entry in result["lengths"] if len(result["lengths"]) > 1 else []:
+        loss = entry["note"] if entry["loss"] is None else f"{entry['loss']:.4f} nats/token"
+        print(f"  at {entry['length']:>7,} tokens: {loss}")
+
+
+def compare_command() -> None:
+    """`llama-lab-compare RUN_OR_STUDY...`."""
+    parser = argparse.ArgumentParser(
+        prog="llama-lab-compare",
+        description="Report on runs and studies, made anywhere and at any time: report.html, summary.csv and a table.",
+    )
+    parser.add_argument("paths", type=Path, nargs="+", metavar="RUN_OR_STUDY", help="folders of runs, studies, or both")
+    parser.add_argument(
+        "--group-by",
+        default="",
+        metavar="KEY,KEY",
+        help="groups or settings that tell arms apart, such as norm,model.dim; a run's name and arm unless told",
+    )
+    parser.add_argument("--baseline", metavar="ARM", help="the arm to compare with; the first unless told")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes; ./comparison unless told")
+    args = parser.parse_args()
+    from llama_lab.study.compare import compare  # takes seconds to import
+
+    try:
+        compare(args.paths, [key for key in args.group_by.split(",") if key], args.baseline, args.out)
+    except ConfigError as error:
+        exit_with(error)
 
 
 def train_job(cfg: DictConfig) -> None:
@@ -90,34 +115,22 @@ def train_job(cfg: DictConfig) -> None:
 def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     """Train one run and tell how it ended; exits with a status other than 0 unless it is done, or one of a sweep."""
     job = HydraConfig.get()
-    check_groups(job.runtime.choices)
-    check_complete(cfg)
-    check_kinds(cfg, default_settings(job.runtime.choices))
-    if in_sweep and (cfg.trainer.devices, cfg.trainer.num_nodes) != (1, 1):
-        raise ConfigError(
-            f"trainer.devices={cfg.trainer.devices}: a sweep in one process trains on one device, since the processes "
-            f"of the others would start the sweep again; set trainer.devices=1"
-        )
-    from llama_lab.training.folder import arm_name
+    run = plan_job(cfg, job.runtime.choices, list(job.overrides.task))
+    if in_sweep:
+        check_one_device(cfg)
+    from llama_lab.training.display import print_result
     from llama_lab.training.hardware import current_rank
-    from llama_lab.training.run import plan, train  # after the checks: torch and lightning take seconds to import
+    from llama_lab.training.run import train  # after the checks: torch and lightning take seconds to import
 
-    overrides = list(job.overrides.task)
-    run = plan(cfg, run_name(cfg.name, job.runtime.choices["arch"]), arm_name(overrides), overrides)
     outcome = train(run)
     if current_rank() == 0:
+        if outcome == "done":
+            print_result(run.folder)
         sys.stderr.write(closing_words(outcome, run.folder))
     if outcome == "interrupted":
         sys.exit(INTERRUPTED)
     if outcome == "diverged" and not in_sweep:
         sys.exit(FAILED)
-
-
-def run_name(name: str | int | None, recipe: str) -> str:
-    """The folder of a run's arms: the user's name, or the recipe's. Raises ConfigError for one that leads elsewhere."""
-    if name is not None and not re.fullmatch(r"(?!\.+$)[\w.=+-]+", str(name)):
-        raise ConfigError(f"name={name}: names a folder below runs_dir; use letters, digits and . _ = + - only")
-    return recipe if name is None else str(name)
 
 
 def closing_words(outcome: str, folder: "RunFolder") -> str:
@@ -142,31 +155,6 @@ def exit_with(error: BaseException) -> NoReturn:
     """Tell a user's error in one line, and exit."""
     sys.stderr.write(f"error: {one_line(error)}\n")
     sys.exit(USER_ERROR)
-
-
-def check_groups(choices: Mapping[str, str | None]) -> None:
-    """Raise ConfigError for a group of ours that was taken away."""
-    for group in groups():
-        if group not in choices:
-            raise ConfigError(
-                f"~{group}: a run needs a choice of {group}; leave this out for the default, or see --help"
-            )
-
-
-def groups() -> list[str]:
-    """The config groups, by name."""
-    return sorted(p.name for p in CONF_DIR.iterdir() if p.is_dir())
-
-
-def check_complete(cfg: DictConfig) -> None:
-    """Raise ConfigError for a mandatory value that is missing, or an interpolation that cannot be resolved."""
-    try:
-        OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    except (MissingMandatoryValue, InterpolationResolutionError) as error:
-        message = str(error).splitlines()[0]
-        if missing := re.search(r"Missing mandatory value: (\S+)", message):
-            raise ConfigError(f"{missing[1]}=???: needs a value, such as {missing[1]}=[book.txt]") from None
-        raise ConfigError(message.rpartition("resolving interpolation: ")[2]) from None  # a resolver's, wrapped
 
 
 def one_line(error: BaseException) -> str:
@@ -208,9 +196,3 @@ def known_keys() -> list[str]:
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         cfg = hydra.compose("config", overrides=choices)
     return [*groups(), *flatten(OmegaConf.to_container(cfg))]
-
-
-def suggestion(wrong: str, known: Sequence[str]) -> str:
-    """` (did you mean ...?)` if something known is close."""
-    close = difflib.get_close_matches(wrong, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""

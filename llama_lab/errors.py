@@ -1,4 +1,7 @@
-"""The one exception that is meant for users."""
+"""What is meant for users: one exception, and how its message helps."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class ConfigError(ValueError):
@@ -10,3 +13,9 @@ class ConfigError(ValueError):
 
 class FinishedRunError(ConfigError):
     """The run that was asked for is there already, with the same settings. A sweep passes over it."""
+
+
+def suggestion(wrong: str, known: Iterable[str]) -> str:
+    """` (did you mean ...?)` if something known is close."""
+    close = difflib.get_close_matches(wrong, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

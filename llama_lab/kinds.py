@@ -1,6 +1,7 @@
 """Every setting has the kind of value that its default has: a word where a number belongs is refused by its key."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import hydra
@@ -12,6 +13,7 @@ from llama_lab.errors import ConfigError
 # Settings that may be null, with the kinds that they have otherwise.
 NULLABLE: dict[str, tuple[type, ...]] = {
     "name": (str, int),
+    "arm": (str, int),
     "resume": (str,),
     "train.micro_batch_size": (int,),
     "train.grad_clip": (float,),
@@ -36,7 +38,7 @@ WORDS = {
 }
 
 
-def default_settings(choices: dict[str, str | None]) -> dict[str, Any]:
+def default_settings(choices: Mapping[str, str | None]) -> dict[str, Any]:
     """The settings of these group choices with no key changed, on one level; mandatory ones are None."""
     # An experiment is no default: it is as easily mistyped as the command line.
     groups = {g: option for g, option in choices.items() if option and g != "experiment" and not g.startswith("hydra/")}

@@ -25,7 +25,7 @@ def test_an_option_says_its_package_and_in_one_line_what_it_is(path: Path) -> No
 def test_a_group_has_a_default_which_is_one_of_its_options(group: str) -> None:
     defaults = yaml.safe_load((CONF_DIR / "config.yaml").read_text())["defaults"]
     (option,) = (entry[group] for entry in defaults if isinstance(entry, dict) and group in entry)
-    assert (CONF_DIR / group / f"{option}.yaml").is_file()
+    assert (CONF_DIR / group / f"{option}.yaml").is_file() or (group, option) == ("study", None)
 
 
 @pytest.mark.parametrize("group", ["trainer", "logger"])

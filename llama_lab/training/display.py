@@ -2,7 +2,6 @@
 
 import sys
 import time
-from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
@@ -10,6 +9,8 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from .folder import SAMPLE, RunFolder
 
 SHOWN = {"train/loss": "loss {:.3f}", "val/loss": "val {:.3f}", "perf/tokens_per_second": "{:,.0f} tokens/s"}
 
@@ -100,8 +101,9 @@ def open_display(steps: int, rank: int) -> TerminalDisplay | LogDisplay:
     return TerminalDisplay(console, steps) if sys.stdout.isatty() else LogDisplay(console, steps)
 
 
-def print_result(folder: Path, summary: dict[str, Any], sample: str) -> None:
-    """The end of a run: its table, a sample of its text, and where everything is."""
+def print_result(folder: RunFolder) -> None:
+    """The end of a run, from its folder: its table, a sample of its text, and where everything is."""
+    summary, sample = folder.read_json("summary.json"), (folder.path / SAMPLE).read_text(encoding="utf-8")
     console = Console(highlight=False)
     table = Table(show_header=False)
     table.add_column(style="bold")
@@ -111,7 +113,7 @@ def print_result(folder: Path, summary: dict[str, Any], sample: str) -> None:
     console.print(table)
     if sample:
         console.print(Panel(Text(sample), title="sample", title_align="left"))
-    console.print(Text(f"everything is in {folder}"), soft_wrap=True)
+    console.print(Text(f"everything is in {folder.path}"), soft_wrap=True)
 
 
 def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:

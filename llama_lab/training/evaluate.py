@@ -2,20 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import lightning as L
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config import build_model
-from llama_lab.data.module import TokenDataModule
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder
 
 from .folder import RunFolder
 from .hardware import choose_hardware
-from .module import LanguageModel
+from .length import evaluation
 from .run import open_dataset, quiet_libraries
 
 
@@ -49,33 +48,16 @@ def load_run(folder: RunFolder) -> TrainedRun:
     return TrainedRun(cfg, dataset, model, checkpoint["global_step"])
 
 
-def evaluate(path: Path) -> dict[str, float]:
-    """Read the whole validation set with a run's last checkpoint; write and return eval.json. Raises ConfigError."""
+def evaluate(path: Path) -> dict[str, Any]:
+    """Read the whole validation set with a run's last checkpoint, at all lengths that its config asks for.
+
+    Writes and returns eval.json; see `evaluation`. Raises ConfigError.
+    """
     quiet_libraries()
     folder = RunFolder(path)
     run = load_run(folder)
     here = OmegaConf.merge(run.cfg.trainer, {"accelerator": "auto", "devices": 1, "num_nodes": 1})
     assert isinstance(here, DictConfig)
-    hardware = choose_hardware(here)
-    batch_size = run.cfg.train.micro_batch_size or run.cfg.train.batch_size
-    data = TokenDataModule(run.dataset, run.cfg.model.max_seq_len, batch_size, None, seed=0, steps=run.step)
-    module = LanguageModel.for_evaluation(run.model, run.dataset.val_bytes)
-    trainer = L.Trainer(
-        accelerator=hardware.accelerator,
-        devices=1,
-        precision=hardware.precision,  # type: ignore[arg-type]
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.validate(module, data, verbose=False)
-    loss, bits_per_byte = module.pop_val_loss()
-    result = {
-        "step": run.step,
-        "val/loss": loss,
-        "val/bits_per_byte": bits_per_byte,
-        "val_tokens": run.dataset.val_tokens,
-    }
+    result = evaluation(run.cfg, run.dataset, run.model, choose_hardware(here), run.step)
     folder.write_json("eval.json", result)
     return result

@@ -18,6 +18,7 @@ from llama_lab.errors import ConfigError, FinishedRunError
 Status = Literal["running", "interrupted", "done", "diverged", "failed"]
 
 LOCK = ".lock"
+SAMPLE = "sample.txt"
 
 # Settings of where a run computes and how it is watched, not of what it computes: they make no arm of their own, and
 # may change when an unfinished run goes on.
@@ -36,7 +37,7 @@ CHANGEABLE = (
     "train.sample_tokens",
     "train.prompt",
 )
-UNNAMED = ("name", "seed", "hydra", *CHANGEABLE)
+UNNAMED = ("name", "arm", "seed", "hydra", *CHANGEABLE)
 # Those that may also change when a finished run is trained further.
 EXTENDABLE = (*CHANGEABLE, "train.tokens", "train.evaluations")
 

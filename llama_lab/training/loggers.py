@@ -33,6 +33,18 @@ def _has_netrc_entry() -> bool:
         return False
 
 
+# What HParams shows of a finished run, at its last token.
+FINAL = (
+    "val/loss",
+    "val/bits_per_byte",
+    "params",
+    "flops_per_token",
+    "perf/tokens_per_second",
+    "perf/peak_memory_bytes",
+    "kv_cache/bytes_per_token",
+)
+
+
 class TensorBoard(TensorBoardLogger):
     """Event files in `folder`/tensorboard, with tokens as the step; old ones after `start_tokens` become void."""
 
@@ -44,7 +56,27 @@ class TensorBoard(TensorBoardLogger):
         super().log_metrics(metrics, int(metrics["tokens"]))
 
 
-def start_wandb(folder: Path, project: str, name: str, group: str, tags: list[str], config: dict[str, Any]) -> Any:
+def log_hparams(folder: Path, learning_rate: float | None, summary: dict[str, Any]) -> None:
+    """Add a finished run to TensorBoard's HParams: its arm and choice per config group, and its final metrics."""
+    choices = {group: option for group, option in summary["choices"].items() if group != "logger"}
+    arm = {"arm": summary["arm"], "seed": summary["seed"], **choices}
+    if learning_rate is not None:  # a user's optimizer may have none
+        arm["optim.lr"] = learning_rate
+    logger = TensorBoard(folder, start_tokens=0)
+    final = {f"final/{name}": summary[name] for name in FINAL if name in summary}
+    logger.log_hyperparams(arm, final | {"tokens": summary["tokens"]})
+    logger.finalize("success")
+
+
+def start_wandb(
+    folder: Path,
+    project: str,
+    name: str,
+    group: str,
+    tags: list[str],
+    config: dict[str, Any],
+    job_type: str = "train",
+) -> Any:
     """Begin, or online resume, the W&B run of `folder`; returns it. Prints where it is."""
     import wandb
 
@@ -57,7 +89,7 @@ def start_wandb(folder: Path, project: str, name: str, group: str, tags: list[st
         project=project,
         name=name,
         group=group,
-        job_type="train",
+        job_type=job_type,
         tags=tags,
         config=config,
         dir=folder,

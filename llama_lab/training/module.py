@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import lightning as L
 import torch
@@ -48,15 +48,6 @@ class LanguageModel(L.LightningModule):
         self._make_optimizer, self._schedule = optimizer, schedule
         self._train_losses: list[Tensor] = []
         self._val_nll, self._val_tokens = 0.0, 0
-
-    @classmethod
-    def for_evaluation(cls, model: Decoder, val_bytes: int) -> Self:
-        """A module that only validates."""
-
-        def no_training(*_: Any) -> Any:
-            raise RuntimeError("this module was made for evaluation")
-
-        return cls(model, no_training, no_training, steps=0, val_bytes=val_bytes)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
         """The mean loss of a micro-batch, in nats per token."""

@@ -21,11 +21,12 @@ from llama_lab.errors import ConfigError
 from llama_lab.model import Cost, Decoder, measure_cost
 
 from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monitor, StopRequest
-from .display import open_display, print_result
+from .display import open_display
 from .environment import environment
-from .folder import RunFolder
+from .folder import SAMPLE, RunFolder
 from .hardware import Hardware, choose_hardware, current_rank
-from .loggers import TensorBoard, WandbMetrics, start_wandb
+from .length import check_multiples, evaluation
+from .loggers import TensorBoard, WandbMetrics, log_hparams, start_wandb
 from .metrics import MetricsCSV, read_metrics
 from .module import LanguageModel
 from .throughput import peak_flops
@@ -41,6 +42,7 @@ class Run:
     name: str
     arm: str
     overrides: list[str]
+    choices: dict[str, str]
     folder: RunFolder
     hardware: Hardware
     steps: int
@@ -57,8 +59,11 @@ class Run:
         return f"{self.arm}/seed={self.cfg.seed}"
 
 
-def plan(cfg: DictConfig, name: str, arm: str, overrides: list[str]) -> Run:
-    """Check all settings that need neither data nor model. Raises ConfigError, writes nothing."""
+def plan(cfg: DictConfig, name: str, arm: str, overrides: list[str], choices: dict[str, str]) -> Run:
+    """Check all settings that need neither data, model nor folder. Raises ConfigError.
+
+    overrides: what was typed. choices: the option of every config group.
+    """
     for key, seed in (("seed", cfg.seed), ("data.seed", cfg.data.seed)):
         if not 0 <= seed < 2**31:
             raise ConfigError(f"{key}={seed}: must be a whole number from 0 to 2147483647")
@@ -75,17 +80,24 @@ def plan(cfg: DictConfig, name: str, arm: str, overrides: list[str]) -> Run:
     hardware = choose_hardware(cfg.trainer)
     accumulate = micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)
     folder = RunFolder(Path(cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
-    if current_rank() == 0:
-        folder.check(cfg)
     if cfg.resume:
-        name, arm = folder.path.absolute().parts[-3:-1]
-        trained = checkpoint_step(folder.checkpoint if folder.checkpoint.exists() else None)
-        if steps <= trained and folder.read_json("status.json")["status"] == "done":
-            raise ConfigError(
-                f"train.tokens={cfg.train.tokens:g}: the run has had {trained * tokens_per_step}; to train it further, "
-                f"give more"
-            )
-    return Run(cfg, name, arm, overrides, folder, hardware, steps, accumulate)
+        arm_folder = folder.path.absolute().parent
+        name, arm = arm_folder.parent.name, arm_folder.name
+    return Run(cfg, name, arm, overrides, choices, folder, hardware, steps, accumulate)
+
+
+def check_folder(run: Run) -> None:
+    """Raise ConfigError unless the run may start or go on in its folder, FinishedRunError if it is there already."""
+    if current_rank() == 0:
+        run.folder.check(run.cfg)
+    if not run.cfg.resume:
+        return
+    trained = checkpoint_step(run.folder.checkpoint if run.folder.checkpoint.exists() else None)
+    if run.steps <= trained and run.folder.read_json("status.json")["status"] == "done":
+        raise ConfigError(
+            f"train.tokens={run.cfg.train.tokens:g}: the run has had {trained * run.tokens_per_step}; to train it "
+            f"further, give more"
+        )
 
 
 def check_train(train: DictConfig) -> None:
@@ -98,10 +110,12 @@ def check_train(train: DictConfig) -> None:
             raise ConfigError(f"train.{key}={train[key]}: must not be negative")
     if train.grad_clip is not None and train.grad_clip <= 0:
         raise ConfigError(f"train.grad_clip={train.grad_clip}: must be positive, or null for no clipping")
+    check_multiples(train.eval_lengths)
 
 
 def train(run: Run) -> Outcome:
     """Train, evaluate, and leave a finished folder; or say how to go on. Raises ConfigError, or what went wrong."""
+    check_folder(run)
     quiet_libraries()
     cfg = run.cfg
     with open_display(run.steps, current_rank()) as display:
@@ -112,17 +126,7 @@ def train(run: Run) -> Outcome:
         )
         model = build_model(cfg, dataset.vocab_size)
         cost = measure_cost(model)
-        module = LanguageModel(
-            model,
-            build(cfg.optim, "optim"),
-            build(cfg.schedule, "schedule"),
-            run.steps,
-            dataset.val_bytes,
-            cfg.train.grad_clip,
-            cfg.train.z_loss,
-            cfg.seed,
-        )
-        module.configure_optimizers()  # so that a bad setting is refused before anything is written
+        module = build_module(run, model, dataset.val_bytes)
         monitor = Monitor(
             cfg.train.log_every,
             run.tokens_per_step,
@@ -136,10 +140,22 @@ def train(run: Run) -> Outcome:
             if outcome != "done" or current_rank() != 0:
                 return outcome
             dataset.tokenizer.save(run.folder.path / "tokenizer.json")
-            summary = finish(run, monitor, facts)
-    sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
-    print_result(run.folder.path, summary, sample)
+            sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
+            (run.folder.path / SAMPLE).write_text(sample, encoding="utf-8")
+            if cfg.train.eval_lengths:  # before the run counts as done, so that one that is killed here makes up for it
+                run.folder.write_json("eval.json", evaluation(cfg, dataset, model, run.hardware, run.steps))
+            finish(run, monitor, facts)
     return "done"
+
+
+def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
+    """The module that trains `model` as the run's config says. Raises ConfigError for a setting that cannot work."""
+    cfg = run.cfg
+    optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
+    clip, z_loss = cfg.train.grad_clip, cfg.train.z_loss
+    module = LanguageModel(model, optimizer, schedule, run.steps, val_bytes, clip, z_loss, cfg.seed)
+    module.configure_optimizers()  # so that a bad setting is refused before anything is written
+    return module
 
 
 def quiet_libraries() -> None:
@@ -172,6 +188,7 @@ def run_facts(run: Run, dataset: TokenDataset, model: Decoder) -> dict[str, Any]
         "name": run.name,
         "arm": run.arm,
         "seed": run.cfg.seed,
+        "choices": run.choices,
         "device": run.hardware.device_name,
         "precision": run.hardware.precision,
         "attention_kernel": "+".join(kernels),
@@ -307,13 +324,17 @@ def open_loggers(run: Run, start_step: int, facts: dict[str, Any]) -> list[Logge
     if run.cfg.logger.wandb:
         config = {**OmegaConf.to_container(run.cfg, resolve=True), **facts}  # type: ignore[dict-item]
         project = run.cfg.logger.wandb_project
-        tags = [override[:64] for override in run.overrides if "." not in override.partition("=")[0]]  # W&B's limit
-        loggers.append(WandbMetrics(start_wandb(run.folder.path, project, run.title, run.name, tags, config)))
+        loggers.append(WandbMetrics(start_wandb(run.folder.path, project, run.title, run.name, tags(run), config)))
     return loggers
 
 
-def finish(run: Run, monitor: Monitor, facts: dict[str, Any]) -> dict[str, Any]:
-    """Write summary.json (the last value of every metric, and the run's facts) and the status; return the summary.
+def tags(run: Run) -> list[str]:
+    """What was typed of the choices of groups: `norm=rmsnorm`, within W&B's limit."""
+    return [o[:64] for o in run.overrides if o.lstrip("+").partition("=")[0] in run.choices]
+
+
+def finish(run: Run, monitor: Monitor, facts: dict[str, Any]) -> None:
+    """Write summary.json, the last value of every metric and the run's facts, and the status.
 
     The speed is that of the whole run rather than of its last interval.
     """
@@ -323,8 +344,9 @@ def finish(run: Run, monitor: Monitor, facts: dict[str, Any]) -> dict[str, Any]:
     speed = monitor.speed_metrics(monitor.speed.overall, run.hardware.world_size)
     summary = {**facts, **latest, **speed}
     run.folder.write_json("summary.json", summary)
+    if run.cfg.logger.tensorboard:
+        log_hparams(run.folder.path, run.cfg.optim.get("lr"), summary)
     run.folder.write_status("done")
-    return summary
 
 
 def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> list[int]:

@@ -1,17 +1,15 @@
 """W&B without a key and without a prompt, and TensorBoard over tokens."""
 
 import json
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.proto.wandb_internal_pb2 import Record
 
 from llama_lab.training.loggers import wandb_mode
 from tests.conftest import Ran, RunTrain
+from tests.training.offline import OfflineRun
 from tests.training.tiny import rows
 
 # The mode
@@ -82,43 +80,6 @@ def test_a_netrc_entry_without_a_password_is_no_key(nothing_set: Path) -> None:
 
 
 # Runs of W&B, as the files that `wandb sync` would upload
-
-
-def records(file: Path) -> Iterator[Record]:
-    """The records of an offline run: LevelDB's log format, after a header of seven bytes."""
-    data = file.read_bytes()
-    assert data[:4] == b":W&B"
-    position, whole = 7, b""
-    while position < len(data):
-        if 32768 - position % 32768 < 7:  # the end of a block that no header fits in
-            position += 32768 - position % 32768
-        length, kind = struct.unpack_from("<HB", data, position + 4)
-        whole += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):  # a whole record, or the last part of one
-            yield Record.FromString(whole)
-            whole = b""
-
-
-class OfflineRun:
-    """What the only offline run in a run's folder holds."""
-
-    def __init__(self, folder: Path) -> None:
-        (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-        self.config: dict[str, Any] = {}
-        self.history: list[dict[str, Any]] = []
-        self.step_metrics: dict[str, str] = {}
-        self.finished = False
-        for record in records(file):
-            if record.HasField("run"):
-                self.run = record.run
-                self.config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
-            elif record.HasField("history"):
-                items = record.history.item
-                self.history.append({i.key or i.nested_key[0]: json.loads(i.value_json) for i in items})
-            elif record.HasField("metric"):
-                self.step_metrics[record.metric.name or record.metric.glob_name] = record.metric.step_metric
-            self.finished |= record.HasField("exit")
 
 
 METRICS = ("tokens", "train/loss", "val/loss", "val/bits_per_byte", "optim/lr", "optim/grad_norm")

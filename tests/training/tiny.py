@@ -18,14 +18,16 @@ from llama_lab.training.callbacks import Monitor
 from llama_lab.training.display import LogDisplay
 from llama_lab.training.folder import RunFolder
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.run import Outcome, Run, begun, fit, open_dataset, plan, quiet_libraries
+from llama_lab.training.run import Outcome, Run, begun, check_folder, fit, open_dataset, plan, quiet_libraries
 from llama_lab.training.throughput import Stopwatch
 from tests.composing import compose_config
 
 
 def planned(*overrides: str, arm: str = "arm") -> Run:
     """The run that `python train.py *overrides` would start."""
-    return plan(compose_config(*overrides), "name", arm, list(overrides))
+    run = plan(compose_config(*overrides), "name", arm, list(overrides), {"norm": "rmsnorm"})
+    check_folder(run)
+    return run
 
 
 @dataclass

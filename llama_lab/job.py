@@ -1,0 +1,74 @@
+"""From a composed config to a planned run: every check that needs neither data nor model, in one place."""
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+
+from llama_lab.config import CONF_DIR
+from llama_lab.errors import ConfigError
+from llama_lab.kinds import check_kinds, default_settings
+
+if TYPE_CHECKING:
+    from llama_lab.training.run import Run
+
+
+def plan_job(cfg: DictConfig, choices: Mapping[str, str | None], overrides: list[str]) -> "Run":
+    """The run that a job's config, choice per group and overrides ask for. Raises ConfigError, looks at no folder."""
+    check_groups(choices)
+    check_complete(cfg)
+    check_kinds(cfg, default_settings(choices))
+    if "study" in cfg:
+        raise ConfigError(f"study={choices['study']}: takes the place of a sweep, one study per command")
+    from llama_lab.training.folder import arm_name
+    from llama_lab.training.run import plan  # after the checks: torch and lightning take seconds to import
+
+    name = folder_name("name", cfg.name, str(choices["arch"]))
+    arm = folder_name("arm", cfg.arm, arm_name(overrides))
+    ours = {group: str(option) for group, option in choices.items() if option is not None and group in groups()}
+    return plan(cfg, name, arm, overrides, ours)
+
+
+def folder_name(key: str, name: str | int | None, default: str) -> str:
+    """What the user calls a folder, or what it is called otherwise. Raises ConfigError for one that leads elsewhere."""
+    if name is None:
+        return default
+    if not re.fullmatch(r"(?!\.+$)[\w.=+-]+", str(name)):
+        raise ConfigError(f"{key}={name}: names a folder below runs_dir; use letters, digits and . _ = + - only")
+    return str(name)
+
+
+def check_one_device(cfg: DictConfig) -> None:
+    """Raise ConfigError for a run that would start further processes from within a sweep."""
+    if (cfg.trainer.devices, cfg.trainer.num_nodes) != (1, 1):
+        raise ConfigError(
+            f"trainer.devices={cfg.trainer.devices}: a sweep in one process trains on one device, since the processes "
+            f"of the others would start the sweep again; set trainer.devices=1"
+        )
+
+
+def check_groups(choices: Mapping[str, str | None]) -> None:
+    """Raise ConfigError for a group of ours that was taken away."""
+    for group in groups():
+        if group not in choices:
+            raise ConfigError(
+                f"~{group}: a run needs a choice of {group}; leave this out for the default, or see --help"
+            )
+
+
+def groups() -> list[str]:
+    """The config groups, by name."""
+    return sorted(p.name for p in CONF_DIR.iterdir() if p.is_dir())
+
+
+def check_complete(cfg: DictConfig) -> None:
+    """Raise ConfigError for a mandatory value that is missing, or an interpolation that cannot be resolved."""
+    try:
+        OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except (MissingMandatoryValue, InterpolationResolutionError) as error:
+        message = str(error).splitlines()[0]
+        if missing := re.search(r"Missing mandatory value: (\S+)", message):
+            raise ConfigError(f"{missing[1]}=???: needs a value, such as {missing[1]}=[book.txt]") from None
+        raise ConfigError(message.rpartition("resolving interpolation: ")[2]) from None  # a resolver's, wrapped

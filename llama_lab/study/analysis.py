@@ -1,0 +1,396 @@
+"""The analysis of a study: from the folders of its runs to everything that its report says."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from .answer import answer
+from .confounds import confounds, different_settings, surroundings
+from .record import Arm, Member, Study
+from .result import (
+    ArmResult,
+    Comparison,
+    Curve,
+    Divergence,
+    Front,
+    LearningRates,
+    Lengths,
+    Provenance,
+    Result,
+)
+from .statistics import (
+    LEVEL,
+    Effect,
+    Estimate,
+    estimate,
+    factorial_effects,
+    first_reach,
+    holm,
+    paired_difference,
+    pareto_front,
+    seeds_needed,
+)
+from .trial import NOT_BEGUN, Trial, is_run, missing_trial, read_trial
+from .words import count
+
+MAX_POINTS = 200  # of a curve
+
+Metric = Literal["val/loss", "val/bits_per_byte"]
+Runs = list[tuple[Member, Trial]]
+
+FIXED_COSTS = (
+    "params",
+    "params_non_embedding",
+    "flops_per_token",
+    "train_flops_per_token",
+    "kv_cache/bytes_per_token",
+    "kv_cache/bytes",
+    "seq_len",
+)
+MEASURED_COSTS = ("perf/tokens_per_second", "perf/mfu", "perf/peak_memory_bytes")
+
+
+def analyse(study: Study, folder: Path) -> Result:
+    """Read every run that a study lists, from `folder` or from where its path leads, and compare its arms.
+
+    Runs that never began, or did not finish, are told of and left out of what is compared.
+    """
+    runs = {arm.name: _read(arm, folder) for arm in study.arms}
+    trials = [trial for members in runs.values() for _, trial in members]
+    metric = _metric(trials)
+    rates = tuple(_learning_rates(name, members) for name, members in runs.items() if _is_swept(members))
+    judged = {name: _judged(members) for name, members in runs.items()}
+    arms = _arm_results(study, judged, metric, is_swept=bool(rates))
+    effects = _effects(study, judged, metric) if study.design == "factorial" else ()
+    correction = _correction(arms, effects)
+    return Result(
+        study=study,
+        metric=metric,
+        correction=correction,
+        answer=answer(study, arms, effects, metric, correction),
+        arms=arms,
+        curves=tuple(curve for arm in arms if arm.trials for curve in _curves(arm.name, arm.trials)),
+        front=_front(arms, metric),
+        effects=effects,
+        learning_rates=rates,
+        divergences=tuple(
+            _divergence(member, trial) for members in runs.values() for member, trial in members if not trial.done
+        ),
+        lengths=tuple(
+            _lengths(name, measured) for name, finished in judged.items() if (measured := _measured(finished))
+        ),
+        provenance=_provenance(trials, judged[study.baseline]),
+        warnings=confounds(study, arms, trials, rates),
+    )
+
+
+def _read(arm: Arm, folder: Path) -> Runs:
+    """The runs of an arm, under the name that the study gives it; runs may have been made under another."""
+    runs = []
+    for member in arm.members:
+        path = folder / member.folder
+        trial = read_trial(path) if is_run(path) else missing_trial(path, arm.name, member.seed)
+        runs.append((member, replace(trial, arm=arm.name)))
+    return runs
+
+
+def _metric(trials: Sequence[Trial]) -> Metric:
+    """Nats per token mean the same only of the same tokens."""
+    tokens = {(t.facts.get("tokenizer_hash"), t.facts.get("data_hash")) for t in trials if t.status != NOT_BEGUN}
+    return "val/loss" if len(tokens) < 2 else "val/bits_per_byte"
+
+
+# --- learning rates ---
+
+
+def _by_rate(runs: Runs) -> dict[float, list[Trial]]:
+    """The trials at each learning rate that a study sweeps, in ascending order."""
+    rates = sorted({member.learning_rate for member, _ in runs if member.learning_rate is not None})
+    return {rate: [trial for member, trial in runs if member.learning_rate == rate] for rate in rates}
+
+
+def _is_swept(runs: Runs) -> bool:
+    return len(_by_rate(runs)) > 1
+
+
+def _best_rate(by_rate: dict[float, list[Trial]]) -> float:
+    """The rate with the lowest mean among those with the most finished seeds; nan if no run finished."""
+    losses = {rate: _losses(trials, "val/loss") for rate, trials in by_rate.items()}
+    finished = {rate: of_rate for rate, of_rate in losses.items() if of_rate}
+    return min(finished, key=lambda r: (-len(finished[r]), fmean(finished[r])), default=math.nan)
+
+
+def _judged(runs: Runs) -> list[Trial]:
+    """The trials that an arm is judged by: at its best learning rate; all, where none is swept or none finished."""
+    best = _best_rate(_by_rate(runs)) if _is_swept(runs) else math.nan
+    return [trial for member, trial in runs if math.isnan(best) or member.learning_rate == best]
+
+
+def _learning_rates(arm: str, runs: Runs) -> LearningRates:
+    """The losses of one arm over its grid."""
+    by_rate = _by_rate(runs)
+    rates = list(by_rate)
+    best = _best_rate(by_rate)
+    return LearningRates(
+        arm=arm,
+        rates=rates,
+        loss=[_estimate(trials, "val/loss") for trials in by_rate.values()],
+        diverged=[sum(trial.status == "diverged" for trial in trials) for trials in by_rate.values()],
+        best=best,
+        on_edge=best in (rates[0], rates[-1]),
+        sensitivity=_sensitivity(list(by_rate.values())),
+    )
+
+
+def _sensitivity(by_rate: Sequence[list[Trial]]) -> float:
+    """See LearningRates; nan if no run finished. A diverged run counts as one that knows frequencies alone."""
+    capped = []
+    for trials in by_rate:
+        ended = [trial for trial in trials if trial.status in ("done", "diverged")]
+        losses = [min(t.summary.get("val/loss", math.inf), t.facts["unigram_entropy"]) for t in ended]
+        if losses:
+            capped.append(fmean(losses))
+    if not any(trial.done for trials in by_rate for trial in trials):
+        return math.nan
+    return fmean(capped) - min(capped)
+
+
+# --- arms and comparisons ---
+
+
+def _arm_results(study: Study, judged: dict[str, list[Trial]], metric: Metric, is_swept: bool) -> tuple[ArmResult, ...]:
+    """Each arm, compared with the arm before it and with the baseline."""
+    baseline = judged[study.baseline]
+    to_previous = _comparisons([(arm.name, arm.previous) for arm in study.arms if arm.previous], judged, metric)
+    others = [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
+    to_baseline = _comparisons(others, judged, metric)
+    targets = {trial.seed: trial.summary[metric] for trial in _finished(baseline)}
+    return tuple(
+        ArmResult(
+            arm=arm,
+            learning_rate=_rate(judged[arm.name]),
+            trials=tuple(judged[arm.name]),
+            loss=_estimate(judged[arm.name], "val/loss"),
+            bits=_estimate(judged[arm.name], "val/bits_per_byte"),
+            to_previous=to_previous.get(arm.name),
+            to_baseline=to_baseline.get(arm.name),
+            to_reach=_to_reach(judged[arm.name], metric, targets),
+            costs=_costs(judged[arm.name]),
+            difference=_difference(baseline, judged[arm.name], is_swept),
+        )
+        for arm in study.arms
+    )
+
+
+def _begun(trials: Sequence[Trial]) -> list[Trial]:
+    return [trial for trial in trials if trial.status != NOT_BEGUN]
+
+
+def _finished(trials: Sequence[Trial]) -> list[Trial]:
+    return [trial for trial in trials if trial.done]
+
+
+def _losses(trials: Sequence[Trial], metric: Metric) -> list[float]:
+    return [trial.summary[metric] for trial in _finished(trials)]
+
+
+def _estimate(trials: Sequence[Trial], metric: Metric) -> Estimate | None:
+    losses = _losses(trials, metric)
+    return estimate(losses) if losses else None
+
+
+def _rate(trials: Sequence[Trial]) -> float | None:
+    """The one learning rate of an arm's runs; None if there are several, or none is known."""
+    rates = {trial.config.get("optim.lr") for trial in _begun(trials)}
+    return rates.pop() if len(rates) == 1 else None
+
+
+def _difference(baseline: Sequence[Trial], trials: Sequence[Trial], is_swept: bool) -> dict[str, tuple[object, object]]:
+    ours, theirs = _begun(trials), _begun(baseline)
+    return different_settings(theirs[0], ours[0], is_swept) if ours and theirs else {}
+
+
+def _comparisons(
+    pairs: Sequence[tuple[str, str]], judged: dict[str, list[Trial]], metric: Metric
+) -> dict[str, Comparison]:
+    """One family of comparisons, (arm, its reference), corrected together; arms without a common seed left out."""
+    found = [c for arm, against in pairs if (c := _compare(arm, against, judged, metric))]
+    corrected = holm([comparison.bits.p if comparison.nats is None else comparison.nats.p for comparison in found])
+    level = LEVEL / max(1, sum(not math.isnan(p) for p in corrected))
+    return {c.arm: _with_correction(c, p, level) for c, p in zip(found, corrected, strict=True)}
+
+
+def _compare(arm: str, against: str, judged: dict[str, list[Trial]], metric: Metric) -> Comparison | None:
+    """Over the seeds that both have finished; None without any."""
+    ours, theirs = ({t.seed: t.summary for t in _finished(judged[name])} for name in (arm, against))
+    seeds = tuple(sorted(ours.keys() & theirs.keys()))
+    if not seeds:
+        return None
+    nats, bits = (
+        paired_difference([ours[seed][key] for seed in seeds], [theirs[seed][key] for seed in seeds])
+        for key in ("val/loss", "val/bits_per_byte")
+    )
+    return Comparison(arm, against, seeds, nats if metric == "val/loss" else None, bits)
+
+
+def _with_correction(comparison: Comparison, corrected_p: float, level: float) -> Comparison:
+    """level: at which one of the family is tested, so that the seeds needed are those of the corrected test."""
+    known = replace(comparison, corrected_p=corrected_p)
+    difference = comparison.nats or comparison.bits
+    return (
+        known if known.separable else replace(known, seeds_needed=seeds_needed(difference.mean, difference.sd, level))
+    )
+
+
+def _correction(arms: Sequence[ArmResult], effects: Sequence[Effect]) -> str:
+    """The name of the correction, and how many comparisons each of its families has."""
+    steps = sum(arm.to_previous is not None and not math.isnan(arm.to_previous.corrected_p) for arm in arms)
+    others = sum(arm.to_baseline is not None and not math.isnan(arm.to_baseline.corrected_p) for arm in arms)
+    known_effects = sum(not math.isnan(effect.p) for effect in effects)
+    families = [
+        f"{count(size, noun)}{what}"
+        for size, noun, what in (
+            (steps, "comparison", " to the step before"),
+            (others, "comparison", " to the baseline"),
+            (known_effects, "effect", ""),
+        )
+        if size
+    ]
+    if not families:
+        return "none, since no comparison has a p value"
+    return f"Holm's, over the {' and, separately, the '.join(families)}"
+
+
+def _to_reach(trials: Sequence[Trial], metric: Metric, targets: dict[int, float]) -> dict[str, float]:
+    """What it took to come down to the target of its seed, along the validation curves; empty where one did not."""
+    reached = []
+    for trial in (trial for trial in trials if trial.seed in targets):
+        rows = [row for row in trial.metrics if metric in row]
+        losses = [row[metric] for row in rows]
+        target = targets[trial.seed]
+        tokens, seconds = (first_reach([row[x] for row in rows], losses, target) for x in ("tokens", "seconds"))
+        if tokens is None or seconds is None:
+            return {}
+        reached.append({"tokens": tokens, "flops": tokens * trial.facts["train_flops_per_token"], "seconds": seconds})
+    return {key: fmean([one[key] for one in reached]) for key in reached[0]} if reached else {}
+
+
+def _costs(trials: Sequence[Trial]) -> dict[str, float]:
+    """What an arm costs: from its config, and measured, as the mean over its finished runs."""
+    begun, finished = _begun(trials), _finished(trials)
+    fixed = {key: begun[0].facts[key] for key in FIXED_COSTS if begun and key in begun[0].facts}
+    measured = {key: [trial.summary[key] for trial in finished if key in trial.summary] for key in MEASURED_COSTS}
+    return fixed | {key: fmean(values) for key, values in measured.items() if values}
+
+
+# --- what is drawn ---
+
+
+def _curves(arm: str, trials: Sequence[Trial]) -> list[Curve]:
+    """The curves of the finished runs; where there are none, of the others, as far as all of them came."""
+    shown = _finished(trials) or [trial for trial in trials if trial.metrics]
+    return [curve for metric in ("val/loss", "train/loss") if (curve := _curve(arm, shown, metric))]
+
+
+def _curve(arm: str, trials: Sequence[Trial], metric: Literal["val/loss", "train/loss"]) -> Curve | None:
+    rows = [{row["tokens"]: row for row in trial.metrics if metric in row} for trial in trials]
+    tokens = _thin(sorted(set.intersection(*map(set, rows)))) if rows else []
+    if not tokens:
+        return None
+
+    def over_runs(combine: Callable[[list[float]], float], key: str) -> list[float]:
+        return [combine([run[at][key] for run in rows]) for at in tokens]
+
+    return Curve(
+        arm=arm,
+        metric=metric,
+        tokens=tokens,
+        flops=[at * trials[0].facts["train_flops_per_token"] for at in tokens],
+        seconds=over_runs(fmean, "seconds"),
+        mean=over_runs(fmean, metric),
+        low=over_runs(min, metric),
+        high=over_runs(max, metric),
+    )
+
+
+def _thin(xs: list[float]) -> list[float]:
+    """At most MAX_POINTS of them at even distances, the last included."""
+    stride = math.ceil(len(xs) / MAX_POINTS)
+    return xs[::-1][::stride][::-1] if xs else xs
+
+
+def _front(arms: Sequence[ArmResult], metric: Metric) -> Front:
+    return Front(
+        kv_cache=_best_trades(arms, metric, "kv_cache/bytes_per_token", 1),
+        throughput=_best_trades(arms, metric, "perf/tokens_per_second", -1),
+    )
+
+
+def _best_trades(arms: Sequence[ArmResult], metric: Metric, cost: str, sign: int) -> tuple[str, ...]:
+    """The arms on the front of loss and one cost; sign -1: more of it is better. An arm without it is left out."""
+    known = [
+        (arm.name, sign * arm.costs[cost], loss.mean)
+        for arm in arms
+        if cost in arm.costs and (loss := arm.loss if metric == "val/loss" else arm.bits)
+    ]
+    on_front = pareto_front([cost for _, cost, _ in known], [loss for _, _, loss in known])
+    return tuple(name for (name, _, _), is_on in zip(known, on_front, strict=True) if is_on)
+
+
+def _effects(study: Study, judged: dict[str, list[Trial]], metric: Metric) -> tuple[Effect, ...]:
+    """The effects of a two-level factorial: -1 is the baseline's option, +1 the other."""
+    base = next(arm for arm in study.arms if arm.name == study.baseline).axes
+    runs = [(arm, trial) for arm in study.arms for trial in _finished(judged[arm.name])]
+    if not runs:
+        return ()
+    levels = [{axis: -1 if arm.axes[axis] == option else 1 for axis, option in base.items()} for arm, _ in runs]
+    return tuple(factorial_effects(levels, [t.seed for _, t in runs], [t.summary[metric] for _, t in runs]))
+
+
+def _divergence(member: Member, trial: Trial) -> Divergence:
+    tokens = max((row["tokens"] for row in trial.metrics), default=0.0)
+    return Divergence(trial.arm, trial.seed, trial.status, tokens, trial.message, member.learning_rate)
+
+
+def _measured(trials: Sequence[Trial]) -> list[Trial]:
+    """Those evaluated at several context lengths."""
+    return [trial for trial in _finished(trials) if trial.lengths]
+
+
+def _lengths(arm: str, trials: Sequence[Trial]) -> Lengths:
+    """Over the lengths that all of the trials were evaluated at; the first is the trained one."""
+    by_length = [{entry["length"]: entry for entry in trial.lengths} for trial in trials]
+    lengths = [length for length in by_length[0] if all(length in entries for entries in by_length)]
+    losses = {n: [e[n]["loss"] for e in by_length if e[n]["loss"] is not None] for n in lengths}
+    known = {n: [entries[n] for entries in by_length if entries[n]["losses"]] for n in lengths}
+    return Lengths(
+        arm=arm,
+        trained=lengths[0],
+        lengths=lengths,
+        loss=[estimate(losses[n]) if losses[n] else None for n in lengths],
+        by_position={
+            n: (_means([e["positions"] for e in entries]), _means([e["losses"] for e in entries]))
+            for n, entries in known.items()
+            if entries
+        },
+    )
+
+
+def _means(lists: Sequence[Sequence[float]]) -> list[float]:
+    """The mean list of several of one length."""
+    return [fmean(values) for values in zip(*lists, strict=True)]
+
+
+def _provenance(trials: Sequence[Trial], baseline: Sequence[Trial]) -> Provenance:
+    facts = [surroundings(trial) for trial in _begun(trials)]
+    names = facts[0] if facts else {}
+    first = next(iter(_begun(baseline)), None)
+    return Provenance(
+        seeds=tuple(sorted({trial.seed for trial in trials})),
+        environment={name: dict(Counter(values[name] for values in facts)) for name in names},
+        baseline_config=(first.path / "resolved.yaml").read_text() if first else "",
+    )

@@ -1,0 +1,137 @@
+"""What a study found, in a few sentences."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .record import Study
+from .result import ArmResult, Comparison
+from .statistics import MOST_SEEDS, Effect
+from .words import count, p_value, with_interval
+
+UNITS = {"val/loss": "nats per token", "val/bits_per_byte": "bits per byte"}
+NOTHING = "Nothing can be concluded from one seed."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A step, an arm or an effect; what it did to the loss, in words, and whether that is separable from noise."""
+
+    name: str
+    mean: float
+    change: str
+    separable: bool
+    seeds: int = 0
+    seeds_needed: int | None = None
+
+
+def answer(
+    study: Study, arms: Sequence[ArmResult], effects: Sequence[Effect], metric: str, correction: str
+) -> tuple[str, ...]:
+    """The sentences. A factorial is answered by its effects, a ladder by its steps, all else by arm and baseline."""
+    steps = [arm.to_previous for arm in arms if arm.to_previous]
+    others = [arm.to_baseline for arm in arms if arm.to_baseline]
+    compared = steps or others
+    if not compared:
+        return ("Nothing can be compared: no arm shares a finished seed with what it is compared with.",)
+    if max(comparison.bits.n for comparison in compared) == 1:
+        return (NOTHING, *(_whole_way(study, arms) if steps else ()))
+    if any(not math.isnan(effect.p) for effect in effects):
+        findings = [_of_effect(effect, metric) for effect in effects]
+        sentences = _separable(findings, "effect", "") + _inseparable_effects(findings)
+    else:
+        noun, against = ("step", "") if steps else ("arm", f"Compared with {study.baseline}, ")
+        findings = [_of_comparison(comparison) for comparison in compared]
+        sentences = _separable(findings, noun, against) + _inseparable(findings)
+    final = _whole_way(study, arms) if steps else _lowest(arms, metric)
+    return (
+        *sentences,
+        *(final if len(compared) > 1 else ()),
+        f"The correction of p is {correction}; intervals are not corrected.",
+    )
+
+
+def _of_comparison(comparison: Comparison) -> Finding:
+    return Finding(
+        comparison.arm,
+        comparison.bits.mean,
+        _change(comparison),
+        comparison.separable,
+        comparison.bits.n,
+        comparison.seeds_needed,
+    )
+
+
+def _of_effect(effect: Effect, metric: str) -> Finding:
+    interval = with_interval(effect.mean, effect.low, effect.high, is_difference=True)
+    change = f"{interval} {UNITS[metric]}, corrected {p_value(effect.corrected_p)}"
+    name = " or ".join(" x ".join(axes) for axes in (effect.axes, *effect.aliases))  # a fraction cannot tell which
+    return Finding(name, effect.mean, change, effect.corrected_p < 0.05)
+
+
+def _change(comparison: Comparison) -> str:
+    """Both units, with intervals, and the corrected p."""
+    known = [("nats per token", comparison.nats), ("bits per byte", comparison.bits)]
+    parts = [f"{with_interval(d.mean, d.low, d.high, is_difference=True)} {unit}" for unit, d in known if d]
+    p = p_value(comparison.corrected_p)
+    return ", ".join([*parts, f"corrected {p}"] if p else parts)
+
+
+def _separable(findings: Sequence[Finding], noun: str, against: str) -> list[str]:
+    """What helped and what hurt."""
+    sentences = []
+    for verb, sign in (("lowered", -1), ("raised", 1)):
+        chosen = [f"{f.name} ({f.change})" for f in findings if f.separable and f.mean * sign > 0]
+        if chosen and len(findings) == 1:
+            sentences.append(f"{against}{findings[0].name} {verb} the loss: {findings[0].change}.")
+        elif chosen:
+            subject = f"{len(chosen)} of {count(len(findings), noun)}"
+            sentences.append(f"{against}{subject} {verb} the loss: {_and(chosen)}.")
+    return sentences
+
+
+def _inseparable(findings: Sequence[Finding]) -> list[str]:
+    """What may be noise, and how many seeds would tell."""
+    sentences = []
+    if unclear := [f for f in findings if not f.separable and f.seeds > 1]:
+        seeds = sorted({f.seeds for f in unclear})
+        have = count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+        needed = _and([f"{f.seeds_needed:,}" if f.seeds_needed else f"more than {MOST_SEEDS:,}" for f in unclear])
+        sentences.append(
+            f"{_and([f.name for f in unclear])} {_are(unclear)} not separable from noise with {have}; about {needed} "
+            f"seeds would be needed{', in this order' if len(unclear) > 1 else ''}."
+        )
+    if single := [f.name for f in findings if f.seeds == 1]:
+        sentences.append(f"Nothing can be concluded about {_and(single)}, from one seed.")
+    return sentences
+
+
+def _inseparable_effects(findings: Sequence[Finding]) -> list[str]:
+    unclear = [f.name for f in findings if not f.separable]
+    return [f"{_and(unclear)} {_are(unclear)} not separable from noise."] if unclear else []
+
+
+def _whole_way(study: Study, arms: Sequence[ArmResult]) -> list[str]:
+    """From the baseline to the last arm."""
+    last = arms[-1].to_baseline
+    if last is None:
+        return []
+    is_known = last.bits.n > 1
+    verdict = ("" if last.separable else ", not separable from noise") if is_known else ", which may be noise"
+    return [f"The whole way from {study.baseline} to {last.arm} changed the loss by {_change(last)}{verdict}."]
+
+
+def _lowest(arms: Sequence[ArmResult], metric: str) -> list[str]:
+    """The arm with the lowest mean."""
+    known = [(e.mean, arm.name) for arm in arms if (e := arm.loss if metric == "val/loss" else arm.bits)]
+    loss, name = min(known)
+    return [f"The lowest mean loss is that of {name}: {loss:.4f} {UNITS[metric]}."]
+
+
+def _are(items: Sequence[object]) -> str:
+    return "is" if len(items) == 1 else "are"
+
+
+def _and(items: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -1,0 +1,415 @@
+"""The report's charts, one function each: from a Result to a Plotly figure.
+
+A figure has no legend: the page writes one of buttons, which wrap on a phone and which the keyboard reaches. For it,
+each trace of an arm carries `meta`: `arm`, its name; `view`, where the figure has several; `x`, what its points are
+plotted over under each name of an axis. The layout's `meta["choices"]` holds what a reader may choose, by group and
+option, with the change to the layout that goes with it; the first option is the one that the figure opens with.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Literal
+
+from plotly import graph_objects as go
+
+from . import words
+from .result import ArmResult, Comparison, Curve, Result
+from .statistics import Estimate
+
+# Okabe and Ito's colours, which colour-blind readers tell apart; without yellow, which nobody sees on white.
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
+BETTER, WORSE, UNCLEAR, INK, GRID = "#0072B2", "#D55E00", "#767676", "#222222", "#E4E4E4"
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+AXIS = {"gridcolor": GRID, "zeroline": False, "linecolor": "#999999", "ticks": "outside", "tickcolor": "#999999"}
+AXIS |= {"automargin": True}
+BARE = {"showticklabels": False, "ticks": "", "showgrid": False, "showline": False, "zeroline": False}
+BARE |= {"fixedrange": True}
+TITLE = {"font": {"size": 15}, "x": 0, "xref": "container", "y": 1, "yref": "container", "yanchor": "top"}
+TITLE |= {"pad": {"t": 12}}
+LABEL = {
+    "x": 0,
+    "xref": "paper",
+    "xanchor": "left",
+    "yshift": 15,
+    "showarrow": False,
+    "bgcolor": "rgba(255,255,255,0.8)",
+}
+
+ROW_HEIGHT = 44
+LABEL_LENGTH = 34  # that fits into a phone's width
+LOSS = {"val/loss": "validation loss", "train/loss": "training loss"}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How an arm looks in every chart."""
+
+    colour: str
+    dash: str
+    symbol: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a chart of differences. against: what it is the difference to; empty for an effect."""
+
+    label: str
+    against: str
+    mean: float
+    low: float
+    high: float
+    separable: bool
+
+
+def styles(result: Result) -> dict[str, Style]:
+    """A look for each arm, black and solid for the baseline; the cycles' lengths share no divisor, so 210 differ."""
+    names = sorted((arm.name for arm in result.arms), key=lambda name: name != result.study.baseline)
+    cycles = (COLOURS, DASHES, SYMBOLS)
+    return {name: Style(*(cycle[i % len(cycle)] for cycle in cycles)) for i, name in enumerate(names)}
+
+
+def unit(result: Result) -> str:
+    """Of the loss that arms are judged by."""
+    return "nats per token" if result.metric == "val/loss" else "bits per byte"
+
+
+def judged(result: Result, arm: ArmResult) -> Estimate | None:
+    """The loss that the arm is judged by."""
+    return arm.loss if result.metric == "val/loss" else arm.bits
+
+
+def difference_rows(result: Result, against: Literal["previous", "baseline"]) -> list[Row]:
+    """The arms' differences to the step before, or to the baseline."""
+    found = ((arm, arm.to_previous if against == "previous" else arm.to_baseline) for arm in result.arms)
+    rows = [_row(result, comparison) for arm, comparison in found if comparison and arm.name != comparison.against]
+    return [row for row in rows if math.isfinite(row.mean)]
+
+
+def effect_rows(result: Result) -> list[Row]:
+    """Main effects and interactions."""
+    effects = (e for e in result.effects if math.isfinite(e.mean))
+    return [Row(effect_name(e.axes), "", e.mean, e.low, e.high, e.corrected_p < 0.05) for e in effects]
+
+
+def effect_name(axes: Iterable[str]) -> str:
+    """`norm`, or `norm × ffn` for an interaction."""
+    return f" {words.TIMES} ".join(axes)
+
+
+def differences(rows: list[Row], title: str, axis: str) -> go.Figure:
+    """A point and its 95% interval per row, on a line of its own; hollow where it cannot be told from zero."""
+    colours = [(BETTER if row.mean < 0 else WORSE) if row.separable else UNCLEAR for row in rows]
+    points = go.Scatter(
+        x=[row.mean for row in rows],
+        y=list(range(len(rows))),
+        error_x={**_errors(rows), "color": INK},
+        mode="markers",
+        marker={
+            "size": 11,
+            "color": [colour if row.separable else "white" for row, colour in zip(rows, colours, strict=True)],
+            "line": {"width": 2, "color": colours},
+        },
+        text=[_hover(row) for row in rows],
+        hovertemplate="%{text}<extra></extra>",
+    )
+    shared = set.intersection(*(set(row.label.split(",")) for row in rows)) if rows else set()
+    labels = [{**LABEL, "text": _label(row, shared), "y": i} for i, row in enumerate(rows)]
+    figure = _figure([points], title, axis, None, height=90 + ROW_HEIGHT * max(len(rows), 2))
+    figure.update_layout(annotations=labels)
+    zero = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1.5, "zerolinelayer": "below traces"}
+    figure.update_xaxes(**zero, rangemode="tozero", nticks=6)
+    # From the top down, with room for the first one's label.
+    figure.update_yaxes(BARE, range=[len(rows) - 0.5, -0.9])
+    return figure
+
+
+def curves(result: Result) -> go.Figure:
+    """Loss over training: the mean of the seeds, and a band from the lowest to the highest."""
+    looks = styles(result)
+    present = {metric: name for metric, name in LOSS.items() if any(c.metric == metric for c in result.curves)}
+    first = next(iter(present), "val/loss")
+    traces = [trace for curve in result.curves for trace in _curve(curve, looks[curve.arm], curve.metric == first)]
+    figure = _figure(traces, "Loss over training", "tokens", f"{LOSS[first]}, nats per token", height=430)
+    late = {name: _late_range([c for c in result.curves if c.metric == metric]) for metric, name in present.items()}
+    figure.update_xaxes(exponentformat="SI", nticks=7)
+    figure.update_yaxes(range=late.get(LOSS[first]))
+    losses = {
+        name: {"yaxis.range": shown, "yaxis.title.text": f"{name}, nats per token"} for name, shown in late.items()
+    }
+    axes = {"tokens": "tokens", "training FLOPs": "training FLOPs", "seconds": "seconds of training"}
+    figure.layout.meta = {
+        "choices": {
+            "Loss": losses,
+            "Over": {name: {"xaxis.title.text": title} for name, title in axes.items()},
+            "Show": {"without the first fifth": {}, "from the start": {"yaxis.range": None, "yaxis.autorange": True}},
+        }
+    }
+    return figure
+
+
+def kv_cache_front(result: Result) -> go.Figure:
+    """Loss against the memory that generating a token takes."""
+    figure = _front(result, "kv_cache/bytes_per_token", result.front.kv_cache, False, "KV cache: %{customdata}")
+    figure.update_layout(title_text="Loss against KV cache", xaxis_title_text="KV-cache size per token, 16-bit")
+    return _octaves(figure, words.size)
+
+
+def throughput_front(result: Result) -> go.Figure:
+    """Loss against the speed of training."""
+    figure = _front(result, "perf/tokens_per_second", result.front.throughput, True, "%{x:,.0f} tokens per second")
+    figure.update_layout(title_text="Loss against speed", xaxis_title_text="training speed, tokens per second")
+    return figure.update_xaxes(nticks=6)
+
+
+def learning_rates(result: Result) -> go.Figure:
+    """Final loss over learning rate: the best one ringed, diverged runs as crosses in a strip above."""
+    looks = styles(result)
+    traces = []
+    for sweep in result.learning_rates:
+        found = [(rate, loss) for rate, loss in zip(sweep.rates, sweep.loss, strict=True) if loss]
+        traces.append(_losses(sweep.arm, looks[sweep.arm], found))
+        traces[-1].update(hovertemplate="%{fullData.name}<br>learning rate %{x:.3g}: %{y:.4f}<extra></extra>")
+        best = [loss.mean for rate, loss in found if rate == sweep.best]
+        ring = {"symbol": "circle-open", "size": 19, "color": looks[sweep.arm].colour, "line": {"width": 2}}
+        traces.append(_marks(sweep.arm, [sweep.best] * len(best), best, ring, "the best of %{fullData.name}"))
+    diverged = [sweep for sweep in result.learning_rates if any(sweep.diverged)]
+    for line, sweep in enumerate(diverged):
+        bad = [(rate, n) for rate, n in zip(sweep.rates, sweep.diverged, strict=True) if n]
+        cross = {"symbol": "x-thin", "size": 8, "line": {"width": 2.5, "color": looks[sweep.arm].colour}}
+        marks = _marks(sweep.arm, [rate for rate, _ in bad], [line] * len(bad), cross, "%{fullData.name}: %{text}")
+        traces.append(marks.update(text=[f"{words.count(n, 'run')} diverged" for _, n in bad], yaxis="y2"))
+    figure = _figure(traces, "Loss over learning rate", "learning rate", f"validation loss, {unit(result)}", height=400)
+    strip = min(0.4, 0.05 * (len(diverged) + 1)) if diverged else 0
+    figure.update_layout(yaxis_domain=[0, 1 - strip])
+    if diverged:
+        title = {"text": "diverged", "font": {"size": 11}}
+        lines = {"domain": [1 - strip + 0.02, 1], "range": [-0.8, len(diverged) - 0.2]}
+        figure.update_layout(yaxis2={**BARE, **lines, "title": title})
+    rates = sorted({rate for sweep in result.learning_rates for rate in sweep.rates if math.isfinite(rate)})
+    return _ticks(figure, rates, words.learning_rate)
+
+
+def context_lengths(result: Result) -> go.Figure:
+    """Loss over context length, in multiples of the trained one."""
+    looks = styles(result)
+    traces = []
+    for arm in result.lengths:
+        found = [(length / arm.trained, loss) for length, loss in zip(arm.lengths, arm.loss, strict=True) if loss]
+        hover = f"%{{fullData.name}}<br>%{{x:.3g}}{words.TIMES} the trained length: %{{y:.4f}}<extra></extra>"
+        traces.append(_losses(arm.arm, looks[arm.arm], found).update(hovertemplate=hover))
+    axis = "context length / trained length"
+    figure = _figure(traces, "Loss over context length", axis, "validation loss, nats per token", height=380)
+    ratios = sorted({length / arm.trained for arm in result.lengths for length in arm.lengths})
+    return _mark_trained(_ticks(figure, ratios, lambda ratio: f"{ratio:.3g}{words.TIMES}"), {1})
+
+
+def positions(result: Result) -> go.Figure:
+    """Loss by position in the context, for each context length that was measured."""
+    looks = styles(result)
+    lengths = sorted({length for arm in result.lengths for length in arm.by_position}, reverse=True)
+    traces = [
+        _line(arm.arm, looks[arm.arm], *arm.by_position[length]).update(
+            meta={"arm": arm.arm, "view": _tokens(length)},
+            visible=length == lengths[0],
+            hovertemplate="%{fullData.name}<br>position %{x:.0f}: %{y:.4f}<extra></extra>",
+        )
+        for length in lengths
+        for arm in result.lengths
+        if length in arm.by_position
+    ]
+    figure = _figure(traces, "Loss by position", "position in the context", "validation loss, nats per token", 380)
+    figure.layout.meta = {"choices": {"Context": {_tokens(length): {} for length in lengths}}}
+    return _mark_trained(_octaves(figure, words.number), {arm.trained for arm in result.lengths})
+
+
+def _figure(traces: list[Any], title: str, x: str, y: str | None, height: int) -> go.Figure:
+    """What all charts have in common."""
+    return go.Figure(traces).update_layout(
+        template="none",
+        title={**TITLE, "text": title},
+        xaxis={**AXIS, "title": {"text": x, "standoff": 8}},
+        yaxis={**AXIS, "title": {"text": y, "standoff": 8}},
+        height=height,
+        margin={"l": 12, "r": 14, "t": 44, "b": 12},
+        showlegend=False,
+        hovermode="closest",
+        font={"family": FONT, "size": 12, "color": INK},
+        hoverlabel={"bgcolor": "white", "font": {"color": INK}, "align": "left"},
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+    )
+
+
+def _row(result: Result, comparison: Comparison) -> Row:
+    found = comparison.nats if result.metric == "val/loss" else comparison.bits
+    if found is None:
+        return Row(comparison.arm, comparison.against, math.nan, math.nan, math.nan, False)
+    return Row(comparison.arm, comparison.against, found.mean, found.low, found.high, comparison.separable)
+
+
+def _label(row: Row, shared: set[str]) -> str:
+    note = "" if row.separable else f" <span style='color:{UNCLEAR}'>not separable</span>"
+    return f"{escape(_short_name(row.label, shared))}{note}"
+
+
+def _short_name(name: str, shared: set[str]) -> str:
+    """A long name without the settings that all have; its end, which sets it apart, is never cut off."""
+    if len(name) > LABEL_LENGTH:
+        name = ",".join(setting for setting in name.split(",") if setting not in shared) or name
+    tail = LABEL_LENGTH // 3
+    return name if len(name) <= LABEL_LENGTH else f"{name[: LABEL_LENGTH - tail - 1]}…{name[-tail:]}"
+
+
+def _hover(row: Row) -> str:
+    against = f" against {escape(row.against)}" if row.against else ""
+    return f"{escape(row.label)}{against}<br>{words.with_interval(row.mean, row.low, row.high, is_difference=True)}"
+
+
+def _curve(curve: Curve, style: Style, visible: bool) -> list[go.Scatter]:
+    """A curve's mean and, where seeds differ, its band."""
+    points = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
+    forth_and_back = points + points[::-1]
+    mean = _line(curve.arm, style, [curve.tokens[i] for i in points], [_round(curve.mean[i]) for i in points])
+    mean.update(meta=_over(curve, points), hovertemplate="%{fullData.name}<br>%{y:.4f} at %{x:.3s}<extra></extra>")
+    band = go.Scatter(
+        x=[curve.tokens[i] for i in forth_and_back],
+        y=[_round(curve.low[i]) for i in points] + [_round(curve.high[i]) for i in points[::-1]],
+        fill="toself",
+        fillcolor=style.colour,
+        opacity=0.18,
+        mode="none",
+        hoverinfo="skip",
+        meta=_over(curve, forth_and_back),
+    )
+    seeds_differ = any(curve.low[i] < curve.high[i] for i in points)
+    return [trace.update(visible=visible) for trace in ([band, mean] if seeds_differ else [mean])]
+
+
+def _over(curve: Curve, points: list[int]) -> dict[str, Any]:
+    axes = {"tokens": curve.tokens, "training FLOPs": curve.flops, "seconds": curve.seconds}
+    x = {name: [_round(values[i]) for i in points] for name, values in axes.items()}
+    return {"arm": curve.arm, "view": LOSS[curve.metric], "x": x}
+
+
+def _late_range(found: list[Curve]) -> list[float] | None:
+    """From the lowest loss to the highest after a fifth of training: the fall before would flatten all the rest."""
+    late = [
+        value
+        for curve in found
+        for i, tokens in enumerate(curve.tokens)
+        if tokens >= max(curve.tokens) / 5
+        for value in (curve.mean[i], curve.low[i], curve.high[i])
+        if math.isfinite(value)
+    ]
+    if not late:
+        return None
+    space = 0.05 * (max(late) - min(late)) or 0.1
+    return [min(late) - space, max(late) + space]
+
+
+def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hover: str) -> go.Figure:
+    """Every arm's loss over a cost, or a gain, and the line past which none gets."""
+    looks = styles(result)
+    points = {
+        arm.name: (arm.costs[cost], loss)
+        for arm in result.arms
+        if (loss := judged(result, arm)) and math.isfinite(loss.mean) and arm.costs.get(cost, 0) > 0
+    }
+    corners = sorted((points[name][0], points[name][1].mean) for name in front if name in points)
+    if corners:  # the line goes on to the edges: straight up where nothing is cheaper, level where nothing is better
+        (left, first), (right, last) = corners[0], corners[-1]
+        worst = max(loss.mean for _, loss in points.values())
+        least, most = min(x for x, _ in points.values()), max(x for x, _ in points.values())
+        ends = ((least, first), (right, worst)) if is_gain else ((left, worst), (most, last))
+        corners = [ends[0], *corners, ends[1]]
+    line = go.Scatter(
+        x=[x for x, _ in corners],
+        y=[y for _, y in corners],
+        mode="lines",
+        line={"color": "#888888", "width": 1.5, "dash": "dot", "shape": "vh" if is_gain else "hv"},
+        hoverinfo="skip",
+    )
+    arms = [
+        _losses(name, looks[name], [point]).update(
+            mode="markers",
+            customdata=[words.size(point[0])],
+            hovertemplate=f"%{{fullData.name}}<br>{hover}<br>loss %{{y:.4f}}<extra></extra>",
+        )
+        for name, point in points.items()
+    ]
+    return _figure([line, *arms], "", "", f"validation loss, {unit(result)}", height=380)
+
+
+def _line(arm: str, style: Style, x: Iterable[float], y: Iterable[float]) -> go.Scatter:
+    """An arm's line; its markers, of which only some are drawn, tell apart what colour and dash do not."""
+    return go.Scatter(
+        x=list(x),
+        y=list(y),
+        name=escape(arm),
+        mode="lines+markers",
+        line={"color": style.colour, "dash": style.dash, "width": 2},
+        marker={"symbol": style.symbol, "color": style.colour, "size": 7, "maxdisplayed": 8},
+        meta={"arm": arm},
+    )
+
+
+def _losses(arm: str, style: Style, found: Iterable[tuple[float, Estimate]]) -> go.Scatter:
+    """An arm's losses over something, with their 95% intervals."""
+    points = sorted(((x, loss) for x, loss in found if math.isfinite(loss.mean)), key=lambda point: point[0])
+    losses = [loss for _, loss in points]
+    trace = _line(arm, style, [x for x, _ in points], [loss.mean for loss in losses])
+    return trace.update(error_y={**_errors(losses), "color": style.colour}, marker={"size": 9, "maxdisplayed": 0})
+
+
+def _marks(arm: str, x: list[float], y: list[float], marker: dict[str, Any], hover: str) -> go.Scatter:
+    trace = go.Scatter(x=x, y=y, name=escape(arm), mode="markers", marker=marker, meta={"arm": arm})
+    return trace.update(hovertemplate=f"{hover}<extra></extra>")
+
+
+def _errors(found: Sequence[Row | Estimate]) -> dict[str, Any]:
+    """Plotly's error bars for intervals; none where there is no interval."""
+    up = [one.high - one.mean if math.isfinite(one.high) else 0 for one in found]
+    down = [one.mean - one.low if math.isfinite(one.low) else 0 for one in found]
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.5, "width": 4}
+
+
+def _ticks(figure: go.Figure, values: list[float], text: Callable[[float], str]) -> go.Figure:
+    """A logarithmic x axis, with a tick at each of these values if they are few."""
+    figure.update_xaxes(type="log")
+    if values and len(values) <= 7:
+        figure.update_xaxes(tickvals=values, ticktext=[text(value) for value in values])
+    return figure
+
+
+def _octaves(figure: go.Figure, text: Callable[[float], str]) -> go.Figure:
+    """A logarithmic x axis with ticks at powers of two; at every second, or fourth, if there are many."""
+    found = [x for trace in figure.data for x in trace.x or () if math.isfinite(x) and x > 0]
+    if not found:
+        return figure
+    lowest, highest = math.floor(math.log2(min(found))), math.ceil(math.log2(max(found)))
+    powers = range(lowest, highest + 1, max(1, (highest - lowest) // 4))
+    figure = _ticks(figure, [2.0**power for power in powers], text)
+    return figure.update_xaxes(range=[math.log10(min(found)) - 0.15, math.log10(max(found)) + 0.15])
+
+
+def _mark_trained(figure: go.Figure, lengths: set[int]) -> go.Figure:
+    """A line where the trained context ends."""
+    for length in sorted(lengths):
+        figure.add_vline(x=length, line={"color": INK, "width": 1, "dash": "dot"})
+        above = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "font": {"size": 11}}
+        figure.add_annotation(above, x=math.log10(length), xref="x", text="trained")
+    return figure
+
+
+def _tokens(length: int) -> str:
+    return f"{length:,} tokens"
+
+
+def _round(value: float) -> float:
+    """To six digits, which is more than a screen shows, and a third of the file's size."""
+    return float(f"{value:.6g}")

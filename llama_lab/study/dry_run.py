@@ -1,0 +1,106 @@
+"""The table of a study's arms before they train: width, parameters, FLOPs, KV-cache bytes, time."""
+
+import time
+
+import torch
+import torch.nn.functional as F
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from llama_lab.model import Decoder
+from llama_lab.training.hardware import Hardware
+
+from .plan import Plan, PlannedArm, meta_model, residual_notes
+from .progress import duration
+
+TIMED_STEPS = 3
+LARGEST_TIMED = 300e6  # parameters: a larger model may not fit into this machine
+
+
+def print_plan(plan: Plan, timed: bool) -> None:
+    """Print the arms with their costs, with times if `timed`, and what matching leaves."""
+    console = Console(highlight=False)
+    speed = flops_per_second(plan) if timed else None
+    title = f"{plan.study.name}: {len(plan.arms)} arms, {len(plan.runs)} runs"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("arm", overflow="fold")
+    for column in (
+        "width",
+        "M\nparams",
+        "without\nembed.",
+        "residual",
+        "MFLOP\n/token",
+        "KV B\n/token",
+        *(["time"] if speed else []),
+    ):
+        table.add_column(column, justify="right")
+    for arm in plan.arms:
+        table.add_row(*row(arm, speed))
+    console.print(table)
+    for line in (*legend(plan, speed), *plan.study.notes, *residual_notes(plan.study.match, plan.arms)):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def row(arm: PlannedArm, speed: float | None) -> list[str]:
+    """An arm's line of the table."""
+    cost = arm.cost
+    cells = [
+        arm.variant.name,
+        str(arm.width),
+        f"{cost.params / 1e6:.3f}",
+        f"{cost.params_non_embedding / 1e6:.3f}",
+        "-" if arm.residual is None else f"{arm.residual:+.2%}",
+        f"{cost.flops_per_token / 1e6:.2f}",
+        f"{cost.kv_bytes_per_token:,}",
+    ]
+    return [*cells, duration(seconds(arm, speed))] if speed else cells
+
+
+def seconds(arm: PlannedArm, speed: float) -> float:
+    """Training time of one arm's runs, one after the other."""
+    return sum(run.run.steps * run.run.tokens_per_step * arm.cost.train_flops_per_token / speed for run in arm.runs)
+
+
+def legend(plan: Plan, speed: float | None) -> list[str]:
+    """What the table's columns mean, and the time of the whole."""
+    matched = {
+        "params": "widths match parameters without embeddings",
+        "flops": "widths match FLOPs per token",
+        "none": "textbook widths, nothing is matched (match=none)",
+    }[plan.study.match]
+    lines = [f"{matched}; KV bytes are for 16 bits; FLOPs are those of a forward pass"]
+    if speed:
+        whole = duration(sum(seconds(arm, speed) for arm in plan.arms))
+        lines.append(
+            f"about {whole} of training, one run after the other, without evaluation: from {TIMED_STEPS} timed steps "
+            f"of {plan.study.baseline} here ({speed / 1e9:,.1f} GFLOP/s)"
+        )
+    return lines
+
+
+def flops_per_second(plan: Plan) -> float | None:
+    """What training the baseline reaches on this device, from a few steps; None for a model too large to try."""
+    arm = plan.arms[0]
+    if arm.cost.params > LARGEST_TIMED:
+        return None
+    run = arm.runs[0].run
+    batch = min(run.cfg.train.batch_size, run.cfg.train.micro_batch_size or run.cfg.train.batch_size)
+    model = meta_model(run.cfg, plan.dataset).to_empty(device=torch_device(run.hardware))
+    tokens = torch.randint(model.vocab_size, (batch, model.max_seq_len + 1), device=torch_device(run.hardware))
+    took = min(time_step(model, tokens) for _ in range(TIMED_STEPS + 1))  # the first one also warms up
+    return float(batch * model.max_seq_len * arm.cost.train_flops_per_token / took)
+
+
+def torch_device(hardware: Hardware) -> torch.device:
+    """The first device of a run, for PyTorch."""
+    return torch.device({"gpu": "cuda"}.get(hardware.accelerator, hardware.accelerator))
+
+
+def time_step(model: Decoder, tokens: torch.Tensor) -> float:
+    """Seconds of one forward and backward pass."""
+    began = time.perf_counter()
+    loss = F.cross_entropy(model(tokens[:, :-1]).float().flatten(0, 1), tokens[:, 1:].flatten())
+    torch.autograd.backward(loss)
+    loss.item()  # waits for the device
+    return time.perf_counter() - began

@@ -1,0 +1,408 @@
+"""report.html: a study's result as one file that needs no network, for a screen, a phone and paper."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from plotly import graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from . import alt, charts, words
+from .result import ArmResult, Comparison, Divergence, LearningRates, Lengths, Result
+from .statistics import Effect, Estimate, PairedDifference
+
+TEMPLATE = "page.html.j2"
+MATCHES = {"params": "matched in parameters", "flops": "matched in FLOPs per token", "none": "not matched in size"}
+MOST_NAMED = 8  # arms; of more, the line under the title tells the number alone
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure with what stands around it. alt: what it shows, in words. caption: how to read it."""
+
+    figure: go.Figure
+    alt: str
+    caption: str
+    wide: bool = False
+
+    @property
+    def json(self) -> Markup:
+        """The figure for Plotly.js; Plotly escapes what would end a script element."""
+        return Markup(self.figure.to_json())
+
+    @property
+    def arms(self) -> set[str]:
+        """The arms that the legend switches."""
+        return {trace.meta["arm"] for trace in self.figure.data if trace.meta}
+
+    @property
+    def has_points(self) -> bool:
+        """Whether there is anything to draw."""
+        return any(words.known(y) for trace in self.figure.data for y in trace.y)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether arms are drawn as lines, and not as points alone."""
+        return any("lines" in trace.mode for trace in self.figure.data if trace.meta)
+
+    @property
+    def choices(self) -> dict[str, list[str]]:
+        """What a reader may choose: options by group; a group with one option is no choice."""
+        groups = (self.figure.layout.meta or {}).get("choices", {})
+        return {group: list(options) for group, options in groups.items() if len(options) > 1}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells of text, in rows; the lines after a cell's first are notes. words: columns that hold no numbers."""
+
+    caption: str
+    head: list[str]
+    rows: list[list[str]]
+    words: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of the page; left out if it has nothing to say."""
+
+    title: str
+    text: tuple[str, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    tables: tuple[Table, ...] = ()
+    command: str = ""
+
+
+def write_page(result: Result, path: Path) -> None:
+    """Write the report of a study."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template(TEMPLATE).render(
+        result=result,
+        subtitle=_subtitle(result),
+        sections=_sections(result),
+        styles=charts.styles(result),
+        plotly_js=Markup(get_plotlyjs()),
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def _subtitle(result: Result) -> str:
+    study = result.study
+    names = [arm.name for arm in result.arms if arm.name != study.baseline]
+    seeds = ", ".join(str(seed) for seed in result.provenance.seeds) or words.UNKNOWN
+    parts = [
+        study.design.replace("_", "-").capitalize(),
+        f"baseline {study.baseline}",
+        words.count(len(names), "other arm") + (f": {', '.join(names)}" if 0 < len(names) <= MOST_NAMED else ""),
+        f"{'seed' if len(result.provenance.seeds) == 1 else 'seeds'} {seeds}",
+        MATCHES.get(study.match, "matching not recorded"),
+    ]
+    return " · ".join(parts)
+
+
+def _sections(result: Result) -> list[Section]:
+    found = [
+        _answer(result),
+        _curves(result),
+        _cost(result),
+        _effects(result),
+        _learning_rates(result),
+        _divergences(result),
+        _lengths(result),
+        _provenance(result),
+    ]
+    told = map(_without_void, found)
+    return [section for section in told if section.text or section.charts or section.tables or section.command]
+
+
+def _without_void(section: Section) -> Section:
+    """The section without charts that have no point and tables that have nothing but names."""
+    drawn = tuple(chart for chart in section.charts if chart.has_points)
+    return replace(section, charts=drawn, tables=tuple(table for table in section.tables if len(table.head) > 1))
+
+
+def _answer(result: Result) -> Section:
+    in_unit = f"change of validation loss, {charts.unit(result)}"
+    kinds = (
+        (charts.difference_rows(result, "previous"), "What each step was worth", "to the step before"),
+        (charts.difference_rows(result, "baseline"), "Differences to the baseline", f"to {result.study.baseline}"),
+    )
+    caption = (
+        "Mean over seeds of the paired difference {}, with its 95% interval. Left of zero is better. "
+        "Filled: separable from noise. Hollow: not separable."
+    )
+    found = tuple(_differences(rows, title, in_unit, caption.format(to)) for rows, title, to in kinds if rows)
+    return Section("Answer", result.answer, found, (_loss_table(result),) if result.arms else ())
+
+
+def _differences(rows: list[charts.Row], title: str, axis: str, caption: str, wide: bool = False) -> Chart:
+    return Chart(charts.differences(rows, title, axis), alt.differences(rows, f"{title}, {axis}"), caption, wide)
+
+
+def _loss_table(result: Result) -> Table:
+    corrected = f"corrected for multiple comparisons ({result.correction})" if result.correction else "uncorrected"
+    return _arm_table(
+        result,
+        "Final validation loss with its 95% interval over seeds, and paired differences; negative is better. "
+        f"Differences are in {charts.unit(result)}; p is of the paired t-test, {corrected}.",
+        {
+            "Loss, nats per token": lambda arm: _estimate(arm.loss),
+            "Loss, bits per byte": lambda arm: _estimate(arm.bits),
+            "Difference to the step before": lambda arm: _comparison(result, arm.to_previous),
+            "Difference to the baseline": lambda arm: _comparison(result, arm.to_baseline),
+            "Seeds": lambda arm: _seeds(arm),
+            "Learning rate": lambda arm: words.learning_rate(arm.learning_rate),
+        },
+    )
+
+
+def _curves(result: Result) -> Section:
+    if not result.curves:
+        return Section("Curves")
+    chart = Chart(
+        charts.curves(result),
+        alt.curves(result),
+        "Lines: mean over seeds. Bands: from the lowest to the highest seed. Press an arm's name to hide it; "
+        "drag over the chart to magnify, double-click to go back.",
+        wide=True,
+    )
+    baseline = next((arm.to_reach for arm in result.arms if arm.name == result.study.baseline), {})
+    columns: dict[str, Callable[[ArmResult], str]] = {
+        "Tokens": lambda arm: _reached(arm.to_reach, baseline, "tokens", words.number),
+        "Training FLOPs": lambda arm: _reached(arm.to_reach, baseline, "flops", words.short),
+        "Seconds": lambda arm: _reached(arm.to_reach, baseline, "seconds", words.number),
+    }
+    caption = (
+        f"What it took to reach the final loss of {result.study.baseline}, mean over seeds, and as a multiple of what "
+        f"the baseline took; {words.UNKNOWN} where not every seed reached it."
+    )
+    return Section("Curves", charts=(chart,), tables=(_arm_table(result, caption, columns),))
+
+
+def _cost(result: Result) -> Section:
+    fronts = (
+        ("kv_cache/bytes_per_token", result.front.kv_cache, charts.kv_cache_front, "KV-cache size per token"),
+        ("perf/tokens_per_second", result.front.throughput, charts.throughput_front, "training speed"),
+    )
+    caption = "Dotted: the arms that no other one beats in both loss and {}. Bars: 95% intervals over seeds."
+    found = tuple(
+        Chart(draw(result), alt.front(result, cost, front, name), caption.format(name))
+        for cost, front, draw, name in fronts
+        if any(charts.judged(result, arm) and words.known(arm.costs.get(cost)) for arm in result.arms)
+    )
+    columns: dict[str, Callable[[ArmResult], str]] = {
+        "Parameters": lambda arm: words.number(arm.costs.get("params")),
+        "Without embeddings": lambda arm: words.number(arm.costs.get("params_non_embedding")),
+        "FLOPs per token": lambda arm: words.short(arm.costs.get("flops_per_token")),
+        "FLOPs, training": lambda arm: words.short(arm.costs.get("train_flops_per_token")),
+        "Tokens per second": lambda arm: words.number(arm.costs.get("perf/tokens_per_second")),
+        "MFU": lambda arm: words.percent(arm.costs.get("perf/mfu")),
+        "Peak memory": lambda arm: words.size(arm.costs.get("perf/peak_memory_bytes")),
+        "KV cache per token": lambda arm: words.size(arm.costs.get("kv_cache/bytes_per_token")),
+        "KV cache, full context": _full_cache,
+        "Matching residual": lambda arm: words.residual(arm.arm.residual),
+    }
+    caption = (
+        "FLOPs are those of matrix products, per token, of the forward pass and of training. KV cache: 16-bit "
+        "elements. Matching residual: how far the arm's size is from the one it was matched to."
+    )
+    return Section("Cost", charts=found, tables=(_arm_table(result, caption, columns),) if result.arms else ())
+
+
+def _effects(result: Result) -> Section:
+    title = "Main effects and interactions"
+    rows = charts.effect_rows(result)
+    if not rows:
+        return Section(title)
+    in_unit = f"change of validation loss, {charts.unit(result)}"
+    chart = _differences(
+        rows,
+        "What each axis changes",
+        in_unit,
+        "A main effect: the change as this axis alone goes to its other level, averaged over all settings of the "
+        "others. An interaction: half the change of one effect as the other axis goes over. Bars: 95% intervals. "
+        "Hollow: not separable from noise.",
+        wide=True,
+    )
+    table = Table(
+        f"In {charts.unit(result)}; negative is better. p is corrected ({result.correction}).",
+        ["Effect", "Change of loss", "Cannot be told from"],
+        [
+            [
+                charts.effect_name(effect.axes),
+                _sure(effect, effect.corrected_p, effect.corrected_p < 0.05),
+                ", ".join(map(charts.effect_name, effect.aliases)) or words.UNKNOWN,
+            ]
+            for effect in result.effects
+            if words.known(effect.mean)
+        ],
+        frozenset({"Cannot be told from"}),
+    )
+    return Section(title, charts=(chart,), tables=(table,))
+
+
+def _learning_rates(result: Result) -> Section:
+    if not result.learning_rates:
+        return Section("Learning rate")
+    chart = Chart(
+        charts.learning_rates(result),
+        alt.learning_rates(result.learning_rates),
+        "Rings: each arm's best learning rate. Crosses above: runs that diverged. Bars: 95% intervals over seeds.",
+        wide=True,
+    )
+    table = Table(
+        "Sensitivity: by how much the loss is above the best one, averaged over the grid, a diverged run counted with "
+        "the loss of unigram frequencies; 0 is insensitive (Wortsman et al. 2023).",
+        ["Arm", "Best learning rate", "Loss there", "Sensitivity", "Diverged runs"],
+        [_sweep(sweep) for sweep in result.learning_rates],
+    )
+    edges = tuple(
+        f"{sweep.arm}: the best learning rate, {words.learning_rate(sweep.best)}, lies at the edge of the grid; "
+        "a better one may lie beyond."
+        for sweep in result.learning_rates
+        if sweep.on_edge
+    )
+    return Section("Learning rate", edges, (chart,), (table,))
+
+
+def _divergences(result: Result) -> Section:
+    title = "Runs that did not finish"
+    if not result.divergences:
+        return Section(title)
+    columns: dict[str, Callable[[Divergence], str]] = {
+        "Arm": lambda run: run.arm,
+        "Seed": lambda run: str(run.seed),
+        "Learning rate": lambda run: words.learning_rate(run.learning_rate),
+        "Status": lambda run: run.status,
+        "Tokens seen": lambda run: words.number(run.tokens),
+        "Why": lambda run: run.message,
+    }
+    rows = [[show(run) for show in columns.values()] for run in result.divergences]
+    table = Table("With the tokens they had seen by then.", list(columns), rows, frozenset({"Status", "Why"}))
+    return Section(title, tables=(_without_empty(table),))
+
+
+def _lengths(result: Result) -> Section:
+    if not result.lengths:
+        return Section("Context length")
+    found = [
+        Chart(
+            charts.context_lengths(result),
+            alt.context_lengths(result.lengths),
+            "A line ends where the arm's position encoding does. Bars: 95% intervals over seeds.",
+        )
+    ]
+    if any(arm.by_position for arm in result.lengths):
+        caption = (
+            "Mean over seeds. Dotted: the last position that the arms were trained on. An arm is missing where its "
+            "position encoding ends before the chosen context does."
+        )
+        found.append(Chart(charts.positions(result), alt.positions(result.lengths), caption))
+    lengths = sorted({length for arm in result.lengths for length in arm.lengths})
+    table = Table(
+        f"Validation loss in nats per token; {words.UNKNOWN} where the position encoding ends before.",
+        ["Arm", "Trained at", *(f"{length:,} tokens" for length in lengths)],
+        [[arm.arm, f"{arm.trained:,}", *_losses_at(arm, lengths)] for arm in result.lengths],
+    )
+    return Section("Context length", charts=tuple(found), tables=(table,))
+
+
+def _provenance(result: Result) -> Section:
+    environment = [
+        [fact, "\n".join(f"{value} ({words.count(n, 'run')})" for value, n in values.items())]
+        for fact, values in result.provenance.environment.items()
+    ]
+    changed = [
+        [arm.name, key, _setting(base), _setting(own)]
+        for arm in result.arms
+        for key, (base, own) in arm.difference.items()
+    ]
+    tables = (
+        Table("What the runs ran on", ["Fact", "Value"], environment, frozenset({"Value"})),
+        Table(
+            f"Settings in which an arm differs from {result.study.baseline}",
+            ["Arm", "Setting", "Baseline", "Arm's value"],
+            changed,
+            frozenset({"Setting", "Baseline", "Arm's value"}),
+        ),
+    )
+    left = [f"{arm.name} {words.residual(arm.arm.residual)}" for arm in result.arms if words.known(arm.arm.residual)]
+    text = (f"Matching residuals: {', '.join(left)}.",) if left else ()
+    return Section("How it was made", text, (), tuple(table for table in tables if table.rows), result.study.command)
+
+
+def _arm_table(result: Result, caption: str, columns: dict[str, Callable[[ArmResult], str]]) -> Table:
+    """A row per arm."""
+    rows = [[arm.name, *(show(arm) for show in columns.values())] for arm in result.arms]
+    return _without_empty(Table(caption, ["Arm", *columns], rows))
+
+
+def _without_empty(table: Table) -> Table:
+    """The table without the columns in which nothing is known."""
+    kept = [i for i in range(len(table.head)) if any(row[i] != words.UNKNOWN for row in table.rows)]
+    rows = [[row[i] for i in kept] for row in table.rows]
+    return Table(table.caption, [table.head[i] for i in kept], rows, table.words)
+
+
+def _estimate(estimate: Estimate | None) -> str:
+    return words.with_interval(estimate.mean, estimate.low, estimate.high) if estimate else words.UNKNOWN
+
+
+def _comparison(result: Result, comparison: Comparison | None) -> str:
+    """A difference, and below it how sure it is."""
+    found = comparison and (comparison.nats if result.metric == "val/loss" else comparison.bits)
+    if not comparison or not found or not words.known(found.mean):
+        return words.UNKNOWN
+    needed = f"about {words.count(comparison.seeds_needed, 'seed')} needed" if comparison.seeds_needed else ""
+    return _sure(found, comparison.corrected_p, comparison.separable, needed)
+
+
+def _sure(found: PairedDifference | Effect, p: float, separable: bool, needed: str = "") -> str:
+    notes = [note for note in (words.p_value(p), "" if separable else "not separable", needed) if note]
+    return f"{words.with_interval(found.mean, found.low, found.high, is_difference=True)}\n{'; '.join(notes)}"
+
+
+def _seeds(arm: ArmResult) -> str:
+    finished = sum(trial.done for trial in arm.trials)
+    return f"{finished}" if finished == len(arm.trials) else f"{finished} of {len(arm.trials)}"
+
+
+def _reached(own: dict[str, float], baseline: dict[str, float], key: str, show: Callable[[float], str]) -> str:
+    """What it took and, below it, as a multiple of what the baseline took."""
+    value, reference = own.get(key), baseline.get(key)
+    if not words.known(value):
+        return words.UNKNOWN
+    if not words.known(reference) or reference <= 0:
+        return show(value)
+    return f"{show(value)}\n{value / reference:.2f}{words.TIMES}"
+
+
+def _full_cache(arm: ArmResult) -> str:
+    shown = words.size(arm.costs.get("kv_cache/bytes"))
+    context = arm.costs.get("seq_len")
+    return f"{shown}\n{words.number(context)} tokens" if words.known(context) and shown != words.UNKNOWN else shown
+
+
+def _sweep(sweep: LearningRates) -> list[str]:
+    at_best = dict(zip(sweep.rates, sweep.loss, strict=True)).get(sweep.best)
+    best = words.learning_rate(sweep.best) + ("\nedge of the grid" if sweep.on_edge else "")
+    return [sweep.arm, best, _estimate(at_best), words.number(sweep.sensitivity, 4), str(sum(sweep.diverged))]
+
+
+def _losses_at(arm: Lengths, lengths: list[int]) -> list[str]:
+    found = dict(zip(arm.lengths, arm.loss, strict=True))
+    return [_estimate(found.get(length)) for length in lengths]
+
+
+def _setting(value: Any) -> str:
+    """As a config file writes it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

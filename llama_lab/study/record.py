@@ -1,0 +1,66 @@
+"""A study's record, study.yaml: its arms, the runs of each, and what they are compared with."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from omegaconf import OmegaConf
+
+FILE = "study.yaml"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a study.
+
+    folder: of the run, relative to the study's folder, or absolute. learning_rate: where the study sweeps it.
+    """
+
+    folder: str
+    seed: int
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One architecture of a study, with its runs over seeds and, where they are swept, learning rates.
+
+    axes: the level of each of the study's axes, such as `{"norm": "rmsnorm"}`. previous: the arm that its step is
+    counted from, None for none. residual: what matching left, as a fraction of the reference; None where unmatched.
+    """
+
+    name: str
+    axes: dict[str, str]
+    members: tuple[Member, ...]
+    previous: str | None = None
+    residual: float | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """What belongs together. baseline: name of the arm that all are compared with.
+
+    design: ladder, leave_one_out, ...; "comparison" for runs that were put together afterwards. match: params, flops or
+    none; "" if unknown. notes: what a reader must know, in whole sentences.
+    """
+
+    name: str
+    design: str
+    baseline: str
+    arms: tuple[Arm, ...]
+    match: str = ""
+    command: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    def save(self, folder: Path) -> None:
+        """Write study.yaml in one move."""
+        fresh = folder / f"{FILE}.tmp"
+        OmegaConf.save(OmegaConf.create(asdict(self)), fresh)
+        fresh.replace(folder / FILE)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """The study whose record is in `folder`."""
+        content: Any = OmegaConf.to_container(OmegaConf.load(folder / FILE))
+        arms = [arm | {"members": tuple(Member(**member) for member in arm["members"])} for arm in content["arms"]]
+        return cls(**content | {"arms": tuple(Arm(**arm) for arm in arms), "notes": tuple(content["notes"])})

@@ -1,0 +1,148 @@
+"""What the command line asks of a study, checked and taken apart: the study's own settings, and those of its runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, flag_override
+
+from llama_lab.config import build
+from llama_lab.errors import ConfigError
+from llama_lab.job import check_complete, folder_name
+from llama_lab.kinds import check_kinds, default_settings
+from llama_lab.training.folder import arm_name
+
+from .design import Design
+from .matching import MATCHED
+
+# Settings that a study gives each of its runs, with what to use instead.
+RESERVED = {
+    "arch": "a study's recipes are study.base and study.target",
+    "seed": "a study's seeds are study.seeds",
+    "arm": "a study names its arms",
+    "resume": "a study goes on by the same command",
+    "overwrite": "study.overwrite=true retrains the runs whose settings have changed",
+}
+COMMON = ("seeds", "learning_rates", "dry_run", "overwrite")  # keys of every study; the others are its design's
+UNNAMED = ("study.seeds", "study.dry_run", "study.overwrite")  # change nothing about the runs there are
+
+
+@dataclass(frozen=True)
+class Request:
+    """A study to conduct. option: of the group `study`. name: of its folder. shared: overrides of all of its runs."""
+
+    option: str
+    name: str
+    runs_dir: str
+    design: Design
+    seeds: tuple[int, ...]
+    learning_rates: tuple[float, ...] | None
+    match: str
+    dry_run: bool
+    overwrite: bool
+    shared: tuple[str, ...]
+
+
+def read_request(cfg: DictConfig, arguments: Sequence[str]) -> Request:
+    """Take a composed command apart. cfg: with Hydra's node. Raises ConfigError."""
+    choices = dict(cfg.hydra.runtime.choices)
+    option = choices["study"]
+    cfg = without(cfg, "hydra")
+    check_complete(cfg)
+    check_kinds(cfg, default_settings(choices))
+    keys = {argument: argument.lstrip("+~").partition("=")[0] for argument in arguments}
+    for argument, key in keys.items():
+        if key in RESERVED:
+            raise ConfigError(f"{argument}: {RESERVED[key]}")
+    refuse_sweeps(arguments)
+    if cfg.match not in (*MATCHED, "none"):
+        raise ConfigError(f"match={cfg.match}: unknown; choose {', '.join(MATCHED)} or none")
+    naming = [a for a, key in keys.items() if key not in ("study", *UNNAMED)]
+    return Request(
+        option=option,
+        name=folder_name("name", cfg.name, study_name(option, naming)),
+        runs_dir=cfg.runs_dir,
+        design=build(OmegaConf.create({key: value for key, value in cfg.study.items() if key not in COMMON}), "study"),
+        seeds=checked_seeds(cfg.study.seeds),
+        learning_rates=checked_rates(cfg.study.learning_rates),
+        match=cfg.match,
+        dry_run=cfg.study.dry_run,
+        overwrite=cfg.study.overwrite,
+        shared=tuple(
+            a for a, key in keys.items() if key not in ("study", "match", "name") and key.split(".")[0] != "study"
+        ),
+    )
+
+
+def refuse_sweeps(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for a list of values to sweep over: the design alone makes arms."""
+    for argument, override in zip(arguments, OverridesParser.create().parse_overrides(list(arguments)), strict=True):
+        if override.is_sweep_override():
+            raise ConfigError(
+                f"{argument}: a study takes one value; start a study for each, or write a list as '[1,2]'"
+            )
+
+
+def checked_seeds(seeds: Sequence[Any]) -> tuple[int, ...]:
+    """Raise ConfigError unless they are distinct whole numbers, at least one."""
+    if not seeds or len(set(seeds)) < len(seeds) or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise ConfigError(f"study.seeds={list(seeds)}: must be whole numbers, each once, such as [1,2,3]")
+    return tuple(seeds)
+
+
+def checked_rates(rates: Sequence[Any] | None) -> tuple[float, ...] | None:
+    """Raise ConfigError unless they are distinct positive numbers, at least two; None stays None."""
+    if rates is None:
+        return None
+    if len(set(rates)) < max(2, len(rates)) or not all(isinstance(rate, int | float) and rate > 0 for rate in rates):
+        raise ConfigError(
+            f"study.learning_rates={list(rates)}: must be two or more positive numbers, each once; null takes optim.lr"
+        )
+    return tuple(sorted(float(rate) for rate in rates))
+
+
+def study_name(option: str, arguments: Sequence[str]) -> str:
+    """A folder name from what was typed: `ladder`, or `ladder-base=gpt2-size=micro`."""
+    rest = arm_name([argument.removeprefix("study.") for argument in arguments])
+    return option if rest == "base" else f"{option}-{rest}"
+
+
+def without(cfg: DictConfig, *keys: str) -> DictConfig:
+    """A config without these keys, where it has them."""
+    with flag_override(cfg, ["struct", "readonly"], False):
+        for key in keys:
+            cfg.pop(key, None)
+    return cfg
+
+
+class Composer:
+    """Composes the configs of a study's runs, with the overrides that all of them share: `Configs` for designs."""
+
+    def __init__(self, loader: ConfigLoader, shared: Sequence[str]) -> None:
+        self._loader = loader
+        self._shared = list(shared)
+
+    def recipes(self) -> list[str]:
+        """The options of `arch`, those of the user's own folders too."""
+        return self._loader.get_group_options("arch")
+
+    def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
+        """The config of a run, and its choice per group."""
+        cfg = self._loader.load_configuration("config", [*overrides, *self._shared], RunMode.RUN)
+        return run_config(cfg, dict(cfg.hydra.runtime.choices))
+
+    def config(self, *overrides: str) -> DictConfig:
+        """The config of a run."""
+        return self.compose(*overrides)[0]
+
+    def choices(self, *overrides: str) -> dict[str, Any]:
+        """The option of every group in a run."""
+        return self.compose(*overrides)[1]
+
+
+def run_config(cfg: DictConfig, choices: dict[str, Any]) -> tuple[DictConfig, dict[str, Any]]:
+    """A run's config and choices, without the study that an experiment may have chosen."""
+    return without(cfg, "hydra", "study", "match"), choices | {"study": None}

@@ -1,0 +1,165 @@
+"""What the analysis of a study finds: plain data, from which page, table and CSV are made.
+
+Losses are in nats per token, `bits` in bits per byte of text. Deltas are arm minus reference: negative is better.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .record import Arm, Study
+from .statistics import Effect, Estimate, PairedDifference
+from .trial import Trial
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One arm against another, paired by seed.
+
+    nats: None where the two have different tokenizers, and nats per token mean different things. corrected_p: after the
+    multiple-comparison correction over its family, nan where there is no p. seeds_needed: about how many paired seeds
+    would separate a difference like this one from noise (80% power); None where it is separate, or nothing is known.
+    """
+
+    arm: str
+    against: str
+    seeds: tuple[int, ...]
+    nats: PairedDifference | None
+    bits: PairedDifference
+    corrected_p: float = math.nan
+    seeds_needed: int | None = None
+
+    @property
+    def separable(self) -> bool:
+        """Whether the difference stands out from the noise at 5%, corrected."""
+        return self.corrected_p < 0.05
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """An arm at the learning rate it is judged at.
+
+    trials: all of them at that rate, finished or not. loss, bits: of the finished ones; None without any. to_reach:
+    what it took to reach the baseline's final loss at the same seed: "tokens", "flops" (of training) and "seconds",
+    means over seeds; empty where not every seed came there. costs: "params", "params_non_embedding",
+    "flops_per_token", "train_flops_per_token", "kv_cache/bytes_per_token", "kv_cache/bytes", "seq_len", and means over
+    seeds of "perf/tokens_per_second", "perf/mfu", "perf/peak_memory_bytes", where known. difference: config keys that
+    differ from the baseline's, with (its value, this one's).
+    """
+
+    arm: Arm
+    learning_rate: float | None
+    trials: tuple[Trial, ...]
+    loss: Estimate | None
+    bits: Estimate | None
+    to_previous: Comparison | None = None
+    to_baseline: Comparison | None = None
+    to_reach: dict[str, float] = field(default_factory=dict)
+    costs: dict[str, float] = field(default_factory=dict)
+    difference: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The arm's name."""
+        return self.arm.name
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A loss over the training of one arm: mean over seeds, with the lowest and highest seed.
+
+    All lists are of one length, at most 200.
+    """
+
+    arm: str
+    metric: Literal["val/loss", "train/loss"]
+    tokens: list[float]
+    flops: list[float]
+    seconds: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """The final loss of one arm over its grid of learning rates; `loss` is None where no run finished.
+
+    on_edge: whether the best lies at an end of the grid, and a better one may lie beyond. sensitivity: mean of
+    min(loss, loss of unigram frequencies) minus the best loss over the grid (Wortsman et al. 2023, section 2.2, with
+    the loss of a model that has learned frequencies alone in the place of the loss at the start).
+    """
+
+    arm: str
+    rates: list[float]
+    loss: list[Estimate | None]
+    diverged: list[int]
+    best: float
+    on_edge: bool
+    sensitivity: float
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A run that did not come to its end, and why. tokens: how far it is known to have come."""
+
+    arm: str
+    seed: int
+    status: str
+    tokens: float
+    message: str
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The final loss of one arm at several context lengths; None where its position encoding ends before.
+
+    by_position: for each length, the mean position of each bucket, and its loss; both over seeds.
+    """
+
+    arm: str
+    trained: int
+    lengths: list[int]
+    loss: list[Estimate | None]
+    by_position: dict[int, tuple[list[float], list[float]]]
+
+
+@dataclass(frozen=True)
+class Front:
+    """The arms that no other one beats in both loss and cost."""
+
+    kv_cache: tuple[str, ...]
+    throughput: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How it was made. environment: a fact's name, and each of its values with the number of runs that had it."""
+
+    seeds: tuple[int, ...]
+    environment: dict[str, dict[str, int]]
+    baseline_config: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything the report says, in the order of its sections.
+
+    metric: what arms are judged by: "val/loss", or "val/bits_per_byte" where tokenizers differ. answer: sentences.
+    correction: the name of the multiple-comparison correction. warnings: what was not controlled, in sentences.
+    """
+
+    study: Study
+    metric: Literal["val/loss", "val/bits_per_byte"]
+    correction: str
+    answer: tuple[str, ...]
+    arms: tuple[ArmResult, ...]
+    curves: tuple[Curve, ...]
+    front: Front
+    effects: tuple[Effect, ...]
+    learning_rates: tuple[LearningRates, ...]
+    divergences: tuple[Divergence, ...]
+    lengths: tuple[Lengths, ...]
+    provenance: Provenance
+    warnings: tuple[str, ...]

@@ -1,0 +1,129 @@
+"""The result of a study as a table: every number in summary.csv, the few that matter on the terminal."""
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .answer import UNITS
+from .result import ArmResult, Comparison, Result
+from .statistics import Estimate, PairedDifference
+from .words import number, short, signed
+
+REACHED = ("tokens", "flops", "seconds")
+COSTS = (
+    "params",
+    "params_non_embedding",
+    "flops_per_token",
+    "train_flops_per_token",
+    "kv_cache/bytes_per_token",
+    "kv_cache/bytes",
+    "seq_len",
+    "perf/tokens_per_second",
+    "perf/mfu",
+    "perf/peak_memory_bytes",
+)
+
+
+def summary_rows(result: Result) -> list[dict[str, Any]]:
+    """A row per arm, all with the same keys; None for what is not known. Losses in nats per token, bits per byte."""
+    axes = list(dict.fromkeys(axis for arm in result.study.arms for axis in arm.axes))
+    rows = [_row(arm, axes) for arm in result.arms]
+    return [{key: None if _is_nan(value) else value for key, value in row.items()} for row in rows]
+
+
+def write_summary_csv(result: Result, path: Path) -> None:
+    """Write the rows with every digit, so that two reports can be compared number for number; empty if not known."""
+    rows = summary_rows(result)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def print_table(result: Result) -> None:
+    """Print the arms, what was found, and what was not controlled; 80 columns are enough."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    is_ladder = any(arm.to_previous for arm in result.arms)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=result.study.name, title_justify="left")
+    table.add_column("arm", overflow="fold")
+    loss_unit = "val loss" if result.metric == "val/loss" else "bits/byte"
+    for title in (loss_unit, "to step before" if is_ladder else "to baseline", "params", "KV B/token", "tokens/s"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for arm in result.arms:
+        table.add_row(*_cells(arm, result, is_ladder))
+    console.print(table)
+    console.print(f"{UNITS[result.metric]}, ± half the 95% interval over seeds; * separable from noise, corrected\n")
+    for sentence in result.answer:
+        console.print(sentence)
+    if result.warnings:
+        console.print("\nNot controlled:")
+    for warning in result.warnings:
+        console.print(f"- {warning}")
+
+
+def _cells(arm: ArmResult, result: Result, is_ladder: bool) -> tuple[str, ...]:
+    """What the terminal shows of an arm."""
+    in_nats = result.metric == "val/loss"
+    comparison = arm.to_previous if is_ladder else arm.to_baseline
+    difference = (comparison.nats if in_nats else comparison.bits) if comparison else None
+    mark = "*" if comparison and comparison.separable else " "
+    return (
+        arm.name,
+        _plus_minus(arm.loss if in_nats else arm.bits),
+        f"{_plus_minus(difference, is_difference=True)}{mark}" if difference else "",
+        short(arm.costs.get("params")),
+        number(arm.costs.get("kv_cache/bytes_per_token")),
+        number(arm.costs.get("perf/tokens_per_second")),
+    )
+
+
+def _plus_minus(estimate: Estimate | PairedDifference | None, is_difference: bool = False) -> str:
+    """A mean with half its interval, where there is one."""
+    if estimate is None:
+        return number(None)
+    mean = signed(estimate.mean) if is_difference else number(estimate.mean, 4)
+    return mean if math.isnan(estimate.low) else f"{mean} ±{(estimate.high - estimate.low) / 2:.4f}"
+
+
+def _row(arm: ArmResult, axes: list[str]) -> dict[str, Any]:
+    """An arm's row; nan may be among its values."""
+    return {
+        "arm": arm.name,
+        **{f"axis:{axis}": arm.arm.axes.get(axis) for axis in axes},
+        "seeds": sum(trial.done for trial in arm.trials),
+        "diverged": sum(trial.status == "diverged" for trial in arm.trials),
+        "learning_rate": arm.learning_rate,
+        **_estimate_columns("val_loss", arm.loss),
+        **_estimate_columns("val_bits_per_byte", arm.bits),
+        **_comparison_columns("previous", arm.to_previous),
+        **_comparison_columns("baseline", arm.to_baseline),
+        **{f"{name}_to_reach_baseline": arm.to_reach.get(name) for name in REACHED},
+        **{name: arm.costs.get(name) for name in COSTS},
+        "residual": arm.arm.residual,
+        "width": next((trial.config.get("model.hidden_dim") for trial in arm.trials if trial.config), None),
+    }
+
+
+def _estimate_columns(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    return {f"{name}_{part}": getattr(estimate, part, None) for part in ("mean", "sd", "low", "high")}
+
+
+def _comparison_columns(name: str, comparison: Comparison | None) -> dict[str, Any]:
+    """What an arm is compared with by `name`, and how it compares."""
+    columns: dict[str, Any] = {f"{name}_arm": comparison.against if comparison else None}
+    for unit in ("nats", "bits"):
+        difference = getattr(comparison, unit, None)
+        for part in ("n", "mean", "sd", "low", "high", "p"):
+            columns[f"to_{name}_{unit}_{part}"] = getattr(difference, part, None)
+    columns[f"to_{name}_corrected_p"] = comparison.corrected_p if comparison else None
+    columns[f"to_{name}_seeds_needed"] = comparison.seeds_needed if comparison else None
+    return columns
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)

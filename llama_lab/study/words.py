@@ -1,0 +1,85 @@
+"""Numbers as a reader wants them: sensible digits, a true minus sign, units; what is not known is a dash."""
+
+import math
+from collections.abc import Sequence
+from typing import TypeGuard
+
+MINUS, UNKNOWN, TIMES = "\u2212", "\u2013", "\u00d7"
+
+
+def known(value: float | None) -> TypeGuard[float]:
+    """Whether there is a number to show."""
+    return value is not None and math.isfinite(value)
+
+
+def number(value: float | None, decimals: int = 0) -> str:
+    """1,234.5 with so many decimals."""
+    return f"{value:,.{decimals}f}".replace("-", MINUS) if known(value) else UNKNOWN
+
+
+def signed(value: float | None, decimals: int = 4) -> str:
+    """A difference, with its sign."""
+    return f"{value:+,.{decimals}f}".replace("-", MINUS) if known(value) else UNKNOWN
+
+
+def with_interval(mean: float | None, low: float, high: float, is_difference: bool = False) -> str:
+    """A mean and its interval, in brackets where there is one."""
+    show = signed if is_difference else number
+    has_interval = known(mean) and known(low) and known(high)
+    # No line may break inside the brackets.
+    return f"{show(mean, 4)} [{show(low, 4)},\u00a0{show(high, 4)}]" if has_interval else show(mean, 4)
+
+
+def p_value(p: float) -> str:
+    """`p = 0.031`, or `p < 0.001`; empty where there is none."""
+    if not known(p):
+        return ""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
+def short(value: float | None) -> str:
+    """Three digits and a prefix for a power of a thousand: 2.89 M."""
+    if not known(value):
+        return UNKNOWN
+    for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if abs(value) >= 10**power:
+            return f"{value / 10**power:.3g} {prefix}".replace("-", MINUS)
+    return f"{value:.3g}".replace("-", MINUS)
+
+
+def size(count: float | None) -> str:
+    """Bytes in the unit that leaves the fewest digits: 512 KiB."""
+    if not known(count):
+        return UNKNOWN
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 2**power:
+            return f"{count / 2**power:,.4g} {unit}"
+    return f"{count:,.4g} bytes"
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction as a percentage."""
+    return f"{number(100 * fraction, 1)}%" if known(fraction) else UNKNOWN
+
+
+def residual(fraction: float | None) -> str:
+    """What matching left, with its sign."""
+    return f"{signed(100 * fraction, 2)}%" if known(fraction) else UNKNOWN
+
+
+def learning_rate(value: float | None) -> str:
+    """0.002, or 3e−5."""
+    if not known(value):
+        return UNKNOWN
+    return f"{value:.3g}".replace("e-0", "e-").replace("-", MINUS)
+
+
+def count(n: int, noun: str) -> str:
+    """`1 seed`, `3 seeds`."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def enumerate_some(items: Sequence[str], limit: int, separator: str = ", ") -> str:
+    """The first items; how many more there are, if any."""
+    more = [f"and {len(items) - limit} more"] if len(items) > limit else []
+    return separator.join([*items[:limit], *more])

@@ -1,0 +1,303 @@
+"""Synthetic results for the tests of the report: plain data that look like those of real studies."""
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from llama_lab.study.record import Arm, Member, Study
+from llama_lab.study.result import (
+    ArmResult,
+    Comparison,
+    Curve,
+    Divergence,
+    Front,
+    LearningRates,
+    Lengths,
+    Provenance,
+    Result,
+)
+from llama_lab.study.statistics import Effect, Estimate, PairedDifference
+from llama_lab.study.trial import Trial
+
+TOKENS = 1_597_440
+LADDER = {
+    "vanilla": 3.9520,
+    "norm=rmsnorm": 3.9491,
+    "block=prenorm": 3.8230,
+    "position=rope": 3.7420,
+    "ffn=swiglu": 3.7161,
+    "attention=gqa": 3.7304,
+    "embedding=untied,init=normal": 3.7109,
+}
+
+
+def estimate(mean: float, sd: float = 0.004, n: int = 3) -> Estimate:
+    """A mean of n seeds with its interval."""
+    if n == 1:
+        return Estimate(1, mean, math.nan, math.nan, math.nan)
+    half = 4.3 * sd / math.sqrt(n)
+    return Estimate(n, mean, sd, mean - half, mean + half)
+
+
+def comparison(arm: str, against: str, nats: float, n: int = 3) -> Comparison:
+    """A paired difference; separable where it is larger than its interval."""
+    if n == 1:
+        return Comparison(arm, against, (1,), PairedDifference(1, nats), PairedDifference(1, nats * 0.42))
+    half = 0.008 + abs(nats) * 0.08
+    found = PairedDifference(n, nats, half / 2.5, nats - half, nats + half, 0.3 if abs(nats) < half else 0.0004)
+    bits = PairedDifference(n, nats * 0.42, half / 6, (nats - half) * 0.42, (nats + half) * 0.42, found.p)
+    needed = max(4, round(8 * (half / nats) ** 2)) if abs(nats) < half and nats else None
+    return Comparison(arm, against, tuple(range(1, n + 1)), found, bits, min(1.0, 2 * found.p), needed)
+
+
+def curve(arm: str, metric: Literal["val/loss", "train/loss"], final: float, points: int, speed: float) -> Curve:
+    """A loss that falls from 8.3 to its final value; three seeds apart from each other."""
+    noise = random.Random(f"{arm} {metric}")
+    tokens = [TOKENS * (i + 1) / points for i in range(points)]
+    mean = [final + (8.3 - final) * math.exp(-t / TOKENS * 9) + 0.5 * (1 - t / TOKENS) for t in tokens]
+    if metric == "train/loss":
+        mean = [value + noise.gauss(0, 0.02) for value in mean]
+    spread = [0.01 + 0.03 * noise.random() for _ in tokens]
+    return Curve(
+        arm=arm,
+        metric=metric,
+        tokens=tokens,
+        flops=[8.68e6 * t for t in tokens],
+        seconds=[t / speed for t in tokens],
+        mean=mean,
+        low=[m - s for m, s in zip(mean, spread, strict=True)],
+        high=[m + s for m, s in zip(mean, spread, strict=True)],
+    )
+
+
+def trials(arm: str, seeds: int) -> tuple[Trial, ...]:
+    """Finished runs."""
+    return tuple(Trial(Path("runs") / arm, arm, s + 1, "done", "", {}, {}, {}, [], []) for s in range(seeds))
+
+
+def arm_result(index: int, name: str, loss: float, previous: str | None, base: str, seeds: int) -> ArmResult:
+    """An arm with everything known."""
+    members = tuple(Member(f"{name}/seed={seed + 1}", seed + 1) for seed in range(seeds))
+    faster = 0.92**index
+    few_heads = "gqa" in name or "untied" in name
+    return ArmResult(
+        arm=Arm(name, {}, members, previous, 0.0012 * index - 0.003),
+        learning_rate=None,
+        trials=trials(name, seeds),
+        loss=estimate(loss, n=seeds),
+        bits=estimate(loss * 0.4196, 0.002, n=seeds),
+        to_reach={"tokens": TOKENS * faster, "flops": 1.39e13 * faster, "seconds": 128.4 * faster}
+        if index != 1
+        else {},
+        costs={
+            "params": 1_840_256 + 512 * index,
+            "params_non_embedding": 791_680 + 512 * index,
+            "flops_per_token": 2_892_800,
+            "train_flops_per_token": 8_678_400,
+            "kv_cache/bytes_per_token": 1024 if few_heads else 2048,
+            "kv_cache/bytes": 262_144 if few_heads else 524_288,
+            "seq_len": 256,
+            "perf/tokens_per_second": 12_409 - 700 * math.sin(index) + 90 * index,
+            "perf/mfu": 0.412,
+            "perf/peak_memory_bytes": 1_049_706_496 + 2e6 * index,
+        },
+        difference={"model.norm._target_": ("llama_lab.model.norm.LayerNorm", "llama_lab.model.norm.RMSNorm")}
+        if index
+        else {},
+    )
+
+
+def result(losses: dict[str, float], seeds: int = 3, points: int = 195) -> Result:
+    """A ladder whose rungs have these losses, each compared with the rung before and the first."""
+    names = list(losses)
+    base = names[0]
+    arms = []
+    for index, (name, loss) in enumerate(losses.items()):
+        previous = names[index - 1] if index else None
+        arm = arm_result(index, name, loss, previous, base, seeds)
+        if previous:
+            steps = comparison(name, previous, loss - losses[previous], seeds)
+            whole = comparison(name, base, loss - losses[base], seeds)
+            arm = replace(arm, to_previous=steps, to_baseline=whole)
+        arms.append(arm)
+    curves = [
+        one
+        for index, (name, loss) in enumerate(losses.items())
+        for one in (
+            curve(name, "val/loss", loss, 12, 12_000 + 90 * index),
+            curve(name, "train/loss", loss + 0.2, points, 12_000 + 90 * index),
+        )
+    ]
+    return Result(
+        study=Study(
+            "vanilla-to-llama",
+            "ladder",
+            base,
+            tuple(arm.arm for arm in arms),
+            "params",
+            "python study.py design=ladder from=vanilla to=llama seeds=3 match=params",
+        ),
+        metric="val/loss",
+        correction="Holm",
+        answer=(
+            f"{names[-1]} ends at {losses[names[-1]]:.4f} nats per token, {base} at {losses[base]:.4f}.",
+            "Pre-norm was worth most of it.",
+        ),
+        arms=tuple(arms),
+        curves=tuple(curves),
+        front=Front(
+            _front({arm.name: (arm.costs["kv_cache/bytes_per_token"], losses[arm.name]) for arm in arms}),
+            _front({arm.name: (-arm.costs["perf/tokens_per_second"], losses[arm.name]) for arm in arms}),
+        ),
+        effects=(),
+        learning_rates=(),
+        divergences=(),
+        lengths=(),
+        provenance=Provenance(
+            tuple(range(1, seeds + 1)),
+            {
+                "torch": {"2.13.0+cpu": len(names) * seeds},
+                "device": {"cpu": len(names) * seeds},
+                "git commit": {"0c6e11a": len(names) * seeds - 1, "0c6e11a with changes": 1},
+                "data": {"9f4fcfe12c2f4bd836102f96fb390e1e": len(names) * seeds},
+            },
+            "name: null\nseed: 1\ntrain:\n  tokens: 1600000.0\n  batch_size: 16\n" + "  long_key: " + "x" * 150 + "\n",
+        ),
+        warnings=(),
+    )
+
+
+def _front(points: dict[str, tuple[float, float]]) -> tuple[str, ...]:
+    """Those that no other point has below and to the left of it."""
+    return tuple(
+        name
+        for name, (x, y) in points.items()
+        if not any(u <= x and v <= y and (u, v) != (x, y) for u, v in points.values())
+    )
+
+
+def ladder() -> Result:
+    """From vanilla to LLaMA in six steps, over three seeds."""
+    return result(LADDER)
+
+
+def warned() -> Result:
+    """The ladder, with things to be warned of."""
+    found = ladder()
+    warnings = (
+        "The runs saw different data: 2 values of data_hash. Their losses cannot be compared.",
+        "3 of 21 runs were made from a checkout with changes that no commit holds.",
+    )
+    return replace(found, warnings=warnings, study=replace(found.study, notes=("Matched by ffn width.",)))
+
+
+def factorial() -> Result:
+    """Main effects of three axes and their interactions, one of them aliased."""
+    return replace(
+        ladder(),
+        effects=(
+            Effect(("norm",), -0.004, -0.012, 0.004, 0.31, 0.62),
+            Effect(("position",), -0.083, -0.091, -0.075, 1e-6, 6e-6),
+            Effect(("ffn",), -0.026, -0.034, -0.018, 1e-4, 5e-4, (("norm", "position"),)),
+            Effect(("norm", "ffn"), 0.012, 0.004, 0.02, 0.004, 0.02),
+        ),
+    )
+
+
+def swept() -> Result:
+    """Learning rates: one arm at the edge of its grid, one that diverges at the highest."""
+    rates = [3e-4, 1e-3, 3e-3, 1e-2, 3e-2]
+    fine = [estimate(value) for value in (3.95, 3.80, 3.72, 3.74, 3.91)]
+    return replace(
+        ladder(),
+        learning_rates=(
+            LearningRates("vanilla", rates, [*fine[:3], None, None], [0, 0, 1, 3, 3], 3e-3, False, 0.8123),
+            LearningRates("position=rope", rates, [*fine[:4], None], [0, 0, 0, 0, 3], 3e-3, False, 0.31),
+            LearningRates("ffn=swiglu", rates, [estimate(4.0 - 0.07 * i) for i in range(5)], [0] * 5, 3e-2, True, 0.14),
+        ),
+        divergences=(
+            Divergence("vanilla", 1, "diverged", 204_800, "loss is nan at step 50", 1e-2),
+            Divergence("vanilla", 2, "failed", 0, "CUDA out of memory", 1e-2),
+        ),
+    )
+
+
+def long() -> Result:
+    """Losses at several context lengths; one position encoding ends at the trained one."""
+    lengths = [128, 256, 512, 1024]
+
+    def positions(at: int, worse: float) -> dict[int, tuple[list[float], list[float]]]:
+        places = {length: [length * (i + 0.5) / 16 for i in range(16)] for length in lengths if length <= at}
+        return {n: (xs, [3.6 + 3 / x**0.5 + worse * max(0, x / 256 - 1) for x in xs]) for n, xs in places.items()}
+
+    return replace(
+        ladder(),
+        lengths=(
+            Lengths("vanilla", 256, lengths, [estimate(3.99), estimate(3.95), None, None], positions(256, 0)),
+            Lengths("position=rope", 256, lengths, [estimate(v) for v in (3.8, 3.74, 4.3, 5.2)], positions(1024, 0.6)),
+            Lengths("ffn=swiglu", 256, lengths, [estimate(v) for v in (3.77, 3.71, 3.7, 3.72)], positions(1024, 0)),
+        ),
+    )
+
+
+def everything() -> Result:
+    """Every section in one."""
+    return replace(
+        warned(),
+        effects=factorial().effects,
+        learning_rates=swept().learning_rates,
+        divergences=swept().divergences,
+        lengths=long().lengths,
+    )
+
+
+def many() -> Result:
+    """200 runs: 40 arms over five seeds."""
+    names = [f"attention=gqa,model.n_kv_heads={i},position=rope_yarn" for i in range(40)]
+    return result({name: 3.95 - 0.006 * i + 0.004 * math.sin(i) for i, name in enumerate(names)}, seeds=5, points=200)
+
+
+def unfinished() -> Result:
+    """No run came to its end."""
+    found = ladder()
+    arms = tuple(
+        ArmResult(arm.arm, None, tuple(replace(trial, status="failed") for trial in arm.trials), None, None)
+        for arm in found.arms
+    )
+    divergences = tuple(Divergence(arm.name, 1, "failed", math.nan, "killed") for arm in arms)
+    return replace(found, arms=arms, curves=(), front=Front((), ()), divergences=divergences, answer=())
+
+
+def unknown() -> Result:
+    """Every number is nan."""
+    nan = math.nan
+    found = everything()
+    nothing = Estimate(1, nan, nan, nan, nan)
+    none = PairedDifference(1, nan)
+    arms = tuple(
+        replace(
+            arm,
+            arm=replace(arm.arm, residual=nan),
+            loss=nothing,
+            bits=nothing,
+            to_previous=Comparison(arm.name, "x", (1,), none, none),
+            to_baseline=Comparison(arm.name, "x", (1,), none, none),
+            to_reach=dict.fromkeys(arm.to_reach, nan),
+            costs=dict.fromkeys(arm.costs, nan),
+        )
+        for arm in found.arms
+    )
+    nans = [nan] * 5
+    return replace(
+        found,
+        arms=arms,
+        curves=tuple(
+            replace(c, mean=[nan] * len(c.mean), low=[nan] * len(c.mean), high=[nan] * len(c.mean))
+            for c in found.curves
+        ),
+        effects=(Effect(("norm",), nan, nan, nan, nan, nan),),
+        learning_rates=(LearningRates("vanilla", [nan] * 5, [nothing] * 5, [0] * 5, nan, False, nan),),
+        lengths=(Lengths("vanilla", 256, [256], [nothing], {256: (nans, nans)}),),
+    )

@@ -1,0 +1,274 @@
+"""Studies on disk whose truth is known: run folders as training leaves them, without any training.
+
+`write_study` writes a clean study. The functions below it then plant what a real one may suffer from, in one run:
+
+    study = write_study(folder, {"layernorm": 0.0, "rmsnorm": -0.02}, seeds=(1, 2, 3))
+    plant_facts(run_folder(folder, study, "rmsnorm", seed=2), device="cuda")
+"""
+
+import csv
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from llama_lab.study.record import Arm, Member, Study
+from llama_lab.training.metrics import COLUMNS
+
+BASE_LOSS = 3.7  # of an arm without effect, in nats per token, before the seed's and the run's share
+BYTES_PER_TOKEN = 3.4383843898315534
+BEST_RATE = 2e-3
+TOKENS_PER_STEP = 16 * 256
+STEPS = 390
+EVALUATE_EVERY = 39
+
+CONFIG: dict[str, Any] = {
+    "name": None,
+    "seed": 1,
+    "runs_dir": "runs",
+    "overwrite": False,
+    "resume": False,
+    "train": {
+        "tokens": 1.6e6,
+        "batch_size": 16,
+        "micro_batch_size": None,
+        "grad_clip": 1.0,
+        "z_loss": 0.0,
+        "evaluations": 10,
+        "log_every": 10,
+        "checkpoint_every": 200,
+        "sample_tokens": 100,
+        "prompt": "",
+    },
+    "model": {
+        "_target_": "llama_lab.model.Decoder",
+        "seed": 1,
+        "dim": 128,
+        "n_layers": 4,
+        "n_heads": 4,
+        "max_seq_len": 256,
+        "norm": {"_target_": "llama_lab.model.norm.RMSNorm", "_partial_": True, "eps": 1e-05},
+        "attention": {"_target_": "llama_lab.model.attention.MultiHeadAttention", "window": None, "kernel": "auto"},
+    },
+    "size": {"n_kv_heads": 2, "mlp_ratio": 4},
+    "data": {
+        "source": {"_target_": "llama_lab.data.source.StandardLibrary"},
+        "val_fraction": 0.05,
+        "seed": 1,
+        "cache_dir": "/tmp/lc",
+    },
+    "tokenizer": {"_target_": "llama_lab.data.tokenizer.BPETokenizer", "vocab_size": 4096},
+    "optim": {"_target_": "llama_lab.training.optim.adamw", "lr": BEST_RATE, "beta1": 0.9, "weight_decay": 0.1},
+    "schedule": {"_target_": "llama_lab.training.schedule.cosine", "warmup": 0.05, "final": 0.1},
+    "trainer": {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto", "precision": "auto"},
+    "logger": {"tensorboard": False, "wandb": False, "wandb_project": "llama-lab"},
+}
+
+FACTS: dict[str, Any] = {
+    "command": ["train.py"],
+    "python": "3.11.7",
+    "versions": {"llama-lab": "0.1.0", "torch": "2.13.0+cpu", "lightning": "2.6.6", "numpy": "2.4.6"},
+    "platform": "Linux-6.18.44-x86_64-with-glibc2.36",
+    "cpu_threads": 2,
+    "gpus": [],
+    "git": {"commit": "799d2f66f95e0a9b71f6541347342cf7e5404c08", "dirty": False},
+    "name": "synthetic",
+    "choices": {"norm": "rmsnorm", "position": "rope"},
+    "device": "cpu",
+    "precision": "32-true",
+    "attention_kernel": "sdpa",
+    "data_hash": "9f4fcfe12c2f4bd836102f96fb390e1e",
+    "tokenizer_hash": "c06e3e215dc62ae0bc533be8ae575bc9",
+    "vocab_size": 4096,
+    "bytes_per_token": BYTES_PER_TOKEN,
+    "unigram_entropy": 6.268971992882659,
+    "token_to_position_ratio": None,
+    "seq_len": 256,
+    "params": 1840256,
+    "params_non_embedding": 791680,
+    "flops_per_token": 2892800.0,
+    "flops_per_token_dense": 3153920,
+    "train_flops_per_token": 8678400.0,
+    "kv_cache/bytes_per_token": 2048,
+    "kv_cache/bytes": 524288,
+}
+
+
+def write_study(
+    folder: Path,
+    arms: Mapping[str, float],
+    seeds: Sequence[int] = (1, 2, 3),
+    *,
+    noise: float = 0.005,
+    seed_noise: float = 0.05,
+    design: str = "ladder",
+    match: str = "params",
+    axes: Mapping[str, dict[str, str]] | None = None,
+    rates: Sequence[float] = (),
+    best_rates: Mapping[str, float] | None = None,
+    facts: Mapping[str, dict[str, Any]] | None = None,
+    config: Mapping[str, dict[str, Any]] | None = None,
+    lengths: Sequence[int] = (),
+    draw: int = 0,
+) -> Study:
+    """Write a study of finished runs and its study.yaml into `folder`; the first arm is the baseline.
+
+    arms: each arm's name and its planted effect on the final loss, in nats per token. noise, seed_noise: standard
+    deviations of what each run, and each seed in all arms alike, adds to it. axes: the levels of each arm, its own name
+    at the axis "arm" unless given. rates: learning rates to sweep; the loss is lowest at the arm's `best_rates`. facts,
+    config: what differs in an arm's environment.json and resolved.yaml (`{"train.tokens": 2e6}`). lengths: context
+    lengths of an eval.json. draw: seed of the noise. In a ladder each arm is counted from the one before.
+    """
+    random = np.random.default_rng(draw)
+    shared = {seed: seed_noise * random.standard_normal() for seed in seeds}
+    names = list(arms)
+    made = []
+    for index, (name, effect) in enumerate(arms.items()):
+        best_rate = (best_rates or {}).get(name, BEST_RATE)
+        members = []
+        for seed in seeds:
+            own = noise * random.standard_normal()
+            for rate in rates or (None,):
+                path = f"{name}-lr={rate:g}/seed={seed}" if rate else f"{name}/seed={seed}"
+                penalty = 0.1 * math.log(rate / best_rate) ** 2 if rate else 0.0
+                rated = {"optim.lr": rate} if rate else {}
+                write_run(
+                    folder / path,
+                    name,
+                    seed,
+                    BASE_LOSS + shared[seed] + effect + own + penalty,
+                    facts=(facts or {}).get(name, {}),
+                    config=(config or {}).get(name, {}) | rated,
+                    lengths=lengths,
+                )
+                members.append(Member(path, seed, rate))
+        made.append(
+            Arm(
+                name,
+                axes[name] if axes else {"arm": name},
+                tuple(members),
+                names[index - 1] if design == "ladder" and index else None,
+                0.001 if match != "none" and index else None,
+            )
+        )
+    study = Study("synthetic", design, names[0], tuple(made), match, "llama-lab-study synthetic")
+    study.save(folder)
+    return study
+
+
+def write_run(
+    path: Path,
+    arm: str,
+    seed: int,
+    final_loss: float,
+    *,
+    facts: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+    lengths: Sequence[int] = (),
+) -> None:
+    """Write the folder of one finished run that ends at `final_loss`, in nats per token."""
+    path.mkdir(parents=True)
+    environment = FACTS | {"arm": arm, "seed": seed} | dict(facts or {})
+    _write_json(path / "environment.json", environment)
+    _write_json(path / "status.json", {"status": "done", "message": ""})
+    settings = {"seed": seed, "model.seed": seed, "data.seed": seed} | dict(config or {})
+    (path / "resolved.yaml").write_text(yaml.safe_dump(_nested(CONFIG, settings), sort_keys=False))
+    rows = _metrics(final_loss, environment["bytes_per_token"])
+    _write_metrics(path / "metrics.csv", rows)
+    last: dict[str, float] = {}
+    for row in rows:
+        last |= row
+    _write_json(path / "summary.json", environment | last)
+    if lengths:
+        _write_json(path / "eval.json", {"lengths": [_at_length(final_loss, length) for length in lengths]})
+
+
+def run_folder(folder: Path, study: Study, arm: str, seed: int, rate: float | None = None) -> Path:
+    """Where a study keeps one of its runs."""
+    members = next(a for a in study.arms if a.name == arm).members
+    (found,) = [m for m in members if m.seed == seed and m.learning_rate == rate]
+    return folder / found.folder
+
+
+def plant_facts(run: Path, **facts: Any) -> None:
+    """Change what a run's environment.json and summary.json say."""
+    for name in ("environment.json", "summary.json"):
+        _write_json(run / name, json.loads((run / name).read_text()) | facts)
+
+
+def plant_config(run: Path, **settings: Any) -> None:
+    """Change keys of a run's resolved.yaml, with __ for the dot: `train__tokens=2e6`."""
+    dotted = {key.replace("__", "."): value for key, value in settings.items()}
+    file = run / "resolved.yaml"
+    file.write_text(yaml.safe_dump(_nested(yaml.safe_load(file.read_text()), dotted), sort_keys=False))
+
+
+def plant_end(run: Path, status: str, message: str, kept_rows: int) -> None:
+    """Let a run end early, as diverged, interrupted, failed or running, with the first rows of metrics.csv left."""
+    _write_json(run / "status.json", {"status": status, "message": message})
+    (run / "summary.json").unlink()
+    lines = (run / "metrics.csv").read_text().splitlines(keepends=True)
+    (run / "metrics.csv").write_text("".join(lines[: 1 + kept_rows]))
+
+
+def plant_cut_line(run: Path) -> None:
+    """Cut metrics.csv in the middle of its last line, as a kill does."""
+    text = (run / "metrics.csv").read_text()
+    last_line = text.rstrip("\n").rfind("\n") + 1
+    (run / "metrics.csv").write_text(text[: last_line + 12])
+
+
+def remove_run(run: Path) -> None:
+    """Leave nothing of a run that the study lists."""
+    shutil.rmtree(run)
+
+
+def _metrics(final_loss: float, bytes_per_token: float) -> list[dict[str, float]]:
+    """The rows of a run of STEPS steps: training loss every 10 steps, validation every EVALUATE_EVERY."""
+    rows = []
+    for step in range(1, STEPS + 1):
+        tokens, seconds = step * TOKENS_PER_STEP, step * TOKENS_PER_STEP / 12_000
+        row: dict[str, float] = {"step": step, "tokens": tokens, "seconds": seconds}
+        loss = final_loss + 4.5 * (math.exp(-6 * step / STEPS) - math.exp(-6))
+        if step % 10 == 0:
+            speed = {"perf/tokens_per_second": 12_000.0, "perf/peak_memory_bytes": 1_049_706_496}
+            rows.append(row | {"train/loss": loss + 0.1, "optim/lr": BEST_RATE, "optim/grad_norm": 0.6} | speed)
+        if step % EVALUATE_EVERY == 0:
+            rows.append(row | {"val/loss": loss, "val/bits_per_byte": loss / math.log(2) / bytes_per_token})
+    return rows
+
+
+def _at_length(final_loss: float, length: int) -> dict[str, Any]:
+    """What eval.json tells of one context length: longer ones are a little worse."""
+    loss = final_loss + 0.001 * (length / 256 - 1)
+    positions = [length * (bucket + 0.5) / 4 for bucket in range(4)]
+    losses = [loss + 0.1 - 0.2 * bucket / 3 for bucket in range(4)]
+    return {"length": length, "loss": loss, "positions": positions, "losses": losses}
+
+
+def _nested(base: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `base` with dotted keys set."""
+    copy: dict[str, Any] = json.loads(json.dumps(base))
+    for key, value in settings.items():
+        *parents, last = key.split(".")
+        node = copy
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return copy
+
+
+def _write_metrics(path: Path, rows: list[dict[str, float]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

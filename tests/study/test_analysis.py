@@ -1,0 +1,426 @@
+"""The analysis of studies on disk whose truth is known."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from llama_lab.study.analysis import analyse
+from llama_lab.study.record import Study
+from llama_lab.study.result import ArmResult, Result
+from llama_lab.study.words import MINUS
+
+from .synthetic import (
+    BYTES_PER_TOKEN,
+    STEPS,
+    TOKENS_PER_STEP,
+    plant_config,
+    plant_cut_line,
+    plant_end,
+    plant_facts,
+    remove_run,
+    run_folder,
+    write_study,
+)
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+LADDER = {"vanilla": 0.0, "prenorm": -0.2, "rmsnorm": -0.2, "rope": -0.3, "relu": -0.15}
+
+
+@pytest.fixture(autouse=True)
+def _no_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """statsmodels collects garbage after each correction, which takes 0.1 seconds in a process of tests."""
+    monkeypatch.setattr("gc.collect", lambda: 0)
+
+
+def arm(result: Result, name: str) -> ArmResult:
+    """The arm of that name."""
+    return next(arm for arm in result.arms if arm.name == name)
+
+
+def final_losses(folder: Path, name: str, seeds: tuple[int, ...] = (1, 2, 3)) -> list[float]:
+    """The losses of an arm's runs, read without the package."""
+    files = [folder / name / f"seed={seed}" / "summary.json" for seed in seeds]
+    return [json.loads(file.read_text())["val/loss"] for file in files]
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A ladder of four steps: down, nothing, down, up."""
+    folder = tmp_path_factory.mktemp("ladder")
+    return folder, analyse(write_study(folder, LADDER), folder)
+
+
+def test_a_step_is_scipys_paired_t_test_over_the_final_losses_in_both_units(ladder: tuple[Path, Result]) -> None:
+    folder, result = ladder
+    step = arm(result, "rope").to_previous
+    assert step is not None
+    assert step.nats is not None
+    assert (step.against, step.seeds) == ("rmsnorm", (1, 2, 3))
+    expected = stats.ttest_rel(final_losses(folder, "rope"), final_losses(folder, "rmsnorm"))
+    interval = expected.confidence_interval()
+    assert step.nats.p == pytest.approx(expected.pvalue)
+    assert (step.nats.low, step.nats.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
+    assert step.bits.p == pytest.approx(expected.pvalue)
+    assert step.bits.mean == pytest.approx(step.nats.mean / math.log(2) / BYTES_PER_TOKEN)
+
+
+def test_steps_and_the_ways_from_the_baseline_are_two_families_of_holms(ladder: tuple[Path, Result]) -> None:
+    _, result = ladder
+    for comparisons in ([a.to_previous for a in result.arms[1:]], [a.to_baseline for a in result.arms[1:]]):
+        ordered = sorted(comparisons, key=lambda c: c.nats.p)
+        expected, highest = [], 0.0
+        for rank, comparison in enumerate(ordered):  # written out: step-down, and never less than the one before
+            highest = max(highest, min(1.0, comparison.nats.p * (4 - rank)))
+            expected.append(highest)
+        assert [c.corrected_p for c in ordered] == pytest.approx(expected)
+    assert "Holm" in result.correction
+    assert "4 comparisons to the step before and, separately, the 4" in result.correction
+
+
+def test_the_answer_says_what_helped_what_hurt_and_what_is_not_separable(ladder: tuple[Path, Result]) -> None:
+    _, result = ladder
+    helped, hurt, unclear, whole, correction = result.answer
+    assert helped.startswith(f"2 of 4 steps lowered the loss: prenorm ({MINUS}0.")
+    assert "rope (" in helped
+    assert "nats per token" in helped
+    assert "bits per byte" in helped
+    assert hurt.startswith("1 of 4 steps raised the loss: relu (+0.1")
+    assert unclear.startswith("rmsnorm is not separable from noise with 3 seeds; about ")
+    assert whole.startswith(f"The whole way from vanilla to relu changed the loss by {MINUS}0.1")
+    assert result.correction in correction
+
+
+def test_the_seeds_that_are_needed_are_more_than_there_are(ladder: tuple[Path, Result]) -> None:
+    _, result = ladder
+    comparison = arm(result, "rmsnorm").to_previous
+    assert comparison is not None
+    assert not comparison.separable
+    assert comparison.seeds_needed is None or comparison.seeds_needed > 3
+    assert arm(result, "rope").to_previous.seeds_needed is None  # separable as it is
+
+
+def test_seeds_needed_are_never_fewer_than_there_are_whatever_the_noise(tmp_path: Path) -> None:
+    for draw in range(10):
+        folder = tmp_path / str(draw)
+        result = analyse(write_study(folder, {"a": 0.0, "b": -0.01, "c": 0.0, "d": 0.01}, draw=draw), folder)
+        for comparison in (a.to_previous for a in result.arms[1:]):
+            if not comparison.separable:
+                assert comparison.seeds_needed is None or comparison.seeds_needed > 3
+
+
+def test_analysing_the_same_study_twice_gives_the_same_result(ladder: tuple[Path, Result]) -> None:
+    folder, result = ladder
+    assert repr(analyse(Study.load(folder), folder)) == repr(result)
+
+
+def test_runs_may_lie_elsewhere(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "made", {"a": 0.0, "b": -0.1})
+    record = (tmp_path / "made" / "study.yaml").read_text()
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "study.yaml").write_text(record.replace("folder: ", f"folder: {tmp_path / 'made'}/"))
+    there = analyse(Study.load(tmp_path / "report"), tmp_path / "report")
+    assert arm(there, "b").to_baseline == arm(analyse(study, tmp_path / "made"), "b").to_baseline
+
+
+def test_runs_that_were_made_under_another_name_bear_that_of_their_arm(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"ours": 0.0, "theirs": -0.1}, facts={"theirs": {"arm": "base", "device": "cuda"}})
+    result = analyse(study, tmp_path)
+    assert {trial.arm for trial in arm(result, "theirs").trials} == {"theirs"}
+    assert any("cuda in theirs" in warning for warning in result.warnings)
+
+
+def test_a_better_arm_reaches_the_baselines_loss_with_fewer_tokens(ladder: tuple[Path, Result]) -> None:
+    folder, result = ladder
+    target = np.mean(final_losses(folder, "vanilla"))
+    reached = []
+    for seed in (1, 2, 3):
+        lines = (folder / "rope" / f"seed={seed}" / "metrics.csv").read_text().splitlines()
+        rows = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
+        curve = [(float(row["val/loss"]), float(row["tokens"])) for row in rows if row["val/loss"]]
+        losses, tokens = zip(*reversed(curve), strict=True)  # it falls all the way, and np.interp wants it to rise
+        reached.append(np.interp(target, losses, tokens))
+    found = arm(result, "rope").to_reach
+    assert found["tokens"] == pytest.approx(np.mean(reached))
+    assert found["flops"] == pytest.approx(found["tokens"] * 8678400)
+    assert found["seconds"] == pytest.approx(found["tokens"] / 12_000)
+    assert found["tokens"] < 0.9 * STEPS * TOKENS_PER_STEP
+
+
+def test_an_arm_of_which_one_seed_never_comes_there_reaches_nothing(tmp_path: Path) -> None:
+    result = analyse(write_study(tmp_path, {"base": 0.0, "equal": 0.0, "worse": 0.5}), tmp_path)
+    losses = final_losses(tmp_path, "equal")
+    assert min(losses) < np.mean(final_losses(tmp_path, "base")) < max(losses)
+    assert arm(result, "equal").to_reach == arm(result, "worse").to_reach == {}
+
+
+def test_costs_are_read_and_speed_is_the_mean_over_seeds(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"mha": 0.0, "gqa": 0.01}, facts={"gqa": {"kv_cache/bytes_per_token": 1024}})
+    for seed, speed in ((1, 10_000.0), (2, 11_000.0), (3, 15_000.0)):
+        plant_facts(run_folder(tmp_path, study, "gqa", seed), **{"perf/tokens_per_second": speed})
+    result = analyse(study, tmp_path)
+    assert arm(result, "gqa").costs["kv_cache/bytes_per_token"] == 1024
+    assert arm(result, "gqa").costs["perf/tokens_per_second"] == 12_000
+    assert arm(result, "gqa").costs["seq_len"] == 256
+    assert "perf/mfu" not in arm(result, "gqa").costs
+
+
+def test_the_fronts_hold_the_arms_that_nothing_beats_in_loss_and_cost(tmp_path: Path) -> None:
+    facts = {
+        "mha": {"kv_cache/bytes_per_token": 2048},
+        "gqa": {"kv_cache/bytes_per_token": 1024},
+        "bad": {"kv_cache/bytes_per_token": 1024},
+    }
+    study = write_study(tmp_path, {"mha": 0.0, "gqa": 0.1, "bad": 0.3}, facts=facts)
+    for seed in (1, 2, 3):
+        plant_facts(run_folder(tmp_path, study, "bad", seed), **{"perf/tokens_per_second": 20_000.0})
+    front = analyse(study, tmp_path).front
+    assert front.kv_cache == ("mha", "gqa")
+    assert front.throughput == ("mha", "bad")
+
+
+def test_a_curve_is_the_mean_and_range_of_its_seeds(ladder: tuple[Path, Result]) -> None:
+    folder, result = ladder
+    (curve,) = [c for c in result.curves if c.arm == "rope" and c.metric == "val/loss"]
+    losses = final_losses(folder, "rope")
+    assert (curve.mean[-1], curve.low[-1], curve.high[-1]) == (pytest.approx(np.mean(losses)), min(losses), max(losses))
+    assert curve.tokens[-1] == STEPS * TOKENS_PER_STEP
+    assert curve.flops[-1] == STEPS * TOKENS_PER_STEP * 8678400
+    assert curve.seconds[-1] == pytest.approx(curve.tokens[-1] / 12_000)
+    assert {c.metric for c in result.curves} == {"val/loss", "train/loss"}
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_last_point(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"base": 0.0, "arm": 0.0}, seeds=(1,))
+    table = run_folder(tmp_path, study, "arm", 1) / "metrics.csv"
+    header = table.read_text().splitlines()[0]
+    table.write_text(
+        "\n".join([header, *(f"{n},{n * 10},{n / 10},,{5 - n / 1000},1.5,,,,,," for n in range(1, 1000))]) + "\n"
+    )
+    (curve,) = [c for c in analyse(study, tmp_path).curves if c.arm == "arm" and c.metric == "val/loss"]
+    assert 100 < len(curve.tokens) == len(curve.mean) <= 200
+    assert (curve.tokens[-1], curve.mean[-1]) == (9990, 5 - 999 / 1000)
+    assert curve.tokens == sorted(curve.tokens)
+
+
+def test_a_half_written_line_of_metrics_is_left_out(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"base": 0.0, "arm": -0.1})
+    whole = analyse(study, tmp_path)
+    plant_cut_line(run_folder(tmp_path, study, "arm", 2))  # the last line holds the last validation loss
+    cut = analyse(study, tmp_path)
+    before, after = (next(c for c in r.curves if c.arm == "arm" and c.metric == "val/loss") for r in (whole, cut))
+    assert after.tokens == before.tokens[:-1]
+    assert arm(cut, "arm").loss == arm(whole, "arm").loss  # summary.json has it
+
+
+def test_a_diverged_run_is_told_of_and_left_out_of_its_pair(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"base": 0.0, "postnorm": 0.1})
+    plant_end(run_folder(tmp_path, study, "postnorm", 2), "diverged", "the training loss is nan at step 60", 7)
+    result = analyse(study, tmp_path)
+    (divergence,) = result.divergences
+    assert (divergence.arm, divergence.seed, divergence.status) == ("postnorm", 2, "diverged")
+    assert divergence.message == "the training loss is nan at step 60"
+    assert divergence.tokens == 60 * TOKENS_PER_STEP
+    comparison = arm(result, "postnorm").to_baseline
+    assert comparison is not None
+    assert comparison.seeds == (1, 3)
+    assert arm(result, "postnorm").to_reach == {}
+    assert all(c.tokens[-1] > 0.95 * STEPS * TOKENS_PER_STEP for c in result.curves)  # of the runs that finished
+    assert len(arm(result, "postnorm").trials) == 3
+
+
+def test_an_arm_that_always_diverged_has_no_loss_and_its_curve_ends_where_all_its_runs_came(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"base": 0.0, "postnorm": 0.1, "prenorm": -0.1})
+    for seed, rows in ((1, 12), (2, 7), (3, 20)):
+        plant_end(run_folder(tmp_path, study, "postnorm", seed), "diverged", "nan", rows)
+    result = analyse(study, tmp_path)
+    assert arm(result, "postnorm").loss is None
+    assert arm(result, "postnorm").to_baseline is None
+    assert arm(result, "prenorm").to_previous is None
+    assert arm(result, "prenorm").to_baseline is not None
+    (curve,) = [c for c in result.curves if c.arm == "postnorm" and c.metric == "train/loss"]
+    assert curve.tokens[-1] == 60 * TOKENS_PER_STEP
+    assert result.front.kv_cache == ("prenorm",)
+
+
+def test_a_run_that_never_began_is_told_of(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"base": 0.0, "arm": -0.1})
+    remove_run(run_folder(tmp_path, study, "arm", 3))
+    (divergence,) = analyse(study, tmp_path).divergences
+    assert (divergence.arm, divergence.seed, divergence.status, divergence.tokens) == ("arm", 3, "missing", 0.0)
+
+
+def test_a_study_of_which_nothing_has_run_is_no_error(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"base": 0.0, "arm": -0.1})
+    for name, seed in itertools.product(("base", "arm"), (1, 2, 3)):
+        remove_run(run_folder(tmp_path, study, name, seed))
+    result = analyse(study, tmp_path)
+    assert "Nothing can be compared" in result.answer[0]
+    assert len(result.divergences) == 6
+    assert result.provenance.seeds == (1, 2, 3)
+
+
+def test_from_one_seed_nothing_is_concluded(tmp_path: Path) -> None:
+    result = analyse(write_study(tmp_path, {"base": 0.0, "arm": -0.5}, seeds=(1,)), tmp_path)
+    assert result.answer[0] == "Nothing can be concluded from one seed."
+    assert "may be noise" in result.answer[1]
+    comparison = arm(result, "arm").to_baseline
+    assert comparison is not None
+    assert not comparison.separable
+    assert math.isnan(comparison.corrected_p)
+    assert comparison.seeds_needed is None
+    assert result.correction == "none, since no comparison has a p value"
+
+
+def test_only_a_ladder_has_a_whole_way(tmp_path: Path) -> None:
+    alone = analyse(write_study(tmp_path / "1", {"a": 0.0, "b": -0.5}, seeds=(1,), design="recipes"), tmp_path / "1")
+    assert alone.answer == ("Nothing can be concluded from one seed.",)
+    three = analyse(write_study(tmp_path / "3", {"a": 0.0, "b": -0.5, "c": 0.0}, design="recipes"), tmp_path / "3")
+    assert three.answer[0].startswith("Compared with a, 1 of 2 arms lowered the loss: b (")
+    assert three.answer[1].startswith("c is not separable from noise with 3 seeds; ")
+    assert three.answer[2].startswith("The lowest mean loss is that of b: 3.")
+
+
+def test_where_tokenizers_differ_arms_are_compared_in_bits_alone(tmp_path: Path) -> None:
+    other = {"tokenizer_hash": "byte", "bytes_per_token": 1.0, "vocab_size": 257}
+    study = write_study(tmp_path, {"bpe": 0.0, "byte": -2.0}, facts={"byte": other}, noise=0.001, seed_noise=0.001)
+    result = analyse(study, tmp_path)
+    assert result.metric == "val/bits_per_byte"
+    comparison = arm(result, "byte").to_baseline
+    assert comparison is not None
+    assert comparison.nats is None
+    assert comparison.bits.mean == pytest.approx((1.7 - 3.7 / BYTES_PER_TOKEN) / math.log(2), abs=0.01)
+    assert comparison.separable
+    assert "raised the loss" in result.answer[0]  # though its nats per token are fewer
+    assert "nats" not in " ".join(result.answer)
+    assert result.front.kv_cache == ("bpe",)
+
+
+def test_each_arm_is_judged_at_its_best_learning_rate(tmp_path: Path) -> None:
+    grid = (1e-3, 2e-3, 4e-3)
+    study = write_study(
+        tmp_path, {"base": 0.0, "arm": -0.1}, rates=grid, best_rates={"arm": 4e-3}, design="learning_rate"
+    )
+    result = analyse(study, tmp_path)
+    assert (arm(result, "base").learning_rate, arm(result, "arm").learning_rate) == (2e-3, 4e-3)
+    assert len(arm(result, "arm").trials) == 3
+    base, other = result.learning_rates
+    assert (base.best, base.on_edge) == (2e-3, False)
+    assert (other.best, other.on_edge) == (4e-3, True)
+    assert other.rates == list(grid)
+    means = [np.mean(final_losses(tmp_path, f"base-lr={rate:g}")) for rate in grid]
+    assert [e.mean for e in base.loss if e] == pytest.approx(means)
+    assert base.sensitivity == pytest.approx(np.mean(means) - min(means))
+    assert "optim.lr" not in arm(result, "arm").difference
+
+
+def test_a_rate_at_which_a_seed_diverged_does_not_win_and_counts_as_a_model_of_frequencies(tmp_path: Path) -> None:
+    study = write_study(
+        tmp_path, {"base": 0.0, "arm": 0.0}, rates=(1e-3, 2e-3, 4e-3), best_rates={"arm": 4e-3}, design="learning_rate"
+    )
+    plant_end(run_folder(tmp_path, study, "arm", 1, 4e-3), "diverged", "nan", 5)
+    result = analyse(study, tmp_path)
+    grid = result.learning_rates[1]
+    assert (grid.best, grid.on_edge, grid.diverged) == (2e-3, False, [0, 0, 1])
+    assert grid.loss[2] is not None
+    assert grid.loss[2].n == 2
+    at_low, at_best = (np.mean(final_losses(tmp_path, f"arm-lr={rate:g}")) for rate in (1e-3, 2e-3))
+    at_high = np.mean([6.268971992882659, *final_losses(tmp_path, "arm-lr=0.004", (2, 3))])
+    assert grid.sensitivity == pytest.approx(np.mean([at_low, at_best, at_high]) - min(at_low, at_best, at_high))
+    assert result.divergences[0].learning_rate == 4e-3
+
+
+def test_an_arm_that_diverged_at_every_rate_has_no_best_one(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"base": 0.0, "arm": 0.0}, seeds=(1, 2), rates=(1e-3, 2e-3), design="learning_rate")
+    for seed, rate in itertools.product((1, 2), (1e-3, 2e-3)):
+        plant_end(run_folder(tmp_path, study, "arm", seed, rate), "diverged", "nan", 5)
+    result = analyse(study, tmp_path)
+    grid = result.learning_rates[1]
+    assert math.isnan(grid.best)
+    assert grid.loss == [None, None]
+    assert grid.diverged == [2, 2]
+    assert not grid.on_edge
+    assert arm(result, "arm").learning_rate is None
+
+
+def test_an_unswept_learning_rate_is_the_configs(ladder: tuple[Path, Result]) -> None:
+    _, result = ladder
+    assert {a.learning_rate for a in result.arms} == {2e-3}
+    assert result.learning_rates == ()
+
+
+def test_a_factorials_effects_are_those_that_were_planted(tmp_path: Path) -> None:
+    arms, axes = {}, {}
+    for levels in itertools.product((0, 1), repeat=3):
+        name = "".join(map(str, levels))
+        arms[name] = -0.1 * levels[0] + 0.04 * levels[1] + 0.06 * levels[0] * levels[1]
+        options = {"norm": ("layernorm", "rmsnorm"), "block": ("post", "pre"), "ffn": ("relu", "swiglu")}
+        axes[name] = {axis: options[axis][level] for axis, level in zip(options, levels, strict=True)}
+    study = write_study(tmp_path, arms, axes=axes, design="factorial", noise=0.002)
+    result = analyse(study, tmp_path)
+    effects = {effect.axes: effect for effect in result.effects}
+    truth = {("norm",): -0.07, ("block",): 0.07, ("norm", "block"): 0.03}
+    assert len(effects) == 6
+    for axes_of, effect in effects.items():
+        assert effect.mean == pytest.approx(truth.get(axes_of, 0.0), abs=0.003)
+    assert result.answer[0].startswith(f"1 of 6 effects lowered the loss: norm ({MINUS}0.0")
+    assert "norm x block" in result.answer[1]
+    assert "6 effects" in result.correction
+
+
+def test_only_a_factorial_has_effects(ladder: tuple[Path, Result]) -> None:
+    assert ladder[1].effects == ()
+
+
+def test_lengths_are_means_over_seeds_and_none_where_positions_end(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"rope": 0.0, "learned": 0.1}, lengths=(256, 512), design="context")
+    for seed in (1, 2, 3):
+        file = run_folder(tmp_path, study, "learned", seed) / "eval.json"
+        content = json.loads(file.read_text())
+        content["lengths"][1] |= {"loss": None, "positions": [], "losses": []}
+        file.write_text(json.dumps(content))
+    rope, learned = analyse(study, tmp_path).lengths
+    assert (rope.arm, rope.trained, rope.lengths) == ("rope", 256, [256, 512])
+    assert rope.loss[1] is not None
+    assert rope.loss[1].mean == pytest.approx(np.mean(final_losses(tmp_path, "rope")) + 0.001)
+    assert rope.by_position[512][0] == [64, 192, 320, 448]
+    assert rope.by_position[256][1][0] == pytest.approx(np.mean(final_losses(tmp_path, "rope")) + 0.1)
+    assert learned.loss[0] is not None
+    assert learned.loss[1] is None
+    assert list(learned.by_position) == [256]
+
+
+def test_what_an_arm_changed_in_its_config_is_listed_without_names_and_seeds(tmp_path: Path) -> None:
+    config = {"arm": {"model.norm._target_": "llama_lab.model.norm.LayerNorm", "name": "other", "logger.wandb": True}}
+    result = analyse(write_study(tmp_path, {"base": 0.0, "arm": 0.0}, seeds=(2, 3), config=config), tmp_path)
+    norms = ("llama_lab.model.norm.RMSNorm", "llama_lab.model.norm.LayerNorm")
+    assert arm(result, "arm").difference == {"model.norm._target_": norms}
+    assert arm(result, "base").difference == {}
+
+
+def test_provenance_counts_the_runs_of_every_value(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"base": 0.0, "arm": 0.0})
+    plant_facts(run_folder(tmp_path, study, "arm", 2), device="NVIDIA H100 80GB HBM3")
+    plant_config(run_folder(tmp_path, study, "base", 1), train__prompt="def")
+    provenance = analyse(study, tmp_path).provenance
+    assert provenance.seeds == (1, 2, 3)
+    assert provenance.environment["device"] == {"cpu": 5, "NVIDIA H100 80GB HBM3": 1}
+    assert provenance.environment["data"] == {"9f4fcfe12c2f": 6}
+    assert provenance.environment["torch"] == {"2.13.0+cpu": 6}
+    assert provenance.environment["uncommitted changes"] == {"no": 6}
+    assert provenance.baseline_config == (run_folder(tmp_path, study, "base", 1) / "resolved.yaml").read_text()
+
+
+def test_the_interval_of_a_planted_step_covers_it_in_most_studies_on_disk(tmp_path: Path) -> None:
+    covered = 0
+    for draw in range(40):
+        folder = tmp_path / str(draw)
+        study = write_study(folder, {"base": 0.0, "arm": -0.02}, draw=draw)
+        difference = arm(analyse(study, folder), "arm").to_baseline.nats
+        covered += difference.low <= -0.02 <= difference.high
+    assert covered >= 34  # 38 are expected; fewer than 34 have a chance of 1 in 100

@@ -1,0 +1,138 @@
+"""`llama-lab-compare`: reports from any run folders."""
+
+import csv
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llama_lab.cli import compare_command
+from tests.conftest import Ran, RunTrain
+
+Compare = Callable[..., Ran]
+
+
+@pytest.fixture(scope="module")
+def swept(run_train: RunTrain, tiny: list[str]) -> Path:
+    """A plain sweep: two norms, two seeds."""
+    sweep = ("--multirun", *tiny, "train.tokens=5120", "norm=layernorm,rmsnorm", "seed=1,2", "name=plain")
+    ran = run_train(*sweep)
+    assert ran.code == 0, ran.err
+    return ran.cwd
+
+
+@pytest.fixture(scope="module")
+def studied(run_train: RunTrain, tiny: list[str]) -> Path:
+    """A ladder of two rungs."""
+    settings = ("train.tokens=5120", "study=ladder", "study.axes=[norm]", "study.seeds=[1,2]", "name=climb")
+    ran = run_train(*tiny, *settings)
+    assert ran.code == 0, ran.err
+    return ran.cwd
+
+
+@pytest.fixture
+def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Compare:
+    """Run the command in this process, in a fresh folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str | Path) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["llama-lab-compare", *map(str, arguments)])
+        code = 0
+        try:
+            compare_command()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        printed = capsys.readouterr()
+        return Ran(code, printed.out, printed.err, tmp_path)
+
+    return run
+
+
+def rows(folder: Path) -> dict[str, dict[str, str]]:
+    with (folder / "summary.csv").open(newline="") as file:
+        return {row["arm"]: row for row in csv.DictReader(file)}
+
+
+def test_runs_of_a_plain_sweep_become_arms(compare: Compare, swept: Path) -> None:
+    ran = compare(swept / "runs" / "plain")
+    assert (ran.code, ran.err) == (0, "")
+    found = rows(ran.cwd / "comparison")
+    assert len(found) == 2
+    assert all(name.startswith("plain/") for name in found)
+    assert (ran.cwd / "comparison" / "report.html").exists()
+
+
+def test_runs_are_grouped_by_any_key_against_any_baseline(compare: Compare, swept: Path) -> None:
+    ran = compare(swept, "--group-by", "norm,model.n_layers", "--baseline", "norm=rmsnorm, model.n_layers=2")
+    found = rows(ran.cwd / "comparison")
+    assert set(found) == {"norm=layernorm, model.n_layers=2", "norm=rmsnorm, model.n_layers=2"}
+    assert {row["axis:norm"] for row in found.values()} == {"layernorm", "rmsnorm"}
+    layernorm, rmsnorm = (found[f"norm={norm}, model.n_layers=2"] for norm in ("layernorm", "rmsnorm"))
+    expected = float(layernorm["val_loss_mean"]) - float(rmsnorm["val_loss_mean"])
+    assert float(layernorm["to_baseline_nats_mean"]) == pytest.approx(expected)
+    assert rmsnorm["to_baseline_nats_mean"] == ""
+
+
+def test_a_study_alone_is_reported_on_where_it_is(compare: Compare, studied: Path) -> None:
+    folder = studied / "runs" / "climb"
+    before = (folder / "summary.csv").read_text()
+    (folder / "summary.csv").unlink()
+    assert compare(folder).code == 0
+    assert (folder / "summary.csv").read_text() == before
+
+
+def test_a_study_against_another_baseline_goes_elsewhere(compare: Compare, studied: Path) -> None:
+    folder = studied / "runs" / "climb"
+    before = (folder / "summary.csv").read_text()
+    ran = compare(folder, "--baseline", "+rmsnorm", "--out", "turned")
+    assert (ran.code, (folder / "summary.csv").read_text()) == (0, before)
+    delta, turned = (rows(path) for path in (folder, ran.cwd / "turned"))
+    assert float(turned["vanilla"]["to_baseline_nats_mean"]) == -float(delta["+rmsnorm"]["to_baseline_nats_mean"])
+    assert compare(folder, "--baseline", "+rmsnorm", "--out", "turned").code == 0, "the same command again"
+    assert compare("turned").code == 0, "the comparison is a study that can be reported on again"
+
+
+def test_studies_and_runs_of_different_folders_are_put_together(compare: Compare, studied: Path, swept: Path) -> None:
+    ran = compare(studied / "runs" / "climb", swept / "runs" / "plain")
+    assert ran.code == 0
+    assert len(rows(ran.cwd / "comparison")) == 4
+
+
+def test_a_study_that_was_moved_is_still_found(compare: Compare, studied: Path, tmp_path: Path) -> None:
+    shutil.copytree(studied / "runs" / "climb", tmp_path / "moved")
+    assert compare("moved").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "error: nowhere: holds no run; name folders of runs or studies"),
+        (["STUDY", "--baseline", "vanila"], "error: --baseline vanila: no such arm (did you mean vanilla?); choose "),
+        (["STUDY", "--group-by", "nrom"], "error: --group-by nrom: "),
+        (["SWEEP", "--group-by", "ffn"], "tell them apart by --group-by "),
+        (["SWEEP", "--out", "STUDY"], "holds a study, which the comparison would replace"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(
+    compare: Compare, studied: Path, swept: Path, arguments: list[str], message: str
+) -> None:
+    paths = {"STUDY": str(studied / "runs" / "climb"), "SWEEP": str(swept)}
+    ran = compare(*(paths.get(argument, argument) for argument in arguments))
+    assert ran.code == 2
+    assert message in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_run_that_was_cut_off_in_the_middle_of_a_line_is_read_up_to_it(
+    compare: Compare, studied: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cut"
+    shutil.copytree(studied / "runs" / "climb", folder)
+    metrics = folder / "vanilla" / "seed=1" / "metrics.csv"
+    metrics.write_text(metrics.read_text()[:-25])
+    (folder / "vanilla" / "seed=1" / "status.json").write_text('{"status": "running", "message": ""}')
+    ran = compare("cut")
+    assert (ran.code, ran.err) == (0, "")
+    assert "vanilla/seed=1" in ran.out

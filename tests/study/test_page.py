@@ -1,0 +1,424 @@
+"""The report: a file that opens anywhere, and says in words what it shows."""
+
+import math
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from llama_lab.study import charts, words
+from llama_lab.study.page import write_page
+from llama_lab.study.record import Arm
+from llama_lab.study.result import Front, Result
+from tests.study import results
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+FLAGS += ["--disable-sync", "--no-first-run", "--disable-quic"]
+HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='hacked=1'>\"&amp;%{x}</title>"
+NUMBER = re.compile(r"\d\.\d")
+
+browsing = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH; no browser is downloaded"),
+]
+
+
+def in_browser(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that needs a browser."""
+    for mark in browsing:
+        test = mark(test)
+    return test
+
+
+@dataclass
+class Opened:
+    """A report in a browser, and what it did that a reader's console or network would show."""
+
+    page: Page
+    file: Path
+    seconds: float = 0.0
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def charts(self) -> int:
+        """How many charts have drawn at least one trace, each inside a picture that can be seen."""
+        return self.page.evaluate(
+            """[...document.querySelectorAll("figure .plot")].filter(plot => {
+                const box = plot.querySelector("svg.main-svg")?.getBoundingClientRect();
+                return box && box.width > 100 && box.height > 100 && plot.querySelector("svg .scatterlayer .trace");
+            }).length"""
+        )
+
+    def figures(self) -> int:
+        """How many charts there are."""
+        return self.page.locator("figure").count()
+
+    def figure(self, title: str) -> int:
+        """The index of the figure with this title."""
+        found = self.page.evaluate(
+            "[...document.querySelectorAll('.plot')].map(plot => plot.layout.title.text)",
+        )
+        return found.index(title)
+
+    def plot(self, title: str, expression: str) -> object:
+        """What a JavaScript expression over `plot` and `traces`, those that can be seen, is for a figure."""
+        return self.page.evaluate(
+            f"""i => {{
+                const plot = document.querySelectorAll(".plot")[i];
+                const traces = plot.data.filter(trace => trace.visible !== false);
+                return {expression};
+            }}""",
+            self.figure(title),
+        )
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+Open = Callable[..., Opened]
+
+
+@pytest.fixture
+def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+    """Write the report of a result, and open it as a file."""
+    pages: list[Page] = []
+
+    def run(result: Result, width: int = 1200, height: int = 900) -> Opened:
+        file = tmp_path / "report.html"
+        write_page(result, file)
+        page = browser.new_page(viewport={"width": width, "height": height})
+        pages.append(page)
+        report = Opened(page, file)
+        page.on("console", lambda message: report.complaints.append(message.text))
+        page.on("pageerror", lambda error: report.complaints.append(str(error)))
+        page.on("request", lambda request: report.requests.append(request.url))
+        begin = time.perf_counter()
+        page.goto(file.as_uri())
+        page.evaluate("document.querySelectorAll('.main-svg').length")  # answers once the scripts are through
+        report.seconds = time.perf_counter() - begin
+        return report
+
+    yield run
+    for page in pages:
+        page.close()
+
+
+def renamed(result: Result, old: str, new: str) -> Result:
+    """The result with one arm's name exchanged wherever it stands."""
+
+    def swap(name: str) -> str:
+        return new if name == old else name
+
+    def exchange(arm: Arm) -> Arm:
+        return replace(arm, name=swap(arm.name), previous=arm.previous and swap(arm.previous))
+
+    arms = []
+    for arm in result.arms:
+        pairs = {
+            key: found and replace(found, arm=swap(found.arm), against=swap(found.against))
+            for key, found in (("to_previous", arm.to_previous), ("to_baseline", arm.to_baseline))
+        }
+        arms.append(replace(arm, arm=exchange(arm.arm), **pairs))
+    parts = {
+        name: tuple(replace(part, arm=swap(part.arm)) for part in getattr(result, name))
+        for name in ("curves", "learning_rates", "divergences", "lengths")
+    }
+    study = replace(
+        result.study, arms=tuple(exchange(arm) for arm in result.study.arms), baseline=swap(result.study.baseline)
+    )
+    front = Front(tuple(map(swap, result.front.kv_cache)), tuple(map(swap, result.front.throughput)))
+    return replace(result, study=study, arms=tuple(arms), front=front, **parts)
+
+
+def own_text(file: Path) -> str:
+    """A report's source without Plotly.js."""
+    text = file.read_text(encoding="utf-8")
+    scripts = re.findall(r"<script>.*?</script>", text, flags=re.DOTALL)
+    return text.replace(max(scripts, key=len), "")
+
+
+@in_browser
+def test_a_report_draws_every_chart_and_neither_complains_nor_asks_the_network(opened: Open) -> None:
+    report = opened(results.everything())
+    assert report.charts() == report.figures() == 9
+    assert report.complaints == []
+    assert report.requests == [report.file.as_uri()]
+
+
+@in_browser
+def test_every_chart_says_in_words_what_it_shows_with_numbers(opened: Open) -> None:
+    report = opened(results.everything())
+    texts = report.page.eval_on_selector_all("figure [role=img]", "all => all.map(one => one.ariaLabel)")
+    assert len(texts) == report.figures()
+    assert all(len(text) > 60 and NUMBER.search(text) for text in texts), texts
+    assert "block=prenorm \u22120.1261 [\u22120.1442,\u00a0\u22120.1080] against norm=rmsnorm" in texts[0]
+    assert "not separable" in texts[0]
+    assert all(len(text) > 20 for text in report.page.locator("figcaption").all_inner_texts())
+
+
+@in_browser
+def test_choices_change_the_axis_and_the_loss_and_the_range(opened: Open) -> None:
+    report = opened(results.ladder())
+    title = "Loss over training"
+    last = "[traces.at(-1).x.at(-1), plot.layout.xaxis.title.text, traces.length]"
+    assert report.plot(title, last) == [results.TOKENS, "tokens", 14]
+    report.page.get_by_text("training FLOPs", exact=True).click()
+    x, axis, traces = report.plot(title, last)
+    assert (axis, traces) == ("training FLOPs", 14)
+    assert x == pytest.approx(8.68e6 * results.TOKENS, rel=1e-4)
+    report.page.get_by_label("seconds").focus()
+    report.page.keyboard.press("Space")
+    assert report.plot(title, last)[0] == pytest.approx(results.TOKENS / 12_540, rel=1e-4)
+    report.page.get_by_text("training loss", exact=True).click()
+    assert report.plot(title, "traces.every(trace => trace.meta.view === 'training loss')")
+    assert report.plot(title, "plot.layout.yaxis.title.text") == "training loss, nats per token"
+    assert report.plot(title, "plot._fullLayout.yaxis.range[1]") < 6
+    report.page.get_by_text("from the start", exact=True).click()
+    assert report.plot(title, "plot._fullLayout.yaxis.range[1]") > 8
+
+
+@in_browser
+def test_a_context_length_can_be_chosen(opened: Open) -> None:
+    report = opened(results.long())
+    arms = "traces.map(trace => trace.name)"
+    assert report.plot("Loss by position", arms) == ["position=rope", "ffn=swiglu"]
+    report.page.locator("fieldset").get_by_text("256 tokens").click()
+    assert report.plot("Loss by position", arms) == ["vanilla", "position=rope", "ffn=swiglu"]
+
+
+@in_browser
+def test_the_legend_hides_an_arm_and_shows_it_again_whatever_is_chosen(opened: Open) -> None:
+    report = opened(results.ladder())
+    title = "Loss over training"
+    is_there = "traces.some(trace => trace.meta.arm === 'block=prenorm')"
+    button = report.page.locator("figure").nth(report.figure(title)).get_by_role("button", name="block=prenorm")
+    assert report.plot(title, is_there)
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    assert not report.plot(title, is_there)
+    report.page.get_by_text("training loss", exact=True).click()
+    assert not report.plot(title, is_there), "a choice brought it back"
+    assert report.plot("Loss against speed", is_there.replace("trace.meta.arm", "trace.meta?.arm"))
+    button.focus()
+    report.page.keyboard.press("Enter")
+    assert report.plot(title, is_there)
+
+
+@in_browser
+def test_of_many_arms_one_can_be_seen_alone(opened: Open) -> None:
+    report = opened(results.many())
+    title = "Loss over training"
+    legend = report.page.locator("figure").nth(report.figure(title)).locator(".legend")
+    legend.get_by_role("button", name="All / none").click()
+    assert report.plot(title, "traces.length") == 0
+    legend.locator("[data-arm]").nth(5).click()
+    assert report.plot(title, "[...new Set(traces.map(trace => trace.meta.arm))].length") == 1
+    legend.get_by_role("button", name="All / none").click()
+    assert report.plot(title, "[...new Set(traces.map(trace => trace.meta.arm))].length") == 40
+
+
+@in_browser
+@pytest.mark.parametrize("make", [results.everything, results.many])
+def test_a_phone_scrolls_tables_but_never_the_page_sideways(opened: Open, make: Callable[[], Result]) -> None:
+    report = opened(make(), 390, 844)
+    assert report.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert report.charts() == report.figures()
+    inside = "traces => traces.every(svg => svg.getBoundingClientRect().right <= 390)"
+    assert report.page.eval_on_selector_all(".main-svg", inside)
+    assert report.page.evaluate("[...document.querySelectorAll('.table')].some(table => table.scrollWidth > 390)")
+
+
+@in_browser
+def test_charts_follow_the_window(opened: Open) -> None:
+    report = opened(results.ladder())
+    report.page.set_viewport_size({"width": 390, "height": 844})
+    report.page.wait_for_timeout(1000)  # Plotly waits for the window to come to rest
+    right = "all => Math.max(...all.map(svg => svg.getBoundingClientRect().right))"
+    assert report.page.eval_on_selector_all(".main-svg", right) <= 390
+
+
+@in_browser
+def test_print_keeps_all_charts_within_the_paper_and_opens_the_config(opened: Open) -> None:
+    report = opened(results.everything())
+    report.page.emulate_media(media="print")
+    report.page.set_viewport_size({"width": 680, "height": 1000})
+    assert report.charts() == report.figures() == 9
+    assert report.page.evaluate("document.documentElement.scrollWidth") <= 680
+    widest = "all => Math.max(...all.map(svg => svg.getBoundingClientRect().right))"
+    assert report.page.eval_on_selector_all(".main-svg", widest) <= 680
+    assert not report.page.locator("fieldset").first.is_visible()
+    assert len(report.page.pdf(format="A4")) > 50_000
+    assert report.page.locator("details").get_attribute("open") is not None
+
+
+@in_browser
+@pytest.mark.parametrize("arm", ["vanilla", "position=rope", "ffn=swiglu"])
+def test_an_arm_with_a_hostile_name_is_shown_and_does_nothing(opened: Open, arm: str) -> None:
+    result = renamed(results.everything(), arm, HOSTILE)
+    report = opened(replace(result, answer=(HOSTILE,), warnings=(HOSTILE,)))
+    assert report.page.evaluate("window.hacked") is None
+    assert report.page.locator("img").count() == 0
+    assert report.complaints == []
+    assert report.requests == [report.file.as_uri()]
+    assert report.charts() == report.figures() == 9
+    assert report.page.locator("tbody th", has_text="<script>").count() > 3
+    assert report.page.locator(".legend button", has_text="<script>").count() > 3
+    button = report.page.locator(".legend button", has_text="<script>").first
+    button.click()
+    assert report.plot("Loss over training", "traces.some(trace => trace.meta.arm.includes('script'))") is False
+
+
+@in_browser
+def test_200_runs_open_within_5_seconds_from_a_file_below_20_megabytes(opened: Open) -> None:
+    report = opened(results.many())
+    assert sum(len(arm.trials) for arm in results.many().arms) == 200
+    assert report.file.stat().st_size < 20e6
+    assert report.seconds < 5
+    assert report.charts() == report.figures() == 5
+    assert report.complaints == []
+
+
+def only(count: int, seeds: int = 3) -> Result:
+    """The ladder's first arms."""
+    losses = dict(list(results.LADDER.items())[:count])
+    return results.result(losses, seeds)
+
+
+@in_browser
+@pytest.mark.parametrize(
+    ("make", "drawn"),
+    [
+        (lambda: only(1), 3),
+        (lambda: only(1, seeds=1), 3),
+        (lambda: only(3, seeds=1), 5),
+        (results.unfinished, 0),
+        (results.unknown, 0),
+        (lambda: replace(only(3), arms=(), curves=(), front=Front((), ())), 0),
+        (lambda: replace(results.ladder(), metric="val/bits_per_byte"), 5),
+    ],
+    ids=["one arm", "one run", "one seed", "no finished run", "nan everywhere", "no arms", "bits per byte"],
+)
+def test_a_result_with_little_in_it_still_makes_a_page(opened: Open, make: Callable[[], Result], drawn: int) -> None:
+    report = opened(make())
+    assert report.charts() == report.figures() == drawn
+    assert report.complaints == []
+    assert report.page.get_by_role("heading", name="How it was made").is_visible()
+
+
+@pytest.mark.parametrize("make", [results.unknown, results.unfinished, lambda: only(2, seeds=1)])
+def test_what_is_not_known_is_never_shown_as_nan_or_none(tmp_path: Path, make: Callable[[], Result]) -> None:
+    result = replace(make(), divergences=())
+    write_page(result, tmp_path / "report.html")
+    _, _, body = own_text(tmp_path / "report.html").partition("<body>")
+    visible = re.sub(r"<script.*?</script>", "", body, flags=re.DOTALL)
+    assert not re.search(r"\b(nan|None|inf)\b", visible, flags=re.IGNORECASE)
+
+
+def test_a_section_without_data_is_left_out(tmp_path: Path) -> None:
+    titles = {"Main effects and interactions", "Learning rate", "Runs that did not finish", "Context length"}
+
+    def shown(result: Result) -> set[str]:
+        write_page(result, tmp_path / "report.html")
+        text = own_text(tmp_path / "report.html")
+        return {title for title in titles if f">{title}</h2>" in text}
+
+    assert shown(results.ladder()) == set()
+    assert shown(results.factorial()) == {"Main effects and interactions"}
+    assert shown(results.swept()) == {"Learning rate", "Runs that did not finish"}
+    assert shown(results.long()) == {"Context length"}
+    assert shown(results.everything()) == titles
+
+
+def test_warnings_stand_above_the_answer_and_notes_in_a_box_of_their_own(tmp_path: Path) -> None:
+    result = results.warned()
+    write_page(result, tmp_path / "report.html")
+    text = own_text(tmp_path / "report.html")
+    body = text[text.index("<body>") :]
+    for sentence in (*result.warnings, *result.study.notes):
+        assert body.index(sentence) < body.index(result.answer[0])
+    write_page(results.ladder(), tmp_path / "report.html")
+    assert "Not controlled" not in own_text(tmp_path / "report.html")
+
+
+def test_the_table_tells_what_is_not_separable_how_many_seeds_it_takes_and_the_correction(tmp_path: Path) -> None:
+    write_page(results.ladder(), tmp_path / "report.html")
+    text = own_text(tmp_path / "report.html")
+    assert "p = 0.60; not separable; about 64 seeds needed" in text
+    assert "p &lt; 0.001" in text
+    assert "corrected for multiple comparisons (Holm)" in text
+
+
+def test_the_edge_of_a_learning_rate_grid_is_told_for_the_arm_that_is_there_alone(tmp_path: Path) -> None:
+    write_page(results.swept(), tmp_path / "report.html")
+    sentences = re.findall(r"<p>(.*?lies at the edge of the grid.*?)</p>", own_text(tmp_path / "report.html"))
+    assert [sentence.split(":")[0] for sentence in sentences] == ["ffn=swiglu"]
+
+
+def test_no_two_of_200_arms_look_alike_and_the_baseline_is_solid_black() -> None:
+    result = results.result({f"arm {i}": 3.9 for i in range(200)}, points=2)
+    looks = charts.styles(replace(result, study=replace(result.study, baseline="arm 7")))
+    assert len(set(looks.values())) == 200
+    assert looks["arm 7"] == charts.Style("#000000", "solid", "circle")
+
+
+def test_a_difference_is_hollow_exactly_where_it_is_not_separable() -> None:
+    rows = charts.difference_rows(results.ladder(), "previous")
+    (points,) = charts.differences(rows, "", "").data
+    assert [colour == "white" for colour in points.marker.color] == [not row.separable for row in rows]
+    assert [row.separable for row in rows] == [False, True, True, True, True, True]
+
+
+@pytest.mark.parametrize("draw", [charts.curves, charts.kv_cache_front, charts.learning_rates, charts.context_lengths])
+def test_a_hostile_name_is_no_markup_in_a_chart_either(draw: Callable[[Result], Any]) -> None:
+    names = [trace.name for trace in draw(renamed(results.everything(), "ffn=swiglu", HOSTILE)).data if trace.name]
+    assert any("&lt;script&gt;" in name for name in names)
+    assert not any("<" in name for name in names)
+
+
+def test_long_names_keep_in_charts_what_sets_them_apart() -> None:
+    rows = charts.difference_rows(results.many(), "previous")
+    labels = [label.text.split(" <")[0] for label in charts.differences(rows, "", "").layout.annotations]
+    assert labels[:2] == ["model.n_kv_heads=1", "model.n_kv_heads=2"]
+    assert len(set(labels)) == 39
+
+
+@pytest.mark.parametrize(
+    ("shown", "wanted"),
+    [
+        (words.number(-1234.56, 1), "\u22121,234.6"),
+        (words.signed(0.01234), "+0.0123"),
+        (words.number(math.nan), "\u2013"),
+        (words.number(None), "\u2013"),
+        (words.with_interval(3.71, 3.7, 3.72), "3.7100 [3.7000,\u00a03.7200]"),
+        (words.with_interval(3.71, math.nan, math.nan), "3.7100"),
+        (words.p_value(0.00099), "p < 0.001"),
+        (words.p_value(0.0312), "p = 0.031"),
+        (words.p_value(0.312), "p = 0.31"),
+        (words.p_value(math.nan), ""),
+        (words.short(2_892_800), "2.89 M"),
+        (words.short(1.39e13), "13.9 T"),
+        (words.short(12), "12"),
+        (words.size(2048), "2 KiB"),
+        (words.size(1_049_706_496), "1,001 MiB"),
+        (words.size(100), "100 bytes"),
+        (words.percent(0.412), "41.2%"),
+        (words.residual(-0.003), "\u22120.30%"),
+        (words.learning_rate(3e-5), "3e\u22125"),
+        (words.count(1, "seed"), "1 seed"),
+        (words.enumerate_some(["a", "b", "c"], 2), "a, b, and 1 more"),
+    ],
+)
+def test_numbers_are_written_as_a_reader_wants_them(shown: str, wanted: str) -> None:
+    assert shown == wanted

@@ -1,0 +1,262 @@
+"""Studies from the command line: what is trained, what is refused, what a second command does."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from llama_lab.study.record import Study
+from llama_lab.training.folder import RunFolder
+from tests.conftest import Command, Ran, RunTrain
+from tests.training.offline import OfflineRun
+
+SHORT = ("train.tokens=5120", "train.evaluations=2")  # 20 steps
+LADDER = ("study=ladder", "study.axes=[norm,ffn]", "study.seeds=[1,2]", "name=climb", *SHORT)
+
+
+@pytest.fixture
+def study(command: Command, tiny: list[str]) -> Callable[..., Ran]:
+    """Run a tiny study inside this process."""
+
+    def run(*arguments: str) -> Ran:
+        flags = [a for a in arguments if a.startswith("--")]  # Hydra wants them before overrides
+        return command(*flags, *tiny, *(a for a in arguments if a not in flags))
+
+    return run
+
+
+def summaries(folder: Path) -> dict[str, dict[str, Any]]:
+    """The summary of every finished run below a folder, by its path."""
+    found = {file.parent: json.loads(file.read_text()) for file in sorted(folder.rglob("summary.json"))}
+    return {str(path.relative_to(folder)): summary for path, summary in found.items()}
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    files = sorted(folder.rglob("status.json"))
+    return {str(f.parent.relative_to(folder)): json.loads(f.read_text())["status"] for f in files}
+
+
+def written(folder: Path) -> dict[Path, int]:
+    """When each file of the runs was written."""
+    return {
+        file: file.stat().st_mtime_ns
+        for file in folder.rglob("seed=*/**/*.*")
+        if file.is_file() and file.name != ".lock"
+    }
+
+
+def test_a_ladder_trains_every_rung_at_every_seed_and_reports(study: Callable[..., Ran]) -> None:
+    ran = study(*LADDER)
+    assert (ran.code, ran.err) == (0, "")
+    folder = ran.cwd / "runs" / "climb"
+    arms = ["vanilla", "+rmsnorm", "+swiglu"]
+    assert set(statuses(folder)) == {f"{arm}/seed={seed}" for arm in arms for seed in (1, 2)}
+    assert set(statuses(folder).values()) == {"done"}
+    record = Study.load(folder)
+    assert [arm.name for arm in record.arms] == arms
+    assert record.command.startswith("python train.py size=pico")
+    for name in ("report.html", "summary.csv"):
+        assert (folder / name).stat().st_size > 100
+    assert "vanilla" in ran.out
+    assert f"the report is {Path('runs/climb/report.html')}" in ran.out
+
+
+def test_arms_differ_in_their_axes_and_their_matched_width_alone(study: Callable[..., Ran]) -> None:
+    folder = study(*LADDER).cwd / "runs" / "climb"
+    runs = {path: RunFolder(folder / path) for path in summaries(folder)}
+    configs = {path: (run.path / "resolved.yaml").read_text() for path, run in runs.items()}
+    base = yaml.safe_load(configs["vanilla/seed=1"])
+    top = yaml.safe_load(configs["+swiglu/seed=2"])
+    assert base["model"]["hidden_dim"] != top["model"]["hidden_dim"] != 88
+    for config in (base, top):
+        for key in ("hidden_dim", "norm", "ffn", "seed"):
+            del config["model"][key]
+        for key in ("arm", "seed"):
+            del config[key]
+        del config["data"]["seed"]
+    assert base == top
+    params = {summary["params_non_embedding"] for summary in summaries(folder).values()}
+    assert max(params) / min(params) < 1.01
+
+
+def test_a_dry_run_prints_the_arms_and_their_costs_and_writes_nothing(study: Callable[..., Ran]) -> None:
+    ran = study(*LADDER, "study.dry_run=true")
+    assert (ran.code, ran.err) == (0, "")
+    assert not (ran.cwd / "runs").exists()
+    assert "climb: 3 arms, 6 runs" in ran.out
+    for expected in ("vanilla", "+rmsnorm", "+swiglu", "residual", "MFLOP", "KV B", "time"):
+        assert expected in ran.out
+    assert max(len(line) for line in ran.out.splitlines() if "│" in line or "─" in line) <= 80
+
+
+def test_the_same_command_again_trains_nothing_and_reports_the_same(study: Callable[..., Ran]) -> None:
+    first = study(*LADDER)
+    folder = first.cwd / "runs" / "climb"
+    before, table = written(folder), (folder / "summary.csv").read_text()
+    again = study(*LADDER)
+    assert again.code == 0
+    assert written(folder) == before
+    assert (folder / "summary.csv").read_text() == table
+
+
+def test_another_seed_trains_that_seed_alone(study: Callable[..., Ran]) -> None:
+    folder = study(*LADDER).cwd / "runs" / "climb"
+    before = written(folder)
+    assert study(*LADDER, "study.seeds=[1,2,3]").code == 0
+    after = written(folder)
+    assert {file: time for file, time in after.items() if file in before} == before
+    assert len(summaries(folder)) == 9
+
+
+def test_a_changed_arm_is_refused_by_its_key_and_retrained_on_demand_alone(study: Callable[..., Ran]) -> None:
+    folder = study(*LADDER).cwd / "runs" / "climb"
+    before = written(folder)
+    refused = study(*LADDER, "optim.lr=1e-3")
+    assert refused.code == 2
+    assert re.fullmatch(
+        r"error: optim.lr=0.001: 6 runs of runs/climb are not what .*, such as vanilla/seed=1 with optim.lr=0.002; "
+        r".*study.overwrite=true\n",
+        refused.err,
+    )
+    assert written(folder) == before
+    only_ffn = [o for o in LADDER if not o.startswith("study.axes")] + ["study.axes=[ffn,norm]"]
+    assert study(*only_ffn).code == 2  # +swiglu comes first now, with another norm
+    assert study(*only_ffn, "study.overwrite=true").code == 0
+    kept = {file for file, time in before.items() if written(folder).get(file) == time}
+    assert {file.relative_to(folder).parts[0] for file in kept} == {"vanilla"}
+
+
+def test_a_crash_and_a_divergence_are_recorded_and_the_rest_goes_on(
+    study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import llama_lab.training.run as run_module
+
+    fit = run_module.fit
+
+    def crashing(run: Any, *args: Any) -> Any:
+        if run.title == "+rmsnorm/seed=1":
+            raise RuntimeError("the machine is on fire")
+        return fit(run, *args)
+
+    monkeypatch.setattr(run_module, "fit", crashing)
+    ran = study(*LADDER, "study.learning_rates=null")
+    folder = ran.cwd / "runs" / "climb"
+    assert ran.code == 1
+    assert statuses(folder)["+rmsnorm/seed=1"] == "failed"
+    assert sorted(statuses(folder).values()) == ["done"] * 5 + ["failed"]
+    assert "+rmsnorm/seed=1: failed, RuntimeError: the machine is on fire" in ran.out
+    assert "failed: +rmsnorm/seed=1: RuntimeError: the machine is on fire" in ran.err
+    assert "the machine is on fire" in (folder / "report.html").read_text()
+    monkeypatch.setattr(run_module, "fit", fit)
+    before = written(folder)
+    assert study(*LADDER).code == 0, "what crashed is trained again"
+    changed = {file.relative_to(folder).parts[:2] for file, time in written(folder).items() if before.get(file) != time}
+    assert changed == {("+rmsnorm", "seed=1")}
+
+
+def test_a_diverged_run_is_an_end_too(study: Callable[..., Ran]) -> None:
+    overrides = ("study=learning_rate", "study.learning_rates=[1e-3,1e30]", "study.seeds=[1]", "name=grid", *SHORT)
+    ran = study(*overrides, "train.grad_clip=null", "train.log_every=1")
+    folder = ran.cwd / "runs" / "grid"
+    assert ran.code == 1
+    assert statuses(folder)["llama2-lr=1e+30/seed=1"] == "diverged"
+    assert statuses(folder)["llama2-lr=0.001/seed=1"] == "done"
+    before = written(folder)
+    assert study(*overrides, "train.grad_clip=null", "train.log_every=1").code == 1
+    assert written(folder) == before, "it would diverge again"
+
+
+def test_every_run_of_a_study_is_a_command_of_its_own(study: Callable[..., Ran], command: Command) -> None:
+    folder = study(*LADDER).cwd / "runs" / "climb"
+    overrides = yaml.safe_load((folder / "+swiglu" / "seed=2" / "overrides.yaml").read_text())
+    before = summaries(folder)["+swiglu/seed=2"]
+    ran = command(*overrides, "overwrite=true")
+    assert (ran.code, ran.err) == (0, "")
+    after = summaries(folder)["+swiglu/seed=2"]
+    assert after["val/loss"] == before["val/loss"]
+
+
+def test_multirun_and_cfg_keep_working(study: Callable[..., Ran]) -> None:
+    shown = study(*LADDER, "--cfg=job")
+    assert "design.Ladder" in shown.out
+    assert not (shown.cwd / "runs").exists()
+    assert study("--multirun", *LADDER, "study.dry_run=true").out.startswith("climb: 3 arms")
+    swept = study("--multirun", "norm=layernorm,rmsnorm", "name=plain", *SHORT)
+    assert set(statuses(swept.cwd / "runs" / "plain").values()) == {"done"}
+    refused = study("--multirun", "study=ladder,add_one", *SHORT)
+    assert refused.code != 0
+    assert "study=ladder: takes the place of a sweep, one study per command" in refused.err
+
+
+def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) -> None:
+    ran = study("study=context", "study.positions=[rope,sinusoidal]", "model.dim=36", "model.head_dim=9", *SHORT)
+    assert ran.code == 2
+    assert re.fullmatch(r"error: .*(rotary|even|head_dim).*\(arm rope\)\n", ran.err)
+    assert not (ran.cwd / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["study=leader"], r"study=leader: no such option \(did you mean ladder\?\); choose add_one \| "),
+        (["study=ladder", "study.axes=[nrom]"], r"study.axes: nrom is no axis \(did you mean norm\?\)"),
+        (["study=ladder", "study.base=gpt9"], "study.base=gpt9: no such recipe"),
+        (["study=ladder", "study.axis=[norm]"], r"study.axis=\[norm\]: no such key \(did you mean study.axes\?\)"),
+        (["study=ladder", "study.seeds=[1,1]"], r"study.seeds=\[1, 1\]: must be whole numbers, each once"),
+        (["study=ladder", "study.seeds=3"], "study.seeds=3: must be a list"),
+        (["study=ladder", "study.seeds=[]"], r"study.seeds=\[\]: must be whole numbers"),
+        (["study=ladder", "study.learning_rates=[1e-3]"], "study.learning_rates=.*two or more positive numbers"),
+        (["study=ladder", "match=size"], "match=size: unknown; choose params, flops or none"),
+        (["study=ladder", "arch=gpt2"], "arch=gpt2: a study's recipes are study.base and study.target"),
+        (["study=ladder", "seed=3"], "seed=3: a study's seeds are study.seeds"),
+        (
+            ["study=ladder", "overwrite=true"],
+            "overwrite=true: use study.overwrite=true|overwrite=true: study.overwrite",
+        ),
+        (["study=ladder", "norm=none,rmsnorm"], "norm=none,rmsnorm: a study takes one value"),
+        (
+            ["study=ladder", "study.axes=[norm]", "norm=none"],
+            "study.target=llama2: is the same as study.base=vanilla on norm",
+        ),
+        (["study=ladder", "model.hidden_dim=64"], "model.hidden_dim=64: the study sets model.hidden_dim itself"),
+        (["study=depth", "schedule.warmup=0.1"], "schedule.warmup=0.1: the study sets schedule.warmup itself"),
+        (["study=learning_rate", "optim.lr=1e-3"], "optim.lr=1e-3: the study sets optim.lr itself"),
+        (["study=ladder", "optim.lr=-1"], r"optim.*lr.*\(arm vanilla\)"),
+        (["study=ladder", "train.eval_lengths=[0]"], r"train.eval_lengths=\[0\]: 0 is no multiple of the context"),
+        (["study=ladder", "name=a/b"], "name=a/b: names a folder below runs_dir"),
+        (["match=flops"], "match=flops: no such key"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(study: Callable[..., Ran], overrides: list[str], message: str) -> None:
+    ran = study(*overrides, *SHORT)
+    assert ran.code == 2
+    assert re.match(f"error: ({message})", ran.err), ran.err
+    assert ran.err.count("\n") == 1
+    assert not (ran.cwd / "runs").exists()
+
+
+def test_dashboards_show_arms_tags_and_final_metrics(run_train: RunTrain, tiny: list[str]) -> None:
+    ran = run_train(*tiny, *LADDER, "study.seeds=[1]", "study.axes=[norm]", "logger=all")
+    assert ran.code == 0, ran.err
+    folder = ran.cwd / "runs" / "climb"
+    events = EventAccumulator(str(folder / "+rmsnorm" / "seed=1" / "tensorboard"))
+    events.Reload()
+    plugin = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    for shown in (b"rmsnorm", b"arm", b"norm", b"ffn"):
+        assert shown in plugin
+    assert "final/val/loss" in events.Tags()["scalars"]
+
+    report, arm = OfflineRun(folder), OfflineRun(folder / "+rmsnorm" / "seed=1")
+    assert report.finished
+    assert (report.run.run_group, report.run.job_type) == ("climb", "report")
+    (table,) = folder.glob("wandb/offline-run-*/files/media/**/arms*.table.json")
+    assert "+rmsnorm" in table.read_text()
+    assert (arm.run.run_group, arm.run.display_name) == ("climb", "+rmsnorm/seed=1")
+    assert {"arch=vanilla", "norm=rmsnorm"} <= set(arm.run.tags)
+    assert arm.config["choices"]["norm"] == "rmsnorm"
+    assert arm.step_metrics["*"] == "tokens"

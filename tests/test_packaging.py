@@ -56,7 +56,8 @@ def run(installed: Path, command: str, *arguments: str, cwd: Path, environment: 
 def test_the_wheel_carries_every_config_and_every_module_and_nothing_else(wheel: Path) -> None:
     carried = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     configs = {f"llama_lab/{path.relative_to(CHECKOUT)}" for path in (CHECKOUT / "conf").rglob("*.yaml")}
-    modules = {str(path.relative_to(CHECKOUT)) for path in (CHECKOUT / "llama_lab").rglob("*.py")}
+    sources = [*CHECKOUT.glob("llama_lab/**/*"), *CHECKOUT.glob("hydra_plugins/**/*")]
+    modules = {str(path.relative_to(CHECKOUT)) for path in sources if path.suffix in (".py", ".j2")}
     assert len(configs) > 100
     assert carried - {"llama_lab/py.typed"} == configs | modules
 
@@ -68,6 +69,20 @@ def test_the_installed_command_shows_its_config_outside_the_checkout(
     assert (ran.code, ran.err) == (0, "")
     assert "llama_lab.model.norm.LayerNorm" in ran.out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_installed_command_finds_studies_and_recipes_of_the_user_s_own(
+    installed: Path, tmp_path: Path, tiny: list[str], environment: dict[str, str]
+) -> None:
+    (tmp_path / "my_conf" / "arch").mkdir(parents=True)
+    recipe = (CHECKOUT / "conf" / "arch" / "llama2.yaml").read_text().replace("ffn: swiglu", "ffn: geglu")
+    (tmp_path / "my_conf" / "arch" / "mine.yaml").write_text(recipe)
+    study = ("study=add_one", "study.base=llama2", "study.target=mine", "study.seeds=[1]", "train.tokens=2560")
+    command = ("llama-lab-train", "--config-dir", "my_conf", *tiny, *study, "name=ours")
+    ran = run(installed, *command, cwd=tmp_path, environment=environment)
+    assert (ran.code, ran.err) == (0, "")
+    report = (tmp_path / "runs" / "ours" / "report.html").read_text(encoding="utf-8")
+    assert "llama2+geglu" in report
 
 
 NORM = """

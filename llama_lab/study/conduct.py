@@ -1,13 +1,12 @@
 """Conduct a study: plan it, train what is missing through Hydra's launcher, and end with a report."""
 
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -16,7 +15,7 @@ from omegaconf import DictConfig
 
 from llama_lab.errors import ConfigError, FinishedRunError
 from llama_lab.job import check_one_device, plan_job
-from llama_lab.training.folder import CHANGEABLE, LOCK
+from llama_lab.training.folder import CHANGEABLE, held
 from llama_lab.training.run import train
 
 from .dry_run import print_plan
@@ -24,6 +23,7 @@ from .plan import Plan, PlannedRun, plan_study
 from .progress import Progress
 from .record import Study
 from .request import Composer, read_request, run_config
+from .trial import is_run
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -43,10 +43,8 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
     states = {run.member: state(run, plan) for run in plan.runs}
     if not request.overwrite:
         refuse_changed(plan, states)
-    plan.folder.mkdir(parents=True, exist_ok=True)
     with held(plan.folder):
-        command = ["python", *sys.argv]
-        replace(plan.study, command=" ".join(command)).save(plan.folder)
+        replace(plan.study, command=shlex.join(["python", *sys.argv])).save(plan.folder)
         waiting = [run for run in plan.runs if states[run.member] not in ("done", "diverged")]
         results = launch(waiting, states, cfg, context)
         from .dashboard import log_report
@@ -64,7 +62,7 @@ def state(planned: PlannedRun, plan: Plan) -> State:
     """What there is of a run. A run that diverged would diverge again; one that crashed may not."""
     folder = planned.run.folder
     status = folder.read_status()
-    if status is None or not (folder.path / "resolved.yaml").exists():
+    if status is None or not is_run(folder.path):
         return "missing"
     trained_on = folder.read_json("environment.json")["data_hash"]
     if trained_on != plan.dataset.data_hash or folder.changed_keys(planned.run.cfg, CHANGEABLE):
@@ -87,18 +85,6 @@ def refuse_changed(plan: Plan, states: dict[Any, State]) -> None:
         f"{changed[0].member.folder} with {key}={old}; give the same settings, another name=, or retrain them with "
         f"study.overwrite=true"
     )
-
-
-def held(folder: Path) -> FileLock:
-    """The study's folder, held against a second process. Raises ConfigError if one is at work."""
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise ConfigError(
-            f"name: another process conducts the study in {folder}; wait, or choose another name"
-        ) from None
-    return lock
 
 
 def launch(

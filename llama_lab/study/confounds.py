@@ -6,7 +6,7 @@ Every finding is a sentence that names the runs and the values concerned.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from llama_lab.training.folder import CHANGEABLE
+from llama_lab.training.folder import CHANGEABLE, belongs
 
 from .record import Study
 from .result import ArmResult, LearningRates
@@ -83,14 +83,9 @@ def surroundings(trial: Trial) -> dict[str, str]:
 def different_settings(reference: Trial, trial: Trial, is_swept: bool) -> dict[str, tuple[Any, Any]]:
     """Config keys in which two runs differ, those of names, seeds and places left out, with (reference's, trial's)."""
     ignored = (*CHANGEABLE, "name", "arm", "study", "seed", "data.seed", "model.seed", *_swept(is_swept))
-    keys = [key for key in sorted(reference.config.keys() | trial.config.keys()) if not _belongs(key, ignored)]
+    keys = [key for key in sorted(reference.config.keys() | trial.config.keys()) if not belongs(key, ignored)]
     pairs = {key: (reference.config.get(key), trial.config.get(key)) for key in keys}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _belongs(key: str, roots: Sequence[str]) -> bool:
-    """Whether `key` is one of `roots` or below one."""
-    return any(key == root or key.startswith(f"{root}.") for root in roots)
 
 
 def _swept(is_swept: bool) -> tuple[str, ...]:
@@ -145,8 +140,8 @@ def _unequal_settings(study: Study, trials: Sequence[Trial], is_swept: bool) -> 
     ignored = (*UNCOMPARED, "train.tokens", *_swept(is_swept))
     for key in sorted({key for trial in trials for key in trial.config}):
         # An axis is a group, a key, or the end of a key, such as `warmup`.
-        is_axis = _belongs(key, tuple(axes)) or key.rpartition(".")[2] in axes
-        if is_axis or (_belongs(key, ignored) and key not in COMPARED):
+        is_axis = belongs(key, tuple(axes)) or key.rpartition(".")[2] in axes
+        if is_axis or (belongs(key, ignored) and key not in COMPARED):
             continue
         if values := _disagreement(trials, [_text(trial.config.get(key, "unset")) for trial in trials]):
             yield f"{key} differs: {values}."

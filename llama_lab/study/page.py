@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def _answer(result: Result) -> Section:
         "Filled: separable from noise. Hollow: not separable."
     )
     found = tuple(_differences(rows, title, in_unit, caption.format(to)) for rows, title, to in kinds if rows)
-    return Section("Answer", result.answer, found, (_loss_table(result),) if result.arms else ())
+    return Section("Answer", result.answer, found, (_loss_table(result), _seed_table(result)) if result.arms else ())
 
 
 def _differences(rows: list[charts.Row], title: str, axis: str, caption: str, wide: bool = False) -> Chart:
@@ -163,6 +164,27 @@ def _loss_table(result: Result) -> Table:
             "Learning rate": lambda arm: words.learning_rate(arm.learning_rate),
         },
     )
+
+
+def _seed_table(result: Result) -> Table:
+    """What the means and intervals are made of."""
+    against = {c.arm: c.against for arm in result.arms if (c := arm.to_previous or arm.to_baseline)}
+    losses = {arm.name: {t.seed: t.summary[result.metric] for t in arm.trials if t.done} for arm in result.arms}
+
+    def cell(seed: int, arm: ArmResult) -> str:
+        loss = losses[arm.name].get(seed)
+        reference = losses.get(against.get(arm.name, ""), {}).get(seed)
+        if loss is None:
+            return words.UNKNOWN
+        shown = words.number(loss, 4)
+        return shown if reference is None else f"{shown}\n{words.signed(loss - reference)}"
+
+    caption = (
+        f"Every seed: final validation loss, {charts.unit(result)}, and below it the difference to the step before, or "
+        f"to the baseline where there is none, at the same seed."
+    )
+    seeds = result.provenance.seeds
+    return _arm_table(result, caption, {f"Seed {seed}": partial(cell, seed) for seed in seeds})
 
 
 def _curves(result: Result) -> Section:

@@ -30,10 +30,20 @@ class Progress:
             return
         loss = run.folder.read_json("summary.json")["val/loss"]
         self._print(f"{run.title}: val loss {loss:.4f}{self._step(run, loss)}")
+        self._print(f"so far: {self._so_far()}")
 
     def failed(self, run: Run, error: BaseException) -> None:
         """A run crashed; the others go on."""
         self._print(f"{run.title}: failed, {type(error).__name__}: {error}")
+
+    def _so_far(self) -> str:
+        """The latest loss of every arm that has one."""
+        latest = {}
+        for arm in self._study.arms:
+            for folder in (self._runs[member.folder] for member in arm.members):
+                if (folder.path / "summary.json").exists():
+                    latest[arm.name] = folder.read_json("summary.json")["val/loss"]
+        return ", ".join(f"{arm} {loss:.4f}" for arm, loss in latest.items())
 
     def _step(self, run: Run, loss: float) -> str:
         """The difference to the arm before, or the baseline, at the same seed and learning rate, if that is done."""

@@ -6,6 +6,8 @@ from typing import Any, Self
 
 from omegaconf import OmegaConf
 
+from llama_lab.training.folder import write_yaml
+
 FILE = "study.yaml"
 
 
@@ -54,9 +56,7 @@ class Study:
 
     def save(self, folder: Path) -> None:
         """Write study.yaml in one move."""
-        fresh = folder / f"{FILE}.tmp"
-        OmegaConf.save(OmegaConf.create(asdict(self)), fresh)
-        fresh.replace(folder / FILE)
+        write_yaml(asdict(self), folder / FILE)
 
     @classmethod
     def load(cls, folder: Path) -> Self:

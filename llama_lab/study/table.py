@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ COSTS = (
 def summary_rows(result: Result) -> list[dict[str, Any]]:
     """A row per arm, all with the same keys; None for what is not known. Losses in nats per token, bits per byte."""
     axes = list(dict.fromkeys(axis for arm in result.study.arms for axis in arm.axes))
-    rows = [_row(arm, axes) for arm in result.arms]
+    rows = [_row(arm, axes, result.provenance.seeds) for arm in result.arms]
     return [{key: None if _is_nan(value) else value for key, value in row.items()} for row in rows]
 
 
@@ -90,8 +91,9 @@ def _plus_minus(estimate: Estimate | PairedDifference | None, is_difference: boo
     return mean if math.isnan(estimate.low) else f"{mean} ±{(estimate.high - estimate.low) / 2:.4f}"
 
 
-def _row(arm: ArmResult, axes: list[str]) -> dict[str, Any]:
+def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
     """An arm's row; nan may be among its values."""
+    losses = {trial.seed: trial.summary["val/loss"] for trial in arm.trials if trial.done}
     return {
         "arm": arm.name,
         **{f"axis:{axis}": arm.arm.axes.get(axis) for axis in axes},
@@ -105,6 +107,7 @@ def _row(arm: ArmResult, axes: list[str]) -> dict[str, Any]:
         **{f"{name}_to_reach_baseline": arm.to_reach.get(name) for name in REACHED},
         **{name: arm.costs.get(name) for name in COSTS},
         "residual": arm.arm.residual,
+        **{f"val_loss:seed={seed}": losses.get(seed) for seed in seeds},
         "width": next((trial.config.get("model.hidden_dim") for trial in arm.trials if trial.config), None),
     }
 

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from llama_lab.config import flatten
 from llama_lab.errors import ConfigError
+from llama_lab.training.folder import RESOLVED
 from llama_lab.training.metrics import read_metrics
 
 NOT_BEGUN = "missing"
@@ -48,7 +49,7 @@ class Trial:
 
 def is_run(path: Path) -> bool:
     """Whether `path` is the folder of a run that has begun."""
-    return all((path / name).is_file() for name in ("status.json", "resolved.yaml", "environment.json"))
+    return all((path / name).is_file() for name in ("status.json", RESOLVED, "environment.json"))
 
 
 def read_trial(path: Path) -> Trial:
@@ -56,7 +57,7 @@ def read_trial(path: Path) -> Trial:
     if not is_run(path):
         raise ConfigError(f"{path}: holds no run; name folders of runs or studies, such as runs/llama/base/seed=1")
     status = _read_json(path / "status.json")
-    config = flatten(OmegaConf.to_container(OmegaConf.load(path / "resolved.yaml")))
+    config = flatten(OmegaConf.to_container(OmegaConf.load(path / RESOLVED)))
     facts = _read_json(path / "environment.json")
     metrics = path / "metrics.csv"
     return Trial(

@@ -19,6 +19,7 @@ Status = Literal["running", "interrupted", "done", "diverged", "failed"]
 
 LOCK = ".lock"
 SAMPLE = "sample.txt"
+RESOLVED = "resolved.yaml"  # the last file that a beginning run writes
 
 # Settings of where a run computes and how it is watched, not of what it computes: they make no arm of their own, and
 # may change when an unfinished run goes on.
@@ -50,7 +51,7 @@ def arm_name(overrides: list[str]) -> str:
     has_name = any(o.startswith("name=") for o in overrides)
     unnamed = UNNAMED if has_name else (*UNNAMED, "arch")  # without a name of its own, the run has the recipe's
     keys = {o: o.lstrip("+~").split("=")[0] for o in overrides}
-    named = sorted(o.lstrip("+") for o, key in keys.items() if key != "trainer" and not _belongs(key, unnamed))
+    named = sorted(o.lstrip("+") for o, key in keys.items() if key != "trainer" and not belongs(key, unnamed))
     full = "-".join(named)
     short = re.sub(r"[^A-Za-z0-9=.+_-]+", "_", full)
     if short != full or len(short) > 100:
@@ -58,9 +59,31 @@ def arm_name(overrides: list[str]) -> str:
     return short if full else "base"
 
 
-def _belongs(key: str, roots: tuple[str, ...]) -> bool:
+def belongs(key: str, roots: tuple[str, ...]) -> bool:
     """Whether `key` is one of `roots` or below one."""
     return any(key == root or key.startswith(f"{root}.") for root in roots)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make a folder, and keep other processes out of it. Raises ConfigError if one is at work in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise ConfigError(f"name: another process is training in {folder}; wait, or choose another name") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def write_yaml(content: Any, file: Path) -> None:
+    """Replace a YAML file in one move."""
+    fresh = file.with_name(f"{file.name}.tmp")
+    OmegaConf.save(OmegaConf.create(content), fresh)
+    fresh.replace(file)
 
 
 class RunFolder:
@@ -89,22 +112,6 @@ class RunFolder:
         fresh.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
         fresh.replace(self.path / name)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep other processes out of the folder. Raises ConfigError if one is at work in it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / LOCK)
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise ConfigError(
-                f"name: another process is training in {self.path}; wait, or choose another name"
-            ) from None
-        try:
-            yield
-        finally:
-            lock.release()
-
     def check(self, cfg: DictConfig) -> None:
         """Raise ConfigError unless `cfg` may start or go on here. Writes nothing."""
         blocked = next((p for p in (self.path, *self.path.parents) if p.is_file()), None)
@@ -117,7 +124,7 @@ class RunFolder:
             if self.path.exists() and any(file.name != LOCK for file in self.path.iterdir()):
                 raise ConfigError(f"name: {self.path} holds files that are no run; choose another name or runs_dir")
             return
-        if cfg.overwrite:
+        if cfg.overwrite or not (self.path / RESOLVED).exists():  # the latter was killed as it began
             return
         finished = status["status"] == "done"
         changed = self.changed_keys(cfg, EXTENDABLE if cfg.resume else CHANGEABLE)
@@ -135,9 +142,9 @@ class RunFolder:
 
     def changed_keys(self, cfg: DictConfig, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
         """(key, old value, new value) of every setting that differs from the run's own and may not."""
-        old = flatten(OmegaConf.to_container(OmegaConf.load(self.path / "resolved.yaml")))
+        old = flatten(OmegaConf.to_container(OmegaConf.load(self.path / RESOLVED)))
         new = flatten(settled(cfg))
-        keys = [key for key in sorted(old.keys() | new.keys()) if not _belongs(key, changeable)]
+        keys = [key for key in sorted(old.keys() | new.keys()) if not belongs(key, changeable)]
         return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
 
     def begin(self, cfg: DictConfig, overrides: list[str], environment: dict[str, Any]) -> Path | None:
@@ -151,9 +158,9 @@ class RunFolder:
         sessions = self._earlier_sessions(environment)
         self.write_status("running")
         self.checkpoint.parent.mkdir(exist_ok=True)
-        OmegaConf.save(OmegaConf.create(settled(cfg)), self.path / "resolved.yaml")
-        OmegaConf.save(OmegaConf.create(overrides), self.path / "overrides.yaml")
         self.write_json("environment.json", environment | {"earlier_sessions": sessions})
+        write_yaml(overrides, self.path / "overrides.yaml")
+        write_yaml(settled(cfg), self.path / RESOLVED)
         return self.checkpoint if self.checkpoint.exists() else None
 
     def _earlier_sessions(self, environment: dict[str, Any]) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from llama_lab.model import Cost, Decoder, measure_cost
 from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monitor, StopRequest
 from .display import open_display
 from .environment import environment
-from .folder import SAMPLE, RunFolder
+from .folder import SAMPLE, RunFolder, held
 from .hardware import Hardware, choose_hardware, current_rank
 from .length import check_multiples, evaluation
 from .loggers import TensorBoard, WandbMetrics, log_hparams, start_wandb
@@ -230,7 +230,7 @@ def begun(run: Run, facts: dict[str, Any]) -> Iterator[Path | None]:
         goes_on = run.folder.checkpoint.exists() and not run.cfg.overwrite
         yield run.folder.checkpoint if goes_on else None
         return
-    with run.folder.held():
+    with held(run.folder.path):
         checkpoint = run.folder.begin(run.cfg, run.overrides, environment() | facts)
         try:
             yield checkpoint

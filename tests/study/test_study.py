@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from llama_lab.config import build_model
 from llama_lab.study.record import Study
 from llama_lab.training.folder import RunFolder
 from tests.conftest import Command, Ran, RunTrain
@@ -82,6 +85,19 @@ def test_arms_differ_in_their_axes_and_their_matched_width_alone(study: Callable
     assert base == top
     params = {summary["params_non_embedding"] for summary in summaries(folder).values()}
     assert max(params) / min(params) < 1.01
+
+
+def test_arms_start_from_the_same_values_wherever_their_shapes_agree(study: Callable[..., Ran]) -> None:
+    folder = study(*LADDER).cwd / "runs" / "climb"
+    models = []
+    for arm in ("vanilla", "+swiglu"):
+        cfg = OmegaConf.load(folder / arm / "seed=2" / "resolved.yaml")
+        models.append(dict(build_model(cfg, 257).named_parameters()))
+    shared = [name for name in models[0] if name in models[1] and models[0][name].shape == models[1][name].shape]
+    assert any("attention" in name for name in shared)
+    assert any("embedding" in name for name in shared)
+    for name in shared:
+        assert torch.equal(models[0][name], models[1][name])
 
 
 def test_a_dry_run_prints_the_arms_and_their_costs_and_writes_nothing(study: Callable[..., Ran]) -> None:

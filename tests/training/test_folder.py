@@ -12,7 +12,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from llama_lab.errors import ConfigError
-from llama_lab.training.folder import LOCK, UNNAMED, RunFolder, arm_name
+from llama_lab.training.folder import LOCK, UNNAMED, RunFolder, arm_name, held
 from tests.composing import compose_config
 
 # Names of arms
@@ -99,7 +99,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def begun(folder: RunFolder, *overrides: str, status: str) -> None:
     """Leave a run in a folder, with a checkpoint and that status."""
-    with folder.held():
+    with held(folder.path):
         folder.begin(compose_config("size=pico", *overrides), list(overrides), {})
         folder.checkpoint.write_text("weights")
         folder.write_status(status, "why")  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def test_overwrite_starts_over_whatever_the_folder_held(folder: RunFolder) -> No
     (folder.path / "tensorboard" / "events").touch()
     cfg = compose_config("size=pico", "optim.lr=1", "overwrite=true")
     folder.check(cfg)
-    with folder.held():
+    with held(folder.path):
         assert folder.begin(cfg, ["optim.lr=1"], {}) is None
     files = {str(f.relative_to(folder.path)) for f in folder.path.rglob("*") if f.is_file()}
     assert files - {LOCK} == {"status.json", "resolved.yaml", "overrides.yaml", "environment.json"}
@@ -190,7 +190,7 @@ def test_overwrite_starts_over_whatever_the_folder_held(folder: RunFolder) -> No
 
 def test_a_run_that_begins_again_is_given_its_checkpoint(folder: RunFolder) -> None:
     begun(folder, status="interrupted")
-    with folder.held():
+    with held(folder.path):
         assert folder.begin(compose_config("size=pico"), [], {}) == folder.checkpoint
 
 
@@ -217,12 +217,12 @@ def other_process(folder: RunFolder) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_two_processes_cannot_train_in_one_folder(folder: RunFolder, other_process: subprocess.Popen[str]) -> None:
-    with pytest.raises(ConfigError, match=r"another process .*; wait, or choose another name"), folder.held():
+    with pytest.raises(ConfigError, match=r"another process .*; wait, or choose another name"), held(folder.path):
         pytest.fail("both hold it")
 
 
 def test_a_killed_process_holds_no_folder(folder: RunFolder, other_process: subprocess.Popen[str]) -> None:
     other_process.kill()
     other_process.wait()
-    with folder.held():
+    with held(folder.path):
         assert os.listdir(folder.path) == [LOCK]

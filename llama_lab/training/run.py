@@ -23,7 +23,7 @@ from llama_lab.model import Cost, Decoder, measure_cost
 from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monitor, StopRequest
 from .display import open_display
 from .environment import environment
-from .folder import SAMPLE, RunFolder, held
+from .folder import SAMPLE, UNNAMED, RunFolder, belongs, held
 from .hardware import Hardware, choose_hardware, current_rank
 from .length import check_multiples, evaluation
 from .loggers import TensorBoard, WandbMetrics, log_hparams, start_wandb
@@ -329,8 +329,8 @@ def open_loggers(run: Run, start_step: int, facts: dict[str, Any]) -> list[Logge
 
 
 def tags(run: Run) -> list[str]:
-    """What was typed of the choices of groups: `norm=rmsnorm`, within W&B's limit."""
-    return [o[:64] for o in run.overrides if o.lstrip("+").partition("=")[0] in run.choices]
+    """What makes the arm: `norm=rmsnorm`, `model.n_kv_heads=2`, within W&B's limit."""
+    return [o[:64] for o in run.overrides if not belongs(o.lstrip("+~").partition("=")[0], UNNAMED)]
 
 
 def finish(run: Run, monitor: Monitor, facts: dict[str, Any]) -> None:

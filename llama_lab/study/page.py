@@ -181,7 +181,7 @@ def _seed_table(result: Result) -> Table:
 
     caption = (
         f"Every seed: final validation loss, {charts.unit(result)}, and below it the difference to the step before, or "
-        f"to the baseline where there is none, at the same seed."
+        f"else to the baseline, at the same seed."
     )
     seeds = result.provenance.seeds
     return _arm_table(result, caption, {f"Seed {seed}": partial(cell, seed) for seed in seeds})

@@ -422,3 +422,12 @@ def test_long_names_keep_in_charts_what_sets_them_apart() -> None:
 )
 def test_numbers_are_written_as_a_reader_wants_them(shown: str, wanted: str) -> None:
     assert shown == wanted
+
+
+def test_every_seed_is_shown_with_its_own_difference(tmp_path: Path) -> None:
+    result = results.ladder()
+    write_page(result, tmp_path / "report.html")
+    _, _, table = own_text(tmp_path / "report.html").partition("Every seed: final validation loss, nats per token")
+    first, second = ([t.summary["val/loss"] for t in arm.trials] for arm in result.arms[:2])
+    for loss, reference in zip(second, first, strict=True):
+        assert f"<span>{loss:.4f}</span><span>{words.signed(loss - reference)}</span>" in table

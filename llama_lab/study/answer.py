@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .record import Study
 from .result import ArmResult, Comparison
@@ -35,7 +36,7 @@ def answer(
     if not compared:
         return ("Nothing can be compared: no arm shares a finished seed with what it is compared with.",)
     if max(comparison.bits.n for comparison in compared) == 1:
-        return (NOTHING, *(_whole_way(study, arms) if steps else ()))
+        return (NOTHING, *(_whole_way(study, arms) if _is_chain(arms) else ()))
     if any(not math.isnan(effect.p) for effect in effects):
         findings = [_of_effect(effect, metric) for effect in effects]
         sentences = _separable(findings, "effect", "") + _inseparable_effects(findings)
@@ -43,7 +44,7 @@ def answer(
         noun, against = ("step", "") if steps else ("arm", f"Compared with {study.baseline}, ")
         findings = [_of_comparison(comparison) for comparison in compared]
         sentences = _separable(findings, noun, against) + _inseparable(findings)
-    final = _whole_way(study, arms) if steps else _lowest(arms, metric)
+    final = _whole_way(study, arms) if _is_chain(arms) else _lowest(arms, metric)
     return (
         *sentences,
         *(final if len(compared) > 1 else ()),
@@ -109,6 +110,11 @@ def _inseparable(findings: Sequence[Finding]) -> list[str]:
 def _inseparable_effects(findings: Sequence[Finding]) -> list[str]:
     unclear = [f.name for f in findings if not f.separable]
     return [f"{_and(unclear)} {_are(unclear)} not separable from noise."] if unclear else []
+
+
+def _is_chain(arms: Sequence[ArmResult]) -> bool:
+    """Whether each arm is a step from the one before it."""
+    return all(arm.arm.previous == before.name for before, arm in pairwise(arms))
 
 
 def _whole_way(study: Study, arms: Sequence[ArmResult]) -> list[str]:

@@ -277,7 +277,8 @@ class KVHeads:
 class Depth:
     """Blocks over depths, with and without warm-up (Xiong et al. 2020; Wang et al. 2022, DeepNet).
 
-    warmups: fractions of the budget. Arms are matched to the first block of their own depth.
+    warmups: fractions of the budget. Arms are matched to, and compared with, the first block at their own depth and
+    warm-up.
     """
 
     base: str
@@ -301,7 +302,8 @@ class Depth:
                     f"schedule.warmup={warmup}",
                 )
                 axes = {"block": block, "n_layers": str(depth), "warmup": f"{warmup:g}"}
-                arms.append(Variant(name, overrides, axes, names[self.blocks[0]]))
+                first = names[self.blocks[0]]
+                arms.append(Variant(name, overrides, axes, first, previous=None if name == first else first))
         return Variants(tuple(arms), ("Arms are matched within one depth: deeper ones have more parameters.",))
 
 

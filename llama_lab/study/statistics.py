@@ -118,8 +118,9 @@ def seeds_needed(mean: float, sd: float, level: float = LEVEL) -> int | None:
     few, test = range(2, MOST_SEEDS + 1), TTestPower()
 
     def enough(n: int) -> bool:
-        power = float(test.power(effect, n, level))
-        return power >= POWER or math.isnan(power)  # nan: so large an effect that the distribution overflows
+        # One tail at half the level: of two, SciPy's share of the other one is nan where it is tiny.
+        power = float(test.power(effect, n, level / 2, alternative="larger"))
+        return power >= POWER or math.isnan(power)  # nan only for more than seven seeds and a power next to 1
 
     index = bisect_left(few, True, key=enough)  # power grows with n, and a search by halves cannot fail to converge
     return few[index] if index < len(few) else None

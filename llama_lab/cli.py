@@ -17,13 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from llama_lab.config import CONF_DIR, flatten, register_resolvers
-from llama_lab.errors import ConfigError, FinishedRunError, suggestion
+from llama_lab.errors import FAILED, INTERRUPTED, USER_ERROR, ConfigError, FinishedRunError, suggestion
 from llama_lab.job import check_one_device, groups, plan_job
 
 if TYPE_CHECKING:
     from llama_lab.training.folder import RunFolder
 
-FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
 
 

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130  # exit statuses
+
 
 class ConfigError(ValueError):
     """A setting that cannot work: one line naming the key, its value and the fix.

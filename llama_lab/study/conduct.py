@@ -5,7 +5,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -13,8 +13,8 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from llama_lab.errors import ConfigError, FinishedRunError
-from llama_lab.job import check_one_device, plan_job
+from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError
+from llama_lab.job import plan_job
 from llama_lab.training.folder import CHANGEABLE, held
 from llama_lab.training.run import train
 
@@ -25,9 +25,7 @@ from .record import Study
 from .request import Composer, read_request, run_config
 from .trial import is_run
 
-FAILED, INTERRUPTED = 1, 130
-
-State = Literal["missing", "unfinished", "changed", "done", "diverged"]
+State = Literal["missing", "unfinished", "changed", "failed", "done", "diverged"]
 
 
 def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) -> None:
@@ -40,22 +38,39 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
     print_plan(plan, timed=request.dry_run)
     if request.dry_run:
         return
-    states = {run.member: state(run, plan) for run in plan.runs}
-    if not request.overwrite:
-        refuse_changed(plan, states)
     with held(plan.folder):
-        replace(plan.study, command=shlex.join(["python", *sys.argv])).save(plan.folder)
-        waiting = [run for run in plan.runs if states[run.member] not in ("done", "diverged")]
-        results = launch(waiting, states, cfg, context)
-        from .dashboard import log_report
+        waiting = prepare(plan, request.overwrite)
+        results = launch(waiting, cfg, context)
         from .report import write_report  # after the runs, and not in each of them: SciPy and Plotly take a second
 
         result = write_report(plan.folder)
-        if cfg.logger.wandb:
-            log_report(result, plan.folder, cfg.logger)
     tell_failures(results)
+    if results and cfg.logger.wandb:
+        from .dashboard import log_report
+
+        log_report(result, plan.folder, cfg.logger)
     if result.divergences:
         sys.exit(FAILED)
+
+
+def prepare(plan: Plan, overwrite: bool) -> list[PlannedRun]:
+    """Write the study's record, and return the runs that are to train, their folders ready for them.
+
+    Raises ConfigError for runs with other settings than they have now, unless they may be overwritten.
+    """
+    states = {run.member.folder: state(run, plan) for run in plan.runs}
+    changed = [run for run in plan.runs if states[run.member.folder] == "changed"]
+    if changed and not overwrite:
+        raise ConfigError(changed_message(changed, plan))
+    command = shlex.join(["python", *sys.argv])
+    notes = (*plan.study.notes, *unlisted_notes(plan))
+    replace(plan.study, command=command, notes=notes).save(plan.folder)
+    for run in changed:
+        run.run.folder.clear()
+    for run in plan.runs:
+        if states[run.member.folder] == "failed":  # progress counts what this command has ended
+            run.run.folder.write_status("interrupted", "failed before, and waits to be trained again")
+    return [run for run in plan.runs if states[run.member.folder] not in ("done", "diverged")]
 
 
 def state(planned: PlannedRun, plan: Plan) -> State:
@@ -64,39 +79,43 @@ def state(planned: PlannedRun, plan: Plan) -> State:
     status = folder.read_status()
     if status is None or not is_run(folder.path):
         return "missing"
-    trained_on = folder.read_json("environment.json")["data_hash"]
-    if trained_on != plan.dataset.data_hash or folder.changed_keys(planned.run.cfg, CHANGEABLE):
+    ended = status["status"] in ("done", "diverged")
+    now = {"data_hash": plan.dataset.data_hash, "tokenizer_hash": plan.dataset.tokenizer_hash}
+    if not ended:  # what has ended on another device is compared, with a warning
+        now["precision"] = planned.run.hardware.precision
+    then = folder.read_json("environment.json")
+    if folder.changed_keys(planned.run.cfg, CHANGEABLE) or any(then[key] != value for key, value in now.items()):
         return "changed"
-    if status["status"] in ("done", "diverged"):
-        return "done" if status["status"] == "done" else "diverged"
-    return "unfinished"
+    known: dict[str, State] = {"done": "done", "diverged": "diverged", "failed": "failed"}
+    return known.get(status["status"], "unfinished")
 
 
-def refuse_changed(plan: Plan, states: dict[Any, State]) -> None:
-    """Raise ConfigError if a run was made, or begun, with other settings than it has now."""
-    changed = [run for run in plan.runs if states[run.member] == "changed"]
-    if not changed:
-        return
+def changed_message(changed: Sequence[PlannedRun], plan: Plan) -> str:
+    """Which runs are not what the study asks for, why, and what can be done."""
     run = changed[0].run
     keys = run.folder.changed_keys(run.cfg, CHANGEABLE)
-    key, old, new = keys[0] if keys else ("data", "another text", "this one")
-    raise ConfigError(
+    key, old, new = keys[0] if keys else ("data, tokenizer or precision", "another", "this")
+    return (
         f"{key}={new}: {len(changed)} runs of {plan.folder} are not what the study now asks for, such as "
         f"{changed[0].member.folder} with {key}={old}; give the same settings, another name=, or retrain them with "
         f"study.overwrite=true"
     )
 
 
-def launch(
-    runs: Sequence[PlannedRun], states: dict[Any, State], cfg: DictConfig, context: HydraContext
-) -> list[tuple[PlannedRun, JobReturn]]:
+def unlisted_notes(plan: Plan) -> list[str]:
+    """A sentence on the runs in the study's folder that it does not list, since what is left out must be told."""
+    listed = {run.member.folder for run in plan.runs}
+    found = {str(folder.relative_to(plan.folder)) for folder in plan.folder.glob("*/seed=*") if is_run(folder)}
+    left = sorted(found - listed)
+    return [f"Not part of this report, though in its folder: {', '.join(left)}."] if left else []
+
+
+def launch(runs: Sequence[PlannedRun], cfg: DictConfig, context: HydraContext) -> list[tuple[PlannedRun, JobReturn]]:
     """Hand the runs to the launcher that the command line chose."""
     if not runs:
         return []
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=study_job, config=cfg)
-    over = [("overwrite=true",) if states[run.member] == "changed" else () for run in runs]
-    jobs = [[*run.overrides, *extra] for run, extra in zip(runs, over, strict=True)]
-    return list(zip(runs, launcher.launch(jobs, initial_job_idx=0), strict=True))
+    return list(zip(runs, launcher.launch([run.overrides for run in runs], initial_job_idx=0), strict=True))
 
 
 def study_job(cfg: DictConfig) -> None:
@@ -105,7 +124,6 @@ def study_job(cfg: DictConfig) -> None:
     overrides = list(job.overrides.task)
     cfg, choices = run_config(cfg, dict(job.runtime.choices))
     run = plan_job(cfg, choices, overrides)
-    check_one_device(cfg)
     study_folder = run.folder.path.parents[1]
     progress = Progress(Study.load(study_folder), study_folder)
     progress.begin(run)
@@ -127,5 +145,5 @@ def tell_failures(results: Sequence[tuple[PlannedRun, JobReturn]]) -> None:
     """Repeat, after the report, what failed and why: the lines above it may have scrolled away."""
     for run, result in results:
         if result.status == JobStatus.FAILED:
-            error = result._return_value
+            error = result._return_value  # the public property would raise it
             sys.stderr.write(f"failed: {run.member.folder}: {type(error).__name__}: {error}\n")

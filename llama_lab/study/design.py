@@ -11,6 +11,7 @@ from typing import Protocol
 from omegaconf import DictConfig
 
 from llama_lab.errors import ConfigError, suggestion
+from llama_lab.kinds import WORDS, is_kind
 
 # The groups that make an architecture, in the order in which a ladder takes them.
 COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init")
@@ -68,6 +69,12 @@ class Line:
     axes: dict[str, tuple[str, str]]
     notes: tuple[str, ...]
 
+    def label(self, axis: str) -> str:
+        """The target's option as a part of an arm's name: alone where it speaks for itself."""
+        option = self.axes[axis][1]
+        shared = sum(target == option for _, target in self.axes.values()) > 1
+        return f"{axis}={option}" if axis in ("embedding", "init") or option == "none" or shared else option
+
     def options(self, turned: Sequence[str]) -> dict[str, str]:
         """The option on every axis, `turned` ones as in the target."""
         return {axis: levels[axis in turned] for axis, levels in self.axes.items()}
@@ -88,7 +95,8 @@ def draw_line(base: str, target: str, axes: Sequence[str] | None, configs: Confi
     for axis in axes or ():
         if axis not in COMPONENTS:
             raise ConfigError(
-                f"study.axes: {axis} is no axis{suggestion(axis, COMPONENTS)}; choose among {', '.join(COMPONENTS)}"
+                f"study.axes: {axis} is no axis{suggestion(str(axis), COMPONENTS)}; "
+                f"choose among {', '.join(COMPONENTS)}"
             )
     if len(set(axes or ())) < len(axes or ()):
         raise ConfigError(f"study.axes=[{','.join(axes or ())}]: names an axis twice")
@@ -119,11 +127,6 @@ def choices_of(recipe: str, key: str, configs: Configs) -> dict[str, str]:
     return configs.choices(f"arch={recipe}")
 
 
-def label(axis: str, option: str) -> str:
-    """An option as a part of an arm's name: alone where it speaks for itself."""
-    return f"{axis}={option}" if axis in ("embedding", "init") or option == "none" else option
-
-
 @dataclass(frozen=True)
 class Ladder:
     """From base to target, one axis after the other; each arm is compared with the one before."""
@@ -136,8 +139,8 @@ class Ladder:
         """The base, then a rung per axis."""
         line = draw_line(self.base, self.target, self.axes, configs)
         arms = [line.variant(self.base, (), self.base)]
-        for i, (axis, (_, option)) in enumerate(line.axes.items()):
-            name = f"+{label(axis, option)}"
+        for i, axis in enumerate(line.axes):
+            name = f"+{line.label(axis)}"
             arms.append(line.variant(name, list(line.axes)[: i + 1], self.base, previous=arms[-1].name))
         return Variants(tuple(arms), line.notes)
 
@@ -154,8 +157,8 @@ class AddOne:
         """The base, then an arm per axis."""
         line = draw_line(self.base, self.target, self.axes, configs)
         arms = [line.variant(self.base, (), self.base)]
-        for axis, (_, option) in line.axes.items():
-            arms.append(line.variant(f"{self.base}+{label(axis, option)}", [axis], self.base))
+        for axis in line.axes:
+            arms.append(line.variant(f"{self.base}+{line.label(axis)}", [axis], self.base))
         return Variants(tuple(arms), line.notes)
 
 
@@ -172,9 +175,9 @@ class LeaveOneOut:
         line = draw_line(self.base, self.target, self.axes, configs)
         whole = list(line.axes)
         arms = [line.variant(self.target, whole, self.target, self.target)]
-        for axis, (_, option) in line.axes.items():
+        for axis in line.axes:
             kept = [other for other in whole if other != axis]
-            arms.append(line.variant(f"{self.target}-{label(axis, option)}", kept, self.target, self.target))
+            arms.append(line.variant(f"{self.target}-{line.label(axis)}", kept, self.target, self.target))
         return Variants(tuple(arms), line.notes)
 
 
@@ -197,27 +200,36 @@ class Factorial:
         arms = []
         for levels in sorted(combinations(len(names), self.fraction)):
             turned = [axis for axis, is_on in zip(names, levels, strict=True) if is_on]
-            parts = [self.base, *(label(axis, line.axes[axis][1]) for axis in turned)]
+            parts = [self.base, *(line.label(axis) for axis in turned)]
             arms.append(line.variant("+".join(parts), turned, self.base))
         return Variants(tuple(arms), line.notes)
 
 
 def combinations(n_axes: int, fraction: float) -> list[tuple[bool, ...]]:
     """The combinations of a two-level factorial: all, or the `fraction` of best resolution. Raises ConfigError."""
-    # A row for the mean and one for each axis, or the axes could not be told apart.
-    possible = [n for n in range(n_axes) if 2 ** (n_axes - n) > n_axes]
-    halvings = next((n for n in possible if fraction == 0.5**n), None)
-    if halvings is None:
-        known = ", ".join(f"{0.5**n:g}" for n in possible)
-        raise ConfigError(f"study.fraction={fraction:g}: with {n_axes} axes choose {known}")
-    if halvings == 0:
+    if fraction == 1:
         return list(product((False, True), repeat=n_axes))
-    from pyDOE3 import fracfact, fracfact_opt
+    from pyDOE3 import fracfact
 
-    generators, *_ = fracfact_opt(n_axes, halvings)
-    rows = fracfact(generators) > 0
+    found = {0.5**n: generators for n in range(1, n_axes) if (generators := fraction_generators(n_axes, n))}
+    if fraction not in found:
+        possible = ", ".join(f"{known:g}" for known in (1, *found))
+        raise ConfigError(f"study.fraction={fraction:g}: with {n_axes} axes choose {possible}")
+    rows = fracfact(found[fraction]) > 0
     # Turned by one of its own rows a regular fraction stays one, of equal resolution, and the base is among its rows.
     return [tuple(bool(on) for on in row) for row in rows ^ rows[0]]
+
+
+def fraction_generators(n_axes: int, halvings: int) -> str:
+    """The generators of the fraction that confounds least; empty where none can tell all axes apart."""
+    from pyDOE3 import fracfact_opt
+
+    if 2 ** (n_axes - halvings) <= n_axes:  # a row for the mean and one for each axis
+        return ""
+    try:
+        return str(fracfact_opt(n_axes, halvings)[0])
+    except ValueError:  # pyDOE3 finds no saturated designs
+        return ""
 
 
 @dataclass(frozen=True)
@@ -256,6 +268,8 @@ class KVHeads:
             raise ConfigError(
                 f"study.base={self.base}: its attention has a fixed number of key and value heads; add attention=gqa"
             )
+        if self.kv_heads is not None:
+            check_levels("kv_heads", self.kv_heads, int)
         n_heads = model.n_heads
         divisors = [n for n in range(n_heads, 0, -1) if n_heads % n == 0]
         wanted = divisors if self.kv_heads is None else sorted(set(self.kv_heads), reverse=True)
@@ -289,8 +303,9 @@ class Depth:
     def variants(self, configs: Configs) -> Variants:
         """By depth, then warm-up, then block."""
         choices_of(self.base, "base", configs)
-        for key, levels in (("blocks", self.blocks), ("depths", self.depths), ("warmups", self.warmups)):
-            check_levels(key, levels)
+        check_levels("blocks", self.blocks, str)
+        check_levels("depths", self.depths, int)
+        check_levels("warmups", self.warmups, float)
         arms = []
         for depth, warmup in product(self.depths, self.warmups):
             names = {block: f"{block}-{depth}-warmup={warmup:g}" for block in self.blocks}
@@ -321,7 +336,8 @@ class Context:
     def variants(self, configs: Configs) -> Variants:
         """An arm per position encoding."""
         choices_of(self.base, "base", configs)
-        check_levels("positions", self.positions)
+        check_levels("positions", self.positions, str)
+        check_levels("lengths", self.lengths, float)
         lengths = f"train.eval_lengths=[{','.join(f'{length:g}' for length in self.lengths)}]"
         first = self.positions[0]
         return Variants(
@@ -332,7 +348,8 @@ class Context:
         )
 
 
-def check_levels(key: str, levels: Sequence[object]) -> None:
-    """Raise ConfigError for a list of levels that is empty, or names one twice."""
-    if not levels or len(set(levels)) < len(levels):
-        raise ConfigError(f"study.{key}=[{','.join(map(str, levels))}]: must name one or more levels, each once")
+def check_levels(key: str, levels: Sequence[object], kind: type) -> None:
+    """Raise ConfigError for a list of levels that is empty, names one twice, or holds something of another kind."""
+    if not levels or len(set(levels)) < len(levels) or not all(is_kind(level, kind) for level in levels):
+        shown = f"study.{key}=[{','.join(map(str, levels))}]"
+        raise ConfigError(f"{shown}: must hold one or more levels, each once, each {WORDS[kind]}")

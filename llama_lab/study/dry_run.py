@@ -7,12 +7,16 @@ import torch.nn.functional as F
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from torch.optim import Optimizer
 
+from llama_lab.config import build_model
 from llama_lab.model import Decoder
-from llama_lab.training.hardware import Hardware
+from llama_lab.training.run import build_module
+from llama_lab.training.throughput import synchronize
 
-from .plan import Plan, PlannedArm, meta_model, residual_notes
+from .plan import Plan, PlannedArm, residual_notes
 from .progress import duration
+from .words import short
 
 TIMED_STEPS = 3
 LARGEST_TIMED = 300e6  # parameters: a larger model may not fit into this machine
@@ -22,15 +26,17 @@ def print_plan(plan: Plan, timed: bool) -> None:
     """Print the arms with their costs, with times if `timed`, and what matching leaves."""
     console = Console(highlight=False)
     speed = flops_per_second(plan) if timed else None
+    if timed and speed is None:
+        console.print(f"no times: {plan.study.baseline} has more than {LARGEST_TIMED / 1e6:.0f} M parameters to try")
     title = f"{plan.study.name}: {len(plan.arms)} arms, {len(plan.runs)} runs"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("arm", overflow="fold")
     for column in (
         "width",
-        "M\nparams",
+        "params",
         "without\nembed.",
         "residual",
-        "MFLOP\n/token",
+        "FLOPs\n/token",
         "KV B\n/token",
         *(["time"] if speed else []),
     ):
@@ -48,10 +54,10 @@ def row(arm: PlannedArm, speed: float | None) -> list[str]:
     cells = [
         arm.variant.name,
         str(arm.width),
-        f"{cost.params / 1e6:.3f}",
-        f"{cost.params_non_embedding / 1e6:.3f}",
+        short(cost.params),
+        short(cost.params_non_embedding),
         "-" if arm.residual is None else f"{arm.residual:+.2%}",
-        f"{cost.flops_per_token / 1e6:.2f}",
+        short(cost.flops_per_token),
         f"{cost.kv_bytes_per_token:,}",
     ]
     return [*cells, duration(seconds(arm, speed))] if speed else cells
@@ -85,22 +91,25 @@ def flops_per_second(plan: Plan) -> float | None:
     if arm.cost.params > LARGEST_TIMED:
         return None
     run = arm.runs[0].run
-    batch = min(run.cfg.train.batch_size, run.cfg.train.micro_batch_size or run.cfg.train.batch_size)
-    model = meta_model(run.cfg, plan.dataset).to_empty(device=torch_device(run.hardware))
-    tokens = torch.randint(model.vocab_size, (batch, model.max_seq_len + 1), device=torch_device(run.hardware))
-    took = min(time_step(model, tokens) for _ in range(TIMED_STEPS + 1))  # the first one also warms up
+    device = run.hardware.torch_device
+    batch = run.cfg.train.micro_batch_size or run.cfg.train.batch_size
+    model = build_model(run.cfg, plan.dataset.vocab_size).to(device)
+    if run.hardware.precision == "bf16-true":
+        model.bfloat16()
+    optimizer = build_module(run, model, plan.dataset.val_bytes).configure_optimizers()["optimizer"]
+    tokens = torch.randint(model.vocab_size, (batch, model.max_seq_len + 1), device=device)
+    with torch.autocast(device.type, torch.bfloat16, enabled=run.hardware.precision == "bf16-mixed"):
+        took = min(time_step(model, optimizer, tokens) for _ in range(TIMED_STEPS + 1))  # the first one also warms up
     return float(batch * model.max_seq_len * arm.cost.train_flops_per_token / took)
 
 
-def torch_device(hardware: Hardware) -> torch.device:
-    """The first device of a run, for PyTorch."""
-    return torch.device({"gpu": "cuda"}.get(hardware.accelerator, hardware.accelerator))
-
-
-def time_step(model: Decoder, tokens: torch.Tensor) -> float:
-    """Seconds of one forward and backward pass."""
+def time_step(model: Decoder, optimizer: Optimizer, tokens: torch.Tensor) -> float:
+    """Seconds of one training step."""
+    synchronize(tokens.device)
     began = time.perf_counter()
     loss = F.cross_entropy(model(tokens[:, :-1]).float().flatten(0, 1), tokens[:, 1:].flatten())
     torch.autograd.backward(loss)
-    loss.item()  # waits for the device
+    optimizer.step()
+    optimizer.zero_grad()
+    synchronize(tokens.device)
     return time.perf_counter() - began

@@ -12,9 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config import build_model
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
-from llama_lab.job import plan_job
+from llama_lab.job import check_one_device, folder_name, plan_job
 from llama_lab.model import Cost, Decoder, measure_cost
-from llama_lab.training.run import Run, build_module, open_dataset, plan
+from llama_lab.training.display import open_display
+from llama_lab.training.folder import check_no_file
+from llama_lab.training.run import Run, build_module, encode_prompt, open_dataset, plan
 
 from .design import Variant, Variants
 from .matching import AIM, match_width
@@ -71,11 +73,14 @@ class Composed:
 def plan_study(request: Request, composer: Composer) -> Plan:
     """Plan all runs of a study. Raises ConfigError for an arm that cannot be composed, built, matched or trained."""
     variants = request.design.variants(composer)
+    folder = Path(request.runs_dir) / request.name
+    check_no_file(folder, request.runs_dir)
     check_free(request, variants.arms)
     composed = [check_arm(request, variant, composer) for variant in variants.arms]
-    dataset = open_dataset(composed[0].cfg, lambda *_: None)
+    with open_display(steps=1, rank=0) as display:
+        dataset = open_dataset(composed[0].cfg, display.prepare)
     arms = plan_arms(request, composed, dataset)
-    return Plan(describe(request, variants, arms), Path(request.runs_dir) / request.name, arms, dataset)
+    return Plan(describe(request, variants, arms), folder, arms, dataset)
 
 
 def check_free(request: Request, variants: Sequence[Variant]) -> None:
@@ -92,7 +97,9 @@ def check_free(request: Request, variants: Sequence[Variant]) -> None:
 def check_arm(request: Request, variant: Variant, composer: Composer) -> Composed:
     """Compose an arm and check all that needs neither data nor model. Raises ConfigError."""
     cfg, choices = composer.compose(*variant.overrides)
+    folder_name("arm", variant.name, "")
     plan_job(copy.deepcopy(cfg), choices, [])
+    check_one_device(cfg)
     return Composed(variant, cfg, choices)
 
 
@@ -112,6 +119,7 @@ def plan_arm(request: Request, arm: Composed, dataset: TokenDataset, reference: 
     """Build an arm, match it unless it is a reference, and plan its runs."""
     cfg = arm.cfg
     dataset.require_windows(cfg.model.max_seq_len, cfg.train.batch_size)
+    encode_prompt(cfg.train.prompt, dataset)
     width, residual = cfg.model.hidden_dim, None
     cost = cost_at(cfg, dataset, width)
     if request.match != "none":

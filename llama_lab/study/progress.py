@@ -15,62 +15,66 @@ class Progress:
 
     def __init__(self, study: Study, folder: Path) -> None:
         self._study = study
-        self._runs = {member.folder: RunFolder(folder / member.folder) for arm in study.arms for member in arm.members}
+        self._folder = folder
+        self._arms = {member.folder: arm for arm in study.arms for member in arm.members}
         self._console = Console(highlight=False, soft_wrap=True)
 
     def begin(self, run: Run) -> None:
         """A run begins."""
-        self._console.rule(f"run {len(self._ended()) + 1} of {len(self._runs)}: {run.title}{self._time_left()}")
+        ended = sum(self._status(folder) in ("done", "diverged", "failed") for folder in self._arms)
+        self._console.rule(f"run {ended + 1} of {len(self._arms)}: {run.title}{self._time_left(ended)}")
 
     def ended(self, run: Run, outcome: Outcome) -> None:
-        """A run ended: how, and against the arm that it is a step from."""
+        """A run ended: how, against the arm that it is a step from, and where all arms are at its seed."""
         if outcome != "done":
             message = run.folder.read_json("status.json")["message"]
             self._print(f"{run.title}: {outcome}, {message}")
             return
-        loss = run.folder.read_json("summary.json")["val/loss"]
-        self._print(f"{run.title}: val loss {loss:.4f}{self._step(run, loss)}")
-        self._print(f"so far: {self._so_far()}")
+        self._print(f"{run.title}: val loss {self._loss(run.title):.4f}{self._step(run.title)}")
+        self._print(f"seed {run.cfg.seed} so far: {self._so_far(run.cfg.seed)}")
 
     def failed(self, run: Run, error: BaseException) -> None:
         """A run crashed; the others go on."""
         self._print(f"{run.title}: failed, {type(error).__name__}: {error}")
 
-    def _so_far(self) -> str:
-        """The latest loss of every arm that has one."""
-        latest = {}
-        for arm in self._study.arms:
-            for folder in (self._runs[member.folder] for member in arm.members):
-                if (folder.path / "summary.json").exists():
-                    latest[arm.name] = folder.read_json("summary.json")["val/loss"]
-        return ", ".join(f"{arm} {loss:.4f}" for arm, loss in latest.items())
+    def _so_far(self, seed: int) -> str:
+        """The loss of every arm that has one at this seed, the best where there are several learning rates."""
+        losses: dict[str, list[float]] = {}
+        for folder, arm in self._arms.items():
+            if folder.endswith(f"/seed={seed}") and (loss := self._loss(folder)) is not None:
+                losses.setdefault(arm.name, []).append(loss)
+        return ", ".join(f"{arm} {min(found):.4f}" for arm, found in losses.items())
 
-    def _step(self, run: Run, loss: float) -> str:
+    def _step(self, folder: str) -> str:
         """The difference to the arm before, or the baseline, at the same seed and learning rate, if that is done."""
-        own = f"{run.arm}/seed={run.cfg.seed}"
-        arm = next(arm for arm in self._study.arms if any(member.folder == own for member in arm.members))
-        against = arm.previous or self._study.baseline
-        if against == arm.name:
-            return ""
-        other = self._runs[own.replace(arm.name, against, 1)]
-        status = other.read_status()
-        if status is None or status["status"] != "done":
-            return ""
-        return f" ({loss - other.read_json('summary.json')['val/loss']:+.4f} to {against})"
+        arm = self._arms[folder]
+        own = next(member for member in arm.members if member.folder == folder)
+        against = next(a for a in self._study.arms if a.name == (arm.previous or self._study.baseline))
+        for member in against.members:
+            same = (member.seed, member.learning_rate) == (own.seed, own.learning_rate)
+            if same and arm != against and (other := self._loss(member.folder)) is not None:
+                return f" ({(self._loss(folder) or 0) - other:+.4f} to {against.name})"
+        return ""
 
-    def _ended(self) -> list[RunFolder]:
-        """The runs that are at an end, good or bad."""
-        statuses = {folder: folder.read_status() for folder in self._runs.values()}
-        return [f for f, status in statuses.items() if status and status["status"] in ("done", "diverged", "failed")]
-
-    def _time_left(self) -> str:
+    def _time_left(self, ended: int) -> str:
         """The training time of the runs still to come, as the finished ones had it on average."""
-        ended = self._ended()
-        done = [f.read_json("summary.json")["seconds"] for f in ended if (f.path / "summary.json").exists()]
+        done = [self._run(folder) for folder in self._arms if self._status(folder) == "done"]
         if not done:
             return ""
-        left = (len(self._runs) - len(ended)) * sum(done) / len(done)
-        return f", about {duration(left)} of training left"
+        mean = sum(run.read_json("summary.json")["seconds"] for run in done) / len(done)
+        return f", about {duration((len(self._arms) - ended) * mean)} of training left"
+
+    def _run(self, folder: str) -> RunFolder:
+        """The files of a run."""
+        return RunFolder(self._folder / folder)
+
+    def _status(self, folder: str) -> str:
+        """A run's status, empty before it begins."""
+        return (self._run(folder).read_status() or {"status": ""})["status"]  # type: ignore[no-any-return]
+
+    def _loss(self, folder: str) -> float | None:
+        """The final loss of a run, None unless it is done."""
+        return self._run(folder).read_json("summary.json")["val/loss"] if self._status(folder) == "done" else None
 
     def _print(self, line: str) -> None:
         """One line, as it is."""

@@ -1,11 +1,13 @@
 """What the command line asks of a study, checked and taken apart: the study's own settings, and those of its runs."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override
 
@@ -52,11 +54,14 @@ def read_request(cfg: DictConfig, arguments: Sequence[str]) -> Request:
     option = choices["study"]
     cfg = without(cfg, "hydra")
     check_complete(cfg)
-    check_kinds(cfg, default_settings(choices))
+    defaults = default_settings(choices)
+    check_kinds(cfg, defaults)
     keys = {argument: argument.lstrip("+~").partition("=")[0] for argument in arguments}
-    for argument, key in keys.items():
-        if key in RESERVED:
-            raise ConfigError(f"{argument}: {RESERVED[key]}")
+    if "arch" in keys.values():
+        raise ConfigError(f"arch={choices['arch']}: {RESERVED['arch']}")
+    for key in RESERVED.keys() - {"arch"}:
+        if key in keys.values() or cfg[key] != defaults[key]:  # an experiment sets keys too
+            raise ConfigError(f"{key}={str(cfg[key]).lower()}: {RESERVED[key]}")
     refuse_sweeps(arguments)
     if cfg.match not in (*MATCHED, "none"):
         raise ConfigError(f"match={cfg.match}: unknown; choose {', '.join(MATCHED)} or none")
@@ -131,7 +136,15 @@ class Composer:
 
     def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
         """The config of a run, and its choice per group."""
-        cfg = self._loader.load_configuration("config", [*overrides, *self._shared], RunMode.RUN)
+        try:
+            cfg = self._loader.load_configuration("config", [*overrides, *self._shared], RunMode.RUN)
+        except ConfigCompositionException as error:
+            if not (key := re.search(r"Could not override '([^']+)'", str(error))):
+                raise
+            raise ConfigError(
+                f"{key[1]}: there is no such key with {' '.join(overrides)}; leave it out, or choose the group that "
+                f"has it for all arms"
+            ) from None
         return run_config(cfg, dict(cfg.hydra.runtime.choices))
 
     def config(self, *overrides: str) -> DictConfig:

@@ -60,6 +60,7 @@ def read_trial(path: Path) -> Trial:
     config = flatten(OmegaConf.to_container(OmegaConf.load(path / RESOLVED)))
     facts = _read_json(path / "environment.json")
     metrics = path / "metrics.csv"
+    summary = _read_json(path / "summary.json") if status["status"] == "done" else {}
     return Trial(
         path=path,
         arm=facts["arm"],
@@ -68,10 +69,17 @@ def read_trial(path: Path) -> Trial:
         message=status["message"],
         config=config,
         facts=facts,
-        summary=_read_json(path / "summary.json") if status["status"] == "done" else {},
+        summary=summary,
         metrics=read_metrics(metrics) if metrics.exists() else [],
-        lengths=_read_json(path / "eval.json").get("lengths", []) if (path / "eval.json").exists() else [],
+        lengths=_lengths(path, summary),
     )
+
+
+def _lengths(path: Path, summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """What eval.json tells of several lengths, if it is of the run as it ended."""
+    file = path / "eval.json"
+    found = _read_json(file) if file.exists() else {}
+    return found.get("lengths", []) if summary and found.get("step") == summary.get("step") else []
 
 
 def missing_trial(path: Path, arm: str, seed: int) -> Trial:

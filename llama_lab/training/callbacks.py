@@ -72,6 +72,8 @@ class Monitor(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the clock of the checkpoint."""
         self._resumed_seconds = state_dict["seconds"]
+        self.stopwatch.start(self._resumed_seconds)
+        self.stopwatch.stop()  # until training goes on, if any is left
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock, and the search for the peak of memory."""

@@ -18,6 +18,7 @@ from llama_lab.errors import ConfigError, FinishedRunError
 Status = Literal["running", "interrupted", "done", "diverged", "failed"]
 
 LOCK = ".lock"
+STATUS = "status.json"
 SAMPLE = "sample.txt"
 RESOLVED = "resolved.yaml"  # the last file that a beginning run writes
 
@@ -86,6 +87,12 @@ def write_yaml(content: Any, file: Path) -> None:
     fresh.replace(file)
 
 
+def check_no_file(path: Path, runs_dir: str) -> None:
+    """Raise ConfigError if a file is where the folder `path` should be, or a folder above it."""
+    if blocked := next((p for p in (path, *path.parents) if p.is_file()), None):
+        raise ConfigError(f"runs_dir={runs_dir}: {blocked} is a file; choose a folder")
+
+
 class RunFolder:
     """The files of one run. Reading never writes; `begin` makes the folder."""
 
@@ -96,7 +103,7 @@ class RunFolder:
 
     def read_status(self) -> dict[str, Any] | None:
         """status.json, None if there is none."""
-        return self.read_json("status.json") if (self.path / "status.json").exists() else None
+        return self.read_json(STATUS) if (self.path / STATUS).exists() else None
 
     def read_json(self, name: str) -> dict[str, Any]:
         """A JSON file of the run."""
@@ -104,7 +111,7 @@ class RunFolder:
 
     def write_status(self, status: Status, message: str = "") -> None:
         """Replace status.json; `message` says why, in one line."""
-        self.write_json("status.json", {"status": status, "message": message})
+        self.write_json(STATUS, {"status": status, "message": message})
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Replace a JSON file in one move."""
@@ -114,17 +121,15 @@ class RunFolder:
 
     def check(self, cfg: DictConfig) -> None:
         """Raise ConfigError unless `cfg` may start or go on here. Writes nothing."""
-        blocked = next((p for p in (self.path, *self.path.parents) if p.is_file()), None)
-        if blocked:
-            raise ConfigError(f"runs_dir={cfg.runs_dir}: {blocked} is a file; choose a folder")
+        check_no_file(self.path, cfg.runs_dir)
         status = self.read_status()
         if status is None:
             if cfg.resume:
                 raise ConfigError(f"resume={cfg.resume}: holds no run; name a run's folder, or leave resume out")
-            if self.path.exists() and any(file.name != LOCK for file in self.path.iterdir()):
+            if self.path.exists() and any(file.name not in (LOCK, f"{STATUS}.tmp") for file in self.path.iterdir()):
                 raise ConfigError(f"name: {self.path} holds files that are no run; choose another name or runs_dir")
             return
-        if cfg.overwrite or not (self.path / RESOLVED).exists():  # the latter was killed as it began
+        if cfg.overwrite or not (self.path / RESOLVED).exists():  # without it: killed as it began, or was cleared
             return
         finished = status["status"] == "done"
         changed = self.changed_keys(cfg, EXTENDABLE if cfg.resume else CHANGEABLE)
@@ -153,7 +158,7 @@ class RunFolder:
         environment.json tells of this session, and below `earlier_sessions` of those before it. Raises ConfigError,
         and writes nothing, if the checkpoint comes from other data or another precision.
         """
-        if cfg.overwrite:
+        if cfg.overwrite or not (self.path / RESOLVED).exists():
             self.clear()
         sessions = self._earlier_sessions(environment)
         self.write_status("running")
@@ -177,8 +182,12 @@ class RunFolder:
         return [*last.pop("earlier_sessions", []), last]
 
     def clear(self) -> None:
-        """Delete everything but the lock, which this process holds."""
-        for file in self.path.iterdir():
+        """Delete everything but the lock, which this process holds.
+
+        The config goes first and the status last, so that a kill in between leaves what `begin` clears again.
+        """
+        files = list(self.path.iterdir())
+        for file in sorted(files, key=lambda file: (file.name == STATUS, file.name != RESOLVED)):
             if file.is_dir():
                 shutil.rmtree(file)
             elif file.name != LOCK:

@@ -24,6 +24,11 @@ class Hardware:
     device_name: str
 
     @property
+    def torch_device(self) -> torch.device:
+        """The first device, for PyTorch."""
+        return torch.device({"gpu": "cuda"}.get(self.accelerator, self.accelerator))
+
+    @property
     def world_size(self) -> int:
         """Devices over all nodes."""
         return self.devices * self.num_nodes

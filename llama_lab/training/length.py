@@ -59,7 +59,7 @@ def evaluation(cfg: DictConfig, dataset: TokenDataset, model: Decoder, hardware:
     if multiples:
         times = ", ".join(f"{multiple:g}" for multiple in multiples)
         print(f"evaluating at {times} x {model.max_seq_len:,} tokens", flush=True)
-    device = torch.device({"gpu": "cuda"}.get(hardware.accelerator, hardware.accelerator))
+    device = hardware.torch_device
     if hardware.precision == "bf16-true":
         model.bfloat16()
     batch_tokens = (cfg.train.micro_batch_size or cfg.train.batch_size) * model.max_seq_len

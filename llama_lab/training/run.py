@@ -254,6 +254,8 @@ def fit(
     """Run Lightning's loop from `checkpoint`, or from the start, to the budget; write the status of any other end."""
     cfg, folder = run.cfg, run.folder
     start_step = checkpoint_step(checkpoint)
+    if start_step == run.steps and is_evaluated(run):  # killed after that, for instance while it sampled
+        monitor.evaluated_step = run.steps
     loggers = open_loggers(run, start_step, facts)
     stop = StopRequest()
     evaluate_every = math.ceil(run.steps / cfg.train.evaluations)
@@ -303,6 +305,11 @@ def fit(
     if current_rank() == 0 and outcome != "done":
         folder.write_status(outcome, message)
     return outcome
+
+
+def is_evaluated(run: Run) -> bool:
+    """Whether metrics.csv holds the evaluation of the last step."""
+    return any(row["step"] == run.steps and "val/loss" in row for row in read_metrics(run.folder.metrics))
 
 
 def checkpoint_step(checkpoint: Path | None) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def test_a_dry_run_prints_the_arms_and_their_costs_and_writes_nothing(study: Cal
     assert (ran.code, ran.err) == (0, "")
     assert not (ran.cwd / "runs").exists()
     assert "climb: 3 arms, 6 runs" in ran.out
-    for expected in ("vanilla", "+rmsnorm", "+swiglu", "residual", "MFLOP", "KV B", "time"):
+    for expected in ("vanilla", "+rmsnorm", "+swiglu", "residual", "FLOPs", "KV B", "time"):
         assert expected in ran.out
     assert max(len(line) for line in ran.out.splitlines() if "│" in line or "─" in line) <= 80
 
@@ -127,6 +128,17 @@ def test_another_seed_trains_that_seed_alone(study: Callable[..., Ran]) -> None:
     after = written(folder)
     assert {file: time for file, time in after.items() if file in before} == before
     assert len(summaries(folder)) == 9
+
+
+def test_seeds_that_are_left_out_are_told_of(study: Callable[..., Ran]) -> None:
+    folder = study(*LADDER).cwd / "runs" / "climb"
+    assert Study.load(folder).notes == (
+        "Not the whole way: vanilla and llama2 also differ on block, position, attention, embedding, init.",
+    )
+    assert study(*LADDER, "study.seeds=[2]").code == 0
+    left = "Not part of this report, though in its folder: +rmsnorm/seed=1, +swiglu/seed=1, vanilla/seed=1."
+    assert left in Study.load(folder).notes
+    assert left in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_changed_arm_is_refused_by_its_key_and_retrained_on_demand_alone(study: Callable[..., Ran]) -> None:
@@ -187,6 +199,39 @@ def test_a_diverged_run_is_an_end_too(study: Callable[..., Ran]) -> None:
     assert written(folder) == before, "it would diverge again"
 
 
+@pytest.mark.parametrize("left", ["resolved.yaml", "status.json"])
+def test_a_kill_while_old_runs_are_cleared_lets_no_old_weights_in(study: Callable[..., Ran], left: str) -> None:
+    """A run's config goes first and its status last: between the two, its checkpoint must not be taken up."""
+    overrides = ("study=ladder", "study.axes=[norm]", "study.seeds=[1]", "name=climb", *SHORT)
+    folder = study(*overrides).cwd / "runs" / "climb"
+    changed = (*overrides, "optim.lr=1e-5")
+    assert study(*changed, "study.overwrite=true").code == 0
+    expected = summaries(folder)["vanilla/seed=1"]["val/loss"]
+    assert study(*overrides, "study.overwrite=true").code == 0
+    run = folder / "vanilla" / "seed=1"
+    (run / "resolved.yaml").unlink()
+    if left == "status.json":  # the last thing that is cleared
+        shutil.rmtree(run)
+        run.mkdir()
+        (run / "status.json.tmp").write_text("{")
+    assert study(*changed, "study.overwrite=true").code == 0
+    assert summaries(folder)["vanilla/seed=1"]["val/loss"] == expected
+
+
+def test_an_experiment_may_hold_a_study_but_not_a_seed(study: Callable[..., Ran], tmp_path: Path) -> None:
+    (tmp_path / "my_conf" / "experiment").mkdir(parents=True)
+    experiment = tmp_path / "my_conf" / "experiment" / "mine.yaml"
+    text = "# @package _global_\ndefaults:\n  - override /study: ladder\nstudy:\n  axes: [norm]\n  seeds: [4]\n"
+    experiment.write_text(text + "name: ours\n")
+    ran = study("--config-dir=my_conf", "experiment=mine", *SHORT)
+    assert (ran.code, ran.err) == (0, "")
+    assert set(statuses(tmp_path / "runs" / "ours")) == {"vanilla/seed=4", "+rmsnorm/seed=4"}
+    experiment.write_text(text + "seed: 7\n")
+    assert study("--config-dir=my_conf", "experiment=mine").err.startswith(
+        "error: seed=7: a study's seeds are study.seeds"
+    )
+
+
 def test_every_run_of_a_study_is_a_command_of_its_own(study: Callable[..., Ran], command: Command) -> None:
     folder = study(*LADDER).cwd / "runs" / "climb"
     overrides = yaml.safe_load((folder / "+swiglu" / "seed=2" / "overrides.yaml").read_text())
@@ -232,7 +277,7 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         (["study=ladder", "seed=3"], "seed=3: a study's seeds are study.seeds"),
         (
             ["study=ladder", "overwrite=true"],
-            "overwrite=true: use study.overwrite=true|overwrite=true: study.overwrite",
+            "overwrite=true: study.overwrite=true retrains",
         ),
         (["study=ladder", "norm=none,rmsnorm"], "norm=none,rmsnorm: a study takes one value"),
         (
@@ -244,6 +289,28 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         (["study=learning_rate", "optim.lr=1e-3"], "optim.lr=1e-3: the study sets optim.lr itself"),
         (["study=ladder", "optim.lr=-1"], r"optim.*lr.*\(arm vanilla\)"),
         (["study=ladder", "train.eval_lengths=[0]"], r"train.eval_lengths=\[0\]: 0 is no multiple of the context"),
+        (
+            ["study=context", "study.lengths=[a]"],
+            r"study.lengths=\[a\]: must hold one or more levels, each once, each a number",
+        ),
+        (
+            ["study=depth", "study.warmups=[a]"],
+            r"study.warmups=\[a\]: must hold one or more levels, each once, each a number",
+        ),
+        (["study=learning_rate", "study.learning_rates=1e-3"], "study.learning_rates=0.001: must be a list"),
+        (["study=kv_heads", "study.kv_heads=[]"], r"study.kv_heads=\[\]: must hold one or more"),
+        (["study=ladder", "study.axes=[norm,1]"], "study.axes: 1 is no axis"),
+        (["study=ladder", "study.axes=norm"], "study.axes=norm: must be a list"),
+        (
+            ["study=factorial", "study.axes=null", "study.fraction=0.0625"],
+            "study.fraction=0.0625: with 7 axes choose 1, 0.5",
+        ),
+        (
+            ["study=ladder", "study.base=gpt2", "model.position.theta=5e5"],
+            "model.position.theta: there is no such key with arch=gpt2",
+        ),
+        (["study=ladder", "trainer=cpu", "trainer.devices=2"], "trainer.devices=2: a sweep in one process"),
+        (["study=ladder", "train.prompt=é", "tokenizer=char", "data.document_chars=9"], "train.prompt=é: "),
         (["study=ladder", "name=a/b"], "name=a/b: names a folder below runs_dir"),
         (["match=flops"], "match=flops: no such key"),
     ],

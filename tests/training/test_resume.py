@@ -290,3 +290,21 @@ def test_a_finished_run_trains_further_with_resume_and_more_tokens(tiny: list[st
     assert trained_state(run.folder.path)["global_step"] == 60
     peak = run.cfg.optim.lr
     assert short[-2]["optim/lr"] < 0.15 * peak < further[len(short)]["optim/lr"], "the schedule is not the new budget's"
+
+
+def test_a_run_that_fails_after_its_last_step_ends_with_the_same_rows_and_its_time(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = (*tiny, "train.tokens=5120", f"runs_dir={tmp_path}")
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("killed while it sampled")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr("llama_lab.training.run.sample_text", failing)
+        train(planned(*overrides))
+    run = planned(*overrides)
+    before = rows(run.folder.path)
+    assert train(run) == "done"
+    assert rows(run.folder.path) == before
+    assert run.folder.read_json("summary.json")["seconds"] == before[-1]["seconds"] > 0

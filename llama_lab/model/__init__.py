@@ -2,5 +2,6 @@
 
 from .cost import Cost, measure_cost
 from .decoder import Decoder
+from .generate import Sampling, generate
 
-__all__ = ["Cost", "Decoder", "measure_cost"]
+__all__ = ["Cost", "Decoder", "Sampling", "generate", "measure_cost"]

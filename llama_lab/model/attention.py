@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cache import LayerCache
+from .cache import LayerCache, Lookup, look_up, new_layer_cache
 from .init import ResidualOutput
 from .position import Position
 
@@ -14,35 +14,60 @@ Norm = Callable[[int], nn.Module]
 
 
 class Layout:
-    """What the layers of one forward pass share: where its tokens stand, RoPE's tables, and the masks.
+    """What the layers of one forward pass share: where its tokens stand, RoPE's tables, lookups in caches, and masks.
 
+    positions: `(T,)` without a cache; `(B, T)` with one, or `(1, T)` where all sequences are equally long.
+    shortest, longest: bounds on how many tokens the sequences had before, as far as shapes may depend on it.
     Masks are kept per window, because all layers with the same window see the same keys.
     """
 
-    def __init__(self, position: Position, start: int, length: int, device: torch.device) -> None:
+    def __init__(self, position: Position, positions: Tensor, shortest: int = 0, longest: int = 0) -> None:
         self.position = position
-        self.positions = torch.arange(start, start + length, device=device)
-        self.rotation = position.rotation(self.positions)
+        self.positions = positions
+        self.shortest, self.longest = shortest, longest
+        self.rotation = position.rotation(for_heads(positions, 1))
         self.biased = type(position).bias is not Position.bias
+        self._lookups: dict[int, Lookup] = {}
         self._masks: dict[int | None, Tensor] = {}
 
-    def mask(self, key_positions: Tensor, window: int | None) -> Tensor:
-        """Float32 `(Tq, Tk)` or `(H, Tq, Tk)` to add to the scores: the position bias, and -inf where nothing is seen.
+    def lookup(self, slots: int) -> Lookup:
+        """Where layers with a cache of so many slots write and read."""
+        if slots not in self._lookups:
+            self._lookups[slots] = look_up(self.positions, slots, self.longest)
+        return self._lookups[slots]
 
-        A query sees the keys at its own position and before it; with a window, itself and `window - 1` before.
+    def causal(self, window: int | None) -> bool:
+        """Whether queries look at their own pass alone and a position hides nothing but what comes after it."""
+        return self.longest == 0 and not self.biased and (window is None or window >= self.positions.shape[-1])
+
+    def all_visible(self, lookup: Lookup) -> bool:
+        """Whether a single new token sees all that is read: no slot is empty, and no score has a bias."""
+        return self.positions.shape[-1] == 1 and self.shortest + 1 >= lookup.filled and not self.biased
+
+    def mask(self, key_positions: Tensor, window: int | None) -> Tensor:
+        """Float32 to add to the scores: the position bias, and -inf where nothing is seen.
+
+        `(Tq, Tk)` or `(H, Tq, Tk)` without a cache; `(B, 1, Tq, Tk)` or `(B, H, Tq, Tk)` with one. A query sees the
+        keys at its own position and before it; with a window, itself and `window - 1` before.
         """
         mask = self._masks.get(window)
         if mask is None:
-            distance = self.positions[:, None] - key_positions[None, :]
-            hidden = (distance < 0) | (key_positions < 0)
+            distance = self.positions[..., :, None] - key_positions[..., None, :]
+            hidden = (distance < 0) | (key_positions < 0)[..., None, :]
             if window is not None:
                 hidden = hidden | (distance >= window)
+            hidden = for_heads(hidden, 2)
             bias = self.position.bias(self.positions, key_positions)
             if bias is None:
-                bias = torch.zeros(distance.shape, device=distance.device)
+                bias = torch.zeros(hidden.shape, device=hidden.device)
             mask = bias.masked_fill(hidden, float("-inf"))
             self._masks[window] = mask
         return mask
+
+
+def for_heads(x: Tensor, n_dims: int) -> Tensor:
+    """`x`, with a dimension of 1 for the heads after that of the batch, if it has one before the last `n_dims`."""
+    return x.unsqueeze(1) if x.ndim > n_dims else x
 
 
 def reference_attention(
@@ -122,15 +147,20 @@ class GroupedQueryAttention(nn.Module):
         query, key, value = self._heads(x)
         if layout.rotation is not None:
             query, key = layout.rotation(query), layout.rotation(key)
-        key_positions = layout.positions
-        if cache is not None:
-            key, value, key_positions = cache.update(key, value, layout.positions)
-        mixed = self._attend(query, key.type_as(query), value.type_as(query), layout, key_positions)
+        if cache is None:
+            mixed = self._attend(query, key, value, layout, layout.positions)
+        else:
+            lookup = layout.lookup(cache.slots)
+            key, value = (seen.type_as(query) for seen in cache.update(key, value, lookup))
+            if x.shape[1] == 1 and self.kernel == "sdpa":
+                mixed = self._decode(query, key, value, layout, lookup)
+            else:
+                mixed = self._attend(query, key, value, layout, lookup.key_positions)
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def new_cache(self, batch_size: int, context: int, dtype: torch.dtype, device: torch.device) -> LayerCache:
         """An empty cache for `context` tokens, of which a windowed layer keeps the last `window`."""
-        return LayerCache(batch_size, self.n_kv_heads, self.context(context), self.head_dim, dtype, device)
+        return new_layer_cache(batch_size, self.n_kv_heads, self.context(context), self.head_dim, dtype, device)
 
     def context(self, length: int) -> int:
         """How many of `length` positions the last query sees, and so how many a cache holds."""
@@ -141,7 +171,7 @@ class GroupedQueryAttention(nn.Module):
         query, key, value = self.query(x), self.key(x), self.value(x)
         if self.qk_norm == "projection":
             query, key = self.query_norm(query), self.key_norm(key)
-        query, key, value = (p.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for p in (query, key, value))
+        query, key, value = (p.view(*p.shape[:-1], -1, self.head_dim).transpose(1, 2) for p in (query, key, value))
         if self.qk_norm == "head":
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
@@ -151,12 +181,24 @@ class GroupedQueryAttention(nn.Module):
         if self.kernel == "reference":
             return reference_attention(query, key, value, layout.mask(key_positions, self.window), self.softcap)
         shared = self.n_kv_heads != self.n_heads
-        uncached = key_positions is layout.positions
-        all_visible = self.window is None or self.window >= key.shape[2]
-        if uncached and all_visible and not layout.biased:
+        if layout.causal(self.window):
             return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=shared)
         mask = layout.mask(key_positions, self.window).type_as(query)
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=shared)
+
+    def _decode(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup) -> Tensor:
+        """Mix values for one token `(B, H, 1, Dh)`.
+
+        The heads that share a key head take the place of its queries in time, since one token leaves that free: so the
+        kernel reads each key once, and copies none.
+        """
+        mask = None
+        if not layout.all_visible(lookup):
+            mask = layout.mask(lookup.key_positions, self.window).type_as(query)
+            if layout.biased:
+                mask = mask.reshape(mask.shape[0], self.n_kv_heads, -1, mask.shape[-1])
+        groups = query.reshape(query.shape[0], self.n_kv_heads, -1, self.head_dim)  # (B, Hkv, H / Hkv, Dh)
+        return F.scaled_dot_product_attention(groups, key, value, attn_mask=mask).flatten(1, 2).unsqueeze(2)
 
 
 class MultiHeadAttention(GroupedQueryAttention):

@@ -1,62 +1,163 @@
-"""Key-value caches for generation: preallocated, one per layer, a ring where attention has a window."""
+"""Key-value caches for generation: preallocated, one per layer, a ring where attention has a window.
+
+Position p of a sequence lives in slot p mod S of a layer with S slots. So where everything is follows from how many
+tokens each sequence has had, and nothing else is kept. Keys are stored after their rotation.
+"""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-class LayerCache:
-    """Keys and values of one layer: two tensors `(B, n_kv_heads, S, Dh)`, where S slots hold the last S positions.
+class Lookup(NamedTuple):
+    """Where layers with the same number of slots put the new tokens of a pass, and which keys its queries look at.
 
-    Without a window S is the whole context; with one S is the window, and position p lives in slot p mod S.
+    slots: `(B, min(T, S))`, or `(1, ...)` where all sequences are equally long, of the last new tokens.
+    filled: the first so many slots are read, those that any sequence uses.
+    in_place: the new tokens are written first and read from their slots; otherwise what the slots held is read before
+        they are written, since a ring would overwrite what the first of the new tokens may see.
+    key_positions: `(B, Tk)`, or `(1, Tk)`, of the keys that are read; negative ones mark slots that are empty.
     """
 
-    def __init__(
-        self,
-        batch_size: int,
-        n_kv_heads: int,
-        slots: int,
-        head_dim: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        shape = (batch_size, n_kv_heads, slots, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self.positions = torch.full((slots,), -1, device=device)
+    slots: Tensor
+    filled: int
+    in_place: bool
+    key_positions: Tensor
+
+
+def look_up(positions: Tensor, slots: int, longest: int) -> Lookup:
+    """The lookup of tokens at `positions (B, T)` or `(1, T)`, where no sequence had more than `longest` before them."""
+    T = positions.shape[1]
+    in_place = T == 1 or longest + T <= slots
+    filled = min(longest + T if in_place else longest, slots)
+    last = positions[:, -1:] if in_place else positions[:, :1] - 1  # the last position in the slots when they are read
+    key_positions = last - (last - torch.arange(filled, device=positions.device)) % slots
+    if not in_place:
+        key_positions = torch.cat((key_positions, positions), 1)
+    return Lookup(positions[:, -slots:] % slots, filled, in_place, key_positions)
+
+
+class LayerCache:
+    """Keys and values of one layer, each `(B, n_kv_heads, S, Dh)`; see `new_layer_cache`."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+
+    @property
+    def slots(self) -> int:
+        """How many positions it holds, S."""
+        return self.tensors[0].shape[2]
 
     @property
     def nbytes(self) -> int:
-        """Bytes that keys and values take."""
-        return self.keys.nbytes + self.values.nbytes
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
 
-    def update(self, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Add `keys, values (B, Hkv, T, Dh)` at `positions (T,)`; return all that a query may look at, and where it is.
+    def encode(self, keys: Tensor, values: Tensor) -> list[Tensor]:
+        """Keys and values `(B, Hkv, T, Dh)` as they are stored."""
+        return [keys.type_as(self.tensors[0]), values.type_as(self.tensors[1])]
 
-        The returned keys and values are `(B, Hkv, S + T, Dh)` and their positions `(S + T,)`, -1 marking empty slots:
-        the slots as they were before, then the new tokens, since a ring would overwrite what the first of them may see.
-        """
-        seen = (
-            torch.cat((self.keys, keys.type_as(self.keys)), 2),
-            torch.cat((self.values, values.type_as(self.values)), 2),
-            torch.cat((self.positions, positions)),
-        )
-        kept = positions[-self.positions.shape[0] :]
-        slots = kept % self.positions.shape[0]
-        self.keys[:, :, slots] = keys[:, :, -kept.shape[0] :].type_as(self.keys)
-        self.values[:, :, slots] = values[:, :, -kept.shape[0] :].type_as(self.values)
-        self.positions[slots] = kept
-        return seen
+    def decode(self, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values `(B, Hkv, Tk, Dh)` from what is stored."""
+        keys, values = tensors
+        return keys, values
+
+    def update(self, keys: Tensor, values: Tensor, lookup: Lookup) -> tuple[Tensor, Tensor]:
+        """Add `keys, values (B, Hkv, T, Dh)`; return those at `lookup.key_positions`, `(B, Hkv, Tk, Dh)`."""
+        new = self.encode(keys, values)
+        if lookup.in_place:
+            self._write(new, lookup.slots)
+        seen = [tensor[:, :, : lookup.filled] for tensor in self.tensors]
+        if not lookup.in_place:
+            seen = [torch.cat(pair, 2) for pair in zip(seen, new, strict=True)]
+            self._write(new, lookup.slots)
+        return self.decode(seen)
+
+    def row(self, index: int) -> "LayerCache":
+        """A view of one sequence: what is written to it is written here."""
+        return type(self)([tensor[index : index + 1] for tensor in self.tensors])
+
+    def _write(self, new: list[Tensor], slots: Tensor) -> None:
+        """Put the last of the new tokens into their slots `(B, n)` or `(1, n)`."""
+        index = slots[:, None, :, None]
+        for tensor, source in zip(self.tensors, new, strict=True):
+            kept = source[:, :, -index.shape[2] :]
+            tensor.scatter_(2, index.expand(kept.shape), kept)
+
+
+class Int8LayerCache(LayerCache):
+    """Keys and values rounded to int8, with one float32 scale for each head and token (absmax quantisation)."""
+
+    def encode(self, keys: Tensor, values: Tensor) -> list[Tensor]:
+        """Keys and values `(B, Hkv, T, Dh)` as int8, and their scales `(B, Hkv, T, 1)`."""
+        return [*quantise(keys), *quantise(values)]
+
+    def decode(self, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Float32 keys and values `(B, Hkv, Tk, Dh)`."""
+        keys, key_scales, values, value_scales = tensors
+        return keys * key_scales, values * value_scales
+
+
+def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`x (..., n)` as int8 `(..., n)` and float32 scales `(..., 1)`, so that their product is `x` to half a scale."""
+    x = x.float()
+    scales = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scales.clamp(min=torch.finfo(torch.float32).tiny)).round().to(torch.int8), scales
+
+
+def new_layer_cache(
+    batch_size: int, n_kv_heads: int, slots: int, head_dim: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> LayerCache:
+    """An empty cache of `slots` positions, in any floating dtype or in int8. Raises ValueError for another dtype."""
+
+    def column(width: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(batch_size, n_kv_heads, slots, width, dtype=dtype, device=device)
+
+    if dtype == torch.int8:
+        return Int8LayerCache([column(n, kind) for n, kind in ((head_dim, dtype), (1, torch.float32)) * 2])
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype={dtype}: cannot hold keys and values; choose a floating-point dtype, or torch.int8")
+    return LayerCache([column(head_dim, dtype), column(head_dim, dtype)])
 
 
 class KVCache:
-    """The caches of all layers, how many tokens they have seen, and how many they are for."""
+    """The caches of all layers, and how many tokens each sequence has had.
 
-    def __init__(self, layers: list[LayerCache], context: int) -> None:
+    lengths: int64 `(B,)` on the CPU, so that asking for them never waits for a GPU.
+    context: how many tokens a sequence may have; None where every layer's window slides, and there is no end.
+    """
+
+    def __init__(self, layers: list[LayerCache], lengths: Tensor, context: int | None) -> None:
         self.layers = layers
+        self.lengths = lengths
         self.context = context
-        self.length = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all keys and values take."""
+        """Bytes that all keys and values take, with the scales of int8 ones."""
         return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def slots(self) -> int:
+        """The slots of the largest layer."""
+        return max(layer.slots for layer in self.layers)
+
+    def row(self, index: int) -> "KVCache":
+        """A view of one sequence, so that its prompt can be read by itself; what is written to it is written here."""
+        return KVCache([layer.row(index) for layer in self.layers], self.lengths[index : index + 1], self.context)
+
+    def reserve(self, n_tokens: int) -> tuple[int, int]:
+        """How many tokens the shortest and the longest sequence have; ValueError unless `n_tokens` more have room."""
+        lengths = self.lengths.tolist()
+        shortest, longest = min(lengths), max(lengths)
+        if self.context is not None and longest + n_tokens > self.context:
+            raise ValueError(f"context={self.context}: the cache is for so many tokens, not for {longest + n_tokens}")
+        return shortest, longest
+
+    def next_positions(self, n_tokens: int, device: torch.device) -> Tensor:
+        """Where the next `n_tokens` of each sequence stand: `(B, T)`, or `(1, T)` if all are equally long."""
+        starts = self.lengths[:, None]
+        if bool((starts == starts[0]).all()):
+            starts = starts[:1]
+        return (starts + torch.arange(n_tokens)).to(device)

@@ -5,6 +5,7 @@ Nothing is computed: a decoder built under `torch.device("meta")` answers for an
 
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from .attention import GroupedQueryAttention
@@ -35,8 +36,8 @@ class Cost:
     kv_bytes: int
 
 
-def measure_cost(model: Decoder, seq_len: int | None = None, kv_bytes_per_element: int = 2) -> Cost:
-    """The costs of `model` on sequences of `seq_len` tokens (`max_seq_len` unless told), with a 16-bit KV cache.
+def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dtype = torch.bfloat16) -> Cost:
+    """The costs of `model` on sequences of `seq_len` tokens (`max_seq_len` unless told), with KV caches of `kv_dtype`.
 
     Source: Kaplan et al. 2020, table 1, with attention's discount and grouped heads made exact.
     """
@@ -48,7 +49,7 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_bytes_per_elemen
     linear = 2 * sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     layers = model.attention_layers
     flops = linear + sum(score_flops(layer, mean_visible_keys(seq_len, layer.context(seq_len))) for layer in layers)
-    widths = [2 * layer.n_kv_heads * layer.head_dim * kv_bytes_per_element for layer in layers]
+    widths = [2 * layer.n_kv_heads * kv_bytes_per_head(layer.head_dim, kv_dtype) for layer in layers]
     return Cost(
         seq_len=seq_len,
         params=params,
@@ -59,6 +60,11 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_bytes_per_elemen
         kv_bytes_per_token=sum(widths),
         kv_bytes=sum(width * layer.context(seq_len) for width, layer in zip(widths, layers, strict=True)),
     )
+
+
+def kv_bytes_per_head(head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of one token's key, or value, in one head: its elements, and for int8 a float32 scale."""
+    return head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
 
 
 def mean_visible_keys(seq_len: int, window: int) -> float:

@@ -1,6 +1,6 @@
 """The decoder-only language model: embeddings, blocks, head. It knows no component by name, only their factories."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .attention import GroupedQueryAttention, Layout, Norm
 from .block import Block
-from .cache import KVCache
+from .cache import KVCache, LayerCache
 from .embedding import Embedding
 from .init import WeightInit, initialise
 from .position import Position
@@ -81,54 +81,59 @@ class Decoder(nn.Module):
 
         Raises ValueError where the position encoding, or the cache, has come to its end.
         """
-        start = 0 if cache is None else cache.length
-        end = start + tokens.shape[1]
-        if cache is not None and end > cache.context:
-            raise ValueError(f"context={cache.context}: the cache is for so many tokens, not for {end}")
-        if self.position.max_positions is not None and end > self.position.max_positions:
-            raise ValueError(f"max_seq_len={self.max_seq_len}: this position encoding ends there, not at {end} tokens")
-        layout = Layout(self.position, start, tokens.shape[1], tokens.device)
+        return self.embedding.logits(self.read(tokens, cache))
+
+    def read(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
+        """What the head turns into logits, `(B, T, D)`; see `forward`."""
+        T = tokens.shape[1]
+        if cache is None:
+            self.check_positions(T)
+            return self.transform(tokens, Layout(self.position, torch.arange(T, device=tokens.device)))
+        shortest, longest = cache.reserve(T)
+        self.check_positions(longest + T)
+        x = self.transform(
+            tokens, Layout(self.position, cache.next_positions(T, tokens.device), shortest, longest), cache.layers
+        )
+        cache.lengths += T
+        return x
+
+    def transform(self, tokens: Tensor, layout: Layout, caches: Sequence[LayerCache] | None = None) -> Tensor:
+        """Embeddings, blocks and the last norm: `tokens (B, T)` to `(B, T, D)`, keeping keys and values in `caches`."""
         x = self.dropout(self.position.embed(self.embedding(tokens), layout.positions))
         for i, block in enumerate(self.blocks):
-            x = block(x, layout, None if cache is None else cache.layers[i])
-        if cache is not None:
-            cache.length = end
-        return self.embedding.logits(x if self.norm is None else self.norm(x))
+            x = block(x, layout, None if caches is None else caches[i])
+        return x if self.norm is None else self.norm(x)  # type: ignore[no-any-return]
+
+    def check_positions(self, length: int) -> None:
+        """Raise ValueError where the position encoding ends before `length` tokens."""
+        if self.position.max_positions is not None and length > self.position.max_positions:
+            raise ValueError(
+                f"max_seq_len={self.max_seq_len}: this position encoding ends there, not at {length} tokens"
+            )
 
     def new_cache(self, batch_size: int, context: int | None = None, dtype: torch.dtype | None = None) -> KVCache:
-        """An empty KV cache for `context` tokens (`max_seq_len` unless told), in the model's dtype unless told."""
+        """An empty KV cache for `context` tokens (`max_seq_len` unless told), in the model's dtype unless told.
+
+        It slides, and never ends, if every layer has a window within the context. Raises ValueError for a `dtype` that
+        cannot hold keys and values: it may be any floating one, or int8.
+        """
         weight = self.embedding.tokens.weight
         context = context or self.max_seq_len
         dtype = dtype or weight.dtype
         layers = [layer.new_cache(batch_size, context, dtype, weight.device) for layer in self.attention_layers]
-        return KVCache(layers, context)
+        slides = all(layer.window is not None and layer.window <= context for layer in self.attention_layers)
+        return KVCache(layers, torch.zeros(batch_size, dtype=torch.long), None if slides else context)
+
+    @property
+    def max_context(self) -> int | None:
+        """The longest text; None where every layer's window slides and the positions have no end."""
+        slides = all(layer.window is not None for layer in self.attention_layers)
+        return None if slides and self.position.max_positions is None else self.max_seq_len
 
     @property
     def attention_layers(self) -> list[GroupedQueryAttention]:
         """The attention of each block, from the first."""
         return [cast(Block, block).attention for block in self.blocks]
-
-    @torch.no_grad()
-    def generate(
-        self, prompt: list[int], length: int, temperature: float = 1.0, generator: torch.Generator | None = None
-    ) -> Iterator[int]:
-        """Yield `length` sampled tokens after a non-empty `prompt`, one at a time, with a KV cache.
-
-        Temperature 0 takes the likeliest. Raises ValueError if prompt and sample exceed `max_seq_len`.
-        """
-        if len(prompt) + length > self.max_seq_len:
-            raise ValueError(f"max_seq_len={self.max_seq_len}: cannot hold {len(prompt)} + {length} tokens")
-        device = self.embedding.tokens.weight.device
-        cache = self.new_cache(1, len(prompt) + length)
-        tokens = torch.tensor([prompt], device=device)
-        for _ in range(length):
-            logits = self(tokens, cache)[0, -1].float().cpu()
-            if temperature == 0:
-                token = int(logits.argmax())
-            else:
-                token = int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
-            yield token
-            tokens = torch.tensor([[token]], device=device)
 
 
 def check_sizes(**sizes: int) -> None:

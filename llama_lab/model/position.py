@@ -1,7 +1,8 @@
 """Position encodings. A model has exactly one, and each is one of three kinds, by the hook it overrides.
 
 `embed` adds to the token embeddings (sinusoidal, learned), `rotation` turns queries and keys (RoPE), and `bias` is
-added to the attention scores (ALiBi, relative). Positions are integer tensors `(T,)`, counted from 0.
+added to the attention scores (ALiBi, relative). Positions are integer tensors `(..., T)`, counted from 0: `(T,)` for
+all sequences, `(B, T)` where each has its own.
 """
 
 import math
@@ -14,7 +15,10 @@ from .init import Table, check_positive
 
 
 class Rotation(NamedTuple):
-    """RoPE's tables for some positions: `cos` and `sin` are float32 `(T, R / 2)`; the first R of Dh dimensions turn."""
+    """RoPE's tables for some positions: the first R of Dh dimensions turn.
+
+    cos, sin: float32 `(T, R / 2)`, or `(B, 1, T, R / 2)` where each sequence has positions of its own.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -23,14 +27,15 @@ class Rotation(NamedTuple):
     def __call__(self, x: Tensor) -> Tensor:
         """Rotate queries or keys `x (B, H, T, Dh)`, in float32 whatever the dtype of `x`."""
         half = self.cos.shape[-1]
-        turned, passed = x[..., : 2 * half].float(), x[..., 2 * half :]
+        whole = 2 * half == x.shape[-1]
+        turned = (x if whole else x[..., : 2 * half]).float()
         if self.interleaved:
             a, b = turned[..., 0::2], turned[..., 1::2]
         else:
             a, b = turned[..., :half], turned[..., half:]
         pair = (a * self.cos - b * self.sin, a * self.sin + b * self.cos)
         turned = torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
-        return torch.cat((turned.type_as(x), passed), -1)
+        return turned.type_as(x) if whole else torch.cat((turned.type_as(x), x[..., 2 * half :]), -1)
 
 
 class Position(nn.Module):
@@ -50,11 +55,11 @@ class Position(nn.Module):
         return x
 
     def rotation(self, positions: Tensor) -> Rotation | None:
-        """Tables that turn queries and keys, or None."""
+        """Tables that turn queries and keys, or None; `positions (B, 1, T)` leave a dimension for the heads."""
         return None
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
-        """Float32 `(H, Tq, Tk)` to add to the scores, or None."""
+        """Float32 `(..., H, Tq, Tk)` to add to the scores, or None."""
         return None
 
 
@@ -85,8 +90,8 @@ class Sinusoidal(Position):
         self.amplitude = amplitude
 
     def table(self, positions: Tensor) -> Tensor:
-        """Float32 `(T, dim)`."""
-        angles = positions.float()[:, None] * inverse_frequencies(self.dim, self.theta, positions.device)
+        """Float32 `(..., T, dim)`."""
+        angles = positions.float()[..., None] * inverse_frequencies(self.dim, self.theta, positions.device)
         waves = (angles.sin(), angles.cos())
         table = torch.stack(waves, -1).flatten(-2) if self.interleaved else torch.cat(waves, -1)
         return self.amplitude * table
@@ -255,7 +260,7 @@ class Rope(Position):
         """Tables for `positions`."""
         frequencies = (self.scaling or inverse_frequencies)(self.rotary_dim, self.theta, positions.device)
         gain = self.scaling.attention_factor if self.scaling else 1.0
-        angles = positions.float()[:, None] * frequencies
+        angles = positions.float()[..., None] * frequencies
         return Rotation(gain * angles.cos(), gain * angles.sin(), self.interleaved)
 
 
@@ -279,10 +284,10 @@ class Alibi(Position):
         self.slopes = alibi_slopes(n_heads)
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        """Float32 `(H, Tq, Tk)`: minus slope times distance."""
+        """Float32 `(..., H, Tq, Tk)`: minus slope times distance."""
         slopes = torch.tensor(self.slopes, device=query_positions.device)
-        distance = query_positions[:, None] - key_positions[None, :]
-        return -slopes[:, None, None] * distance.float()
+        distance = query_positions[..., :, None] - key_positions[..., None, :]
+        return -slopes[:, None, None] * distance.float()[..., None, :, :]
 
 
 class Relative(Position):
@@ -322,6 +327,6 @@ class Relative(Position):
         return torch.where(distance < exact, distance, logarithmic.clamp(max=n_buckets - 1))
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-        """Float32 `(H, Tq, Tk)`."""
-        distance = query_positions[:, None] - key_positions[None, :]
-        return self.table(self.buckets(distance)).permute(2, 0, 1).float()  # type: ignore[no-any-return]
+        """Float32 `(..., H, Tq, Tk)`."""
+        distance = query_positions[..., :, None] - key_positions[..., None, :]
+        return self.table(self.buckets(distance)).movedim(-1, -3).float()  # type: ignore[no-any-return]

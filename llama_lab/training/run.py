@@ -18,7 +18,7 @@ from llama_lab.config import build, build_model
 from llama_lab.data.module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
-from llama_lab.model import Cost, Decoder, measure_cost
+from llama_lab.model import Cost, Decoder, Sampling, generate, measure_cost
 
 from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monitor, StopRequest
 from .display import open_display
@@ -360,7 +360,5 @@ def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> lis
     """The prompt and what the model makes of it, as far as the context reaches; seeded by the run."""
     start = [eot_id, *prompt][: model.max_seq_len]
     length = min(run.cfg.train.sample_tokens, model.max_seq_len - len(start))
-    generator = torch.Generator().manual_seed(run.cfg.seed)
-    model.eval()
-    with torch.compiler.set_stance("force_eager"):  # a sample is not worth a compilation
-        return [*prompt, *model.generate(start, length, temperature=0.8, generator=generator)]
+    steps = generate(model.eval(), [start], length, Sampling(temperature=0.8), seed=run.cfg.seed)
+    return [*prompt, *(token for (token,) in steps if token is not None)]

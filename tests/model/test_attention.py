@@ -31,7 +31,7 @@ def randomise(*modules: nn.Module) -> None:
 def outputs_and_gradients(layer: GroupedQueryAttention, position: Position, x: Tensor, kernel: str) -> list[Tensor]:
     layer.kernel = kernel
     leaves = [x, *layer.parameters(), *position.parameters()]
-    layout = Layout(position, 5, T, x.device)  # 5 tokens into a text
+    layout = Layout(position, torch.arange(5, 5 + T))  # 5 tokens into a text
     y = layer(position.embed(x, layout.positions), layout)
     grads = torch.autograd.grad((y * torch.linspace(-1, 1, DIM)).sum(), leaves, allow_unused=True)
     return [y, *(torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, grads, strict=True))]
@@ -78,7 +78,7 @@ def test_reference_attention_equals_a_naive_loop(n_kv_heads: int, softcap: float
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5])
 def test_a_query_sees_itself_and_the_window_before_it(window: int | None) -> None:
-    visible = Layout(Position(8, 2, 4, 32), 3, 6, torch.device("cpu")).mask(torch.arange(3, 9), window) == 0
+    visible = Layout(Position(8, 2, 4, 32), torch.arange(3, 9)).mask(torch.arange(3, 9), window) == 0
     for query in range(6):
         assert visible[query].nonzero().flatten().tolist() == [
             key for key in range(6) if key <= query and (window is None or query - key < window)
@@ -137,5 +137,5 @@ def test_alibi_attends_alike_wherever_the_text_starts() -> None:
     torch.manual_seed(0)
     layer = component("attention", "mha")(DIM, N_HEADS, N_HEADS, HEAD_DIM, norm=RMSNorm, layer=0)
     x, encoding = torch.randn(1, T, DIM), Alibi(DIM, N_HEADS, HEAD_DIM, 32)
-    near, far = (layer(x, Layout(encoding, start, T, x.device)) for start in (0, 4000))
+    near, far = (layer(x, Layout(encoding, torch.arange(start, start + T))) for start in (0, 4000))
     torch.testing.assert_close(near, far)

@@ -52,7 +52,7 @@ def test_blocks_equal_their_formulas(option: str, norm: str) -> None:
     for p in model.parameters():
         p.data.normal_(0, 0.3, generator=generator)
     x = torch.randn(2, 7, 32, generator=generator)
-    block, layout = model.blocks[0], Layout(model.position, 0, 7, x.device)
+    block, layout = model.blocks[0], Layout(model.position, torch.arange(7))
     expected = FORMULAS[option](x, block, lambda y: block.attention(y, layout))
     torch.testing.assert_close(block(x, layout), expected)
     assert sum("norm" in name for name, _ in block.named_children()) == NORMS.get(option, 2)

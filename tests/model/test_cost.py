@@ -177,7 +177,7 @@ def test_kv_cache_bytes_are_the_published_ones(overrides: list[str], per_token: 
 
 def test_windows_bound_the_kv_cache_of_their_layers() -> None:
     model = decoder("arch=gemma2", "model.n_layers=4")  # a window of 16 on two of four layers
-    cost = measure_cost(model, 32, kv_bytes_per_element=4)
+    cost = measure_cost(model, 32, kv_dtype=torch.float32)
     assert cost.kv_bytes_per_token == 4 * 2 * 2 * 8 * 4
     assert cost.kv_bytes == (2 * 32 + 2 * 16) * 2 * 2 * 8 * 4
 

@@ -1,12 +1,10 @@
-"""The decoder as a whole: causal, able to generate, to learn and to be compiled."""
+"""The decoder as a whole: causal, able to learn and to be compiled."""
 
 from functools import cache
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from llama_lab.model import Decoder
@@ -41,43 +39,6 @@ def test_later_tokens_never_change_earlier_logits(arch: str) -> None:
         torch.testing.assert_close(after[0, :position], before[0, :position], rtol=0, atol=1e-5)
         torch.testing.assert_close(after[1], before[1], rtol=0, atol=1e-5)  # nor those of another text
         assert (after[0, position:] - before[0, position:]).abs().amax(-1).min() > 1e-3
-
-
-@pytest.mark.parametrize("arch", options("arch"))
-@torch.no_grad()
-def test_generating_greedily_takes_the_argmax_of_the_full_forward(arch: str) -> None:
-    model, prompt = lively(arch), [5, 3, 8]
-    text = [*prompt, *model.generate(prompt, 20, temperature=0)]
-    assert len(text) == 23
-    assert text[3:] == model(torch.tensor([text]))[0, 2:-1].argmax(-1).tolist()
-
-
-@given(length=st.integers(0, 29))
-@settings(deadline=None, max_examples=5)
-def test_generate_yields_as_many_tokens_as_asked_for(length: int) -> None:
-    tokens = list(lively("llama").generate([1, 2, 3], length))
-    assert len(tokens) == length
-    assert all(0 <= token < 97 for token in tokens)
-
-
-def test_generate_repeats_itself_with_the_same_generator() -> None:
-    one, again, other = (list(lively("llama").generate([1], 20, generator=seeded(seed))) for seed in (0, 0, 1))
-    assert one == again != other
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.1])
-@torch.no_grad()
-def test_generate_samples_from_the_tempered_distribution(temperature: float) -> None:
-    model, generator, n = lively("llama"), seeded(0), 300
-    drawn = torch.tensor([next(model.generate([7], 1, temperature, generator)) for _ in range(n)])
-    expected = (model(torch.tensor([[7]]))[0, -1] / temperature).softmax(-1)
-    deviation = (drawn.bincount(minlength=97) / n - expected).abs()
-    assert (deviation < 5 * (expected * (1 - expected) / n).sqrt() + 1 / n).all()
-
-
-def test_generate_refuses_to_exceed_the_context() -> None:
-    with pytest.raises(ValueError, match=r"^max_seq_len=32: cannot hold 3 \+ 30 tokens$"):
-        next(lively("llama").generate([1, 2, 3], 30))
 
 
 def loss_of(model: Decoder, tokens: Tensor) -> Tensor:

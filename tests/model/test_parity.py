@@ -22,6 +22,8 @@ from transformers import (
     FalconForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GenerationConfig,
+    GenerationMixin,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -38,7 +40,7 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from llama_lab.model import Decoder
+from llama_lab.model import Decoder, Sampling, generate
 from tests.composing import decoder
 
 transformers.logging.set_verbosity_error()
@@ -46,6 +48,7 @@ transformers.logging.set_verbosity_error()
 VOCAB, DIM, HEADS, KV_HEADS, HEAD_DIM, LAYERS, LENGTH = 101, 96, 6, 2, 16, 3, 24
 HIDDEN, GATED = 4 * DIM, 256  # the widths that our recipes choose at this dim
 TOLERANCE = 1e-4  # of float32 logits whose standard deviation is about one
+PADDING = 0  # after an end of text
 NOTICED = 5 * TOLERANCE  # by how much a near miss must miss; the smallest is GELU for its tanh approximation
 
 Split = Callable[[Tensor], Sequence[Tensor]]
@@ -677,6 +680,27 @@ def test_decoding_with_a_cache_equals_the_independent_implementation(family: Fam
     pieces = tokens.split([10, 3] + [1] * (LENGTH - 13), dim=1)
     logits = torch.cat([model(piece, cache) for piece in pieces], dim=1)
     assert largest_difference(logits, their_logits(family, tokens)) <= TOLERANCE
+
+
+def test_greedy_text_equals_the_independent_implementation(family: Family, tokens: Tensor) -> None:
+    """To the end of the context, past every window, or to the end of text, after which theirs is padded."""
+    prompts, generator = tokens[:, :5], getattr(family.theirs, "generation_config", None)
+    eot_id = None if generator is None else generator.eos_token_id
+    steps = list(generate(our_model(family), prompts.tolist(), LENGTH - 5, Sampling(temperature=0), eot_id))
+    padded = [[PADDING if token is None else token for token in step] for step in steps]
+    assert torch.tensor(padded).T.tolist() == their_greedy_text(family, prompts).tolist()
+
+
+@torch.no_grad()
+def their_greedy_text(family: Family, tokens: Tensor) -> Tensor:
+    """What follows `tokens (B, T)` up to the context: by their `generate` where they have it."""
+    n = tokens.shape[1]
+    if isinstance(family.theirs, GenerationMixin):
+        settings = GenerationConfig(max_new_tokens=LENGTH - n, do_sample=False, pad_token_id=PADDING)
+        return family.theirs.generate(tokens, settings, attention_mask=torch.ones_like(tokens))[:, n:]
+    for _ in range(LENGTH - n):
+        tokens = torch.cat((tokens, their_logits(family, tokens)[:, -1:].argmax(-1)), 1)
+    return tokens[:, n:]
 
 
 def test_gradients_equal_the_independent_implementation(family: Family, tokens: Tensor) -> None:

@@ -1,0 +1,199 @@
+"""Text from a decoder: each prompt is read into its row of a KV cache, then every step adds a token to each row."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .attention import Layout
+from .cache import KVCache
+from .decoder import Decoder
+from .init import parameter_generator
+
+Step = list[int | None]  # the new token of each sequence, None for one that has ended
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn from the logits: the settings act one after the other, as `transformers`' do.
+
+    temperature: divides the logits; 0 takes the likeliest token.
+    top_k: keep the k likeliest tokens (Fan et al. 2018, section 5.4).
+    top_p: keep the smallest set of the likeliest tokens that has this probability (Holtzman et al. 2020, section 3.1).
+    min_p: keep tokens of at least this share of the likeliest one's probability (Nguyen et al. 2024, section 3).
+    Raises ValueError, its message beginning with the setting at fault.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature={self.temperature}: must be a number, at least 0")
+        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
+            raise ValueError(f"top_k={self.top_k}: must be a positive whole number, or null to keep all tokens")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p}: must be above 0 and at most 1, or null to keep all tokens")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p={self.min_p}: must be from 0 to 1, or null to keep all tokens")
+
+    def distribution(self, logits: Tensor) -> Tensor:
+        """Float64 probabilities `(..., V)` of `logits (..., V)`. Of equally likely tokens the first rank higher."""
+        if self.temperature == 0:
+            return F.one_hot(logits.argmax(-1), logits.shape[-1]).double()
+        probabilities = (logits.double() / self.temperature).softmax(-1)
+        if self.top_k is None and self.top_p is None and self.min_p is None:
+            return probabilities
+        ranked, tokens = probabilities.sort(stable=True, descending=True)
+        if self.top_k is not None:
+            ranked[..., self.top_k :] = 0
+        if self.top_p is not None:
+            ranked = ranked / ranked.sum(-1, keepdim=True)
+            likelier = ranked.cumsum(-1) - ranked
+            ranked = ranked.masked_fill(likelier >= self.top_p, 0)
+        if self.min_p is not None:
+            ranked = ranked.masked_fill(ranked < self.min_p * ranked[..., :1], 0)
+        ranked = ranked / ranked.sum(-1, keepdim=True)
+        return torch.zeros_like(ranked).scatter(-1, tokens, ranked)
+
+    def draw(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """A token for each row of `logits (B, V)`: int64 `(B,)`, on the CPU, each by its own generator.
+
+        The drawn one is the first whose cumulative probability exceeds a uniform number, so never one of none.
+        """
+        if self.temperature == 0:
+            return logits.argmax(-1).cpu()
+        cumulative = self.distribution(logits.cpu()).cumsum(-1)
+        total = cumulative[:, -1:]
+        if not bool(total.isfinite().all()):
+            raise ValueError("model: its logits are not finite; it has diverged")
+        uniform = torch.stack([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
+        return torch.searchsorted(cumulative, uniform * total, right=True).squeeze(-1)
+
+
+def generate(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    eot_id: int | None = None,
+    seed: int = 0,
+    first: int = 0,
+    cache_dtype: torch.dtype | None = None,
+    compiled: bool = False,
+) -> Iterator[Step]:
+    """Go on from every one of `prompts`, one step for all at a time; `model` should be in evaluation mode.
+
+    A step holds the new token of each sequence, and None for a sequence that has ended: at `eot_id`, which is its last
+    token, or all of them after `max_new_tokens`. sampling: as the model has it unless told, temperature 1.
+    seed, first: sequence i draws by a generator of its own, seeded by `seed` and `first + i`. So a sequence is the same
+    alone, with `first` its index, as in its batch.
+    cache_dtype: of the KV cache; the model's unless told.
+    compiled: compile the step, for this batch size at the first call, with CUDA graphs on a GPU.
+    Raises ValueError, its message beginning with the argument at fault, before anything is computed.
+    """
+    check_prompts(model, prompts, max_new_tokens)
+    context = max(map(len, prompts)) + max_new_tokens
+    if compiled:  # code is compiled for one size of the cache, so calls share one where they can
+        context = max(context, model.max_seq_len)
+    cache = model.new_cache(len(prompts), context, cache_dtype)
+    generators = [parameter_generator(seed, f"sequence {first + i}") for i in range(len(prompts))]
+    return _steps(model, prompts, max_new_tokens, sampling or Sampling(), eot_id, generators, cache, compiled)
+
+
+@torch.inference_mode()
+def _steps(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: Sampling,
+    eot_id: int | None,
+    generators: Sequence[torch.Generator],
+    cache: KVCache,
+    compiled: bool,
+) -> Iterator[Step]:
+    """The steps of `generate`, up to where all sequences have ended."""
+    ended: set[int] = set()
+    logits = prefill(model, prompts, cache)
+    next_logits = compiled_step(model, cache) if compiled else eager_step(model, cache)
+    for n in range(max_new_tokens):
+        tokens = sampling.draw(logits, generators)
+        step = tokens.tolist()
+        yield [None if i in ended else token for i, token in enumerate(step)]
+        ended |= {i for i, token in enumerate(step) if token == eot_id}
+        if len(ended) == len(prompts) or n == max_new_tokens - 1:
+            return
+        logits = next_logits(tokens[:, None].to(logits.device))
+
+
+def prefill(model: Decoder, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
+    """Read each prompt into its row of `cache`; logits `(B, V)` for the tokens after them.
+
+    One by one, so that prompts of different lengths need no padding, and each is computed as it would be alone.
+    """
+    device = model.embedding.tokens.weight.device
+    last = [model.read(torch.tensor([p], device=device), cache.row(i))[:, -1] for i, p in enumerate(prompts)]
+    return model.embedding.logits(torch.cat(last))
+
+
+def eager_step(model: Decoder, cache: KVCache) -> Callable[[Tensor], Tensor]:
+    """A function from the newest tokens `(B, 1)` to the logits `(B, V)` after them; it reads filled slots alone."""
+    return lambda tokens: model.embedding.logits(model.read(tokens, cache)[:, -1])
+
+
+def compiled_step(model: Decoder, cache: KVCache) -> Callable[[Tensor], Tensor]:
+    """The same as one compiled graph, whose shapes never change: it attends to all slots, behind a mask.
+
+    On a GPU it is replayed as a CUDA graph, which needs the cache to stay where it is, and positions to be a tensor.
+    """
+    for tensor in (tensor for layer in cache.layers for tensor in layer.tensors):
+        torch._dynamo.mark_static_address(tensor, guard=False)
+    positions = cache.lengths[:, None].to(cache.layers[0].tensors[0].device)
+    compiled = _compile_static_step()
+
+    def step(tokens: Tensor) -> Tensor:
+        logits = compiled(model, tokens, positions, cache)
+        positions.add_(1)
+        return logits
+
+    return step
+
+
+@functools.cache
+def _compile_static_step() -> Callable[[Decoder, Tensor, Tensor, KVCache], Tensor]:
+    """Compiled once for all models and sizes, which it tells apart itself; not at import, which would take seconds."""
+    return torch.compile(_static_step, mode="reduce-overhead", dynamic=False)
+
+
+def _static_step(model: Decoder, tokens: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
+    """Logits `(B, V)` after `tokens (B, 1)` at `positions (B, 1)`, by the same operations at all positions."""
+    layout = Layout(model.position, positions, shortest=0, longest=cache.slots)
+    return model.embedding.logits(model.transform(tokens, layout, cache.layers)[:, -1])
+
+
+def check_prompts(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    """Raise ValueError unless every prompt is one, and has room for so many tokens after it."""
+    if not prompts:
+        raise ValueError("prompts=[]: must hold at least one prompt")
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens={max_new_tokens}: must not be negative")
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            raise ValueError(f"prompts[{i}]: is empty; begin with the end-of-text token")
+        outside = [token for token in prompt if not 0 <= token < model.vocab_size]
+        if outside:
+            raise ValueError(f"prompts[{i}]: token {outside[0]} is not among the model's {model.vocab_size}")
+        if model.max_context is None:
+            continue
+        if len(prompt) > model.max_context:
+            raise ValueError(f"prompts[{i}]: has {len(prompt)} tokens, more than max_seq_len={model.max_seq_len}")
+        if len(prompt) + max_new_tokens > model.max_context:
+            raise ValueError(
+                f"max_new_tokens={max_new_tokens}: prompts[{i}] of {len(prompt)} tokens leaves room for "
+                f"{model.max_context - len(prompt)} in max_seq_len={model.max_seq_len}"
+            )

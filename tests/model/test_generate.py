@@ -1,0 +1,273 @@
+"""Generation: the text that the logits ask for, whatever the batch, and draws from the distribution that was set."""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from torch import Tensor, nn
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from llama_lab.model import Decoder, Sampling, generate
+from tests.composing import decoder, options
+
+GREEDY = Sampling(temperature=0)
+PROMPTS = [[5, 3, 8], [1], [9, 9, 2, 4, 7, 0, 11], [30, 31]]
+
+
+@cache
+def lively(*overrides: str) -> Decoder:
+    """A model whose attention is far from uniform."""
+    model = decoder(*overrides).eval()
+    generator = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        nn.init.normal_(p, 0.0, 0.3, generator=generator)
+    return model
+
+
+def texts(model: Decoder, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[int]]:
+    """What follows each prompt."""
+    steps = list(generate(model, prompts, n, **settings))
+    return [[token for token in column if token is not None] for column in zip(*steps, strict=True)]
+
+
+@torch.no_grad()
+def likeliest(model: Decoder, prompt: Sequence[int], n: int) -> list[int]:
+    """What follows greedily, by a full forward pass for every token."""
+    tokens = list(prompt)
+    for _ in range(n):
+        tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("arch", options("arch"))
+def test_greedy_text_of_every_recipe_is_that_of_full_forward_passes(arch: str) -> None:
+    model = lively(f"arch={arch}")
+    assert texts(model, PROMPTS, 20, sampling=GREEDY) == [likeliest(model, prompt, 20) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("overrides", [["arch=llama3"], ["arch=gemma2"], ["arch=bloom"], ["arch=gpt2"]], ids=str)
+def test_a_batch_of_unequal_prompts_gives_the_texts_that_each_gives_alone(overrides: list[str]) -> None:
+    model = lively(*overrides)
+    together = texts(model, PROMPTS, 20, seed=3)
+    alone = [texts(model, [prompt], 20, seed=3, first=i)[0] for i, prompt in enumerate(PROMPTS)]
+    assert together == alone
+    assert texts(model, [[1]] * 8, 20)[0] not in texts(model, [[1]] * 8, 20)[1:]  # each draws by itself
+
+
+def test_text_repeats_itself_with_the_same_seed() -> None:
+    one, again, other = (texts(lively("arch=llama"), PROMPTS, 20, seed=seed) for seed in (0, 0, 1))
+    assert one == again
+    assert all(a != b for a, b in zip(one, other, strict=True))
+
+
+def test_a_sequence_ends_with_its_end_of_text_and_the_others_go_on() -> None:
+    model = lively("arch=llama")
+    free = texts(model, PROMPTS, 20, sampling=GREEDY)
+    eot = free[0][5]
+    steps = list(generate(model, PROMPTS, 20, GREEDY, eot_id=eot))
+    for whole, column in zip(free, zip(*steps, strict=True), strict=True):
+        end = whole.index(eot) + 1 if eot in whole else 20
+        assert list(column) == [*whole[:end], *[None] * (len(steps) - end)]
+    assert len(list(generate(model, PROMPTS[:1], 20, GREEDY, eot_id=eot))) == free[0].index(eot) + 1
+
+
+@given(length=st.integers(0, 25))
+@settings(deadline=None, max_examples=5)
+def test_as_many_tokens_come_as_are_asked_for_one_step_at_a_time(length: int) -> None:
+    steps = generate(lively("arch=llama"), PROMPTS, length)
+    assert iter(steps) is steps
+    tokens = [token for step in steps for token in step]
+    assert len(tokens) == len(PROMPTS) * length
+    assert all(0 <= token < 97 for token in tokens)
+
+
+def test_windows_let_text_slide_past_the_context() -> None:
+    model = lively("attention=gqa", "model.attention.window=5")
+    assert texts(model, PROMPTS, 80, sampling=GREEDY) == [likeliest(model, prompt, 80) for prompt in PROMPTS]
+    assert texts(model, [[*range(40)]], 3, sampling=GREEDY) == [likeliest(model, range(40), 3)]
+
+
+def test_a_smaller_cache_dtype_gives_text_too() -> None:
+    model = lively("arch=llama3")
+    exact = texts(model, PROMPTS, 10, sampling=GREEDY)
+    for dtype in (torch.bfloat16, torch.int8):
+        rounded = texts(model, PROMPTS, 10, sampling=GREEDY, cache_dtype=dtype)
+        assert [text[0] for text in rounded] == [text[0] for text in exact]
+
+
+def test_generating_leaves_no_gradients_and_weights_trainable() -> None:
+    model = decoder("arch=llama3")
+    texts(model, PROMPTS, 3)
+    model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+REFUSED = {
+    "prompts=[]: must hold at least one prompt": ([], 1),
+    "prompts[1]: is empty; begin with the end-of-text token": ([[1], []], 1),
+    "prompts[0]: token 97 is not among the model's 97": ([[97]], 1),
+    "prompts[0]: has 33 tokens, more than max_seq_len=32": ([[1] * 33], 0),
+    "max_new_tokens=30: prompts[1] of 3 tokens leaves room for 29 in max_seq_len=32": ([[1], [1, 2, 3]], 30),
+    "max_new_tokens=-1: must not be negative": ([[1]], -1),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_generated_is_refused_before_anything_is_computed(message: str) -> None:
+    prompts, n = REFUSED[message]
+    with pytest.raises(ValueError, match=r".") as error:
+        generate(lively("arch=llama"), prompts, n)
+    assert str(error.value) == message
+
+
+def test_learned_positions_end_though_windows_slide() -> None:
+    model = lively("attention=gqa", "model.attention.window=5", "position=learned")
+    with pytest.raises(ValueError, match=r"^max_new_tokens=30: "):
+        generate(model, [[1, 2, 3]], 30)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_k", 0),
+        ("top_k", 1.5),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("min_p", 1.5),
+    ],
+)
+def test_sampling_that_cannot_work_is_refused(setting: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"^{setting}={value}: must be "):
+        Sampling(**{setting: value})
+
+
+def test_logits_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^model: its logits are not finite"):
+        Sampling().draw(torch.tensor([[0.0, math.nan]]), [torch.Generator()])
+
+
+def kept_by_hand(logits: list[float], sampling: Sampling) -> list[float]:
+    """The intended probabilities, one token at a time."""
+    p = [math.exp((logit - max(logits)) / sampling.temperature) for logit in logits]
+    ranks = sorted(range(len(p)), key=lambda i: (-p[i], i))
+    kept = ranks[: sampling.top_k]
+    if sampling.top_p is not None:
+        total, mass, nucleus = sum(p[i] for i in kept), 0.0, []
+        for i in kept:
+            if mass >= sampling.top_p * total:
+                break
+            nucleus.append(i)
+            mass += p[i]
+        kept = nucleus
+    kept = [i for i in kept if p[i] >= (sampling.min_p or 0) * p[ranks[0]]]
+    total = sum(p[i] for i in kept)
+    return [p[i] / total if i in kept else 0.0 for i in range(len(p))]
+
+
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.5),
+    Sampling(temperature=2.0, top_k=5),
+    Sampling(top_p=0.7),
+    Sampling(min_p=0.2),
+    Sampling(temperature=1.5, top_k=12, top_p=0.9, min_p=0.05),
+]
+
+
+@given(
+    logits=st.lists(st.floats(-8, 8), min_size=2, max_size=12, unique_by=lambda x: round(x, 3)),
+    temperature=st.floats(0.1, 3),
+    top_k=st.none() | st.integers(1, 15),
+    top_p=st.none() | st.floats(0.01, 0.99),
+    min_p=st.none() | st.floats(0, 1),
+)
+@settings(deadline=None, max_examples=200)
+def test_the_distribution_is_the_intended_one(
+    logits: list[float], temperature: float, top_k: int | None, top_p: float | None, min_p: float | None
+) -> None:
+    sampling = Sampling(temperature, top_k, top_p, min_p)
+    actual = sampling.distribution(torch.tensor(logits, dtype=torch.float64))
+    torch.testing.assert_close(actual, torch.tensor(kept_by_hand(logits, sampling), dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "warper"),
+    [
+        (Sampling(top_k=7), TopKLogitsWarper(7)),
+        (Sampling(top_p=0.6), TopPLogitsWarper(0.6)),
+        (Sampling(min_p=0.1), MinPLogitsWarper(0.1)),
+    ],
+)
+def test_each_setting_keeps_what_transformers_keeps(sampling: Sampling, warper: Any) -> None:
+    logits = 2 * torch.randn(50, 97, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(sampling.distribution(logits).float(), warper(None, logits).softmax(-1))
+
+
+def draws(logits: Tensor, sampling: Sampling, n: int) -> Tensor:
+    """How often each token comes in `n` draws."""
+    generator = torch.Generator().manual_seed(0)
+    return sampling.draw(logits.expand(n, -1), [generator] * n).bincount(minlength=len(logits))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_100_000_draws_have_the_intended_frequencies_and_none_is_outside(sampling: Sampling) -> None:
+    logits = 1.5 * torch.randn(30, generator=torch.Generator().manual_seed(1))
+    counts = draws(logits, sampling, 100_000)
+    expected = 100_000 * torch.tensor(kept_by_hand(logits.tolist(), sampling), dtype=torch.float64)
+    assert counts[expected == 0].sum() == 0
+    assert chisquare(counts[expected > 0], expected[expected > 0]).pvalue > 1e-3
+
+
+def test_generation_draws_from_the_models_own_distribution() -> None:
+    model, n = lively("arch=llama"), 3000
+    sampling = Sampling(temperature=0.5, top_k=8)
+    drawn = torch.tensor(texts(model, [[7]] * n, 2, sampling=sampling))
+    with torch.no_grad():
+        first = sampling.distribution(model(torch.tensor([[7]]))[0, -1])
+        kept = first.nonzero().flatten()
+        after = sampling.distribution(model(torch.stack((torch.full_like(kept, 7), kept), 1))[:, -1])
+    for counts, expected in zip(drawn.T, (first, first[kept] @ after), strict=True):
+        likely = expected * n > 5
+        observed, intended = counts.bincount(minlength=97)[likely], n * expected[likely]
+        rest = [n - observed.sum().item()], [n - intended.sum().item()]
+        pairs = [torch.cat((a, torch.tensor(b))) for a, b in zip((observed, intended), rest, strict=True)]
+        pairs = [pair[:-1] for pair in pairs] if rest[1][0] < 1 else pairs
+        assert chisquare(*(pair.double() for pair in pairs), sum_check=False).pvalue > 1e-3
+
+
+def test_temperature_0_takes_the_first_of_the_likeliest() -> None:
+    logits = torch.tensor([[0.0, 2.0, 2.0], [1.0, 0.0, -1.0]])
+    assert GREEDY.draw(logits, []).tolist() == [1, 0]
+    assert GREEDY.distribution(logits).tolist() == [[0, 1, 0], [1, 0, 0]]
+
+
+COMPILED = {
+    "llama3": ["arch=llama3"],
+    "gemma2": ["arch=gemma2"],
+    "bloom": ["arch=bloom"],
+    "gpt2 with windows": ["arch=gpt2", "model.attention.window=5"],
+    "relative, int8": ["attention=gqa", "position=relative"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", COMPILED)
+def test_compiled_text_is_the_same_and_is_traced_once(case: str) -> None:
+    torch._dynamo.reset()
+    model = lively(*COMPILED[case])
+    dtype = torch.int8 if "int8" in case else None
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for n in (20, 12):
+            for seed in (0, 1):
+                settings = {"seed": seed, "cache_dtype": dtype}
+                assert texts(model, PROMPTS, n, compiled=True, **settings) == texts(model, PROMPTS, n, **settings)

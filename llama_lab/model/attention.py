@@ -42,7 +42,7 @@ class Layout:
 
     def all_visible(self, lookup: Lookup) -> bool:
         """Whether a single new token sees all that is read: no slot is empty, and no score has a bias."""
-        return self.positions.shape[-1] == 1 and self.shortest + 1 >= lookup.filled and not self.biased
+        return self.shortest + 1 >= lookup.filled and not self.biased
 
     def mask(self, key_positions: Tensor, window: int | None) -> Tensor:
         """Float32 to add to the scores: the position bias, and -inf where nothing is seen.

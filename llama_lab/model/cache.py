@@ -109,15 +109,15 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 def new_layer_cache(
     batch_size: int, n_kv_heads: int, slots: int, head_dim: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> LayerCache:
-    """An empty cache of `slots` positions, in any floating dtype or in int8. Raises ValueError for another dtype."""
+    """An empty cache of `slots` positions, in any floating dtype of 16 bits or more, or in int8; else ValueError."""
 
     def column(width: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(batch_size, n_kv_heads, slots, width, dtype=dtype, device=device)
 
     if dtype == torch.int8:
         return Int8LayerCache([column(n, kind) for n, kind in ((head_dim, dtype), (1, torch.float32)) * 2])
-    if not dtype.is_floating_point:
-        raise ValueError(f"dtype={dtype}: cannot hold keys and values; choose a floating-point dtype, or torch.int8")
+    if not dtype.is_floating_point or dtype.itemsize < 2:
+        raise ValueError(f"dtype={dtype}: cannot hold keys and values; choose a float of 16 bits or more, or int8")
     return LayerCache([column(head_dim, dtype), column(head_dim, dtype)])
 
 

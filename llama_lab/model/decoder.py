@@ -91,9 +91,8 @@ class Decoder(nn.Module):
             return self.transform(tokens, Layout(self.position, torch.arange(T, device=tokens.device)))
         shortest, longest = cache.reserve(T)
         self.check_positions(longest + T)
-        x = self.transform(
-            tokens, Layout(self.position, cache.next_positions(T, tokens.device), shortest, longest), cache.layers
-        )
+        positions = cache.next_positions(T, tokens.device)
+        x = self.transform(tokens, Layout(self.position, positions, shortest, longest), cache.layers)
         cache.lengths += T
         return x
 
@@ -115,7 +114,7 @@ class Decoder(nn.Module):
         """An empty KV cache for `context` tokens (`max_seq_len` unless told), in the model's dtype unless told.
 
         It slides, and never ends, if every layer has a window within the context. Raises ValueError for a `dtype` that
-        cannot hold keys and values: it may be any floating one, or int8.
+        cannot hold keys and values: it may be a floating one of 16 bits or more, or int8.
         """
         weight = self.embedding.tokens.weight
         context = context or self.max_seq_len

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from . import words
-from .charts import Row, judged, unit
+from .charts import LOSS, Row
 from .result import Curve, LearningRates, Lengths, Result
 
 MOST = 12  # arms that one text lists; the tables hold all
@@ -16,10 +16,9 @@ def differences(rows: list[Row], what: str) -> str:
 
 def curves(result: Result) -> str:
     """Where each arm's loss begins and ends."""
-    metric = next((m for m in ("val/loss", "train/loss") if any(c.metric == m for c in result.curves)), "")
-    name = {"val/loss": "Validation", "train/loss": "Training"}.get(metric, "Training")
+    metric = next((m for m in LOSS if any(c.metric == m for c in result.curves)), "val/loss")
     found = (_course(curve) for curve in result.curves if curve.metric == metric)
-    return _text(f"{name} loss over training, in nats per token, mean over seeds", found)
+    return _text(f"{LOSS[metric].capitalize()} over training, in {words.UNITS[metric]}, mean over seeds", found)
 
 
 def front(result: Result, cost: str, on_front: tuple[str, ...], of_cost: str) -> str:
@@ -27,10 +26,12 @@ def front(result: Result, cost: str, on_front: tuple[str, ...], of_cost: str) ->
     found = [
         f"{arm.name} {words.number(loss.mean, 4)} at {_cost(cost, arm.costs[cost])}"
         for arm in result.arms
-        if (loss := judged(result, arm)) and words.known(arm.costs.get(cost))
+        if (loss := arm.judged(result.metric)) and words.known(arm.costs.get(cost))
     ]
     best = words.enumerate_some(on_front, MOST) or "no arm"
-    return f"{_text(f'Validation loss, in {unit(result)}, against {of_cost}', found)} On the front: {best}."
+    return (
+        f"{_text(f'Validation loss, in {words.UNITS[result.metric]}, against {of_cost}', found)} On the front: {best}."
+    )
 
 
 def learning_rates(sweeps: Iterable[LearningRates]) -> str:

@@ -6,26 +6,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Any
 
 from .answer import answer
 from .confounds import confounds, different_settings, surroundings
 from .record import Arm, Member, Study
 from .result import (
+    FIXED_COSTS,
+    MEASURED_COSTS,
     ArmResult,
     Comparison,
     Curve,
+    CurveMetric,
     Divergence,
     Front,
     LearningRates,
     Lengths,
+    Metric,
     Provenance,
     Result,
 )
 from .statistics import (
+    EFFECT_TEST,
     LEVEL,
     Effect,
     Estimate,
+    PairedDifference,
     estimate,
     factorial_effects,
     first_reach,
@@ -39,19 +45,7 @@ from .words import count
 
 MAX_POINTS = 200  # of a curve
 
-Metric = Literal["val/loss", "val/bits_per_byte"]
 Runs = list[tuple[Member, Trial]]
-
-FIXED_COSTS = (
-    "params",
-    "params_non_embedding",
-    "flops_per_token",
-    "train_flops_per_token",
-    "kv_cache/bytes_per_token",
-    "kv_cache/bytes",
-    "seq_len",
-)
-MEASURED_COSTS = ("perf/tokens_per_second", "perf/mfu", "perf/peak_memory_bytes")
 
 
 def analyse(study: Study, folder: Path) -> Result:
@@ -67,22 +61,21 @@ def analyse(study: Study, folder: Path) -> Result:
     arms = _arm_results(study, judged, metric, is_swept=bool(rates))
     effects = _effects(study, judged, metric) if study.design == "factorial" else ()
     correction = _correction(arms, effects)
+    lengths = tuple(found for name, of_arm in judged.items() if (found := _lengths(name, _measured(of_arm))))
     return Result(
         study=study,
         metric=metric,
         correction=correction,
-        answer=answer(study, arms, effects, metric, correction),
+        answer=answer(study, arms, effects, lengths, metric, correction),
         arms=arms,
-        curves=tuple(curve for arm in arms if arm.trials for curve in _curves(arm.name, arm.trials)),
+        curves=tuple(curve for arm in arms if arm.trials for curve in _curves(arm.name, arm.trials, metric)),
         front=_front(arms, metric),
         effects=effects,
         learning_rates=rates,
         divergences=tuple(
             _divergence(member, trial) for members in runs.values() for member, trial in members if not trial.done
         ),
-        lengths=tuple(
-            _lengths(name, measured) for name, finished in judged.items() if (measured := _measured(finished))
-        ),
+        lengths=lengths,
         provenance=_provenance(trials, judged[study.baseline]),
         warnings=confounds(study, arms, trials, rates),
     )
@@ -219,7 +212,7 @@ def _comparisons(
 ) -> dict[str, Comparison]:
     """One family of comparisons, (arm, its reference), corrected together; arms without a common seed left out."""
     found = [c for arm, against in pairs if (c := _compare(arm, against, judged, metric))]
-    corrected = holm([comparison.bits.p if comparison.nats is None else comparison.nats.p for comparison in found])
+    corrected = holm([comparison.difference.p for comparison in found])
     level = LEVEL / max(1, sum(not math.isnan(p) for p in corrected))
     return {c.arm: _with_correction(c, p, level) for c, p in zip(found, corrected, strict=True)}
 
@@ -240,7 +233,7 @@ def _compare(arm: str, against: str, judged: dict[str, list[Trial]], metric: Met
 def _with_correction(comparison: Comparison, corrected_p: float, level: float) -> Comparison:
     """level: at which one of the family is tested, so that the seeds needed are those of the corrected test."""
     known = replace(comparison, corrected_p=corrected_p)
-    difference = comparison.nats or comparison.bits
+    difference = comparison.difference
     return (
         known if known.separable else replace(known, seeds_needed=seeds_needed(difference.mean, difference.sd, level))
     )
@@ -256,7 +249,7 @@ def _correction(arms: Sequence[ArmResult], effects: Sequence[Effect]) -> str:
         for size, noun, what in (
             (steps, "comparison", " to the step before"),
             (others, "comparison", " to the baseline"),
-            (known_effects, "effect", ""),
+            (known_effects, "effect", f" ({EFFECT_TEST})"),
         )
         if size
     ]
@@ -290,13 +283,17 @@ def _costs(trials: Sequence[Trial]) -> dict[str, float]:
 # --- what is drawn ---
 
 
-def _curves(arm: str, trials: Sequence[Trial]) -> list[Curve]:
-    """The curves of the finished runs; where there are none, of the others, as far as all of them came."""
+def _curves(arm: str, trials: Sequence[Trial], metric: Metric) -> list[Curve]:
+    """The curves of the finished runs; where there are none, of the others, as far as all of them came.
+
+    Of the training loss only where arms are judged in its unit, nats per token.
+    """
     shown = _finished(trials) or [trial for trial in trials if trial.metrics]
-    return [curve for metric in ("val/loss", "train/loss") if (curve := _curve(arm, shown, metric))]
+    drawn: tuple[CurveMetric, ...] = (metric, "train/loss") if metric == "val/loss" else (metric,)
+    return [curve for one in drawn if (curve := _curve(arm, shown, one))]
 
 
-def _curve(arm: str, trials: Sequence[Trial], metric: Literal["val/loss", "train/loss"]) -> Curve | None:
+def _curve(arm: str, trials: Sequence[Trial], metric: CurveMetric) -> Curve | None:
     rows = [{row["tokens"]: row for row in trial.metrics if metric in row} for trial in trials]
     tokens = _thin(sorted(set.intersection(*map(set, rows)))) if rows else []
     if not tokens:
@@ -335,7 +332,7 @@ def _best_trades(arms: Sequence[ArmResult], metric: Metric, cost: str, sign: int
     known = [
         (arm.name, sign * arm.costs[cost], loss.mean)
         for arm in arms
-        if cost in arm.costs and (loss := arm.loss if metric == "val/loss" else arm.bits)
+        if cost in arm.costs and (loss := arm.judged(metric))
     ]
     on_front = pareto_front([cost for _, cost, _ in known], [loss for _, _, loss in known])
     return tuple(name for (name, _, _), is_on in zip(known, on_front, strict=True) if is_on)
@@ -361,10 +358,12 @@ def _measured(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in _finished(trials) if trial.lengths]
 
 
-def _lengths(arm: str, trials: Sequence[Trial]) -> Lengths:
-    """Over the lengths that all of the trials were evaluated at; the first is the trained one."""
+def _lengths(arm: str, trials: Sequence[Trial]) -> Lengths | None:
+    """Over the lengths that all of the trials were evaluated at, if any; the first is the trained one."""
     by_length = [{entry["length"]: entry for entry in trial.lengths} for trial in trials]
-    lengths = [length for length in by_length[0] if all(length in entries for entries in by_length)]
+    lengths = [n for n in (by_length[0] if by_length else ()) if all(n in entries for entries in by_length)]
+    if not lengths:
+        return None
     losses = {n: [e[n]["loss"] for e in by_length if e[n]["loss"] is not None] for n in lengths}
     known = {n: [entries[n] for entries in by_length if entries[n]["losses"]] for n in lengths}
     return Lengths(
@@ -377,7 +376,15 @@ def _lengths(arm: str, trials: Sequence[Trial]) -> Lengths:
             for n, entries in known.items()
             if entries
         },
+        changes=[_change(by_length, lengths[0], n) for n in lengths],
     )
+
+
+def _change(by_length: Sequence[dict[int, dict[str, Any]]], trained: int, length: int) -> PairedDifference | None:
+    """The loss at a length minus that at the trained one, over the runs that have both."""
+    pairs = [(entries[length]["loss"], entries[trained]["loss"]) for entries in by_length]
+    known = [pair for pair in pairs if None not in pair]
+    return paired_difference(*zip(*known, strict=True)) if known else None
 
 
 def _means(lists: Sequence[Sequence[float]]) -> list[float]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from plotly import graph_objects as go
 
 from . import words
-from .result import ArmResult, Comparison, Curve, Result
+from .result import Comparison, Curve, Result
 from .statistics import Estimate
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; without yellow, which nobody sees on white.
@@ -42,7 +42,7 @@ LABEL = {
 
 ROW_HEIGHT = 44
 LABEL_LENGTH = 34  # that fits into a phone's width
-LOSS = {"val/loss": "validation loss", "train/loss": "training loss"}
+LOSS = {"val/loss": "validation loss", "val/bits_per_byte": "validation loss", "train/loss": "training loss"}
 
 
 @dataclass(frozen=True)
@@ -73,20 +73,15 @@ def styles(result: Result) -> dict[str, Style]:
     return {name: Style(*(cycle[i % len(cycle)] for cycle in cycles)) for i, name in enumerate(names)}
 
 
-def unit(result: Result) -> str:
-    """Of the loss that arms are judged by."""
-    return "nats per token" if result.metric == "val/loss" else "bits per byte"
-
-
-def judged(result: Result, arm: ArmResult) -> Estimate | None:
-    """The loss that the arm is judged by."""
-    return arm.loss if result.metric == "val/loss" else arm.bits
+def axis_of(metric: str) -> str:
+    """The title of a loss's axis."""
+    return f"{LOSS[metric]}, {words.UNITS[metric]}"
 
 
 def difference_rows(result: Result, against: Literal["previous", "baseline"]) -> list[Row]:
     """The arms' differences to the step before, or to the baseline."""
     found = ((arm, arm.to_previous if against == "previous" else arm.to_baseline) for arm in result.arms)
-    rows = [_row(result, comparison) for arm, comparison in found if comparison and arm.name != comparison.against]
+    rows = [_row(comparison) for arm, comparison in found if comparison and arm.name != comparison.against]
     return [row for row in rows if math.isfinite(row.mean)]
 
 
@@ -134,12 +129,12 @@ def curves(result: Result) -> go.Figure:
     present = {metric: name for metric, name in LOSS.items() if any(c.metric == metric for c in result.curves)}
     first = next(iter(present), "val/loss")
     traces = [trace for curve in result.curves for trace in _curve(curve, looks[curve.arm], curve.metric == first)]
-    figure = _figure(traces, "Loss over training", "tokens", f"{LOSS[first]}, nats per token", height=430)
-    late = {name: _late_range([c for c in result.curves if c.metric == metric]) for metric, name in present.items()}
+    figure = _figure(traces, "Loss over training", "tokens", axis_of(first), height=430)
+    late = {metric: _late_range([c for c in result.curves if c.metric == metric]) for metric in present}
     figure.update_xaxes(exponentformat="SI", nticks=7)
-    figure.update_yaxes(range=late.get(LOSS[first]))
+    figure.update_yaxes(range=late.get(first))
     losses = {
-        name: {"yaxis.range": shown, "yaxis.title.text": f"{name}, nats per token"} for name, shown in late.items()
+        name: {"yaxis.range": late[metric], "yaxis.title.text": axis_of(metric)} for metric, name in present.items()
     }
     axes = {"tokens": "tokens", "training FLOPs": "training FLOPs", "seconds": "seconds of training"}
     figure.layout.meta = {
@@ -183,7 +178,7 @@ def learning_rates(result: Result) -> go.Figure:
         cross = {"symbol": "x-thin", "size": 8, "line": {"width": 2.5, "color": looks[sweep.arm].colour}}
         marks = _marks(sweep.arm, [rate for rate, _ in bad], [line] * len(bad), cross, "%{fullData.name}: %{text}")
         traces.append(marks.update(text=[f"{words.count(n, 'run')} diverged" for _, n in bad], yaxis="y2"))
-    figure = _figure(traces, "Loss over learning rate", "learning rate", f"validation loss, {unit(result)}", height=400)
+    figure = _figure(traces, "Loss over learning rate", "learning rate", axis_of(result.metric), height=400)
     strip = min(0.4, 0.05 * (len(diverged) + 1)) if diverged else 0
     figure.update_layout(yaxis_domain=[0, 1 - strip])
     if diverged:
@@ -245,10 +240,8 @@ def _figure(traces: list[Any], title: str, x: str, y: str | None, height: int) -
     )
 
 
-def _row(result: Result, comparison: Comparison) -> Row:
-    found = comparison.nats if result.metric == "val/loss" else comparison.bits
-    if found is None:
-        return Row(comparison.arm, comparison.against, math.nan, math.nan, math.nan, False)
+def _row(comparison: Comparison) -> Row:
+    found = comparison.difference
     return Row(comparison.arm, comparison.against, found.mean, found.low, found.high, comparison.separable)
 
 
@@ -318,7 +311,7 @@ def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hov
     points = {
         arm.name: (arm.costs[cost], loss)
         for arm in result.arms
-        if (loss := judged(result, arm)) and math.isfinite(loss.mean) and arm.costs.get(cost, 0) > 0
+        if (loss := arm.judged(result.metric)) and math.isfinite(loss.mean) and arm.costs.get(cost, 0) > 0
     }
     corners = sorted((points[name][0], points[name][1].mean) for name in front if name in points)
     if corners:  # the line goes on to the edges: straight up where nothing is cheaper, level where nothing is better
@@ -342,7 +335,7 @@ def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hov
         )
         for name, point in points.items()
     ]
-    return _figure([line, *arms], "", "", f"validation loss, {unit(result)}", height=380)
+    return _figure([line, *arms], "", "", axis_of(result.metric), height=380)
 
 
 def _line(arm: str, style: Style, x: Iterable[float], y: Iterable[float]) -> go.Scatter:

@@ -3,7 +3,7 @@
 Every finding is a sentence that names the runs and the values concerned.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from llama_lab.training.folder import CHANGEABLE, belongs
@@ -19,8 +19,32 @@ MOST_NAMES = 8  # in one sentence
 
 # Settings that may differ: of where a run computes; of its name and seed, which pairing takes care of; of the model,
 # which is what arms are about; of the files of text, since their hash is compared.
-UNCOMPARED = (*CHANGEABLE, "name", "arm", "study", "seed", "data.seed", "data.files", "data.source", "model", "size")
+SEEDS = ("data.seed", "model.seed")
+TEXT = ("data.files", "data.source")
+UNCOMPARED = (*CHANGEABLE, "name", "arm", "study", "seed", "data.seed", *TEXT, "model", "size")
 COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
+MOST_KEYS = 4  # in one sentence
+
+# The keys of the config that a group of the model stands for.
+GROUPS = {
+    "norm": ("model.norm",),
+    "block": ("model.block",),
+    "position": ("model.position",),
+    "attention": ("model.attention", "model.n_kv_heads"),
+    "ffn": ("model.ffn", "model.hidden_dim"),
+    "embedding": ("model.embedding",),
+    "init": ("model.init",),
+    "size": (
+        "size",
+        "model.dim",
+        "model.n_layers",
+        "model.n_heads",
+        "model.head_dim",
+        "model.n_kv_heads",
+        "model.hidden_dim",
+        "model.vocab_size",
+    ),
+}
 
 # What it means that runs differ in a fact of `surroundings`.
 CONSEQUENCES = {
@@ -51,8 +75,12 @@ def confounds(
         *_uncommitted(begun),
         *_unequal_tokens(begun),
         *_unequal_settings(study, begun, is_swept=bool(rates)),
+        *_mixed_arms(study, begun, is_swept=bool(rates)),
+        *_ungrouped(study, begun),
         *_unpaired(begun),
+        *_copies(arms),
         *_unmatched(study, arms),
+        *_unequal_search(study, begun, is_swept=bool(rates)),
         *_rates_on_edge(rates),
         *_one_rate(study, begun, is_swept=bool(rates)),
     )
@@ -82,7 +110,7 @@ def surroundings(trial: Trial) -> dict[str, str]:
 
 def different_settings(reference: Trial, trial: Trial, is_swept: bool) -> dict[str, tuple[Any, Any]]:
     """Config keys in which two runs differ, those of names, seeds and places left out, with (reference's, trial's)."""
-    ignored = (*CHANGEABLE, "name", "arm", "study", "seed", "data.seed", "model.seed", *_swept(is_swept))
+    ignored = (*CHANGEABLE, "name", "arm", "study", "seed", *SEEDS, *_swept(is_swept))
     keys = [key for key in sorted(reference.config.keys() | trial.config.keys()) if not belongs(key, ignored)]
     pairs = {key: (reference.config.get(key), trial.config.get(key)) for key in keys}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
@@ -136,24 +164,86 @@ def _unequal_tokens(trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _unequal_settings(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
+    """The settings that all arms should share."""
+    shared = [key for key in _keys(trials) if _is_shared(key, study, is_swept)]
+    for key, values in _different(trials, shared).items():
+        yield f"{key} differs: {values}."
+
+
+def _mixed_arms(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
+    """The settings that may differ between arms, but not within one, whose runs are averaged."""
+    ignored = (*CHANGEABLE, "name", "arm", "study", "seed", *SEEDS, *TEXT, "train.tokens", *_swept(is_swept))
+    for arm in study.arms:
+        runs = [trial for trial in trials if trial.arm == arm.name]
+        keys = [key for key in _keys(runs) if not belongs(key, ignored) and not _is_shared(key, study, is_swept)]
+        if found := _different(runs, keys):
+            yield f"Runs that are averaged as {arm.name} differ in {_first_and_more(found)}."
+
+
+def _ungrouped(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
+    """What sets the models of a comparison's arms apart, but is none of the settings that it groups runs by."""
     axes = {axis for arm in study.arms for axis in arm.axes}
-    ignored = (*UNCOMPARED, "train.tokens", *_swept(is_swept))
-    for key in sorted({key for trial in trials for key in trial.config}):
-        # An axis is a group, a key, or the end of a key, such as `warmup`.
-        is_axis = belongs(key, tuple(axes)) or key.rpartition(".")[2] in axes
-        if is_axis or (belongs(key, ignored) and key not in COMPARED):
-            continue
-        if values := _disagreement(trials, [_text(trial.config.get(key, "unset")) for trial in trials]):
-            yield f"{key} differs: {values}."
+    if study.design != "comparison" or "arm" in axes:  # an arm of its own name stands for all of its settings
+        return
+    grouped = axes | (GROUPS.keys() - {"size"} if "arch" in axes else set())
+    others = [group for group in GROUPS if group not in grouped]
+    choices = {group: [str(t.facts["choices"].get(group, "unset")) for t in trials] for group in others}
+    groups = {group: values for group, options in choices.items() if (values := _disagreement(trials, options))}
+    matched = ("model.hidden_dim",) if study.match in ("params", "flops") else ()
+    told = (*SEEDS, *COMPARED, *matched, *grouped, *_stands_for(grouped), *_stands_for(groups))
+    keys = [key for key in _keys(trials) if belongs(key, ("model", "size")) and not belongs(key, told)]
+    if found := groups | _different(trials, keys):
+        yield f"Arms differ in more than what they are grouped by: {_first_and_more(found)}."
+
+
+def _stands_for(groups: Iterable[str]) -> list[str]:
+    return [key for group in groups for key in GROUPS.get(group, ())]
+
+
+def _keys(trials: Sequence[Trial]) -> list[str]:
+    return sorted({key for trial in trials for key in trial.config})
+
+
+def _is_shared(key: str, study: Study, is_swept: bool) -> bool:
+    """Whether no arm should have a value of its own: no axis is a group, the key, or its end, such as `warmup`."""
+    axes = {axis for arm in study.arms for axis in arm.axes}
+    is_axis = belongs(key, tuple(axes)) or key.rpartition(".")[2] in axes
+    return not is_axis and (key in COMPARED or not belongs(key, (*UNCOMPARED, "train.tokens", *_swept(is_swept))))
+
+
+def _different(trials: Sequence[Trial], keys: Sequence[str]) -> dict[str, str]:
+    """Those of the keys in which runs differ, with the runs that have each value."""
+    found = {key: _disagreement(trials, [_text(t.config.get(key, "unset")) for t in trials]) for key in keys}
+    return {key: values for key, values in found.items() if values}
+
+
+def _first_and_more(found: dict[str, str]) -> str:
+    """One setting with its values, and the names of the others."""
+    first, *others = found
+    more = f"; also in {enumerate_some(others, MOST_KEYS)}" if others else ""
+    return f"{first}: {found[first]}{more}"
 
 
 def _unpaired(trials: Sequence[Trial]) -> Iterator[str]:
     """Pairs share the order of their data and the seed of their parameters."""
-    for key in ("data.seed", "model.seed"):
+    for key in SEEDS:
         for seed in sorted({trial.seed for trial in trials}):
             pairs = [trial for trial in trials if trial.seed == seed]
             if values := _disagreement(pairs, [str(trial.config.get(key)) for trial in pairs]):
                 yield f"{key} differs between the runs of seed {seed}: {values}."
+
+
+def _copies(arms: Sequence[ArmResult]) -> Iterator[str]:
+    """Seeds of an arm that are seeds by their name alone."""
+    for arm in arms:
+        by_seeds: dict[tuple[Any, ...], list[Trial]] = {}
+        for trial in arm.trials:
+            if trial.status != NOT_BEGUN:
+                by_seeds.setdefault(tuple(trial.config.get(key) for key in SEEDS), []).append(trial)
+        for (data, model), runs in by_seeds.items():
+            if len({run.seed for run in runs}) > 1:
+                same = f"data.seed={data} and model.seed={model}"
+                yield f"{_named(runs, ())} have the same {same}: they are no independent seeds."
 
 
 def _unmatched(study: Study, arms: Sequence[ArmResult]) -> Iterator[str]:
@@ -172,6 +262,16 @@ def _unmatched(study: Study, arms: Sequence[ArmResult]) -> Iterator[str]:
                 more = "more" if excess > 0 else "fewer"
                 size = f"{percent(abs(excess))} {more} parameters without embeddings"
                 yield f"{arm.name} has {size} than {study.baseline}."
+
+
+def _unequal_search(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
+    """Arms that had different learning rates to be best at."""
+    if not is_swept or "optim.lr" in {axis for arm in study.arms for axis in arm.axes}:
+        return
+    found = {arm.name: {t.config["optim.lr"] for t in trials if t.arm == arm.name} for arm in study.arms}
+    grids = [", ".join(map(learning_rate, sorted(found[trial.arm]))) for trial in trials]
+    if values := _disagreement(trials, grids):
+        yield f"Learning rates searched differ: {values}; the best of more rates is lower by chance alone."
 
 
 def _rates_on_edge(rates: Sequence[LearningRates]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 
 from . import alt, charts, words
 from .result import ArmResult, Comparison, Divergence, LearningRates, Lengths, Result
-from .statistics import Effect, Estimate, PairedDifference
+from .statistics import EFFECT_TEST, Effect, Estimate, PairedDifference
 
 TEMPLATE = "page.html.j2"
 MATCHES = {"params": "matched in parameters", "flops": "matched in FLOPs per token", "none": "not matched in size"}
@@ -132,7 +132,7 @@ def _without_void(section: Section) -> Section:
 
 
 def _answer(result: Result) -> Section:
-    in_unit = f"change of validation loss, {charts.unit(result)}"
+    in_unit = f"change of validation loss, {words.UNITS[result.metric]}"
     kinds = (
         (charts.difference_rows(result, "previous"), "What each step was worth", "to the step before"),
         (charts.difference_rows(result, "baseline"), "Differences to the baseline", f"to {result.study.baseline}"),
@@ -154,12 +154,13 @@ def _loss_table(result: Result) -> Table:
     return _arm_table(
         result,
         "Final validation loss with its 95% interval over seeds, and paired differences; negative is better. "
-        f"Differences are in {charts.unit(result)}; p is of the paired t-test, {corrected}.",
+        f"Differences are in {words.UNITS[result.metric]}; p is of the paired t-test, {corrected}. Seeds needed: "
+        "for 80% power, if the difference is what these seeds show.",
         {
             "Loss, nats per token": lambda arm: _estimate(arm.loss),
             "Loss, bits per byte": lambda arm: _estimate(arm.bits),
-            "Difference to the step before": lambda arm: _comparison(result, arm.to_previous),
-            "Difference to the baseline": lambda arm: _comparison(result, arm.to_baseline),
+            "Difference to the step before": lambda arm: _comparison(arm.to_previous),
+            "Difference to the baseline": lambda arm: _comparison(arm.to_baseline),
             "Seeds": lambda arm: _seeds(arm),
             "Learning rate": lambda arm: words.learning_rate(arm.learning_rate),
         },
@@ -180,8 +181,8 @@ def _seed_table(result: Result) -> Table:
         return shown if reference is None else f"{shown}\n{words.signed(loss - reference)}"
 
     caption = (
-        f"Every seed: final validation loss, {charts.unit(result)}, and below it the difference to the step before, or "
-        f"else to the baseline, at the same seed."
+        f"Every seed: final validation loss, {words.UNITS[result.metric]}, and below it the difference to the step "
+        "before, or else to the baseline, at the same seed."
     )
     seeds = result.provenance.seeds
     return _arm_table(result, caption, {f"Seed {seed}": partial(cell, seed) for seed in seeds})
@@ -205,7 +206,9 @@ def _curves(result: Result) -> Section:
     }
     caption = (
         f"What it took to reach the final loss of {result.study.baseline}, mean over seeds, and as a multiple of what "
-        f"the baseline took; {words.UNKNOWN} where not every seed reached it."
+        f"the baseline took; {words.UNKNOWN} where not every seed reached it. Interpolated linearly "
+        "between evaluations; with a learning rate that decays, a loss on the way is not what a shorter budget would "
+        "give."
     )
     return Section("Curves", charts=(chart,), tables=(_arm_table(result, caption, columns),))
 
@@ -215,11 +218,14 @@ def _cost(result: Result) -> Section:
         ("kv_cache/bytes_per_token", result.front.kv_cache, charts.kv_cache_front, "KV-cache size per token"),
         ("perf/tokens_per_second", result.front.throughput, charts.throughput_front, "training speed"),
     )
-    caption = "Dotted: the arms that no other one beats in both loss and {}. Bars: 95% intervals over seeds."
+    caption = (
+        "Dotted: the arms that no other one beats in both mean loss and {}; their intervals play no part in it. "
+        "Bars: 95% intervals over seeds."
+    )
     found = tuple(
         Chart(draw(result), alt.front(result, cost, front, name), caption.format(name))
         for cost, front, draw, name in fronts
-        if any(charts.judged(result, arm) and words.known(arm.costs.get(cost)) for arm in result.arms)
+        if any(arm.judged(result.metric) and words.known(arm.costs.get(cost)) for arm in result.arms)
     )
     columns: dict[str, Callable[[ArmResult], str]] = {
         "Parameters": lambda arm: words.number(arm.costs.get("params")),
@@ -245,18 +251,19 @@ def _effects(result: Result) -> Section:
     rows = charts.effect_rows(result)
     if not rows:
         return Section(title)
-    in_unit = f"change of validation loss, {charts.unit(result)}"
+    in_unit = f"change of validation loss, {words.UNITS[result.metric]}"
     chart = _differences(
         rows,
         "What each axis changes",
         in_unit,
         "A main effect: the change as this axis alone goes to its other level, averaged over all settings of the "
-        "others. An interaction: half the change of one effect as the other axis goes over. Bars: 95% intervals. "
-        "Hollow: not separable from noise.",
+        "others. An interaction: half the change of one effect as the other axis goes over. Bars: 95% intervals over "
+        "seeds. Hollow: not separable from noise.",
         wide=True,
     )
     table = Table(
-        f"In {charts.unit(result)}; negative is better. p is corrected ({result.correction}).",
+        f"In {words.UNITS[result.metric]}; negative is better. p is of the {EFFECT_TEST}, "
+        f"corrected ({result.correction}).",
         ["Effect", "Change of loss", "Cannot be told from"],
         [
             [
@@ -287,13 +294,7 @@ def _learning_rates(result: Result) -> Section:
         ["Arm", "Best learning rate", "Loss there", "Sensitivity", "Diverged runs"],
         [_sweep(sweep) for sweep in result.learning_rates],
     )
-    edges = tuple(
-        f"{sweep.arm}: the best learning rate, {words.learning_rate(sweep.best)}, lies at the edge of the grid; "
-        "a better one may lie beyond."
-        for sweep in result.learning_rates
-        if sweep.on_edge
-    )
-    return Section("Learning rate", edges, (chart,), (table,))
+    return Section("Learning rate", charts=(chart,), tables=(table,))
 
 
 def _divergences(result: Result) -> Section:
@@ -357,9 +358,8 @@ def _provenance(result: Result) -> Section:
             frozenset({"Setting", "Baseline", "Arm's value"}),
         ),
     )
-    left = [f"{arm.name} {words.residual(arm.arm.residual)}" for arm in result.arms if words.known(arm.arm.residual)]
-    text = (f"Matching residuals: {', '.join(left)}.",) if left else ()
-    return Section("How it was made", text, (), tuple(table for table in tables if table.rows), result.study.command)
+    found = tuple(table for table in tables if table.rows)
+    return Section("How it was made", tables=found, command=result.study.command)
 
 
 def _arm_table(result: Result, caption: str, columns: dict[str, Callable[[ArmResult], str]]) -> Table:
@@ -379,13 +379,12 @@ def _estimate(estimate: Estimate | None) -> str:
     return words.with_interval(estimate.mean, estimate.low, estimate.high) if estimate else words.UNKNOWN
 
 
-def _comparison(result: Result, comparison: Comparison | None) -> str:
+def _comparison(comparison: Comparison | None) -> str:
     """A difference, and below it how sure it is."""
-    found = comparison and (comparison.nats if result.metric == "val/loss" else comparison.bits)
-    if not comparison or not found or not words.known(found.mean):
+    if not comparison or not words.known(comparison.difference.mean):
         return words.UNKNOWN
     needed = f"about {words.count(comparison.seeds_needed, 'seed')} needed" if comparison.seeds_needed else ""
-    return _sure(found, comparison.corrected_p, comparison.separable, needed)
+    return _sure(comparison.difference, comparison.corrected_p, comparison.separable, needed)
 
 
 def _sure(found: PairedDifference | Effect, p: float, separable: bool, needed: str = "") -> str:

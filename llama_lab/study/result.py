@@ -11,6 +11,21 @@ from .record import Arm, Study
 from .statistics import Effect, Estimate, PairedDifference
 from .trial import Trial
 
+Metric = Literal["val/loss", "val/bits_per_byte"]
+CurveMetric = Literal["val/loss", "train/loss", "val/bits_per_byte"]
+
+# What an arm costs: by its config, and as measured.
+FIXED_COSTS = (
+    "params",
+    "params_non_embedding",
+    "flops_per_token",
+    "train_flops_per_token",
+    "kv_cache/bytes_per_token",
+    "kv_cache/bytes",
+    "seq_len",
+)
+MEASURED_COSTS = ("perf/tokens_per_second", "perf/mfu", "perf/peak_memory_bytes")
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -34,6 +49,11 @@ class Comparison:
         """Whether the difference stands out from the noise at 5%, corrected."""
         return self.corrected_p < 0.05
 
+    @property
+    def difference(self) -> PairedDifference:
+        """In the unit that the two are judged in."""
+        return self.bits if self.nats is None else self.nats
+
 
 @dataclass(frozen=True)
 class ArmResult:
@@ -41,10 +61,9 @@ class ArmResult:
 
     trials: all of them at that rate, finished or not. loss, bits: of the finished ones; None without any. to_reach:
     what it took to reach the baseline's final loss at the same seed: "tokens", "flops" (of training) and "seconds",
-    means over seeds; empty where not every seed came there. costs: "params", "params_non_embedding",
-    "flops_per_token", "train_flops_per_token", "kv_cache/bytes_per_token", "kv_cache/bytes", "seq_len", and means over
-    seeds of "perf/tokens_per_second", "perf/mfu", "perf/peak_memory_bytes", where known. difference: config keys that
-    differ from the baseline's, with (its value, this one's).
+    means over seeds; empty where not every seed came there. costs: of FIXED_COSTS, and means over seeds of
+    MEASURED_COSTS, what is known. difference: config keys that differ from the baseline's, with (its value, this
+    one's).
     """
 
     arm: Arm
@@ -63,6 +82,10 @@ class ArmResult:
         """The arm's name."""
         return self.arm.name
 
+    def judged(self, metric: Metric) -> Estimate | None:
+        """The loss that the arm is judged by."""
+        return self.loss if metric == "val/loss" else self.bits
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -72,7 +95,7 @@ class Curve:
     """
 
     arm: str
-    metric: Literal["val/loss", "train/loss"]
+    metric: CurveMetric
     tokens: list[float]
     flops: list[float]
     seconds: list[float]
@@ -115,7 +138,8 @@ class Divergence:
 class Lengths:
     """The final loss of one arm at several context lengths; None where its position encoding ends before.
 
-    by_position: for each length, the mean position of each bucket, and its loss; both over seeds.
+    by_position: for each length, the mean position of each bucket, and its loss; both over seeds. changes: for each
+    length, the loss minus that at the trained one, paired by seed; None where no seed has both.
     """
 
     arm: str
@@ -123,6 +147,7 @@ class Lengths:
     lengths: list[int]
     loss: list[Estimate | None]
     by_position: dict[int, tuple[list[float], list[float]]]
+    changes: list[PairedDifference | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -151,7 +176,7 @@ class Result:
     """
 
     study: Study
-    metric: Literal["val/loss", "val/bits_per_byte"]
+    metric: Metric
     correction: str
     answer: tuple[str, ...]
     arms: tuple[ArmResult, ...]

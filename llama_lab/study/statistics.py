@@ -9,13 +9,14 @@ from itertools import combinations, pairwise
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
-from statsmodels.regression.linear_model import OLS
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
 LEVEL = 0.05
 POWER = 0.8
 MOST_SEEDS = 10_000
+ROUNDING = 1e-13  # of a difference, relative to what it is between
+EFFECT_TEST = "t-test over seeds of the effect within each seed"
 
 Columns = npt.NDArray[np.float64]
 
@@ -35,7 +36,8 @@ class Estimate:
 class PairedDifference:
     """The mean difference over pairs, its 95% confidence interval and the paired t-test's two-sided p.
 
-    sd: of the differences. All but n and mean are nan for one pair.
+    sd: of the differences; nan for one pair. low, high and p are nan for one pair, and where all differences are equal:
+    a spread of exactly zero is that of runs that are copies of each other, and no evidence.
     """
 
     n: int
@@ -48,11 +50,12 @@ class PairedDifference:
 
 @dataclass(frozen=True)
 class Effect:
-    """A main effect or an interaction of a factorial study, with its 95% confidence interval.
+    """A main effect or an interaction of a factorial study: the mean over seeds of what it is within each seed.
 
-    axes: one name for a main effect, two for an interaction. mean: change of the loss as the axis goes from the base's
-    option to the target's, averaged over all settings of the others; for an interaction, half the change of one
-    effect as the other axis goes over. aliases: interactions that a fraction cannot tell from it.
+    low, high, p: of the t-test over seeds, as for a PairedDifference. axes: one name for a main effect, two for an
+    interaction. mean: change of the loss as the axis goes from the base's option to the target's, averaged over all
+    settings of the others; for an interaction, half the change of one effect as the other axis goes over. aliases:
+    interactions that a fraction cannot tell from it.
     """
 
     axes: tuple[str, ...]
@@ -77,20 +80,19 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired_difference(values: Sequence[float], reference: Sequence[float]) -> PairedDifference:
-    """values minus reference, pair by pair; at least one pair.
+    """values minus reference, pair by pair; at least one pair."""
+    return _mean_difference(np.subtract(values, reference), scale=max(map(abs, (*values, *reference))))
 
-    Where all differences are equal, to rounding, their spread is nothing and the interval a point; p is then the limit
-    of the t-test: 0 where they differ from zero, 1 where they are zero.
-    """
-    differences = np.subtract(values, reference)
+
+def _mean_difference(differences: Columns, scale: float) -> PairedDifference:
+    """The t-test of differences against zero. scale: of the values that they are between, for what rounding makes."""
     n, mean = len(differences), float(differences.mean())
     if n == 1:
         return PairedDifference(1, mean)
-    sd = float(differences.std(ddof=1))
-    rounding = 1e-13 * max(map(abs, (*values, *reference)))
+    sd, rounding = float(differences.std(ddof=1)), ROUNDING * scale
     if sd <= rounding:
-        return PairedDifference(n, mean, 0.0, mean, mean, float(abs(mean) <= rounding))
-    test = stats.ttest_rel(values, reference)
+        return PairedDifference(n, mean if abs(mean) > rounding else 0.0, 0.0)
+    test = stats.ttest_1samp(differences, 0.0)
     interval = test.confidence_interval(1 - LEVEL)
     return PairedDifference(n, mean, sd, float(interval.low), float(interval.high), float(test.pvalue))
 
@@ -108,12 +110,10 @@ def seeds_needed(mean: float, sd: float, level: float = LEVEL) -> int | None:
     """How many pairs a paired two-sided t-test needs for 80% power, if differences are like those seen.
 
     level: of the test; for one of m comparisons that are corrected together, 0.05 / m. None if more than 10,000, or if
-    mean or sd tell nothing.
+    mean or sd tell nothing, as a spread of exactly zero.
     """
-    if math.isnan(mean) or math.isnan(sd) or mean == 0:
+    if math.isnan(mean) or math.isnan(sd) or mean == 0 or sd == 0:
         return None
-    if sd == 0:
-        return 2
     effect = abs(mean) / sd
     few, test = range(2, MOST_SEEDS + 1), TTestPower()
 
@@ -127,28 +127,37 @@ def seeds_needed(mean: float, sd: float, level: float = LEVEL) -> int | None:
 
 
 def factorial_effects(levels: Sequence[dict[str, int]], seeds: Sequence[int], values: Sequence[float]) -> list[Effect]:
-    """Main effects and pairwise interactions, by least squares with seeds as blocks; one entry of each list per run.
+    """Main effects and pairwise interactions: t-tests over seeds of each effect within a seed, by least squares.
 
-    levels: -1 or +1 for each axis. What the design cannot tell apart is reported once, a main effect before an
-    interaction, with the others as its aliases; what never varies is left out. Interactions of three axes and more
-    count as noise. Holm's correction is over all effects. Intervals are nan where the runs leave nothing to estimate
-    the noise from.
+    levels, seeds, values: an entry of each per run; levels are -1 or +1 for each axis. A seed whose runs cannot tell an
+    effect from the others is left out of it. What the design cannot tell apart is reported once, a main effect before
+    an interaction, with the others as its aliases; what never varies, or no seed can estimate, is left out.
+    Interactions of three axes and more count as none. Holm's correction is over all effects.
     """
     blocks = np.array([[float(seed == block) for block in sorted(set(seeds))] for seed in seeds])
     columns = _term_columns(levels)
     kept, aliases = _estimable(blocks, columns)
-    if not kept:
-        return []
-    fit = OLS(np.asarray(values), np.column_stack([*(columns[term] for term in kept), blocks])).fit()
-    unknown = np.full((len(kept), 2), math.nan)
-    with np.errstate(divide="ignore", invalid="ignore"):  # no noise at all
-        intervals = fit.conf_int(LEVEL)[: len(kept)] if fit.df_resid > 0 else unknown
-        p_values = fit.pvalues[: len(kept)] if fit.df_resid > 0 else unknown[:, 0]
-    rows = zip(kept, 2 * fit.params, 2 * intervals, p_values, holm(list(p_values)), strict=False)  # from -1 to +1 is 2
+    design = np.column_stack([*(columns[term] for term in kept), np.ones(len(seeds))])
+    losses = np.asarray(values, dtype=float)
+    within = np.array([_within(design[block > 0], losses[block > 0]) for block in blocks.T])  # (seeds, terms)
+    scale = float(np.abs(losses).max())
+    found = {
+        term: _mean_difference(known, scale)
+        for term, of_seeds in zip(kept, within.T, strict=False)  # the last one is the intercept
+        if (known := of_seeds[~np.isnan(of_seeds)]).size
+    }
+    corrected = holm([effect.p for effect in found.values()])
     return [
-        Effect(term, float(mean), float(low), float(high), float(p), corrected, tuple(aliases[term]))
-        for term, mean, (low, high), p, corrected in rows
+        Effect(term, effect.mean, effect.low, effect.high, effect.p, corrected_p, tuple(aliases[term]))
+        for (term, effect), corrected_p in zip(found.items(), corrected, strict=True)
     ]
+
+
+def _within(design: Columns, losses: Columns) -> Columns:
+    """The change from -1 to +1 of each column, by least squares over one seed's runs; nan where they do not tell it."""
+    inverse = np.linalg.pinv(design)
+    is_told = np.isclose(np.diag(inverse @ design), 1)  # what the runs cannot tell apart shares its weight
+    return np.where(is_told, 2 * (inverse @ losses), math.nan)
 
 
 Term = tuple[str, ...]

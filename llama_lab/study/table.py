@@ -10,24 +10,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .answer import UNITS
-from .result import ArmResult, Comparison, Result
+from .result import FIXED_COSTS, MEASURED_COSTS, ArmResult, Comparison, Result
 from .statistics import Estimate, PairedDifference
-from .words import number, short, signed
+from .words import UNITS, number, short, signed
 
 REACHED = ("tokens", "flops", "seconds")
-COSTS = (
-    "params",
-    "params_non_embedding",
-    "flops_per_token",
-    "train_flops_per_token",
-    "kv_cache/bytes_per_token",
-    "kv_cache/bytes",
-    "seq_len",
-    "perf/tokens_per_second",
-    "perf/mfu",
-    "perf/peak_memory_bytes",
-)
 
 
 def summary_rows(result: Result) -> list[dict[str, Any]]:
@@ -69,14 +56,12 @@ def print_table(result: Result) -> None:
 
 def _cells(arm: ArmResult, result: Result, is_ladder: bool) -> tuple[str, ...]:
     """What the terminal shows of an arm."""
-    in_nats = result.metric == "val/loss"
     comparison = arm.to_previous if is_ladder else arm.to_baseline
-    difference = (comparison.nats if in_nats else comparison.bits) if comparison else None
     mark = "*" if comparison and comparison.separable else " "
     return (
         arm.name,
-        _plus_minus(arm.loss if in_nats else arm.bits),
-        f"{_plus_minus(difference, is_difference=True)}{mark}" if difference else "",
+        _plus_minus(arm.judged(result.metric)),
+        f"{_plus_minus(comparison.difference, is_difference=True)}{mark}" if comparison else "",
         short(arm.costs.get("params")),
         number(arm.costs.get("kv_cache/bytes_per_token")),
         number(arm.costs.get("perf/tokens_per_second")),
@@ -105,7 +90,7 @@ def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str,
         **_comparison_columns("previous", arm.to_previous),
         **_comparison_columns("baseline", arm.to_baseline),
         **{f"{name}_to_reach_baseline": arm.to_reach.get(name) for name in REACHED},
-        **{name: arm.costs.get(name) for name in COSTS},
+        **{name: arm.costs.get(name) for name in (*FIXED_COSTS, *MEASURED_COSTS)},
         "residual": arm.arm.residual,
         **{f"val_loss:seed={seed}": losses.get(seed) for seed in seeds},
         "width": next((trial.config.get("model.hidden_dim") for trial in arm.trials if trial.config), None),

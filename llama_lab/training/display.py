@@ -15,6 +15,10 @@ from .folder import SAMPLE, RunFolder
 SHOWN = {"train/loss": "loss {:.3f}", "val/loss": "val {:.3f}", "perf/tokens_per_second": "{:,.0f} tokens/s"}
 
 
+# A sample may hold any character; those that would steer the terminal are shown as their pictures.
+VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+
+
 def describe(metrics: dict[str, float]) -> str:
     """The metrics worth watching, in one short line."""
     return "  ".join(text.format(metrics[name]) for name, text in SHOWN.items() if name in metrics)
@@ -112,7 +116,7 @@ def print_result(folder: RunFolder) -> None:
         table.add_row(label, value)
     console.print(table)
     if sample:
-        console.print(Panel(Text(sample), title="sample", title_align="left"))
+        console.print(Panel(Text(sample.translate(VISIBLE)), title="sample", title_align="left"))
     console.print(Text(f"everything is in {folder.path}"), soft_wrap=True)
 
 

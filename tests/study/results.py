@@ -4,13 +4,13 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from llama_lab.study.record import Arm, Member, Study
 from llama_lab.study.result import (
     ArmResult,
     Comparison,
     Curve,
+    CurveMetric,
     Divergence,
     Front,
     LearningRates,
@@ -52,7 +52,7 @@ def comparison(arm: str, against: str, nats: float, n: int = 3) -> Comparison:
     return Comparison(arm, against, tuple(range(1, n + 1)), found, bits, min(1.0, 2 * found.p), needed)
 
 
-def curve(arm: str, metric: Literal["val/loss", "train/loss"], final: float, points: int, speed: float) -> Curve:
+def curve(arm: str, metric: CurveMetric, final: float, points: int, speed: float) -> Curve:
     """A loss that falls from 8.3 to its final value; three seeds apart from each other."""
     noise = random.Random(f"{arm} {metric}")
     tokens = [TOKENS * (i + 1) / points for i in range(points)]
@@ -193,6 +193,21 @@ def warned() -> Result:
         "3 of 21 runs were made from a checkout with changes that no commit holds.",
     )
     return replace(found, warnings=warnings, study=replace(found.study, notes=("Matched by ffn width.",)))
+
+
+def in_bits() -> Result:
+    """The ladder, its arms with tokenizers of their own: judged in bits per byte, without curves in nats."""
+    found = ladder()
+
+    def without_nats(comparison: Comparison | None) -> Comparison | None:
+        return comparison and replace(comparison, nats=None)
+
+    arms = tuple(
+        replace(arm, to_previous=without_nats(arm.to_previous), to_baseline=without_nats(arm.to_baseline))
+        for arm in found.arms
+    )
+    curves = tuple(replace(c, metric="val/bits_per_byte") for c in found.curves if c.metric == "val/loss")
+    return replace(found, metric="val/bits_per_byte", arms=arms, curves=curves)
 
 
 def factorial() -> Result:

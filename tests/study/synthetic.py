@@ -185,7 +185,8 @@ def write_run(
         last |= row
     _write_json(path / "summary.json", environment | last)
     if lengths:
-        _write_json(path / "eval.json", {"lengths": [_at_length(final_loss, length) for length in lengths]})
+        found = [_at_length(final_loss, length) for length in lengths]
+        _write_json(path / "eval.json", {"step": STEPS, "lengths": found})
 
 
 def run_folder(folder: Path, study: Study, arm: str, seed: int, rate: float | None = None) -> Path:

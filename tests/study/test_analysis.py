@@ -299,6 +299,8 @@ def test_where_tokenizers_differ_arms_are_compared_in_bits_alone(tmp_path: Path)
     assert "raised the loss" in result.answer[0]  # though its nats per token are fewer
     assert "nats" not in " ".join(result.answer)
     assert result.front.kv_cache == ("bpe",)
+    assert {curve.metric for curve in result.curves} == {"val/bits_per_byte"}
+    assert result.curves[0].mean[-1] == pytest.approx(arm(result, "bpe").bits.mean)
 
 
 def test_each_arm_is_judged_at_its_best_learning_rate(tmp_path: Path) -> None:
@@ -370,7 +372,16 @@ def test_a_factorials_effects_are_those_that_were_planted(tmp_path: Path) -> Non
         assert effect.mean == pytest.approx(truth.get(axes_of, 0.0), abs=0.003)
     assert result.answer[0].startswith(f"1 of 6 effects lowered the loss: norm ({MINUS}0.0")
     assert "norm x block" in result.answer[1]
-    assert "6 effects" in result.correction
+    assert "6 effects (t-test over seeds of the effect within each seed)" in result.correction
+
+
+def test_from_one_seed_of_a_factorial_nothing_is_concluded(tmp_path: Path) -> None:
+    levels = itertools.product(("layernorm", "rmsnorm"), ("relu", "swiglu"))
+    axes = {"".join(pair): dict(zip(("norm", "ffn"), pair, strict=True)) for pair in levels}
+    result = analyse(write_study(tmp_path, dict.fromkeys(axes, 0.0), (1,), axes=axes, design="factorial"), tmp_path)
+    assert result.answer == ("Nothing can be concluded from one seed.",)
+    assert len(result.effects) == 3
+    assert all(math.isnan(effect.p) for effect in result.effects)
 
 
 def test_only_a_factorial_has_effects(ladder: tuple[Path, Result]) -> None:
@@ -393,6 +404,69 @@ def test_lengths_are_means_over_seeds_and_none_where_positions_end(tmp_path: Pat
     assert learned.loss[0] is not None
     assert learned.loss[1] is None
     assert list(learned.by_position) == [256]
+
+
+def eval_json(folder: Path, study: Study, name: str, seed: int, losses: dict[int, float | None]) -> None:
+    """Let one run have been evaluated at these lengths."""
+    entries = [{"length": n, "loss": loss, "positions": [], "losses": []} for n, loss in losses.items()]
+    (run_folder(folder, study, name, seed) / "eval.json").write_text(json.dumps({"step": STEPS, "lengths": entries}))
+
+
+def test_the_answer_tells_whose_loss_holds_at_the_longest_context_and_who_has_none(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"rope": 0.0, "alibi": 0.1, "none": 0.1, "learned": 0.0}, design="context")
+    for seed in (1, 2, 3):
+        base = 3.0 + seed
+        for name, rise in (("rope", 0.4), ("alibi", -0.01), ("none", 0.2), ("learned", None)):
+            at_longest = None if rise is None else base + rise + 0.001 * seed**2
+            eval_json(tmp_path, study, name, seed, {256: base, 512: base, 1024: at_longest})
+    result = analyse(study, tmp_path)
+    assert result.answer[-2].startswith("At 1,024 tokens, against its own at the length of training, the loss of alibi")
+    interval = stats.ttest_1samp([-0.009, -0.006, -0.001], 0).confidence_interval()
+    shown = f"[{interval.low:+.4f},\u00a0{interval.high:+.4f}]".replace("-", MINUS)
+    assert f"alibi ({MINUS}0.0053 {shown} nats per token, 3 seeds) rises least and that of rope (+" in result.answer[-2]
+    assert result.answer[-1] == "learned could not be evaluated at that length."
+
+
+def test_without_lengths_the_answer_says_nothing_of_them(ladder: tuple[Path, Result]) -> None:
+    assert not any("length of training" in sentence for sentence in ladder[1].answer)
+
+
+@pytest.mark.parametrize(("lengths", "shown"), [((512, 1024), [512]), ((1024,), None)])
+def test_an_arm_of_runs_with_two_contexts_shows_what_they_share(
+    tmp_path: Path, lengths: tuple[int, ...], shown: list[int] | None
+) -> None:
+    study = write_study(tmp_path, {"a": 0.0, "b": 0.0}, design="comparison")
+    for seed in (1, 2):
+        eval_json(tmp_path, study, "a", seed, dict.fromkeys((256, 512), 3.0))
+    eval_json(tmp_path, study, "a", 3, dict.fromkeys(lengths, 3.0))
+    assert [found.lengths for found in analyse(study, tmp_path).lengths] == ([shown] if shown else [])
+
+
+def test_an_arm_that_is_identical_to_the_baseline_is_said_to_be(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"base": 0.0, "same": 0.0, "moved": 0.0, "better": -0.2}, design="recipes")
+    for seed in (1, 2, 3):
+        loss = json.loads((run_folder(tmp_path, study, "base", seed) / "summary.json").read_text())["val/loss"]
+        for name, shift in (("same", 0.0), ("moved", 0.125)):
+            bits = (loss + shift) / math.log(2) / BYTES_PER_TOKEN
+            plant = {"val/loss": loss + shift, "val/bits_per_byte": bits}
+            plant_facts(run_folder(tmp_path, study, name, seed), **plant)
+    result = analyse(study, tmp_path)
+    assert result.answer[1] == "same and base are identical: their losses are equal in each of 3 seeds."
+    assert result.answer[2] == "moved and base differ by exactly as much in each of 3 seeds, which is no evidence."
+    assert not any("not separable" in sentence for sentence in result.answer)
+    assert not any(arm(result, name).to_baseline.separable for name in ("same", "moved"))
+    assert arm(result, "moved").to_baseline.seeds_needed is None
+
+
+def test_more_seeds_than_anyone_trains_are_no_number(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"base": 0.0, "near": 0.0}, seeds=(1, 2), design="recipes")
+    base = 3.7
+    for seed, sign in ((1, 1), (2, -1)):
+        near = base + sign * 0.01 + 1e-6
+        for name, loss in (("base", base), ("near", near)):
+            planted = {"val/loss": loss, "val/bits_per_byte": loss / math.log(2) / BYTES_PER_TOKEN}
+            plant_facts(run_folder(tmp_path, study, name, seed), **planted)
+    assert "with 2 seeds; over 10,000 seeds would be needed." in analyse(study, tmp_path).answer[0]
 
 
 def test_what_an_arm_changed_in_its_config_is_listed_without_names_and_seeds(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Every planted confound is named, with its runs and its values; a clean study is told of none."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,112 @@ def test_what_is_an_axis_of_the_study_may_differ(tmp_path: Path) -> None:
     assert warnings_of(tmp_path / "a", nothing, arms=arms, axes=axes, config=config) == [ONE_RATE]
     axes = {"short": {"schedule": "none"}, "long": {"schedule": "cosine"}}
     assert warnings_of(tmp_path / "b", nothing, arms=arms, axes=axes, config=config) == [ONE_RATE]
+
+
+@pytest.mark.parametrize(
+    ("key", "axes"),
+    [
+        ("model__dim", {"arm": "rmsnorm"}),
+        ("model__norm__eps", {"norm": "rmsnorm"}),
+        ("size__mlp_ratio", {"arm": "rmsnorm"}),
+        ("schedule__warmup", {"schedule": "cosine"}),
+    ],
+)
+def test_an_arm_whose_runs_are_not_of_one_model_is_named(tmp_path: Path, key: str, axes: dict[str, str]) -> None:
+    levels = dict.fromkeys(("layernorm", "rmsnorm"), axes)
+    found = warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), **{key: 7}), axes=levels)
+    (warning,) = [w for w in found if w != ONE_RATE]
+    dotted = key.replace("__", ".")
+    assert warning.startswith(f"Runs that are averaged as rmsnorm differ in {dotted}: 7 in rmsnorm/seed=2; ")
+    assert warning.endswith(" in rmsnorm/seed=1, rmsnorm/seed=3.")
+
+
+def test_of_many_settings_in_which_an_arms_runs_differ_a_few_are_named(tmp_path: Path) -> None:
+    other = {"model__dim": 256, "model__n_layers": 6, "model__n_heads": 8, "model__norm__eps": 1e-6}
+    other |= {"model__attention__window": 64, "size__n_kv_heads": 4}
+    found = warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), **other))
+    (warning,) = [w for w in found if w != ONE_RATE]
+    assert "model.n_layers, model.norm.eps, and 1 more." in warning
+
+
+GROUPED = {"layernorm": {"norm": "layernorm"}, "rmsnorm": {"norm": "rmsnorm"}}
+
+
+def test_arms_of_a_comparison_that_differ_in_more_than_their_grouping_are_told_of(tmp_path: Path) -> None:
+    choices = {"norm": "layernorm", "position": "learned"}
+    found = warnings_of(
+        tmp_path,
+        nothing,
+        design="comparison",
+        match="",
+        axes=GROUPED,
+        facts={"layernorm": {"choices": choices}},
+        config={
+            "layernorm": {
+                "model.norm._target_": "LayerNorm",
+                "model.position._target_": "Learned",
+                "model.dim": 256,
+                "model.hidden_dim": 1024,
+            }
+        },
+    )
+    (warning,) = [w for w in found if w != ONE_RATE]
+    assert warning == (
+        "Arms differ in more than what they are grouped by: position: learned in layernorm; rope in rmsnorm; "
+        "also in model.dim, model.hidden_dim."
+    )
+
+
+@pytest.mark.parametrize(
+    ("axis", "config"),
+    [
+        ("norm", {"model.norm.eps": 1e-6}),
+        ("attention", {"model.n_kv_heads": 2, "model.attention.window": 64}),
+        ("size", {"model.dim": 256, "model.hidden_dim": 1024, "size.mlp_ratio": 3}),
+        ("arch", {"model.norm.eps": 1e-6, "model.hidden_dim": 1024}),
+        ("model.dim", {"model.dim": 256}),
+        ("arm", {"model.dim": 256, "model.norm.eps": 1e-6}),
+    ],
+)
+def test_what_a_comparison_is_grouped_by_may_differ(tmp_path: Path, axis: str, config: dict[str, Any]) -> None:
+    axes = {"layernorm": {axis: "a"}, "rmsnorm": {axis: "b"}}
+    found = warnings_of(tmp_path, nothing, design="comparison", axes=axes, config={"rmsnorm": config})
+    assert found == [ONE_RATE]
+
+
+@pytest.mark.parametrize(("match", "told"), [("", True), ("params", False), ("flops", False), ("none", True)])
+def test_widths_that_were_matched_may_differ(tmp_path: Path, match: str, told: bool) -> None:
+    config = {"rmsnorm": {"model.hidden_dim": 1024}}
+    found = warnings_of(tmp_path, nothing, design="comparison", match=match, axes=GROUPED, config=config)
+    assert any("model.hidden_dim" in warning for warning in found) == told
+
+
+def test_seeds_that_share_their_seeds_are_told_of(tmp_path: Path) -> None:
+    def plant(folder: Path, study: Study) -> None:
+        for arm in ("layernorm", "rmsnorm"):
+            for seed in (1, 2, 3):
+                plant_config(run_folder(folder, study, arm, seed), data__seed=1, model__seed=1)
+
+    found = warnings_of(tmp_path, plant)
+    assert found[:2] == [
+        f"{arm}/seed=1, {arm}/seed=2, {arm}/seed=3 have the same data.seed=1 and model.seed=1: they are no independent "
+        "seeds."
+        for arm in ("layernorm", "rmsnorm")
+    ]
+
+
+def test_seeds_that_share_the_order_of_the_data_alone_are_no_copies(tmp_path: Path) -> None:
+    both = {name: {"data.seed": 1} for name in ("layernorm", "rmsnorm")}
+    assert warnings_of(tmp_path, nothing, config=both) == [ONE_RATE]
+
+
+def test_an_arm_that_searched_fewer_learning_rates_is_named(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"a": 0.0, "b": 0.0}, rates=(1e-3, 2e-3, 4e-3), design="comparison")
+    first, second = study.arms
+    alone = tuple(replace(m, learning_rate=None) for m in second.members if m.learning_rate == 2e-3)
+    found = analyse(replace(study, arms=(first, replace(second, members=alone))), tmp_path).warnings
+    (warning,) = [w for w in found if w.startswith("Learning rates searched differ")]
+    assert "0.002 in b; 0.001, 0.002, 0.004 in a;" in warning
 
 
 def test_a_missing_run_is_named_with_the_seed_that_its_arm_lacks(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from llama_lab.study import charts, words
+from llama_lab.study import alt, charts, words
 from llama_lab.study.page import write_page
 from llama_lab.study.record import Arm
 from llama_lab.study.result import Front, Result
@@ -306,7 +306,7 @@ def only(count: int, seeds: int = 3) -> Result:
         (results.unfinished, 0),
         (results.unknown, 0),
         (lambda: replace(only(3), arms=(), curves=(), front=Front((), ())), 0),
-        (lambda: replace(results.ladder(), metric="val/bits_per_byte"), 5),
+        (results.in_bits, 5),
     ],
     ids=["one arm", "one run", "one seed", "no finished run", "nan everywhere", "no arms", "bits per byte"],
 )
@@ -360,10 +360,44 @@ def test_the_table_tells_what_is_not_separable_how_many_seeds_it_takes_and_the_c
     assert "corrected for multiple comparisons (Holm)" in text
 
 
-def test_the_edge_of_a_learning_rate_grid_is_told_for_the_arm_that_is_there_alone(tmp_path: Path) -> None:
-    write_page(results.swept(), tmp_path / "report.html")
-    sentences = re.findall(r"<p>(.*?lies at the edge of the grid.*?)</p>", own_text(tmp_path / "report.html"))
-    assert [sentence.split(":")[0] for sentence in sentences] == ["ffn=swiglu"]
+def body(result: Result, folder: Path) -> str:
+    """What a report shows, without the data of its charts and their alternative texts."""
+    write_page(result, folder / "report.html")
+    _, _, text = own_text(folder / "report.html").partition("<body>")
+    return re.sub(r"<script.*?</script>|aria-label=\".*?\"", "", text, flags=re.DOTALL)
+
+
+def test_the_edge_of_a_learning_rate_grid_is_told_once_in_its_section_beside_the_arm_that_is_there(
+    tmp_path: Path,
+) -> None:
+    text = body(results.swept(), tmp_path)
+    assert text.count("edge of the grid") == 1
+    assert re.search(r"0\.03</span><span>edge of the grid</span>", text)
+
+
+def test_what_matching_left_is_told_once_beside_the_costs(tmp_path: Path) -> None:
+    assert body(results.ladder(), tmp_path).count(words.residual(results.ladder().arms[1].arm.residual)) == 1
+
+
+def test_curves_of_arms_that_are_judged_in_bits_are_in_bits(tmp_path: Path) -> None:
+    figure = charts.curves(results.in_bits())
+    assert figure.layout.yaxis.title.text == "validation loss, bits per byte"
+    assert list(figure.layout.meta["choices"]["Loss"]) == ["validation loss"]
+    assert "Validation loss over training, in bits per byte" in alt.curves(results.in_bits())
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (results.ladder, "for 80% power, if the difference is what these seeds show"),
+        (results.ladder, "Interpolated linearly between evaluations"),
+        (results.ladder, "not what a shorter budget would give"),
+        (results.ladder, "both mean loss and training speed; their intervals play no part in it"),
+        (results.factorial, "t-test over seeds of the effect within each seed"),
+    ],
+)
+def test_captions_say_what_their_numbers_rest_on(tmp_path: Path, make: Callable[[], Result], said: str) -> None:
+    assert said in body(make(), tmp_path)
 
 
 def test_no_two_of_200_arms_look_alike_and_the_baseline_is_solid_black() -> None:

@@ -300,9 +300,10 @@ def test_a_run_that_fails_after_its_last_step_ends_with_the_same_rows_and_its_ti
     def failing(*_: object) -> None:
         raise RuntimeError("killed while it sampled")
 
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+    with monkeypatch.context() as patch:
         patch.setattr("llama_lab.training.run.sample_text", failing)
-        train(planned(*overrides))
+        with pytest.raises(RuntimeError, match="while it sampled"):
+            train(planned(*overrides))
     run = planned(*overrides)
     before = rows(run.folder.path)
     assert train(run) == "done"

@@ -32,12 +32,6 @@ pytestmark = pytest.mark.filterwarnings("error")
 LADDER = {"vanilla": 0.0, "prenorm": -0.2, "rmsnorm": -0.2, "rope": -0.3, "relu": -0.15}
 
 
-@pytest.fixture(autouse=True)
-def _no_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """statsmodels collects garbage after each correction, which takes 0.1 seconds in a process of tests."""
-    monkeypatch.setattr("gc.collect", lambda: 0)
-
-
 def arm(result: Result, name: str) -> ArmResult:
     """The arm of that name."""
     return next(arm for arm in result.arms if arm.name == name)

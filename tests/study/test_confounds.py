@@ -15,12 +15,6 @@ from .synthetic import plant_config, plant_end, plant_facts, remove_run, run_fol
 ONE_RATE = "One learning rate for all arms, 0.002: an arm with another optimum is at a disadvantage."
 
 
-@pytest.fixture(autouse=True)
-def _no_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """statsmodels collects garbage after each correction, which takes 0.1 seconds in a process of tests."""
-    monkeypatch.setattr("gc.collect", lambda: 0)
-
-
 def warnings_of(folder: Path, plant: Callable[[Path, Study], None], **settings: Any) -> list[str]:
     """What is told of a study of two arms and three seeds, in which `plant` has changed something."""
     study = write_study(folder, settings.pop("arms", {"layernorm": 0.0, "rmsnorm": -0.02}), **settings)

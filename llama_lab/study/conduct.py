@@ -33,7 +33,8 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
 
     Raises ConfigError before anything trains if an arm cannot be trained, or the study has changed since its runs.
     """
-    request = read_request(cfg.copy(), arguments)
+    default_recipe = Composer(context.config_loader, ()).choices()["arch"]
+    request = read_request(cfg.copy(), arguments, default_recipe)
     plan = plan_study(request, Composer(context.config_loader, request.shared))
     print_plan(plan, timed=request.dry_run)
     if request.dry_run:

@@ -48,8 +48,11 @@ class Request:
     shared: tuple[str, ...]
 
 
-def read_request(cfg: DictConfig, arguments: Sequence[str]) -> Request:
-    """Take a composed command apart. cfg: with Hydra's node. Raises ConfigError."""
+def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str) -> Request:
+    """Take a composed command apart. Raises ConfigError.
+
+    cfg: with Hydra's node. default_recipe: the option of `arch` where nobody has chosen one.
+    """
     choices = dict(cfg.hydra.runtime.choices)
     option = choices["study"]
     cfg = without(cfg, "hydra")
@@ -57,10 +60,10 @@ def read_request(cfg: DictConfig, arguments: Sequence[str]) -> Request:
     defaults = default_settings(choices)
     check_kinds(cfg, defaults)
     keys = {argument: argument.lstrip("+~").partition("=")[0] for argument in arguments}
-    if "arch" in keys.values():
+    if "arch" in keys.values() or choices["arch"] != default_recipe:  # an experiment chooses, too
         raise ConfigError(f"arch={choices['arch']}: {RESERVED['arch']}")
     for key in RESERVED.keys() - {"arch"}:
-        if key in keys.values() or cfg[key] != defaults[key]:  # an experiment sets keys too
+        if key in keys.values() or cfg[key] != defaults[key]:
             raise ConfigError(f"{key}={str(cfg[key]).lower()}: {RESERVED[key]}")
     refuse_sweeps(arguments)
     if cfg.match not in (*MATCHED, "none"):

@@ -227,9 +227,9 @@ def test_an_experiment_may_hold_a_study_but_not_a_seed(study: Callable[..., Ran]
     assert (ran.code, ran.err) == (0, "")
     assert set(statuses(tmp_path / "runs" / "ours")) == {"vanilla/seed=4", "+rmsnorm/seed=4"}
     experiment.write_text(text + "seed: 7\n")
-    assert study("--config-dir=my_conf", "experiment=mine").err.startswith(
-        "error: seed=7: a study's seeds are study.seeds"
-    )
+    assert study("--config-dir=my_conf", "experiment=mine").err.startswith("error: seed=7: a study's seeds are")
+    experiment.write_text(text.replace("defaults:", "defaults:\n  - override /arch: gpt2"))
+    assert study("--config-dir=my_conf", "experiment=mine").err.startswith("error: arch=gpt2: a study's recipes are")
 
 
 def test_every_run_of_a_study_is_a_command_of_its_own(study: Callable[..., Ran], command: Command) -> None:

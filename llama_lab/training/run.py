@@ -302,6 +302,8 @@ def fit(
             if isinstance(logger, WandbMetrics):
                 # Without it the next run of this process would be merged into this one.
                 logger.run.finish(exit_code=0 if outcome == "done" else 1)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # else its threads may outlive the interpreter, which aborts then
     if current_rank() == 0 and outcome != "done":
         folder.write_status(outcome, message)
     return outcome

@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from llama_lab.config import CONF_DIR, flatten, register_resolvers
+from llama_lab.config import CONF_DIR, flatten, override_key, register_resolvers
 from llama_lab.errors import FAILED, INTERRUPTED, USER_ERROR, ConfigError, FinishedRunError, suggestion
 from llama_lab.job import check_one_device, groups, plan_job
 
@@ -185,7 +185,7 @@ def unknown_option(group: str) -> str:
 
 def typed_value(key: str) -> str:
     """What the command line sets a key to."""
-    return next((o.partition("=")[2] for o in sys.argv[1:] if o.lstrip("+~").partition("=")[0] == key), "")
+    return next((o.partition("=")[2] for o in sys.argv[1:] if override_key(o) == key), "")
 
 
 def known_keys() -> list[str]:

@@ -102,6 +102,11 @@ def check_window(model: DictConfig) -> None:
         )
 
 
+def override_key(override: str) -> str:
+    """The key that an override of the command line sets, adds or takes away: `norm` of `+norm=none`."""
+    return override.lstrip("+~").partition("=")[0]
+
+
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
     """A nested config as one level: `{"train.tokens": 2e6}`; lists are values."""
     if not isinstance(node, dict):

@@ -1,8 +1,11 @@
 """Compose the real configs and build real models, as every test of a switch does."""
 
+from functools import cache
+
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
+from torch import nn
 
 from llama_lab.config import CONF_DIR, build_model, register_resolvers
 from llama_lab.model import Decoder
@@ -22,6 +25,16 @@ def decoder(*overrides: str, vocab_size: int = 97, device: str = "cpu") -> Decod
         overrides = ("size=pico", *overrides)
     with torch.device(device):
         return build_model(compose_config(*overrides), vocab_size)
+
+
+@cache
+def lively(*overrides: str) -> Decoder:
+    """A model whose attention is far from uniform."""
+    model = decoder(*overrides).eval()
+    generator = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        nn.init.normal_(p, 0.0, 0.3, generator=generator)
+    return model
 
 
 def options(group: str) -> list[str]:

@@ -128,16 +128,24 @@ def choices_of(recipe: str, key: str, configs: Configs) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Ladder:
-    """From base to target, one axis after the other; each arm is compared with the one before."""
+class AlongLine:
+    """What the designs between two recipes share; axes: all on which these differ, unless told."""
 
     base: str
     target: str
     axes: Sequence[str] | None = None
 
+    def line(self, configs: Configs) -> Line:
+        """The line between the two. Raises ConfigError."""
+        return draw_line(self.base, self.target, self.axes, configs)
+
+
+class Ladder(AlongLine):
+    """From base to target, one axis after the other; each arm is compared with the one before."""
+
     def variants(self, configs: Configs) -> Variants:
         """The base, then a rung per axis."""
-        line = draw_line(self.base, self.target, self.axes, configs)
+        line = self.line(configs)
         arms = [line.variant(self.base, (), self.base)]
         for i, axis in enumerate(line.axes):
             name = f"+{line.label(axis)}"
@@ -145,34 +153,24 @@ class Ladder:
         return Variants(tuple(arms), line.notes)
 
 
-@dataclass(frozen=True)
-class AddOne:
+class AddOne(AlongLine):
     """The base, and the base with one axis at a time as in the target."""
-
-    base: str
-    target: str
-    axes: Sequence[str] | None = None
 
     def variants(self, configs: Configs) -> Variants:
         """The base, then an arm per axis."""
-        line = draw_line(self.base, self.target, self.axes, configs)
+        line = self.line(configs)
         arms = [line.variant(self.base, (), self.base)]
         for axis in line.axes:
             arms.append(line.variant(f"{self.base}+{line.label(axis)}", [axis], self.base))
         return Variants(tuple(arms), line.notes)
 
 
-@dataclass(frozen=True)
-class LeaveOneOut:
+class LeaveOneOut(AlongLine):
     """The target, and the target with one axis at a time as in the base."""
-
-    base: str
-    target: str
-    axes: Sequence[str] | None = None
 
     def variants(self, configs: Configs) -> Variants:
         """The target, then an arm per axis."""
-        line = draw_line(self.base, self.target, self.axes, configs)
+        line = self.line(configs)
         whole = list(line.axes)
         arms = [line.variant(self.target, whole, self.target, self.target)]
         for axis in line.axes:
@@ -182,20 +180,17 @@ class LeaveOneOut:
 
 
 @dataclass(frozen=True)
-class Factorial:
+class Factorial(AlongLine):
     """Every combination of base and target on the axes, or a regular fraction of them (Box, Hunter & Hunter, ch. 6).
 
     fraction: 1 for all; 0.5, 0.25, ... for the half, quarter, ... that confounds least, base included.
     """
 
-    base: str
-    target: str
-    axes: Sequence[str] | None = None
     fraction: float = 1.0
 
     def variants(self, configs: Configs) -> Variants:
         """The base, then the other combinations."""
-        line = draw_line(self.base, self.target, self.axes, configs)
+        line = self.line(configs)
         names = list(line.axes)
         arms = []
         for levels in sorted(combinations(len(names), self.fraction)):

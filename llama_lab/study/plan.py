@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config import build_model
+from llama_lab.config import build_model, override_key
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
 from llama_lab.job import check_one_device, folder_name, plan_job
@@ -76,7 +76,7 @@ def plan_study(request: Request, composer: Composer) -> Plan:
     folder = Path(request.runs_dir) / request.name
     check_no_file(folder, request.runs_dir)
     check_free(request, variants.arms)
-    composed = [check_arm(request, variant, composer) for variant in variants.arms]
+    composed = [check_arm(variant, composer) for variant in variants.arms]
     with open_display(steps=1, rank=0) as display:
         dataset = open_dataset(composed[0].cfg, display.prepare)
     arms = plan_arms(request, composed, dataset)
@@ -89,12 +89,12 @@ def check_free(request: Request, variants: Sequence[Variant]) -> None:
     ours |= {"optim.lr"} if request.learning_rates else set()
     ours |= {"model.hidden_dim"} if request.match != "none" else set()
     for argument in request.shared:
-        key = argument.lstrip("+~").partition("=")[0]
+        key = override_key(argument)
         if key in ours:
             raise ConfigError(f"{argument}: the study sets {key} itself, arm by arm; leave it out")
 
 
-def check_arm(request: Request, variant: Variant, composer: Composer) -> Composed:
+def check_arm(variant: Variant, composer: Composer) -> Composed:
     """Compose an arm and check all that needs neither data nor model. Raises ConfigError."""
     cfg, choices = composer.compose(*variant.overrides)
     folder_name("arm", variant.name, "")

@@ -11,7 +11,7 @@ from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override
 
-from llama_lab.config import build
+from llama_lab.config import build, override_key
 from llama_lab.errors import ConfigError
 from llama_lab.job import check_complete, folder_name
 from llama_lab.kinds import check_kinds, default_settings
@@ -59,7 +59,7 @@ def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
     check_complete(cfg)
     defaults = default_settings(choices)
     check_kinds(cfg, defaults)
-    keys = {argument: argument.lstrip("+~").partition("=")[0] for argument in arguments}
+    keys = {argument: override_key(argument) for argument in arguments}
     if "arch" in keys.values() or choices["arch"] != default_recipe:  # an experiment chooses, too
         raise ConfigError(f"arch={choices['arch']}: {RESERVED['arch']}")
     for key in RESERVED.keys() - {"arch"}:

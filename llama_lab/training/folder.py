@@ -12,7 +12,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config import flatten
+from llama_lab.config import flatten, override_key
 from llama_lab.errors import ConfigError, FinishedRunError
 
 Status = Literal["running", "interrupted", "done", "diverged", "failed"]
@@ -51,7 +51,7 @@ def arm_name(overrides: list[str]) -> str:
     """
     has_name = any(o.startswith("name=") for o in overrides)
     unnamed = UNNAMED if has_name else (*UNNAMED, "arch")  # without a name of its own, the run has the recipe's
-    keys = {o: o.lstrip("+~").split("=")[0] for o in overrides}
+    keys = {o: override_key(o) for o in overrides}
     named = sorted(o.lstrip("+") for o, key in keys.items() if key != "trainer" and not belongs(key, unnamed))
     full = "-".join(named)
     short = re.sub(r"[^A-Za-z0-9=.+_-]+", "_", full)

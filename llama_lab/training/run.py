@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.loggers.logger import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config import build, build_model
+from llama_lab.config import build, build_model, override_key
 from llama_lab.data.module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
@@ -339,7 +339,7 @@ def open_loggers(run: Run, start_step: int, facts: dict[str, Any]) -> list[Logge
 
 def tags(run: Run) -> list[str]:
     """What makes the arm: `norm=rmsnorm`, `model.n_kv_heads=2`, within W&B's limit."""
-    return [o[:64] for o in run.overrides if not belongs(o.lstrip("+~").partition("=")[0], UNNAMED)]
+    return [o[:64] for o in run.overrides if not belongs(override_key(o), UNNAMED)]
 
 
 def finish(run: Run, monitor: Monitor, facts: dict[str, Any]) -> None:

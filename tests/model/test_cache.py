@@ -1,6 +1,5 @@
 """The KV cache: decoding in any chunks and batches equals one forward pass, in the promised bytes."""
 
-from functools import cache
 from itertools import combinations, pairwise, product
 
 import pytest
@@ -8,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from llama_lab.model import Decoder, generate, measure_cost
 from llama_lab.model.cache import KVCache, look_up, new_layer_cache, quantise
 from llama_lab.model.generate import _static_step, eager_step, prefill
-from tests.composing import decoder, options
+from tests.composing import lively, options
 
 LENGTH = 24
 VARIANTS = {
@@ -25,16 +24,6 @@ VARIANTS = {
     "gemma2": ["attention=gqa_gemma2"],
     "qk norm": ["attention=mha_qk_norm"],
 }
-
-
-@cache
-def lively(*overrides: str) -> Decoder:
-    """A model whose attention is far from uniform."""
-    model = decoder(*overrides).eval()
-    generator = torch.Generator().manual_seed(0)
-    for p in model.parameters():
-        nn.init.normal_(p, 0.0, 0.3, generator=generator)
-    return model
 
 
 def in_chunks(model: Decoder, tokens: torch.Tensor, sizes: list[int]) -> torch.Tensor:

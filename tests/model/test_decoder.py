@@ -1,14 +1,12 @@
 """The decoder as a whole: causal, able to learn and to be compiled."""
 
-from functools import cache
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from llama_lab.model import Decoder
-from tests.composing import decoder, options
+from tests.composing import decoder, lively, options
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -18,20 +16,10 @@ def seeded(seed: int) -> torch.Generator:
 TOKENS = torch.randint(97, (2, 24), generator=seeded(0))
 
 
-@cache
-def lively(arch: str) -> Decoder:
-    """A model whose attention is far from uniform."""
-    model = decoder(f"arch={arch}").eval()
-    generator = seeded(0)
-    for p in model.parameters():
-        nn.init.normal_(p, 0.0, 0.3, generator=generator)
-    return model
-
-
 @pytest.mark.parametrize("arch", options("arch"))
 @torch.no_grad()
 def test_later_tokens_never_change_earlier_logits(arch: str) -> None:
-    model, before = lively(arch), lively(arch)(TOKENS)
+    model, before = lively(f"arch={arch}"), lively(f"arch={arch}")(TOKENS)
     for position in (1, 11, 23):
         changed = TOKENS.clone()
         changed[0, position] = (changed[0, position] + 1) % 97

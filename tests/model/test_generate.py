@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import pytest
@@ -10,24 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from llama_lab.model import Decoder, Sampling, generate
-from tests.composing import decoder, options
+from tests.composing import decoder, lively, options
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[5, 3, 8], [1], [9, 9, 2, 4, 7, 0, 11], [30, 31]]
-
-
-@cache
-def lively(*overrides: str) -> Decoder:
-    """A model whose attention is far from uniform."""
-    model = decoder(*overrides).eval()
-    generator = torch.Generator().manual_seed(0)
-    for p in model.parameters():
-        nn.init.normal_(p, 0.0, 0.3, generator=generator)
-    return model
 
 
 def texts(model: Decoder, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[int]]:

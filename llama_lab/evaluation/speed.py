@@ -1,0 +1,100 @@
+"""How fast a decoder generates: reading a prompt, then a token at a time, with the KV cache and without it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llama_lab.model import Decoder
+from llama_lab.model.generate import compiled_step, eager_step, prefill
+from llama_lab.timing import time_in_turn
+
+NEW_TOKENS = 16  # at the end of a context, over which the time of one is averaged
+
+
+@dataclass(frozen=True)
+class GenerationSpeed:
+    """Seconds in every round of measuring, `batch_size` sequences at once, up to `context` tokens each.
+
+    prefill: to read prompts of `context` tokens. decode: for the next token of every sequence, with the cache.
+    uncached: the same without it, which reads the whole context again.
+    """
+
+    batch_size: int
+    context: int
+    prefill: Sequence[float]
+    decode: Sequence[float]
+    uncached: Sequence[float]
+
+
+def generation_speeds(
+    model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[int], rounds: int, compiled: bool = False
+) -> list[GenerationSpeed]:
+    """Measure every combination; see `GenerationSpeed`. `compiled` compiles the step of decoding."""
+    return [
+        generation_speed(model, batch_size, context, rounds, compiled)
+        for batch_size in batch_sizes
+        for context in contexts
+    ]
+
+
+def generation_speed(
+    model: Decoder, batch_size: int, context: int, rounds: int, compiled: bool = False
+) -> GenerationSpeed:
+    """Measure the three in turn, on random tokens: their values change no time."""
+    new_tokens = min(NEW_TOKENS, context)
+    timings = time_in_turn(
+        {
+            "prefill": reading(model, batch_size, context),
+            "decode": decoding(model, batch_size, context, new_tokens, compiled),
+            "uncached": reading_again(model, batch_size, context),
+        },
+        rounds,
+    )
+    decode = [seconds / new_tokens for seconds in timings["decode"].seconds]
+    return GenerationSpeed(batch_size, context, timings["prefill"].seconds, decode, timings["uncached"].seconds)
+
+
+def reading(model: Decoder, batch_size: int, context: int) -> Callable[[], object]:
+    """A function that reads `batch_size` prompts of `context` tokens into a new cache, as `generate` does."""
+    prompts = random_tokens(model, batch_size, context).tolist()
+    return inference(lambda: prefill(model, prompts, model.new_cache(batch_size, context)))
+
+
+def decoding(
+    model: Decoder, batch_size: int, context: int, new_tokens: int, compiled: bool = False
+) -> Callable[[], object]:
+    """A function that reads the last `new_tokens` of `context` tokens, one by one, into a cache that holds the others.
+
+    They are given and not sampled, which a vocabulary's size would dominate. What the cache holds is no text.
+    """
+    tokens = random_tokens(model, batch_size, new_tokens).split(1, dim=1)
+    cache = model.new_cache(batch_size, context)
+
+    def decode() -> None:
+        cache.lengths.fill_(context - new_tokens)
+        step = compiled_step(model, cache) if compiled else eager_step(model, cache)
+        for token in tokens:
+            step(token)
+
+    return inference(decode)
+
+
+def reading_again(model: Decoder, batch_size: int, context: int) -> Callable[[], object]:
+    """A function that finds the next token of `batch_size` sequences of `context` tokens without a cache."""
+    tokens = random_tokens(model, batch_size, context)
+    return inference(lambda: model.embedding.logits(model.read(tokens)[:, -1]))
+
+
+def random_tokens(model: Decoder, batch_size: int, n: int) -> Tensor:
+    """Tokens `(batch_size, n)`, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(model.vocab_size, (batch_size, n), generator=generator)
+    return tokens.to(model.embedding.tokens.weight.device)
+
+
+def inference(work: Callable[[], Any]) -> Callable[[], Any]:
+    """`work` without gradients."""
+    return torch.inference_mode()(work)

@@ -1,4 +1,4 @@
-"""How long things take, side by side: every round measures each of them once, so that a machine that slows harms all."""
+"""How long things take, side by side: a round measures each of them once, so that a machine that slows harms all."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Evaluate a trained run: `python eval.py runs/llama/base/seed=1`."""
+"""Evaluate a trained run, or let it write: `python eval.py --help`."""
 
 from llama_lab.cli import eval_command
 

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,56 +19,63 @@ from omegaconf.errors import OmegaConfBaseException
 
 from llama_lab.config import CONF_DIR, flatten, override_key, register_resolvers
 from llama_lab.errors import FAILED, INTERRUPTED, USER_ERROR, ConfigError, FinishedRunError, suggestion
-from llama_lab.job import check_one_device, groups, plan_job
+from llama_lab.job import check_complete, check_one_device, groups, plan_job
+from llama_lab.kinds import check_kinds, default_settings
 
 if TYPE_CHECKING:
     from llama_lab.training.folder import RunFolder
 
+LITERAL = ("run", "prompt", "resume", "train.prompt")  # keys whose values are texts and paths
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
 
 
 def train_command() -> None:
     """`python train.py`, and `llama-lab-train` where the package is installed. HYDRA_FULL_ERROR=1 shows tracebacks."""
+    hydra_command(train_job, "config", "the same command goes on, from the last checkpoint if there is one")
+
+
+def eval_command() -> None:
+    """`python eval.py run=RUN`, and `llama-lab-eval` where the package is installed."""
+    for argument in sys.argv[1:]:
+        if Path(argument).exists():
+            exit_with(ConfigError(f"{argument}: is a folder; write run={argument}"))
+    hydra_command(eval_job, "eval", "the parts that were finished are in eval.json")
+
+
+def hydra_command(job: Callable[[DictConfig], None], config: str, on_interrupt: str) -> None:
+    """Run `job` with the config of this name as the command line composes it, and tell errors in one line."""
     register_resolvers()
     os.environ.setdefault("LLAMA_LAB_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra hands errors over instead of printing them
+    sys.argv[1:] = map(literal, sys.argv[1:])
     try:
-        hydra.main(str(CONF_DIR), "config", version_base="1.3")(train_job)()
+        hydra.main(str(CONF_DIR), config, version_base="1.3")(job)()
     except USER_ERRORS as error:
         if wants_traceback():
             raise
-        exit_with(error)
+        exit_with(error, config)
     except ValueError as error:  # Hydra's own, which names no group
         emptied = [o for o in sys.argv[1:] if o.endswith("=null") and o.removesuffix("=null") in groups()]
         if not emptied or not str(error).startswith("Config group override"):
             raise
         exit_with(ConfigError(f"{emptied[0]}: a run needs one; leave it out for the default, or see --help"))
     except KeyboardInterrupt:
-        sys.stderr.write("\nstopped; the same command goes on, from the last checkpoint if there is one\n")
+        sys.stderr.write(f"\nstopped; {on_interrupt}\n")
         sys.exit(INTERRUPTED)
 
 
-def eval_command() -> None:
-    """`python eval.py RUN`, and `llama-lab-eval` where the package is installed."""
-    register_resolvers()
-    parser = argparse.ArgumentParser(
-        description="Read the whole validation set with a run's last checkpoint, and write eval.json into its folder."
-    )
-    parser.add_argument("run", type=Path, help="a run's folder, such as runs/llama/base/seed=1")
-    folder = parser.parse_args().run
-    from llama_lab.training.evaluate import evaluate  # takes seconds to import
+def literal(argument: str) -> str:
+    """An argument whose value is a text or a path as Hydra's grammar takes it: quoted, unless it is already, or null.
 
-    try:
-        result = evaluate(folder)
-    except ConfigError as error:
-        exit_with(error)
-    print(
-        f"val loss {result['val/loss']:.4f} nats/token, {result['val/bits_per_byte']:.4f} bits per byte, over "
-        f"{result['val_tokens']:,} tokens, after {result['step']:,} steps"
-    )
-    for entry in result["lengths"] if len(result["lengths"]) > 1 else []:
-        loss = entry["note"] if entry["loss"] is None else f"{entry['loss']:.4f} nats/token"
-        print(f"  at {entry['length']:>7,} tokens: {loss}")
+    So `prompt="def main("` and `resume=runs/llama/base/seed=1` need no quotes beyond the shell's.
+    """
+    key, equals, value = argument.partition("=")
+    if key not in LITERAL or not equals or value == "null" or re.fullmatch(r"""(['"]).*\1""", value, re.DOTALL):
+        return argument
+    value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # no interpolation
+    value = re.sub(r'(\\*)"', r'\1\1\\"', value)
+    value = re.sub(r"(\\+)\Z", r"\1\1", value)
+    return f'{key}="{value}"'
 
 
 def compare_command() -> None:
@@ -111,6 +119,34 @@ def train_job(cfg: DictConfig) -> None:
         raise
 
 
+def eval_job(cfg: DictConfig) -> None:
+    """A whole command."""
+    try:
+        evaluate_or_write(cfg)
+    except USER_ERRORS as error:
+        if wants_traceback():
+            raise
+        exit_with(error)
+
+
+def evaluate_or_write(cfg: DictConfig) -> None:
+    """Evaluate a run, all that a pattern names, or a study; or let one run write."""
+    check_complete(cfg)
+    check_kinds(cfg, default_settings({}, "eval"))
+    from llama_lab.evaluation.evaluate import check_settings, prompts_of, write  # they take seconds to import
+    from llama_lab.study.evaluate import evaluate_all, found_runs
+
+    check_settings(cfg, [override_key(o) for o in HydraConfig.get().overrides.task])
+    if not prompts_of(cfg):
+        if not evaluate_all(cfg.run, cfg):
+            sys.exit(FAILED)
+        return
+    runs = found_runs(cfg.run)
+    if len(runs) > 1:
+        raise ConfigError(f"run={cfg.run}: names {len(runs)} runs, and prompts are for one; name it")
+    write(runs[0], cfg)
+
+
 def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     """Train one run and tell how it ended; exits with a status other than 0 unless it is done, or one of a sweep."""
     job = HydraConfig.get()
@@ -150,13 +186,13 @@ def wants_traceback() -> bool:
     return os.environ["LLAMA_LAB_TRACEBACK"] == "1"
 
 
-def exit_with(error: BaseException) -> NoReturn:
-    """Tell a user's error in one line, and exit."""
-    sys.stderr.write(f"error: {one_line(error)}\n")
+def exit_with(error: BaseException, config: str = "config") -> NoReturn:
+    """Tell a user's error in one line, and exit. config: the name of the one that was being composed."""
+    sys.stderr.write(f"error: {one_line(error, config)}\n")
     sys.exit(USER_ERROR)
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: BaseException, config: str = "config") -> str:
     """What went wrong, naming the key, the value and the fix where Hydra knows them."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
@@ -167,14 +203,14 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OverrideParseException):
         reason = message.splitlines()[0]
         return f"{error.override}: cannot be read, {reason}; write key=value, and quote what is special: 'key=[a,b]'"
-    if match := re.match(r"Could not override '([^'@]+)", message.removeprefix("In 'config': ")):
-        return unknown_option(match[1]) if match[1] == "experiment" else unknown_key(match[1])
+    if match := re.match(r"Could not override '([^'@]+)", message.removeprefix(f"In '{config}': ")):
+        return unknown_option(match[1]) if match[1] == "experiment" else unknown_key(match[1], config)
     return " ".join(line.strip() for line in message.splitlines() if line.strip())
 
 
-def unknown_key(key: str) -> str:
+def unknown_key(key: str, config: str) -> str:
     """The message for a key or group that does not exist, with the nearest one that does."""
-    near = suggestion(key, known_keys())
+    near = suggestion(key, known_keys(config))
     return f"{key}={typed_value(key)}: no such key{near}; `--cfg job` shows them all, `--help` the groups"
 
 
@@ -188,10 +224,10 @@ def typed_value(key: str) -> str:
     return next((o.partition("=")[2] for o in sys.argv[1:] if override_key(o) == key), "")
 
 
-def known_keys() -> list[str]:
+def known_keys(config: str) -> list[str]:
     """Every key of the config as the command line's group choices compose it, and every group."""
-    choices = [o for o in sys.argv[1:] if o.partition("=")[0] in groups()]
+    choices = [o for o in sys.argv[1:] if o.partition("=")[0] in groups()] if config == "config" else []
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        cfg = hydra.compose("config", overrides=choices)
-    return [*groups(), *flatten(OmegaConf.to_container(cfg))]
+        cfg = hydra.compose(config, overrides=choices)
+    return [*(groups() if config == "config" else []), *flatten(OmegaConf.to_container(cfg))]

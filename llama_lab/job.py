@@ -14,6 +14,9 @@ from llama_lab.kinds import check_kinds, default_settings
 if TYPE_CHECKING:
     from llama_lab.training.run import Run
 
+# Of the settings that have no default.
+EXAMPLES = {"data.files": "data.files=[book.txt]", "run": "run=runs/llama/base/seed=1"}
+
 
 def plan_job(cfg: DictConfig, choices: Mapping[str, str | None], overrides: list[str]) -> "Run":
     """The run that a job's config, choice per group and overrides ask for. Raises ConfigError, looks at no folder."""
@@ -70,5 +73,5 @@ def check_complete(cfg: DictConfig) -> None:
     except (MissingMandatoryValue, InterpolationResolutionError) as error:
         message = str(error).splitlines()[0]
         if missing := re.search(r"Missing mandatory value: (\S+)", message):
-            raise ConfigError(f"{missing[1]}=???: needs a value, such as {missing[1]}=[book.txt]") from None
+            raise ConfigError(f"{missing[1]}=???: needs a value, such as {EXAMPLES[missing[1]]}") from None
         raise ConfigError(message.rpartition("resolving interpolation: ")[2]) from None  # a resolver's, wrapped

@@ -28,8 +28,14 @@ NULLABLE: dict[str, tuple[type, ...]] = {
     "model.attention.qk_norm": (str,),
     "model.attention.softcap": (float,),
     "model.embedding.logit_softcap": (float,),
+    "cache_dtype": (str,),
+    "prompt": (str,),
+    "max_new_tokens": (int,),
+    "top_k": (int,),
+    "top_p": (float,),
+    "min_p": (float,),
 }
-NOT_NULLABLE: dict[str, tuple[type, ...]] = {"data.files": (list, str), "trainer.devices": (int,)}
+NOT_NULLABLE: dict[str, tuple[type, ...]] = {"run": (str,), "data.files": (list, str), "trainer.devices": (int,)}
 
 WORDS = {
     bool: "true or false",
@@ -41,11 +47,11 @@ WORDS = {
 }
 
 
-def default_settings(choices: Mapping[str, str | None]) -> dict[str, Any]:
-    """The settings of these group choices with no key changed, on one level; mandatory ones are None."""
+def default_settings(choices: Mapping[str, str | None], config: str = "config") -> dict[str, Any]:
+    """A config's settings with these group choices and no key changed, on one level; mandatory ones are None."""
     # An experiment is no default: it is as easily mistyped as the command line.
     groups = {g: option for g, option in choices.items() if option and g != "experiment" and not g.startswith("hydra/")}
-    defaults = hydra.compose("config", overrides=[f"{group}={option}" for group, option in groups.items()])
+    defaults = hydra.compose(config, overrides=[f"{group}={option}" for group, option in groups.items()])
     for key, value in flatten(OmegaConf.to_container(defaults)).items():
         if value == "???":
             OmegaConf.update(defaults, key, None)

@@ -19,6 +19,12 @@ def compose_config(*overrides: str) -> DictConfig:
         return compose("config", overrides=list(overrides))
 
 
+def eval_settings(*overrides: str) -> DictConfig:
+    """The settings that `python eval.py run=here *overrides` would evaluate by."""
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        return compose("eval", overrides=["run=here", *overrides])
+
+
 def decoder(*overrides: str, vocab_size: int = 97, device: str = "cpu") -> Decoder:
     """The decoder that `python train.py *overrides` would train, with `size=pico` unless told."""
     if not any(o.startswith("size=") for o in overrides):

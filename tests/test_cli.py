@@ -379,7 +379,7 @@ def test_two_devices_give_the_curve_of_one_and_validate_exactly(
     assert (two.code, two.err) == (0, "")
     assert two.out.count("│ parameters") == 1, "each rank prints"
     together = repeatable(two.run)
-    assert len(together) == 14
+    assert len(together) == 15  # the first step, every second, and four evaluations
     for row, expected in zip(together, repeatable(one.run), strict=True):
         assert row == pytest.approx(expected, abs=1e-4)
     dataset = open_dataset(OmegaConf.load(two.run / "resolved.yaml"), lambda *_: None)  # type: ignore[arg-type]

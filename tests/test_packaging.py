@@ -128,7 +128,9 @@ def test_the_installed_command_trains_a_component_of_the_user_s_own_package(
     assert (ran.code, ran.err) == (0, "")
     norm = OmegaConf.load(ran.run / "resolved.yaml").model.norm
     assert norm == {"_target_": "mylab.norm.Mine", "_partial_": True, "floor": 0.01}
-    evaluated = run(installed, "llama-lab-eval", str(ran.run), cwd=tmp_path, environment=environment)
+    evaluated = run(
+        installed, "llama-lab-eval", f"run={ran.run}", "eval.parts=[loss]", cwd=tmp_path, environment=environment
+    )
     assert (evaluated.code, evaluated.err) == (0, "")
     assert "after 10 steps" in evaluated.out
 

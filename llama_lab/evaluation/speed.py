@@ -29,26 +29,20 @@ class GenerationSpeed:
     uncached: Sequence[float]
 
 
-def generation_speeds(
-    model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[int], rounds: int, compiled: bool = False
-) -> list[GenerationSpeed]:
-    """Measure every combination; see `GenerationSpeed`. `compiled` compiles the step of decoding."""
-    return [
-        generation_speed(model, batch_size, context, rounds, compiled)
-        for batch_size in batch_sizes
-        for context in contexts
-    ]
-
-
 def generation_speed(
-    model: Decoder, batch_size: int, context: int, rounds: int, compiled: bool = False
+    model: Decoder,
+    batch_size: int,
+    context: int,
+    rounds: int,
+    compiled: bool = False,
+    cache_dtype: torch.dtype | None = None,
 ) -> GenerationSpeed:
-    """Measure the three in turn, on random tokens: their values change no time."""
+    """Measure the three in turn, on random tokens: their values change no time. `compiled` compiles decoding's step."""
     new_tokens = min(NEW_TOKENS, context)
     timings = time_in_turn(
         {
-            "prefill": reading(model, batch_size, context),
-            "decode": decoding(model, batch_size, context, new_tokens, compiled),
+            "prefill": reading(model, batch_size, context, cache_dtype),
+            "decode": decoding(model, batch_size, context, new_tokens, compiled, cache_dtype),
             "uncached": reading_again(model, batch_size, context),
         },
         rounds,
@@ -57,27 +51,34 @@ def generation_speed(
     return GenerationSpeed(batch_size, context, timings["prefill"].seconds, decode, timings["uncached"].seconds)
 
 
-def reading(model: Decoder, batch_size: int, context: int) -> Callable[[], object]:
+def reading(
+    model: Decoder, batch_size: int, context: int, cache_dtype: torch.dtype | None = None
+) -> Callable[[], object]:
     """A function that reads `batch_size` prompts of `context` tokens into a new cache, as `generate` does."""
     prompts = random_tokens(model, batch_size, context).tolist()
-    return inference(lambda: prefill(model, prompts, model.new_cache(batch_size, context)))
+    return inference(lambda: prefill(model, prompts, model.new_cache(batch_size, context, cache_dtype)))
 
 
 def decoding(
-    model: Decoder, batch_size: int, context: int, new_tokens: int, compiled: bool = False
+    model: Decoder,
+    batch_size: int,
+    context: int,
+    new_tokens: int,
+    compiled: bool = False,
+    cache_dtype: torch.dtype | None = None,
 ) -> Callable[[], object]:
     """A function that reads the last `new_tokens` of `context` tokens, one by one, into a cache that holds the others.
 
     They are given and not sampled, which a vocabulary's size would dominate. What the cache holds is no text.
     """
-    tokens = random_tokens(model, batch_size, new_tokens).split(1, dim=1)
-    cache = model.new_cache(batch_size, context)
+    tokens = random_tokens(model, batch_size, new_tokens)
+    cache = model.new_cache(batch_size, context, cache_dtype)
 
     def decode() -> None:
         cache.lengths.fill_(context - new_tokens)
         step = compiled_step(model, cache) if compiled else eager_step(model, cache)
-        for token in tokens:
-            step(token)
+        for i in range(new_tokens):
+            step(tokens[:, i : i + 1])
 
     return inference(decode)
 

@@ -1,6 +1,7 @@
 """Text from a decoder: each prompt is read into its row of a KV cache, then every step adds a token to each row."""
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -86,7 +87,6 @@ def generate(
     sampling: Sampling | None = None,
     eot_id: int | None = None,
     seed: int = 0,
-    first: int = 0,
     cache_dtype: torch.dtype | None = None,
     compiled: bool = False,
 ) -> Iterator[Step]:
@@ -94,8 +94,8 @@ def generate(
 
     A step holds the new token of each sequence, and None for a sequence that has ended: at `eot_id`, which is its last
     token, or all of them after `max_new_tokens`. sampling: as the model has it unless told, temperature 1.
-    seed, first: sequence i draws by a generator of its own, seeded by `seed` and `first + i`. So a sequence is the same
-    alone, with `first` its index, as in its batch.
+    seed: each sequence draws by a generator of its own, seeded by `seed` and by how many of the same prompt there are
+    before it. So a text is the same alone as in any batch, and a prompt that is given twice goes on in two ways.
     cache_dtype: of the KV cache; the model's unless told.
     compiled: compile the step, for this batch size at the first call, with CUDA graphs on a GPU.
     Raises ValueError, its message beginning with the argument at fault, before anything is computed.
@@ -105,8 +105,18 @@ def generate(
     if compiled:  # code is compiled for one size of the cache, so calls share one where they can
         context = max(context, model.max_seq_len)
     cache = model.new_cache(len(prompts), context, cache_dtype)
-    generators = [parameter_generator(seed, f"sequence {first + i}") for i in range(len(prompts))]
+    generators = sequence_generators(prompts, seed)
     return _steps(model, prompts, max_new_tokens, sampling or Sampling(), eot_id, generators, cache, compiled)
+
+
+def sequence_generators(prompts: Sequence[Sequence[int]], seed: int) -> list[torch.Generator]:
+    """The generator that each sequence draws by; see `generate`."""
+    given: Counter[tuple[int, ...]] = Counter()
+    generators = []
+    for prompt in map(tuple, prompts):
+        generators.append(parameter_generator(seed, f"sequence {given[prompt]}"))
+        given[prompt] += 1
+    return generators
 
 
 @torch.inference_mode()

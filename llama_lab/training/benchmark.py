@@ -22,6 +22,7 @@ from llama_lab.config import CONF_DIR, build, build_model, register_resolvers
 from llama_lab.data.module import TokenDataModule
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.data.windows import TrainWindows
+from llama_lab.model import measure_cost
 
 from .callbacks import SLOW_STEPS, Checkpointing, Monitor, StopRequest
 from .display import open_display
@@ -63,7 +64,7 @@ def lightning_loop(cfg: DictConfig, dataset: TokenDataset) -> float:
     module = LanguageModel(model, optimizer, schedule, STEPS, dataset.val_bytes, cfg.train.grad_clip)
     data = TokenDataModule(dataset, seq_len, batch_size, None, cfg.data.seed, STEPS)
     with tempfile.TemporaryDirectory() as folder, open_display(STEPS, rank=1) as display:
-        monitor = Monitor(cfg.train.log_every, seq_len * batch_size, 0.0, None, display)
+        monitor = Monitor(cfg.train.log_every, seq_len * batch_size, measure_cost(model), None, display)
         checkpointing = Checkpointing(Path(folder) / "last.ckpt", STEPS, STEPS + 1, StopRequest(), monitor.stopwatch)
         trainer = L.Trainer(
             accelerator="cpu",

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
+from llama_lab.model import Cost
+
 from .memory import peak_memory_bytes, reset_peak_memory
 from .module import LanguageModel
 from .throughput import Speed, Stopwatch, synchronize
@@ -37,10 +39,10 @@ class Display(Protocol):
 
 
 class Monitor(L.Callback):
-    """Logs metrics every `log_every` steps and after every evaluation, and shows them.
+    """Logs metrics at the first step, every `log_every` steps and after every evaluation, and shows them.
 
-    tokens_per_step: over all devices. flops_per_token: of training, for MFU. peak_flops: of one device, None if not
-    known. Speed leaves out the first steps, evaluation, and whatever runs inside `stopwatch.paused()`. Raises
+    tokens_per_step: over all devices. cost: the model's; every row has its KV cache's. peak_flops: of one device, None
+    if not known. Speed leaves out the first steps, evaluation, and whatever runs inside `stopwatch.paused()`. Raises
     DivergedError when the loss is no number.
     """
 
@@ -48,14 +50,14 @@ class Monitor(L.Callback):
         self,
         log_every: int,
         tokens_per_step: int,
-        flops_per_token: float,
+        cost: Cost,
         peak_flops: float | None,
         display: Display,
         stopwatch: Stopwatch | None = None,
     ) -> None:
         self.log_every = log_every
         self.tokens_per_step = tokens_per_step
-        self.flops_per_token = flops_per_token
+        self.cost = cost
         self.peak_flops = peak_flops
         self.display = display
         self.stopwatch = stopwatch or Stopwatch()
@@ -93,7 +95,7 @@ class Monitor(L.Callback):
             synchronize(pl_module.device)
             self.speed.mark(step * self.tokens_per_step, self.stopwatch.seconds)
         metrics = {}
-        if step % self.log_every == 0 or step == trainer.max_steps:
+        if step % self.log_every == 0 or step in (1, trainer.max_steps):
             assert isinstance(pl_module, LanguageModel)
             metrics = self._train_metrics(trainer, pl_module, step)
             self._log(trainer, metrics)
@@ -120,6 +122,8 @@ class Monitor(L.Callback):
             "optim/lr": optimizer.param_groups[0]["lr"],
             "optim/grad_norm": float(module.grad_norm),
             "perf/peak_memory_bytes": peak_memory_bytes(module.device),
+            "kv_cache/bytes_per_token": self.cost.kv_bytes_per_token,
+            "kv_cache/bytes": self.cost.kv_bytes,
             **self.speed_metrics(self.speed.interval, trainer.world_size),
         }
 
@@ -133,7 +137,7 @@ class Monitor(L.Callback):
             "perf/tokens_per_second_per_device": per_device,
         }
         if self.peak_flops is not None:
-            metrics["perf/mfu"] = per_device * self.flops_per_token / self.peak_flops
+            metrics["perf/mfu"] = per_device * self.cost.train_flops_per_token / self.peak_flops
         return metrics
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -129,9 +129,9 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("val loss", f"{summary['val/loss']:.4f} nats/token"),
         ("  of unigram frequencies", f"{summary['unigram_entropy']:.4f} nats/token"),
         ("val bits per byte", f"{summary['val/bits_per_byte']:.4f}"),
-        ("peak memory", _bytes(summary["perf/peak_memory_bytes"])),
-        ("KV cache per token, 16-bit", _bytes(summary["kv_cache/bytes_per_token"])),
-        (f"KV cache at {summary['seq_len']:,} tokens", _bytes(summary["kv_cache/bytes"])),
+        ("peak memory", in_bytes(summary["perf/peak_memory_bytes"])),
+        ("KV cache per token, 16-bit", in_bytes(summary["kv_cache/bytes_per_token"])),
+        (f"KV cache at {summary['seq_len']:,} tokens", in_bytes(summary["kv_cache/bytes"])),
     ]
     if "perf/tokens_per_second" in summary:
         rows.insert(6, ("training speed", f"{summary['perf/tokens_per_second']:,.0f} tokens/s"))
@@ -140,7 +140,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _bytes(count: float) -> str:
+def in_bytes(count: float) -> str:
     """Bytes in a unit a person can read."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:

@@ -20,6 +20,8 @@ Status = Literal["running", "interrupted", "done", "diverged", "failed"]
 LOCK = ".lock"
 STATUS = "status.json"
 SAMPLE = "sample.txt"
+TOKENIZER = "tokenizer.json"
+EVALUATION = "eval.json"
 RESOLVED = "resolved.yaml"  # the last file that a beginning run writes
 
 # Settings of where a run computes and how it is watched, not of what it computes: they make no arm of their own, and

@@ -28,6 +28,10 @@ class Hardware:
         """The first device, for PyTorch."""
         return torch.device({"gpu": "cuda"}.get(self.accelerator, self.accelerator))
 
+    def autocast(self) -> torch.autocast:
+        """The context in which this precision computes outside of Lightning."""
+        return torch.autocast(self.torch_device.type, torch.bfloat16, enabled=self.precision == "bf16-mixed")
+
     @property
     def world_size(self) -> int:
         """Devices over all nodes."""

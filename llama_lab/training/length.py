@@ -40,40 +40,55 @@ class LengthLoss:
     note: str = ""
 
 
-def check_multiples(multiples: Collection[Any]) -> None:
-    """Raise ConfigError for a multiple of the context that is no number, or out of range."""
+def check_multiples(key: str, multiples: Collection[Any]) -> None:
+    """Raise ConfigError for a multiple of the context, of setting `key`, that is no number, or out of range."""
     for multiple in multiples:
         if not is_kind(multiple, float) or not 1 <= multiple <= 1e6:
             raise ConfigError(
-                f"train.eval_lengths={list(multiples)}: {multiple} is no multiple of the context; "
-                f"give numbers from 1 to 1e6"
+                f"{key}={list(multiples)}: {multiple} is no multiple of the context; give numbers from 1 to 1e6"
             )
 
 
-def evaluation(cfg: DictConfig, dataset: TokenDataset, model: Decoder, hardware: Hardware, step: int) -> dict[str, Any]:
-    """What eval.json holds of a run's `model` after `step` steps, computed on one device in the run's precision.
+def evaluation(
+    cfg: DictConfig,
+    dataset: TokenDataset,
+    model: Decoder,
+    hardware: Hardware,
+    step: int,
+    multiples: Sequence[float],
+) -> dict[str, Any]:
+    """What eval.json holds of the losses of a run's `model` after `step` steps, on one device.
 
-    The validation loss is that of the first of `lengths`, the trained one. Raises ConfigError if it is no number.
+    The validation loss is that of the first of `lengths`, the trained one; `multiples` of it follow. `model` must be in
+    the precision of `hardware`. Raises ConfigError if the loss is no number.
     """
-    multiples = cfg.train.get("eval_lengths") or []  # a folder may hold a run from before there was the key
     if multiples:
         times = ", ".join(f"{multiple:g}" for multiple in multiples)
         print(f"evaluating at {times} x {model.max_seq_len:,} tokens", flush=True)
-    device = hardware.torch_device
-    if hardware.precision == "bf16-true":
-        model.bfloat16()
     batch_tokens = (cfg.train.micro_batch_size or cfg.train.batch_size) * model.max_seq_len
-    with torch.autocast(device.type, torch.bfloat16, enabled=hardware.precision == "bf16-mixed"):
-        lengths = losses_at_lengths(model, dataset.val, multiples, batch_tokens, device)
+    with hardware.autocast():
+        lengths = losses_at_lengths(model, dataset.val, multiples, batch_tokens, hardware.torch_device)
     trained = lengths[0]
     if trained.loss is None:
         raise ConfigError(f"model.max_seq_len={model.max_seq_len}: no validation loss, {trained.note}")
     return {
-        "step": step,
+        **surroundings(hardware, step),
         "val/loss": trained.loss,
+        "val/perplexity": math.exp(trained.loss) if trained.loss < 700 else None,  # beyond what a float holds
         "val/bits_per_byte": trained.loss / math.log(2) / dataset.bytes_per_token,
         "val_tokens": dataset.val_tokens,
         "lengths": [asdict(length) for length in lengths],
+    }
+
+
+def surroundings(hardware: Hardware, step: int) -> dict[str, Any]:
+    """What all parts of an eval.json share: of which step it is, and where it was measured."""
+    return {
+        "step": step,
+        "device": hardware.device_name,
+        "precision": hardware.precision,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
     }
 
 
@@ -133,16 +148,25 @@ def loss_at_length(model: Decoder, tokens: Tokens, length: int, batch_tokens: in
 
 
 def sums_by_position(
-    model: Decoder, tokens: Tokens, length: int, batch_tokens: int, device: torch.device
+    model: Decoder,
+    tokens: Tokens,
+    length: int,
+    batch_tokens: int,
+    device: torch.device,
+    cache_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Nats paid at each position, summed over windows in float64, and how many tokens: `(length,)` both."""
+    """Nats paid at each position, summed over windows in float64, and how many tokens: `(length,)` both.
+
+    With a `cache_dtype`, keys and values are read from a KV cache of it, and so as it rounds them.
+    """
     windows = ValWindows(tokens, length)
     size = max(1, batch_tokens // length)
     nll, counts = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.int64)
     for start in range(0, len(windows), size):
         batch = [windows[i] for i in range(start, min(start + size, len(windows)))]
         inputs, targets = (torch.stack([torch.from_numpy(ids) for ids in side]) for side in zip(*batch, strict=True))
-        logits = model(inputs.to(device)).float()
+        cache = None if cache_dtype is None else model.new_cache(len(inputs), length, cache_dtype)
+        logits = model(inputs.to(device), cache).float()
         paid = F.cross_entropy(
             logits.flatten(0, 1), targets.to(device).flatten(), ignore_index=IGNORE, reduction="none"
         )

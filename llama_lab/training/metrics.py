@@ -19,6 +19,8 @@ COLUMNS = (
     "perf/tokens_per_second_per_device",
     "perf/mfu",
     "perf/peak_memory_bytes",
+    "kv_cache/bytes_per_token",
+    "kv_cache/bytes",
 )
 
 

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config import build, build_model, override_key
 from llama_lab.data.module import TokenDataModule, micro_batches_per_step
+from llama_lab.data.tokenizer import TextTokenizer
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
 from llama_lab.model import Cost, Decoder, Sampling, generate, measure_cost
@@ -23,7 +24,7 @@ from llama_lab.model import Cost, Decoder, Sampling, generate, measure_cost
 from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monitor, StopRequest
 from .display import open_display
 from .environment import environment
-from .folder import SAMPLE, UNNAMED, RunFolder, belongs, held
+from .folder import EVALUATION, SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, held
 from .hardware import Hardware, choose_hardware, current_rank
 from .length import check_multiples, evaluation
 from .loggers import TensorBoard, WandbMetrics, log_hparams, start_wandb
@@ -110,7 +111,7 @@ def check_train(train: DictConfig) -> None:
             raise ConfigError(f"train.{key}={train[key]}: must not be negative")
     if train.grad_clip is not None and train.grad_clip <= 0:
         raise ConfigError(f"train.grad_clip={train.grad_clip}: must be positive, or null for no clipping")
-    check_multiples(train.eval_lengths)
+    check_multiples("train.eval_lengths", train.eval_lengths)
 
 
 def train(run: Run) -> Outcome:
@@ -130,20 +131,22 @@ def train(run: Run) -> Outcome:
         monitor = Monitor(
             cfg.train.log_every,
             run.tokens_per_step,
-            cost.train_flops_per_token,
+            cost,
             peak_flops(run.hardware.device_name, run.hardware.precision),
             display,
         )
         facts = {**run_facts(run, dataset, model), **cost_metrics(cost)}
-        with begun(run, facts) as checkpoint:
+        with begun(run, facts, dataset.tokenizer) as checkpoint:
             outcome = fit(run, module, data, monitor, checkpoint, facts)
             if outcome != "done" or current_rank() != 0:
                 return outcome
-            dataset.tokenizer.save(run.folder.path / "tokenizer.json")
             sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
             (run.folder.path / SAMPLE).write_text(sample, encoding="utf-8")
             if cfg.train.eval_lengths:  # before the run counts as done, so that one that is killed here makes up for it
-                run.folder.write_json("eval.json", evaluation(cfg, dataset, model, run.hardware, run.steps))
+                if run.hardware.precision == "bf16-true":
+                    model.bfloat16()
+                found = evaluation(cfg, dataset, model, run.hardware, run.steps, cfg.train.eval_lengths)
+                run.folder.write_json(EVALUATION, found)
             finish(run, monitor, facts)
     return "done"
 
@@ -221,7 +224,7 @@ def cost_metrics(cost: Cost) -> dict[str, float]:
 
 
 @contextmanager
-def begun(run: Run, facts: dict[str, Any]) -> Iterator[Path | None]:
+def begun(run: Run, facts: dict[str, Any], tokenizer: TextTokenizer) -> Iterator[Path | None]:
     """Hold a run's folder while it trains, and record how it ends; yields the checkpoint to go on from, if any.
 
     Other ranks only look for the checkpoint. Raises ConfigError if another process holds the folder.
@@ -232,6 +235,7 @@ def begun(run: Run, facts: dict[str, Any]) -> Iterator[Path | None]:
         return
     with held(run.folder.path):
         checkpoint = run.folder.begin(run.cfg, run.overrides, environment() | facts)
+        tokenizer.save(run.folder.path / TOKENIZER)
         try:
             yield checkpoint
         except (KeyboardInterrupt, SystemExit):  # Lightning turns the first into the second

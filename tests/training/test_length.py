@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from llama_lab.data.windows import Tokens
 from llama_lab.errors import ConfigError
+from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.model import Decoder
-from llama_lab.training.evaluate import evaluate
 from llama_lab.training.folder import RunFolder
 from llama_lab.training.length import LengthLoss, losses_at_lengths
 from llama_lab.training.run import train
-from tests.composing import decoder, options
+from tests.composing import decoder, eval_settings, options
 from tests.conftest import Command, Ran
 from tests.training.tiny import pieces, planned
 
@@ -101,7 +101,7 @@ def test_a_run_is_evaluated_in_its_precision(precision: str, tiny: list[str], tm
     summary, result = run.folder.read_json("summary.json"), run.folder.read_json("eval.json")
     for name in ("val/loss", "val/bits_per_byte"):
         assert result[name] == pytest.approx(summary[name], abs=1e-6)
-    assert evaluate(run.folder.path) == result
+    assert evaluate(run.folder.path, eval_settings("eval.parts=[loss]", "trainer.accelerator=cpu")) == result
 
 
 def test_the_trained_length_comes_first_and_once_and_then_the_others_from_the_shortest() -> None:
@@ -207,7 +207,7 @@ def test_a_run_and_an_evaluation_of_its_folder_find_the_same_at_all_lengths(comm
     assert written["val/loss"] == written["lengths"][0]["loss"] == pytest.approx(summary["val/loss"], abs=1e-6)
     assert written["lengths"][1]["loss"] > 0
     (ran.run / "eval.json").unlink()
-    assert evaluate(ran.run) == written
+    assert evaluate(ran.run, eval_settings("eval.parts=[length]", "eval.lengths=[1,2]")) == written
     assert json.loads((ran.run / "eval.json").read_text()) == written
 
 

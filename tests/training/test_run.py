@@ -1,21 +1,15 @@
-"""A run's plan, its sample, its facts, and its evaluation from the folder alone."""
+"""A run's plan, its sample and its facts."""
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from llama_lab.errors import ConfigError
-from llama_lab.training.evaluate import evaluate
-from llama_lab.training.folder import RunFolder
 from llama_lab.training.hardware import choose_accelerator, choose_precision
 from llama_lab.training.memory import peak_memory_bytes, reset_peak_memory
 from llama_lab.training.run import open_dataset, sample_text, token_to_position_ratio
 from tests.composing import decoder
-from tests.conftest import Ran
 from tests.training.tiny import planned
 
 
@@ -72,34 +66,6 @@ def test_tokens_and_added_positions_start_equally_large(tiny: list[str]) -> None
         assert 2 / 3 < ratio < 3 / 2
     for position in ("rope", "alibi", "relative", "none"):
         assert token_to_position_ratio(decoder(f"position={position}", vocab_size=257), window) is None
-
-
-def test_an_evaluation_needs_only_the_folder_and_finds_the_loss_of_the_summary(finished: Ran, tmp_path: Path) -> None:
-    moved = shutil.copytree(finished.run, tmp_path / "moved")
-    summary = json.loads((moved / "summary.json").read_text())
-    result = evaluate(moved)
-    assert json.loads((moved / "eval.json").read_text()) == result
-    assert result["step"] == 78
-    for name in ("val/loss", "val/bits_per_byte"):
-        assert result[name] == pytest.approx(summary[name], rel=1e-6)
-
-
-def test_an_evaluation_on_other_data_is_refused(finished: Ran, tmp_path: Path) -> None:
-    moved = shutil.copytree(finished.run, tmp_path / "moved")
-    other = tmp_path / "other.txt"
-    other.write_text("".join(f"another line {i}\n\n" for i in range(2000)))
-    cfg = OmegaConf.load(moved / "resolved.yaml")
-    cfg.data.source.files = [str(other)]
-    OmegaConf.save(cfg, moved / "resolved.yaml")
-    with pytest.raises(ConfigError, match=r"was trained on data \w{8}, but its source now holds \w{8}; "):
-        evaluate(moved)
-    assert not (moved / "eval.json").exists()
-
-
-def test_a_folder_without_a_run_cannot_be_evaluated(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no checkpoint; name a run's folder"):
-        evaluate(tmp_path)
-    assert RunFolder(tmp_path).read_status() is None
 
 
 def test_a_peak_of_memory_before_the_run_is_not_the_run_s() -> None:

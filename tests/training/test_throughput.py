@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor
 
+from llama_lab.model import Cost
 from llama_lab.training.callbacks import SLOW_STEPS, Monitor
 from llama_lab.training.display import LogDisplay
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.throughput import Speed, Stopwatch, peak_flops
 from tests.training.tiny import Pieces, pieces
 
+COST = Cost(32, 1, 1, 2e9, 2e9, 6e9, 8, 256)
 COMPILING, STEP, EVALUATION, CHECKPOINT = 100.0, 2.0, 1000.0, 10_000.0  # seconds, by the fake clock
 
 
@@ -137,7 +139,7 @@ def test_seconds_are_those_of_training_alone_and_go_on_in_a_resumed_run(timed: t
 
 
 def test_mfu_is_flops_per_second_and_device_over_the_peak_of_one() -> None:
-    monitor = Monitor(10, 256, 6e9, 300e12, LogDisplay(Console(quiet=True), 1))
+    monitor = Monitor(10, 256, COST, 300e12, LogDisplay(Console(quiet=True), 1))
     metrics = monitor.speed_metrics(80_000.0, world_size=8)
     assert metrics == {
         "perf/tokens_per_second": 80_000,
@@ -147,7 +149,7 @@ def test_mfu_is_flops_per_second_and_device_over_the_peak_of_one() -> None:
 
 
 def test_a_device_without_a_known_peak_has_a_speed_but_no_mfu() -> None:
-    monitor = Monitor(10, 256, 6e9, None, LogDisplay(Console(quiet=True), 1))
+    monitor = Monitor(10, 256, COST, None, LogDisplay(Console(quiet=True), 1))
     assert monitor.speed_metrics(80_000.0, 8).keys() == {"perf/tokens_per_second", "perf/tokens_per_second_per_device"}
     assert monitor.speed_metrics(None, 8) == {}
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from llama_lab.config import build, build_model
 from llama_lab.data import TokenDataset
 from llama_lab.data.module import TokenDataModule
-from llama_lab.model import Decoder
+from llama_lab.model import Decoder, measure_cost
 from llama_lab.training.callbacks import Monitor
 from llama_lab.training.display import LogDisplay
 from llama_lab.training.folder import RunFolder
@@ -43,7 +43,7 @@ class Pieces:
     def fit(self) -> Outcome:
         """Train as `train` does, from the folder's checkpoint if there is one, without a summary and a sample."""
         quiet_libraries()
-        with begun(self.run, {}) as checkpoint:
+        with begun(self.run, {}, self.dataset.tokenizer) as checkpoint:
             return fit(self.run, self.module, self.data, self.monitor, checkpoint, {})
 
     @property
@@ -71,9 +71,10 @@ def pieces(*overrides: str, stopwatch: Stopwatch | None = None, **replaced: Any)
         "z_loss": cfg.train.z_loss,
         "seed": cfg.seed,
     } | replaced
-    module = arguments.pop("kind")(**arguments)
     display = LogDisplay(Console(quiet=True), run.steps)
-    monitor = Monitor(cfg.train.log_every, run.tokens_per_step, 0.0, None, display, stopwatch)
+    cost = measure_cost(arguments["model"])
+    monitor = Monitor(cfg.train.log_every, run.tokens_per_step, cost, None, display, stopwatch)
+    module = arguments.pop("kind")(**arguments)
     return Pieces(run, dataset, data, module, monitor)
 
 

@@ -1,0 +1,109 @@
+"""What an evaluation found, as tables for a terminal of 80 columns."""
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from llama_lab.training.display import VISIBLE, in_bytes
+
+QUARTER = 4
+
+
+def print_evaluation(found: dict[str, Any], path: Path) -> None:
+    """Print every part that an eval.json holds."""
+    console = Console(highlight=False)
+    console.print(Text(f"{path}, after {found['step']:,} steps, on {found['device']} in {found['precision']}"))
+    for table in (losses(found), lengths(found), caches(found), speeds(found)):
+        if table.rows:
+            console.print(table)
+    if found.get("sample"):
+        console.print(Panel(Text(found["sample"].translate(VISIBLE)), title="sample", title_align="left"))
+    console.print(Text(f"everything is in {path / 'eval.json'} and eval.png"), soft_wrap=True)
+
+
+def new_table(title: str, *columns: str) -> Table:
+    """A table of numbers."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_header=bool(columns))
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def losses(found: dict[str, Any]) -> Table:
+    """The validation loss, as nats, perplexity and bits."""
+    table = new_table("Validation")
+    if "val/loss" not in found:
+        return table
+    perplexity = found["val/perplexity"]
+    table.add_row("loss", f"{found['val/loss']:.4f} nats/token")
+    table.add_row("perplexity", "-" if perplexity is None else f"{perplexity:,.2f}")
+    table.add_row("bits per byte", f"{found['val/bits_per_byte']:.4f}")
+    table.add_row("tokens", f"{found['val_tokens']:,}")
+    return table
+
+
+def lengths(found: dict[str, Any]) -> Table:
+    """The loss at each context length, and at its first and last positions."""
+    table = new_table(
+        "Loss by context length, nats/token", "tokens", "trained", "loss", "first quarter", "last quarter"
+    )
+    entries = found.get("lengths", [])
+    for entry in entries:
+        times = f"{entry['length'] / entries[0]['length']:.4g}x"
+        if entry["loss"] is None:
+            table.add_row(f"{entry['length']:,}", times, entry["note"].partition(",")[0])
+            continue
+        quarters = [f"{quarter_mean(entry, quarter):.4f}" for quarter in (0, QUARTER - 1)]
+        table.add_row(f"{entry['length']:,}", times, f"{entry['loss']:.4f}", *quarters)
+    return table
+
+
+def quarter_mean(entry: dict[str, Any], quarter: int) -> float:
+    """The mean loss over a quarter of the positions."""
+    low, high = (entry["length"] * q / QUARTER for q in (quarter, quarter + 1))
+    buckets = zip(entry["positions"], entry["losses"], entry["tokens"], strict=True)
+    inside = [(loss, tokens) for position, loss, tokens in buckets if low <= position < high]
+    weight = sum(tokens for _, tokens in inside)
+    return sum(loss * tokens for loss, tokens in inside) / weight if weight else float("nan")
+
+
+def caches(found: dict[str, Any]) -> Table:
+    """Bytes of one sequence's KV cache, and what its rounding costs."""
+    table = new_table("KV cache of one sequence", "dtype", "tokens", "by formula", "measured", "loss through it")
+    through = {entry["dtype"]: entry["loss"] for entry in found.get("cache_losses", [])}
+    sizes = found.get("cache", [])
+    smallest = min((size["batch_size"] for size in sizes), default=0)
+    for size in sizes:
+        if size["batch_size"] != smallest:
+            continue
+        measured = size["measured_bytes"] / smallest
+        equal = "equal" if size["measured_bytes"] == size["formula_bytes"] else in_bytes(measured)
+        loss = f"{through[size['dtype']]:.4f}" if size["dtype"] in through else ""
+        through.pop(size["dtype"], None)  # told once
+        table.add_row(size["dtype"], f"{size['context']:,}", in_bytes(size["formula_bytes"] / smallest), equal, loss)
+    return table
+
+
+def speeds(found: dict[str, Any]) -> Table:
+    """The speed of generation: medians, and the range of decoding's rounds."""
+    columns = ("batch", "tokens", "prompt read", "decoding, tokens/s", "range", "no cache", "gain")
+    table = new_table("Generation", *columns)
+    for speed in found.get("speed", []):
+        batch = speed["batch_size"]
+        decode, uncached = (median(speed[name]) for name in ("decode", "uncached"))
+        table.add_row(
+            str(batch),
+            f"{speed['context']:,}",
+            f"{1000 * median(speed['prefill']):,.1f} ms",
+            f"{batch / decode:,.0f}",
+            f"{batch / max(speed['decode']):,.0f}-{batch / min(speed['decode']):,.0f}",
+            f"{batch / uncached:,.0f}",
+            f"{uncached / decode:.1f}x",
+        )
+    return table

@@ -1,0 +1,238 @@
+"""Evaluate a trained run: what `eval.parts` names, into eval.json beside the run."""
+
+import json
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from llama_lab.data.tokens import TokenDataset
+from llama_lab.errors import ConfigError, suggestion
+from llama_lab.kinds import is_kind
+from llama_lab.model import Decoder
+from llama_lab.training.folder import EVALUATION, RunFolder
+from llama_lab.training.hardware import Hardware, choose_hardware
+from llama_lab.training.length import check_multiples, evaluating_on, evaluation, surroundings
+from llama_lab.training.run import quiet_libraries
+
+from .load import TrainedRun, load_run
+from .memory import cache_losses, cache_sizes
+from .speed import generation_speed
+from .text import cache_dtype, sampling, write_texts, written
+
+AS_TRAINED = "as_trained"  # the precision of the run's own config
+
+Found = dict[str, Any]
+
+
+@dataclass
+class Evaluation:
+    """A run that is being evaluated as `settings`, of conf/eval.yaml, say."""
+
+    run: TrainedRun
+    settings: DictConfig
+    hardware: Hardware
+
+    @cached_property
+    def dataset(self) -> TokenDataset:
+        """Its text, opened when it is first needed."""
+        return self.run.open_dataset()
+
+    @cached_property
+    def served(self) -> Decoder:
+        """The model as it would be served: on the device, in 16 bits if the precision is. Losses come before."""
+        return place(self.run.model, self.hardware)
+
+    @property
+    def contexts(self) -> list[int]:
+        """Tokens to measure memory and speed at, ascending."""
+        length = self.run.model.max_seq_len
+        return sorted({max(1, round(multiple * length)) for multiple in self.settings.eval.contexts})
+
+
+def losses(job: Evaluation) -> Found:
+    """The parts loss and length: one pass over the validation text for each length."""
+    multiples = list(job.settings.eval.lengths) if "length" in job.settings.eval.parts else []
+    if job.hardware.precision == "bf16-true":
+        job.run.model.bfloat16()
+    return evaluation(job.run.cfg, job.dataset, job.run.model, job.hardware, job.run.step, multiples)
+
+
+def cache(job: Evaluation) -> Found:
+    """The part cache; see `memory.py`."""
+    batch_tokens = job.run.model.max_seq_len * (job.run.cfg.train.micro_batch_size or job.run.cfg.train.batch_size)
+    with evaluating_on(job.served, job.hardware.torch_device):
+        sizes = cache_sizes(job.served, job.settings.eval.batch_sizes, job.contexts)
+        costs = cache_losses(job.served, job.dataset.val, batch_tokens)
+    return {"cache": [asdict(size) for size in sizes], "cache_losses": [asdict(cost) for cost in costs]}
+
+
+def speed(job: Evaluation) -> Found:
+    """The part speed; see `speed.py`."""
+    chosen = job.settings
+    dtype = cache_dtype(chosen)
+    speeds = [
+        generation_speed(job.served, batch_size, context, chosen.eval.rounds, chosen.compile, dtype)
+        for batch_size in chosen.eval.batch_sizes
+        for context in job.contexts
+    ]
+    return {"speed": [asdict(speed) for speed in speeds]}
+
+
+def sample(job: Evaluation) -> Found:
+    """The part sample: a text that begins as the run's own sample does."""
+    *_, (text,) = written(job.run, job.served, [job.run.cfg.train.prompt], job.settings)
+    return {"sample": text.certain}
+
+
+PARTS: dict[str, Callable[[Evaluation], Found]] = {
+    "loss": losses,
+    "length": losses,
+    "cache": cache,
+    "speed": speed,
+    "sample": sample,
+}
+
+
+def evaluate(path: Path, settings: DictConfig) -> Found:
+    """Evaluate the run in a folder, write what was found into its eval.json, and return all that this holds.
+
+    Written part by part, so that what was found before an interruption stays; parts that were found earlier, of the
+    same step and on the same device, stay too. Raises ConfigError, for an unfinished run too.
+    """
+    quiet_libraries()
+    check_done(RunFolder(path))
+    run = load_run(path)
+    job = Evaluation(run, settings, evaluation_hardware(run, settings))
+    found = kept_parts(run.folder, surroundings(job.hardware, run.step))
+    done: set[Callable[[Evaluation], Found]] = set()
+    for name, part in PARTS.items():  # in their own order: losses need the weights as they were trained
+        if name not in settings.eval.parts or part in done:
+            continue
+        print(f"{path}: {name}", flush=True)
+        found = merged(found, part(job))
+        run.folder.write_json(EVALUATION, found)
+        done.add(part)
+    return found
+
+
+def write(path: Path, settings: DictConfig) -> None:
+    """Let the run in a folder go on from the prompts of `settings`, on standard output. Raises ConfigError."""
+    quiet_libraries()
+    run = load_run(path)
+    model = place(run.model, evaluation_hardware(run, settings))
+    status = run.folder.read_json("status.json")["status"]
+    if status != "done":
+        print(f"run={path}: is {status}; this is what it writes after {run.step:,} steps", file=sys.stderr)
+    write_texts(run, model, prompts_of(settings), settings)
+
+
+def prompts_of(settings: DictConfig) -> list[str]:
+    """The prompts to go on from; none where a run is to be evaluated."""
+    return list(settings.prompts) if settings.prompt is None else [settings.prompt]
+
+
+def check_done(folder: RunFolder) -> None:
+    """Raise ConfigError unless the folder holds a run that came to its end."""
+    try:
+        status = folder.read_status()
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"run={folder.path}: is damaged, status.json cannot be read; train it again") from error
+    if status is None:
+        raise ConfigError(f"run={folder.path}: holds no run; name a run's folder, such as runs/llama/base/seed=1")
+    if status["status"] != "done":
+        why = f" ({status['message']})" if status["message"] else ""
+        raise ConfigError(
+            f"run={folder.path}: is {status['status']}{why}, and its losses would not be those of its budget; train it "
+            f"to its end with the same command, or let it write with prompt="
+        )
+
+
+def evaluation_hardware(run: TrainedRun, settings: DictConfig) -> Hardware:
+    """The one device, and the precision, that the settings ask for. Raises ConfigError for what there is not."""
+    wanted = {key: value for key, value in settings.trainer.items() if value != AS_TRAINED}
+    here = OmegaConf.merge(run.cfg.trainer, wanted, {"devices": 1, "num_nodes": 1, "strategy": "auto"})
+    assert isinstance(here, DictConfig)
+    return choose_hardware(here)
+
+
+def place(model: Decoder, hardware: Hardware) -> Decoder:
+    """The model on its device, its weights in 16 bits where the precision is mixed or lower."""
+    model.to(hardware.torch_device).eval()
+    return model.bfloat16() if hardware.precision.startswith("bf16") else model
+
+
+def kept_parts(folder: RunFolder, here: Found) -> Found:
+    """What an earlier evaluation found of the same step, in the same surroundings; else only `here`, and it is told."""
+    file = folder.path / EVALUATION
+    if not file.exists():
+        return here
+    try:
+        earlier = folder.read_json(EVALUATION)
+    except json.JSONDecodeError:
+        earlier = {}
+    if all(earlier.get(key) == value for key, value in here.items()):
+        return earlier
+    changed = ", ".join(f"{key} {earlier.get(key)}" for key in here if earlier.get(key) != here[key])
+    print(f"{file}: was found with {changed}; replaced", file=sys.stderr)
+    return here
+
+
+def merged(earlier: Found, found: Found) -> Found:
+    """The parts of both; the later one's, and of lengths each."""
+    lengths = {entry["length"]: entry for part in (earlier, found) for entry in part.get("lengths", [])}
+    return earlier | found | ({"lengths": [lengths[length] for length in sorted(lengths)]} if lengths else {})
+
+
+def check_settings(settings: DictConfig, typed: Collection[str]) -> None:
+    """Raise ConfigError for a setting out of its range, or a `typed` key that nothing of what is asked for reads."""
+    chosen = settings.eval
+    if not chosen.parts:
+        raise ConfigError(f"eval.parts=[]: evaluates nothing; choose of {', '.join(PARTS)}")
+    for part in chosen.parts:
+        if part not in PARTS:
+            near = suggestion(str(part), PARTS)
+            raise ConfigError(f"eval.parts: {part} is no part{near}; choose of {', '.join(PARTS)}")
+    check_multiples("eval.lengths", chosen.lengths)
+    if not chosen.contexts or not all(is_kind(c, float) and 0 < c <= 1 for c in chosen.contexts):
+        raise ConfigError(
+            f"eval.contexts={list(chosen.contexts)}: must hold multiples of the context, above 0, up to 1"
+        )
+    if not chosen.batch_sizes or not all(is_kind(size, int) and size > 0 for size in chosen.batch_sizes):
+        raise ConfigError(f"eval.batch_sizes={list(chosen.batch_sizes)}: must hold positive whole numbers")
+    if chosen.rounds < 1:
+        raise ConfigError(f"eval.rounds={chosen.rounds}: must be a positive whole number")
+    if settings.prompt is not None and settings.prompts:
+        raise ConfigError("prompts: there is a prompt too; give one, or put it among the prompts")
+    if not all(isinstance(prompt, str) for prompt in settings.prompts):
+        raise ConfigError(f'prompts={list(settings.prompts)}: must hold texts; quote them: \'prompts=["a","b"]\'')
+    sampling(settings)
+    cache_dtype(settings)
+    check_read(settings, typed)
+
+
+WRITERS = {"prompt", "sample"}
+READ_BY = {  # keys that are not read by whatever is asked for
+    "eval.lengths": {"length"},
+    "eval.contexts": {"cache", "speed"},
+    "eval.batch_sizes": {"cache", "speed"},
+    "eval.rounds": {"speed"},
+    "compile": {"speed", *WRITERS},
+    "cache_dtype": {"speed", *WRITERS},
+    **dict.fromkeys(("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed"), WRITERS),
+}
+
+
+def check_read(settings: DictConfig, typed: Collection[str]) -> None:
+    """Raise ConfigError for a key on the command line that has no say in what is asked for."""
+    writes = bool(prompts_of(settings))
+    asked = {"prompt"} if writes else set(settings.eval.parts)
+    for key in typed:
+        readers = {"loss", *PARTS} if key == "eval.parts" else READ_BY.get(key, asked)
+        if not readers & asked:
+            what = "with a prompt nothing is evaluated" if writes else f"only {' and '.join(sorted(readers))} read it"
+            raise ConfigError(f"{key}={OmegaConf.select(settings, key)}: does nothing here, {what}; leave it out")

@@ -1,0 +1,85 @@
+"""What the KV cache of a model takes, by formula and as it is, and what rounding it costs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from llama_lab.data.windows import Tokens
+from llama_lab.model import Decoder, measure_cost
+from llama_lab.training.length import sums_by_position
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """Bytes of the KV caches of `batch_size` sequences of `context` tokens.
+
+    formula_bytes: by `model/cost.py`. measured_bytes: the sum over the cache's own tensors. allocated_bytes: what
+    CUDA's allocator gave for them, in blocks of 512 bytes; None on other devices.
+    """
+
+    batch_size: int
+    context: int
+    dtype: str
+    formula_bytes: int
+    measured_bytes: int
+    allocated_bytes: int | None
+
+
+@dataclass(frozen=True)
+class CacheLoss:
+    """Mean nats per token of the validation text, read in trained windows through a KV cache of this dtype."""
+
+    dtype: str
+    loss: float
+
+
+def cache_dtypes(model: Decoder) -> list[torch.dtype]:
+    """The model's own, 16 bits, and int8."""
+    return list(dict.fromkeys((model.embedding.tokens.weight.dtype, torch.bfloat16, torch.int8)))
+
+
+def cache_sizes(model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[int]) -> list[CacheSize]:
+    """Make every combination's cache, in every dtype, and weigh it."""
+    return [
+        cache_size(model, batch_size, context, dtype)
+        for dtype in cache_dtypes(model)
+        for batch_size in batch_sizes
+        for context in contexts
+    ]
+
+
+def cache_size(model: Decoder, batch_size: int, context: int, dtype: torch.dtype) -> CacheSize:
+    """Make one cache and weigh it."""
+    device = model.embedding.tokens.weight.device
+    before = allocated_bytes(device)
+    cache = model.new_cache(batch_size, context, dtype)
+    after = allocated_bytes(device)
+    return CacheSize(
+        batch_size,
+        context,
+        name_of(dtype),
+        batch_size * measure_cost(model, context, dtype).kv_bytes,
+        cache.nbytes,
+        None if before is None or after is None else after - before,
+    )
+
+
+def allocated_bytes(device: torch.device) -> int | None:
+    """What PyTorch has allocated on a CUDA device; None on others, whose allocator does not tell."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+
+
+def cache_losses(model: Decoder, tokens: Tokens, batch_tokens: int) -> list[CacheLoss]:
+    """The loss of the stream `tokens` through a cache of each dtype, the model's own first."""
+    device = model.embedding.tokens.weight.device
+    found = []
+    for dtype in cache_dtypes(model):
+        nll, counts = sums_by_position(model, tokens, model.max_seq_len, batch_tokens, device, dtype)
+        found.append(CacheLoss(name_of(dtype), float(nll.sum() / counts.sum())))
+    return found
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """`bfloat16` of torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")

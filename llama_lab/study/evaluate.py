@@ -1,0 +1,72 @@
+"""`python eval.py run=...`: evaluate a run, several, or a study, whose report is then written again."""
+
+import glob
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from llama_lab.errors import ConfigError
+from llama_lab.evaluation.display import print_evaluation
+from llama_lab.evaluation.evaluate import evaluate
+from llama_lab.evaluation.plot import plot_evaluation
+
+from .compare import run_folders
+from .record import FILE, Study
+from .report import write_report
+from .trial import is_run
+
+
+def evaluate_all(wanted: str, settings: DictConfig) -> bool:
+    """Evaluate all that `wanted` names, and report on it if it is a study; whether all could be evaluated.
+
+    A run that cannot be is told of, and the others go on. Raises ConfigError if it is the only one.
+    """
+    runs = found_runs(wanted)
+    failed = 0
+    for number, run in enumerate(runs, 1):
+        if len(runs) > 1:
+            print(f"run {number} of {len(runs)}")
+        try:
+            found = evaluate(run, settings)
+        except ConfigError as error:
+            if len(runs) == 1:
+                raise
+            failed += 1
+            print(f"error: {error}", file=sys.stderr)
+            continue
+        plot_evaluation(found, run)
+        print_evaluation(found, run)
+    if (Path(wanted) / FILE).exists():
+        write_report(Path(wanted))
+    if failed:
+        print(f"{failed} of {len(runs)} runs could not be evaluated, see above", file=sys.stderr)
+    return not failed
+
+
+def found_runs(wanted: str) -> list[Path]:
+    """The runs of a folder, a pattern or a study, of this by seed: so arms take turns. ConfigError without any."""
+    path = Path(wanted)
+    if (path / FILE).exists():
+        members = [member for arm in Study.load(path).arms for member in arm.members]
+        listed = [path / member.folder for member in sorted(members, key=lambda member: member.seed)]
+        begun = [run for run in listed if is_run(run)]
+        if len(begun) < len(listed):
+            print(f"{wanted}: {len(listed) - len(begun)} of its {len(listed)} runs never began", file=sys.stderr)
+        if begun:
+            return begun
+    matches = [path] if path.exists() else sorted(map(Path, glob.glob(wanted, recursive=True)))
+    runs = [run for match in matches if match.is_dir() for run in below(match)]
+    if not runs:
+        raise ConfigError(
+            f"run={wanted}: holds no run; name folders of runs or studies, such as runs/llama/base/seed=1"
+        )
+    return list(dict.fromkeys(runs))
+
+
+def below(path: Path) -> list[Path]:
+    """The runs of one folder; none is no error where a pattern matches other things too."""
+    try:
+        return run_folders(path)
+    except ConfigError:
+        return []

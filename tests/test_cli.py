@@ -52,7 +52,8 @@ def test_what_is_printed_into_a_file_is_plain_lines_without_banners(finished: Ra
     assert "\r" not in finished.out
     for noise in ("GPU available", "TPU", "Lightning", "lightning", "💡", "Warning", "warn", "Trainer", "rank_zero"):
         assert noise not in finished.out
-    assert re.search(r"^step 10/78  loss \d\.\d{3}  [\d,]+ tokens/s$", finished.out, re.MULTILINE)
+    assert re.search(r"^step 1/78  loss \d\.\d{3}$", finished.out, re.MULTILINE)
+    assert re.search(r"^step 78/78  loss \d\.\d{3}  val \d\.\d{3}  [\d,]+ tokens/s$", finished.out, re.MULTILINE)
     assert len(finished.out.splitlines()) < 40
 
 

@@ -133,7 +133,7 @@ def renamed(result: Result, old: str, new: str) -> Result:
         arms.append(replace(arm, arm=exchange(arm.arm), **pairs))
     parts = {
         name: tuple(replace(part, arm=swap(part.arm)) for part in getattr(result, name))
-        for name in ("curves", "learning_rates", "divergences", "lengths")
+        for name in ("curves", "inference", "learning_rates", "divergences", "lengths")
     }
     study = replace(
         result.study, arms=tuple(exchange(arm) for arm in result.study.arms), baseline=swap(result.study.baseline)
@@ -152,7 +152,7 @@ def own_text(file: Path) -> str:
 @in_browser
 def test_a_report_draws_every_chart_and_neither_complains_nor_asks_the_network(opened: Open) -> None:
     report = opened(results.everything())
-    assert report.charts() == report.figures() == 9
+    assert report.charts() == report.figures() == 11
     assert report.complaints == []
     assert report.requests == [report.file.as_uri()]
 
@@ -182,7 +182,7 @@ def test_choices_change_the_axis_and_the_loss_and_the_range(opened: Open) -> Non
     report.page.keyboard.press("Space")
     assert report.plot(title, last)[0] == pytest.approx(results.TOKENS / 12_540, rel=1e-4)
     report.page.get_by_text("training loss", exact=True).click()
-    assert report.plot(title, "traces.every(trace => trace.meta.view === 'training loss')")
+    assert report.plot(title, "traces.every(trace => trace.meta.view.includes('training loss'))")
     assert report.plot(title, "plot.layout.yaxis.title.text") == "training loss, nats per token"
     assert report.plot(title, "plot._fullLayout.yaxis.range[1]") < 6
     report.page.get_by_text("from the start", exact=True).click()
@@ -254,7 +254,7 @@ def test_print_keeps_all_charts_within_the_paper_and_opens_the_config(opened: Op
     report = opened(results.everything())
     report.page.emulate_media(media="print")
     report.page.set_viewport_size({"width": 680, "height": 1000})
-    assert report.charts() == report.figures() == 9
+    assert report.charts() == report.figures() == 11
     assert report.page.evaluate("document.documentElement.scrollWidth") <= 680
     widest = "all => Math.max(...all.map(svg => svg.getBoundingClientRect().right))"
     assert report.page.eval_on_selector_all(".main-svg", widest) <= 680
@@ -272,7 +272,7 @@ def test_an_arm_with_a_hostile_name_is_shown_and_does_nothing(opened: Open, arm:
     assert report.page.locator("img").count() == 0
     assert report.complaints == []
     assert report.requests == [report.file.as_uri()]
-    assert report.charts() == report.figures() == 9
+    assert report.charts() == report.figures() == 11
     assert report.page.locator("tbody th", has_text="<script>").count() > 3
     assert report.page.locator(".legend button", has_text="<script>").count() > 3
     button = report.page.locator(".legend button", has_text="<script>").first

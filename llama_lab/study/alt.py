@@ -86,7 +86,7 @@ def _cost(cost: str, value: float) -> str:
 
 def _speeds(arm: Inference, batch_size: int) -> str:
     speeds = sorted((s for s in arm.speeds if s.batch_size == batch_size), key=lambda speed: speed.context)
-    found = [f"{words.three_digits(s.decode.mean if s.decode else None)} at {s.context:,} tokens" for s in speeds]
+    found = [f"{words.three_digits(s.decode.mean if s.decode else None)} at {s.context:,}" for s in speeds]
     gain = speeds[-1].gain if speeds else None
     beside = [f"there {words.three_digits(gain.mean)} times that without the cache"] if gain else []
     return f"{arm.arm} {', '.join([*found, *beside]) or words.UNKNOWN}"

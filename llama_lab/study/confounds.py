@@ -60,7 +60,6 @@ CONSEQUENCES = {
     "commit": "their code may differ",
 }
 
-
 # What speeds of inference are measured on and with, as a sentence calls it, and its key in eval.json.
 MEASURED_WITH = {"device": "device", "precision": "precision", "CPU threads": "threads", "torch": "torch"}
 
@@ -305,7 +304,7 @@ def _unequal_measuring(arms: Sequence[ArmResult]) -> Iterator[str]:
     facts["largest context"] = [f"{max(one['context'] for one in t.evaluation['speed']):,}" for t in trials]
     for fact, found in facts.items():
         if values := _disagreement(trials, found):
-            yield f"Speeds of inference were measured with unequal {fact}: {values}; they cannot be compared."
+            yield f"Measurements of inference differ in {fact}: {values}; their speeds cannot be compared."
 
 
 def _unquiet(arms: Sequence[ArmResult]) -> Iterator[str]:

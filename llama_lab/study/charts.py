@@ -178,7 +178,7 @@ def decoding_speeds(result: Result) -> go.Figure:
     ]
     drawn = [trace for trace in traces if trace.x]
     figure = _figure(drawn, "Decoding speed", "context, tokens", "tokens per second", height=380)
-    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(rangemode="tozero", tickformat=",")
     return _choose(_ticks(figure, _all_x(figure), words.number), "Batch", "KV cache")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from . import words
 from .charts import LOSS, Row
-from .result import Curve, LearningRates, Lengths, Result
+from .result import Curve, Inference, LearningRates, Lengths, Result
 
 MOST = 12  # arms that one text lists; the tables hold all
 
@@ -32,6 +32,20 @@ def front(result: Result, cost: str, on_front: tuple[str, ...], of_cost: str) ->
     return (
         f"{_text(f'Validation loss, in {words.UNITS[result.metric]}, against {of_cost}', found)} On the front: {best}."
     )
+
+
+def decoding_speeds(arms: Iterable[Inference]) -> str:
+    """Each arm's speed with the KV cache over its contexts, and what it would be without, in the smallest batch."""
+    measured = [arm for arm in arms if arm.speeds]
+    batch_size = min(speed.batch_size for arm in measured for speed in arm.speeds)
+    what = f"Decoding speed over context length, in tokens per second, {words.count(batch_size, 'sequence')} at once"
+    return _text(what, (_speeds(arm, batch_size) for arm in measured))
+
+
+def cache_sizes(arms: Iterable[Inference]) -> str:
+    """Each arm's cache at its largest context, beside what the formula says."""
+    found = (_cache(arm, dtype) for arm in arms for dtype in dict.fromkeys(cache.dtype for cache in arm.caches))
+    return _text("Measured KV cache of one sequence over context length", found)
 
 
 def learning_rates(sweeps: Iterable[LearningRates]) -> str:
@@ -68,6 +82,22 @@ def _course(curve: Curve) -> str:
 
 def _cost(cost: str, value: float) -> str:
     return words.size(value) if "bytes" in cost else f"{words.number(value)} tokens per second"
+
+
+def _speeds(arm: Inference, batch_size: int) -> str:
+    speeds = sorted((s for s in arm.speeds if s.batch_size == batch_size), key=lambda speed: speed.context)
+    found = [f"{words.three_digits(s.decode.mean if s.decode else None)} at {s.context:,}" for s in speeds]
+    gain = speeds[-1].gain if speeds else None
+    beside = [f"there {words.three_digits(gain.mean)} times that without the cache"] if gain else []
+    return f"{arm.arm} {', '.join([*found, *beside]) or words.UNKNOWN}"
+
+
+def _cache(arm: Inference, dtype: str) -> str:
+    cache = arm.cache(dtype)
+    if not cache:
+        return f"{arm.arm} was not measured"
+    share = words.number(cache.measured.mean / cache.formula.mean, 2)
+    return f"{arm.arm} {words.size(cache.measured.mean)} at {cache.context:,} tokens in {dtype}, {share} of its formula"
 
 
 def _sweep(sweep: LearningRates) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from .answer import answer
 from .confounds import confounds, different_settings, surroundings
+from .inference import inference
 from .record import Arm, Member, Study
 from .result import (
     FIXED_COSTS,
@@ -70,6 +71,7 @@ def analyse(study: Study, folder: Path) -> Result:
         arms=arms,
         curves=tuple(curve for arm in arms if arm.trials for curve in _curves(arm.name, arm.trials, metric)),
         front=_front(arms, metric),
+        inference=tuple(filter(None, (inference(arm.name, arm.trials) for arm in arms))),
         effects=effects,
         learning_rates=rates,
         divergences=tuple(

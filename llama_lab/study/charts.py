@@ -1,9 +1,10 @@
 """The report's charts, one function each: from a Result to a Plotly figure.
 
 A figure has no legend: the page writes one of buttons, which wrap on a phone and which the keyboard reaches. For it,
-each trace of an arm carries `meta`: `arm`, its name; `view`, where the figure has several; `x`, what its points are
-plotted over under each name of an axis. The layout's `meta["choices"]` holds what a reader may choose, by group and
-option, with the change to the layout that goes with it; the first option is the one that the figure opens with.
+each trace of an arm carries `meta`: `arm`, its name; `view`, the options with all of which it is seen, where the figure
+has several; `x`, what its points are plotted over under each name of an axis. The layout's `meta["choices"]` holds what
+a reader may choose, by group and option, with the change to the layout that goes with it; the first option is the one
+that the figure opens with.
 """
 
 import math
@@ -15,7 +16,7 @@ from typing import Any, Literal
 from plotly import graph_objects as go
 
 from . import words
-from .result import Comparison, Curve, Result
+from .result import Comparison, Curve, Inference, Result, Speed, Spread
 from .statistics import Estimate
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; without yellow, which nobody sees on white.
@@ -42,6 +43,10 @@ LABEL = {
 
 ROW_HEIGHT = 44
 LABEL_LENGTH = 34  # that fits into a phone's width
+KV_CACHE: dict[str, Callable[[Speed], Spread | None]] = {
+    "used": lambda speed: speed.decode,
+    "not used": lambda speed: speed.uncached,
+}
 LOSS = {"val/loss": "validation loss", "val/bits_per_byte": "validation loss", "train/loss": "training loss"}
 
 
@@ -161,13 +166,39 @@ def throughput_front(result: Result) -> go.Figure:
     return figure.update_xaxes(nticks=6)
 
 
+def decoding_speeds(result: Result) -> go.Figure:
+    """Tokens per second over context length, for each batch size, with the KV cache and without it."""
+    looks = styles(result)
+    batch_sizes = sorted({speed.batch_size for arm in result.inference for speed in arm.speeds})
+    traces = [
+        _decoding(arm, looks[arm.arm], batch_size, use)
+        for batch_size in batch_sizes
+        for use in KV_CACHE
+        for arm in result.inference
+    ]
+    drawn = [trace for trace in traces if trace.x]
+    figure = _figure(drawn, "Decoding speed", "context, tokens", "tokens per second", height=380)
+    figure.update_yaxes(rangemode="tozero", tickformat=",")
+    return _choose(_ticks(figure, _all_x(figure), words.number), "Batch", "KV cache")
+
+
+def cache_sizes(result: Result) -> go.Figure:
+    """The measured bytes of one sequence's KV cache over context length, for each type of its elements."""
+    looks = styles(result)
+    dtypes = dict.fromkeys(cache.dtype for arm in result.inference for cache in arm.caches)
+    traces = [_cache(arm, looks[arm.arm], dtype) for dtype in dtypes for arm in result.inference]
+    drawn = [trace for trace in traces if trace.x]
+    figure = _figure(drawn, "KV cache of one sequence", "context, tokens", "measured size", height=380)
+    return _choose(_octaves(_ticks(figure, _all_x(figure), words.number), words.size, "y"), "Elements")
+
+
 def learning_rates(result: Result) -> go.Figure:
     """Final loss over learning rate: the best one ringed, diverged runs as crosses in a strip above."""
     looks = styles(result)
     traces = []
     for sweep in result.learning_rates:
         found = [(rate, loss) for rate, loss in zip(sweep.rates, sweep.loss, strict=True) if loss]
-        traces.append(_losses(sweep.arm, looks[sweep.arm], found))
+        traces.append(_means(sweep.arm, looks[sweep.arm], found))
         traces[-1].update(hovertemplate="%{fullData.name}<br>learning rate %{x:.3g}: %{y:.4f}<extra></extra>")
         best = [loss.mean for rate, loss in found if rate == sweep.best]
         ring = {"symbol": "circle-open", "size": 19, "color": looks[sweep.arm].colour, "line": {"width": 2}}
@@ -196,7 +227,7 @@ def context_lengths(result: Result) -> go.Figure:
     for arm in result.lengths:
         found = [(length / arm.trained, loss) for length, loss in zip(arm.lengths, arm.loss, strict=True) if loss]
         hover = f"%{{fullData.name}}<br>%{{x:.3g}}{words.TIMES} the trained length: %{{y:.4f}}<extra></extra>"
-        traces.append(_losses(arm.arm, looks[arm.arm], found).update(hovertemplate=hover))
+        traces.append(_means(arm.arm, looks[arm.arm], found).update(hovertemplate=hover))
     axis = "context length / trained length"
     figure = _figure(traces, "Loss over context length", axis, "validation loss, nats per token", height=380)
     ratios = sorted({length / arm.trained for arm in result.lengths for length in arm.lengths})
@@ -209,8 +240,7 @@ def positions(result: Result) -> go.Figure:
     lengths = sorted({length for arm in result.lengths for length in arm.by_position}, reverse=True)
     traces = [
         _line(arm.arm, looks[arm.arm], *arm.by_position[length]).update(
-            meta={"arm": arm.arm, "view": _tokens(length)},
-            visible=length == lengths[0],
+            meta={"arm": arm.arm, "view": [_tokens(length)]},
             hovertemplate="%{fullData.name}<br>position %{x:.0f}: %{y:.4f}<extra></extra>",
         )
         for length in lengths
@@ -218,7 +248,7 @@ def positions(result: Result) -> go.Figure:
         if length in arm.by_position
     ]
     figure = _figure(traces, "Loss by position", "position in the context", "validation loss, nats per token", 380)
-    figure.layout.meta = {"choices": {"Context": {_tokens(length): {} for length in lengths}}}
+    _choose(figure, "Context")
     return _mark_trained(_octaves(figure, words.number), {arm.trained for arm in result.lengths})
 
 
@@ -286,7 +316,7 @@ def _curve(curve: Curve, style: Style, visible: bool) -> list[go.Scatter]:
 def _over(curve: Curve, points: list[int]) -> dict[str, Any]:
     axes = {"tokens": curve.tokens, "training FLOPs": curve.flops, "seconds": curve.seconds}
     x = {name: [_round(values[i]) for i in points] for name, values in axes.items()}
-    return {"arm": curve.arm, "view": LOSS[curve.metric], "x": x}
+    return {"arm": curve.arm, "view": [LOSS[curve.metric]], "x": x}
 
 
 def _late_range(found: list[Curve]) -> list[float] | None:
@@ -328,7 +358,7 @@ def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hov
         hoverinfo="skip",
     )
     arms = [
-        _losses(name, looks[name], [point]).update(
+        _means(name, looks[name], [point]).update(
             mode="markers",
             customdata=[words.size(point[0])],
             hovertemplate=f"%{{fullData.name}}<br>{hover}<br>loss %{{y:.4f}}<extra></extra>",
@@ -351,12 +381,32 @@ def _line(arm: str, style: Style, x: Iterable[float], y: Iterable[float]) -> go.
     )
 
 
-def _losses(arm: str, style: Style, found: Iterable[tuple[float, Estimate]]) -> go.Scatter:
-    """An arm's losses over something, with their 95% intervals."""
-    points = sorted(((x, loss) for x, loss in found if math.isfinite(loss.mean)), key=lambda point: point[0])
-    losses = [loss for _, loss in points]
-    trace = _line(arm, style, [x for x, _ in points], [loss.mean for loss in losses])
-    return trace.update(error_y={**_errors(losses), "color": style.colour}, marker={"size": 9, "maxdisplayed": 0})
+def _decoding(arm: Inference, style: Style, batch_size: int, use: str) -> go.Scatter:
+    """An arm's speed with one batch size and one use of the KV cache."""
+    speeds = [speed for speed in arm.speeds if speed.batch_size == batch_size]
+    found = [(speed.context, spread) for speed in speeds if (spread := KV_CACHE[use](speed))]
+    return _means(arm.arm, style, found).update(
+        meta={"arm": arm.arm, "view": [words.count(batch_size, "sequence"), use]},
+        hovertemplate="%{fullData.name}<br>%{y:,.3~f} tokens per second at %{x:,}<extra></extra>",
+    )
+
+
+def _cache(arm: Inference, style: Style, dtype: str) -> go.Scatter:
+    """An arm's cache with one type of elements."""
+    trace = _means(arm.arm, style, [(cache.context, cache.measured) for cache in arm.caches if cache.dtype == dtype])
+    return trace.update(
+        meta={"arm": arm.arm, "view": [dtype]},
+        customdata=[words.size(y) for y in trace.y],
+        hovertemplate="%{fullData.name}<br>%{customdata} at %{x:,} tokens<extra></extra>",
+    )
+
+
+def _means(arm: str, style: Style, found: Iterable[tuple[float, Estimate | Spread]]) -> go.Scatter:
+    """An arm's means over something, each with a bar from its low to its high."""
+    points = sorted(((x, one) for x, one in found if math.isfinite(one.mean)), key=lambda point: point[0])
+    means = [one for _, one in points]
+    trace = _line(arm, style, [x for x, _ in points], [one.mean for one in means])
+    return trace.update(error_y={**_errors(means), "color": style.colour}, marker={"size": 9, "maxdisplayed": 0})
 
 
 def _marks(arm: str, x: list[float], y: list[float], marker: dict[str, Any], hover: str) -> go.Scatter:
@@ -364,30 +414,45 @@ def _marks(arm: str, x: list[float], y: list[float], marker: dict[str, Any], hov
     return trace.update(hovertemplate=f"{hover}<extra></extra>")
 
 
-def _errors(found: Sequence[Row | Estimate]) -> dict[str, Any]:
+def _errors(found: Sequence[Row | Estimate | Spread]) -> dict[str, Any]:
     """Plotly's error bars for intervals; none where there is no interval."""
     up = [one.high - one.mean if math.isfinite(one.high) else 0 for one in found]
     down = [one.mean - one.low if math.isfinite(one.low) else 0 for one in found]
     return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.5, "width": 4}
 
 
-def _ticks(figure: go.Figure, values: list[float], text: Callable[[float], str]) -> go.Figure:
-    """A logarithmic x axis, with a tick at each of these values if they are few."""
-    figure.update_xaxes(type="log")
-    if values and len(values) <= 7:
-        figure.update_xaxes(tickvals=values, ticktext=[text(value) for value in values])
+def _choose(figure: go.Figure, *groups: str) -> go.Figure:
+    """Let a reader choose among the views of the traces, an option of each group; the first trace's is seen first."""
+    views = [trace.meta["view"] for trace in figure.data]
+    for trace, view in zip(figure.data, views, strict=True):
+        trace.visible = view == views[0]
+    options = zip(groups, zip(*views, strict=True), strict=False)  # there are none without a trace
+    figure.layout.meta = {"choices": {group: {option: {} for option in found} for group, found in options}}
     return figure
 
 
-def _octaves(figure: go.Figure, text: Callable[[float], str]) -> go.Figure:
-    """A logarithmic x axis with ticks at powers of two; at every second, or fourth, if there are many."""
-    found = [x for trace in figure.data for x in trace.x or () if math.isfinite(x) and x > 0]
+def _all_x(figure: go.Figure) -> list[float]:
+    return sorted({x for trace in figure.data for x in trace.x})
+
+
+def _ticks(figure: go.Figure, values: list[float], text: Callable[[float], str], axis: str = "x") -> go.Figure:
+    """A logarithmic axis, with a tick at each of these values if they are few."""
+    figure.layout[f"{axis}axis"].type = "log"
+    if values and len(values) <= 7:
+        figure.layout[f"{axis}axis"].update(tickvals=values, ticktext=[text(value) for value in values])
+    return figure
+
+
+def _octaves(figure: go.Figure, text: Callable[[float], str], axis: str = "x") -> go.Figure:
+    """A logarithmic axis with ticks at powers of two; at every second, or fourth, if there are many."""
+    found = [value for trace in figure.data for value in trace[axis] or () if math.isfinite(value) and value > 0]
     if not found:
         return figure
     lowest, highest = math.floor(math.log2(min(found))), math.ceil(math.log2(max(found)))
     powers = range(lowest, highest + 1, max(1, (highest - lowest) // 4))
-    figure = _ticks(figure, [2.0**power for power in powers], text)
-    return figure.update_xaxes(range=[math.log10(min(found)) - 0.15, math.log10(max(found)) + 0.15])
+    figure = _ticks(figure, [2.0**power for power in powers], text, axis)
+    figure.layout[f"{axis}axis"].range = [math.log10(min(found)) - 0.15, math.log10(max(found)) + 0.15]
+    return figure
 
 
 def _mark_trained(figure: go.Figure, lengths: set[int]) -> go.Figure:

@@ -8,13 +8,15 @@ from typing import Any
 
 from llama_lab.training.folder import CHANGEABLE, belongs
 
+from .inference import TIMED, rounds
 from .record import Study
 from .result import ArmResult, LearningRates
 from .trial import NOT_BEGUN, Trial
-from .words import count, enumerate_some, learning_rate, percent
+from .words import TIMES, count, enumerate_some, learning_rate, number, percent
 
 MOST_RESIDUAL = 0.005  # of matching
 MOST_UNMATCHED = 0.01  # difference in parameters, where nothing was matched
+MOST_UNQUIET = 1.5  # of the slowest over the fastest round of one measurement
 MOST_NAMES = 8  # in one sentence
 
 # Settings that may differ: of where a run computes; of its name and seed, which pairing takes care of; of the model,
@@ -58,6 +60,9 @@ CONSEQUENCES = {
     "commit": "their code may differ",
 }
 
+# What speeds of inference are measured on and with, as a sentence calls it, and its key in eval.json.
+MEASURED_WITH = {"device": "device", "precision": "precision", "CPU threads": "threads", "torch": "torch"}
+
 
 def confounds(
     study: Study, arms: Sequence[ArmResult], trials: Sequence[Trial], rates: Sequence[LearningRates]
@@ -83,6 +88,9 @@ def confounds(
         *_unequal_search(study, begun, is_swept=bool(rates)),
         *_rates_on_edge(rates),
         *_one_rate(study, begun, is_swept=bool(rates)),
+        *_unequal_measuring(arms),
+        *_unquiet(arms),
+        *_unlike_the_formula(arms),
     )
 
 
@@ -287,6 +295,47 @@ def _one_rate(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator
     if not is_swept and len(rates) == 1 and len(study.arms) > 1:
         rate = learning_rate(*rates)
         yield f"One learning rate for all arms, {rate}: an arm with another optimum is at a disadvantage."
+
+
+def _unequal_measuring(arms: Sequence[ArmResult]) -> Iterator[str]:
+    """What the speeds of inference were measured on, with, and at."""
+    trials = _with_part(arms, "speed")
+    facts = {name: [str(t.evaluation.get(key, "unknown")) for t in trials] for name, key in MEASURED_WITH.items()}
+    facts["largest context"] = [f"{max(one['context'] for one in t.evaluation['speed']):,}" for t in trials]
+    for fact, found in facts.items():
+        if values := _disagreement(trials, found):
+            yield f"Measurements of inference differ in {fact}: {values}; their speeds cannot be compared."
+
+
+def _unquiet(arms: Sequence[ArmResult]) -> Iterator[str]:
+    """Speeds that something else on the machine took part in."""
+    trials = _with_part(arms, "speed")
+    if found := [trial for trial in trials if any(map(_is_unquiet, trial.evaluation["speed"]))]:
+        names = enumerate_some(list(dict.fromkeys(trial.arm for trial in found)), MOST_NAMES)
+        spread = f"more than {MOST_UNQUIET}{TIMES} the fastest"
+        yield f"The machine was not quiet while inference was measured: a round took {spread} in {names}."
+
+
+def _is_unquiet(entry: dict[str, Any]) -> bool:
+    return any(max(taken) > MOST_UNQUIET * min(taken) for part in TIMED if (taken := rounds(entry, part)))
+
+
+def _unlike_the_formula(arms: Sequence[ArmResult]) -> Iterator[str]:
+    """Arms whose KV cache is not of the size that the cost model gives it, with one example each."""
+    found = {
+        trial.arm: (entry["measured_bytes"], entry["formula_bytes"], entry["context"])
+        for trial in _with_part(arms, "cache")
+        for entry in trial.evaluation["cache"]
+        if entry["measured_bytes"] != entry["formula_bytes"]
+    }
+    for arm, (measured, formula, context) in found.items():
+        sizes = f"{number(measured)} bytes are measured, and {number(formula)} by the formula"
+        yield f"The KV cache of {arm} is not what its formula says: at {context:,} tokens {sizes}."
+
+
+def _with_part(arms: Sequence[ArmResult], part: str) -> list[Trial]:
+    """The runs that arms are judged by and that have been evaluated in this."""
+    return [trial for arm in arms for trial in arm.trials if trial.evaluation.get(part)]
 
 
 def _text(value: Any) -> str:

@@ -1,6 +1,6 @@
 """report.html: a study's result as one file that needs no network, for a screen, a phone and paper."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,18 @@ from plotly import graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from . import alt, charts, words
-from .result import ArmResult, Comparison, Divergence, LearningRates, Lengths, Result
+from .result import (
+    ArmResult,
+    CacheSize,
+    Comparison,
+    Divergence,
+    Inference,
+    LearningRates,
+    Lengths,
+    Result,
+    Speed,
+    Spread,
+)
 from .statistics import EFFECT_TEST, Effect, Estimate, PairedDifference
 
 TEMPLATE = "page.html.j2"
@@ -115,6 +126,7 @@ def _sections(result: Result) -> list[Section]:
         _answer(result),
         _curves(result),
         _cost(result),
+        _inference(result),
         _effects(result),
         _learning_rates(result),
         _divergences(result),
@@ -244,6 +256,64 @@ def _cost(result: Result) -> Section:
         "elements. Matching residual: how far the arm's size is from the one it was matched to."
     )
     return Section("Cost", charts=found, tables=(_arm_table(result, caption, columns),) if result.arms else ())
+
+
+def _inference(result: Result) -> Section:
+    found = []
+    if any(arm.speeds for arm in result.inference):
+        caption = (
+            "At the end of a context, all sequences of a batch together. Bars: from the lowest to the highest seed."
+        )
+        found.append(Chart(charts.decoding_speeds(result), alt.decoding_speeds(result.inference), caption))
+    if any(arm.caches for arm in result.inference):
+        caption = "Of the cache's tensors as they are when generating; a window's stops growing at its length."
+        found.append(Chart(charts.cache_sizes(result), alt.cache_sizes(result.inference), caption))
+    return Section(
+        "Inference", charts=tuple(found), tables=(_speed_table(result.inference), _cache_table(result.inference))
+    )
+
+
+def _speed_table(arms: Sequence[Inference]) -> Table:
+    columns: dict[str, Callable[[Speed], str]] = {
+        "Sequences": lambda speed: words.number(speed.batch_size),
+        "Context": lambda speed: words.number(speed.context),
+        "Seeds": lambda speed: words.number(speed.runs),
+        "Tokens per second": lambda speed: _spread(speed.decode, words.three_digits),
+        "Without KV cache": lambda speed: _spread(speed.uncached, words.three_digits),
+        "Gain": lambda speed: _spread(speed.gain, lambda gain: f"{words.three_digits(gain)}{words.TIMES}"),
+        "Prefill, ms": lambda speed: _spread(speed.prefill, lambda seconds: words.three_digits(1e3 * seconds)),
+    }
+    caption = (
+        "Decoding at the end of the largest context that an arm was measured at, all sequences of a batch together, "
+        "with the KV cache and without it, and the former over the latter. Prefill: reading prompts that fill the "
+        "context. Of each run the median of its rounds; means over seeds and, below them, the lowest and the highest."
+    )
+    rows = [
+        [arm.arm, *(show(speed) for show in columns.values())]
+        for arm in arms
+        for batch_size in sorted({speed.batch_size for speed in arm.speeds})
+        if (speed := arm.speed(batch_size))
+    ]
+    return _without_empty(Table(caption, ["Arm", *columns], rows))
+
+
+def _cache_table(arms: Sequence[Inference]) -> Table:
+    columns: dict[str, Callable[[CacheSize], str]] = {
+        "Elements": lambda cache: cache.dtype,
+        "Context": lambda cache: words.number(cache.context),
+        "Measured": lambda cache: _spread(cache.measured, words.size),
+        "By the formula": lambda cache: _spread(cache.formula, words.size),
+    }
+    rows = [
+        [arm.arm, *(show(cache) for show in columns.values())]
+        for arm in arms
+        for dtype in dict.fromkeys(cache.dtype for cache in arm.caches)
+        if (cache := arm.cache(dtype))
+    ]
+    caption = (
+        "KV cache of one sequence at the largest context that was measured: of its tensors, and by the cost model."
+    )
+    return _without_empty(Table(caption, ["Arm", *columns], rows, frozenset({"Elements"})))
 
 
 def _effects(result: Result) -> Section:
@@ -390,6 +460,15 @@ def _comparison(comparison: Comparison | None) -> str:
 def _sure(found: PairedDifference | Effect, p: float, separable: bool, needed: str = "") -> str:
     notes = [note for note in (words.p_value(p), "" if separable else "not separable", needed) if note]
     return f"{words.with_interval(found.mean, found.low, found.high, is_difference=True)}\n{'; '.join(notes)}"
+
+
+def _spread(spread: Spread | None, show: Callable[[float], str]) -> str:
+    """A mean and, below it, the lowest and the highest seed, where they can be told apart."""
+    if not spread or not words.known(spread.mean):
+        return words.UNKNOWN
+    low, high = show(spread.low), show(spread.high)
+    # No line may break inside a range.
+    return show(spread.mean) if low == high else f"{show(spread.mean)}\n{low}\u00a0to\u00a0{high}"
 
 
 def _seeds(arm: ArmResult) -> str:

@@ -159,6 +159,65 @@ class Front:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """A mean over seeds, with the lowest and the highest of them."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast an arm generates, `batch_size` sequences at once, at the end of a context of `context` tokens.
+
+    Over the runs in which it was measured, `runs` of them; of each run the median of its rounds. decode, uncached:
+    tokens per second, of all sequences together, with the KV cache and without it. gain: the former over the latter.
+    prefill: seconds to read the prompts. None where it was not measured in all of the runs.
+    """
+
+    batch_size: int
+    context: int
+    runs: int
+    decode: Spread | None
+    uncached: Spread | None
+    gain: Spread | None
+    prefill: Spread | None
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """The bytes of the KV cache of one sequence of `context` tokens, with elements of `dtype`.
+
+    measured: of its tensors. formula: of the cost model.
+    """
+
+    dtype: str
+    context: int
+    measured: Spread
+    formula: Spread
+
+
+@dataclass(frozen=True)
+class Inference:
+    """What generating costs one arm, as measured at every batch size and context that all of its measured runs have."""
+
+    arm: str
+    speeds: tuple[Speed, ...]
+    caches: tuple[CacheSize, ...]
+
+    def speed(self, batch_size: int) -> Speed | None:
+        """At the largest context that was measured with this batch size."""
+        found = (speed for speed in self.speeds if speed.batch_size == batch_size)
+        return max(found, key=lambda speed: speed.context, default=None)
+
+    def cache(self, dtype: str) -> CacheSize | None:
+        """At the largest context that was measured with elements of this type."""
+        found = (cache for cache in self.caches if cache.dtype == dtype)
+        return max(found, key=lambda cache: cache.context, default=None)
+
+
+@dataclass(frozen=True)
 class Provenance:
     """How it was made. environment: a fact's name, and each of its values with the number of runs that had it."""
 
@@ -182,6 +241,7 @@ class Result:
     arms: tuple[ArmResult, ...]
     curves: tuple[Curve, ...]
     front: Front
+    inference: tuple[Inference, ...]
     effects: tuple[Effect, ...]
     learning_rates: tuple[LearningRates, ...]
     divergences: tuple[Divergence, ...]

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .result import FIXED_COSTS, MEASURED_COSTS, ArmResult, Comparison, Result
+from .result import FIXED_COSTS, MEASURED_COSTS, ArmResult, Comparison, Inference, Result, Spread
 from .statistics import Estimate, PairedDifference
 from .words import UNITS, number, short, signed
 
@@ -20,7 +20,10 @@ REACHED = ("tokens", "flops", "seconds")
 def summary_rows(result: Result) -> list[dict[str, Any]]:
     """A row per arm, all with the same keys; None for what is not known. Losses in nats per token, bits per byte."""
     axes = list(dict.fromkeys(axis for arm in result.study.arms for axis in arm.axes))
-    rows = [_row(arm, axes, result.provenance.seeds) for arm in result.arms]
+    inference = {found.arm: found for found in result.inference}
+    rows = [
+        _row(arm, axes, result.provenance.seeds) | _inference_columns(inference.get(arm.name)) for arm in result.arms
+    ]
     return [{key: None if _is_nan(value) else value for key, value in row.items()} for row in rows]
 
 
@@ -111,6 +114,22 @@ def _comparison_columns(name: str, comparison: Comparison | None) -> dict[str, A
     columns[f"to_{name}_corrected_p"] = comparison.corrected_p if comparison else None
     columns[f"to_{name}_seeds_needed"] = comparison.seeds_needed if comparison else None
     return columns
+
+
+def _inference_columns(inference: Inference | None) -> dict[str, float | None]:
+    """Of one sequence, at the largest context; the cache with the first type of elements that was measured."""
+    speed = inference.speed(1) if inference else None
+    cache = inference.cache(inference.caches[0].dtype) if inference and inference.caches else None
+    return {
+        "decode_tokens_per_second": _mean(getattr(speed, "decode", None)),
+        "decode_tokens_per_second_uncached": _mean(getattr(speed, "uncached", None)),
+        "prefill_seconds": _mean(getattr(speed, "prefill", None)),
+        "kv_cache_measured_bytes": _mean(getattr(cache, "measured", None)),
+    }
+
+
+def _mean(spread: Spread | None) -> float | None:
+    return spread.mean if spread else None
 
 
 def _is_nan(value: object) -> bool:

@@ -26,8 +26,10 @@ class Trial:
     `attention_kernel`, `data_hash`, `tokenizer_hash`, `vocab_size`, `bytes_per_token`, `unigram_entropy`, `versions`,
     `python`, `platform`, `cpu_threads`, `gpus`, `git` (`commit`, `dirty`; None outside a checkout), `command`.
     summary: the last value of every metric, empty unless done. metrics: the rows of metrics.csv, one per logged step;
-    a row holds what was logged at that step, with `step`, `tokens` and `seconds` always. lengths: what was measured at
-    several context lengths, see `llama_lab/training/length.py`; empty if nothing was.
+    a row holds what was logged at that step, with `step`, `tokens` and `seconds` always. evaluation: what eval.json
+    tells, empty if that is nothing, or not of the run as it ended; of the parts that were asked for: `lengths` (see
+    `llama_lab/training/length.py`), `speed` (seconds, see `llama_lab/evaluation/speed.py`), `cache` (`formula_bytes`
+    and `measured_bytes`), and what they were measured on and with (`device`, `precision`, `threads`, `torch`).
     """
 
     path: Path
@@ -39,12 +41,18 @@ class Trial:
     facts: dict[str, Any]
     summary: dict[str, Any]
     metrics: list[dict[str, float]]
-    lengths: list[dict[str, Any]]
+    evaluation: dict[str, Any]
 
     @property
     def done(self) -> bool:
         """Whether the run came to its end."""
         return self.status == "done"
+
+    @property
+    def lengths(self) -> list[dict[str, Any]]:
+        """What was measured at several context lengths; empty if nothing was."""
+        found: list[dict[str, Any]] = self.evaluation.get("lengths", [])
+        return found
 
 
 def is_run(path: Path) -> bool:
@@ -71,20 +79,20 @@ def read_trial(path: Path) -> Trial:
         facts=facts,
         summary=summary,
         metrics=read_metrics(metrics) if metrics.exists() else [],
-        lengths=_lengths(path, summary),
+        evaluation=_evaluation(path, summary),
     )
 
 
-def _lengths(path: Path, summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """What eval.json tells of several lengths, if it is of the run as it ended."""
+def _evaluation(path: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    """What eval.json tells, if it is of the run as it ended."""
     file = path / "eval.json"
     found = _read_json(file) if file.exists() else {}
-    return found.get("lengths", []) if summary and found.get("step") == summary.get("step") else []
+    return found if summary and found.get("step") == summary.get("step") else {}
 
 
 def missing_trial(path: Path, arm: str, seed: int) -> Trial:
     """A run that a study lists, but that left nothing behind."""
-    return Trial(path, arm, seed, NOT_BEGUN, "never began", {}, {}, {}, [], [])
+    return Trial(path, arm, seed, NOT_BEGUN, "never began", {}, {}, {}, [], {})
 
 
 def _read_json(file: Path) -> dict[str, Any]:

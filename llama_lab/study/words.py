@@ -18,6 +18,11 @@ def number(value: float | None, decimals: int = 0) -> str:
     return f"{value:,.{decimals}f}".replace("-", MINUS) if known(value) else UNKNOWN
 
 
+def three_digits(value: float | None) -> str:
+    """At least three digits of it, as a measurement has: 12,409; 69.7; 0.0512."""
+    return number(value, max(0, 2 - math.floor(math.log10(abs(value))))) if known(value) and value else number(value)
+
+
 def signed(value: float | None, decimals: int = 4) -> str:
     """A difference, with its sign."""
     return f"{value:+,.{decimals}f}".replace("-", MINUS) if known(value) else UNKNOWN

@@ -8,15 +8,19 @@ from pathlib import Path
 from llama_lab.study.record import Arm, Member, Study
 from llama_lab.study.result import (
     ArmResult,
+    CacheSize,
     Comparison,
     Curve,
     CurveMetric,
     Divergence,
     Front,
+    Inference,
     LearningRates,
     Lengths,
     Provenance,
     Result,
+    Speed,
+    Spread,
 )
 from llama_lab.study.statistics import Effect, Estimate, PairedDifference
 from llama_lab.study.trial import Trial
@@ -76,7 +80,7 @@ def trials(arm: str, seeds: int, loss: float = 3.7) -> tuple[Trial, ...]:
     """Finished runs, a little worse with every seed."""
     found = [{"val/loss": loss + seed / 100, "val/bits_per_byte": 0.42 * loss + seed / 100} for seed in range(seeds)]
     path = Path("runs") / arm
-    return tuple(Trial(path, arm, s + 1, "done", "", {}, {}, summary, [], []) for s, summary in enumerate(found))
+    return tuple(Trial(path, arm, s + 1, "done", "", {}, {}, summary, [], {}) for s, summary in enumerate(found))
 
 
 def arm_result(index: int, name: str, loss: float, previous: str | None, base: str, seeds: int) -> ArmResult:
@@ -153,6 +157,7 @@ def result(losses: dict[str, float], seeds: int = 3, points: int = 195) -> Resul
             _front({arm.name: (arm.costs["kv_cache/bytes_per_token"], losses[arm.name]) for arm in arms}),
             _front({arm.name: (-arm.costs["perf/tokens_per_second"], losses[arm.name]) for arm in arms}),
         ),
+        inference=(),
         effects=(),
         learning_rates=(),
         divergences=(),
@@ -259,10 +264,53 @@ def long() -> Result:
     )
 
 
+def spread(mean: float) -> Spread:
+    """Of seeds 4% apart."""
+    return Spread(mean, 0.98 * mean, 1.02 * mean)
+
+
+def inference(arm: str, longest: int, heads: int, slower: float) -> Inference:
+    """An arm measured up to its longest context, its KV cache with so many heads, in 16 bits and in 8."""
+    contexts = [n for n in (64, 128, 256, 512) if n <= longest]
+
+    def speed(batch_size: int, context: int) -> Speed:
+        cached, uncached = (900 * batch_size**0.8 - context * heads / 5) / slower, 30_000 / context / slower
+        decode = spread(cached)
+        return Speed(
+            batch_size,
+            context,
+            3,
+            decode,
+            spread(uncached),
+            spread(cached / uncached),
+            spread(context * batch_size / 4e5),
+        )
+
+    def cache(dtype: str, context: int, size: int) -> CacheSize:
+        content = float(context * heads * size * 256)
+        return CacheSize(dtype, context, Spread(content, content, content), Spread(content, content, content))
+
+    return Inference(
+        arm,
+        tuple(speed(batch_size, context) for batch_size in (1, 8) for context in contexts),
+        tuple(cache(dtype, n, size) for dtype, size in (("bfloat16", 2), ("int8", 1)) for n in contexts),
+    )
+
+
+def measured() -> Result:
+    """Inference, measured in most arms: one of them at shorter contexts, one with smaller caches."""
+    arms = [
+        inference(name, 256 if name == "vanilla" else 512, 1 if "gqa" in name else 4, 1 + index / 10)
+        for index, name in enumerate(LADDER)
+    ]
+    return replace(ladder(), inference=tuple(arms[:-1]))
+
+
 def everything() -> Result:
     """Every section in one."""
     return replace(
         warned(),
+        inference=measured().inference,
         effects=factorial().effects,
         learning_rates=swept().learning_rates,
         divergences=swept().divergences,
@@ -307,12 +355,20 @@ def unknown() -> Result:
         for arm in found.arms
     )
     nans = [nan] * 5
+    spread_out = Spread(nan, nan, nan)
     return replace(
         found,
         arms=arms,
         curves=tuple(
             replace(c, mean=[nan] * len(c.mean), low=[nan] * len(c.mean), high=[nan] * len(c.mean))
             for c in found.curves
+        ),
+        inference=(
+            Inference(
+                "vanilla",
+                (Speed(1, 256, 3, spread_out, None, spread_out, spread_out),),
+                (CacheSize("bfloat16", 256, spread_out, spread_out),),
+            ),
         ),
         effects=(Effect(("norm",), nan, nan, nan, nan, nan),),
         learning_rates=(LearningRates("vanilla", [nan] * 5, [nothing] * 5, [0] * 5, nan, False, nan),),

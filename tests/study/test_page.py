@@ -133,7 +133,7 @@ def renamed(result: Result, old: str, new: str) -> Result:
         arms.append(replace(arm, arm=exchange(arm.arm), **pairs))
     parts = {
         name: tuple(replace(part, arm=swap(part.arm)) for part in getattr(result, name))
-        for name in ("curves", "learning_rates", "divergences", "lengths")
+        for name in ("curves", "inference", "learning_rates", "divergences", "lengths")
     }
     study = replace(
         result.study, arms=tuple(exchange(arm) for arm in result.study.arms), baseline=swap(result.study.baseline)
@@ -152,7 +152,7 @@ def own_text(file: Path) -> str:
 @in_browser
 def test_a_report_draws_every_chart_and_neither_complains_nor_asks_the_network(opened: Open) -> None:
     report = opened(results.everything())
-    assert report.charts() == report.figures() == 9
+    assert report.charts() == report.figures() == 11
     assert report.complaints == []
     assert report.requests == [report.file.as_uri()]
 
@@ -182,7 +182,7 @@ def test_choices_change_the_axis_and_the_loss_and_the_range(opened: Open) -> Non
     report.page.keyboard.press("Space")
     assert report.plot(title, last)[0] == pytest.approx(results.TOKENS / 12_540, rel=1e-4)
     report.page.get_by_text("training loss", exact=True).click()
-    assert report.plot(title, "traces.every(trace => trace.meta.view === 'training loss')")
+    assert report.plot(title, "traces.every(trace => trace.meta.view.includes('training loss'))")
     assert report.plot(title, "plot.layout.yaxis.title.text") == "training loss, nats per token"
     assert report.plot(title, "plot._fullLayout.yaxis.range[1]") < 6
     report.page.get_by_text("from the start", exact=True).click()
@@ -196,6 +196,96 @@ def test_a_context_length_can_be_chosen(opened: Open) -> None:
     assert report.plot("Loss by position", arms) == ["position=rope", "ffn=swiglu"]
     report.page.locator("fieldset").get_by_text("256 tokens").click()
     assert report.plot("Loss by position", arms) == ["vanilla", "position=rope", "ffn=swiglu"]
+
+
+@in_browser
+def test_a_batch_size_and_decoding_without_the_cache_can_be_chosen_together(opened: Open) -> None:
+    report = opened(results.measured())
+    figure = report.page.locator("figure").nth(report.figure("Decoding speed"))
+    first, *_, last = results.measured().inference
+
+    def shown() -> object:
+        return report.plot("Decoding speed", "[traces.length, traces[0].y, traces.at(-1).x]")
+
+    arms = len(results.measured().inference)
+    assert shown() == [arms, [s.decode.mean for s in first.speeds if s.batch_size == 1], [64, 128, 256, 512]]
+    figure.get_by_text("8 sequences", exact=True).click()
+    assert shown() == [arms, [s.decode.mean for s in first.speeds if s.batch_size == 8], [64, 128, 256, 512]]
+    figure.get_by_text("not used", exact=True).click()
+    uncached = [s.uncached.mean for s in first.speeds if s.batch_size == 8]
+    assert shown() == [arms, uncached, [64, 128, 256, 512]]
+    assert max(uncached) < report.plot("Decoding speed", "plot._fullLayout.yaxis.range[1]") < 2 * max(uncached)
+    report.page.get_by_text("int8", exact=True).first.click()
+    sizes = [cache.measured.mean for cache in last.caches if cache.dtype == "int8"]
+    assert report.plot("KV cache of one sequence", "traces.at(-1).y") == sizes
+
+
+@in_browser
+def test_where_there_is_no_choice_the_legend_hides_one_arm_and_no_other(opened: Open) -> None:
+    arms = tuple(
+        replace(arm, speeds=tuple(replace(s, uncached=None, gain=None) for s in arm.speeds if s.batch_size == 1))
+        for arm in results.measured().inference
+    )
+    report = opened(replace(results.measured(), inference=arms))
+    figure = report.page.locator("figure").nth(report.figure("Decoding speed"))
+    assert figure.locator("fieldset").count() == 0
+    figure.get_by_role("button", name="vanilla").click()
+    shown = report.plot("Decoding speed", "traces.map(trace => trace.meta.arm)")
+    assert shown == [arm.arm for arm in arms if arm.arm != "vanilla"]
+
+
+@in_browser
+@pytest.mark.parametrize(
+    ("part", "drawn", "missing"),
+    [
+        ("speeds", "KV cache of one sequence", "Tokens per second"),
+        ("caches", "Decoding speed", "By the formula"),
+    ],
+)
+def test_of_inference_a_page_shows_what_was_measured(opened: Open, part: str, drawn: str, missing: str) -> None:
+    arms = tuple(replace(arm, **{part: ()}) for arm in results.measured().inference)
+    report = opened(replace(results.measured(), inference=arms))
+    section = report.page.locator("section", has=report.page.get_by_role("heading", name="Inference"))
+    assert section.locator("figure").count() == section.locator("table").count() == 1
+    assert report.figure(drawn)
+    assert section.get_by_role("columnheader", name=missing, exact=True).count() == 0
+    assert report.charts() == report.figures() == 6
+    assert report.complaints == []
+
+
+@in_browser
+def test_hostile_values_of_an_evaluation_are_shown_and_do_nothing(opened: Open) -> None:
+    arms = tuple(
+        replace(arm, caches=tuple(replace(cache, dtype=HOSTILE + cache.dtype) for cache in arm.caches))
+        for arm in results.measured().inference
+    )
+    report = opened(replace(results.measured(), inference=arms))
+    report.page.locator("fieldset[data-group=Elements] label").last.click()
+    assert report.plot("KV cache of one sequence", "traces.every(t => t.meta.view[0].endsWith('int8'))") is True
+    assert report.plot("KV cache of one sequence", "traces.length") == len(arms)
+    assert report.page.evaluate("window.hacked") is None
+    assert report.page.locator("img").count() == 0
+    assert report.complaints == []
+
+
+def test_arms_measured_up_to_different_contexts_are_shown_with_theirs(tmp_path: Path) -> None:
+    text = re.sub(r"\s+", " ", body(results.measured(), tmp_path))
+    for arm, context in (("vanilla", "256"), ("norm=rmsnorm", "512")):
+        cells = f"<span>{arm}</span></th> <td><span>1</span></td> <td><span>{context}</span></td>"
+        assert cells in text
+    ends = {trace.name: trace.x[-1] for trace in charts.decoding_speeds(results.measured()).data}
+    assert (ends["vanilla"], ends["norm=rmsnorm"]) == (256, 512)
+
+
+def test_a_table_of_inference_shows_the_mean_with_the_lowest_and_the_highest_seed(tmp_path: Path) -> None:
+    assert "<span>695</span><span>681\u00a0to\u00a0709</span>" in body(results.measured(), tmp_path)
+
+
+def test_the_texts_of_inference_tell_speed_gain_and_size() -> None:
+    arms = results.measured().inference
+    assert "1 sequence at once: vanilla 849 at 64, " in alt.decoding_speeds(arms)
+    assert "695 at 256, there 5.93 times that without the cache; norm=rmsnorm" in alt.decoding_speeds(arms)
+    assert "vanilla 512 KiB at 256 tokens in bfloat16, 1.00 of its formula; " in alt.cache_sizes(arms)
 
 
 @in_browser
@@ -254,7 +344,7 @@ def test_print_keeps_all_charts_within_the_paper_and_opens_the_config(opened: Op
     report = opened(results.everything())
     report.page.emulate_media(media="print")
     report.page.set_viewport_size({"width": 680, "height": 1000})
-    assert report.charts() == report.figures() == 9
+    assert report.charts() == report.figures() == 11
     assert report.page.evaluate("document.documentElement.scrollWidth") <= 680
     widest = "all => Math.max(...all.map(svg => svg.getBoundingClientRect().right))"
     assert report.page.eval_on_selector_all(".main-svg", widest) <= 680
@@ -272,7 +362,7 @@ def test_an_arm_with_a_hostile_name_is_shown_and_does_nothing(opened: Open, arm:
     assert report.page.locator("img").count() == 0
     assert report.complaints == []
     assert report.requests == [report.file.as_uri()]
-    assert report.charts() == report.figures() == 9
+    assert report.charts() == report.figures() == 11
     assert report.page.locator("tbody th", has_text="<script>").count() > 3
     assert report.page.locator(".legend button", has_text="<script>").count() > 3
     button = report.page.locator(".legend button", has_text="<script>").first
@@ -328,6 +418,7 @@ def test_what_is_not_known_is_never_shown_as_nan_or_none(tmp_path: Path, make: C
 
 def test_a_section_without_data_is_left_out(tmp_path: Path) -> None:
     titles = {"Main effects and interactions", "Learning rate", "Runs that did not finish", "Context length"}
+    titles |= {"Inference"}
 
     def shown(result: Result) -> set[str]:
         write_page(result, tmp_path / "report.html")
@@ -338,6 +429,7 @@ def test_a_section_without_data_is_left_out(tmp_path: Path) -> None:
     assert shown(results.factorial()) == {"Main effects and interactions"}
     assert shown(results.swept()) == {"Learning rate", "Runs that did not finish"}
     assert shown(results.long()) == {"Context length"}
+    assert shown(results.measured()) == {"Inference"}
     assert shown(results.everything()) == titles
 
 
@@ -414,7 +506,17 @@ def test_a_difference_is_hollow_exactly_where_it_is_not_separable() -> None:
     assert [row.separable for row in rows] == [False, True, True, True, True, True]
 
 
-@pytest.mark.parametrize("draw", [charts.curves, charts.kv_cache_front, charts.learning_rates, charts.context_lengths])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        charts.curves,
+        charts.kv_cache_front,
+        charts.learning_rates,
+        charts.context_lengths,
+        charts.decoding_speeds,
+        charts.cache_sizes,
+    ],
+)
 def test_a_hostile_name_is_no_markup_in_a_chart_either(draw: Callable[[Result], Any]) -> None:
     names = [trace.name for trace in draw(renamed(results.everything(), "ffn=swiglu", HOSTILE)).data if trace.name]
     assert any("&lt;script&gt;" in name for name in names)
@@ -444,6 +546,11 @@ def test_long_names_keep_in_charts_what_sets_them_apart() -> None:
         (words.short(2_892_800), "2.89 M"),
         (words.short(1.39e13), "13.9 T"),
         (words.short(12), "12"),
+        (words.three_digits(12_409.3), "12,409"),
+        (words.three_digits(69.71), "69.7"),
+        (words.three_digits(0.05123), "0.0512"),
+        (words.three_digits(0), "0"),
+        (words.three_digits(math.nan), "\u2013"),
         (words.size(2048), "2 KiB"),
         (words.size(1_049_706_496), "1,001 MiB"),
         (words.size(100), "100 bytes"),

@@ -35,8 +35,8 @@ class CacheLoss:
 
 
 def cache_dtypes(model: Decoder) -> list[torch.dtype]:
-    """The model's own, 16 bits, and int8."""
-    return list(dict.fromkeys((model.embedding.tokens.weight.dtype, torch.bfloat16, torch.int8)))
+    """16 bits, in which costs are told everywhere; the model's own; and int8."""
+    return list(dict.fromkeys((torch.bfloat16, model.embedding.tokens.weight.dtype, torch.int8)))
 
 
 def cache_sizes(model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[int]) -> list[CacheSize]:
@@ -71,7 +71,7 @@ def allocated_bytes(device: torch.device) -> int | None:
 
 
 def cache_losses(model: Decoder, tokens: Tokens, batch_tokens: int) -> list[CacheLoss]:
-    """The loss of the stream `tokens` through a cache of each dtype, the model's own first."""
+    """The loss of the stream `tokens` through a cache of each dtype."""
     device = model.embedding.tokens.weight.device
     found = []
     for dtype in cache_dtypes(model):

@@ -138,7 +138,7 @@ class RunFolder:
         if finished and not cfg.resume:
             raise (ConfigError if changed else FinishedRunError)(
                 f"name: {self.path} already holds a finished run; choose another name or seed, start over with "
-                f"overwrite=true, or train it further with 'resume=\"{self.path}\"' train.tokens=<more>"
+                f"overwrite=true, or train it further with resume={self.path} train.tokens=<more>"
             )
         if changed:
             key, old, new = changed[0]

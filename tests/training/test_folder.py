@@ -134,7 +134,7 @@ def test_a_finished_run_is_refused_and_the_message_says_how_to_go_on(folder: Run
     begun(folder, status="done")
     message = refusal(folder)
     assert str(folder.path) in message
-    for fix in ("another name", "overwrite=true", f"'resume=\"{folder.path}\"' train.tokens=<more>"):
+    for fix in ("another name", "overwrite=true", f"resume={folder.path} train.tokens=<more>"):
         assert fix in message
 
 

@@ -70,7 +70,7 @@ def decoding(
 
     They are given and not sampled, which a vocabulary's size would dominate. What the cache holds is no text.
     """
-    tokens = random_tokens(model, batch_size, new_tokens).split(1, dim=1)
+    tokens = random_tokens(model, batch_size, new_tokens).split(1, dim=1)  # type: ignore[no-untyped-call]
     cache = model.new_cache(batch_size, context)
 
     def decode() -> None:

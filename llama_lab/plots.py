@@ -1,0 +1,38 @@
+"""Plots as files: colours that everyone can tell apart, one style of axes, and writing in one move."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito 2008
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # with them lines can be told apart without colour
+INK, GRID = "#222222", "#E4E4E4"
+
+
+def new_figure(n_columns: int, title: str, width: float = 4.6, height: float = 3.6) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with `n_columns` axes side by side, each `width` by `height` inches."""
+    figure = Figure(figsize=(n_columns * width, height), dpi=150, layout="constrained")
+    figure.suptitle(title, fontsize=11, color=INK)
+    axes = figure.subplots(1, n_columns, squeeze=False)[0]
+    return figure, list(axes)
+
+
+def style(axes: Axes, title: str, x: str, y: str) -> None:
+    """Titles with units, a light grid behind, and no frame where there is no scale."""
+    axes.set_title(title, fontsize=10, color=INK)
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    axes.tick_params(labelsize=8, colors=INK)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a PNG in one move, so that nobody finds half of one; its folder is made where there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.tmp")
+    figure.savefig(fresh, format="png")
+    fresh.replace(path)

@@ -96,7 +96,9 @@ def run_components(args: argparse.Namespace) -> None:
     for name in names:
         if name not in COMPONENTS:
             near = suggestion(name, COMPONENTS)
-            raise ConfigError(f"--only={args.only}: no component {name}{near}; choose from {','.join(COMPONENTS)}")
+            raise ConfigError(
+                f"--only={args.only}: {name or 'nothing'} is no component{near}; choose from {','.join(COMPONENTS)}"
+            )
     check(args)
     from .components import PRESETS, run  # takes seconds to import
     from .subjects import choose_device

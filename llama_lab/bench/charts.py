@@ -142,7 +142,7 @@ def decode_chart(measurements: Sequence[Measurement], floors: Sequence[Floor], g
     figure, axes = new_figure(2, f"Greedy text, batch 1 ({SPREAD})", height=3.2)
     draw_bars(axes[0], measurements, token_speed)
     for floor, colour, dashes in zip(floors, PALETTE[2:], ("--", ":"), strict=False):
-        label = f"{floor.name}: {1 / floor.seconds:,.0f}"
+        label = f"at the {floor.name}: {1 / floor.seconds:,.0f}"
         axes[0].axvline(1 / floor.seconds, color=colour, linestyle=dashes, linewidth=2, label=label)
     fastest = [*(floor.seconds for floor in floors), *(m.timing.low for m in measurements)]
     axes[0].set_xlim(0, 1.2 / min(fastest))

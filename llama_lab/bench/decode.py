@@ -90,11 +90,10 @@ def transformers_generation(model: Decoder, preset: Preset, device: torch.device
                 head_dim=cfg.head_dim,
                 max_position_embeddings=preset.max_seq_len,
                 tie_word_embeddings=cfg.embedding.tied,
-                dtype=preset.dtype,
             )
         )
         prompt = torch.arange(preset.prompt)[None]
-    theirs = theirs.eval()
+    theirs = theirs.to(preset.dtype).eval()
     if sum(p.numel() for p in theirs.parameters()) != sum(p.numel() for p in model.parameters()):
         raise RuntimeError("transformers' model has another number of parameters than ours")
     theirs.generation_config.eos_token_id = None  # else the text might end early

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_lab.config import CONF_DIR, build
+from llama_lab.model.feedforward import GatedFeedForward
 
 from .measurement import Measurement, backward, measure
 from .subjects import compose
@@ -44,7 +45,8 @@ def feedforward(option: str, dim: int) -> nn.Module:
 
 def feedforward_finding(measurements: Sequence[Measurement]) -> str:
     """How the gated ones compare with ReLU."""
-    gated = [m for m in measurements if m.what.startswith(("glu", "bilinear", "reglu", "geglu", "swiglu"))]
+    options_with_gate = [option for option in options() if isinstance(feedforward(option, 8), GatedFeedForward)]
+    gated = [m for m in measurements if m.what in options_with_gate]
     found = []
     for direction in ("forward", "backward"):
         speeds = [m.speed_ratio for m in gated if m.direction == direction]

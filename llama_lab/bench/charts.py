@@ -78,6 +78,7 @@ def draw_bars(axes: Axes, measurements: Sequence[Measurement], value: Value) -> 
             textcoords="offset points",
             va="center",
             fontsize=8,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # over what crosses it
         )
     axes.invert_yaxis()
     axes.margins(x=0.2)

@@ -24,7 +24,7 @@ def style(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_title(title, fontsize=10, color=INK)
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
-    axes.tick_params(labelsize=8, colors=INK)
+    axes.tick_params(which="both", labelsize=8, colors=INK)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

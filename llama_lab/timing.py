@@ -30,6 +30,10 @@ class Timing:
         """The longest."""
         return max(self.seconds)
 
+    def divided_by(self, n: int) -> "Timing":
+        """The seconds of one of the `n` equal parts of a call."""
+        return Timing(tuple(seconds / n for seconds in self.seconds))
+
 
 def time_in_turn(
     contenders: Mapping[str, Callable[[], object]], rounds: int = 5, min_seconds: float = 0.1

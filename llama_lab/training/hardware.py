@@ -61,14 +61,14 @@ def choose_hardware(trainer: DictConfig) -> Hardware:
     return Hardware(accelerator, devices, trainer.num_nodes, precision, name)
 
 
-def choose_accelerator(wanted: str) -> str:
-    """`gpu`, `mps` or `cpu`. Raises ConfigError for one that is missing."""
+def choose_accelerator(wanted: str, setting: str = "trainer.accelerator") -> str:
+    """`gpu`, `mps` or `cpu`. Raises ConfigError for one that is missing, its message beginning with the `setting`."""
     found = {"gpu": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
         return next(name for name, there in found.items() if there)
     if not found.get(wanted, False):
         there = ", ".join(name for name in found if found[name])
-        raise ConfigError(f"trainer.accelerator={wanted}: not on this machine; choose auto or {there}")
+        raise ConfigError(f"{setting}={wanted}: not on this machine; choose auto or {there}")
     return wanted
 
 

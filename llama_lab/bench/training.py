@@ -1,4 +1,4 @@
-"""What Lightning's loop costs: `python -m llama_lab.training.benchmark`.
+"""What Lightning's loop costs: `python -m llama_lab.bench training`.
 
 Trains the default model on the default batches, in turn by a bare PyTorch loop and by the Trainer with our callbacks
 and metrics.csv, and prints the speed of each and the ratio of their times, round by round.
@@ -23,12 +23,11 @@ from llama_lab.data.module import TokenDataModule
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.data.windows import TrainWindows
 from llama_lab.model import measure_cost
-
-from .callbacks import SLOW_STEPS, Checkpointing, Monitor, StopRequest
-from .display import open_display
-from .metrics import MetricsCSV
-from .module import LanguageModel
-from .run import open_dataset, quiet_libraries
+from llama_lab.training.callbacks import SLOW_STEPS, Checkpointing, Monitor, StopRequest
+from llama_lab.training.display import open_display
+from llama_lab.training.metrics import MetricsCSV
+from llama_lab.training.module import LanguageModel
+from llama_lab.training.run import open_dataset, quiet_libraries
 
 STEPS, ROUNDS = 43, 5
 
@@ -101,7 +100,3 @@ def main() -> None:
             f"round {number + 1}: bare {tokens / bare:,.0f} tokens/s, Lightning {tokens / ours:,.0f}, {ratios[-1]:.3f}x"
         )
     print(f"median over {ROUNDS} rounds: Lightning takes {statistics.median(ratios):.3f} times as long")
-
-
-if __name__ == "__main__":
-    main()

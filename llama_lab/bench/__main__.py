@@ -1,0 +1,134 @@
+"""The command line of the benchmarks: `python -m llama_lab.bench {components,decode,training}`."""
+
+import argparse
+from pathlib import Path
+from typing import NoReturn
+
+from llama_lab.cli import exit_with
+from llama_lab.errors import ConfigError, suggestion
+
+COMPONENTS = ("norm", "ffn", "attention", "decoding", "caching")
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells what is wrong with a command in one line, as all of our commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with it."""
+        exit_with(ConfigError(f"{message}; see {self.prog} --help"))
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    args = parser().parse_args()
+    try:
+        args.run(args)
+    except ConfigError as error:
+        exit_with(error)
+
+
+def parser() -> Parser:
+    """The commands and their options."""
+    top = Parser(prog="python -m llama_lab.bench", description="Measure what things cost on this machine.")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    components = add_command(
+        commands,
+        "components",
+        "norms, feed-forwards, attention, decoding and caching, beside what textbooks claim of them",
+        "Time the parts of a decoder in turn: a table of each, components.csv, and a picture of each.",
+    )
+    components.add_argument(
+        "--only", default=",".join(COMPONENTS), metavar="NAME,NAME", help="which of them (default: %(default)s)"
+    )
+    components.add_argument(
+        "--preset",
+        choices=("full", "tiny"),
+        default="full",
+        help="sizes; tiny is to see in seconds what comes out, not to measure (default: %(default)s)",
+    )
+    components.set_defaults(run=run_components)
+    decode = add_command(
+        commands,
+        "decode",
+        "greedy text of a whole decoder, beside transformers' and the limit that memory sets",
+        "Time greedy text, batch 1, in turn by ours and by transformers: two tables, decode.csv and decode.png.",
+    )
+    decode.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also ours with its step compiled (default: --compile)",
+    )
+    decode.add_argument(
+        "--preset",
+        choices=("small", "tiny", "1b"),
+        default="small",
+        help="small: 6 layers of width 256, float32; tiny: to see what comes out, not to measure; "
+        "1b: Llama 3.2 1B in bfloat16, for a GPU (default: %(default)s)",
+    )
+    decode.set_defaults(run=run_decode)
+    about = "the training loop of Lightning with our callbacks against a bare one, on the default model and data"
+    commands.add_parser("training", help=about, description=f"Time {about}.").set_defaults(run=run_training)
+    return top
+
+
+def add_command(commands: "argparse._SubParsersAction[Parser]", name: str, about: str, description: str) -> Parser:
+    """A command with the options that both measuring ones have."""
+    command = commands.add_parser(name, help=about, description=description)
+    command.add_argument(
+        "--device",
+        choices=("auto", "cpu", "gpu"),
+        default="auto",
+        help="auto is the GPU where there is one (default: %(default)s)",
+    )
+    command.add_argument(
+        "--out", type=Path, default=Path("bench"), metavar="FOLDER", help="where files go (default: %(default)s)"
+    )
+    command.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="times that each is measured (default: %(default)s)"
+    )
+    return command
+
+
+def run_components(args: argparse.Namespace) -> None:
+    """`components`."""
+    names = args.only.split(",")
+    for name in names:
+        if name not in COMPONENTS:
+            near = suggestion(name, COMPONENTS)
+            raise ConfigError(
+                f"--only={args.only}: {name or 'nothing'} is no component{near}; choose from {','.join(COMPONENTS)}"
+            )
+    check(args)
+    from .components import PRESETS, run  # takes seconds to import
+    from .subjects import choose_device
+
+    run(names, PRESETS[args.preset], args.rounds, choose_device(args.device), args.out)
+
+
+def run_decode(args: argparse.Namespace) -> None:
+    """`decode`."""
+    check(args)
+    from .decode import run  # takes seconds to import
+    from .subjects import PRESETS, choose_device
+
+    run(PRESETS[args.preset], args.compile, args.rounds, choose_device(args.device), args.out)
+
+
+def run_training(_: argparse.Namespace) -> None:
+    """`training`."""
+    from .training import main as run  # takes seconds to import
+
+    run()
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise ConfigError for rounds that measure nothing, and for a folder that cannot be one."""
+    if args.rounds < 1:
+        raise ConfigError(f"--rounds={args.rounds}: must be a positive whole number")
+    if blocked := next((path for path in (args.out, *args.out.parents) if path.is_file()), None):
+        raise ConfigError(f"--out={args.out}: {blocked} is a file; choose a folder")
+
+
+if __name__ == "__main__":
+    main()

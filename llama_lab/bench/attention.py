@@ -1,0 +1,132 @@
+"""Causal attention, fused against written out, over lengths: time, and peak memory."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llama_lab.evaluation.speed import inference
+from llama_lab.model.attention import reference_attention
+from llama_lab.training.memory import CLEAR, peak_memory_bytes, reset_peak_memory
+
+from .measurement import Measurement, measure, ratios
+
+Work = Callable[[], object]
+Peaks = dict[tuple[str, str, str], int]  # bytes by size, direction and contender
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """Lengths of the texts, and the shape of queries, keys and values `(batch_size, n_heads, length, head_dim)`."""
+
+    lengths: Sequence[int]
+    batch_size: int = 1
+    n_heads: int = 4
+    head_dim: int = 64
+
+
+def measure_attention(sizes: AttentionSizes, rounds: int, device: torch.device) -> list[Measurement]:
+    """Both kernels that `model.attention.kernel` chooses from, at every length; `both` is forward and backward.
+
+    Queries, keys and values are given, and so is the mask of the written-out one, which all layers of a model share:
+    neither time nor memory counts them. Float32 on a CPU, bfloat16 on a GPU. There are no peaks on a macOS CPU.
+    """
+    peaks = measure_peaks(sizes, device)
+    return [
+        replace(m, peak_bytes=peaks.get((m.size, m.direction, m.what)))
+        for size, direction, contenders in cases(sizes, device)
+        for m in measure("attention", size, direction, contenders, rounds)
+    ]
+
+
+def cases(sizes: AttentionSizes, device: torch.device) -> Iterator[tuple[str, str, dict[str, Work]]]:
+    """Size, direction and contenders of each measurement."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    for length in sizes.lengths:
+        shape = (sizes.batch_size, sizes.n_heads, length, sizes.head_dim)
+        heads = [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+        mask = torch.full((length, length), float("-inf"), device=device).triu(1)
+        yield str(length), "forward", {name: inference(work) for name, work in kernels(heads, mask).items()}
+        yield str(length), "both", {name: partial(both, work, heads) for name, work in kernels(heads, mask).items()}
+
+
+def kernels(heads: Sequence[Tensor], mask: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """Attention of `query, key, value (B, H, T, Dh)` to the same shape, by each kernel; `mask (T, T)` is additive."""
+    query, key, value = heads
+    return {
+        "written out": lambda: reference_attention(query, key, value, mask),
+        "fused": lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True),
+    }
+
+
+def both(work: Callable[[], Tensor], inputs: Sequence[Tensor]) -> None:
+    """Forward, and backward from a gradient that is the output, which costs nothing to make."""
+    output = work()
+    torch.autograd.grad(output, inputs, output.detach())
+
+
+def measure_peaks(sizes: AttentionSizes, device: torch.device) -> Peaks:
+    """Most bytes that each case takes above those taken before it; none where a CPU's peak cannot be reset.
+
+    On a CPU it is resident memory, in a process of its own whose allocator returns each tensor to the system at once:
+    otherwise what earlier calls have freed would hide what a later one takes.
+    """
+    if device.type == "cuda":
+        return peaks_here(sizes, device)
+    if not CLEAR.exists():
+        return {}
+    child = subprocess.run(
+        [sys.executable, "-m", __name__, json.dumps(asdict(sizes))],
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},  # bytes; glibc raises it by itself unless told
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return {(size, direction, what): peak for size, direction, what, peak in json.loads(child.stdout)}
+
+
+def peaks_here(sizes: AttentionSizes, device: torch.device) -> Peaks:
+    """The same, in this process."""
+    return {
+        (size, direction, what): peak_bytes(work, device)
+        for size, direction, contenders in cases(sizes, device)
+        for what, work in contenders.items()
+    }
+
+
+def peak_bytes(work: Work, device: torch.device) -> int:
+    """Most bytes that a call takes above those taken before it."""
+    work()  # loads libraries and starts threads
+    reset_peak_memory(device)
+    before = peak_memory_bytes(device)
+    work()
+    return peak_memory_bytes(device) - before
+
+
+def attention_finding(measurements: Sequence[Measurement]) -> str:
+    """How much faster the fused kernel was, and how much of the memory it took, over the lengths."""
+    speeds = (
+        f"{ratios(measurements, 'fused', direction)} times {name}"
+        for direction, name in (("forward", "forward"), ("both", "forward and backward"))
+    )
+    peaks = {(m.size, m.direction, m.what): m.peak_bytes for m in measurements}
+    shares = [
+        peak / written
+        for (size, direction, what), peak in peaks.items()
+        if what == "fused" and peak is not None and (written := peaks[size, direction, "written out"])
+    ]
+    memory = f"{min(shares):.1%} to {max(shares):.1%} of the memory" if shares else "memory cannot be measured here"
+    return f"fused to written out: {', '.join(speeds)}; {memory}"
+
+
+if __name__ == "__main__":
+    wanted = AttentionSizes(**json.loads(sys.argv[1]))
+    found = peaks_here(wanted, torch.device("cpu"))
+    print(json.dumps([[*case, peak] for case, peak in found.items()]))

@@ -1,0 +1,152 @@
+"""The parts that are compared compute what they are said to, and what is counted is what happens."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from llama_lab.bench import __main__ as command
+from llama_lab.bench.attention import AttentionSizes, attention_finding, cases, kernels, measure_peaks
+from llama_lab.bench.components import COMPONENTS, PRESETS
+from llama_lab.bench.feedforward import feedforward, options
+from llama_lab.bench.generation import generate_uncached, kv_computations, measure_decoding
+from llama_lab.bench.measurement import Measurement, backward, measurement_table, measurements_of, timing_text
+from llama_lab.bench.norm import layer_norm, rms_norm
+from llama_lab.bench.subjects import TINY
+from llama_lab.model import Sampling, generate
+from llama_lab.model.norm import LayerNorm, RMSNorm
+from llama_lab.timing import Timing
+from llama_lab.training.memory import CLEAR
+from tests.composing import lively
+from tests.composing import options as all_options
+
+CPU = torch.device("cpu")
+
+
+def randomise(module: nn.Module) -> None:
+    for p in module.parameters():
+        nn.init.normal_(p)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_norm_written_out_is_pytorch_s(bias: bool) -> None:
+    norm, x = LayerNorm(48, bias=bias), 3 + 5 * torch.randn(7, 48)
+    randomise(norm)
+    torch.testing.assert_close(layer_norm(norm, x), F.layer_norm(x, (48,), norm.weight, norm.bias, norm.eps))
+
+
+def test_rms_norm_written_out_is_pytorch_s() -> None:
+    norm, x = RMSNorm(48), 3 + 5 * torch.randn(7, 48)
+    randomise(norm)
+    torch.testing.assert_close(rms_norm(norm, x), F.rms_norm(x, (48,), norm.weight, norm.eps))
+
+
+def test_fused_and_written_out_attention_compute_the_same_forward_and_backward() -> None:
+    heads = [torch.randn(2, 3, 17, 8, requires_grad=True) for _ in range(3)]
+    mask = torch.full((17, 17), float("-inf")).triu(1)
+    fused, written = (kernels(heads, mask)[name]() for name in ("fused", "written out"))
+    torch.testing.assert_close(fused, written)
+    gradient = torch.randn_like(fused)
+    for ours, theirs in zip(*(torch.autograd.grad(y, heads, gradient) for y in (fused, written)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_attention_that_is_timed_is_that_whose_memory_is_measured() -> None:
+    measured = {(size, direction, what) for size, direction, found in cases(SIZES, CPU) for what in found}
+    assert len(measured) == 8
+    assert not CLEAR.exists() or set(measure_peaks(SIZES, CPU)) == measured
+
+
+SIZES = AttentionSizes((256, 512), n_heads=4, head_dim=16)
+
+
+@pytest.mark.skipif(not CLEAR.exists(), reason="the peak of a process can be reset on Linux alone")
+def test_written_out_attention_takes_at_least_the_bytes_of_its_scores_and_fused_less() -> None:
+    peaks = measure_peaks(SIZES, CPU)
+    for length in SIZES.lengths:
+        for direction in ("forward", "both"):
+            scores = SIZES.n_heads * length * length * 4
+            assert scores <= peaks[str(length), direction, "written out"] < 8 * scores
+            assert peaks[str(length), direction, "fused"] < peaks[str(length), direction, "written out"] / 2
+
+
+def test_without_peaks_the_finding_says_so_and_the_table_has_no_column() -> None:
+    timings = {"written out": Timing((2.0,)), "fused": Timing((1.0,))}
+    found = [m for way in ("forward", "both") for m in measurements_of("attention", "64", way, timings)]
+    assert attention_finding(found).endswith("2.00 times forward and backward; memory cannot be measured here")
+    assert [column.header for column in measurement_table("", "tokens", found).columns][-1] == "speed"
+
+
+def test_all_feedforwards_are_compared_and_have_equal_matrices() -> None:
+    assert options()[0] == "relu"
+    assert sorted(options()) == all_options("ffn")
+    for option in options():
+        layer = feedforward(option, 24)
+        assert sum(p.numel() for p in layer.parameters() if p.ndim == 2) == 2 * 24 * 96, option
+
+
+def test_keys_are_counted_for_every_token_of_every_call() -> None:
+    model = lively("arch=llama3")
+    assert kv_computations(model, lambda: model(torch.zeros(2, 7, dtype=torch.long))) == 14
+    assert kv_computations(model, lambda: None) == 0
+    with pytest.raises(RuntimeError, match=r"different numbers of keys: \[3, 0\]"):
+        kv_computations(model, lambda: model.attention_layers[0].key(torch.zeros(1, 3, model.dim)))
+
+
+def test_a_cache_saves_all_but_one_key_per_token_and_changes_no_token() -> None:
+    model, n = lively("arch=llama3"), 20
+    texts = []
+    cached = kv_computations(
+        model, lambda: texts.append([step[0] for step in generate(model, [[5]], n, Sampling(temperature=0))])
+    )
+    uncached = kv_computations(model, lambda: texts.append(generate_uncached(model, [5], n)))
+    assert (cached, uncached) == (n, n * (n + 1) // 2)
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > 1
+
+
+def test_decoding_tells_the_speed_over_all_sequences_and_the_cache_of_each_variant() -> None:
+    mha, gqa, mqa = measure_decoding(TINY, [3], [16], rounds=1, device=CPU)
+    for m in (mha, gqa, mqa):
+        assert m.tokens_per_second == pytest.approx(3 / m.timing.median)
+        assert m.speed_ratio == pytest.approx(mha.timing.median / m.timing.median)
+    per_head = 2 * TINY.n_layers * 3 * 16 * 8 * 4  # keys and values, layers, sequences, tokens, head_dim, bytes
+    assert [m.kv_cache_bytes for m in (mha, gqa, mqa)] == [4 * per_head, 2 * per_head, per_head]
+
+
+def test_a_backward_pass_alone_can_be_run_again_and_again() -> None:
+    x = torch.randn(3, requires_grad=True)
+    work = backward(x * 2, [x])
+    (first,), (second,) = work(), work()
+    assert torch.equal(first, second)
+    assert x.grad is None
+
+
+def test_the_command_knows_the_components_without_importing_them() -> None:
+    assert tuple(COMPONENTS) == command.COMPONENTS
+
+
+def test_the_largest_written_out_attention_stays_below_ten_gibibytes() -> None:
+    sizes = PRESETS["full"].attention
+    assert (
+        4 * sizes.batch_size * sizes.n_heads * max(sizes.lengths) ** 2 * 4 < 10 * 2**30
+    )  # about four times the scores
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        ((2.0, 1.0, 3.5), ("2 s", "1 to 3.5")),
+        ((0.00125, 0.0012, 0.0999), ("1.25 ms", "1.2 to 99.9")),
+        ((0.9995, 0.9, 1.5), ("1,000 ms", "900 to 1,500")),
+        ((4e-7, 3e-7, 5e-7), ("0.4 µs", "0.3 to 0.5")),
+    ],
+)
+def test_times_are_told_in_one_unit_with_three_digits(seconds: tuple[float, ...], told: tuple[str, str]) -> None:
+    assert timing_text(Timing(seconds)) == told
+
+
+def test_a_measurement_s_ratio_says_how_many_times_as_fast_as_the_first() -> None:
+    slow, fast = measurements_of("x", "1", "forward", {"slow": Timing((3.0,)), "fast": Timing((1.5,))})
+    assert isinstance(slow, Measurement)
+    assert (slow.speed_ratio, fast.speed_ratio) == (1.0, 2.0)

@@ -1,0 +1,122 @@
+"""The floor is made of the bytes that a token really reads, and the other model really makes as much text."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch.overrides import TorchFunctionMode
+
+from llama_lab.bench import decode
+from llama_lab.bench.decode import measure_generation
+from llama_lab.bench.floor import Floor, buffers, cache_bytes, weight_bytes
+from llama_lab.bench.growth import measure_contexts, measure_quarters
+from llama_lab.bench.subjects import PRESETS
+from llama_lab.model import Decoder, Sampling, generate
+from llama_lab.timing import Timing
+from tests.composing import decoder
+
+CPU = torch.device("cpu")
+TINY = PRESETS["tiny"]
+
+
+class Reads(TorchFunctionMode):
+    """Adds up what the operations on a model's parameters, and its attention, are given."""
+
+    def __init__(self, model: Decoder) -> None:
+        super().__init__()
+        self.parameters = {id(p) for p in model.parameters()}
+        self.weights: dict[tuple[int, bool], int] = {}
+        self.keys_and_values = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            self.keys_and_values += args[1].nbytes + args[2].nbytes
+        is_lookup = function is torch.nn.functional.embedding
+        for tensor in (*args, *(kwargs or {}).values()):
+            if id(tensor) in self.parameters and function in READERS:
+                self.weights[id(tensor), is_lookup] = result.nbytes if is_lookup else tensor.nbytes
+        return result
+
+
+READERS = (torch.nn.functional.linear, torch.nn.functional.embedding, torch.Tensor.float)
+
+
+def reads_of_a_step(model: Decoder, seen: int) -> Reads:
+    """What the token after `seen` others reads."""
+    cache = model.new_cache(1, seen + 1)
+    with torch.inference_mode():
+        model(torch.zeros(1, seen, dtype=torch.long), cache)
+        with Reads(model) as reads:
+            model(torch.zeros(1, 1, dtype=torch.long), cache)
+    return reads
+
+
+@pytest.mark.parametrize("overrides", [[], ["embedding=tied"], ["norm=layernorm"], ["attention=mqa"]])
+def test_the_floor_s_weights_are_those_that_a_token_reads(overrides: list[str]) -> None:
+    model = decoder("arch=llama3", *overrides).eval()
+    assert sum(reads_of_a_step(model, 5).weights.values()) == weight_bytes(model)
+
+
+def test_the_floor_s_cache_is_what_the_tokens_of_a_text_read_on_average() -> None:
+    model, prompt, new = decoder("arch=llama3").eval(), 6, 5
+    with Reads(model) as reads:
+        list(generate(model, [list(range(prompt))], new, Sampling(temperature=0)))
+    # The first of the new tokens is drawn after the prompt, whose keys and values were given as they were computed.
+    assert reads.keys_and_values / new == cache_bytes(model, prompt, new)
+
+
+def test_the_floor_s_time_follows_from_bytes_and_the_fastest_read() -> None:
+    floor = Floor("memory floor", 100.0, 1000, Timing((2.0, 1.0, 4.0)))
+    assert floor.bytes_per_second == 1000
+    assert floor.seconds == 0.1
+    assert floor.share(0.2) == 0.5
+
+
+def test_one_buffer_is_large_and_the_other_as_large_as_the_weights() -> None:
+    model = TINY.build(16, CPU)
+    assert buffers(model, TINY) == {"memory floor": TINY.buffer_bytes, "cache floor": weight_bytes(model)}
+    assert PRESETS["small"].buffer_bytes >= 512 * 2**20
+
+
+def test_all_contenders_are_timed_by_the_token_and_compared_with_transformers() -> None:
+    model = TINY.build(TINY.max_seq_len, CPU)
+    measurements, floors = measure_generation(model, TINY, compiled=False, rounds=1, device=CPU)
+    assert [m.what for m in measurements] == ["transformers", "ours, eager"]
+    assert measurements[0].speed_ratio == 1.0
+    assert [floor.name for floor in floors] == ["memory floor", "cache floor"]
+    assert all(0 < floor.share(m.timing.median) < 1 for floor in floors for m in measurements)
+
+
+def test_ours_stand_alone_where_transformers_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "find_spec", lambda name: None)
+    measurements, _ = measure_generation(TINY.build(TINY.max_seq_len, CPU), TINY, False, 1, CPU)
+    assert [m.what for m in measurements] == ["ours, eager"]
+
+
+def test_a_text_of_transformers_that_ends_early_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = decode.transformers_generation(TINY.build(TINY.max_seq_len, CPU), TINY, CPU)
+    work()
+    whole = transformers.LlamaForCausalLM.generate
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "generate", lambda *a, **k: whole(*a, **k)[:, :-1])
+    with pytest.raises(RuntimeError, match="ended at 11 tokens"):
+        work()
+
+
+def test_another_model_of_transformers_is_refused() -> None:
+    smaller = replace(TINY, overrides=[*TINY.overrides, "model.hidden_dim=32"])
+    with pytest.raises(RuntimeError, match="another number of parameters"):
+        decode.transformers_generation(smaller.build(16, CPU), TINY, CPU)
+
+
+def test_a_token_is_timed_early_and_late_in_a_text_and_at_every_context() -> None:
+    first, last = measure_quarters(TINY.build(TINY.max_seq_len, CPU), TINY, compiled=False, rounds=2)
+    assert (first.where, last.where) == ("first 2 tokens", "last 2 tokens")
+    assert len(first.step.seconds) == len(last.step.seconds) == 2
+    growths = measure_contexts(TINY, rounds=1, device=CPU)
+    assert [growth.where for growth in growths] == ["at 8 tokens", "at 16 tokens"]
+    for growth in growths:
+        assert growth.attention is not None
+        assert 0 < growth.attention.median < growth.step.median

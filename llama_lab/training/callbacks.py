@@ -1,7 +1,6 @@
 """What happens beside the training step: metrics, checkpoints, and a clean stop."""
 
 import math
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from llama_lab.model import Cost
 
+from .checkpoint import replace_checkpoint
 from .memory import peak_memory_bytes, reset_peak_memory
 from .module import LanguageModel
 from .throughput import Speed, Stopwatch, synchronize
@@ -203,8 +203,8 @@ class Checkpointing(L.Callback):
     """Writes `last.ckpt` every `every` optimizer steps, at the end, and when asked to stop; always between two steps.
 
     At a step that is evaluated (every `evaluate_every`), it waits for the evaluation, which a resumed run would skip.
-    The file is replaced in one move, so that a kill leaves the old one or the new one. Raises InterruptedRunError after
-    the checkpoint of a requested stop.
+    The one before is kept beside it, and a kill leaves one of them. Raises InterruptedRunError after the checkpoint of
+    a requested stop.
     """
 
     def __init__(self, path: Path, every: int, evaluate_every: int, stop: StopRequest, stopwatch: Stopwatch) -> None:
@@ -250,5 +250,5 @@ class Checkpointing(L.Callback):
             fresh = self.path.with_suffix(".tmp")
             trainer.save_checkpoint(fresh)
             if trainer.is_global_zero:
-                os.replace(fresh, self.path)
+                replace_checkpoint(fresh, self.path)
             self._saved_step = trainer.global_step

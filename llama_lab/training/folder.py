@@ -15,6 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config import flatten, override_key
 from llama_lab.errors import ConfigError, FinishedRunError
 
+from .checkpoint import newest_whole
+
 Status = Literal["running", "interrupted", "done", "diverged", "failed"]
 
 LOCK = ".lock"
@@ -158,22 +160,23 @@ class RunFolder:
         """Make the folder for a run of `cfg`; return the checkpoint to go on from, None to start.
 
         environment.json tells of this session, and below `earlier_sessions` of those before it. Raises ConfigError,
-        and writes nothing, if the checkpoint comes from other data or another precision.
+        and writes nothing, if the checkpoint comes from other data or another precision, or none is whole.
         """
         if cfg.overwrite or not (self.path / RESOLVED).exists():
             self.clear()
-        sessions = self._earlier_sessions(environment)
+        checkpoint = newest_whole(self.checkpoint)
+        sessions = [] if checkpoint is None else self._earlier_sessions(environment)
+        if checkpoint is not None and checkpoint != self.checkpoint:
+            self.checkpoint.unlink(missing_ok=True)  # torn: it must not become the one before the next
         self.write_status("running")
         self.checkpoint.parent.mkdir(exist_ok=True)
         self.write_json("environment.json", environment | {"earlier_sessions": sessions})
         write_yaml(overrides, self.path / "overrides.yaml")
         write_yaml(settled(cfg), self.path / RESOLVED)
-        return self.checkpoint if self.checkpoint.exists() else None
+        return checkpoint
 
     def _earlier_sessions(self, environment: dict[str, Any]) -> list[dict[str, Any]]:
-        """The environments of the sessions that led to the checkpoint, none without one."""
-        if not self.checkpoint.exists():
-            return []
+        """The environments of the sessions that led to the checkpoint."""
         last = self.read_json("environment.json")
         for key in ("data_hash", "tokenizer_hash", "precision"):
             if key in last and last[key] != environment.get(key):

@@ -22,6 +22,7 @@ from llama_lab.errors import ConfigError
 from llama_lab.model import Cost, Decoder, Sampling, generate, measure_cost
 
 from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monitor, StopRequest
+from .checkpoint import before, checkpoint_step, newest_whole
 from .display import open_display
 from .environment import environment
 from .folder import EVALUATION, SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, held
@@ -93,7 +94,7 @@ def check_folder(run: Run) -> None:
         run.folder.check(run.cfg)
     if not run.cfg.resume:
         return
-    trained = checkpoint_step(run.folder.checkpoint if run.folder.checkpoint.exists() else None)
+    trained = checkpoint_step(newest_whole(run.folder.checkpoint))
     if run.steps <= trained and run.folder.read_json("status.json")["status"] == "done":
         raise ConfigError(
             f"train.tokens={run.cfg.train.tokens:g}: the run has had {trained * run.tokens_per_step}; to train it "
@@ -230,8 +231,7 @@ def begun(run: Run, facts: dict[str, Any], tokenizer: TextTokenizer) -> Iterator
     Other ranks only look for the checkpoint. Raises ConfigError if another process holds the folder.
     """
     if current_rank() != 0:
-        goes_on = run.folder.checkpoint.exists() and not run.cfg.overwrite
-        yield run.folder.checkpoint if goes_on else None
+        yield None if run.cfg.overwrite else newest_whole(run.folder.checkpoint)
         return
     with held(run.folder.path):
         checkpoint = run.folder.begin(run.cfg, run.overrides, environment() | facts)
@@ -318,13 +318,6 @@ def is_evaluated(run: Run) -> bool:
     return any(row["step"] == run.steps and "val/loss" in row for row in read_metrics(run.folder.metrics))
 
 
-def checkpoint_step(checkpoint: Path | None) -> int:
-    """The optimizer step that a checkpoint was written after; 0 without one."""
-    if checkpoint is None:
-        return 0
-    return int(torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"])
-
-
 def open_loggers(run: Run, start_step: int, facts: dict[str, Any]) -> list[Logger]:
     """metrics.csv, and the dashboards that the config wants, to go on after `start_step`. Rank 0 only."""
     if current_rank() != 0:
@@ -359,6 +352,7 @@ def finish(run: Run, monitor: Monitor, facts: dict[str, Any]) -> None:
     run.folder.write_json("summary.json", summary)
     if run.cfg.logger.tensorboard:
         log_hparams(run.folder.path, run.cfg.optim.get("lr"), summary)
+    before(run.folder.checkpoint).unlink(missing_ok=True)
     run.folder.write_status("done")
 
 

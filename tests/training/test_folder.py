@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -101,7 +102,7 @@ def begun(folder: RunFolder, *overrides: str, status: str) -> None:
     """Leave a run in a folder, with a checkpoint and that status."""
     with held(folder.path):
         folder.begin(compose_config("size=pico", *overrides), list(overrides), {})
-        folder.checkpoint.write_text("weights")
+        torch.save({"state_dict": {}, "global_step": 0}, folder.checkpoint)
         folder.write_status(status, "why")  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 
-from llama_lab.training import callbacks
+from llama_lab.training import checkpoint
 from llama_lab.training.callbacks import Checkpointing, Monitor
 from llama_lab.training.folder import RunFolder
 from llama_lab.training.run import train
@@ -77,17 +77,21 @@ def while_writing_the_checkpoint(monkeypatch: pytest.MonkeyPatch, act: Callable[
     monkeypatch.setattr(L.Trainer, "save_checkpoint", save_checkpoint)
 
 
-def while_replacing_the_checkpoint(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
-    """The moment when a second checkpoint is written but has not taken the place of the first."""
-    replaced = []
+def while_replacing_the_checkpoint(move: int) -> Moment:
+    """The moment before a move of files: the first puts the first checkpoint in its place, two more the second."""
 
-    def replace(*paths: Any) -> None:
-        replaced.append(paths)
-        if len(replaced) == 2:
-            act()
-        os.rename(*paths)
+    def arrange(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+        replaced = []
 
-    monkeypatch.setattr(callbacks.os, "replace", replace)
+        def replace(*paths: Any) -> None:
+            replaced.append(paths)
+            if len(replaced) == move:
+                act()
+            os.rename(*paths)
+
+        monkeypatch.setattr(checkpoint.os, "replace", replace)
+
+    return arrange
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +139,8 @@ CUTS: dict[str, Moment] = {
     "between an evaluation and its checkpoint": at(Monitor, "on_validation_end", 20),
     "after an evaluation and its checkpoint": at(Checkpointing, "on_validation_end", 20),
     "while the checkpoint is written": while_writing_the_checkpoint,
-    "while the checkpoint is replaced": while_replacing_the_checkpoint,
+    "before the first checkpoint is moved": while_replacing_the_checkpoint(2),
+    "after the first checkpoint is moved": while_replacing_the_checkpoint(3),
     "after the last step": at(Monitor, "on_validation_end", 40),
 }
 

@@ -128,6 +128,9 @@ def eval_job(cfg: DictConfig) -> None:
         if wants_traceback():
             raise
         exit_with(error)
+    except BrokenPipeError:  # who reads along, such as `head`, has seen enough; the rest goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
 
 
 def evaluate_or_write(cfg: DictConfig) -> None:

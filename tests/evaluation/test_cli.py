@@ -242,6 +242,18 @@ def test_ctrl_c_stops_a_process_with_one_line_and_keeps_its_losses(
 
 
 @pytest.mark.slow
+def test_a_reader_that_has_seen_enough_is_no_error(environment: dict[str, str], endless: Path) -> None:
+    command = [sys.executable, str(EVAL), f"run={endless}", "prompt=a", "max_new_tokens=100000"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=30) == 1
+
+
+@pytest.mark.slow
 def test_the_script_itself_writes_text(environment: dict[str, str], endless: Path) -> None:
     command = [sys.executable, str(EVAL), f"run={endless}", "prompt=def €", "max_new_tokens=5"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -156,7 +156,7 @@ def test_without_a_length_text_goes_on_for_200_tokens_or_as_far_as_the_context_r
 
 REFUSED = {
     "prompt: with the mark that begins it, it has 41 tokens, and the model's context ends at 32": ["d" * 40],
-    "prompt: with the mark that begins it, it has 33 tokens, and the model's context ends at 32": ["d", "d" * 32],
+    "prompt: with the mark that begins it, it has 32 tokens, and the model's context ends at 32": ["d", "d" * 31],
     "prompt=§: tokenizer=char: no id for '§'": ["d", "§"],
 }
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from llama_lab.training.folder import RunFolder
 
 LITERAL = ("run", "prompt", "resume", "train.prompt")  # keys whose values are texts and paths
+QUOTED = r"""(['"])((?!\1)[^\\]|\\.)*\1"""  # from the first character to the last, as `"a" or "b"` is not
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
 
 
@@ -37,9 +38,9 @@ def train_command() -> None:
 def eval_command() -> None:
     """`python eval.py run=RUN`, and `llama-lab-eval` where the package is installed."""
     for argument in sys.argv[1:]:
-        if Path(argument).exists():
+        if os.path.isdir(argument):  # Path's own raises for what is too long for a name
             exit_with(ConfigError(f"{argument}: is a folder; write run={argument}"))
-    hydra_command(eval_job, "eval", "the parts that were finished are in eval.json")
+    hydra_command(eval_job, "eval", "what was finished is kept")
 
 
 def hydra_command(job: Callable[[DictConfig], None], config: str, on_interrupt: str) -> None:
@@ -70,7 +71,7 @@ def literal(argument: str) -> str:
     So `prompt="def main("` and `resume=runs/llama/base/seed=1` need no quotes beyond the shell's.
     """
     key, equals, value = argument.partition("=")
-    if key not in LITERAL or not equals or value == "null" or re.fullmatch(r"""(['"]).*\1""", value, re.DOTALL):
+    if key not in LITERAL or not equals or value == "null" or re.fullmatch(QUOTED, value, re.DOTALL):
         return argument
     value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # no interpolation
     value = re.sub(r'(\\*)"', r'\1\1\\"', value)
@@ -127,16 +128,25 @@ def eval_job(cfg: DictConfig) -> None:
         if wants_traceback():
             raise
         exit_with(error)
+    except BrokenPipeError:  # who reads along, such as `head`, has seen enough; the rest goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
 
 
 def evaluate_or_write(cfg: DictConfig) -> None:
     """Evaluate a run, all that a pattern names, or a study; or let one run write."""
+    job = HydraConfig.get()
+    if job.mode == RunMode.MULTIRUN:
+        raise ConfigError("--multirun: there is nothing to sweep here; name several runs by a pattern, run='runs/*'")
+    for override in job.overrides.task:
+        if override.startswith("~"):
+            raise ConfigError(f"{override}: takes a setting away; leave this out, and it has its default")
     check_complete(cfg)
     check_kinds(cfg, default_settings({}, "eval"))
     from llama_lab.evaluation.evaluate import check_settings, prompts_of, write  # they take seconds to import
     from llama_lab.study.evaluate import evaluate_all, found_runs
 
-    check_settings(cfg, [override_key(o) for o in HydraConfig.get().overrides.task])
+    check_settings(cfg, [override_key(o) for o in job.overrides.task])
     if not prompts_of(cfg):
         if not evaluate_all(cfg.run, cfg):
             sys.exit(FAILED)

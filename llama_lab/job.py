@@ -73,5 +73,6 @@ def check_complete(cfg: DictConfig) -> None:
     except (MissingMandatoryValue, InterpolationResolutionError) as error:
         message = str(error).splitlines()[0]
         if missing := re.search(r"Missing mandatory value: (\S+)", message):
-            raise ConfigError(f"{missing[1]}=???: needs a value, such as {EXAMPLES[missing[1]]}") from None
+            example = EXAMPLES.get(missing[1])  # ??? means the same wherever it is typed
+            raise ConfigError(f"{missing[1]}=???: needs a value{f', such as {example}' if example else ''}") from None
         raise ConfigError(message.rpartition("resolving interpolation: ")[2]) from None  # a resolver's, wrapped

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 
-from llama_lab.cli import train_command
+from llama_lab.cli import eval_command, train_command
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 
@@ -110,34 +111,46 @@ Command = Callable[..., Ran]
 
 
 @pytest.fixture
-def command(
+def in_process(
     environment: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Command:
-    """Run `python train.py *overrides` inside this process, in a fresh folder: it starts in no time."""
+) -> Callable[..., Ran]:
+    """Run a command of ours, by its function and script, inside this process, in a fresh folder: it starts at once."""
     monkeypatch.chdir(tmp_path)
     for name in os.environ.keys() - environment.keys():
         monkeypatch.delenv(name)
     for name in ("NETRC", "LLAMA_LAB_CACHE"):
         monkeypatch.setenv(name, environment[name])
 
-    def run(*overrides: str) -> Ran:
+    def run(function: Callable[[], None], script: str, *overrides: str) -> Ran:
         for name in ("HYDRA_FULL_ERROR", "LLAMA_LAB_TRACEBACK"):  # the command sets them
             monkeypatch.setenv(name, "0")
-        monkeypatch.setattr(sys, "argv", ["train.py", *overrides])
+        monkeypatch.setattr(sys, "argv", [script, *overrides])
         GlobalHydra.instance().clear()
         capsys.readouterr()
         code = 0
         try:
-            train_command()
+            function()
         except SystemExit as stop:
             code = int(stop.code or 0)
         printed = capsys.readouterr()
         return Ran(code, printed.out, printed.err, tmp_path)
 
     return run
+
+
+@pytest.fixture
+def command(in_process: Callable[..., Ran]) -> Command:
+    """Run `python train.py *overrides` inside this process."""
+    return partial(in_process, train_command, "train.py")
+
+
+@pytest.fixture
+def evaluating(in_process: Callable[..., Ran]) -> Command:
+    """Run `python eval.py *overrides` inside this process."""
+    return partial(in_process, eval_command, "eval.py")
 
 
 @pytest.fixture(scope="session")

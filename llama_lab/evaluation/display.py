@@ -29,7 +29,14 @@ def print_evaluation(found: dict[str, Any], path: Path) -> None:
 
 def new_table(title: str, *columns: str) -> Table:
     """A table of numbers."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_header=bool(columns))
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_header=bool(columns),
+    )
     for column in columns:
         table.add_column(column, justify="right")
     return table
@@ -54,13 +61,17 @@ def lengths(found: dict[str, Any]) -> Table:
         "Loss by context length, nats/token", "tokens", "trained", "loss", "first quarter", "last quarter"
     )
     entries = found.get("lengths", [])
+    missing: dict[str, list[str]] = {}
     for entry in entries:
         times = f"{entry['length'] / entries[0]['length']:.4g}x"
         if entry["loss"] is None:
-            table.add_row(f"{entry['length']:,}", times, entry["note"].partition(",")[0])
+            table.add_row(f"{entry['length']:,}", times, "-", "-", "-")
+            why = entry["note"].removeprefix("cannot: ")
+            missing.setdefault(why, []).append(f"{entry['length']:,}")
             continue
         quarters = [f"{quarter_mean(entry, quarter):.4f}" for quarter in (0, QUARTER - 1)]
         table.add_row(f"{entry['length']:,}", times, f"{entry['loss']:.4f}", *quarters)
+    table.caption = "\n".join(f"cannot at {', '.join(lengths)}: {why}" for why, lengths in missing.items()) or None
     return table
 
 
@@ -76,7 +87,8 @@ def quarter_mean(entry: dict[str, Any], quarter: int) -> float:
 def caches(found: dict[str, Any]) -> Table:
     """Bytes of one sequence's KV cache, and what its rounding costs."""
     table = new_table("KV cache of one sequence", "dtype", "tokens", "by formula", "measured", "loss through it")
-    through = {entry["dtype"]: entry["loss"] for entry in found.get("cache_losses", [])}
+    losses = {entry["dtype"]: entry["loss"] for entry in found.get("cache_losses", [])}
+    through = {dtype: "no number" if loss is None else f"{loss:.4f}" for dtype, loss in losses.items()}
     sizes = found.get("cache", [])
     smallest = min((size["batch_size"] for size in sizes), default=0)
     for size in sizes:
@@ -84,16 +96,15 @@ def caches(found: dict[str, Any]) -> Table:
             continue
         measured = size["measured_bytes"] / smallest
         equal = "equal" if size["measured_bytes"] == size["formula_bytes"] else in_bytes(measured)
-        loss = f"{through[size['dtype']]:.4f}" if size["dtype"] in through else ""
-        through.pop(size["dtype"], None)  # told once
+        loss = through.pop(size["dtype"], "")  # told once
         table.add_row(size["dtype"], f"{size['context']:,}", in_bytes(size["formula_bytes"] / smallest), equal, loss)
     return table
 
 
 def speeds(found: dict[str, Any]) -> Table:
     """The speed of generation: medians, and the range of decoding's rounds."""
-    columns = ("batch", "tokens", "prompt read", "decoding, tokens/s", "range", "no cache", "gain")
-    table = new_table("Generation", *columns)
+    columns = ("batch", "tokens", "prompt read", "tokens/s", "range", "no cache", "gain")
+    table = new_table("Generation; decoding in tokens/s, all sequences together", *columns)
     for speed in found.get("speed", []):
         batch = speed["batch_size"]
         decode, uncached = (median(speed[name]) for name in ("decode", "uncached"))

@@ -1,6 +1,5 @@
 """Evaluate a trained run: what `eval.parts` names, into eval.json beside the run."""
 
-import json
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
@@ -14,12 +13,12 @@ from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError, suggestion
 from llama_lab.kinds import is_kind
 from llama_lab.model import Decoder
-from llama_lab.training.folder import EVALUATION, RunFolder
+from llama_lab.training.folder import EVALUATION, STATUS, RunFolder
 from llama_lab.training.hardware import Hardware, choose_hardware
 from llama_lab.training.length import check_multiples, evaluating_on, evaluation, surroundings
 from llama_lab.training.run import quiet_libraries
 
-from .load import TrainedRun, load_run
+from .load import TrainedRun, load_run, reading
 from .memory import cache_losses, cache_sizes
 from .speed import generation_speed
 from .text import cache_dtype, sampling, write_texts, written
@@ -125,7 +124,7 @@ def write(path: Path, settings: DictConfig) -> None:
     quiet_libraries()
     run = load_run(path)
     model = place(run.model, evaluation_hardware(run, settings))
-    status = run.folder.read_json("status.json")["status"]
+    status, _ = read_status(run.folder)
     if status != "done":
         print(f"run={path}: is {status}; this is what it writes after {run.step:,} steps", file=sys.stderr)
     write_texts(run, model, prompts_of(settings), settings)
@@ -136,18 +135,22 @@ def prompts_of(settings: DictConfig) -> list[str]:
     return list(settings.prompts) if settings.prompt is None else [settings.prompt]
 
 
+def read_status(folder: RunFolder) -> tuple[str, str]:
+    """How the folder's run ended, and why in a line. Raises ConfigError if it holds none, or does not tell."""
+    if not (folder.path / STATUS).exists():
+        raise ConfigError(f"run={folder.path}: holds no run; name a run's folder, such as runs/llama/base/seed=1")
+    with reading(folder.path, STATUS):
+        status = folder.read_json(STATUS)
+        return status["status"], status["message"]
+
+
 def check_done(folder: RunFolder) -> None:
     """Raise ConfigError unless the folder holds a run that came to its end."""
-    try:
-        status = folder.read_status()
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"run={folder.path}: is damaged, status.json cannot be read; train it again") from error
-    if status is None:
-        raise ConfigError(f"run={folder.path}: holds no run; name a run's folder, such as runs/llama/base/seed=1")
-    if status["status"] != "done":
-        why = f" ({status['message']})" if status["message"] else ""
+    status, message = read_status(folder)
+    if status != "done":
+        why = f" ({message})" if message else ""
         raise ConfigError(
-            f"run={folder.path}: is {status['status']}{why}, and its losses would not be those of its budget; train it "
+            f"run={folder.path}: is {status}{why}, and its losses would not be those of its budget; train it "
             f"to its end with the same command, or let it write with prompt="
         )
 
@@ -172,9 +175,10 @@ def kept_parts(folder: RunFolder, here: Found) -> Found:
     if not file.exists():
         return here
     try:
-        earlier = folder.read_json(EVALUATION)
-    except json.JSONDecodeError:
-        earlier = {}
+        earlier = dict(folder.read_json(EVALUATION))
+    except (ValueError, TypeError):  # no JSON, no UTF-8, or not what an evaluation writes
+        print(f"{file}: is damaged; replaced", file=sys.stderr)
+        return here
     if all(earlier.get(key) == value for key, value in here.items()):
         return earlier
     changed = ", ".join(f"{key} {earlier.get(key)}" for key in here if earlier.get(key) != here[key])
@@ -208,11 +212,22 @@ def check_settings(settings: DictConfig, typed: Collection[str]) -> None:
         raise ConfigError(f"eval.rounds={chosen.rounds}: must be a positive whole number")
     if settings.prompt is not None and settings.prompts:
         raise ConfigError("prompts: there is a prompt too; give one, or put it among the prompts")
-    if not all(isinstance(prompt, str) for prompt in settings.prompts):
-        raise ConfigError(f'prompts={list(settings.prompts)}: must hold texts; quote them: \'prompts=["a","b"]\'')
+    for prompt in prompts_of(settings):
+        check_prompt(prompt)
     sampling(settings)
     cache_dtype(settings)
     check_read(settings, typed)
+
+
+def check_prompt(prompt: object) -> None:
+    """Raise ConfigError unless it is a text, and one that UTF-8 can write."""
+    if not isinstance(prompt, str):
+        raise ConfigError(f'prompts: {prompt} is no text; quote it: \'prompts=["a","b"]\'')
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        told = prompt.encode(errors="backslashreplace").decode()
+        raise ConfigError(f"prompt={told}: holds bytes that are not UTF-8; write it in that encoding") from None
 
 
 WRITERS = {"prompt", "sample"}
@@ -234,5 +249,5 @@ def check_read(settings: DictConfig, typed: Collection[str]) -> None:
     for key in typed:
         readers = {"loss", *PARTS} if key == "eval.parts" else READ_BY.get(key, asked)
         if not readers & asked:
-            what = "with a prompt nothing is evaluated" if writes else f"only {' and '.join(sorted(readers))} read it"
+            what = "with a prompt nothing is evaluated" if writes else f"it is for {', '.join(sorted(readers))}"
             raise ConfigError(f"{key}={OmegaConf.select(settings, key)}: does nothing here, {what}; leave it out")

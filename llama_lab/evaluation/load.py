@@ -1,6 +1,9 @@
 """A trained run, from its folder alone; a folder that cannot be one is refused by name."""
 
 import pickle
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,9 @@ from llama_lab.model import Decoder
 from llama_lab.training.display import open_display
 from llama_lab.training.folder import RESOLVED, TOKENIZER, RunFolder
 from llama_lab.training.run import open_dataset
+
+ENVIRONMENT = "environment.json"
+PARTS = ("data", "model", "tokenizer", "train", "trainer")  # of a config, that an evaluation reads
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class TrainedRun:
         for key in ("data_hash", "tokenizer_hash"):
             if getattr(dataset, key) != self.facts[key]:
                 raise ConfigError(
-                    f"run={self.folder.path}: was trained with {key} {self.facts[key][:8]}, but its source now gives "
+                    f"run={self.folder.path}: was trained with {key} {self.facts[key]!s:.8}, but its source now gives "
                     f"{getattr(dataset, key)[:8]}; evaluate it where it was trained, or restore the files"
                 )
         return dataset
@@ -56,17 +62,17 @@ def load_run(path: Path) -> TrainedRun:
         raise ConfigError(f"run={path}: holds no run; name a run's folder, such as runs/llama/base/seed=1")
     if not folder.checkpoint.exists():
         raise ConfigError(f"run={path}: has no checkpoint yet; train it further with the same command")
-    try:
-        cfg = OmegaConf.load(path / RESOLVED)
-        facts = folder.read_json("environment.json")
+    with reading(path, RESOLVED):
+        cfg = read_config(path / RESOLVED)
+    with reading(path, ENVIRONMENT):
+        facts = folder.read_json(ENVIRONMENT)
+        vocab_size, tokenizer_hash, _ = facts["vocab_size"], facts["tokenizer_hash"], facts["data_hash"]
+    with reading(path, TOKENIZER):
         tokenizer = TextTokenizer.load(path / TOKENIZER)
-        vocab_size, tokenizer_hash = facts["vocab_size"], facts["tokenizer_hash"]
-    except Exception as error:  # yaml, json, tokenizers and the file system raise what they like
-        raise ConfigError(f"run={path}: is damaged, {first_line(error)}; train it again") from error
-    assert isinstance(cfg, DictConfig)
     if tokenizer.hash != tokenizer_hash:
         raise ConfigError(f"run={path}: {TOKENIZER} is not the one it was trained with; restore the file")
-    model: Decoder = build_model(cfg, vocab_size)
+    with reading(path, RESOLVED):
+        model: Decoder = build_model(cfg, vocab_size)
     weights, step = read_checkpoint(folder.checkpoint)
     try:
         model.load_state_dict(weights)
@@ -78,25 +84,50 @@ def load_run(path: Path) -> TrainedRun:
     return TrainedRun(folder, cfg, facts, tokenizer, model.eval(), step)
 
 
+@contextmanager
+def reading(path: Path, name: str) -> Iterator[None]:
+    """Whatever a file of the run in `path` makes a library raise becomes a ConfigError that names both."""
+    try:
+        yield
+    except Exception as error:  # yaml, json, tokenizers and the file system raise what they like
+        raise ConfigError(
+            f"run={path}: its {name} is damaged, {first_line(error)}; restore the file, or train the run again"
+        ) from error
+
+
+def read_config(file: Path) -> DictConfig:
+    """A run's resolved config. Raises ValueError if a part is missing that evaluating it needs."""
+    cfg = OmegaConf.load(file)
+    if missing := [part for part in PARTS if not isinstance(cfg, DictConfig) or part not in cfg]:
+        raise ValueError(f"it has no {', '.join(missing)}")
+    assert isinstance(cfg, DictConfig)
+    return cfg
+
+
 def read_checkpoint(file: Path) -> tuple[dict[str, torch.Tensor], int]:
     """The model's weights in a checkpoint, and the optimizer step after which it was written. Raises ConfigError."""
     try:
+        with zipfile.ZipFile(file) as archive:  # PyTorch does not look at the checksums that it writes
+            if damaged := archive.testzip():
+                raise zipfile.BadZipFile(f"{damaged} has another checksum than when it was written")
         checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:  # a pickle of more than weights, or no pickle at all
+    except pickle.UnpicklingError as error:  # a pickle of more than weights
         raise ConfigError(
             f"{file}: is no checkpoint of ours: it holds more than weights, and reading it could run code; "
             f"train the run again, or restore the file"
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
+    except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, ValueError) as error:
         raise ConfigError(f"{file}: is damaged, {first_line(error)}; train the run again, or restore it") from error
     try:
         weights = {name.removeprefix("model."): weight for name, weight in checkpoint["state_dict"].items()}
         return weights, int(checkpoint["global_step"])
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(f"{file}: is no checkpoint of ours; name a run that this program trained") from error
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says, short and as a part of a sentence."""
+    """What an error says, short and as a part of a sentence; a library's with its kind."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, ConfigError):
+        return " ".join(lines)
     return f"{type(error).__name__}: {' '.join(lines)[:200]}"

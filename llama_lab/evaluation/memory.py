@@ -1,5 +1,6 @@
 """What the KV cache of a model takes, by formula and as it is, and what rounding it costs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,10 +29,13 @@ class CacheSize:
 
 @dataclass(frozen=True)
 class CacheLoss:
-    """Mean nats per token of the validation text, read in trained windows through a KV cache of this dtype."""
+    """Mean nats per token of the validation text, read in trained windows through a KV cache of this dtype.
+
+    None where it is no number.
+    """
 
     dtype: str
-    loss: float
+    loss: float | None
 
 
 def cache_dtypes(model: Decoder) -> list[torch.dtype]:
@@ -76,7 +80,8 @@ def cache_losses(model: Decoder, tokens: Tokens, batch_tokens: int) -> list[Cach
     found = []
     for dtype in cache_dtypes(model):
         nll, counts = sums_by_position(model, tokens, model.max_seq_len, batch_tokens, device, dtype)
-        found.append(CacheLoss(name_of(dtype), float(nll.sum() / counts.sum())))
+        loss = float(nll.sum() / counts.sum())
+        found.append(CacheLoss(name_of(dtype), loss if math.isfinite(loss) else None))
     return found
 
 

@@ -93,7 +93,7 @@ def octaves(axes: Axes, found: Found) -> None:
 
 def legend(axes: Axes, title: str = "") -> None:
     """Which line is which."""
-    axes.legend(title=title, fontsize=8, title_fontsize=8, frameon=False)
+    axes.legend(title=title, fontsize=8, title_fontsize=8, framealpha=0.8, edgecolor="none")  # lines may pass below
 
 
 def kib(count: float) -> float:

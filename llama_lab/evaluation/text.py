@@ -73,15 +73,15 @@ def written(run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: D
             cache_dtype=cache_dtype(settings),
             compiled=settings.compile,
         )
-    except ValueError as error:
+        for step in steps:
+            for text, token in zip(texts, step, strict=True):
+                if token == eot_id:
+                    text.ended = True
+                elif token is not None:
+                    text.tokens.append(token)
+            yield texts
+    except ValueError as error:  # of settings at once, and of a diverged model's logits
         raise ConfigError(str(error)) from None
-    for step in steps:
-        for text, token in zip(texts, step, strict=True):
-            if token == eot_id:
-                text.ended = True
-            elif token is not None:
-                text.tokens.append(token)
-        yield texts
     for text in texts:
         text.ended = True
     yield texts

@@ -46,6 +46,8 @@ def evaluate_all(wanted: str, settings: DictConfig) -> bool:
 
 def found_runs(wanted: str) -> list[Path]:
     """The runs of a folder, a pattern or a study, of this by seed: so arms take turns. ConfigError without any."""
+    if not wanted:  # such as a variable of the shell that is not set; run=. is the folder one is in
+        raise ConfigError("run=: names nothing; name a run's folder, such as runs/llama/base/seed=1")
     path = Path(wanted)
     if (path / FILE).exists():
         members = [member for arm in Study.load(path).arms for member in arm.members]

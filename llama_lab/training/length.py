@@ -70,7 +70,8 @@ def evaluation(
         lengths = losses_at_lengths(model, dataset.val, multiples, batch_tokens, hardware.torch_device)
     trained = lengths[0]
     if trained.loss is None:
-        raise ConfigError(f"model.max_seq_len={model.max_seq_len}: no validation loss, {trained.note}")
+        why = trained.note.removeprefix("cannot: ")
+        raise ConfigError(f"model.max_seq_len={model.max_seq_len}: no validation loss, {why}")
     return {
         **surroundings(hardware, step),
         "val/loss": trained.loss,

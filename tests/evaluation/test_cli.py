@@ -1,0 +1,261 @@
+"""`python eval.py` as a person types it: what it writes, and what it answers to what cannot be."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from llama_lab.cli import literal
+from llama_lab.config import CONF_DIR
+from llama_lab.evaluation import evaluate as evaluate_module
+from llama_lab.training.folder import RunFolder
+from tests.conftest import Command
+
+EVAL = Path(__file__).parents[2] / "eval.py"
+QUICK = ("eval.rounds=1", "eval.contexts=[0.25]", "eval.batch_sizes=[1]", "eval.lengths=[2]")
+Copied = Callable[[Path], Path]
+
+
+def found(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "eval.json").read_text()))
+
+
+def test_a_run_is_evaluated_in_all_its_parts(evaluating: Command, learned: Path, copied: Copied) -> None:
+    run = copied(learned)
+    ran = evaluating(f"run={run}", *QUICK)
+    assert (ran.code, ran.err) == (0, "")
+    result = found(run)
+    assert result.keys() >= {"val/loss", "val/perplexity", "val/bits_per_byte", "lengths", "cache", "speed", "sample"}
+    assert [entry["loss"] is None for entry in result["lengths"]] == [False, True]
+    assert (run / "eval.png").exists()
+    for words in ("perplexity", "cannot at 64: learned positions end at 32", "bfloat16", "no cache", "─ sample ─"):
+        assert words in ran.out
+    assert list(run.glob("*.tmp")) == []
+
+
+def test_several_runs_are_named_by_a_pattern_and_a_bad_one_stops_no_other(
+    evaluating: Command, endless: Path, tmp_path: Path, copied: Copied
+) -> None:
+    for name in ("a", "b", "c"):
+        copied(endless).rename(tmp_path / name)
+    (tmp_path / "b" / "checkpoints" / "last.ckpt").write_bytes(b"")
+    ran = evaluating(f"run={tmp_path}/?", "eval.parts=[loss]")
+    assert ran.code == 1
+    assert [(tmp_path / name / "eval.json").exists() for name in "abc"] == [True, False, True]
+    error, count = ran.err.splitlines()
+    assert error.startswith(f"error: {tmp_path}/b/checkpoints/last.ckpt: is damaged, ")
+    assert count == "1 of 3 runs could not be evaluated, see above"
+
+
+def test_a_prompt_goes_on_on_standard_output(evaluating: Command, endless: Path) -> None:
+    settings = (f"run={endless}", "max_new_tokens=20", "temperature=0.8", "top_k=50", "top_p=0.95")
+    one, again, other = (evaluating(*settings, "prompt=def main(", f"seed={seed}") for seed in (1, 1, 2))
+    assert one.code == 0
+    assert one.out.startswith("def main(")
+    assert one.out == again.out != other.out
+    assert one.err.startswith("20 tokens in ")
+    assert len(one.err.splitlines()) == 1
+    assert not (endless / "eval.json").exists()
+    several = evaluating(*settings, "seed=1", 'prompts=["def main(","€"]')
+    assert several.out.startswith(one.out.removesuffix("\n") + "\n----")
+
+
+def test_an_empty_prompt_begins_a_document(evaluating: Command, endless: Path) -> None:
+    ran = evaluating(f"run={endless}", "prompt=", "max_new_tokens=5", "temperature=0")
+    assert ran.code == 0
+    assert ran.err.startswith("5 tokens in ")
+
+
+def test_an_unfinished_run_may_write_and_says_so(evaluating: Command, endless: Path, copied: Copied) -> None:
+    run = copied(endless)
+    RunFolder(run).write_status("interrupted", "by the user")
+    ran = evaluating(f"run={run}", "prompt=a", "max_new_tokens=3")
+    assert ran.code == 0
+    assert ran.err.startswith(f"run={run}: is interrupted; this is what it writes after 10 steps\n")
+
+
+REFUSED = {
+    "run=???: needs a value, such as run=": [],
+    "run=: names nothing": ["run="],
+    "run=nope: holds no run": ["run=nope"],
+    "run=n*pe: holds no run": ["run=n*pe"],
+    "run=null: must be text": ["run=null"],
+    "eval.parts: los is no part (did you mean loss?); choose of loss, ": ["eval.parts=[los]"],
+    "eval.parts=[]: evaluates nothing": ["eval.parts=[]"],
+    "eval.parts=loss: must be a list": ["eval.parts=loss"],
+    "eval.part=[loss]: no such key (did you mean eval.parts?)": ["eval.part=[loss]"],
+    "temprature=1: no such key (did you mean temperature?)": ["temprature=1"],
+    "foo=1: nothing reads this key": ["+foo=1"],
+    "~seed: takes a setting away": ["~seed"],
+    "--multirun: there is nothing to sweep here": ["--multirun", "seed=1,2"],
+    "eval.lengths=[0]: 0 is no multiple of the context": ["eval.lengths=[0]"],
+    "eval.contexts=[2]: must hold multiples of the context, above 0, up to 1": ["eval.contexts=[2]"],
+    "eval.batch_sizes=[0]: must hold positive whole numbers": ["eval.batch_sizes=[0]"],
+    "eval.rounds=0: must be a positive whole number": ["eval.rounds=0"],
+    "temperature=-1: must be a number, at least 0": ["prompt=d", "temperature=-1"],
+    "temperature=hot: must be a number": ["prompt=d", "temperature=hot"],
+    "top_k=0: must be a positive whole number": ["prompt=d", "top_k=0"],
+    "top_p=2: must be above 0 and at most 1": ["prompt=d", "top_p=2"],
+    "min_p=2: must be from 0 to 1": ["prompt=d", "min_p=2"],
+    "max_new_tokens=-1: must not be negative": ["prompt=d", "max_new_tokens=-1"],
+    "max_new_tokens=40: prompts[0] of 2 tokens leaves room for 30": ["prompt=d", "max_new_tokens=40"],
+    "cache_dtype=int4: unknown; choose float32, ": ["prompt=d", "cache_dtype=int4"],
+    "prompt: with the mark that begins it, it has 401 tokens": ["prompt=" + 400 * "d"],
+    "prompt=§: tokenizer=char: no id for '§'": ["prompt=§"],
+    "prompt=\\udcff: holds bytes that are not UTF-8": ["prompt=\udcff"],
+    "prompts: 1 is no text; quote it": ["prompts=[1]"],
+    "prompts: there is a prompt too": ["prompt=d", "prompts=[d]"],
+    "eval.parts=['loss']: does nothing here, with a prompt nothing is evaluated": ["prompt=d", "eval.parts=[loss]"],
+    "temperature=1: does nothing here, it is for prompt, sample; leave it out": ["eval.parts=[loss]", "temperature=1"],
+    "eval.rounds=2: does nothing here, it is for speed; leave it out": ["eval.parts=[cache]", "eval.rounds=2"],
+    "trainer.accelerator=tpu: not on this machine": ["trainer.accelerator=tpu"],
+    "trainer.precision=fp16: this ": ["trainer.precision=fp16"],
+    "seed=???: needs a value": ["seed=???"],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_is_answered_in_one_line(message: str, evaluating: Command, learned: Path) -> None:
+    arguments = REFUSED[message]
+    if not message.startswith("run="):
+        arguments = [*arguments[:1], f"run={learned}", *arguments[1:]]
+    ran = evaluating(*arguments)
+    assert ran.code == 2
+    (line,) = ran.err.splitlines()
+    assert line.startswith(f"error: {message}")
+    assert not (learned / "eval.json").exists()
+
+
+def test_a_folder_without_its_key_is_understood(evaluating: Command, learned: Path) -> None:
+    ran = evaluating(str(learned))
+    assert (ran.code, ran.err) == (2, f"error: {learned}: is a folder; write run={learned}\n")
+
+
+def test_prompts_are_for_one_run(evaluating: Command, endless: Path, learned: Path) -> None:
+    ran = evaluating(f"run={endless.parents[3]}", "prompt=d")
+    assert ran.code == 2
+    assert "runs, and prompts are for one; name it" in ran.err
+
+
+# What is typed after prompt= is the prompt.
+
+
+def quoted(text: str) -> bool:
+    """Whether a text is one string in quotes, by reading it character by character."""
+    if len(text) < 2 or text[0] not in "\"'":
+        return False
+    escaped = False
+    for i, character in enumerate(text[1:], 1):
+        if not escaped and character == text[0]:
+            return i == len(text) - 1
+        escaped = character == "\\" and not escaped
+    return False
+
+
+def composed_prompt(argument: str) -> Any:
+    """The prompt of an argument as the command line hands it to Hydra."""
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        cfg = compose("eval", overrides=["run=here", literal(argument)])
+    return OmegaConf.to_container(cfg, resolve=True)["prompt"]  # type: ignore[index, call-overload]
+
+
+TRICKY = st.text(st.sampled_from("\\\"'${}=,[]():~ \n\tab?#%€"), max_size=12)
+
+
+@given(text=TRICKY | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20))
+@example(text='"""A docstring."""')
+@example(text="'a' + 'b'")
+@example(text="\\")
+@example(text="\\\\${a}\\")
+@example(text='\\"')
+@example(text="${oc.env:HOME}")
+@example(text="")
+@settings(max_examples=60)
+def test_a_prompt_arrives_as_it_was_typed(text: str) -> None:
+    if text in ("null", "???") or quoted(text):  # no prompt, nothing yet, or Hydra's own quotes
+        return
+    assert composed_prompt(f"prompt={text}") == text
+
+
+def test_quoted_values_are_left_to_hydra_and_null_is_no_prompt() -> None:
+    for argument in ('prompt="a\\"b"', "prompt='a'", 'prompt=""', "prompt=null", "seed=${oc.env:HOME}", "prompt"):
+        assert literal(argument) == argument
+    assert composed_prompt("prompt='a b'") == "a b"
+    assert composed_prompt("prompt=null") is None
+
+
+def test_a_prompt_longer_than_a_file_name_is_no_folder(evaluating: Command, endless: Path) -> None:
+    ran = evaluating(f"run={endless}", "prompt=" + 5000 * "d", "max_new_tokens=1")
+    assert ran.code == 0
+    assert ran.out.startswith(5000 * "d")
+
+
+# Ctrl-C
+
+
+def test_an_interruption_keeps_the_parts_already_found(
+    evaluating: Command, endless: Path, copied: Copied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    run = copied(endless)
+    monkeypatch.setitem(evaluate_module.PARTS, "cache", interrupted)
+    ran = evaluating(f"run={run}")
+    assert (ran.code, ran.err) == (130, "\nstopped; what was finished is kept\n")
+    assert found(run).keys() >= {"val/loss", "lengths"}
+    assert not found(run).keys() & {"cache", "speed", "sample"}
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_a_process_with_one_line_and_keeps_its_losses(
+    environment: dict[str, str], endless: Path, copied: Copied
+) -> None:
+    run = copied(endless)
+    process = subprocess.Popen(
+        [sys.executable, str(EVAL), f"run={run}", "eval.rounds=100000"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.endswith(": speed\n"):
+            break
+    time.sleep(1)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "\nstopped; what was finished is kept\n")
+    assert found(run).keys() >= {"val/loss", "lengths", "cache"}
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_seen_enough_is_no_error(environment: dict[str, str], endless: Path) -> None:
+    command = [sys.executable, str(EVAL), f"run={endless}", "prompt=a", "max_new_tokens=100000"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=30) == 1
+
+
+@pytest.mark.slow
+def test_the_script_itself_writes_text(environment: dict[str, str], endless: Path) -> None:
+    command = [sys.executable, str(EVAL), f"run={endless}", "prompt=def €", "max_new_tokens=5"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.startswith("def €")

@@ -1,0 +1,180 @@
+"""Prompts go on: at once, each as if it were alone, and never with half a character on the screen."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llama_lab.data.tokenizer import ByteTokenizer
+from llama_lab.errors import ConfigError
+from llama_lab.evaluation import text as text_module
+from llama_lab.evaluation.load import TrainedRun, load_run
+from llama_lab.evaluation.text import SEPARATOR, new_tokens, write_texts, written
+from tests.composing import eval_settings
+
+EOT = 256
+STREAM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+
+
+def texts_of(run: TrainedRun, prompts: Sequence[str], *overrides: str) -> list[list[int]]:
+    """The ids that go on from the prompts."""
+    *_, texts = written(run, run.model, prompts, eval_settings(*overrides))
+    return [text.tokens for text in texts]
+
+
+class Screen:
+    """A standard output that remembers what came when."""
+
+    def __init__(self, terminal: bool = False) -> None:
+        self.pieces: list[str] = []
+        self.flushed = 0
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def write(self, piece: str) -> int:
+        self.pieces.append(piece)
+        return len(piece)
+
+    def flush(self) -> None:
+        self.flushed = len(self.pieces)
+
+    @property
+    def shown(self) -> str:
+        return "".join(self.pieces[: self.flushed])
+
+
+@pytest.fixture
+def scripted(endless: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Stream given tokens in the place of generated ones; what stood on the screen before each step, and in the end."""
+    run, chosen = load_run(endless), eval_settings()
+
+    def stream(prompts: Sequence[str], *tokens: Sequence[int], terminal: bool = False) -> list[str]:
+        screen, before = Screen(terminal), []
+
+        def steps(*_: Any, **__: Any) -> Iterator[list[int | None]]:
+            for i in range(max(map(len, tokens))):
+                before.append(screen.shown)
+                yield [row[i] if i < len(row) else None for row in tokens]
+
+        with monkeypatch.context() as patched:
+            patched.setattr(text_module, "generate", steps)
+            patched.setattr(sys, "stdout", screen)
+            write_texts(run, run.model, prompts, chosen)
+        return [*before, screen.shown]
+
+    return stream
+
+
+def test_a_character_is_printed_when_its_last_byte_has_come(scripted: Callable[..., list[str]]) -> None:
+    assert scripted(["x"], [*"a€😀b".encode(), EOT]) == [
+        "",
+        "xa",
+        *["xa"] * 2,
+        "xa€",
+        *["xa€"] * 3,
+        "xa€😀",
+        "xa€😀b",
+        "xa€😀b\n",
+    ]
+
+
+@given(content=st.text(max_size=12) | st.binary(min_size=1, max_size=12), end=st.booleans())
+@STREAM
+def test_the_pieces_make_up_the_whole_text(scripted: Callable[..., list[str]], content: str | bytes, end: bool) -> None:
+    tokens = [*(content.encode() if isinstance(content, str) else content), *([EOT] if end else [])]
+    *before, shown = scripted(["€"], tokens or [EOT])
+    decoded = ByteTokenizer().train(iter(())).decode([token for token in tokens if token != EOT])
+    assert shown == f"€{decoded}\n"
+    assert all(shown.startswith(earlier) for earlier in before)
+    for i, earlier in enumerate(before[1:], 1):  # all that is whole is there, at once
+        whole = bytes(tokens[:i]).decode(errors="replace").rstrip("\N{REPLACEMENT CHARACTER}")
+        assert earlier == f"€{whole}" or i == len(tokens)
+
+
+def test_of_several_texts_the_next_one_comes_when_the_first_has_ended(scripted: Callable[..., list[str]]) -> None:
+    assert scripted(["1", "2"], [*b"ab", EOT], [*b"cdef", EOT]) == [
+        "",
+        "1a",
+        "1ab",
+        f"1ab{SEPARATOR}2cde",
+        f"1ab{SEPARATOR}2cdef",
+        f"1ab{SEPARATOR}2cdef\n",
+    ]
+
+
+def test_a_terminal_is_not_steered_by_a_text_and_a_file_holds_it_as_it_is(scripted: Callable[..., list[str]]) -> None:
+    assert scripted(["\x1b["], [*b"\x07\n", EOT], terminal=True)[-1] == "␛[␇\n\n"
+    assert scripted(["\x1b["], [*b"\x07\n", EOT])[-1] == "\x1b[\x07\n\n"
+
+
+def test_a_batch_of_unequal_prompts_gives_the_texts_that_each_gives_alone(endless: Path) -> None:
+    run = load_run(endless)
+    prompts = ["", "def f", "x €", "return 12 * x  # and so on, for longer than the window"]
+    for sampling in (["temperature=0"], ["temperature=1", "top_k=50", "top_p=0.95"]):
+        together = texts_of(run, prompts, "max_new_tokens=40", *sampling)
+        assert together == [texts_of(run, [prompt], "max_new_tokens=40", *sampling)[0] for prompt in prompts]
+
+
+def test_text_is_reproducible_by_its_seed(endless: Path) -> None:
+    run = load_run(endless)
+    one, again, other = (texts_of(run, ["def "], "max_new_tokens=40", f"seed={seed}") for seed in (1, 1, 2))
+    assert one == again != other
+
+
+def test_an_empty_prompt_begins_a_document_as_every_prompt_does(endless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, started = load_run(endless), []
+    monkeypatch.setattr(text_module, "generate", lambda _, starts, *__, **___: started.extend(starts) or iter([]))
+    list(written(run, run.model, ["", "a€"], eval_settings()))
+    assert started == [[EOT], [EOT, *"a€".encode()]]
+
+
+def test_a_text_stops_at_its_end_and_does_not_show_it(endless: Path) -> None:
+    run, greedy = load_run(endless), ("temperature=0", "max_new_tokens=20")
+    (free,) = texts_of(run, ["a"], *greedy)
+    end = free[-1]
+    with torch.no_grad():  # the model now means the end where it meant that token
+        run.model.embedding.head.weight[[end, EOT]] = run.model.embedding.head.weight[[EOT, end]]
+    *_, (text,) = written(run, run.model, ["a"], eval_settings(*greedy))
+    assert text.tokens == free[: free.index(end)]
+    assert text.certain == "a" + run.tokenizer.decode(text.tokens)
+
+
+def test_without_a_length_text_goes_on_for_200_tokens_or_as_far_as_the_context_reaches(
+    endless: Path, learned: Path
+) -> None:
+    for run, expected in ((endless, 200), (learned, 32 - 4)):
+        assert new_tokens(load_run(run).model, [[EOT, 1], [EOT, 1, 2, 3]], eval_settings()) == expected
+        assert new_tokens(load_run(run).model, [[EOT, 1]], eval_settings("max_new_tokens=7")) == 7
+
+
+REFUSED = {
+    "prompt: with the mark that begins it, it has 41 tokens, and the model's context ends at 32": ["d" * 40],
+    "prompt: with the mark that begins it, it has 32 tokens, and the model's context ends at 32": ["d", "d" * 31],
+    "prompt=§: tokenizer=char: no id for '§'": ["d", "§"],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_prompt_that_cannot_go_on_is_refused_before_anything_is_computed(
+    message: str, learned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = load_run(learned)
+    monkeypatch.setattr(run.model, "read", None)
+    with pytest.raises(ConfigError) as error:
+        next(written(run, run.model, REFUSED[message], eval_settings()))
+    assert str(error.value).startswith(message)
+
+
+def test_a_model_that_has_diverged_is_told_in_one_line(endless: Path) -> None:
+    run = load_run(endless)
+    with torch.no_grad():
+        run.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(ConfigError, match=r"^model: its logits are not finite; it has diverged$"):
+        texts_of(run, ["a"])

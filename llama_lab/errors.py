@@ -21,3 +21,11 @@ def suggestion(wrong: str, known: Iterable[str]) -> str:
     """` (did you mean ...?)` if something known is close."""
     close = difflib.get_close_matches(wrong, list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, short and as a part of a sentence; a library's with its kind."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, ConfigError):
+        return " ".join(lines)
+    return f"{type(error).__name__}: {' '.join(lines)[:200]}"

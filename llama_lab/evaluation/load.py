@@ -1,21 +1,19 @@
 """A trained run, from its folder alone; a folder that cannot be one is refused by name."""
 
-import pickle
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config import build_model
 from llama_lab.data.tokenizer import TextTokenizer
 from llama_lab.data.tokens import TokenDataset
-from llama_lab.errors import ConfigError
+from llama_lab.errors import ConfigError, first_line
 from llama_lab.model import Decoder
+from llama_lab.training.checkpoint import read_checkpoint
 from llama_lab.training.display import open_display
 from llama_lab.training.folder import RESOLVED, TOKENIZER, RunFolder
 from llama_lab.training.run import open_dataset
@@ -73,15 +71,15 @@ def load_run(path: Path) -> TrainedRun:
         raise ConfigError(f"run={path}: {TOKENIZER} is not the one it was trained with; restore the file")
     with reading(path, RESOLVED):
         model: Decoder = build_model(cfg, vocab_size)
-    weights, step = read_checkpoint(folder.checkpoint)
+    checkpoint = read_checkpoint(folder.checkpoint)
     try:
-        model.load_state_dict(weights)
+        model.load_state_dict({n.removeprefix("model."): weight for n, weight in checkpoint["state_dict"].items()})
     except RuntimeError as error:
         raise ConfigError(
             f"run={path}: its checkpoint does not fit the model of its {RESOLVED}, {first_line(error)}; "
             f"restore the two files that belong together"
         ) from error
-    return TrainedRun(folder, cfg, facts, tokenizer, model.eval(), step)
+    return TrainedRun(folder, cfg, facts, tokenizer, model.eval(), checkpoint["global_step"])
 
 
 @contextmanager
@@ -102,32 +100,3 @@ def read_config(file: Path) -> DictConfig:
         raise ValueError(f"it has no {', '.join(missing)}")
     assert isinstance(cfg, DictConfig)
     return cfg
-
-
-def read_checkpoint(file: Path) -> tuple[dict[str, torch.Tensor], int]:
-    """The model's weights in a checkpoint, and the optimizer step after which it was written. Raises ConfigError."""
-    try:
-        with zipfile.ZipFile(file) as archive:  # PyTorch does not look at the checksums that it writes
-            if damaged := archive.testzip():
-                raise zipfile.BadZipFile(f"{damaged} has another checksum than when it was written")
-        checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:  # a pickle of more than weights
-        raise ConfigError(
-            f"{file}: is no checkpoint of ours: it holds more than weights, and reading it could run code; "
-            f"train the run again, or restore the file"
-        ) from error
-    except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise ConfigError(f"{file}: is damaged, {first_line(error)}; train the run again, or restore it") from error
-    try:
-        weights = {name.removeprefix("model."): weight for name, weight in checkpoint["state_dict"].items()}
-        return weights, int(checkpoint["global_step"])
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{file}: is no checkpoint of ours; name a run that this program trained") from error
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, short and as a part of a sentence; a library's with its kind."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if isinstance(error, ConfigError):
-        return " ".join(lines)
-    return f"{type(error).__name__}: {' '.join(lines)[:200]}"

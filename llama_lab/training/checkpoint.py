@@ -9,28 +9,30 @@ from typing import Any
 
 import torch
 
-from llama_lab.errors import ConfigError
+from llama_lab.errors import ConfigError, first_line
 
 
 def read_checkpoint(file: Path) -> dict[str, Any]:
     """What a checkpoint holds, its tensors mapped from the file. Raises ConfigError if it is not whole, or not ours.
 
-    Checksums are compared, and nothing but plain values and tensors is read: a pickle that would run code is refused.
+    Nothing but plain values and tensors is read: a pickle that would run code is refused.
     """
     try:
-        torn = zipfile.ZipFile(file).testzip()
-        if torn is not None:
-            raise ConfigError(f"{file}: is damaged, {torn} does not match its checksum")
+        with zipfile.ZipFile(file) as archive:  # PyTorch does not look at the checksums that it writes
+            if damaged := archive.testzip():
+                raise zipfile.BadZipFile(f"{damaged} has another checksum than when it was written")
         content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except ConfigError:
-        raise
-    except pickle.UnpicklingError as error:
-        raise ConfigError(f"{file}: is no checkpoint of ours: it holds code, which is not run") from error
-    except (OSError, EOFError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{file}: is damaged, {str(error).splitlines()[0][:200]}") from error
-    if not isinstance(content, dict) or not {"state_dict", "global_step"} <= content.keys():
-        raise ConfigError(f"{file}: is no checkpoint of ours")
-    return content
+    except pickle.UnpicklingError as error:  # a pickle of more than weights
+        raise ConfigError(
+            f"{file}: is no checkpoint of ours: it holds more than weights, and reading it could run code; "
+            f"train the run again, or restore the file"
+        ) from error
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise ConfigError(f"{file}: is damaged, {first_line(error)}; train the run again, or restore it") from error
+    weights, step = (content.get(key) if isinstance(content, dict) else None for key in ("state_dict", "global_step"))
+    if not isinstance(weights, dict) or not isinstance(step, int) or not all(isinstance(name, str) for name in weights):
+        raise ConfigError(f"{file}: is no checkpoint of ours; name a run that this program trained")
+    return content  # type: ignore[no-any-return]
 
 
 def checkpoint_step(checkpoint: Path | None) -> int:

@@ -43,7 +43,7 @@ def test_zeros_in_the_place_of_weights_are_noticed(image: bytes, tmp_path: Path)
     start = image.index(torch.arange(1000.0).numpy().tobytes())
     file.write_bytes(image[: start + 100] + bytes(512) + image[start + 612 :])
     assert torch.load(file, weights_only=True)["global_step"] == 7  # PyTorch itself does not look
-    with pytest.raises(ConfigError, match=r"is damaged, .* does not match its checksum"):
+    with pytest.raises(ConfigError, match=r"is damaged, .* has another checksum"):
         read_checkpoint(file)
 
 
@@ -60,7 +60,7 @@ class Code:
 def test_a_checkpoint_with_code_is_refused_and_the_code_not_run(tmp_path: Path) -> None:
     file, marker = tmp_path / "last.ckpt", tmp_path / "ran"
     torch.save({"global_step": 1, "state_dict": Code(marker)}, file)
-    with pytest.raises(ConfigError, match="holds code, which is not run"):
+    with pytest.raises(ConfigError, match="reading it could run code"):
         read_checkpoint(file)
     assert not marker.exists()
 

@@ -143,7 +143,7 @@ def test_ddp_adds_buckets_as_large_as_the_gradients_and_shards_nothing() -> None
     assert eight == replace(alone, buckets=alone.gradients)
 
 
-def test_fsdp_shards_all_states_and_gathers_three_halves_of_two_blocks_in_bf16() -> None:
+def test_fsdp_shards_all_states_and_gathers_two_blocks_and_the_gradients_of_one_in_bf16() -> None:
     model = model_of_memory("arch=llama2", "size=micro")
     whole, sharded = model.memory(Setup(False, 4, 8, 1, 256)), model.memory(Setup(True, 4, 8, 1, 256))
     for part in ("weights", "gradients", "optimizer"):
@@ -157,6 +157,8 @@ def test_autocast_s_copies_of_the_weights_are_told_apart_from_activations() -> N
     narrow = model_of_memory("arch=llama2", "size=micro")
     memory = narrow.memory(Setup(False, 1, 1, 1, 256))
     assert memory.working == 2 * sum(m.weight.numel() for m in narrow.model.modules() if isinstance(m, nn.Linear))
+    both = Footprint(narrow.cfg, 97, 100, torch.float32, True).activation_bytes(1)
+    assert memory.working + memory.activations == both
     assert model_of_memory("arch=llama2", precision="bf16-true").memory(Setup(False, 1, 1, 1, 256)).working == 0
 
 

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from llama_lab.config import CONF_DIR, flatten, override_key, register_resolvers
 from llama_lab.errors import FAILED, INTERRUPTED, USER_ERROR, ConfigError, FinishedRunError, suggestion
-from llama_lab.job import check_complete, check_one_device, groups, plan_job
+from llama_lab.job import check_complete, check_job, check_one_device, groups, plan_job
 from llama_lab.kinds import check_kinds, default_settings
 
 if TYPE_CHECKING:
@@ -160,6 +160,9 @@ def evaluate_or_write(cfg: DictConfig) -> None:
 def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     """Train one run and tell how it ended; exits with a status other than 0 unless it is done, or one of a sweep."""
     job = HydraConfig.get()
+    if cfg.plan is True:
+        print_plan(cfg)
+        return
     run = plan_job(cfg, job.runtime.choices, list(job.overrides.task))
     if in_sweep:
         check_one_device(cfg)
@@ -176,6 +179,15 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
         sys.exit(INTERRUPTED)
     if outcome == "diverged" and not in_sweep:
         sys.exit(FAILED)
+
+
+def print_plan(cfg: DictConfig) -> None:
+    """Tell what a run would take, and train nothing."""
+    check_job(cfg, HydraConfig.get().runtime.choices)
+    from llama_lab.training.plan_table import print_training_plan
+    from llama_lab.training.planner import plan_training  # after the checks: torch takes seconds to import
+
+    print_training_plan(plan_training(cfg))
 
 
 def closing_words(outcome: str, folder: "RunFolder") -> str:

@@ -20,11 +20,7 @@ EXAMPLES = {"data.files": "data.files=[book.txt]", "run": "run=runs/llama/base/s
 
 def plan_job(cfg: DictConfig, choices: Mapping[str, str | None], overrides: list[str]) -> "Run":
     """The run that a job's config, choice per group and overrides ask for. Raises ConfigError, looks at no folder."""
-    check_groups(choices)
-    check_complete(cfg)
-    check_kinds(cfg, default_settings(choices))
-    if "study" in cfg:
-        raise ConfigError(f"study={choices['study']}: takes the place of a sweep, one study per command")
+    check_job(cfg, choices)
     from llama_lab.training.folder import arm_name
     from llama_lab.training.run import plan  # after the checks: torch and lightning take seconds to import
 
@@ -32,6 +28,19 @@ def plan_job(cfg: DictConfig, choices: Mapping[str, str | None], overrides: list
     arm = folder_name("arm", cfg.arm, arm_name(overrides))
     ours = {group: str(option) for group, option in choices.items() if option is not None and group in groups()}
     return plan(cfg, name, arm, overrides, ours)
+
+
+def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
+    """Raise ConfigError for settings that are missing, of the wrong kind, or without a use."""
+    check_groups(choices)
+    check_complete(cfg)
+    defaults = default_settings(choices)
+    check_kinds(cfg, defaults)
+    if "study" in cfg:
+        raise ConfigError(f"study={choices['study']}: takes the place of a sweep, one study per command")
+    for key in ("device", "plan_mfu"):
+        if not cfg.plan and cfg[key] != defaults[key]:
+            raise ConfigError(f"{key}={cfg[key]}: is for a plan; add plan=true, or leave it out to train")
 
 
 def folder_name(key: str, name: str | int | None, default: str) -> str:

@@ -15,6 +15,7 @@ NULLABLE: dict[str, tuple[type, ...]] = {
     "name": (str, int),
     "arm": (str, int),
     "resume": (str,),
+    "device": (str,),
     "study.axes": (list,),
     "study.learning_rates": (list,),
     "study.kv_heads": (list,),

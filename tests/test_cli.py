@@ -499,7 +499,7 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "batch": (["train.batch_size=abc"], "train.batch_size=abc: must be a", ""),
     "batch 0": (["train.batch_size=0"], "train.batch_size=0: must be a positive whole number", ""),
     "batch true": (["train.batch_size=true"], "train.batch_size=", ""),
-    "micro": (["train.micro_batch_size=3"], "train.batch_size=8: not a multiple of 3", "9 is"),
+    "micro": (["train.micro_batch_size=3"], "train.batch_size=8: not a multiple of 3", "6 and 9 are"),
     "micro abc": (["train.micro_batch_size=abc"], "train.micro_batch_size=abc: ", ""),
     "micro 2.0": (["train.micro_batch_size=2.0"], "train.micro_batch_size=2.0: ", ""),
     "clip": (["train.grad_clip=-1"], "train.grad_clip=-1: ", ""),

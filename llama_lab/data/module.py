@@ -30,9 +30,15 @@ def micro_batches_per_step(batch_size: int, micro_batch_size: int | None, world_
     if batch_size % unit:
         raise ConfigError(
             f"train.batch_size={batch_size}: not a multiple of {unit}, which train.micro_batch_size={micro_batch_size} "
-            f"on trainer.devices={world_size} needs; {math.ceil(batch_size / unit) * unit} is"
+            f"on trainer.devices={world_size} needs; {' and '.join(map(str, multiples_around(batch_size, unit)))}"
+            f"{' is' if batch_size < unit else ' are'}"
         )
     return batch_size // unit if micro_batch_size else 1
+
+
+def multiples_around(number: int, unit: int) -> list[int]:
+    """The positive multiples of `unit` next to `number`, below and above; `number` itself if it is one."""
+    return sorted({max(number // unit, 1) * unit, math.ceil(number / unit) * unit})
 
 
 class TokenDataModule(L.LightningDataModule):

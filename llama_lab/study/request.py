@@ -26,6 +26,9 @@ RESERVED = {
     "seed": "a study's seeds are study.seeds",
     "arm": "a study names its arms",
     "resume": "a study goes on by the same command",
+    "plan": "study.dry_run=true prints a study's arms with their costs, and trains nothing",
+    "device": "a study trains on this machine; study.dry_run=true prints what its arms cost",
+    "plan_mfu": "a study trains on this machine; study.dry_run=true prints what its arms cost",
     "overwrite": "study.overwrite=true retrains the runs whose settings have changed",
 }
 COMMON = ("seeds", "learning_rates", "dry_run", "overwrite")  # keys of every study; the others are its design's

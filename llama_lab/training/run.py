@@ -66,19 +66,7 @@ def plan(cfg: DictConfig, name: str, arm: str, overrides: list[str], choices: di
 
     overrides: what was typed. choices: the option of every config group.
     """
-    for key, seed in (("seed", cfg.seed), ("data.seed", cfg.data.seed)):
-        if not 0 <= seed < 2**31:
-            raise ConfigError(f"{key}={seed}: must be a whole number from 0 to 2147483647")
-    if cfg.model.max_seq_len < 1:
-        raise ConfigError(f"model.max_seq_len={cfg.model.max_seq_len}: must be a positive whole number")
-    check_train(cfg.train)
-    tokens_per_step = cfg.train.batch_size * cfg.model.max_seq_len
-    steps = int(cfg.train.tokens) // tokens_per_step
-    if steps < 1:
-        raise ConfigError(
-            f"train.tokens={cfg.train.tokens:g}: must reach one step of train.batch_size x model.max_seq_len = "
-            f"{tokens_per_step} tokens; raise it, or make the batch smaller"
-        )
+    steps = budget_steps(cfg, cfg.train.batch_size)
     hardware = choose_hardware(cfg.trainer)
     accumulate = micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)
     folder = RunFolder(Path(cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
@@ -86,6 +74,24 @@ def plan(cfg: DictConfig, name: str, arm: str, overrides: list[str], choices: di
         arm_folder = folder.path.absolute().parent
         name, arm = arm_folder.parent.name, arm_folder.name
     return Run(cfg, name, arm, overrides, choices, folder, hardware, steps, accumulate)
+
+
+def budget_steps(cfg: DictConfig, batch_size: int) -> int:
+    """The optimizer steps of `batch_size` sequences that the budget buys; raises ConfigError for a bad number."""
+    for key, seed in (("seed", cfg.seed), ("data.seed", cfg.data.seed)):
+        if not 0 <= seed < 2**31:
+            raise ConfigError(f"{key}={seed}: must be a whole number from 0 to 2147483647")
+    if cfg.model.max_seq_len < 1:
+        raise ConfigError(f"model.max_seq_len={cfg.model.max_seq_len}: must be a positive whole number")
+    check_train(cfg.train)
+    tokens_per_step: int = batch_size * cfg.model.max_seq_len
+    steps = int(cfg.train.tokens) // tokens_per_step
+    if steps < 1:
+        raise ConfigError(
+            f"train.tokens={cfg.train.tokens:g}: must reach one step of train.batch_size x model.max_seq_len = "
+            f"{tokens_per_step} tokens; raise it, or make the batch smaller"
+        )
+    return steps
 
 
 def check_folder(run: Run) -> None:

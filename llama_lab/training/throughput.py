@@ -1,38 +1,20 @@
 """Tokens per second and model FLOPs utilisation, of training alone."""
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-# Dense bf16 peaks in FLOP/s, from NVIDIA's data sheets (sparse figures halved). Unknown devices have none, and then no
-# MFU is reported: none is better than a wrong one.
-BF16_PEAKS = {
-    "GB200": 2500e12,
-    "B200": 2250e12,
-    "GH200": 989e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "A40": 150e12,
-    "A30": 165e12,
-    "A10": 125e12,
-    "A10G": 70e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
-}
+from .devices import named
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
     """Dense peak of a device in FLOP/s; None for devices we do not know, slices of one, and precisions but bf16."""
     if not precision.startswith("bf16") or "MIG" in device_name:
         return None
-    return next((peak for name, peak in BF16_PEAKS.items() if re.search(rf"\b{name}\b", device_name)), None)
+    device = named(device_name)
+    return device.peak if device else None
 
 
 class Stopwatch:

@@ -284,8 +284,8 @@ def test_micro_batches_per_step(batch_size: int, micro_batch_size: int | None, w
 @pytest.mark.parametrize(
     ("batch_size", "micro_batch_size", "world_size", "message"),
     [
-        (10, 4, 1, r"train\.batch_size=10: not a multiple of 4, .* train\.micro_batch_size=4 .*; 12 is$"),
-        (8, 2, 3, r"train\.batch_size=8: not a multiple of 6, .* trainer\.devices=3 .*; 12 is$"),
+        (10, 4, 1, r"train\.batch_size=10: not a multiple of 4, .* train\.micro_batch_size=4 .*; 8 and 12 are$"),
+        (8, 2, 3, r"train\.batch_size=8: not a multiple of 6, .* trainer\.devices=3 .*; 6 and 12 are$"),
         (4, None, 8, r"train\.batch_size=4: not a multiple of 8, .*; 8 is$"),
         (0, None, 1, r"train\.batch_size=0: must be at least 1"),
         (4, 0, 1, r"train\.micro_batch_size=0: must be at least 1"),

@@ -15,8 +15,8 @@ import torch
 
 from llama_lab.model import Decoder
 from llama_lab.plots import save
-from llama_lab.study.words import size as bytes_text
 from llama_lab.timing import Timing, time_in_turn
+from llama_lab.units import in_bytes
 
 from .charts import decode_chart
 from .floor import Floor, buffers, floors_of, reading
@@ -126,8 +126,8 @@ def print_speeds(measurements: Sequence[Measurement], floors: Sequence[Floor], p
     terminal.print(table)
     for floor in floors:
         terminal.print(
-            f"{floor.name}: {bytes_text(floor.bytes_per_token)} per token, weights and KV cache, at "
-            f"{floor.bytes_per_second / 1e9:.1f} GB/s, the best of reading {bytes_text(floor.buffer_bytes)}"
+            f"{floor.name}: {in_bytes(floor.bytes_per_token)} per token, weights and KV cache, at "
+            f"{floor.bytes_per_second / 1e9:.1f} GB/s, the best of reading {in_bytes(floor.buffer_bytes)}"
         )
 
 

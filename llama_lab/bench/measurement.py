@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from llama_lab.study.words import size as bytes_text
 from llama_lab.timing import Timing, time_in_turn
+from llama_lab.units import in_bytes
 
 TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
@@ -132,8 +132,8 @@ def measurement_table(title: str, size_name: str, measurements: Sequence[Measure
 # Further columns of the table, by their titles.
 EXTRA: dict[str, Callable[[Measurement], str]] = {
     "tokens/s": lambda m: "" if m.tokens_per_second is None else f"{m.tokens_per_second:,.0f}",
-    "peak": lambda m: "" if m.peak_bytes is None else bytes_text(m.peak_bytes),
-    "KV cache": lambda m: "" if m.kv_cache_bytes is None else bytes_text(m.kv_cache_bytes),
+    "peak": lambda m: "" if m.peak_bytes is None else in_bytes(m.peak_bytes),
+    "KV cache": lambda m: "" if m.kv_cache_bytes is None else in_bytes(m.kv_cache_bytes),
     "KV computed": lambda m: "" if m.kv_computations is None else f"{m.kv_computations:,}",
 }
 

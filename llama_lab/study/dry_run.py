@@ -13,9 +13,9 @@ from llama_lab.config import build_model
 from llama_lab.model import Decoder
 from llama_lab.training.run import build_module
 from llama_lab.training.throughput import synchronize
+from llama_lab.units import duration
 
 from .plan import Plan, PlannedArm, residual_notes
-from .progress import duration
 from .words import short
 
 TIMED_STEPS = 3

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from llama_lab.training.folder import RunFolder
 from llama_lab.training.run import Outcome, Run
+from llama_lab.units import duration
 
 from .record import Study
 
@@ -79,11 +80,3 @@ class Progress:
     def _print(self, line: str) -> None:
         """One line, as it is."""
         self._console.print(line, markup=False)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them: `45 s`, `12 min`, `3.5 h`, `4.2 days`."""
-    for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (48 * 3600, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / size:.{1 if unit == 'h' else 0}f} {unit}"
-    return f"{seconds / 86400:.1f} days"

@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import TypeGuard
 
+from llama_lab.units import in_bytes
+
 UNITS = {"val/loss": "nats per token", "train/loss": "nats per token", "val/bits_per_byte": "bits per byte"}
 MINUS, UNKNOWN, TIMES = "\u2212", "\u2013", "\u00d7"
 
@@ -55,12 +57,7 @@ def short(value: float | None) -> str:
 
 def size(count: float | None) -> str:
     """Bytes in the unit that leaves the fewest digits: 512 KiB."""
-    if not known(count):
-        return UNKNOWN
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if count >= 2**power:
-            return f"{count / 2**power:,.4g} {unit}"
-    return f"{count:,.4g} bytes"
+    return in_bytes(count) if known(count) else UNKNOWN
 
 
 def percent(fraction: float | None) -> str:

@@ -10,6 +10,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
+from llama_lab.units import in_bytes
+
 from .folder import SAMPLE, RunFolder
 
 SHOWN = {"train/loss": "loss {:.3f}", "val/loss": "val {:.3f}", "perf/tokens_per_second": "{:,.0f} tokens/s"}
@@ -138,12 +140,3 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if "perf/mfu" in summary:
         rows.insert(7, ("model FLOPs utilisation", f"{summary['perf/mfu']:.1%}"))
     return rows
-
-
-def in_bytes(count: float) -> str:
-    """Bytes in a unit a person can read."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:,.4g} {unit}"
-        count /= 1024
-    return f"{count:,.4g} GiB"

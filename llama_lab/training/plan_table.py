@@ -6,6 +6,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from llama_lab.units import duration, in_bytes
+
 from .planner import USABLE, Column, Memory, Setup, TrainingPlan
 
 ROWS = {
@@ -16,7 +18,6 @@ ROWS = {
     "working": "bf16 copies; gathered blocks",
     "activations": "activations",
 }
-SECONDS = (("days", 86400), ("hours", 3600), ("minutes", 60))
 
 
 def print_training_plan(plan: TrainingPlan) -> None:
@@ -44,8 +45,8 @@ def facts_table(plan: TrainingPlan) -> Table:
         ("devices", f"{setup.devices:,} x {plan.device_name}"),
         (f"time at {plan.mfu:.0%} MFU", duration(plan.seconds)),
         ("tokens/s per device", f"{plan.tokens_per_second:,.0f}"),
-        ("KV cache per token, 16-bit", gigabytes(cost.kv_bytes_per_token)),
-        (f"KV cache at {setup.seq_len:,} tokens", gigabytes(cost.kv_bytes)),
+        ("KV cache per token, 16-bit", in_bytes(cost.kv_bytes_per_token)),
+        (f"KV cache at {setup.seq_len:,} tokens", in_bytes(cost.kv_bytes)),
     ):
         table.add_row(*row)
     return table
@@ -123,11 +124,3 @@ def gigabytes(count: float) -> str:
         if count >= size:
             return f"{count / size:,.1f} {unit}"
     return "-" if count == 0 else f"{count:,.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in a unit a person can read."""
-    for unit, length in SECONDS:
-        if seconds >= length:
-            return f"{seconds / length:,.1f} {unit}"
-    return f"{max(1, round(seconds))} s"

@@ -553,7 +553,7 @@ def test_long_names_keep_in_charts_what_sets_them_apart() -> None:
         (words.three_digits(math.nan), "\u2013"),
         (words.size(2048), "2 KiB"),
         (words.size(1_049_706_496), "1,001 MiB"),
-        (words.size(100), "100 bytes"),
+        (words.size(100), "100 B"),
         (words.percent(0.412), "41.2%"),
         (words.residual(-0.003), "\u22120.30%"),
         (words.learning_rate(3e-5), "3e\u22125"),

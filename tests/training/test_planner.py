@@ -316,7 +316,7 @@ def test_a_plan_is_printed_in_80_columns_and_writes_nothing(command: Command) ->
         "64 x h100",
         "time at 40% MFU 391.7 days",
         "DDP FSDP",
-        "KV cache at 4,096 tokens 1.3 GB",
+        "KV cache at 4,096 tokens 1.25 GiB",
         "does not fit",
         "train.batch_size=16 cannot be shared by 64 devices; planned with the nearest that can, train.batch_size=64",
         "the nearest that does: FSDP model.max_seq_len=1024",

@@ -54,6 +54,5 @@ def time_in_turn(
 
 
 def _calls(timer: Timer, min_seconds: float) -> int:
-    """How many calls fill the time; the first call, which may compile or fill caches, does not count."""
-    timer.timeit(1)
+    """How many calls fill the time; PyTorch's timer warms up by two calls that do not count."""
     return max(1, math.ceil(min_seconds / max(timer.timeit(1).mean, 1e-9)))

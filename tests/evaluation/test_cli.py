@@ -118,6 +118,7 @@ REFUSED = {
     "prompts: there is a prompt too": ["prompt=d", "prompts=[d]"],
     "eval.parts=['loss']: does nothing here, with a prompt nothing is evaluated": ["prompt=d", "eval.parts=[loss]"],
     "temperature=1: does nothing here, it is for prompt, sample; leave it out": ["eval.parts=[loss]", "temperature=1"],
+    "top_k=3: does nothing at temperature=0": ["prompt=d", "temperature=0", "top_k=3"],
     "eval.rounds=2: does nothing here, it is for speed; leave it out": ["eval.parts=[cache]", "eval.rounds=2"],
     "trainer.accelerator=tpu: not on this machine": ["trainer.accelerator=tpu"],
     "trainer.precision=fp16: this ": ["trainer.precision=fp16"],

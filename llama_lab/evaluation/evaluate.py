@@ -250,7 +250,7 @@ def check_read(settings: DictConfig, typed: Collection[str]) -> None:
     for key in typed:
         if key in greedy:
             raise ConfigError(
-                f"{key}={settings[key]}: does nothing at temperature=0, which draws nothing; leave it out"
+                f"{key}={settings[key]}: does nothing at temperature=0; leave it out"
             )
         readers = {"loss", *PARTS} if key == "eval.parts" else READ_BY.get(key, asked)
         if not readers & asked:

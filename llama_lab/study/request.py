@@ -34,7 +34,10 @@ UNNAMED = ("study.seeds", "study.dry_run", "study.overwrite")  # change nothing 
 
 @dataclass(frozen=True)
 class Request:
-    """A study to conduct. option: of the group `study`. name: of its folder. shared: overrides of all of its runs."""
+    """A study to conduct. option: of the group `study`. name: of its folder. shared: overrides of all of its runs.
+
+    launcher: option of the group `hydra/launcher`.
+    """
 
     option: str
     name: str
@@ -46,6 +49,7 @@ class Request:
     dry_run: bool
     overwrite: bool
     shared: tuple[str, ...]
+    launcher: str
 
 
 def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str) -> Request:
@@ -82,6 +86,7 @@ def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
         shared=tuple(
             a for a, key in keys.items() if key not in ("study", "match", "name") and key.split(".")[0] != "study"
         ),
+        launcher=choices["hydra/launcher"],
     )
 
 

@@ -16,7 +16,7 @@ from llama_lab.study.request import run_config
 from llama_lab.training.hardware import choose_accelerator
 from llama_lab.training.run import Run, check_folder
 
-from .task import Task
+from .task import Function, Task
 
 
 @dataclass(frozen=True)
@@ -74,4 +74,4 @@ class Sweep:
     def save_task(self, job: Job, file: Path) -> None:
         """Write what a worker needs to run a job."""
         singletons = Singleton.get_state()["instances"]
-        Task(self.function, job.config, self.context, singletons, sys.argv[0]).save(file)
+        Task(Function.of(self.function), job.config, self.context, singletons, sys.argv[0]).save(file)

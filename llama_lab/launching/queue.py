@@ -12,7 +12,6 @@ from llama_lab.cli import USER_ERRORS, one_line
 from llama_lab.errors import FinishedRunError, RunFailedError
 from llama_lab.study.progress import duration
 from llama_lab.training.callbacks import StopRequest
-from llama_lab.training.folder import STATUS
 
 from .board import Board, Row, View
 from .jobs import Job, Sweep
@@ -105,7 +104,7 @@ class Queue:
             self._board.tell(f"{process.job.run.title}: {state}, {how}")
             if state == "done":
                 self._durations.append(process.seconds)
-            elif isinstance(result._return_value, RunFailedError):
+            elif state == "failed" and isinstance(result._return_value, RunFailedError):
                 for line in process.last_lines():
                     self._board.tell(f"  {line}")
             self._settle(process.job.index, state, result)
@@ -135,8 +134,9 @@ def ending(process: Process, result: JobReturn) -> tuple[str, str]:
         return "interrupted", status["message"] if status else "before it began"
     if result.status == JobStatus.FAILED:
         return "failed", one_line(result._return_value)  # the public property would raise it
-    status = folder.read_json(STATUS)
-    if status["status"] == "done":
-        loss = folder.read_json("summary.json")["val/loss"]
-        return "done", f"val loss {loss:.4f}, in {duration(process.seconds)}"
-    return status["status"], status["message"]
+    status = folder.read_status() or {"status": "done"}  # a function of the user's own may leave no record
+    if status["status"] != "done":
+        return status["status"], status["message"]
+    summary = folder.read_json("summary.json") if (folder.path / "summary.json").exists() else {}
+    loss = f"val loss {summary['val/loss']:.4f}, " if "val/loss" in summary else ""
+    return "done", f"{loss}in {duration(process.seconds)}"

@@ -1,12 +1,14 @@
-"""What a worker is to do, as a file: plain pickle, since functions are known by their names."""
+"""What a worker is to do, as a file. Plain pickle does, since functions travel by their names."""
 
+import inspect
 import pickle
+import pkgutil
 import runpy
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -15,33 +17,49 @@ TASK_FILE = "LLAMA_LAB_TASK"  # the environment variable that names the file
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a worker is to do: a job of Hydra's, and the state of Hydra that it needs.
+class Function:
+    """A function at the top of a module, to be found again in another process.
 
-    program: what the user has started, `sys.argv[0]`.
+    script: the program that defines it, None for a module that can be imported.
     """
 
-    function: TaskFunction
+    module: str
+    name: str
+    script: str | None
+
+    @classmethod
+    def of(cls, function: TaskFunction) -> Self:
+        """How to find `function`."""
+        script = sys.modules["__main__"].__file__ if function.__module__ == "__main__" else None
+        return cls(function.__module__, function.__qualname__, script)
+
+    def load(self) -> TaskFunction:
+        """The function, without the decorator that would start Hydra again."""
+        if self.script is None:
+            found = pkgutil.resolve_name(f"{self.module}:{self.name}")
+        else:  # under the name that multiprocessing gives it, so that the program does not start again
+            found = runpy.run_path(self.script, run_name="__mp_main__")[self.name]
+        return inspect.unwrap(found)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job of Hydra's, and the state of Hydra that it needs. program: what the user has started, `sys.argv[0]`."""
+
+    function: Function
     config: DictConfig
     context: HydraContext
     singletons: Mapping[type, Any]
     program: str
 
     def save(self, file: Path) -> None:
-        """Write it, and before it the script that the function is defined in, if that is the program itself."""
-        main = sys.modules["__main__"].__file__ if self.function.__module__ == "__main__" else None
-        with file.open("wb") as stream:
-            pickle.dump(main, stream)
-            pickle.dump(self, stream)
+        """Write it."""
+        file.write_bytes(pickle.dumps(self))
 
     @classmethod
-    def load(cls, file: Path) -> "Task":
+    def load(cls, file: Path) -> Self:
         """Read it."""
-        with file.open("rb") as stream:
-            main = pickle.load(stream)
-            if main is not None:  # by another name, as multiprocessing does it, so that it does not start the program
-                vars(sys.modules["__main__"]).update(runpy.run_path(main, run_name="__mp_main__"))
-            task: Task = pickle.load(stream)
+        task: Self = pickle.loads(file.read_bytes())
         return task
 
 

@@ -53,7 +53,7 @@ def run(task: Task, is_first: bool) -> JobReturn:
     register_resolvers()
     resolvers = BaseContainer._resolvers
     Singleton.set_state({"instances": dict(task.singletons), "omegaconf_resolvers": resolvers})
-    result = run_job(task.function, task.config, "hydra.sweep.dir", "hydra.sweep.subdir", task.context)
+    result = run_job(task.function.load(), task.config, "hydra.sweep.dir", "hydra.sweep.subdir", task.context)
     if result.status == JobStatus.FAILED:
         result.return_value = told(result._return_value)  # the public property would raise it
     return result

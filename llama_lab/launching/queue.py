@@ -19,7 +19,7 @@ from .process import Process
 from .progress import queue_seconds_left, read_progress
 from .slots import Slot
 
-POLL_SECONDS = 0.05  # how long a free slot may go unnoticed
+POLL_SECONDS = 0.02  # how long a free slot may go unnoticed
 
 
 class Queue:

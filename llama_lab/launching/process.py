@@ -28,7 +28,7 @@ class Process:
         self.job = job
         self.slot = slot
         self._task_file = task_file
-        self._began = time.monotonic()
+        self.began = time.time()
         self._output = job.run.folder.path / OUTPUT
         self._output.parent.mkdir(parents=True, exist_ok=True)
         with self._output.open("ab") as output:
@@ -45,7 +45,7 @@ class Process:
     @property
     def seconds(self) -> float:
         """Since it began."""
-        return time.monotonic() - self._began
+        return time.time() - self.began
 
     def has_ended(self) -> bool:
         """Whether the run is over; then its other ranks are, too."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llama_lab.training.folder import STATUS
 from llama_lab.training.metrics import COLUMNS
 from llama_lab.training.run import Run
 
@@ -20,10 +21,10 @@ class Progress:
     seconds_left: float | None
 
 
-def read_progress(run: Run) -> Progress:
-    """Where a run is, as of the last row of its metrics.csv."""
-    status = run.folder.read_status()
-    if status is None or status["status"] != "running" or not run.folder.metrics.exists():  # or of an earlier session
+def read_progress(run: Run, since: float) -> Progress:
+    """Where a run is, as of the last row of its metrics.csv, if it has begun `since` then (a time.time())."""
+    status = run.folder.path / STATUS
+    if not status.exists() or status.stat().st_mtime < since or not run.folder.metrics.exists():
         return Progress(0, None, None)
     latest = latest_metrics(run.folder.metrics)
     step = int(latest.get("step", 0))

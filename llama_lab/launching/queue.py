@@ -116,7 +116,7 @@ class Queue:
 
     def _view(self) -> View:
         """Where the queue is."""
-        progress = [read_progress(process.job.run) for process in self._running]
+        progress = [read_progress(process.job.run, process.began) for process in self._running]
         waiting = len(self._sweep.jobs) - len(self._results) - len(self._running)
         times = [(process.seconds, p.seconds_left) for process, p in zip(self._running, progress, strict=True)]
         return View(

@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -27,19 +28,20 @@ def log(run: Run, step: int, **metrics: float) -> None:
 
 
 def test_a_run_is_where_the_end_of_its_metrics_says(run: Run) -> None:
-    assert read_progress(run) == Progress(0, None, None)
+    assert read_progress(run, 0) == Progress(0, None, None)
     run.folder.write_status("running")
-    assert read_progress(run) == Progress(0, None, None)
+    assert read_progress(run, 0) == Progress(0, None, None)
     for step in range(1, 70):
         log(run, step, **{"train/loss": 100.0 - step})
     log(run, 70, **{"val/loss": 3.0})
-    assert read_progress(run) == Progress(70, 31.0, 8 * 2.0)
+    assert read_progress(run, 0) == Progress(70, 31.0, 8 * 2.0)
 
 
 def test_the_metrics_of_an_earlier_session_are_no_progress(run: Run) -> None:
     log(run, 70, **{"train/loss": 1.0})
-    run.folder.write_status("interrupted")
-    assert read_progress(run) == Progress(0, None, None)
+    run.folder.write_status("running")
+    assert read_progress(run, time.time() + 1) == Progress(0, None, None)
+    assert read_progress(run, time.time() - 60).step == 70
 
 
 def test_a_row_that_is_being_written_does_not_count(run: Run) -> None:

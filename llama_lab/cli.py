@@ -18,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from llama_lab.config import CONF_DIR, flatten, override_key, register_resolvers
-from llama_lab.errors import FAILED, INTERRUPTED, USER_ERROR, ConfigError, FinishedRunError, suggestion
-from llama_lab.job import check_complete, check_job, check_one_device, groups, plan_job
+from llama_lab.errors import FAILED, INTERRUPTED, USER_ERROR, ConfigError, FinishedRunError, RunFailedError, suggestion
+from llama_lab.job import check_complete, check_devices, check_job, groups, plan_job
 from llama_lab.kinds import check_kinds, default_settings
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ def hydra_command(job: Callable[[DictConfig], None], config: str, on_interrupt: 
         if wants_traceback():
             raise
         exit_with(error, config)
+    except RunFailedError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(FAILED)
     except ValueError as error:  # Hydra's own, which names no group
         emptied = [o for o in sys.argv[1:] if o.endswith("=null") and o.removesuffix("=null") in groups()]
         if not emptied or not str(error).startswith("Config group override"):
@@ -165,7 +168,7 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
         return
     run = plan_job(cfg, job.runtime.choices, list(job.overrides.task))
     if in_sweep:
-        check_one_device(cfg)
+        check_devices(cfg, job.runtime.choices["hydra/launcher"])
     from llama_lab.training.display import print_result
     from llama_lab.training.hardware import current_rank
     from llama_lab.training.run import train  # after the checks: torch and lightning take seconds to import

@@ -17,6 +17,10 @@ class FinishedRunError(ConfigError):
     """The run that was asked for is there already, with the same settings. A sweep passes over it."""
 
 
+class RunFailedError(Exception):
+    """A run in a process of its own crashed or was killed: one line on how. The command line exits with status 1."""
+
+
 def suggestion(wrong: str, known: Iterable[str]) -> str:
     """` (did you mean ...?)` if something known is close."""
     close = difflib.get_close_matches(wrong, list(known), n=1)

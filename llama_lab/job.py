@@ -52,12 +52,18 @@ def folder_name(key: str, name: str | int | None, default: str) -> str:
     return str(name)
 
 
-def check_one_device(cfg: DictConfig) -> None:
-    """Raise ConfigError for a run that would start further processes from within a sweep."""
-    if (cfg.trainer.devices, cfg.trainer.num_nodes) != (1, 1):
+def check_devices(cfg: DictConfig, launcher: str) -> None:
+    """Raise ConfigError for a run of several processes in a sweep, unless its launcher gives each one of its own.
+
+    launcher: the option of `hydra/launcher`.
+    """
+    devices, nodes = cfg.trainer.devices, cfg.trainer.num_nodes
+    if nodes != 1:
+        raise ConfigError(f"trainer.num_nodes={nodes}: a sweep trains on one machine; set trainer.num_nodes=1")
+    if devices != 1 and launcher != "local_gpus":
         raise ConfigError(
-            f"trainer.devices={cfg.trainer.devices}: a sweep in one process trains on one device, since the processes "
-            f"of the others would start the sweep again; set trainer.devices=1"
+            f"trainer.devices={devices}: hydra/launcher={launcher} trains on one device, since the processes of the "
+            f"others would start the sweep again; set trainer.devices=1, or choose hydra/launcher=local_gpus"
         )
 
 

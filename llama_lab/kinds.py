@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config import flatten
@@ -52,7 +55,14 @@ def default_settings(choices: Mapping[str, str | None], config: str = "config") 
     """A config's settings with these group choices and no key changed, on one level; mandatory ones are None."""
     # An experiment is no default: it is as easily mistyped as the command line.
     groups = {g: option for g, option in choices.items() if option and g != "experiment" and not g.startswith("hydra/")}
-    defaults = hydra.compose(config, overrides=[f"{group}={option}" for group, option in groups.items()])
+    overrides = tuple(f"{group}={option}" for group, option in groups.items())
+    return dict(composed_settings(config, overrides, GlobalHydra.instance().config_loader()))
+
+
+@lru_cache(maxsize=256)
+def composed_settings(config: str, overrides: tuple[str, ...], loader: ConfigLoader) -> dict[str, Any]:
+    """`default_settings`, once for the many jobs of a sweep that differ in keys alone. loader: Hydra's present one."""
+    defaults = hydra.compose(config, overrides=list(overrides))
     for key, value in flatten(OmegaConf.to_container(defaults)).items():
         if value == "???":
             OmegaConf.update(defaults, key, None)

@@ -559,8 +559,8 @@ def test_data_text_without_files_is_told_what_to_give(command: Command) -> None:
 def test_several_devices_in_a_multirun_are_refused(command: Command, tiny: list[str]) -> None:
     ran = command("--multirun", *tiny, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "seed=1,2")
     assert ran.code == 2
-    assert "error: trainer.devices=2: a sweep in one process trains on one device" in ran.err
-    assert "set trainer.devices=1\n" in ran.err
+    assert "error: trainer.devices=2: hydra/launcher=basic trains on one device" in ran.err
+    assert "set trainer.devices=1, or choose hydra/launcher=local_gpus\n" in ran.err
     assert not (ran.cwd / "runs").exists()
 
 

@@ -13,9 +13,10 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError
+from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
 from llama_lab.job import plan_job
 from llama_lab.training.folder import CHANGEABLE, held
+from llama_lab.training.hardware import current_rank
 from llama_lab.training.run import train
 
 from .dry_run import print_plan
@@ -127,16 +128,20 @@ def study_job(cfg: DictConfig) -> None:
     run = plan_job(cfg, choices, overrides)
     study_folder = run.folder.path.parents[1]
     progress = Progress(Study.load(study_folder), study_folder)
-    progress.begin(run)
+    is_first = current_rank() == 0
+    if is_first:
+        progress.begin(run)
     try:
         outcome = train(run)
     except FinishedRunError:
         return  # by another process, since this one looked
     except Exception as error:
         traceback.print_exc()  # Hydra keeps it to itself
-        progress.failed(run, error)
+        if is_first:
+            progress.failed(run, error)
         raise
-    progress.ended(run, outcome)
+    if is_first:
+        progress.ended(run, outcome)
     if outcome == "interrupted":
         sys.stderr.write("stopped; the same command goes on where it left off\n")
         sys.exit(INTERRUPTED)
@@ -147,4 +152,5 @@ def tell_failures(results: Sequence[tuple[PlannedRun, JobReturn]]) -> None:
     for run, result in results:
         if result.status == JobStatus.FAILED:
             error = result._return_value  # the public property would raise it
-            sys.stderr.write(f"failed: {run.member.folder}: {type(error).__name__}: {error}\n")
+            kind = "" if isinstance(error, RunFailedError) else f"{type(error).__name__}: "
+            sys.stderr.write(f"failed: {run.member.folder}: {kind}{error}\n")

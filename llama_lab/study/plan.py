@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config import build_model, override_key
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
-from llama_lab.job import check_one_device, folder_name, plan_job
+from llama_lab.job import check_devices, folder_name, plan_job
 from llama_lab.model import Cost, Decoder, measure_cost
 from llama_lab.training.display import open_display
 from llama_lab.training.folder import check_no_file
@@ -76,7 +76,7 @@ def plan_study(request: Request, composer: Composer) -> Plan:
     folder = Path(request.runs_dir) / request.name
     check_no_file(folder, request.runs_dir)
     check_free(request, variants.arms)
-    composed = [check_arm(variant, composer) for variant in variants.arms]
+    composed = [check_arm(variant, composer, request.launcher) for variant in variants.arms]
     with open_display(steps=1, rank=0) as display:
         dataset = open_dataset(composed[0].cfg, display.prepare)
     arms = plan_arms(request, composed, dataset)
@@ -94,12 +94,12 @@ def check_free(request: Request, variants: Sequence[Variant]) -> None:
             raise ConfigError(f"{argument}: the study sets {key} itself, arm by arm; leave it out")
 
 
-def check_arm(variant: Variant, composer: Composer) -> Composed:
+def check_arm(variant: Variant, composer: Composer, launcher: str) -> Composed:
     """Compose an arm and check all that needs neither data nor model. Raises ConfigError."""
     cfg, choices = composer.compose(*variant.overrides)
     folder_name("arm", variant.name, "")
     plan_job(copy.deepcopy(cfg), choices, [])
-    check_one_device(cfg)
+    check_devices(cfg, launcher)
     return Composed(variant, cfg, choices)
 
 

@@ -37,7 +37,10 @@ UNNAMED = ("study.seeds", "study.dry_run", "study.overwrite")  # change nothing 
 
 @dataclass(frozen=True)
 class Request:
-    """A study to conduct. option: of the group `study`. name: of its folder. shared: overrides of all of its runs."""
+    """A study to conduct. option: of the group `study`. name: of its folder. shared: overrides of all of its runs.
+
+    launcher: option of the group `hydra/launcher`.
+    """
 
     option: str
     name: str
@@ -49,6 +52,7 @@ class Request:
     dry_run: bool
     overwrite: bool
     shared: tuple[str, ...]
+    launcher: str
 
 
 def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str) -> Request:
@@ -85,6 +89,7 @@ def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
         shared=tuple(
             a for a, key in keys.items() if key not in ("study", "match", "name") and key.split(".")[0] != "study"
         ),
+        launcher=choices["hydra/launcher"],
     )
 
 

@@ -20,6 +20,7 @@ from .checkpoint import newest_whole
 Status = Literal["running", "interrupted", "done", "diverged", "failed"]
 
 LOCK = ".lock"
+OUTPUT = "output.log"  # of the run's processes, where a launcher gives it some; there before the run begins
 STATUS = "status.json"
 SAMPLE = "sample.txt"
 TOKENIZER = "tokenizer.json"
@@ -133,7 +134,8 @@ class RunFolder:
         if status is None:
             if cfg.resume:
                 raise ConfigError(f"resume={cfg.resume}: holds no run; name a run's folder, or leave resume out")
-            if self.path.exists() and any(file.name not in (LOCK, f"{STATUS}.tmp") for file in self.path.iterdir()):
+            ours = (LOCK, OUTPUT, f"{STATUS}.tmp")
+            if self.path.exists() and any(file.name not in ours for file in self.path.iterdir()):
                 raise ConfigError(f"name: {self.path} holds files that are no run; choose another name or runs_dir")
             return
         if cfg.overwrite or not (self.path / RESOLVED).exists():  # without it: killed as it began, or was cleared
@@ -190,7 +192,7 @@ class RunFolder:
         return [*last.pop("earlier_sessions", []), last]
 
     def clear(self) -> None:
-        """Delete everything but the lock, which this process holds.
+        """Delete everything but the lock, which this process holds, and the output, which it may be writing.
 
         The config goes first and the status last, so that a kill in between leaves what `begin` clears again.
         """
@@ -198,7 +200,7 @@ class RunFolder:
         for file in sorted(files, key=lambda file: (file.name == STATUS, file.name != RESOLVED)):
             if file.is_dir():
                 shutil.rmtree(file)
-            elif file.name != LOCK:
+            elif file.name not in (LOCK, OUTPUT):
                 file.unlink()
 
 

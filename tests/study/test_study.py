@@ -309,7 +309,10 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
             ["study=ladder", "study.base=gpt2", "model.position.theta=5e5"],
             "model.position.theta: there is no such key with arch=gpt2",
         ),
-        (["study=ladder", "trainer=cpu", "trainer.devices=2"], "trainer.devices=2: a sweep in one process"),
+        (
+            ["study=ladder", "trainer=cpu", "trainer.devices=2"],
+            "trainer.devices=2: hydra/launcher=basic trains on one",
+        ),
         (["study=ladder", "train.prompt=é", "tokenizer=char", "data.document_chars=9"], "train.prompt=é: "),
         (["study=ladder", "name=a/b"], "name=a/b: names a folder below runs_dir"),
         (["match=flops"], "match=flops: no such key"),

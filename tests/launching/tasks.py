@@ -1,0 +1,63 @@
+"""What stands in for training in a worker: it starts in no time, and does what `train.prompt` says."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from llama_lab.cli import hydra_command
+from llama_lab.training.folder import RunFolder
+
+PATIENCE = 60  # seconds, on a busy machine
+
+
+def act(cfg: DictConfig) -> None:
+    """Leave a mark, do as told, and end as a run does."""
+    folder = RunFolder(Path(cfg.runs_dir) / "llama" / str(cfg.arm) / f"seed={cfg.seed}")
+    folder.write_status("running")
+    mark = {"pid": os.getpid(), "environment": dict(os.environ), "argv": sys.argv, "devices": cfg.trainer.devices}
+    Path(f"mark{cfg.seed}.tmp").write_text(json.dumps(mark))
+    Path(f"mark{cfg.seed}.tmp").replace(f"mark{cfg.seed}")
+    deed, _, argument = cfg.train.prompt.partition(" ")
+    if deed == "meet":
+        wait_for(Path(f"mark{3 - cfg.seed}"))
+    elif deed == "sleep":
+        time.sleep(float(argument))
+    elif deed == "odd" and cfg.seed % 2:
+        print("the last words")
+        {"raise": fail, "kill": kill, "exit": leave}[argument]()
+    folder.write_json("summary.json", {"val/loss": 1.0})
+    folder.write_status("done")
+
+
+def wait_for(file: Path) -> None:
+    """Until a file is there."""
+    until = time.monotonic() + PATIENCE
+    while not file.exists():
+        assert time.monotonic() < until, f"{file} never came"
+        time.sleep(0.05)
+
+
+def fail() -> None:
+    """Crash as Python does."""
+    raise RuntimeError("fire")
+
+
+def kill() -> None:
+    """Crash as the kernel does when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave() -> None:
+    """Crash as a library does."""
+    os._exit(7)
+
+
+if __name__ == "__main__":
+    from tests.launching import tasks
+
+    hydra_command(tasks.act, "config", "")

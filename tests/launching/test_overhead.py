@@ -1,0 +1,53 @@
+"""What the queue costs: `pytest tests/launching/test_overhead.py -s` prints it."""
+
+import time
+
+import pytest
+from hydra.core.utils import JobReturn
+
+from llama_lab.launching.process import Process
+from llama_lab.launching.queue import Queue
+from llama_lab.launching.task import result_file
+from tests.launching.conftest import ON_CPU, Sweep
+
+RUNS, SLOTS, SECONDS = 24, 4, 20
+
+
+@pytest.mark.slow
+def test_the_queue_adds_under_two_percent(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over the sum of the times of the runs' processes, from their start to their result, divided by the slots.
+
+    About a second of it is planning the first four, one after the other.
+    """
+    times: list[float] = []
+    has_ended = Process.has_ended
+
+    def timed(process: Process) -> bool:
+        if not has_ended(process):
+            return False
+        ended = result_file(process._task_file).stat().st_mtime
+        times.append(process.seconds - (time.time() - ended))
+        return True
+
+    walls: list[float] = []
+    work = Queue.work
+
+    def clocked(queue: Queue) -> list[JobReturn]:
+        began = time.monotonic()
+        results = work(queue)
+        walls.append(time.monotonic() - began)
+        return results
+
+    monkeypatch.setattr(Process, "has_ended", timed)
+    monkeypatch.setattr(Queue, "work", clocked)
+    seeds = ",".join(map(str, range(1, RUNS + 1)))
+    overrides = [*ON_CPU, f"hydra.launcher.cpu_slots={SLOTS}", f"train.prompt='sleep {SECONDS}'", f"seed={seeds}"]
+    assert sweep(*overrides).code == 0
+    (wall,) = walls
+    overhead = wall / (sum(times) / SLOTS) - 1
+    with capsys.disabled():
+        print(f"\n{RUNS} runs of {sum(times) / RUNS:.2f} s on {SLOTS} slots: {wall:.2f} s, overhead {overhead:.1%}")
+    assert len(times) == RUNS
+    assert overhead < 0.02

@@ -1,0 +1,87 @@
+"""Slots of a machine, and the environment of a process in one; the GPUs are names."""
+
+from typing import Any
+
+import pytest
+
+from llama_lab.errors import ConfigError
+from llama_lab.launching.slots import Settings, make_slots, slot_environment, visible_gpus
+
+FOUR = ["0", "1", "2", "3"]
+
+
+def settings(slots_per_gpu: Any = 1, gpus_per_run: Any = 1, cpu_slots: Any = None) -> Settings:
+    return Settings(slots_per_gpu, gpus_per_run, cpu_slots)
+
+
+def devices(settings: Settings, visible: list[str], environ: dict[str, str] | None = None) -> list[str]:
+    """CUDA_VISIBLE_DEVICES of every slot."""
+    slots = make_slots(settings, "gpu", visible, cores=8)
+    return [slot_environment(slot, 1, environ or {})["CUDA_VISIBLE_DEVICES"] for slot in slots]
+
+
+def test_every_gpu_is_a_slot() -> None:
+    assert devices(settings(), ["0", "1"]) == ["0", "1"]
+
+
+def test_slots_that_share_a_gpu_fill_all_gpus_first() -> None:
+    assert devices(settings(slots_per_gpu=2), ["0", "1"]) == ["0", "1", "0", "1"]
+    assert len({slot.name for slot in make_slots(settings(slots_per_gpu=2), "gpu", ["0", "1"], 8)}) == 4
+
+
+def test_a_run_on_two_gpus_has_two_of_its_own_and_a_rest_stays_idle() -> None:
+    assert devices(settings(gpus_per_run=2), FOUR) == ["0,1", "2,3"]
+    assert devices(settings(gpus_per_run=2), FOUR[:3]) == ["0,1"]
+
+
+def test_the_gpus_that_the_launcher_was_given_are_shared_out_and_no_others() -> None:
+    uuids = "GPU-8932f937, GPU-1d2a"
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3,5"}, 2) == ["3", "5"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": uuids}, 2) == ["GPU-8932f937", "GPU-1d2a"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3,9,5"}, 1) == ["3"], "CUDA stops at the first that is not there"
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, 0) == []
+    assert visible_gpus({}, 2) == ["0", "1"]
+    assert devices(settings(), ["3", "5"], {"CUDA_VISIBLE_DEVICES": "3,5"}) == ["3", "5"]
+
+
+@pytest.mark.parametrize(("count", "cores", "slots", "threads"), [(None, 8, 4, 2), (None, 1, 1, 1), (4, 2, 4, 1)])
+def test_cpu_slots_share_the_cores(count: int | None, cores: int, slots: int, threads: int) -> None:
+    made = make_slots(settings(cpu_slots=count), "cpu", FOUR, cores)
+    assert [(slot.gpus, slot.threads) for slot in made] == [((), threads)] * slots
+    assert "CUDA_VISIBLE_DEVICES" not in slot_environment(made[0], 1, {})
+
+
+def test_the_processes_of_a_run_share_its_threads_and_the_user_s_number_stays() -> None:
+    (slot,) = make_slots(settings(cpu_slots=1), "cpu", [], 8)
+    assert slot_environment(slot, 1, {})["OMP_NUM_THREADS"] == "8"
+    assert slot_environment(slot, 2, {})["OMP_NUM_THREADS"] == "4"
+    assert slot_environment(slot, 16, {})["OMP_NUM_THREADS"] == "1"
+    assert slot_environment(slot, 1, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_process_does_not_take_itself_for_a_rank_of_another_run() -> None:
+    (slot,) = make_slots(settings(cpu_slots=1), "cpu", [], 8)
+    ranks = {"LOCAL_RANK": "1", "RANK": "1", "MASTER_PORT": "29500", "SLURM_NTASKS": "2", "TORCHELASTIC_RUN_ID": "x"}
+    assert slot_environment(slot, 1, {**ranks, "HOME": "/home"}) == {"HOME": "/home", "OMP_NUM_THREADS": "8"}
+
+
+@pytest.mark.parametrize(
+    ("values", "accelerator", "message"),
+    [
+        ({"slots_per_gpu": 0}, "gpu", "hydra.launcher.slots_per_gpu=0: must be a positive whole number"),
+        ({"gpus_per_run": 1.5}, "gpu", "hydra.launcher.gpus_per_run=1.5: must be a positive whole number"),
+        ({"gpus_per_run": None}, "gpu", "hydra.launcher.gpus_per_run=null: must be a positive whole number"),
+        ({"cpu_slots": "many"}, "cpu", "hydra.launcher.cpu_slots=many: must be a positive whole number"),
+        ({"cpu_slots": True}, "cpu", "hydra.launcher.cpu_slots=True: must be a positive whole number"),
+        ({"slots_per_gpu": 2, "gpus_per_run": 2}, "gpu", "hydra.launcher.slots_per_gpu=2: a GPU is shared or one of"),
+        ({"gpus_per_run": 5}, "gpu", "hydra.launcher.gpus_per_run=5: this process sees 4 GPU"),
+        ({"cpu_slots": 2}, "gpu", "hydra.launcher.cpu_slots=2: the runs train on GPUs; leave it out, or add"),
+        ({"slots_per_gpu": 2}, "cpu", "hydra.launcher.slots_per_gpu=2: the runs train on the CPU; leave it out"),
+        ({"gpus_per_run": 2}, "cpu", "hydra.launcher.gpus_per_run=2: the runs train on the CPU; leave it out"),
+        ({}, "mps", "trainer.accelerator=mps: local_gpus has slots on CUDA GPUs and on the CPU; choose trainer=cpu"),
+    ],
+)
+def test_what_cannot_be_is_told_by_its_key(values: dict[str, Any], accelerator: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_slots(settings(**values), accelerator, FOUR, 8)
+    assert str(error.value).startswith(message)

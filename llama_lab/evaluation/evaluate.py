@@ -249,9 +249,7 @@ def check_read(settings: DictConfig, typed: Collection[str]) -> None:
     greedy = {"top_k", "top_p", "min_p", "seed"} if settings.temperature == 0 else set()
     for key in typed:
         if key in greedy:
-            raise ConfigError(
-                f"{key}={settings[key]}: does nothing at temperature=0; leave it out"
-            )
+            raise ConfigError(f"{key}={settings[key]}: does nothing at temperature=0; leave it out")
         readers = {"loss", *PARTS} if key == "eval.parts" else READ_BY.get(key, asked)
         if not readers & asked:
             what = "with a prompt nothing is evaluated" if writes else f"it is for {', '.join(sorted(readers))}"

@@ -10,8 +10,8 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from llama_lab.cli import USER_ERRORS, one_line
 from llama_lab.errors import FinishedRunError, RunFailedError
-from llama_lab.study.progress import duration
 from llama_lab.training.callbacks import StopRequest
+from llama_lab.units import duration
 
 from .board import Board, Row, View
 from .jobs import Job, Sweep

@@ -120,6 +120,14 @@ def test_an_offline_run_holds_every_row_of_metrics_csv_over_tokens(finished: Ran
     assert offline.step_metrics["*"] == "tokens"
 
 
+def test_kv_cache_bytes_are_a_metric_from_the_first_step_everywhere(finished: Ran, offline: OfflineRun) -> None:
+    for history in (offline.history, rows(finished.run)):
+        trained = [row for row in history if "train/loss" in row]
+        assert trained[0]["tokens"] == 256, "not the first step"
+        for row in trained:  # 2 layers, 4 heads of 8, keys and values, 2 bytes; 32 tokens
+            assert (row["kv_cache/bytes_per_token"], row["kv_cache/bytes"]) == (256, 8192)
+
+
 @pytest.fixture(scope="module")
 def swept(tiny: list[str], run_train: RunTrain) -> Ran:
     """Two runs in one process, with an override that is longer than a tag of W&B may be."""

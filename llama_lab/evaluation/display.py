@@ -89,7 +89,7 @@ def caches(found: dict[str, Any]) -> Table:
     """Bytes of one sequence's KV cache, and what its rounding costs."""
     table = new_table("KV cache of one sequence", "dtype", "tokens", "by formula", "measured", "loss through it")
     losses = {entry["dtype"]: entry["loss"] for entry in found.get("cache_losses", [])}
-    through = {dtype: "no number" if loss is None else f"{loss:.4f}" for dtype, loss in losses.items()}
+    through = {dtype: "no number" if loss is None else f"{loss:.6f}" for dtype, loss in losses.items()}
     sizes = found.get("cache", [])
     smallest = min((size["batch_size"] for size in sizes), default=0)
     for size in sizes:

@@ -2,16 +2,13 @@
 
 import csv
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from llama_lab.cli import compare_command
-from tests.conftest import Ran, RunTrain
-
-Compare = Callable[..., Ran]
+from tests.conftest import Command, Ran, RunTrain
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +30,9 @@ def studied(run_train: RunTrain, tiny: list[str]) -> Path:
 
 
 @pytest.fixture
-def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Compare:
+def compare(in_process: Callable[..., Ran]) -> Command:
     """Run the command in this process, in a fresh folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str | Path) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["llama-lab-compare", *map(str, arguments)])
-        code = 0
-        try:
-            compare_command()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        printed = capsys.readouterr()
-        return Ran(code, printed.out, printed.err, tmp_path)
-
-    return run
+    return lambda *arguments: in_process(compare_command, "llama-lab-compare", *map(str, arguments))
 
 
 def rows(folder: Path) -> dict[str, dict[str, str]]:
@@ -55,7 +40,7 @@ def rows(folder: Path) -> dict[str, dict[str, str]]:
         return {row["arm"]: row for row in csv.DictReader(file)}
 
 
-def test_runs_of_a_plain_sweep_become_arms(compare: Compare, swept: Path) -> None:
+def test_runs_of_a_plain_sweep_become_arms(compare: Command, swept: Path) -> None:
     ran = compare(swept / "runs" / "plain")
     assert (ran.code, ran.err) == (0, "")
     found = rows(ran.cwd / "comparison")
@@ -64,7 +49,7 @@ def test_runs_of_a_plain_sweep_become_arms(compare: Compare, swept: Path) -> Non
     assert (ran.cwd / "comparison" / "report.html").exists()
 
 
-def test_runs_are_grouped_by_any_key_against_any_baseline(compare: Compare, swept: Path) -> None:
+def test_runs_are_grouped_by_any_key_against_any_baseline(compare: Command, swept: Path) -> None:
     ran = compare(swept, "--group-by", "norm,model.n_layers", "--baseline", "norm=rmsnorm, model.n_layers=2")
     found = rows(ran.cwd / "comparison")
     assert set(found) == {"norm=layernorm, model.n_layers=2", "norm=rmsnorm, model.n_layers=2"}
@@ -75,7 +60,7 @@ def test_runs_are_grouped_by_any_key_against_any_baseline(compare: Compare, swep
     assert rmsnorm["to_baseline_nats_mean"] == ""
 
 
-def test_a_study_alone_is_reported_on_where_it_is(compare: Compare, studied: Path) -> None:
+def test_a_study_alone_is_reported_on_where_it_is(compare: Command, studied: Path) -> None:
     folder = studied / "runs" / "climb"
     before = (folder / "summary.csv").read_text()
     (folder / "summary.csv").unlink()
@@ -83,7 +68,7 @@ def test_a_study_alone_is_reported_on_where_it_is(compare: Compare, studied: Pat
     assert (folder / "summary.csv").read_text() == before
 
 
-def test_a_study_against_another_baseline_goes_elsewhere(compare: Compare, studied: Path) -> None:
+def test_a_study_against_another_baseline_goes_elsewhere(compare: Command, studied: Path) -> None:
     folder = studied / "runs" / "climb"
     before = (folder / "summary.csv").read_text()
     ran = compare(folder, "--baseline", "+rmsnorm", "--out", "turned")
@@ -94,13 +79,13 @@ def test_a_study_against_another_baseline_goes_elsewhere(compare: Compare, studi
     assert compare("turned").code == 0, "the comparison is a study that can be reported on again"
 
 
-def test_studies_and_runs_of_different_folders_are_put_together(compare: Compare, studied: Path, swept: Path) -> None:
+def test_studies_and_runs_of_different_folders_are_put_together(compare: Command, studied: Path, swept: Path) -> None:
     ran = compare(studied / "runs" / "climb", swept / "runs" / "plain")
     assert ran.code == 0
     assert len(rows(ran.cwd / "comparison")) == 4
 
 
-def test_a_study_that_was_moved_is_still_found(compare: Compare, studied: Path, tmp_path: Path) -> None:
+def test_a_study_that_was_moved_is_still_found(compare: Command, studied: Path, tmp_path: Path) -> None:
     shutil.copytree(studied / "runs" / "climb", tmp_path / "moved")
     assert compare("moved").code == 0
 
@@ -116,7 +101,7 @@ def test_a_study_that_was_moved_is_still_found(compare: Compare, studied: Path, 
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(
-    compare: Compare, studied: Path, swept: Path, arguments: list[str], message: str
+    compare: Command, studied: Path, swept: Path, arguments: list[str], message: str
 ) -> None:
     paths = {"STUDY": str(studied / "runs" / "climb"), "SWEEP": str(swept)}
     ran = compare(*(paths.get(argument, argument) for argument in arguments))
@@ -126,7 +111,7 @@ def test_what_cannot_be_is_told_in_one_line(
 
 
 def test_a_run_that_was_cut_off_in_the_middle_of_a_line_is_read_up_to_it(
-    compare: Compare, studied: Path, tmp_path: Path
+    compare: Command, studied: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "cut"
     shutil.copytree(studied / "runs" / "climb", folder)

@@ -109,7 +109,7 @@ def test_the_numbers_are_those_that_were_found(printed: Callable[[Found], list[s
     assert ["49,152", "1.5x", "12.3456", "12.3456", "12.3456"] in rows
     assert ["131,072", "4x", "-", "-", "-"] in rows
     assert ["cannot at 131,072, 262,144: learned positions end at 32768"] in rows
-    assert ["bfloat16", "8,192", "32 GiB", "equal", "12.3456"] in rows
+    assert ["bfloat16", "8,192", "32 GiB", "equal", "12.345600"] in rows
     assert ["int8", "8,192", "32 GiB", "32 GiB", "no number"] in rows
     assert ["8", "32,768", "2,000.0 ms", "320", "291-356", "1", "500.0x"] in rows
 

@@ -313,7 +313,7 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
             ["study=ladder", "trainer=cpu", "trainer.devices=2"],
             "trainer.devices=2: hydra/launcher=basic trains on one",
         ),
-        (["study=ladder", "train.prompt=é", "tokenizer=char", "data.document_chars=9"], "train.prompt=é: "),
+        (["study=ladder", "train.prompt=§", "tokenizer=char"], "train.prompt=§: tokenizer=char: no id for "),
         (["study=ladder", "name=a/b"], "name=a/b: names a folder below runs_dir"),
         (["match=flops"], "match=flops: no such key"),
     ],

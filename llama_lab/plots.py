@@ -6,6 +6,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from llama_lab.files import replacing
+
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito 2008
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # with them lines can be told apart without colour
 INK, GRID = "#222222", "#E4E4E4"
@@ -33,6 +35,5 @@ def style(axes: Axes, title: str, x: str, y: str) -> None:
 def save(figure: Figure, path: Path) -> None:
     """Write a PNG in one move, so that nobody finds half of one; its folder is made where there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.tmp")
-    figure.savefig(fresh, format="png")
-    fresh.replace(path)
+    with replacing(path) as fresh:
+        figure.savefig(fresh, format="png")

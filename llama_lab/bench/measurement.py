@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from llama_lab.files import replacing
 from llama_lab.timing import Timing, time_in_turn
 from llama_lab.units import in_bytes
 
@@ -94,12 +95,10 @@ def conditions(device: torch.device) -> dict[str, Any]:
 def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write rows with the same keys, in one move; None becomes empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.tmp")
-    with fresh.open("w", newline="", encoding="utf-8") as file:
+    with replacing(path) as fresh, fresh.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    fresh.replace(path)
 
 
 def console() -> Console:

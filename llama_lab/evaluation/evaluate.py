@@ -15,7 +15,7 @@ from llama_lab.kinds import is_kind
 from llama_lab.model import Decoder
 from llama_lab.training.folder import EVALUATION, STATUS, RunFolder
 from llama_lab.training.hardware import Hardware, choose_hardware
-from llama_lab.training.length import check_multiples, evaluating_on, evaluation, surroundings
+from llama_lab.training.length import batch_tokens, check_multiples, evaluating_on, evaluation, surroundings
 from llama_lab.training.run import quiet_libraries
 
 from .load import TrainedRun, load_run, reading
@@ -56,17 +56,14 @@ class Evaluation:
 def losses(job: Evaluation) -> Found:
     """The parts loss and length: one pass over the validation text for each length."""
     multiples = list(job.settings.eval.lengths) if "length" in job.settings.eval.parts else []
-    if job.hardware.precision == "bf16-true":
-        job.run.model.bfloat16()
     return evaluation(job.run.cfg, job.dataset, job.run.model, job.hardware, job.run.step, multiples)
 
 
 def cache(job: Evaluation) -> Found:
     """The part cache; see `memory.py`."""
-    batch_tokens = job.run.model.max_seq_len * (job.run.cfg.train.micro_batch_size or job.run.cfg.train.batch_size)
     with evaluating_on(job.served, job.hardware.torch_device):
         sizes = cache_sizes(job.served, job.settings.eval.batch_sizes, job.contexts)
-        costs = cache_losses(job.served, job.dataset.val, batch_tokens)
+        costs = cache_losses(job.served, job.dataset.val, batch_tokens(job.run.cfg))
     return {"cache": [asdict(size) for size in sizes], "cache_losses": [asdict(cost) for cost in costs]}
 
 

@@ -12,6 +12,7 @@ from llama_lab.data.tokenizer import TextTokenizer
 from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.training.display import VISIBLE
+from llama_lab.training.run import encode_prompt
 
 from .load import TrainedRun
 
@@ -60,7 +61,7 @@ def written(run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: D
     """
     eot_id = run.tokenizer.eot_id
     texts = [Text(run.tokenizer, prompt) for prompt in prompts]
-    starts = [[eot_id, *encoded(run.tokenizer, prompt)] for prompt in prompts]
+    starts = [[eot_id, *encode_prompt("prompt", prompt, run.tokenizer)] for prompt in prompts]
     length = new_tokens(model, starts, settings)
     try:
         steps = generate(
@@ -85,14 +86,6 @@ def written(run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: D
     for text in texts:
         text.ended = True
     yield texts
-
-
-def encoded(tokenizer: TextTokenizer, prompt: str) -> list[int]:
-    """A prompt's ids. Raises ConfigError for characters that the tokenizer has none for."""
-    try:
-        return tokenizer.encode(prompt)
-    except ConfigError as error:
-        raise ConfigError(f"prompt={prompt}: {error}") from None
 
 
 def new_tokens(model: Decoder, starts: Sequence[Sequence[int]], settings: DictConfig) -> int:

@@ -19,6 +19,7 @@ from omegaconf.basecontainer import BaseContainer
 
 from llama_lab.config import register_resolvers
 from llama_lab.errors import INTERRUPTED, ConfigError, RunFailedError
+from llama_lab.files import replacing
 
 from .task import TASK_FILE, Task, result_file
 
@@ -33,9 +34,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     if is_first:
-        fresh = file.with_suffix(".tmp")
-        fresh.write_bytes(pickle.dumps((result.status, result._return_value)))
-        fresh.replace(result_file(file))
+        with replacing(result_file(file)) as fresh:
+            fresh.write_bytes(pickle.dumps((result.status, result._return_value)))
         leave()
 
 

@@ -119,7 +119,7 @@ def plan_arm(request: Request, arm: Composed, dataset: TokenDataset, reference: 
     """Build an arm, match it unless it is a reference, and plan its runs."""
     cfg = arm.cfg
     dataset.require_windows(cfg.model.max_seq_len, cfg.train.batch_size)
-    encode_prompt(cfg.train.prompt, dataset)
+    encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
     width, residual = cfg.model.hidden_dim, None
     cost = cost_at(cfg, dataset, width)
     if request.match != "none":

@@ -36,8 +36,10 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
 
 
 def checkpoint_step(checkpoint: Path | None) -> int:
-    """The optimizer step that a checkpoint was written after; 0 without one."""
-    return 0 if checkpoint is None else int(read_checkpoint(checkpoint)["global_step"])
+    """The optimizer step that a checkpoint, one of `newest_whole`, was written after; 0 without one."""
+    if checkpoint is None:
+        return 0
+    return int(torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"])
 
 
 def before(file: Path) -> Path:

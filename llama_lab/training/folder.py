@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config import flatten, override_key
 from llama_lab.errors import ConfigError, FinishedRunError
+from llama_lab.files import replacing
 
 from .checkpoint import newest_whole
 
@@ -90,9 +91,8 @@ def held(folder: Path) -> Iterator[None]:
 
 def write_yaml(content: Any, file: Path) -> None:
     """Replace a YAML file in one move."""
-    fresh = file.with_name(f"{file.name}.tmp")
-    OmegaConf.save(OmegaConf.create(content), fresh)
-    fresh.replace(file)
+    with replacing(file) as fresh:
+        OmegaConf.save(OmegaConf.create(content), fresh)
 
 
 def check_no_file(path: Path, runs_dir: str) -> None:
@@ -123,9 +123,8 @@ class RunFolder:
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Replace a JSON file in one move."""
-        fresh = self.path / f"{name}.tmp"
-        fresh.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
-        fresh.replace(self.path / name)
+        with replacing(self.path / name) as fresh:
+            fresh.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def check(self, cfg: DictConfig) -> None:
         """Raise ConfigError unless `cfg` may start or go on here. Writes nothing."""

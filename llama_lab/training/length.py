@@ -59,15 +59,16 @@ def evaluation(
 ) -> dict[str, Any]:
     """What eval.json holds of the losses of a run's `model` after `step` steps, on one device.
 
-    The validation loss is that of the first of `lengths`, the trained one; `multiples` of it follow. `model` must be in
+    The validation loss is that of the first of `lengths`, the trained one; `multiples` of it follow. `model` is left in
     the precision of `hardware`. Raises ConfigError if the loss is no number.
     """
     if multiples:
         times = ", ".join(f"{multiple:g}" for multiple in multiples)
         print(f"evaluating at {times} x {model.max_seq_len:,} tokens", flush=True)
-    batch_tokens = (cfg.train.micro_batch_size or cfg.train.batch_size) * model.max_seq_len
+    if hardware.precision == "bf16-true":
+        model.bfloat16()
     with hardware.autocast():
-        lengths = losses_at_lengths(model, dataset.val, multiples, batch_tokens, hardware.torch_device)
+        lengths = losses_at_lengths(model, dataset.val, multiples, batch_tokens(cfg), hardware.torch_device)
     trained = lengths[0]
     if trained.loss is None:
         why = trained.note.removeprefix("cannot: ")
@@ -80,6 +81,11 @@ def evaluation(
         "val_tokens": dataset.val_tokens,
         "lengths": [asdict(length) for length in lengths],
     }
+
+
+def batch_tokens(cfg: DictConfig) -> int:
+    """Tokens that a run's device reads at once."""
+    return int((cfg.train.micro_batch_size or cfg.train.batch_size) * cfg.model.max_seq_len)
 
 
 def surroundings(hardware: Hardware, step: int) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
 
+from llama_lab.files import replacing
+
 COLUMNS = (
     "step",
     "tokens",
@@ -65,12 +67,10 @@ class MetricsCSV(MetricsLogger):
         if not self.path.exists():
             return
         rows = [row for row in read_metrics(self.path) if row["step"] <= step]
-        kept = self.path.with_suffix(".tmp")
-        with kept.open("w", newline="") as file:
+        with replacing(self.path) as kept, kept.open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(row | {"step": int(row["step"]), "tokens": int(row["tokens"])} for row in rows)
-        kept.replace(self.path)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

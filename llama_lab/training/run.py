@@ -128,7 +128,7 @@ def train(run: Run) -> Outcome:
     cfg = run.cfg
     with open_display(run.steps, current_rank()) as display:
         dataset = open_dataset(cfg, display.prepare)
-        prompt = encode_prompt(cfg.train.prompt, dataset)
+        prompt = encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
         data = TokenDataModule(
             dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed, run.steps
         )
@@ -150,8 +150,6 @@ def train(run: Run) -> Outcome:
             sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
             (run.folder.path / SAMPLE).write_text(sample, encoding="utf-8")
             if cfg.train.eval_lengths:  # before the run counts as done, so that one that is killed here makes up for it
-                if run.hardware.precision == "bf16-true":
-                    model.bfloat16()
                 found = evaluation(cfg, dataset, model, run.hardware, run.steps, cfg.train.eval_lengths)
                 run.folder.write_json(EVALUATION, found)
             finish(run, monitor, facts)
@@ -182,12 +180,12 @@ def open_dataset(cfg: DictConfig, progress: Callable[[int, int, str], None]) -> 
     return TokenDataset.open_or_build(source, tokenizer, cfg.data.val_fraction, cfg.data.cache_dir, progress)
 
 
-def encode_prompt(prompt: str, dataset: TokenDataset) -> list[int]:
-    """The prompt's ids. Raises ConfigError for text that the tokenizer has no ids for."""
+def encode_prompt(key: str, prompt: str, tokenizer: TextTokenizer) -> list[int]:
+    """The ids of the prompt that setting `key` holds. Raises ConfigError for text that the tokenizer has no ids for."""
     try:
-        return dataset.tokenizer.encode(prompt)
+        return tokenizer.encode(prompt)
     except ConfigError as error:
-        raise ConfigError(f"train.prompt={prompt}: {error}") from None
+        raise ConfigError(f"{key}={prompt}: {error}") from None
 
 
 def run_facts(run: Run, dataset: TokenDataset, model: Decoder) -> dict[str, Any]:

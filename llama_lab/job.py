@@ -1,7 +1,7 @@
 """From a composed config to a planned run: every check that needs neither data nor model, in one place."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
@@ -12,22 +12,32 @@ from llama_lab.errors import ConfigError
 from llama_lab.kinds import check_kinds, default_settings
 
 if TYPE_CHECKING:
+    from llama_lab.training.hardware import Hardware
     from llama_lab.training.run import Run
 
 # Of the settings that have no default.
 EXAMPLES = {"data.files": "data.files=[book.txt]", "run": "run=runs/llama/base/seed=1"}
 
 
-def plan_job(cfg: DictConfig, choices: Mapping[str, str | None], overrides: list[str]) -> "Run":
-    """The run that a job's config, choice per group and overrides ask for. Raises ConfigError, looks at no folder."""
+def plan_job(
+    cfg: DictConfig,
+    choices: Mapping[str, str | None],
+    overrides: list[str],
+    choose: "Callable[[DictConfig], Hardware] | None" = None,
+) -> "Run":
+    """The run that a job's config, choice per group and overrides ask for. Raises ConfigError, looks at no folder.
+
+    choose: the hardware for the group `trainer`; this machine's if None.
+    """
     check_job(cfg, choices)
     from llama_lab.training.folder import arm_name
-    from llama_lab.training.run import plan  # after the checks: torch and lightning take seconds to import
+    from llama_lab.training.hardware import choose_hardware  # after the checks: torch takes seconds to import
+    from llama_lab.training.run import plan
 
     name = folder_name("name", cfg.name, str(choices["arch"]))
     arm = folder_name("arm", cfg.arm, arm_name(overrides))
     ours = {group: str(option) for group, option in choices.items() if option is not None and group in groups()}
-    return plan(cfg, name, arm, overrides, ours)
+    return plan(cfg, name, arm, overrides, ours, choose or choose_hardware)
 
 
 def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:

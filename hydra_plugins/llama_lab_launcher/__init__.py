@@ -1,7 +1,9 @@
-"""The launcher that Hydra finds by its namespace: `hydra/launcher=local_gpus`, a queue over this machine's GPUs."""
+"""The launchers that Hydra finds by their namespace: `hydra/launcher=local_gpus`, a queue over this machine's GPUs."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
@@ -9,9 +11,15 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+if TYPE_CHECKING:
+    from llama_lab.launching.engine import Engine
+    from llama_lab.training.hardware import Hardware
 
-class LocalGPUs(Launcher):
-    """Runs every job of a sweep or study in a process of its own, as many at a time as the machine has slots."""
+# Engines are imported where they are made: it takes seconds, and Hydra loads plugins at every start.
+
+
+class QueueLauncher(Launcher):
+    """Runs every job of a sweep or study in processes of its own, through an engine."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
@@ -22,15 +30,33 @@ class LocalGPUs(Launcher):
         self.task_function = task_function
         self.config = config
 
+    @property
+    @abstractmethod
+    def engine(self) -> "Engine":
+        """What runs the jobs. Raises ConfigError for a bad setting, or what there is not."""
+
+    def hardware(self, trainer: DictConfig) -> "Hardware":
+        """What a run with this group `trainer` will have. Raises ConfigError for what it will not."""
+        return self.engine.hardware(trainer)
+
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the jobs; their results in the order of `job_overrides`. Raises ConfigError for a bad setting."""
-        # Here, since it takes seconds to import, and Hydra loads plugins at every start.
+        """Run the jobs; their results in the order of `job_overrides`. Raises ConfigError."""
         from llama_lab.launching.launch import launch
-        from llama_lab.launching.slots import Settings
 
         jobs = [list(overrides) for overrides in job_overrides]
-        settings = Settings(**self.settings)
-        return launch(self.config, self.hydra_context, self.task_function, jobs, initial_job_idx, settings)
+        return launch(self.config, self.hydra_context, self.task_function, jobs, initial_job_idx, self.engine)
+
+
+class LocalGPUs(QueueLauncher):
+    """As many runs at a time as this machine has slots."""
+
+    @cached_property
+    def engine(self) -> "Engine":
+        """Slots of this machine."""
+        from llama_lab.launching.local import Local
+        from llama_lab.launching.slots import Settings
+
+        return Local(Settings(**self.settings), self.config.trainer.accelerator)
 
 
 ConfigStore.instance().store(

@@ -1,10 +1,8 @@
-"""Jobs wait for slots: what is started when, what has ended and how, and an orderly stop."""
+"""Jobs wait for an engine: what is started when, what has ended and how, and an orderly stop."""
 
-import signal
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 from hydra.core.utils import JobReturn, JobStatus
 
@@ -14,26 +12,25 @@ from llama_lab.training.callbacks import StopRequest
 from llama_lab.units import duration
 
 from .board import Board, Row, View
+from .engine import Engine, Execution
 from .jobs import Job, Sweep
-from .process import Process
 from .progress import queue_seconds_left, read_progress
-from .slots import Slot
 
 POLL_SECONDS = 0.02  # how long a free slot may go unnoticed
 
 
 class Queue:
-    """The jobs of a sweep on their way through slots. tasks: a folder for what is handed to processes."""
+    """The jobs of a sweep on their way through an engine."""
 
-    def __init__(self, sweep: Sweep, slots: list[Slot], tasks: Path, board: Board, stop: StopRequest) -> None:
+    def __init__(self, sweep: Sweep, engine: Engine, board: Board, stop: StopRequest) -> None:
         self._sweep = sweep
-        self._slots = slots
-        self._tasks = tasks
+        self._engine = engine
         self._board = board
         self._stop = stop
         self._planned = 0
         self._ready: list[Job] = []
-        self._running: list[Process] = []
+        self._running: list[Execution] = []  # taken by the engine, where they may wait in their turn
+        self._places: dict[Execution, str] = {}  # that were told
         self._results: dict[int, JobReturn] = {}
         self._ended: Counter[str] = Counter()
         self._durations: list[float] = []  # of the runs that came to their end here
@@ -45,21 +42,20 @@ class Queue:
             while len(self._results) < len(self._sweep.jobs):
                 if self._stop.requested and not stopping:
                     stopping = True
-                    for process in self._running:
-                        process.send(signal.SIGINT)
+                    self._engine.stop(self._running)
                 self._collect()
                 if stopping and not self._running:
                     raise KeyboardInterrupt
                 if not stopping:
                     self._start()
+                self._tell_places()
                 if self._board.due:
                     self._board.show(self._view())
                 # Jobs are planned while others train: it takes a tenth of a second each, in which no slot should idle.
                 if stopping or not self._plan():
                     time.sleep(POLL_SECONDS)
         finally:
-            for process in self._running:
-                process.kill()
+            self._engine.close(self._running)
         return [self._results[index] for index in range(len(self._sweep.jobs))]
 
     def _plan(self) -> bool:
@@ -71,7 +67,7 @@ class Queue:
         overrides = self._sweep.jobs[index]
         title = " ".join(overrides)
         try:
-            self._ready.append(self._sweep.plan(index))
+            self._ready.append(self._sweep.plan(index, self._engine.settle, self._engine.hardware))
         except FinishedRunError:
             self._board.tell(f"{title}: done before, passed over")
             self._settle(index, "done", JobReturn(overrides, status=JobStatus.COMPLETED))
@@ -81,33 +77,32 @@ class Queue:
         return True
 
     def _start(self) -> None:
-        """Give every free slot a job, but none that another process is in the folder of."""
-        for slot in self._slots:
-            if any(process.slot == slot for process in self._running):
-                continue
-            taken = {process.job.run.folder.path for process in self._running}
-            job = next((job for job in self._ready if job.run.folder.path not in taken), None)
-            if job is None:
-                return
-            self._ready.remove(job)
-            file = self._tasks / f"{job.index}.task"
-            self._sweep.save_task(job, file)
-            self._running.append(Process(job, slot, file))
-            self._board.tell(f"{job.run.title}: begins on {slot.name}")
+        """Hand the engine what it takes."""
+        more = self._planned < len(self._sweep.jobs)
+        self._running += self._engine.start(self._ready, self._running, more)
+
+    def _tell_places(self) -> None:
+        """Tell which runs have begun, and where; some begin again."""
+        for execution in self._running:
+            if execution.began is None:
+                self._places.pop(execution, None)
+            elif self._places.get(execution) != execution.place:
+                self._places[execution] = execution.place
+                self._board.tell(f"{execution.job.run.title}: begins on {execution.place}")
 
     def _collect(self) -> None:
-        """Take the results of the processes that have ended."""
-        for process in [process for process in self._running if process.has_ended()]:
-            self._running.remove(process)
-            result = process.result()
-            state, how = ending(process, result)
-            self._board.tell(f"{process.job.run.title}: {state}, {how}")
+        """Take the results of the runs that have ended."""
+        for execution in [execution for execution in self._running if execution.has_ended()]:
+            self._running.remove(execution)
+            result = execution.result()
+            state, how = ending(execution, result)
+            self._board.tell(f"{execution.job.run.title}: {state}, {how}")
             if state == "done":
-                self._durations.append(process.seconds)
+                self._durations.append(execution.seconds)
             elif state == "failed" and isinstance(result._return_value, RunFailedError):
-                for line in process.last_lines():
+                for line in execution.last_lines():
                     self._board.tell(f"  {line}")
-            self._settle(process.job.index, state, result)
+            self._settle(execution.job.index, state, result)
 
     def _settle(self, index: int, state: str, result: JobReturn) -> None:
         """A job has a result."""
@@ -116,20 +111,22 @@ class Queue:
 
     def _view(self) -> View:
         """Where the queue is."""
-        progress = [read_progress(process.job.run, process.began) for process in self._running]
-        waiting = len(self._sweep.jobs) - len(self._results) - len(self._running)
-        times = [(process.seconds, p.seconds_left) for process, p in zip(self._running, progress, strict=True)]
+        begun = [(execution, execution.began) for execution in self._running]
+        rows = [Row(e.place, e.job.run, read_progress(e.job.run, began)) for e, began in begun if began is not None]
+        seconds = [execution.seconds for execution, began in begun if began is not None]
+        waiting = len(self._sweep.jobs) - len(self._results) - len(rows)
+        times = [(since, row.progress.seconds_left) for since, row in zip(seconds, rows, strict=True)]
         return View(
-            rows=[Row(p.slot.name, p.job.run, at) for p, at in zip(self._running, progress, strict=True)],
-            counts={**self._ended, "running": len(self._running), "waiting": waiting},
-            seconds_left=queue_seconds_left(self._durations, times, waiting, len(self._slots)),
+            rows=rows,
+            counts={**self._ended, "running": len(rows), "waiting": waiting},
+            seconds_left=queue_seconds_left(self._durations, times, waiting, self._engine.width or max(1, len(rows))),
         )
 
 
-def ending(process: Process, result: JobReturn) -> tuple[str, str]:
+def ending(execution: Execution, result: JobReturn) -> tuple[str, str]:
     """How a run has ended: done, diverged, interrupted or failed, and what there is to say of it."""
-    folder = process.job.run.folder
-    if process.was_stopped:
+    folder = execution.job.run.folder
+    if execution.was_stopped:
         status = folder.read_status()
         return "interrupted", status["message"] if status else "before it began"
     if result.status == JobStatus.FAILED:
@@ -139,4 +136,4 @@ def ending(process: Process, result: JobReturn) -> tuple[str, str]:
         return status["status"], status["message"]
     summary = folder.read_json("summary.json") if (folder.path / "summary.json").exists() else {}
     loss = f"val loss {summary['val/loss']:.4f}, " if "val/loss" in summary else ""
-    return "done", f"{loss}in {duration(process.seconds)}"
+    return "done", f"{loss}in {duration(execution.seconds)}"

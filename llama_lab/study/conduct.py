@@ -10,13 +10,14 @@ from typing import Literal
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
 from llama_lab.job import plan_job
 from llama_lab.training.folder import CHANGEABLE, held
-from llama_lab.training.hardware import current_rank
+from llama_lab.training.hardware import choose_hardware, current_rank
 from llama_lab.training.run import train
 
 from .dry_run import print_plan
@@ -36,13 +37,15 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
     """
     default_recipe = Composer(context.config_loader, ()).choices()["arch"]
     request = read_request(cfg.copy(), arguments, default_recipe)
-    plan = plan_study(request, Composer(context.config_loader, request.shared))
+    launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=study_job, config=cfg)
+    choose = getattr(launcher, "hardware", choose_hardware)  # ours know what their runs will have
+    plan = plan_study(request, Composer(context.config_loader, request.shared), choose)
     print_plan(plan, timed=request.dry_run)
     if request.dry_run:
         return
     with held(plan.folder):
         waiting = prepare(plan, request.overwrite)
-        results = launch(waiting, cfg, context)
+        results = launch(waiting, launcher)
         from .report import write_report  # after the runs, and not in each of them: SciPy and Plotly take a second
 
         result = write_report(plan.folder)
@@ -83,7 +86,7 @@ def state(planned: PlannedRun, plan: Plan) -> State:
         return "missing"
     ended = status["status"] in ("done", "diverged")
     now = {"data_hash": plan.dataset.data_hash, "tokenizer_hash": plan.dataset.tokenizer_hash}
-    if not ended:  # what has ended on another device is compared, with a warning
+    if not (ended or planned.run.hardware.elsewhere):  # what has ended on another device is compared, with a warning
         now["precision"] = planned.run.hardware.precision
     then = folder.read_json("environment.json")
     if folder.changed_keys(planned.run.cfg, CHANGEABLE) or any(then[key] != value for key, value in now.items()):
@@ -112,11 +115,10 @@ def unlisted_notes(plan: Plan) -> list[str]:
     return [f"Not part of this report, though in its folder: {', '.join(left)}."] if left else []
 
 
-def launch(runs: Sequence[PlannedRun], cfg: DictConfig, context: HydraContext) -> list[tuple[PlannedRun, JobReturn]]:
+def launch(runs: Sequence[PlannedRun], launcher: Launcher) -> list[tuple[PlannedRun, JobReturn]]:
     """Hand the runs to the launcher that the command line chose."""
     if not runs:
         return []
-    launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=study_job, config=cfg)
     return list(zip(runs, launcher.launch([run.overrides for run in runs], initial_job_idx=0), strict=True))
 
 

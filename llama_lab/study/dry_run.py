@@ -25,8 +25,11 @@ LARGEST_TIMED = 300e6  # parameters: a larger model may not fit into this machin
 def print_plan(plan: Plan, timed: bool) -> None:
     """Print the arms with their costs, with times if `timed`, and what matching leaves."""
     console = Console(highlight=False)
-    speed = flops_per_second(plan) if timed else None
-    if timed and speed is None:
+    elsewhere = plan.runs[0].run.hardware.elsewhere
+    speed = flops_per_second(plan) if timed and not elsewhere else None
+    if timed and elsewhere:
+        console.print("no times: the runs are for another machine")
+    elif timed and speed is None:
         console.print(f"no times: {plan.study.baseline} has more than {LARGEST_TIMED / 1e6:.0f} M parameters to try")
     title = f"{plan.study.name}: {len(plan.arms)} arms, {len(plan.runs)} runs"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

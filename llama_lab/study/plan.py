@@ -1,7 +1,7 @@
 """From a request to runs: every arm composed, checked, built on the meta device and matched, before one trains."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from llama_lab.job import check_devices, folder_name, plan_job
 from llama_lab.model import Cost, Decoder, measure_cost
 from llama_lab.training.display import open_display
 from llama_lab.training.folder import check_no_file
+from llama_lab.training.hardware import Hardware, choose_hardware
 from llama_lab.training.run import Run, build_module, encode_prompt, open_dataset, plan
 
 from .design import Variant, Variants
@@ -68,15 +69,21 @@ class Composed:
     variant: Variant
     cfg: DictConfig
     choices: dict[str, Any]
+    hardware: Hardware
 
 
-def plan_study(request: Request, composer: Composer) -> Plan:
-    """Plan all runs of a study. Raises ConfigError for an arm that cannot be composed, built, matched or trained."""
+def plan_study(
+    request: Request, composer: Composer, choose: Callable[[DictConfig], Hardware] = choose_hardware
+) -> Plan:
+    """Plan all runs of a study. Raises ConfigError for an arm that cannot be composed, built, matched or trained.
+
+    choose: the hardware that a run will have, by its group `trainer`.
+    """
     variants = request.design.variants(composer)
     folder = Path(request.runs_dir) / request.name
     check_no_file(folder, request.runs_dir)
     check_free(request, variants.arms)
-    composed = [check_arm(variant, composer, request.launcher) for variant in variants.arms]
+    composed = [check_arm(variant, composer, request.launcher, choose) for variant in variants.arms]
     with open_display(steps=1, rank=0) as display:
         dataset = open_dataset(composed[0].cfg, display.prepare)
     arms = plan_arms(request, composed, dataset)
@@ -94,13 +101,15 @@ def check_free(request: Request, variants: Sequence[Variant]) -> None:
             raise ConfigError(f"{argument}: the study sets {key} itself, arm by arm; leave it out")
 
 
-def check_arm(variant: Variant, composer: Composer, launcher: str) -> Composed:
+def check_arm(
+    variant: Variant, composer: Composer, launcher: str, choose: Callable[[DictConfig], Hardware]
+) -> Composed:
     """Compose an arm and check all that needs neither data nor model. Raises ConfigError."""
     cfg, choices = composer.compose(*variant.overrides)
     folder_name("arm", variant.name, "")
-    plan_job(copy.deepcopy(cfg), choices, [])
+    run = plan_job(copy.deepcopy(cfg), choices, [], choose)
     check_devices(cfg, launcher)
-    return Composed(variant, cfg, choices)
+    return Composed(variant, cfg, choices, run.hardware)
 
 
 def plan_arms(request: Request, composed: Sequence[Composed], dataset: TokenDataset) -> tuple[PlannedArm, ...]:
@@ -150,7 +159,8 @@ def plan_run(request: Request, arm: Composed, member: Member, settings: dict[str
     cfg = copy.deepcopy(arm.cfg)
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)
-    return PlannedRun(member, overrides, plan(cfg, request.name, folder, list(overrides), arm.choices))
+    run = plan(cfg, request.name, folder, list(overrides), arm.choices, lambda _: arm.hardware)
+    return PlannedRun(member, overrides, run)
 
 
 def quoted(value: Any) -> str:

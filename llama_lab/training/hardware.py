@@ -15,13 +15,14 @@ STRATEGIES = ("auto", "ddp")
 
 @dataclass(frozen=True)
 class Hardware:
-    """Settings of a Lightning Trainer, none of them `auto`."""
+    """Settings of a Lightning Trainer, none of them `auto`, except the precision of a machine that is `elsewhere`."""
 
     accelerator: str
     devices: int
     num_nodes: int
     precision: str
     device_name: str
+    elsewhere: bool = False
 
     @property
     def torch_device(self) -> torch.device:

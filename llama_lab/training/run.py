@@ -61,13 +61,21 @@ class Run:
         return f"{self.arm}/seed={self.cfg.seed}"
 
 
-def plan(cfg: DictConfig, name: str, arm: str, overrides: list[str], choices: dict[str, str]) -> Run:
+def plan(
+    cfg: DictConfig,
+    name: str,
+    arm: str,
+    overrides: list[str],
+    choices: dict[str, str],
+    choose: Callable[[DictConfig], Hardware] = choose_hardware,
+) -> Run:
     """Check all settings that need neither data, model nor folder. Raises ConfigError.
 
-    overrides: what was typed. choices: the option of every config group.
+    overrides: what was typed. choices: the option of every config group. choose: the hardware for the group `trainer`,
+    where the run is not for this machine.
     """
     steps = budget_steps(cfg, cfg.train.batch_size)
-    hardware = choose_hardware(cfg.trainer)
+    hardware = choose(cfg.trainer)
     accumulate = micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)
     folder = RunFolder(Path(cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if cfg.resume:

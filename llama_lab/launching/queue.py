@@ -34,10 +34,12 @@ class Queue:
         self._results: dict[int, JobReturn] = {}
         self._ended: Counter[str] = Counter()
         self._durations: list[float] = []  # of the runs that came to their end here
+        self._worked = 0.0  # seconds of all runs
 
     def work(self) -> list[JobReturn]:
         """Run all jobs. Raises KeyboardInterrupt when asked to stop, after the runs have saved."""
         stopping = False
+        began = time.monotonic()
         try:
             while len(self._results) < len(self._sweep.jobs):
                 if self._stop.requested and not stopping:
@@ -56,6 +58,7 @@ class Queue:
                     time.sleep(POLL_SECONDS)
         finally:
             self._engine.close(self._running)
+        self._tell_end(time.monotonic() - began)
         return [self._results[index] for index in range(len(self._sweep.jobs))]
 
     def _plan(self) -> bool:
@@ -94,6 +97,7 @@ class Queue:
         """Take the results of the runs that have ended."""
         for execution in [execution for execution in self._running if execution.has_ended()]:
             self._running.remove(execution)
+            self._worked += execution.seconds
             result = execution.result()
             state, how = ending(execution, result)
             self._board.tell(f"{execution.job.run.title}: {state}, {how}")
@@ -103,6 +107,15 @@ class Queue:
                 for line in execution.last_lines():
                     self._board.tell(f"  {line}")
             self._settle(execution.job.index, state, result)
+
+    def _tell_end(self, seconds: float) -> None:
+        """How many runs ended how, in what time, and how much of it slots were at work, if they are ours to fill."""
+        if not self._worked:
+            return
+        counted = ", ".join(f"{count} {state}" for state, count in self._ended.items())
+        width = self._engine.width
+        share = "" if width is None else f"; its slots were at work {self._worked / width / seconds:.1%} of that"
+        self._board.tell(f"{counted}, in {duration(seconds)}{share}")
 
     def _settle(self, index: int, state: str, result: JobReturn) -> None:
         """A job has a result."""

@@ -28,6 +28,9 @@ def test_two_slots_run_two_jobs_at_the_same_time(sweep: Sweep) -> None:
     assert "2 runs on 2 slots: cpu 1, cpu 2" in ran.out
     assert "a/seed=2: begins on cpu 2" in ran.out
     assert len(re.findall(r"a/seed=[12]: done, val loss 1\.0000, in \d+ s", ran.out)) == 2
+    share = re.search(r"\n2 done, in \d+ s; its slots were at work ([0-9.]+)% of that\n", ran.out)
+    assert share is not None
+    assert 0 < float(share[1]) <= 100
     assert "\x1b" not in ran.out
     assert mark(ran, 1)["pid"] != mark(ran, 2)["pid"] != os.getpid()
     assert mark(ran, 1)["argv"] == sys.argv, "which environment.json records"

@@ -207,6 +207,7 @@ def _count_from_last_step(trainer: L.Trainer, accumulate: int) -> None:
     last completed step has them: that step's last micro-batch processed, its hooks not yet completed.
     """
     loop = trainer.fit_loop.epoch_loop
+    loop.batch_progress.is_last_batch = False  # true in the checkpoint of a run that is now longer
     seen = trainer.global_step * accumulate
     if loop.batch_progress.current.ready == seen:
         return

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from llama_lab.model import Cost
 
-from .checkpoint import replace_checkpoint
+from .checkpoint import replace_checkpoint, stable
 from .memory import peak_memory_bytes, reset_peak_memory
 from .module import LanguageModel
 from .throughput import Speed, Stopwatch, synchronize
@@ -203,12 +203,22 @@ class Checkpointing(L.Callback):
     """Writes `last.ckpt` every `every` optimizer steps, at the end, and when asked to stop; always between two steps.
 
     At a step that is evaluated (every `evaluate_every`), it waits for the evaluation, which a resumed run would skip.
-    The one before is kept beside it, and a kill leaves one of them. Raises InterruptedRunError after the checkpoint of
-    a requested stop.
+    The one before is kept beside it, and a kill leaves one of them. At `stable_step`, if that is not the last, it
+    writes `stable.ckpt`, too, for a larger budget to begin from. Raises InterruptedRunError after the checkpoint of a
+    requested stop.
     """
 
-    def __init__(self, path: Path, every: int, evaluate_every: int, stop: StopRequest, stopwatch: Stopwatch) -> None:
+    def __init__(
+        self,
+        path: Path,
+        every: int,
+        evaluate_every: int,
+        stop: StopRequest,
+        stopwatch: Stopwatch,
+        stable_step: int = 0,
+    ) -> None:
         self.path = path
+        self.stable_step = stable_step
         self.every = every
         self.evaluate_every = evaluate_every
         self.stop = stop
@@ -219,6 +229,8 @@ class Checkpointing(L.Callback):
         """The step to start from needs no checkpoint. Take SIGTERM back from Lightning, which would stop unsaved."""
         self.stop.listen()
         self._saved_step = trainer.global_step
+        if trainer.is_global_zero and trainer.global_step < self.stable_step:
+            stable(self.path).unlink(missing_ok=True)  # of a smaller budget, or written just before a kill
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -238,6 +250,8 @@ class Checkpointing(L.Callback):
         step = trainer.global_step
         if step == self._saved_step:
             return
+        if step == self.stable_step and step < trainer.max_steps:
+            self._write(trainer, stable(self.path))
         stopping = trainer.strategy.reduce_boolean_decision(self.stop.requested, all=False)
         if stopping or step % self.every == 0 or step == trainer.max_steps:
             self.save(trainer)
@@ -245,10 +259,14 @@ class Checkpointing(L.Callback):
             raise InterruptedRunError
 
     def save(self, trainer: L.Trainer) -> None:
-        """Write the checkpoint; the time it takes is not training."""
+        """Write the last checkpoint."""
+        self._write(trainer, self.path)
+        self._saved_step = trainer.global_step
+
+    def _write(self, trainer: L.Trainer, path: Path) -> None:
+        """Write a checkpoint; the time it takes is not training."""
         with self.stopwatch.paused():
-            fresh = self.path.with_suffix(".tmp")
+            fresh = path.with_suffix(".tmp")
             trainer.save_checkpoint(fresh)
             if trainer.is_global_zero:
-                replace_checkpoint(fresh, self.path)
-            self._saved_step = trainer.global_step
+                replace_checkpoint(fresh, path)

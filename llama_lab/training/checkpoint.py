@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -47,6 +48,11 @@ def before(file: Path) -> Path:
     return file.with_name(f"before_{file.name}")
 
 
+def stable(file: Path) -> Path:
+    """Where the checkpoint at the start of the decay is kept, beside the last one in `file`."""
+    return file.with_name("stable.ckpt")
+
+
 def newest_whole(file: Path) -> Path | None:
     """The checkpoint to go on from: `file`, or the one before it if that is torn, which is told; None if there is none.
 
@@ -65,10 +71,24 @@ def newest_whole(file: Path) -> Path | None:
     return None
 
 
+def go_back_to(earlier: Path, file: Path) -> None:
+    """Make a copy of `earlier` the checkpoint in `file`, and forget all that came after it."""
+    fresh = file.with_suffix(".tmp")
+    shutil.copyfile(earlier, fresh)
+    sync(fresh)
+    before(file).unlink(missing_ok=True)
+    os.replace(fresh, file)
+
+
 def replace_checkpoint(fresh: Path, file: Path) -> None:
     """Make `fresh` the checkpoint in `file`, and that the one before it; wherever this stops, one of them is there."""
-    with fresh.open("rb") as written:
-        os.fsync(written.fileno())  # the name is given only to what is on disk
+    sync(fresh)
     if file.exists():
         os.replace(file, before(file))
     os.replace(fresh, file)
+
+
+def sync(file: Path) -> None:
+    """Wait until a file is on disk, so that a name is given only to what is there."""
+    with file.open("rb") as written:
+        os.fsync(written.fileno())

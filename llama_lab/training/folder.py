@@ -16,7 +16,7 @@ from llama_lab.config import flatten, override_key
 from llama_lab.errors import ConfigError, FinishedRunError
 from llama_lab.files import replacing
 
-from .checkpoint import newest_whole
+from .checkpoint import checkpoint_step, go_back_to, newest_whole, stable
 
 Status = Literal["running", "interrupted", "done", "diverged", "failed"]
 
@@ -26,6 +26,7 @@ STATUS = "status.json"
 SAMPLE = "sample.txt"
 TOKENIZER = "tokenizer.json"
 EVALUATION = "eval.json"
+WANDB_ID = "wandb_id"
 RESOLVED = "resolved.yaml"  # the last file that a beginning run writes
 
 # Settings of where a run computes and how it is watched, not of what it computes: they make no arm of their own, and
@@ -50,7 +51,7 @@ CHANGEABLE = (
 )
 UNNAMED = ("name", "arm", "seed", "hydra", *CHANGEABLE)
 # Those that may also change when a finished run is trained further.
-EXTENDABLE = (*CHANGEABLE, "train.tokens", "train.evaluations")
+EXTENDABLE = (*CHANGEABLE, "train.tokens", "train.evaluations", "schedule.warmup")
 
 
 def arm_name(overrides: list[str]) -> str:
@@ -168,9 +169,13 @@ class RunFolder:
         """
         if cfg.overwrite or not (self.path / RESOLVED).exists():
             self.clear()
-        checkpoint = newest_whole(self.checkpoint)
+        checkpoint = self.checkpoint_for(cfg)
         sessions = [] if checkpoint is None else self._earlier_sessions(environment)
-        if checkpoint is not None and checkpoint != self.checkpoint:
+        if checkpoint == stable(self.checkpoint):
+            (self.path / WANDB_ID).unlink(missing_ok=True)  # W&B would not forget the decay
+            go_back_to(checkpoint, self.checkpoint)
+            checkpoint = self.checkpoint
+        elif checkpoint is not None and checkpoint != self.checkpoint:
             self.checkpoint.unlink(missing_ok=True)  # torn: it must not become the one before the next
         self.write_status("running")
         self.checkpoint.parent.mkdir(exist_ok=True)
@@ -178,6 +183,19 @@ class RunFolder:
         write_yaml(overrides, self.path / "overrides.yaml")
         write_yaml(settled(cfg), self.path / RESOLVED)
         return checkpoint
+
+    def checkpoint_for(self, cfg: DictConfig) -> Path | None:
+        """The checkpoint that `cfg` goes on from: the last, or with a larger budget than before the stable one.
+
+        The latter only if the last is further, and so in the decay, which a larger budget has later. None if there is
+        none; raises ConfigError if none is whole. Changes nothing, so that all ranks choose the same.
+        """
+        last = newest_whole(self.checkpoint)
+        earlier = stable(self.checkpoint)
+        if last is None or not earlier.exists():
+            return last
+        grows = cfg.train.tokens > OmegaConf.load(self.path / RESOLVED).train.tokens
+        return newest_whole(earlier) if grows and checkpoint_step(earlier) < checkpoint_step(last) else last
 
     def _earlier_sessions(self, environment: dict[str, Any]) -> list[dict[str, Any]]:
         """The environments of the sessions that led to the checkpoint."""

@@ -3,12 +3,17 @@
 import netrc
 import os
 import secrets
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from llama_lab.files import replacing
+
+from .folder import WANDB_ID
 from .metrics import MetricsLogger
 
 
@@ -46,10 +51,20 @@ FINAL = (
 
 
 class TensorBoard(TensorBoardLogger):
-    """Event files in `folder`/tensorboard, with tokens as the step; old ones after `start_tokens` become void."""
+    """Event files in `folder`/tensorboard, with tokens as the step.
 
-    def __init__(self, folder: Path, start_tokens: int) -> None:
-        super().__init__(folder, name="", version="tensorboard", purge_step=start_tokens + 1 if start_tokens else None)
+    history: the rows of metrics.csv before the checkpoint that training goes on from, which take the place of all that
+    was logged before. TensorBoard can also declare old events void, but finds them by the wall clock.
+    """
+
+    def __init__(self, folder: Path, history: Sequence[dict[str, float]] | None = None) -> None:
+        begins = history is not None
+        if begins:
+            shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        # The purge is for a TensorBoard that is running, and remembers.
+        super().__init__(folder, name="", version="tensorboard", purge_step=0 if begins else None)
+        for row in history or ():
+            self.log_metrics(row)
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         """Log at the metrics' tokens, the x-axis of every plot."""
@@ -62,7 +77,7 @@ def log_hparams(folder: Path, learning_rate: float | None, summary: dict[str, An
     arm = {"arm": summary["arm"], "seed": summary["seed"], **choices}
     if learning_rate is not None:  # a user's optimizer may have none
         arm["optim.lr"] = learning_rate
-    logger = TensorBoard(folder, start_tokens=0)
+    logger = TensorBoard(folder)
     final = {f"final/{name}": summary[name] for name in FINAL if name in summary}
     logger.log_hyperparams(arm, final | {"tokens": summary["tokens"]})
     logger.finalize("success")
@@ -77,14 +92,18 @@ def start_wandb(
     config: dict[str, Any],
     job_type: str = "train",
 ) -> Any:
-    """Begin, or online resume, the W&B run of `folder`; returns it. Prints where it is."""
+    """Begin or resume the W&B run of `folder`, whose id stays in `wandb_id`; returns it. Prints where it is.
+
+    W&B cannot resume offline: there, every session starts at step 0, and of two sessions of one id the one that is
+    synced later overwrites the other. So each must hold the whole run, see `WandbMetrics`.
+    """
     import wandb
 
     mode = wandb_mode()
-    # Syncing two offline sessions under one id overwrites the first, so only online runs keep theirs.
-    id_file = folder / "wandb_id"
-    run_id = id_file.read_text() if mode == "online" and id_file.exists() else secrets.token_hex(4)
-    id_file.write_text(run_id)
+    id_file = folder / WANDB_ID
+    if not id_file.exists():
+        with replacing(id_file) as fresh:
+            fresh.write_text(secrets.token_hex(4))
     run = wandb.init(
         project=project,
         name=name,
@@ -93,7 +112,7 @@ def start_wandb(
         tags=tags,
         config=config,
         dir=folder,
-        id=run_id,
+        id=id_file.read_text(),
         resume="allow" if mode == "online" else None,
         mode=mode,  # type: ignore[arg-type]
         settings=wandb.Settings(silent=True),
@@ -108,12 +127,34 @@ def start_wandb(
 
 
 class WandbMetrics(MetricsLogger):
-    """Logs to a W&B run that `start_wandb` began."""
+    """Logs to a W&B run that `start_wandb` began, whose step n is row n of metrics.csv, counted from 0.
 
-    def __init__(self, run: Any) -> None:
+    history: the rows before the checkpoint that training goes on from. What W&B has of these and of the rows to come is
+    not sent again, so that a resumed run shows each of them once: online, that is all but what a kill kept from
+    arriving; offline, nothing.
+    """
+
+    def __init__(self, run: Any, history: Sequence[dict[str, float]]) -> None:
         super().__init__()
         self.run = run
+        self._next = 0
+        self._missing = run.step
+        for row in history:
+            self.log_metrics(row)
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Log one row; `step` is left to W&B's own counter, since its metric of that name would be dropped."""
-        self.run.log(metrics)
+        if self._next >= self._missing:
+            self.run.log(metrics)
+        self._next += 1
+
+    def finish(self, exit_code: int) -> None:
+        """End the W&B run. Offline sessions before this one go: it holds what they do, and W&B cannot read killed ones.
+
+        Without it the next run of this process would be merged into this one.
+        """
+        self.run.finish(exit_code=exit_code)
+        own = Path(self.run.settings.sync_dir)
+        for session in own.parent.glob(f"offline-run-*-{self.run.id}"):
+            if session.name != own.name:
+                shutil.rmtree(session)

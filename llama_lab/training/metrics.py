@@ -62,15 +62,16 @@ class MetricsCSV(MetricsLogger):
                 writer.writeheader()
             writer.writerow({"step": step, **metrics})
 
-    def forget_after(self, step: int) -> None:
-        """Drop the rows after `step`: a run that resumes there writes them again."""
+    def forget_after(self, step: int) -> list[dict[str, float]]:
+        """Drop the rows after `step`: a run that resumes there writes them again. Returns the metrics of the others."""
         if not self.path.exists():
-            return
+            return []
         rows = [row for row in read_metrics(self.path) if row["step"] <= step]
         with replacing(self.path) as kept, kept.open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(row | {"step": int(row["step"]), "tokens": int(row["tokens"])} for row in rows)
+        return [{name: value for name, value in row.items() if name != "step"} for row in rows]
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

@@ -25,12 +25,14 @@ from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monito
 from .checkpoint import before, checkpoint_step, newest_whole
 from .display import open_display
 from .environment import environment
+from .extension import tell_what_differs, with_earlier_warmup
 from .folder import EVALUATION, SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, held
 from .hardware import Hardware, choose_hardware, current_rank
 from .length import check_multiples, evaluation
 from .loggers import TensorBoard, WandbMetrics, log_hparams, start_wandb
 from .metrics import MetricsCSV, read_metrics
 from .module import LanguageModel
+from .schedule import steps_alike
 from .throughput import peak_flops
 
 Outcome = Literal["done", "diverged", "interrupted"]
@@ -69,16 +71,17 @@ def plan(
     choices: dict[str, str],
     choose: Callable[[DictConfig], Hardware] = choose_hardware,
 ) -> Run:
-    """Check all settings that need neither data, model nor folder. Raises ConfigError.
+    """Check all settings that need neither data, model nor folder, but for the warm-up of a run to resume.
 
     overrides: what was typed. choices: the option of every config group. choose: the hardware for the group `trainer`,
-    where the run is not for this machine.
+    where the run is not for this machine. Raises ConfigError.
     """
     steps = budget_steps(cfg, cfg.train.batch_size)
     hardware = choose(cfg.trainer)
     accumulate = micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)
     folder = RunFolder(Path(cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if cfg.resume:
+        cfg = with_earlier_warmup(cfg, folder, steps)
         arm_folder = folder.path.absolute().parent
         name, arm = arm_folder.parent.name, arm_folder.name
     return Run(cfg, name, arm, overrides, choices, folder, hardware, steps, accumulate)
@@ -134,6 +137,8 @@ def train(run: Run) -> Outcome:
     check_folder(run)
     quiet_libraries()
     cfg = run.cfg
+    if cfg.resume and current_rank() == 0:
+        tell_what_differs(cfg, run.folder, run.steps)
     with open_display(run.steps, current_rank()) as display:
         dataset = open_dataset(cfg, display.prepare)
         prompt = encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
@@ -243,7 +248,7 @@ def begun(run: Run, facts: dict[str, Any], tokenizer: TextTokenizer) -> Iterator
     Other ranks only look for the checkpoint. Raises ConfigError if another process holds the folder.
     """
     if current_rank() != 0:
-        yield None if run.cfg.overwrite else newest_whole(run.folder.checkpoint)
+        yield None if run.cfg.overwrite else run.folder.checkpoint_for(run.cfg)
         return
     with held(run.folder.path):
         checkpoint = run.folder.begin(run.cfg, run.overrides, environment() | facts)
@@ -276,7 +281,12 @@ def fit(
     stop = StopRequest()
     evaluate_every = math.ceil(run.steps / cfg.train.evaluations)
     checkpointing = Checkpointing(
-        folder.checkpoint, cfg.train.checkpoint_every, evaluate_every, stop, monitor.stopwatch
+        folder.checkpoint,
+        cfg.train.checkpoint_every,
+        evaluate_every,
+        stop,
+        monitor.stopwatch,
+        steps_alike(build(cfg.schedule, "schedule"), run.steps),
     )
     trainer = L.Trainer(
         accelerator=run.hardware.accelerator,
@@ -316,8 +326,7 @@ def fit(
     finally:
         for logger in loggers:
             if isinstance(logger, WandbMetrics):
-                # Without it the next run of this process would be merged into this one.
-                logger.run.finish(exit_code=0 if outcome == "done" else 1)
+                logger.finish(exit_code=0 if outcome == "done" else 1)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()  # else its threads may outlive the interpreter, which aborts then
     if current_rank() == 0 and outcome != "done":
@@ -335,14 +344,15 @@ def open_loggers(run: Run, start_step: int, facts: dict[str, Any]) -> list[Logge
     if current_rank() != 0:
         return []
     table = MetricsCSV(run.folder.metrics)
-    table.forget_after(start_step)
+    history = table.forget_after(start_step)
     loggers: list[Logger] = [table]
     if run.cfg.logger.tensorboard:
-        loggers.append(TensorBoard(run.folder.path, start_step * run.tokens_per_step))
+        loggers.append(TensorBoard(run.folder.path, history))
     if run.cfg.logger.wandb:
         config = {**OmegaConf.to_container(run.cfg, resolve=True), **facts}  # type: ignore[dict-item]
         project = run.cfg.logger.wandb_project
-        loggers.append(WandbMetrics(start_wandb(run.folder.path, project, run.title, run.name, tags(run), config)))
+        wandb_run = start_wandb(run.folder.path, project, run.title, run.name, tags(run), config)
+        loggers.append(WandbMetrics(wandb_run, history))
     return loggers
 
 

@@ -5,6 +5,7 @@ zero to the peak takes.
 """
 
 import math
+from collections.abc import Callable
 
 from llama_lab.errors import ConfigError
 
@@ -34,6 +35,17 @@ def wsd(step: int, steps: int, warmup: float, decay: float, final: float) -> flo
     if warmup + decay > 1:
         raise ConfigError(f"schedule.decay={decay}: leaves no room for schedule.warmup={warmup}; their sum may be 1")
     return peak * between(final, 1 - decay_progress(step, steps - falling, steps))
+
+
+def steps_alike(schedule: Callable[[int, int], float], steps: int) -> int:
+    """The steps of the budget whose rate a larger one with as long a warm-up would have too.
+
+    All of `constant`, those before the decay of `wsd`; none of the others, which look at the budget from the start.
+    """
+    function = getattr(schedule, "func", None)
+    if function is wsd:
+        return steps - part_of(steps, "decay", schedule.keywords["decay"])  # type: ignore[attr-defined]
+    return steps if function is constant else 0
 
 
 def part_of(steps: int, name: str, fraction: float) -> int:

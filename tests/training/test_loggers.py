@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from llama_lab.training.loggers import wandb_mode
+from llama_lab.training.loggers import WandbMetrics, wandb_mode
 from tests.conftest import Ran, RunTrain
 from tests.training.offline import OfflineRun
 from tests.training.tiny import rows
@@ -153,10 +153,74 @@ def test_runs_of_one_process_do_not_merge(swept: Ran) -> None:
         assert metrics_of(run.history) == metrics_of(rows(folder))
 
 
+KILLED = """
+import os, signal
+from llama_lab.cli import train_command
+from llama_lab.training.callbacks import Checkpointing
+save = Checkpointing.on_train_batch_end
+def on_train_batch_end(self, trainer, *rest):
+    save(self, trainer, *rest)
+    if trainer.global_step == int(os.environ["KILL_AT"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+Checkpointing.on_train_batch_end = on_train_batch_end
+train_command()
+"""
+
+
+@pytest.fixture(scope="module")
+def killed_twice(tiny: list[str], run_train: RunTrain, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A run with all loggers, killed before its first checkpoint and after one, and then brought to its end."""
+    cwd: Path = tmp_path_factory.mktemp("killed")
+    script = cwd / "killed.py"
+    script.write_text(KILLED)
+    ids = []
+    for step in ("5", "33", "-1"):
+        ran = run_train(
+            *tiny, "logger=all", "train.checkpoint_every=7", "train.log_every=3", cwd=cwd, script=script, KILL_AT=step
+        )
+        ids.append((ran.run / "wandb_id").read_text())
+    assert (ran.code, ran.err) == (0, "")
+    assert ids == [ids[0]] * 3
+    return ran
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_is_one_run_of_w_and_b_with_every_row_once(killed_twice: Ran) -> None:
+    offline = OfflineRun(killed_twice.run)  # the only one
+    assert offline.run.run_id == (killed_twice.run / "wandb_id").read_text()
+    assert offline.finished
+    history = [{k: v for k, v in row.items() if not k.startswith("_")} for row in offline.history]
+    assert history == [{k: v for k, v in row.items() if k != "step"} for row in rows(killed_twice.run)]
+    assert [row["_step"] for row in offline.history] == list(range(len(history)))
+
+
+class FakeRun:
+    """A run of W&B's that it resumes: it has rows already, and counts on from them."""
+
+    def __init__(self, rows: list[dict[str, float]]) -> None:
+        self.rows = rows
+        self.step = len(rows)
+
+    def log(self, metrics: dict[str, float]) -> None:
+        self.rows.append(metrics)
+
+
+@pytest.mark.parametrize("arrived", range(6))
+def test_w_and_b_is_sent_what_it_does_not_have_whatever_a_kill_kept_from_arriving(arrived: int) -> None:
+    table: list[dict[str, float]] = [{"tokens": tokens} for tokens in range(8)]
+    run = FakeRun(table[:arrived])
+    logger = WandbMetrics(run, table[:3])  # a checkpoint after three rows
+    for row in table[3:]:
+        logger.log_metrics(row)
+    assert run.rows == table
+
+
 # TensorBoard
 
 
-def test_tensorboard_shows_the_metrics_over_tokens(finished: Ran) -> None:
+@pytest.mark.parametrize("ran", ["finished", pytest.param("killed_twice", marks=pytest.mark.slow)])
+def test_tensorboard_shows_the_metrics_over_tokens(ran: str, request: pytest.FixtureRequest) -> None:
+    finished = request.getfixturevalue(ran)
     events = EventAccumulator(str(finished.run / "tensorboard"))
     events.Reload()
     for name in METRICS[1:]:

@@ -1,0 +1,165 @@
+"""`kill -9` at any moment, from the first import to the last file: the same command ends at the same last bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.conftest import TRAIN
+from tests.training.tiny import identical, repeatable, trained_state
+
+KILLS = 50
+RUN = ("train.evaluations=6", "train.checkpoint_every=4", "train.log_every=3", "logger=tensorboard", "data.cache_dir=c")
+FOLDER = Path("runs", "llama")
+PATIENCE = 120  # seconds, on a busy machine
+
+Moment = Callable[[Path], Callable[[], bool]]
+"""From a run's working directory to whether it is time; made as the process starts."""
+
+
+def after(seconds: float) -> Moment:
+    """A while after the start."""
+
+    def make(cwd: Path) -> Callable[[], bool]:
+        end = time.monotonic() + seconds
+        return lambda: time.monotonic() > end
+
+    return make
+
+
+def as_soon_as(pattern: str) -> Moment:
+    """When a file is written, or a folder made, that the pattern names."""
+
+    def make(cwd: Path) -> Callable[[], bool]:
+        stale = stamps(cwd, pattern)
+        return lambda: bool(stamps(cwd, pattern) - stale)
+
+    return make
+
+
+def stamps(cwd: Path, pattern: str) -> set[tuple[Path, int]]:
+    """The files of a pattern, each with the time of its last change."""
+    found = set()
+    for file in cwd.glob(pattern):
+        try:
+            found.add((file, file.stat().st_mtime_ns))
+        except FileNotFoundError:  # replaced just now
+            continue
+    return found
+
+
+BUILD = as_soon_as("c/*.building")
+CHECKPOINT = as_soon_as("runs/llama/*/*/checkpoints/last.tmp")
+ROW = as_soon_as("runs/llama/*/*/metrics.csv")
+SAMPLE = as_soon_as("runs/llama/*/*/sample.txt")
+
+
+def phase(cwd: Path, began: float) -> str:
+    """What a process that began then was doing when it died, as its files tell."""
+    if any(cwd.glob("c/*.building")):
+        return "build"
+    (folder,) = [*cwd.glob("runs/llama/*/*"), None][:1]
+    if folder is None or not (folder / "metrics.csv").exists() or (folder / "metrics.csv").stat().st_mtime < began:
+        return "start"
+    if (folder / "checkpoints" / "last.tmp").exists():
+        return "checkpoint"
+    return "end" if "\n78," in (folder / "metrics.csv").read_text() else "training"
+
+
+def conduct(command: list[str], cwd: Path, environment: dict[str, str], moment: Moment) -> str | None:
+    """Start the command and kill it at the moment; in which phase, or None if it came to its end before."""
+    due, began = moment(cwd), time.time()
+    output = (cwd / "output").open("w")
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+    )
+    until = time.monotonic() + PATIENCE
+    while process.poll() is None and not due():
+        assert time.monotonic() < until, (cwd / "output").read_text()
+        time.sleep(0.0005)
+    os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+    if process.wait() == -signal.SIGKILL:
+        return phase(cwd, began)
+    assert process.returncode == 0, (cwd / "output").read_text()
+    return None
+
+
+def never(cwd: Path) -> Callable[[], bool]:
+    return lambda: False
+
+
+def result(cwd: Path) -> dict[str, Any]:
+    """All that a run leaves and no clock makes."""
+    (folder,) = (cwd / FOLDER).glob("*/*")
+    events = EventAccumulator(str(folder / "tensorboard"), {"scalars": 0})
+    events.Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith(("perf/", "seconds", "final/perf", "hp_"))]
+    summary = json.loads((folder / "summary.json").read_text())
+    return {
+        "state": trained_state(folder),
+        "rows": repeatable(folder),
+        "tensorboard": {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags},
+        "tokens": {file.relative_to(cwd): file.read_bytes() for file in cwd.glob("c/*/*")},
+        "cache": sorted(file.name for file in cwd.glob("c/*")),
+        "sample": (folder / "sample.txt").read_text(),
+        "status": (folder / "status.json").read_text(),
+        "summary": {k: v for k, v in summary.items() if k != "seconds" and not k.startswith("perf/")},
+        "checkpoints": sorted(file.name for file in (folder / "checkpoints").iterdir()),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_fifty_kills_at_random_moments_change_nothing(
+    tiny: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    command = [sys.executable, str(TRAIN), *tiny, *RUN]
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    began = time.monotonic()
+    assert conduct(command, whole, environment, never) is None
+    took = time.monotonic() - began
+    expected = result(whole)
+    assert [len(expected["rows"]), len(expected["tensorboard"]["val/loss"])] == [33, 6]
+
+    def killed_again_and_again(number: int) -> list[str]:
+        """One run, until it has come to its end; what it was doing each time."""
+        draw = random.Random(number)
+        cwd = tmp_path / str(number)
+        cwd.mkdir()
+        moments = [draw.choice((BUILD, after(draw.uniform(0.05, 0.5) * took)))]
+        moments += [draw.choice((CHECKPOINT, ROW, after(draw.uniform(0.3, 0.9) * took))) for _ in range(5)]
+        phases = [conduct(command, cwd, environment, moment) for moment in [*moments, SAMPLE]]
+        while conduct(command, cwd, environment, never) is not None:
+            pass
+        found = result(cwd)
+        wrong = [name for name in expected if not identical(found[name], expected[name])]
+        assert not wrong, f"run {number}, killed in {phases}"
+        return [phase for phase in phases if phase]
+
+    with ThreadPoolExecutor(2) as pool:
+        phases: Counter[str] = Counter()
+        number = 0
+        while phases.total() < KILLS:
+            for found in pool.map(killed_again_and_again, (number, number + 1)):
+                phases.update(found)
+            number += 2
+    print(phases)
+    assert all(phases[name] >= 3 for name in ("start", "build", "training", "checkpoint", "end")), phases

@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from llama_lab.config import CONF_DIR, flatten, override_key, register_resolvers
 from llama_lab.errors import FAILED, INTERRUPTED, USER_ERROR, ConfigError, FinishedRunError, RunFailedError, suggestion
+from llama_lab.files import disk_errors_told
 from llama_lab.job import check_complete, check_devices, check_job, groups, plan_job
 from llama_lab.kinds import check_kinds, default_settings
 
@@ -50,7 +51,8 @@ def hydra_command(job: Callable[[DictConfig], None], config: str, on_interrupt: 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra hands errors over instead of printing them
     sys.argv[1:] = map(literal, sys.argv[1:])
     try:
-        hydra.main(str(CONF_DIR), config, version_base="1.3")(job)()
+        with disk_errors_told("the working directory or a folder of the command"):
+            hydra.main(str(CONF_DIR), config, version_base="1.3")(job)()
     except USER_ERRORS as error:
         if wants_traceback():
             raise
@@ -101,7 +103,8 @@ def compare_command() -> None:
     from llama_lab.study.compare import compare  # takes seconds to import
 
     try:
-        compare(args.paths, [key for key in args.group_by.split(",") if key], args.baseline, args.out)
+        with disk_errors_told(f"--out {args.out or 'comparison'}"):
+            compare(args.paths, [key for key in args.group_by.split(",") if key], args.baseline, args.out)
     except ConfigError as error:
         exit_with(error)
 

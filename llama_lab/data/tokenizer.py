@@ -35,7 +35,7 @@ class TextTokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write a ``tokenizer.json`` that any library built on ``tokenizers`` can load."""
-        self._tokenizer.save(str(path))
+        Path(path).write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")  # its own hides an OSError
 
     @property
     def vocab_size(self) -> int:

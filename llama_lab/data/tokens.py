@@ -20,6 +20,7 @@ from llama_lab.data.source import Source
 from llama_lab.data.tokenizer import TextTokenizer, TokenizerFactory
 from llama_lab.data.windows import count_train_windows
 from llama_lab.errors import ConfigError
+from llama_lab.files import disk_errors_told
 
 log = logging.getLogger(__name__)
 
@@ -172,9 +173,14 @@ def _build_locked(
         unfinished = folder.with_suffix(".building")
         _remove(unfinished)  # the lock is ours: whoever began it is dead
         try:
-            build(source, tokenizer, val_fraction, unfinished, progress)
-            _remove(folder)
-            unfinished.rename(folder)
+            with disk_errors_told(f"data.cache_dir={folder.parent}"):
+                build(source, tokenizer, val_fraction, unfinished, progress)
+                _remove(folder)
+                unfinished.rename(folder)
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"data: {error.filename} was there, and is gone; restore it, and give the same command again"
+            ) from error
         finally:
             _remove(unfinished)
         return read_index(folder)

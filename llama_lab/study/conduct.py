@@ -138,7 +138,8 @@ def study_job(cfg: DictConfig) -> None:
     except FinishedRunError:
         return  # by another process, since this one looked
     except Exception as error:
-        traceback.print_exc()  # Hydra keeps it to itself
+        if not isinstance(error, ConfigError):
+            traceback.print_exc()  # Hydra keeps it to itself
         if is_first:
             progress.failed(run, error)
         raise

@@ -267,6 +267,10 @@ class Checkpointing(L.Callback):
         """Write a checkpoint; the time it takes is not training."""
         with self.stopwatch.paused():
             fresh = path.with_suffix(".tmp")
-            trainer.save_checkpoint(fresh)
+            try:
+                trainer.save_checkpoint(fresh)
+            except OSError:
+                fresh.unlink(missing_ok=True)  # half a checkpoint would fill a full disk
+                raise
             if trainer.is_global_zero:
                 replace_checkpoint(fresh, path)

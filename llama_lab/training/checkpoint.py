@@ -1,5 +1,6 @@
 """Checkpoints on disk: the last one, and the one before it, since what a power cut leaves of a file may be torn."""
 
+import io
 import os
 import pickle
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from llama_lab.errors import ConfigError, first_line
 
@@ -69,6 +71,18 @@ def newest_whole(file: Path) -> Path | None:
     if found:
         raise ConfigError(f"{file}: is damaged, and there is no whole one before it; start over with overwrite=true")
     return None
+
+
+class WrittenInPlace(TorchCheckpointIO):
+    """Writes a checkpoint where it is to be. Lightning's own writes it where temporary files are, and moves it: there
+    may be no room for it, and a kill would leave it for good.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write it as PyTorch does; raises OSError, which PyTorch itself, writing to a full disk, would not."""
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        Path(path).write_bytes(content.getbuffer())
 
 
 def go_back_to(earlier: Path, file: Path) -> None:

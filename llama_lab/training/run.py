@@ -4,7 +4,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,10 +19,11 @@ from llama_lab.data.module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.tokenizer import TextTokenizer
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
+from llama_lab.files import disk_errors_told
 from llama_lab.model import Cost, Decoder, Sampling, generate, measure_cost
 
 from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monitor, StopRequest
-from .checkpoint import before, checkpoint_step, newest_whole
+from .checkpoint import WrittenInPlace, before, checkpoint_step, newest_whole
 from .display import open_display
 from .environment import environment
 from .extension import tell_what_differs, with_earlier_warmup
@@ -134,6 +135,12 @@ def check_train(train: DictConfig) -> None:
 
 def train(run: Run) -> Outcome:
     """Train, evaluate, and leave a finished folder; or say how to go on. Raises ConfigError, or what went wrong."""
+    with disk_errors_told(f"runs_dir={run.cfg.runs_dir}"):
+        return train_on_disk(run)
+
+
+def train_on_disk(run: Run) -> Outcome:
+    """`train`, with errors of the disk as Python raises them."""
     check_folder(run)
     quiet_libraries()
     cfg = run.cfg
@@ -260,7 +267,8 @@ def begun(run: Run, facts: dict[str, Any], tokenizer: TextTokenizer) -> Iterator
             raise KeyboardInterrupt from None
         except BaseException as error:
             lines = str(error).strip().splitlines()
-            run.folder.write_status("failed", f"{type(error).__name__}: {lines[-1] if lines else ''}")
+            with suppress(OSError):  # a disk that is full for the status, too, must not hide what went wrong
+                run.folder.write_status("failed", f"{type(error).__name__}: {lines[-1] if lines else ''}")
             raise
 
 
@@ -303,6 +311,7 @@ def fit(
         use_distributed_sampler=False,
         logger=loggers,
         callbacks=[monitor, checkpointing],
+        plugins=[WrittenInPlace()],
         default_root_dir=folder.path,
         enable_checkpointing=False,
         enable_progress_bar=False,

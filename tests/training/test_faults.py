@@ -1,0 +1,238 @@
+"""What the machine does to a run is told in one line, tears no file, and the same command goes on when it is over."""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from llama_lab.data.source import TextFiles
+from llama_lab.data.tokenizer import ByteTokenizer
+from llama_lab.data.tokens import TokenDataset
+from llama_lab.errors import ConfigError
+from llama_lab.training import run as run_module
+from llama_lab.training.callbacks import Monitor
+from llama_lab.training.checkpoint import checkpoint_step
+from llama_lab.training.folder import RunFolder
+from tests.conftest import Command
+from tests.training.test_resume import RUN, at, whole  # noqa: F401
+from tests.training.tiny import identical, planned, repeatable, rows, trained_state
+
+
+class Disk:
+    """A small file system of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fill(self) -> None:
+        """Leave no block free."""
+        with (self.path / "filling").open("wb", buffering=0) as file:
+            try:
+                while file.write(bytes(4096)):
+                    pass
+            except OSError:
+                pass
+
+    def empty(self) -> None:
+        """Take that back."""
+        (self.path / "filling").unlink()
+
+    def remount(self, mode: str) -> None:
+        """Make it read-only (`ro`), or writable again (`rw`)."""
+        subprocess.run(["mount", "-o", f"remount,{mode}", str(self.path)], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)], capture_output=True
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("needs to mount a file system")
+    yield Disk(path)
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+Arrange = Callable[[pytest.MonkeyPatch, Disk], None]
+
+
+def during_training(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
+    at(Monitor, "on_train_batch_end", 14)(monkeypatch, disk.fill)
+
+
+def before_the_first_row(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
+    at(Monitor, "on_train_start", 0)(monkeypatch, disk.fill)
+
+
+def after_training(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
+    sample = run_module.sample_text
+
+    def sample_text(*arguments: object) -> list[int]:
+        disk.fill()
+        return sample(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run_module, "sample_text", sample_text)
+
+
+FULL: dict[str, tuple[Arrange, list[str]]] = {
+    "a checkpoint": (during_training, []),
+    "the first row of metrics.csv": (before_the_first_row, []),
+    "some row of metrics.csv, in the middle": (during_training, ["train.log_every=1", "train.checkpoint_every=1000"]),
+    "an event of TensorBoard": (during_training, ["logger=tensorboard", "train.checkpoint_every=1000"]),
+    "the sample": (after_training, []),
+}
+
+
+@pytest.mark.parametrize("file", FULL)
+def test_a_full_disk_is_told_in_one_line_and_the_same_command_ends_as_if_nothing_had_been(
+    file: str,
+    command: Command,
+    disk: Disk,
+    tiny: list[str],
+    whole: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arrange, more = FULL[file]
+    overrides = [*tiny, *RUN, *more, f"runs_dir={disk.path}"]
+    with monkeypatch.context() as patched:
+        arrange(patched, disk)
+        ran = command(*overrides)
+    assert ran.code == 2
+    (line,) = ran.err.splitlines()
+    assert line.startswith(f"error: runs_dir={disk.path}: No space left on device"), line
+    assert line.endswith("; free some space, and give the same command again")
+    (status,) = disk.path.rglob("status.json")
+    folder = RunFolder(status.parent)
+    assert (folder.read_status() or {})["status"] in ("running", "failed")
+    assert not list(folder.path.rglob("*.tmp"))
+    if file == "a checkpoint":
+        assert checkpoint_step(folder.checkpoint) == 12
+    disk.empty()
+    again = command(*overrides)
+    assert (again.code, again.err) == (0, "")
+    assert identical(trained_state(folder.path), trained_state(whole))
+    if not more:
+        assert repeatable(folder.path) == repeatable(whole)
+    steps = [row["step"] for row in rows(folder.path) if "train/loss" in row]
+    assert steps == sorted(set(steps))
+
+
+def test_a_disk_that_is_full_for_the_tokens_is_told_and_leaves_nothing(
+    command: Command, disk: Disk, tiny: list[str]
+) -> None:
+    disk.fill()
+    overrides = [*tiny, "train.tokens=2560", f"data.cache_dir={disk.path}"]
+    ran = command(*overrides)
+    assert ran.code == 2
+    assert ran.err.startswith(f"error: data.cache_dir={disk.path}: No space left on device"), ran.err
+    assert ran.err.count("\n") == 1
+    assert not [file for file in disk.path.iterdir() if file.suffix not in (".lock", "")]
+    disk.empty()
+    assert command(*overrides).code == 0
+
+
+def test_a_disk_that_cannot_be_written_is_told_and_a_sweep_goes_on(
+    command: Command, disk: Disk, tiny: list[str], tmp_path: Path
+) -> None:
+    disk.remount("ro")
+    runs = [*tiny, "train.tokens=2560", f"runs_dir={disk.path}/runs"]
+    ran = command(*runs)
+    assert ran.code == 2
+    assert re.fullmatch(
+        rf"error: runs_dir={disk.path}/runs: Read-only file system: .*; make it writable, or choose another folder, "
+        r"and give the same command again\n",
+        ran.err,
+    )
+    sweep = command("--multirun", *tiny, "train.tokens=2560", f"runs_dir={disk.path}/runs,{tmp_path}/runs")
+    assert sweep.code == 2
+    assert sweep.err.count("Read-only file system") == 2, "once when it happens, and once in the end"
+    assert "Traceback" not in sweep.err
+    assert sweep.run.is_relative_to(tmp_path / "runs")
+    disk.remount("rw")
+    assert command(*runs).code == 0
+
+
+def test_tokens_on_a_disk_that_cannot_be_written_can_be_trained_on(
+    command: Command, disk: Disk, tiny: list[str]
+) -> None:
+    overrides = [*tiny, "train.tokens=2560", f"data.cache_dir={disk.path}/cache"]
+    disk.remount("ro")
+    ran = command(*overrides)
+    assert (ran.code, ran.err[:60]) == (2, f"error: data.cache_dir={disk.path}/cache: "[:60])
+    assert ran.err.count("\n") == 1
+    disk.remount("rw")
+    assert command(*overrides).code == 0
+    disk.remount("ro")
+    assert command(*overrides, "seed=2").code == 0
+
+
+def test_a_text_that_vanishes_while_it_is_read_is_named_and_its_return_mends_all(tmp_path: Path) -> None:
+    texts = [tmp_path / name for name in ("a.txt", "b.txt")]
+    for text in texts:
+        text.write_text(f"{text} is here. " * 500)
+    cache = tmp_path / "cache"
+
+    def build(progress: Callable[[int, int, str], None]) -> TokenDataset:
+        source = TextFiles([str(text) for text in texts], document_chars=500)
+        return TokenDataset.open_or_build(source, ByteTokenizer(), 0.1, cache, progress)
+
+    content = texts[1].read_text()
+
+    def vanish(done: int, total: int, phase: str) -> None:
+        if phase == "tokenising":
+            texts[1].unlink(missing_ok=True)
+
+    with pytest.raises(ConfigError, match=rf"^data: {texts[1]} was there, and is gone; restore it"):
+        build(vanish)
+    assert [file.suffix for file in cache.iterdir()] == [".lock"]
+    texts[1].write_text(content)
+    assert build(lambda *_: None).train_tokens > 0
+
+
+def test_a_run_whose_text_and_tokens_vanished_goes_on_when_the_text_is_back(
+    command: Command, tiny: list[str], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, cache = tmp_path / "text.txt", tmp_path / "cache"
+    shutil.copy(corpus, text)
+    overrides = [*tiny, *RUN, "data.files=[text.txt]", f"data.cache_dir={cache}"]
+    with monkeypatch.context() as patched:
+        at(Monitor, "on_train_batch_end", 14)(patched, lambda: os.kill(os.getpid(), 15))
+        assert command(*overrides).code == 130
+    text.unlink()
+    gone = command(*overrides)
+    assert (gone.code, gone.err) == (
+        2,
+        f"error: data.files=[text.txt]: no such file; paths are relative to {tmp_path}\n",
+    )
+    shutil.copy(corpus, text)
+    shutil.rmtree(cache)
+    again = command(*overrides)
+    assert (again.code, again.err) == (0, "")
+    assert trained_state(again.run)["global_step"] == 40
+    assert "step 10/" not in again.out, "it started over"
+
+
+def test_a_clock_that_jumps_back_changes_nothing(
+    tiny: list[str],
+    whole: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = time.time()
+    calls = iter(range(10**9))
+    monkeypatch.setattr(time, "time", lambda: now - 60 * next(calls))
+    run = planned(*tiny, *RUN, "logger=tensorboard", f"runs_dir={tmp_path}")
+    with monkeypatch.context() as patched:
+        at(Monitor, "on_train_batch_end", 14)(patched, lambda: os.kill(os.getpid(), 15))
+        assert run_module.train(run) == "interrupted"
+    assert run_module.train(planned(*tiny, *RUN, "logger=tensorboard", f"runs_dir={tmp_path}")) == "done"
+    assert repeatable(run.folder.path) == repeatable(whole)
+    seconds = [row["seconds"] for row in rows(run.folder.path)]
+    assert seconds == sorted(seconds)

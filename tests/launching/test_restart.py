@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -125,6 +126,41 @@ def test_after_a_kill_the_same_command_loses_nothing_and_does_nothing_twice(
     sessions = [json.loads((folder / run / "environment.json").read_text())["earlier_sessions"] for run in RUNS]
     went_on = sum(map(len, sessions))
     assert went_on == (1 if deed is kill_worker else 2), "the others went on from their checkpoints, or never began"
+
+
+def test_seven_kills_at_random_moments_lose_nothing_and_do_nothing_twice(
+    run_train: RunTrain, tiny: list[str], environment: dict[str, str], tmp_path: Path, sequential: Path
+) -> None:
+    """Over four slots: a worker, the launcher, or both, whatever they are doing."""
+    folder = tmp_path / "runs" / "climb"
+    command = [sys.executable, str(TRAIN), *tiny, *STUDY, *QUEUE[:2], "hydra.launcher.cpu_slots=4"]
+    draw = random.Random(4)
+    deeds = [kill_worker, kill_launcher, kill_both, kill_worker, kill_launcher, kill_both, kill_launcher]
+    done: dict[Path, int] = {}
+    for deed in deeds:
+        launcher = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+        if deed is not kill_launcher:
+            wait_for_workers(launcher)
+        time.sleep(draw.uniform(0.5, 4.0))
+        assert launcher.poll() is None, "over before it was killed"
+        deed(launcher.pid)
+        launcher.wait(timeout=PATIENCE)
+        assert launcher.returncode == (1 if deed is kill_worker else -signal.SIGKILL)
+        assert all(file.stat().st_mtime_ns == when for file, when in done.items())
+        done = {file: file.stat().st_mtime_ns for file in folder.rglob("summary.json")}
+    again = run_train(*command[2:], cwd=tmp_path)
+    assert (again.code, again.err) == (0, "")
+    assert all(file.stat().st_mtime_ns == when for file, when in done.items())
+    check_same(folder, sequential)
+
+
+def wait_for_workers(launcher: "subprocess.Popen[bytes]") -> None:
+    """Until the launcher has started one."""
+    until = time.monotonic() + PATIENCE
+    while not workers(launcher.pid):
+        assert launcher.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_two_runs_at_a_time_are_two_processes_each(run_train: RunTrain, tiny: list[str]) -> None:

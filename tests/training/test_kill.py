@@ -163,3 +163,38 @@ def test_fifty_kills_at_random_moments_change_nothing(
             number += 2
     print(phases)
     assert all(phases[name] >= 3 for name in ("start", "build", "training", "checkpoint", "end")), phases
+
+
+SWEEPS = (["--multirun", "seed=1,2"], ["study=ladder", "study.axes=[norm]", "study.seeds=[1]"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("commands", [([], []), SWEEPS], ids=["runs", "sweep and study"])
+def test_commands_that_start_at_once_on_a_fresh_cache_build_it_once_whoever_was_killed_before(
+    commands: tuple[list[str], list[str]], tiny: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    draw = random.Random(1)
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"def f{i}(x): return {draw.getrandbits(64)} * x\n\n" for i in range(60_000)))  # 2.5 MB
+    shared = [*tiny, f"data.files=[{text}]", "data.document_chars=5000", "data.cache_dir=c", "tokenizer=bpe"]
+    command = [sys.executable, str(TRAIN), *shared, "train.tokens=5120"]
+    assert conduct(command, tmp_path, environment, BUILD) == "build"
+    processes = [
+        subprocess.Popen(
+            [*command[:2], *more, *command[2:], f"runs_dir=runs{number}"],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number, more in enumerate(commands)
+    ]
+    while not any(tmp_path.glob("c/*/index.json")):
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.01)
+    shown = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert sorted("tokenising" in text for text in shown) == [False, True]
+    assert not any(tmp_path.glob("c/*.building"))
+    hashes = {json.loads(file.read_text())["data_hash"] for file in tmp_path.rglob("environment.json")}
+    assert len(hashes) == 1

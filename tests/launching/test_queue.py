@@ -157,6 +157,17 @@ def test_a_run_on_two_gpus_is_told_to_use_both(sweep: Sweep, faked_gpus: list[di
     assert len(faked_gpus) == 1
 
 
+def test_a_clock_that_jumps_back_makes_no_run_end_before_it_began(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, calls = time.time(), iter(range(10**9))
+    monkeypatch.setattr("llama_lab.launching.process.time.time", lambda: now - 60 * next(calls))
+    ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=1", "seed=1,2")
+    assert ran.code == 0
+    assert re.findall(r"val loss 1.0000, in (\S+)", ran.out)
+    assert "in -" not in ran.out
+
+
 # Kills
 
 

@@ -46,7 +46,9 @@ def test_a_longer_budget_ends_at_the_same_last_bit_as_if_it_had_been_the_first(
 ) -> None:
     whole = in_one_go(tiny, schedule, tmp_path / "whole")
     overrides, folder = short(tiny, schedule, tmp_path)
+    (folder / "wandb_id").write_text("abcd1234")
     assert train(planned(*overrides, *extended(folder))) == "done"
+    assert (folder / "wandb_id").exists() == (schedule is CONSTANT), "W&B keeps rows that are void"
     assert identical(trained_state(folder), trained_state(whole))
     assert repeatable(folder)[-2:] == repeatable(whole)[-2:], "the last step, and its evaluation"
     rates = [{row["step"]: row["optim/lr"] for row in rows(run) if "optim/lr" in row} for run in (folder, whole)]

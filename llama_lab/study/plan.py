@@ -98,8 +98,8 @@ def check_arm(variant: Variant, composer: Composer, launcher: str) -> Composed:
     """Compose an arm and check all that needs neither data nor model. Raises ConfigError."""
     cfg, choices = composer.compose(*variant.overrides)
     folder_name("arm", variant.name, "")
-    plan_job(copy.deepcopy(cfg), choices, [])
     check_devices(cfg, launcher)
+    plan_job(copy.deepcopy(cfg), choices, [])
     return Composed(variant, cfg, choices)
 
 

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from llama_lab.model import Cost
 
-from .checkpoint import replace_checkpoint
+from .checkpoint import discard, replace_checkpoint
 from .memory import peak_memory_bytes, reset_peak_memory
 from .module import LanguageModel
 from .throughput import Speed, Stopwatch, synchronize
@@ -248,6 +248,8 @@ class Checkpointing(L.Callback):
         """Write the checkpoint; the time it takes is not training."""
         with self.stopwatch.paused():
             fresh = self.path.with_suffix(".tmp")
+            if trainer.is_global_zero:
+                discard(fresh)  # what a kill has left
             trainer.save_checkpoint(fresh)
             if trainer.is_global_zero:
                 replace_checkpoint(fresh, self.path)

@@ -1,7 +1,11 @@
-"""Checkpoints on disk: the last one, and the one before it, since what a power cut leaves of a file may be torn."""
+"""Checkpoints on disk: the last one, and the one before it, since what a power cut leaves of a file may be torn.
+
+A checkpoint is a file, or, of a sharded run that is not done, a folder; see `shards.py`.
+"""
 
 import os
 import pickle
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -11,35 +15,46 @@ import torch
 
 from llama_lab.errors import ConfigError, first_line
 
+from .shards import Join, join_parts, part_files
 
-def read_checkpoint(file: Path) -> dict[str, Any]:
-    """What a checkpoint holds, its tensors mapped from the file. Raises ConfigError if it is not whole, or not ours.
 
-    Nothing but plain values and tensors is read: a pickle that would run code is refused.
+def read_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
+    """What a checkpoint holds, its tensors mapped from the disk. Raises ConfigError if it is not whole, or not ours.
+
+    Nothing but plain values and tensors is read: a pickle that would run code is refused. join: see `load_checkpoint`.
     """
     try:
-        with zipfile.ZipFile(file) as archive:  # PyTorch does not look at the checksums that it writes
-            if damaged := archive.testzip():
-                raise zipfile.BadZipFile(f"{damaged} has another checksum than when it was written")
-        content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        for file in part_files(path) if path.is_dir() else [path]:
+            with zipfile.ZipFile(file) as archive:  # PyTorch does not look at the checksums that it writes
+                if damaged := archive.testzip():
+                    raise zipfile.BadZipFile(f"{damaged} has another checksum than when it was written")
+        content: Any = load_checkpoint(path, join)
     except pickle.UnpicklingError as error:  # a pickle of more than weights
         raise ConfigError(
-            f"{file}: is no checkpoint of ours: it holds more than weights, and reading it could run code; "
+            f"{path}: is no checkpoint of ours: it holds more than weights, and reading it could run code; "
             f"train the run again, or restore the file"
         ) from error
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise ConfigError(f"{file}: is damaged, {first_line(error)}; train the run again, or restore it") from error
+        raise ConfigError(f"{path}: is damaged, {first_line(error)}; train the run again, or restore it") from error
     weights, step = (content.get(key) if isinstance(content, dict) else None for key in ("state_dict", "global_step"))
     if not isinstance(weights, dict) or not isinstance(step, int) or not all(isinstance(name, str) for name in weights):
-        raise ConfigError(f"{file}: is no checkpoint of ours; name a run that this program trained")
+        raise ConfigError(f"{path}: is no checkpoint of ours; name a run that this program trained")
     return content  # type: ignore[no-any-return]
+
+
+def load_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
+    """What a checkpoint that is known to be whole holds, its tensors mapped from the disk.
+
+    join: what to make of the rows of a sharded tensor, one piece per process.
+    """
+    if path.is_dir():
+        return join_parts([load_checkpoint(file) for file in part_files(path)], join)
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # type: ignore[no-any-return]
 
 
 def checkpoint_step(checkpoint: Path | None) -> int:
     """The optimizer step that a checkpoint, one of `newest_whole`, was written after; 0 without one."""
-    if checkpoint is None:
-        return 0
-    return int(torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+    return 0 if checkpoint is None else int(load_checkpoint(checkpoint, list)["global_step"])
 
 
 def before(file: Path) -> Path:
@@ -55,7 +70,7 @@ def newest_whole(file: Path) -> Path | None:
     found = [candidate for candidate in (file, before(file)) if candidate.exists()]
     for candidate in found:
         try:
-            read_checkpoint(candidate)
+            read_checkpoint(candidate, list)  # which reads no tensor
         except ConfigError as error:
             print(error, file=sys.stderr)
         else:
@@ -67,8 +82,26 @@ def newest_whole(file: Path) -> Path | None:
 
 def replace_checkpoint(fresh: Path, file: Path) -> None:
     """Make `fresh` the checkpoint in `file`, and that the one before it; wherever this stops, one of them is there."""
-    with fresh.open("rb") as written:
-        os.fsync(written.fileno())  # the name is given only to what is on disk
+    written = os.open(fresh, os.O_RDONLY)
+    os.fsync(written)  # the name is given only to what is on disk; the parts in a folder are
+    os.close(written)
     if file.exists():
+        discard(before(file))  # no folder can be replaced
         os.replace(file, before(file))
     os.replace(fresh, file)
+
+
+def discard(checkpoint: Path) -> None:
+    """Delete a checkpoint, if it is there."""
+    if checkpoint.is_dir():
+        shutil.rmtree(checkpoint)
+    checkpoint.unlink(missing_ok=True)
+
+
+def consolidate(checkpoint: Path) -> None:
+    """Make a sharded checkpoint the file that one device would have written; wherever this stops, it goes on."""
+    if checkpoint.is_dir():
+        fresh = checkpoint.with_suffix(".tmp")
+        discard(fresh)
+        torch.save(load_checkpoint(checkpoint), fresh)
+        replace_checkpoint(fresh, checkpoint)

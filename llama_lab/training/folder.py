@@ -16,7 +16,7 @@ from llama_lab.config import flatten, override_key
 from llama_lab.errors import ConfigError, FinishedRunError
 from llama_lab.files import replacing
 
-from .checkpoint import newest_whole
+from .checkpoint import discard, newest_whole
 
 Status = Literal["running", "interrupted", "done", "diverged", "failed"]
 
@@ -171,7 +171,7 @@ class RunFolder:
         checkpoint = newest_whole(self.checkpoint)
         sessions = [] if checkpoint is None else self._earlier_sessions(environment)
         if checkpoint is not None and checkpoint != self.checkpoint:
-            self.checkpoint.unlink(missing_ok=True)  # torn: it must not become the one before the next
+            discard(self.checkpoint)  # torn: it must not become the one before the next
         self.write_status("running")
         self.checkpoint.parent.mkdir(exist_ok=True)
         self.write_json("environment.json", environment | {"earlier_sessions": sessions})

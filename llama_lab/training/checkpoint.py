@@ -98,10 +98,14 @@ def discard(checkpoint: Path) -> None:
     checkpoint.unlink(missing_ok=True)
 
 
-def consolidate(checkpoint: Path) -> None:
-    """Make a sharded checkpoint the file that one device would have written; wherever this stops, it goes on."""
-    if checkpoint.is_dir():
-        fresh = checkpoint.with_suffix(".tmp")
+def consolidate(file: Path) -> None:
+    """Make the newest checkpoint, if it is in parts, the file that one device would have written.
+
+    Wherever this stops, one that is whole is there, and this can be done again.
+    """
+    parts = file if file.exists() else before(file)
+    if parts.is_dir():
+        fresh = file.with_suffix(".tmp")
         discard(fresh)
-        torch.save(load_checkpoint(checkpoint), fresh)
-        replace_checkpoint(fresh, checkpoint)
+        torch.save(load_checkpoint(parts), fresh)
+        replace_checkpoint(fresh, file)

@@ -5,7 +5,8 @@ import warnings
 from dataclasses import dataclass
 
 import torch
-from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
@@ -86,7 +87,9 @@ def check_started(hardware: Hardware) -> None:
     found = started()
     if found is None:
         if hardware.num_nodes > 1:
-            raise ConfigError(f"trainer.num_nodes={hardware.num_nodes}: start it with torchrun or srun, or set it to 1")
+            raise ConfigError(
+                f"trainer.num_nodes={hardware.num_nodes}: there is one; start the run on all with torchrun or srun"
+            )
         return
     for key, asked, there in (
         ("devices", hardware.devices, found.devices),

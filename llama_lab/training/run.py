@@ -152,8 +152,8 @@ def train(run: Run) -> Outcome:
             outcome = fit(run, module, data, monitor, checkpoint, facts)
             if outcome != "done" or current_rank() != 0:
                 return outcome
+            consolidate(run.folder.checkpoint)
             if run.hardware.sharded:
-                consolidate(run.folder.checkpoint)
                 model = trained_model(cfg, dataset.vocab_size, run.folder.checkpoint)
             sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
             (run.folder.path / SAMPLE).write_text(sample, encoding="utf-8")

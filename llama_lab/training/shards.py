@@ -19,7 +19,7 @@ from lightning_utilities import apply_to_collection
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-Join = Callable[[Sequence[Tensor]], Any]
+Join = Callable[[list[Tensor]], Any]
 """What to make of a tensor's rows, those of rank 0 first."""
 
 
@@ -71,7 +71,7 @@ def join_parts(parts: Sequence[dict[str, Any]], join: Join) -> dict[str, Any]:
     def fill(tensor: Tensor) -> Any:
         if not tensor.is_meta:
             return tensor
-        rows = next(tensors)
+        rows = list(next(tensors))
         if (key := rows[0].data_ptr()) not in joined:
             joined[key] = join(rows)
         return joined[key]

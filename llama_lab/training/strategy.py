@@ -6,8 +6,8 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.plugins import TorchCheckpointIO
-from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor

@@ -496,7 +496,6 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "devices abc": (["trainer.devices=abc"], "trainer.devices=abc: ", ""),
     "devices 1.5": (["trainer.devices=1.5"], "trainer.devices=1.5: ", ""),
     "nodes": (["trainer.num_nodes=0"], "trainer.num_nodes=0: ", ""),
-    "nodes 2": (["trainer.num_nodes=2"], "trainer.num_nodes=2: there is one; start", "torchrun or srun"),
     "accelerator": (["trainer.accelerator=tpu"], "trainer.accelerator=tpu: not on this machine", "choose auto or"),
     "precision": (["trainer.precision=16-mixed"], "trainer.precision=16-mixed: this ", "choose auto or 32-true"),
     "strategy": (["trainer.strategy=abc"], "trainer.strategy=abc: ", "ddp"),

@@ -86,10 +86,6 @@ def check_started(hardware: Hardware) -> None:
     """Raise ConfigError if a launcher has started other processes than the run has devices."""
     found = started()
     if found is None:
-        if hardware.num_nodes > 1:
-            raise ConfigError(
-                f"trainer.num_nodes={hardware.num_nodes}: there is one; start the run on all with torchrun or srun"
-            )
         return
     for key, asked, there in (
         ("devices", hardware.devices, found.devices),
@@ -116,6 +112,8 @@ def choose_hardware(trainer: DictConfig, micro_batches: int = 1) -> Hardware:
         nodes = found.nodes if found else 1
     if nodes < 1:
         raise ConfigError(f"trainer.num_nodes={nodes}: must be a positive whole number, or auto")
+    if nodes > 1 and not {"RANK", "SLURM_PROCID"} & os.environ.keys():
+        raise ConfigError(f"trainer.num_nodes={nodes}: start it with torchrun or srun, or set it to 1")
     shares = devices == "auto" and found is None
     if devices == -1:
         devices = available or 1

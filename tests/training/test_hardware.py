@@ -137,9 +137,8 @@ def test_a_run_below_a_launcher_that_it_does_not_match_is_refused_before_anythin
 
 
 def test_several_nodes_without_a_launcher_are_refused() -> None:
-    hardware = choose_hardware(compose_config("trainer=cpu", "trainer.num_nodes=2").trainer)
-    with pytest.raises(ConfigError, match=r"trainer\.num_nodes=2: there is one; start the run on all with torchrun or"):
-        check_started(hardware)
+    with pytest.raises(ConfigError, match=r"trainer\.num_nodes=2: start it with torchrun or srun, or set it to 1"):
+        choose_hardware(compose_config("trainer=cpu", "trainer.num_nodes=2").trainer)
 
 
 def test_tasks_that_srun_spread_unevenly_are_refused() -> None:

@@ -58,7 +58,7 @@ class Started:
 def started() -> Started | None:
     """What torchrun or srun has started, as they tell by the environment; None where Lightning starts the processes.
 
-    Raises ConfigError for tasks that srun has not spread evenly over its nodes.
+    Raises ConfigError for tasks that srun has not spread evenly over its nodes, or that would not find each other.
     """
     if TorchElasticEnvironment.detect():
         per_node = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -72,6 +72,11 @@ def started() -> Started | None:
                 f"srun --nodes and --ntasks-per-node, one task per device, and without --ntasks"
             )
         return Started("srun", per_node, nodes)
+    if "SLURM_PROCID" in os.environ and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        raise ConfigError(
+            f"SLURM_JOB_NAME={os.environ.get('SLURM_JOB_NAME')}: is taken for an interactive shell, and each task would "
+            f"train alone; give the job another name, such as srun --job-name=train"
+        )
     return None
 
 

@@ -155,6 +155,16 @@ def test_an_interactive_shell_of_slurms_is_no_launcher() -> None:
         assert len(make_plugins()) == 1
 
 
+def test_tasks_that_lightning_takes_for_shells_are_refused() -> None:
+    """As those of `srun bash train.sh`, which is a job named bash."""
+    hardware = choose_hardware(compose_config("trainer=cpu").trainer)
+    with (
+        patch.dict(os.environ, {**SRUN, "SLURM_JOB_NAME": "bash", "SLURM_STEP_NUM_TASKS": "6"}),
+        pytest.raises(ConfigError, match=r"SLURM_JOB_NAME=bash: .*; give the job another name"),
+    ):
+        check_started(hardware)
+
+
 def test_lightning_never_hands_a_job_of_slurms_in_again() -> None:
     with patch.dict(os.environ, SRUN):
         (environment,) = (plugin for plugin in make_plugins() if isinstance(plugin, SLURMEnvironment))

@@ -74,8 +74,8 @@ def started() -> Started | None:
         return Started("srun", per_node, nodes)
     if "SLURM_PROCID" in os.environ and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         raise ConfigError(
-            f"SLURM_JOB_NAME={os.environ.get('SLURM_JOB_NAME')}: is taken for an interactive shell, and each task would "
-            f"train alone; give the job another name, such as srun --job-name=train"
+            f"SLURM_JOB_NAME={os.environ.get('SLURM_JOB_NAME')}: is taken for an interactive shell, and each task "
+            f"would train alone; give the job another name, such as srun --job-name=train"
         )
     return None
 

@@ -169,9 +169,9 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     if cfg.plan is True:
         print_plan(cfg)
         return
-    run = plan_job(cfg, job.runtime.choices, list(job.overrides.task))
     if in_sweep:
         check_devices(cfg, job.runtime.choices["hydra/launcher"])
+    run = plan_job(cfg, job.runtime.choices, list(job.overrides.task))
     from llama_lab.training.display import print_result
     from llama_lab.training.hardware import current_rank
     from llama_lab.training.run import train  # after the checks: torch and lightning take seconds to import

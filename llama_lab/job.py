@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from llama_lab.training.hardware import Hardware
     from llama_lab.training.run import Run
 
+OWN_PROCESSES = ("local_gpus", "slurm", "ray")  # launchers that start each run in processes of its own
 # Of the settings that have no default.
 EXAMPLES = {"data.files": "data.files=[book.txt]", "run": "run=runs/llama/base/seed=1"}
 
@@ -31,13 +32,12 @@ def plan_job(
     """
     check_job(cfg, choices)
     from llama_lab.training.folder import arm_name
-    from llama_lab.training.hardware import choose_hardware  # after the checks: torch takes seconds to import
-    from llama_lab.training.run import plan
+    from llama_lab.training.run import plan  # after the checks: torch and lightning take seconds to import
 
     name = folder_name("name", cfg.name, str(choices["arch"]))
     arm = folder_name("arm", cfg.arm, arm_name(overrides))
     ours = {group: str(option) for group, option in choices.items() if option is not None and group in groups()}
-    return plan(cfg, name, arm, overrides, ours, choose or choose_hardware)
+    return plan(cfg, name, arm, overrides, ours, choose)
 
 
 def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
@@ -65,12 +65,16 @@ def folder_name(key: str, name: str | int | None, default: str) -> str:
 def check_devices(cfg: DictConfig, launcher: str) -> None:
     """Raise ConfigError for a run of several processes in a sweep, unless its launcher gives each one of its own.
 
-    launcher: the option of `hydra/launcher`.
+    With any other, `auto` becomes one device, in place. launcher: the option of `hydra/launcher`.
     """
+    if launcher not in OWN_PROCESSES:
+        for key in ("devices", "num_nodes"):
+            if cfg.trainer[key] == "auto":
+                cfg.trainer[key] = 1
     devices, nodes = cfg.trainer.devices, cfg.trainer.num_nodes
-    if nodes != 1:
+    if nodes not in (1, "auto"):
         raise ConfigError(f"trainer.num_nodes={nodes}: a sweep trains on one machine; set trainer.num_nodes=1")
-    if devices != 1 and launcher != "local_gpus":
+    if devices != 1 and launcher not in OWN_PROCESSES:
         raise ConfigError(
             f"trainer.devices={devices}: hydra/launcher={launcher} trains on one device, since the processes of the "
             f"others would start the sweep again; set trainer.devices=1, or choose hydra/launcher=local_gpus"

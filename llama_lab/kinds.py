@@ -13,8 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config import flatten
 from llama_lab.errors import ConfigError
 
+Kind = type | str
+"""A type, or a word that stands for itself."""
+
 # Settings that may be null, with the kinds that they have otherwise.
-NULLABLE: dict[str, tuple[type, ...]] = {
+NULLABLE: dict[str, tuple[Kind, ...]] = {
     "name": (str, int),
     "arm": (str, int),
     "resume": (str,),
@@ -39,7 +42,12 @@ NULLABLE: dict[str, tuple[type, ...]] = {
     "top_p": (float,),
     "min_p": (float,),
 }
-NOT_NULLABLE: dict[str, tuple[type, ...]] = {"run": (str,), "data.files": (list, str), "trainer.devices": (int,)}
+NOT_NULLABLE: dict[str, tuple[Kind, ...]] = {
+    "run": (str,),
+    "data.files": (list, str),
+    "trainer.devices": (int, "auto"),
+    "trainer.num_nodes": (int, "auto"),
+}
 
 WORDS = {
     bool: "true or false",
@@ -83,12 +91,14 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
         if (value is None and key in NULLABLE) or kinds == (type(None),):
             continue
         if not any(is_kind(value, kind) for kind in kinds):
-            wanted = " or ".join(WORDS.get(kind, kind.__name__) for kind in kinds)
+            wanted = " or ".join(kind if isinstance(kind, str) else WORDS.get(kind, kind.__name__) for kind in kinds)
             raise ConfigError(f"{key}={'null' if value is None else value}: must be {wanted}")
 
 
-def is_kind(value: object, kind: type) -> bool:
+def is_kind(value: object, kind: Kind) -> bool:
     """Whether a value counts as a kind: whole numbers are numbers too, but true and false are not."""
+    if isinstance(kind, str):
+        return value == kind
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if kind is int:

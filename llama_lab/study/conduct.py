@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
 from llama_lab.job import plan_job
 from llama_lab.training.folder import CHANGEABLE, held
-from llama_lab.training.hardware import choose_hardware, current_rank
+from llama_lab.training.hardware import current_rank
 from llama_lab.training.run import train
 
 from .dry_run import print_plan
@@ -38,7 +38,7 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
     default_recipe = Composer(context.config_loader, ()).choices()["arch"]
     request = read_request(cfg.copy(), arguments, default_recipe)
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=study_job, config=cfg)
-    choose = getattr(launcher, "hardware", choose_hardware)  # ours know what their runs will have
+    choose = getattr(launcher, "hardware", None)  # ours know what their runs will have
     plan = plan_study(request, Composer(context.config_loader, request.shared), choose)
     print_plan(plan, timed=request.dry_run)
     if request.dry_run:

@@ -16,7 +16,7 @@ from llama_lab.job import check_devices, folder_name, plan_job
 from llama_lab.model import Cost, Decoder, measure_cost
 from llama_lab.training.display import open_display
 from llama_lab.training.folder import check_no_file
-from llama_lab.training.hardware import Hardware, choose_hardware
+from llama_lab.training.hardware import Hardware
 from llama_lab.training.run import Run, build_module, encode_prompt, open_dataset, plan
 
 from .design import Variant, Variants
@@ -72,12 +72,10 @@ class Composed:
     hardware: Hardware
 
 
-def plan_study(
-    request: Request, composer: Composer, choose: Callable[[DictConfig], Hardware] = choose_hardware
-) -> Plan:
+def plan_study(request: Request, composer: Composer, choose: Callable[[DictConfig], Hardware] | None = None) -> Plan:
     """Plan all runs of a study. Raises ConfigError for an arm that cannot be composed, built, matched or trained.
 
-    choose: the hardware that a run will have, by its group `trainer`.
+    choose: the hardware that a run will have, by its group `trainer`; this machine's if None.
     """
     variants = request.design.variants(composer)
     folder = Path(request.runs_dir) / request.name
@@ -102,13 +100,13 @@ def check_free(request: Request, variants: Sequence[Variant]) -> None:
 
 
 def check_arm(
-    variant: Variant, composer: Composer, launcher: str, choose: Callable[[DictConfig], Hardware]
+    variant: Variant, composer: Composer, launcher: str, choose: Callable[[DictConfig], Hardware] | None
 ) -> Composed:
     """Compose an arm and check all that needs neither data nor model. Raises ConfigError."""
     cfg, choices = composer.compose(*variant.overrides)
     folder_name("arm", variant.name, "")
-    run = plan_job(copy.deepcopy(cfg), choices, [], choose)
     check_devices(cfg, launcher)
+    run = plan_job(copy.deepcopy(cfg), choices, [], choose)
     return Composed(variant, cfg, choices, run.hardware)
 
 

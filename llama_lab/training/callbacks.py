@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from llama_lab.model import Cost
 
-from .checkpoint import replace_checkpoint, stable
+from .checkpoint import discard, replace_checkpoint, stable
 from .memory import peak_memory_bytes, reset_peak_memory
 from .module import LanguageModel
 from .throughput import Speed, Stopwatch, synchronize
@@ -230,7 +230,7 @@ class Checkpointing(L.Callback):
         self.stop.listen()
         self._saved_step = trainer.global_step
         if trainer.is_global_zero and trainer.global_step < self.stable_step:
-            stable(self.path).unlink(missing_ok=True)  # of a smaller budget, or written just before a kill
+            discard(stable(self.path))  # of a smaller budget, or written just before a kill
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -267,10 +267,12 @@ class Checkpointing(L.Callback):
         """Write a checkpoint; the time it takes is not training."""
         with self.stopwatch.paused():
             fresh = path.with_suffix(".tmp")
+            if trainer.is_global_zero:
+                discard(fresh)  # what a kill has left
             try:
                 trainer.save_checkpoint(fresh)
             except OSError:
-                fresh.unlink(missing_ok=True)  # half a checkpoint would fill a full disk
+                discard(fresh)  # half a checkpoint would fill a full disk
                 raise
             if trainer.is_global_zero:
                 replace_checkpoint(fresh, path)

@@ -1,6 +1,8 @@
-"""Checkpoints on disk: the last one, and the one before it, since what a power cut leaves of a file may be torn."""
+"""Checkpoints on disk: the last one, and the one before it, since what a power cut leaves of a file may be torn.
 
-import io
+A checkpoint is a file, or, of a sharded run that is not done, a folder; see `shards.py`.
+"""
+
 import os
 import pickle
 import shutil
@@ -10,39 +12,49 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from llama_lab.errors import ConfigError, first_line
 
+from .shards import Join, join_parts, part_files, write_file
 
-def read_checkpoint(file: Path) -> dict[str, Any]:
-    """What a checkpoint holds, its tensors mapped from the file. Raises ConfigError if it is not whole, or not ours.
 
-    Nothing but plain values and tensors is read: a pickle that would run code is refused.
+def read_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
+    """What a checkpoint holds, its tensors mapped from the disk. Raises ConfigError if it is not whole, or not ours.
+
+    Nothing but plain values and tensors is read: a pickle that would run code is refused. join: see `load_checkpoint`.
     """
     try:
-        with zipfile.ZipFile(file) as archive:  # PyTorch does not look at the checksums that it writes
-            if damaged := archive.testzip():
-                raise zipfile.BadZipFile(f"{damaged} has another checksum than when it was written")
-        content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        for file in part_files(path) if path.is_dir() else [path]:
+            with zipfile.ZipFile(file) as archive:  # PyTorch does not look at the checksums that it writes
+                if damaged := archive.testzip():
+                    raise zipfile.BadZipFile(f"{damaged} has another checksum than when it was written")
+        content: Any = load_checkpoint(path, join)
     except pickle.UnpicklingError as error:  # a pickle of more than weights
         raise ConfigError(
-            f"{file}: is no checkpoint of ours: it holds more than weights, and reading it could run code; "
+            f"{path}: is no checkpoint of ours: it holds more than weights, and reading it could run code; "
             f"train the run again, or restore the file"
         ) from error
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise ConfigError(f"{file}: is damaged, {first_line(error)}; train the run again, or restore it") from error
+        raise ConfigError(f"{path}: is damaged, {first_line(error)}; train the run again, or restore it") from error
     weights, step = (content.get(key) if isinstance(content, dict) else None for key in ("state_dict", "global_step"))
     if not isinstance(weights, dict) or not isinstance(step, int) or not all(isinstance(name, str) for name in weights):
-        raise ConfigError(f"{file}: is no checkpoint of ours; name a run that this program trained")
+        raise ConfigError(f"{path}: is no checkpoint of ours; name a run that this program trained")
     return content  # type: ignore[no-any-return]
+
+
+def load_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
+    """What a checkpoint that is known to be whole holds, its tensors mapped from the disk.
+
+    join: what to make of the rows of a sharded tensor, one piece per process.
+    """
+    if path.is_dir():
+        return join_parts([load_checkpoint(file) for file in part_files(path)], join)
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # type: ignore[no-any-return]
 
 
 def checkpoint_step(checkpoint: Path | None) -> int:
     """The optimizer step that a checkpoint, one of `newest_whole`, was written after; 0 without one."""
-    if checkpoint is None:
-        return 0
-    return int(torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+    return 0 if checkpoint is None else int(load_checkpoint(checkpoint, list)["global_step"])
 
 
 def before(file: Path) -> Path:
@@ -63,7 +75,7 @@ def newest_whole(file: Path) -> Path | None:
     found = [candidate for candidate in (file, before(file)) if candidate.exists()]
     for candidate in found:
         try:
-            read_checkpoint(candidate)
+            read_checkpoint(candidate, list)  # which reads no tensor
         except ConfigError as error:
             print(error, file=sys.stderr)
         else:
@@ -73,36 +85,51 @@ def newest_whole(file: Path) -> Path | None:
     return None
 
 
-class WrittenInPlace(TorchCheckpointIO):
-    """Writes a checkpoint where it is to be. Lightning's own writes it where temporary files are, and moves it: there
-    may be no room for it, and a kill would leave it for good.
-    """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write it as PyTorch does; raises OSError, which PyTorch itself, writing to a full disk, would not."""
-        content = io.BytesIO()
-        torch.save(checkpoint, content)
-        Path(path).write_bytes(content.getbuffer())
-
-
 def go_back_to(earlier: Path, file: Path) -> None:
     """Make a copy of `earlier` the checkpoint in `file`, and forget all that came after it."""
     fresh = file.with_suffix(".tmp")
-    shutil.copyfile(earlier, fresh)
-    sync(fresh)
-    before(file).unlink(missing_ok=True)
-    os.replace(fresh, file)
+    discard(fresh)
+    if earlier.is_dir():
+        shutil.copytree(earlier, fresh)
+    else:
+        shutil.copyfile(earlier, fresh)
+    for part in fresh.rglob("*"):
+        sync(part)
+    replace_checkpoint(fresh, file)
+    discard(before(file))
 
 
 def replace_checkpoint(fresh: Path, file: Path) -> None:
     """Make `fresh` the checkpoint in `file`, and that the one before it; wherever this stops, one of them is there."""
     sync(fresh)
     if file.exists():
+        discard(before(file))  # no folder can be replaced
         os.replace(file, before(file))
     os.replace(fresh, file)
 
 
-def sync(file: Path) -> None:
-    """Wait until a file is on disk, so that a name is given only to what is there."""
-    with file.open("rb") as written:
-        os.fsync(written.fileno())
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on disk, so that a name is given only to what is there."""
+    written = os.open(path, os.O_RDONLY)
+    os.fsync(written)
+    os.close(written)
+
+
+def discard(checkpoint: Path) -> None:
+    """Delete a checkpoint, if it is there."""
+    if checkpoint.is_dir():
+        shutil.rmtree(checkpoint)
+    checkpoint.unlink(missing_ok=True)
+
+
+def consolidate(file: Path) -> None:
+    """Make the newest checkpoint, if it is in parts, the file that one device would have written.
+
+    Wherever this stops, one that is whole is there, and this can be done again.
+    """
+    parts = file if file.exists() else before(file)
+    if parts.is_dir():
+        fresh = file.with_suffix(".tmp")
+        discard(fresh)
+        write_file(load_checkpoint(parts), fresh)
+        replace_checkpoint(fresh, file)

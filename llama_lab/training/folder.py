@@ -16,7 +16,7 @@ from llama_lab.config import flatten, override_key
 from llama_lab.errors import ConfigError, FinishedRunError
 from llama_lab.files import replacing
 
-from .checkpoint import checkpoint_step, go_back_to, newest_whole, stable
+from .checkpoint import checkpoint_step, discard, go_back_to, newest_whole, stable
 
 Status = Literal["running", "interrupted", "done", "diverged", "failed"]
 
@@ -176,7 +176,7 @@ class RunFolder:
             go_back_to(checkpoint, self.checkpoint)
             checkpoint = self.checkpoint
         elif checkpoint is not None and checkpoint != self.checkpoint:
-            self.checkpoint.unlink(missing_ok=True)  # torn: it must not become the one before the next
+            discard(self.checkpoint)  # torn: it must not become the one before the next
         self.write_status("running")
         self.checkpoint.parent.mkdir(exist_ok=True)
         self.write_json("environment.json", environment | {"earlier_sessions": sessions})

@@ -1,27 +1,35 @@
-"""Which device a run uses, how many of it, and in what precision."""
+"""Which devices a run uses, how many of them, how they share the work, and in what precision."""
 
 import os
+import warnings
 from dataclasses import dataclass
 
 import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
 from llama_lab.errors import ConfigError
 
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
-STRATEGIES = ("auto", "ddp")
+STRATEGIES = ("auto", "ddp", "fsdp")
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Settings of a Lightning Trainer, none of them `auto`, except the precision of a machine that is `elsewhere`."""
+    """Settings of a Lightning Trainer, none of them `auto`, except the precision of a machine that is `elsewhere`.
+
+    devices: of each node. spare: GPUs of this machine that `auto` leaves alone, since more would not share the batch.
+    """
 
     accelerator: str
     devices: int
     num_nodes: int
     precision: str
     device_name: str
+    sharded: bool = False
+    spare: int = 0
     elsewhere: bool = False
 
     @property
@@ -39,27 +47,105 @@ class Hardware:
         return self.devices * self.num_nodes
 
 
-def choose_hardware(trainer: DictConfig) -> Hardware:
-    """Resolve `accelerator`, `devices` and `precision`. Raises ConfigError for what there is not."""
-    if trainer.strategy not in STRATEGIES:
-        raise ConfigError(f"trainer.strategy={trainer.strategy}: unknown; choose {' or '.join(STRATEGIES)}")
-    if trainer.num_nodes < 1:
-        raise ConfigError(f"trainer.num_nodes={trainer.num_nodes}: must be a positive whole number")
-    if trainer.num_nodes > 1 and not {"RANK", "SLURM_PROCID"} & os.environ.keys():
-        raise ConfigError(f"trainer.num_nodes={trainer.num_nodes}: start it with torchrun or srun, or set it to 1")
+@dataclass(frozen=True)
+class Started:
+    """The processes that a launcher has started, one per device. devices: on each node."""
+
+    launcher: str
+    devices: int
+    nodes: int
+
+
+def started() -> Started | None:
+    """What torchrun or srun has started, as they tell by the environment; None where Lightning starts the processes.
+
+    Raises ConfigError for tasks that srun has not spread evenly over its nodes, or that would not find each other.
+    """
+    if TorchElasticEnvironment.detect():
+        per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        return Started("torchrun", per_node, int(os.environ["WORLD_SIZE"]) // per_node)
+    if below_srun():
+        tasks, nodes = int(os.environ["SLURM_NTASKS"]), int(os.environ.get("SLURM_NNODES", 1))
+        per_node = int(os.environ.get("SLURM_NTASKS_PER_NODE", 1))
+        if tasks != nodes * per_node:
+            raise ConfigError(
+                f"SLURM_NTASKS={tasks}: is not the same number of tasks on each of {nodes} nodes; start them with "
+                f"srun --nodes and --ntasks-per-node, one task per device, and without --ntasks"
+            )
+        return Started("srun", per_node, nodes)
+    if "SLURM_PROCID" in os.environ and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        raise ConfigError(
+            f"SLURM_JOB_NAME={os.environ.get('SLURM_JOB_NAME')}: is taken for an interactive shell, and each task "
+            f"would train alone; give the job another name, such as srun --job-name=train"
+        )
+    return None
+
+
+def below_srun() -> bool:
+    """Whether srun has started this process, and no torchrun inside; an interactive shell of Slurm's is neither."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is an srun on this machine, which was not used
+        return SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
+
+
+def check_started(hardware: Hardware) -> None:
+    """Raise ConfigError if a launcher has started other processes than the run has devices."""
+    found = started()
+    if found is None:
+        return
+    for key, asked, there in (
+        ("devices", hardware.devices, found.devices),
+        ("num_nodes", hardware.num_nodes, found.nodes),
+    ):
+        if asked != there:
+            raise ConfigError(
+                f"trainer.{key}={asked}: {found.launcher} has started {found.devices} processes on each of "
+                f"{found.nodes} nodes; start one per device, or set trainer.{key}=auto"
+            )
+
+
+def choose_hardware(trainer: DictConfig, micro_batches: int = 1) -> Hardware:
+    """Resolve every `auto` of the group `trainer`. Raises ConfigError for what there is not.
+
+    micro_batches: of an optimizer step, which the devices share; `auto` takes as many GPUs as can.
+    """
+    check_strategy(trainer.strategy)
     accelerator = choose_accelerator(trainer.accelerator)
     available = {"gpu": torch.cuda.device_count(), "mps": 1}.get(accelerator)
-    devices = trainer.devices
+    found = started() if "auto" in (trainer.devices, trainer.num_nodes) else None
+    devices, nodes = trainer.devices, trainer.num_nodes
+    if nodes == "auto":
+        nodes = found.nodes if found else 1
+    if nodes < 1:
+        raise ConfigError(f"trainer.num_nodes={nodes}: must be a positive whole number, or auto")
+    if nodes > 1 and not {"RANK", "SLURM_PROCID"} & os.environ.keys():
+        raise ConfigError(f"trainer.num_nodes={nodes}: start it with torchrun or srun, or set it to 1")
+    shares = devices == "auto" and found is None
     if devices == -1:
         devices = available or 1
+    elif devices == "auto":
+        devices = found.devices if found else sharing_devices(available or 1, nodes, micro_batches)
     if devices < 1 or (available is not None and devices > available):
         raise ConfigError(
-            f"trainer.devices={devices}: this machine has {available or 'a'} {accelerator}; choose 1 or more, or -1"
+            f"trainer.devices={devices}: this machine has {available or 'a'} {accelerator}; choose 1 or more, -1 or "
+            f"auto"
         )
     has_bf16 = accelerator != "gpu" or torch.cuda.is_bf16_supported(including_emulation=False)
     name = torch.cuda.get_device_name() if accelerator == "gpu" else accelerator
     precision = choose_precision(trainer.precision, accelerator, has_bf16)
-    return Hardware(accelerator, devices, trainer.num_nodes, precision, name)
+    spare = (available or 1) - devices if shares else 0
+    return Hardware(accelerator, devices, nodes, precision, name, trainer.strategy == "fsdp", spare)
+
+
+def check_strategy(wanted: str) -> None:
+    """Raise ConfigError for a way to share the work that there is not."""
+    if wanted not in STRATEGIES:
+        raise ConfigError(f"trainer.strategy={wanted}: unknown; choose {', '.join(STRATEGIES)}")
+
+
+def sharing_devices(available: int, nodes: int, micro_batches: int) -> int:
+    """The largest number of devices per node, up to all, that share the micro-batches equally; 1 if none do."""
+    return next((n for n in range(available, 1, -1) if micro_batches % (n * nodes) == 0), 1)
 
 
 def choose_accelerator(wanted: str, setting: str = "trainer.accelerator") -> str:

@@ -8,6 +8,7 @@ import lightning as L
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -88,8 +89,11 @@ class LanguageModel(L.LightningModule):
         return nll / tokens, nll / math.log(2) / self.val_bytes
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the losses not yet logged, so that a resumed run logs the same mean."""
-        checkpoint["train_losses"] = [loss.cpu() for loss in self._train_losses]
+        """Keep the losses not yet logged, averaged over all ranks, so that a resumed run logs the same mean."""
+        losses = self._train_losses
+        if losses:
+            losses = list(self.trainer.strategy.reduce(torch.stack(losses), reduce_op="mean").cpu())
+        checkpoint["train_losses"] = losses
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take them up again."""
@@ -98,7 +102,8 @@ class LanguageModel(L.LightningModule):
     def configure_gradient_clipping(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         """Clip, and keep the norm that the gradient had before."""
         limit = math.inf if self.grad_clip is None else self.grad_clip
-        self.grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def configure_optimizers(self) -> Any:
         """The optimizer, and its schedule by the step."""

@@ -31,7 +31,7 @@ from llama_lab.model import Cost, measure_cost
 from . import devices
 from .devices import Device
 from .footprint import Footprint
-from .hardware import choose_precision
+from .hardware import check_strategy, choose_precision
 from .run import budget_steps
 
 USABLE = 0.95  # of a device's memory: about what is left beside the CUDA context and fragmentation
@@ -199,7 +199,7 @@ def plan_training(cfg: DictConfig) -> TrainingPlan:
     vocab_size, vocabulary = planned_vocabulary(cfg)
     steps = budget_steps(cfg, setup.batch_size)
     model = MemoryModel(cfg, vocab_size, steps, precision)
-    layouts = [setup, replace(setup, sharded=True)] if setup.devices > 1 else [setup]
+    layouts = [setup] if setup.sharded or setup.devices == 1 else [setup, replace(setup, sharded=True)]
     return TrainingPlan(
         device_name=name,
         device=device,
@@ -209,7 +209,7 @@ def plan_training(cfg: DictConfig) -> TrainingPlan:
         vocabulary=vocabulary,
         cost=measure_cost(model.model),
         tokens=steps * setup.batch_size * setup.seq_len,
-        per_node=cfg.trainer.devices,
+        per_node=asked_count(cfg, "devices"),
         batch_asked=cfg.train.batch_size,
         columns=tuple(plan_column(layout, model, USABLE * device.memory) for layout in layouts),
     )
@@ -235,18 +235,25 @@ def find_device(wanted: str | None) -> tuple[str, Device]:
 
 
 def asked_setup(cfg: DictConfig) -> Setup:
-    """The run as configured, without shards; with the nearest batch where the devices cannot share the one asked for.
+    """The run as configured, with the nearest batch where the devices cannot share the one asked for.
 
     Raises ConfigError for numbers that cannot be.
     """
-    for key in ("devices", "num_nodes"):
-        if cfg.trainer[key] < 1:
-            raise ConfigError(f"trainer.{key}={cfg.trainer[key]}: a plan needs a number, such as trainer.{key}=8")
-    world, micro = cfg.trainer.devices * cfg.trainer.num_nodes, cfg.train.micro_batch_size
+    check_strategy(cfg.trainer.strategy)
+    world, micro = asked_count(cfg, "devices") * asked_count(cfg, "num_nodes"), cfg.train.micro_batch_size
     budget_steps(cfg, 1)  # for its checks of numbers, before they are computed with
     batch_size = nearest_multiple(cfg.train.batch_size, world * (micro or 1))
     accumulate = micro_batches_per_step(batch_size, micro, world)
-    return Setup(False, world, batch_size, batch_size // world // accumulate, cfg.model.max_seq_len)
+    micro = batch_size // world // accumulate
+    return Setup(cfg.trainer.strategy == "fsdp", world, batch_size, micro, cfg.model.max_seq_len)
+
+
+def asked_count(cfg: DictConfig, key: str) -> int:
+    """How many `devices` per node, or `num_nodes`, the plan is for: one for `auto`. Raises ConfigError."""
+    asked = cfg.trainer[key]
+    if asked != "auto" and asked < 1:
+        raise ConfigError(f"trainer.{key}={asked}: a plan needs a number, such as trainer.{key}=8")
+    return 1 if asked == "auto" else int(asked)
 
 
 def nearest_multiple(number: int, unit: int) -> int:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,17 +24,18 @@ from llama_lab.files import disk_errors_told
 from llama_lab.model import Cost, Decoder, Sampling, generate, measure_cost
 
 from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monitor, StopRequest
-from .checkpoint import WrittenInPlace, before, checkpoint_step, newest_whole
+from .checkpoint import before, checkpoint_step, consolidate, discard, load_checkpoint, newest_whole
 from .display import open_display
 from .environment import environment
 from .extension import tell_what_differs, with_earlier_warmup
 from .folder import EVALUATION, SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, held
-from .hardware import Hardware, choose_hardware, current_rank
+from .hardware import Hardware, check_started, choose_hardware, current_rank
 from .length import check_multiples, evaluation
 from .loggers import TensorBoard, WandbMetrics, log_hparams, start_wandb
 from .metrics import MetricsCSV, read_metrics
 from .module import LanguageModel
 from .schedule import steps_alike
+from .strategy import make_plugins, make_strategy
 from .throughput import peak_flops
 
 Outcome = Literal["done", "diverged", "interrupted"]
@@ -70,15 +72,16 @@ def plan(
     arm: str,
     overrides: list[str],
     choices: dict[str, str],
-    choose: Callable[[DictConfig], Hardware] = choose_hardware,
+    choose: Callable[[DictConfig], Hardware] | None = None,
 ) -> Run:
     """Check all settings that need neither data, model nor folder, but for the warm-up of a run to resume.
 
-    overrides: what was typed. choices: the option of every config group. choose: the hardware for the group `trainer`,
-    where the run is not for this machine. Raises ConfigError.
+    overrides: what was typed. choices: the option of every config group. choose: the hardware for the group `trainer`;
+    this machine's if None. Raises ConfigError.
     """
     steps = budget_steps(cfg, cfg.train.batch_size)
-    hardware = choose(cfg.trainer)
+    micro_batches = cfg.train.batch_size // (cfg.train.micro_batch_size or 1)
+    hardware = choose(cfg.trainer) if choose else choose_hardware(cfg.trainer, micro_batches)
     accumulate = micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)
     folder = RunFolder(Path(cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if cfg.resume:
@@ -141,11 +144,15 @@ def train(run: Run) -> Outcome:
 
 def train_on_disk(run: Run) -> Outcome:
     """`train`, with errors of the disk as Python raises them."""
+    check_started(run.hardware)
     check_folder(run)
     quiet_libraries()
     cfg = run.cfg
-    if cfg.resume and current_rank() == 0:
-        tell_what_differs(cfg, run.folder, run.steps)
+    if current_rank() == 0:
+        if run.hardware.spare:
+            print(spare_devices(run), file=sys.stderr)
+        if cfg.resume:
+            tell_what_differs(cfg, run.folder, run.steps)
     with open_display(run.steps, current_rank()) as display:
         dataset = open_dataset(cfg, display.prepare)
         prompt = encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
@@ -167,6 +174,9 @@ def train_on_disk(run: Run) -> Outcome:
             outcome = fit(run, module, data, monitor, checkpoint, facts)
             if outcome != "done" or current_rank() != 0:
                 return outcome
+            consolidate(run.folder.checkpoint)
+            if run.hardware.sharded:
+                model = trained_model(cfg, dataset.vocab_size, run.folder.checkpoint)
             sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
             (run.folder.path / SAMPLE).write_text(sample, encoding="utf-8")
             if cfg.train.eval_lengths:  # before the run counts as done, so that one that is killed here makes up for it
@@ -174,6 +184,23 @@ def train_on_disk(run: Run) -> Outcome:
                 run.folder.write_json(EVALUATION, found)
             finish(run, monitor, facts)
     return "done"
+
+
+def spare_devices(run: Run) -> str:
+    """Why the run leaves GPUs of this machine alone, in one line."""
+    return (
+        f"trainer.devices=auto: trains on {run.hardware.devices} of {run.hardware.devices + run.hardware.spare} GPUs, "
+        f"since more cannot share train.batch_size={run.cfg.train.batch_size} with train.micro_batch_size="
+        f"{'null' if run.cfg.train.micro_batch_size is None else run.cfg.train.micro_batch_size}"
+    )
+
+
+def trained_model(cfg: DictConfig, vocab_size: int, checkpoint: Path) -> Decoder:
+    """The model of a checkpoint that is known to be whole, on the CPU."""
+    model: Decoder = build_model(cfg, vocab_size)
+    weights = load_checkpoint(checkpoint)["state_dict"]
+    model.load_state_dict({name.removeprefix("model."): weight for name, weight in weights.items()})
+    return model
 
 
 def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
@@ -300,7 +327,8 @@ def fit(
         accelerator=run.hardware.accelerator,
         devices=run.hardware.devices,
         num_nodes=run.hardware.num_nodes,
-        strategy=cfg.trainer.strategy,
+        strategy=make_strategy(run.hardware),
+        plugins=make_plugins(),
         precision=run.hardware.precision,  # type: ignore[arg-type]
         max_steps=run.steps,
         accumulate_grad_batches=run.accumulate,
@@ -311,15 +339,16 @@ def fit(
         use_distributed_sampler=False,
         logger=loggers,
         callbacks=[monitor, checkpointing],
-        plugins=[WrittenInPlace()],
         default_root_dir=folder.path,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        inference_mode=not run.hardware.sharded,  # which would leave gathered weights that no gradient can pass
     )
     if cfg.trainer.compile:
         torch._dynamo.reset()  # its limit on recompilations is the process's, and later runs of a sweep would run eager
-        module.model.compile()  # in place, so that no name in a checkpoint changes
+        for part in module.model.blocks if run.hardware.sharded else [module.model]:
+            part.compile()  # in place, so that no name in a checkpoint changes
     outcome: Outcome | None = None
     try:
         with stop.listening():
@@ -383,7 +412,7 @@ def finish(run: Run, monitor: Monitor, facts: dict[str, Any]) -> None:
     run.folder.write_json("summary.json", summary)
     if run.cfg.logger.tensorboard:
         log_hparams(run.folder.path, run.cfg.optim.get("lr"), summary)
-    before(run.folder.checkpoint).unlink(missing_ok=True)
+    discard(before(run.folder.checkpoint))
     run.folder.write_status("done")
 
 

@@ -294,6 +294,16 @@ def test_a_model_that_no_number_of_devices_holds_has_no_nearest_setting() -> Non
 # Devices
 
 
+def test_auto_is_one_device_and_a_sharded_run_is_planned_sharded() -> None:
+    one = planned_on("h100", "arch=llama2", "train.tokens=1e9")
+    assert (one.setup.devices, one.per_node, one.setup.layout) == (1, 1, "one device")
+    overrides = ["arch=llama2", "train.tokens=1e9", "trainer.devices=4"]
+    _, beside = planned_on("h100", *overrides).columns
+    (sharded,) = planned_on("h100", *overrides, "trainer=fsdp").columns
+    assert sharded == beside
+    assert sharded.setup.layout == "FSDP"
+
+
 def test_devices_are_typed_in_lower_case_and_a_driver_s_name_finds_them() -> None:
     assert len(options()) == len(DEVICES)
     assert options()["a100_40gb"].memory == 40e9

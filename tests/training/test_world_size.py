@@ -1,0 +1,133 @@
+"""One device, several, several nodes, sharded: the same global batch, the same curve, each validation window once."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from llama_lab.data import ValWindows
+from llama_lab.training.folder import RunFolder
+from llama_lab.training.run import open_dataset, train
+from tests.composing import decoder
+from tests.conftest import TRAIN, Ran, RunTrain
+from tests.training.tiny import nll_by_hand, planned, repeatable, rows
+
+STEPS = 200
+RUN = [
+    "model.max_seq_len=28",
+    f"train.tokens={STEPS * 8 * 28}",
+    "train.micro_batch_size=2",
+    "train.log_every=1",
+    "train.evaluations=3",  # the last of them after the last step, which is no multiple
+]
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
+
+
+@pytest.fixture(scope="module")
+def one(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run on one device."""
+    run = planned(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('one')}")
+    assert train(run) == "done"
+    return run.folder.path
+
+
+def assert_same_curve(ran: Path, one: Path) -> None:
+    """Every training loss to 1e-5, every validation loss to 1e-6, and nothing more or less."""
+    ours, theirs = repeatable(ran), repeatable(one)
+    assert [row.keys() for row in ours] == [row.keys() for row in theirs]
+    assert len(theirs) == STEPS + 3
+    for row, other in zip(ours, theirs, strict=True):
+        for key, value in row.items():
+            limit = {"train/loss": 1e-5, "val/loss": 1e-6}.get(key, 1e-4 * abs(other[key]))
+            assert value == pytest.approx(other[key], abs=limit, rel=0), f"{key} at step {row['step']}"
+
+
+WORLDS = {
+    "2 devices": ["trainer=ddp", "trainer.devices=2"],
+    "4 devices": ["trainer=ddp", "trainer.devices=4"],
+    "4 shards": ["trainer=fsdp", "trainer.devices=4"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", WORLDS)
+def test_any_number_of_devices_gives_the_curve_of_one(
+    world: str, one: Path, tiny: list[str], run_train: RunTrain
+) -> None:
+    ran = run_train(*tiny, *RUN, *WORLDS[world], "trainer.accelerator=cpu", **LOOPBACK)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.count("│ parameters") == 1, "each rank prints"
+    assert_same_curve(ran.run, one)
+    summary = RunFolder(ran.run).read_json("summary.json")
+    devices = int(world[0])
+    assert summary["perf/tokens_per_second"] == pytest.approx(devices * summary["perf/tokens_per_second_per_device"])
+
+
+def test_the_validation_windows_divide_by_no_number_of_devices_and_each_is_read_once(one: Path) -> None:
+    dataset = open_dataset(OmegaConf.load(one / "resolved.yaml"), lambda *_: None)  # type: ignore[arg-type]
+    windows = len(ValWindows(dataset.val, 28))
+    assert windows % 2, "the devices would share the windows evenly, and the test above would prove less"
+    model = decoder("model.max_seq_len=28", vocab_size=257)
+    weights = torch.load(RunFolder(one).checkpoint, weights_only=True)["state_dict"]
+    model.load_state_dict({name.removeprefix("model."): weight for name, weight in weights.items()})
+    paid = nll_by_hand(model, dataset.val.tolist())
+    assert len(paid) == len(dataset.val) - 1
+    assert rows(one)[-1]["val/loss"] == pytest.approx(sum(paid) / len(paid), abs=1e-6)
+
+
+def torchrun(cwd: Path, environment: Mapping[str, str], *arguments: str) -> "subprocess.Popen[str]":
+    """Start `torchrun *arguments` on one of the nodes that this machine plays."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--master-addr=127.0.0.1", *arguments]
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env={**environment, **LOOPBACK},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("nodes", "per_node", "trainer"), [(1, 2, "fsdp"), (2, 1, "cpu")])
+def test_what_torchrun_has_started_is_used_without_being_told(
+    nodes: int,
+    per_node: int,
+    trainer: str,
+    one: Path,
+    tiny: list[str],
+    environment: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    layout = [f"--nnodes={nodes}", f"--nproc-per-node={per_node}", f"--master-port={free_port()}"]
+    started = [
+        torchrun(
+            tmp_path,
+            environment,
+            *layout,
+            f"--node-rank={node}",
+            str(TRAIN),
+            *tiny,
+            *RUN,
+            f"trainer={trainer}",
+            "trainer.accelerator=cpu",
+        )
+        for node in range(nodes)
+    ]
+    ended = [process.communicate() for process in started]
+    ran = Ran(max(process.returncode for process in started), ended[0][0], ended[0][1], tmp_path)
+    assert ran.code == 0, ended
+    assert "".join(out for out, _ in ended).count("│ parameters") == 1, "each rank prints"
+    assert_same_curve(ran.run, one)

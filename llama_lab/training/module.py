@@ -47,7 +47,8 @@ class LanguageModel(L.LightningModule):
         self.seed = seed
         self.grad_norm: Tensor | None = None
         self._make_optimizer, self._schedule = optimizer, schedule
-        self._train_losses: list[Tensor] = []
+        self._micro_losses: list[Tensor] = []  # of the present step
+        self._step_losses: list[Tensor] = []  # since they were logged
         self._val_nll, self._val_tokens = 0.0, 0
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
@@ -56,7 +57,7 @@ class LanguageModel(L.LightningModule):
         inputs, targets = batch
         logits = self.model(inputs).float()
         nll: Tensor = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        self._train_losses.append(nll.detach())
+        self._micro_losses.append(nll.detach())
         if self.z_loss:
             nll = nll + self.z_loss * logits.logsumexp(-1).square().mean()
         return nll
@@ -67,8 +68,8 @@ class LanguageModel(L.LightningModule):
 
     def pop_train_loss(self) -> float:
         """Mean training loss since the last call, over all ranks, without the z-loss. Waits for the device."""
-        loss = torch.stack(self._train_losses).mean()
-        self._train_losses.clear()
+        loss = torch.stack(self._step_losses).mean()
+        self._step_losses.clear()
         return float(self.trainer.strategy.reduce(loss, reduce_op="mean"))
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
@@ -90,17 +91,19 @@ class LanguageModel(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the losses not yet logged, averaged over all ranks, so that a resumed run logs the same mean."""
-        losses = self._train_losses
+        losses = self._step_losses
         if losses:
             losses = list(self.trainer.strategy.reduce(torch.stack(losses), reduce_op="mean").cpu())
         checkpoint["train_losses"] = losses
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take them up again."""
-        self._train_losses = [loss.to(self.device) for loss in checkpoint["train_losses"]]
+        self._step_losses = [loss.to(self.device) for loss in checkpoint["train_losses"]]
 
     def configure_gradient_clipping(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
-        """Clip, and keep the norm that the gradient had before."""
+        """At the end of a step: keep its loss, clip, and keep the norm that the gradient had before."""
+        self._step_losses.append(torch.stack(self._micro_losses).mean())
+        self._micro_losses.clear()
         limit = math.inf if self.grad_clip is None else self.grad_clip
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -57,7 +57,8 @@ class FullySharded(DDPStrategy):
 
     Rajbhandari et al. 2020 (ZeRO, stage 3). Each block is gathered while it computes; what belongs to no block, and so
     may be tied, stays gathered from the forward pass to the end of the backward pass. In bf16-mixed the gathered
-    weights are bf16; gradients are always summed in float32. Checkpoints are folders, see `shards.py`.
+    weights are bf16, and with them the residual stream, which autocast alone keeps in float32; gradients are always
+    summed in float32. Checkpoints are folders, see `shards.py`.
 
     Lightning's own ModelParallelStrategy refuses bf16-mixed, and its checkpoints are a format of their own.
     """

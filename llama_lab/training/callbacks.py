@@ -171,7 +171,10 @@ class Monitor(L.Callback):
 
 
 class StopRequest:
-    """Ctrl-C and SIGTERM as a flag that the training loop reads between steps; a second Ctrl-C stops at once."""
+    """Ctrl-C and SIGTERM as a flag that the training loop reads between steps; a second Ctrl-C stops at once.
+
+    A second SIGTERM does not: schedulers send several, and a save may be under way.
+    """
 
     def __init__(self) -> None:
         self.requested = False
@@ -194,7 +197,9 @@ class StopRequest:
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
-            raise KeyboardInterrupt
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
         self.requested = True
         print("\nstopping after this step; press Ctrl-C again to stop at once", file=sys.stderr, flush=True)
 

@@ -217,6 +217,20 @@ def test_a_stopped_command_says_how_to_go_on_and_exits_with_130(
     ]
 
 
+def test_a_second_sigterm_does_not_cut_off_the_checkpoint_of_the_first(
+    whole: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice() -> None:
+        stop(signal.SIGTERM)
+        stop(signal.SIGTERM)
+
+    overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
+    with monkeypatch.context() as patched:
+        at(Monitor, "on_train_batch_end", 14)(patched, twice)
+        assert train(planned(*overrides)) == "interrupted"
+    assert ends_as_the_whole_run(whole, *overrides)
+
+
 def test_a_second_ctrl_c_stops_at_once_and_the_run_goes_on_from_the_last_checkpoint(
     command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

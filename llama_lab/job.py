@@ -72,7 +72,7 @@ def check_devices(cfg: DictConfig, launcher: str) -> None:
             if cfg.trainer[key] == "auto":
                 cfg.trainer[key] = 1
     devices, nodes = cfg.trainer.devices, cfg.trainer.num_nodes
-    if nodes not in (1, "auto"):
+    if nodes not in (1, "auto") and launcher != "slurm":
         raise ConfigError(f"trainer.num_nodes={nodes}: a sweep trains on one machine; set trainer.num_nodes=1")
     if devices != 1 and launcher not in OWN_PROCESSES:
         raise ConfigError(

@@ -1,4 +1,5 @@
-"""The launchers that Hydra finds by their namespace: `hydra/launcher=local_gpus`, a queue over this machine's GPUs."""
+"""The launchers that Hydra finds by their namespace: `hydra/launcher=local_gpus`, a queue over this machine's GPUs,
+and `hydra/launcher=slurm`, over a cluster."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -59,9 +60,38 @@ class LocalGPUs(QueueLauncher):
         return Local(Settings(**self.settings), self.config.trainer.accelerator)
 
 
+class Slurm(QueueLauncher):
+    """Every run a job of a Slurm cluster."""
+
+    @cached_property
+    def engine(self) -> "Engine":
+        """The cluster."""
+        from llama_lab.launching.slurm import Slurm as Cluster
+        from llama_lab.launching.slurm_cluster import Settings
+
+        return Cluster(Settings(**self.settings))
+
+
 ConfigStore.instance().store(
     group="hydra/launcher",
     name="local_gpus",
     node={"_target_": f"{__name__}.LocalGPUs", "slots_per_gpu": 1, "gpus_per_run": 1, "cpu_slots": None},
+    provider="llama_lab",
+)
+
+ConfigStore.instance().store(
+    group="hydra/launcher",
+    name="slurm",
+    node={
+        "_target_": f"{__name__}.Slurm",
+        "partition": None,
+        "time": None,
+        "cpus_per_task": None,
+        "memory": None,
+        "at_a_time": None,
+        "signal_seconds": 120,
+        "setup": [],
+        "sbatch": DictConfig({}, flags={"struct": False}),
+    },
     provider="llama_lab",
 )

@@ -39,12 +39,12 @@ def main() -> None:
         leave()
 
 
-def leave() -> None:
+def leave(status: int = 0) -> None:
     """End the process now: with all that PyTorch brings, Python takes almost a second to take itself apart."""
     atexit._run_exitfuncs()  # what libraries want to have done
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 def die_with_the_launcher() -> None:

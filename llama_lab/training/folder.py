@@ -156,10 +156,7 @@ class RunFolder:
 
     def changed_keys(self, cfg: DictConfig, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
         """(key, old value, new value) of every setting that differs from the run's own and may not."""
-        old = flatten(OmegaConf.to_container(OmegaConf.load(self.path / RESOLVED)))
-        new = flatten(settled(cfg))
-        keys = [key for key in sorted(old.keys() | new.keys()) if not belongs(key, changeable)]
-        return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
+        return changes(OmegaConf.to_container(OmegaConf.load(self.path / RESOLVED)), settled(cfg), changeable)
 
     def begin(self, cfg: DictConfig, overrides: list[str], environment: dict[str, Any]) -> Path | None:
         """Make the folder for a run of `cfg`; return the checkpoint to go on from, None to start.
@@ -230,3 +227,10 @@ def settled(cfg: DictConfig) -> dict[str, Any]:
             files = [node["files"]] if isinstance(node["files"], str) else node["files"]
             node["files"] = [str(Path(file).expanduser().absolute()) for file in files]
     return config  # type: ignore[return-value]
+
+
+def changes(before: Any, now: Any, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
+    """(key, value before, value now) of every setting in which two `settled` configs differ and may not."""
+    old, new = flatten(before), flatten(now)
+    keys = [key for key in sorted(old.keys() | new.keys()) if not belongs(key, changeable)]
+    return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]

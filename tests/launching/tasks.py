@@ -25,6 +25,8 @@ def act(cfg: DictConfig) -> None:
     deed, _, argument = cfg.train.prompt.partition(" ")
     if deed == "meet":
         wait_for(Path(f"mark{3 - cfg.seed}"))
+    elif deed == "wait":
+        wait_for(Path(argument))
     elif deed == "sleep":
         time.sleep(float(argument))
     elif deed == "odd" and cfg.seed % 2:

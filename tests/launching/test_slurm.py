@@ -1,0 +1,503 @@
+"""A real Slurm cluster of two nodes: arrays, requeued and cancelled jobs, launchers that die, and bad input."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_lab.errors import ConfigError
+from llama_lab.launching import slurm, slurm_cluster
+from llama_lab.launching.slurm_cluster import Settings, Shape
+from tests.conftest import TRAIN, RunTrain
+from tests.launching.conftest import Sweep, mark, status
+from tests.launching.tasks import PATIENCE, wait_for
+from tests.training.tiny import identical, repeatable, rows, trained_state
+
+ON_SLURM = ("hydra/launcher=slurm", "hydra.launcher.setup=['export GLOO_SOCKET_IFNAME=lo']")
+RUN = ("train.tokens=60000", "train.checkpoint_every=50", "arm=a")
+
+
+@cache
+def cluster_is_missing() -> bool:
+    try:
+        return subprocess.run(["sinfo"], capture_output=True, timeout=10).returncode != 0
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return True
+
+
+def on_slurm(test: Any) -> Any:
+    """A test on the cluster."""
+    no_slurm = pytest.mark.skipif(cluster_is_missing(), reason="no Slurm here: sinfo does not answer")
+    return pytest.mark.slurm(pytest.mark.slow(no_slurm(test)))
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one file system here, and a small cluster."""
+    monkeypatch.setattr(slurm, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(slurm_cluster, "LOOK_SECONDS", 0.5)
+
+
+@pytest.fixture(autouse=True)
+def no_jobs_stay() -> Iterator[None]:
+    """Nothing of a failed test is left in the queue."""
+    before = jobs()
+    path = os.environ["PATH"]
+    yield
+    os.environ["PATH"] = path  # which some take away
+    for job in jobs().keys() - before.keys():
+        slurm_command("scancel", job)
+
+
+def slurm_command(*command: str) -> str:
+    """What a command of Slurm's prints."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def jobs() -> dict[str, str]:
+    """State of every job in the queue."""
+    if cluster_is_missing():
+        return {}
+    return dict(line.split() for line in slurm_command("squeue", "--me", "-h", "-r", "-o", "%i %T").splitlines())
+
+
+def until(happened: Any) -> None:
+    """Wait for it."""
+    end = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < end, "never"
+        time.sleep(0.05)
+
+
+def restart(job: str) -> None:
+    """Have a requeued job begin now, and not after the two minutes that Slurm waits."""
+    until(lambda: jobs().get(job) == "PENDING")
+    time.sleep(2)  # a node refuses a job that begins in the second in which it was stopped there
+    slurm_command("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+
+class Launcher:
+    """A sweep's command as a process. acting: it does not train, see `tests.launching.tasks`."""
+
+    def __init__(self, cwd: Path, environment: dict[str, str], *overrides: str, acting: bool = False) -> None:
+        program = ["-m", "tests.launching.tasks"] if acting else [str(TRAIN)]
+        before = jobs()
+        self._process = subprocess.Popen(
+            [sys.executable, *program, "--multirun", *ON_SLURM, *overrides],
+            cwd=cwd,
+            env={**environment, "PYTHONPATH": str(TRAIN.parent)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        until(lambda: self._process.poll() is not None or jobs().keys() - before.keys())
+        self.jobs = sorted(jobs().keys() - before.keys())
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """Its exit status, and what it printed."""
+        printed, _ = self._process.communicate(timeout=2 * PATIENCE)
+        return self._process.returncode, printed
+
+
+def has_step(run: Path, step: int) -> bool:
+    """Whether a run has logged a step."""
+    return (run / "metrics.csv").exists() and any(row["step"] >= step for row in rows(run))
+
+
+# Training
+
+
+@pytest.fixture(scope="module")
+def whole(run_train: RunTrain, tiny: list[str]) -> Path:
+    """Two runs that nothing stopped, as an array; the folder of the first is in it."""
+    ran = run_train("--multirun", *tiny, *RUN, *ON_SLURM, "seed=1,2", "hydra.launcher.cpus_per_task=1")
+    assert ran.code == 0, ran.out + ran.err
+    assert re.search(r"submitted job \d+: 2 runs, each on 1 x 1 cpu", ran.out)
+    assert len(re.findall(r"a/seed=[12]: done, val loss \d\.\d{4}, in \d+ s", ran.out)) == 2
+    return ran.cwd / "runs" / "llama" / "a"
+
+
+@on_slurm
+def test_a_run_on_slurm_gives_the_numbers_of_one_without_and_leaves_nothing_else(
+    whole: Path, run_train: RunTrain, tiny: list[str]
+) -> None:
+    here = run_train(*tiny, *RUN, "seed=1").run
+    assert repeatable(whole / "seed=1") == repeatable(here)
+    assert identical(trained_state(whole / "seed=1"), trained_state(here))
+    assert not list((whole.parents[1] / ".slurm").iterdir())
+    assert "val loss" in (whole / "seed=1" / "output.log").read_text()
+    assert "\x1b" not in (whole / "seed=1" / "output.log").read_text()
+    recorded = json.loads((whole / "seed=1" / "environment.json").read_text())["command"]
+    assert recorded[:2] == [str(TRAIN), "--multirun"]
+
+
+@on_slurm
+def test_a_job_that_is_requeued_or_warned_of_its_end_goes_on_to_the_same_weights(
+    whole: Path, tiny: list[str], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    launcher = Launcher(tmp_path, environment, *tiny, *RUN, "seed=1,2", "overwrite=true")
+    runs = [tmp_path / "runs" / "llama" / "a" / f"seed={seed}" for seed in (1, 2)]
+    stops = [("scontrol", "requeue", launcher.jobs[0]), ("scancel", "--signal=USR2", launcher.jobs[1])]
+    for run, stop in zip(runs, stops, strict=True):
+        until(lambda run=run: has_step(run, 20))
+        slurm_command(*stop)
+    for job in launcher.jobs:
+        restart(job)
+    code, printed = launcher.end()
+    assert code == 0, printed
+    assert len(re.findall(r"begins on", printed)) >= 2
+    for run in runs:
+        sessions = json.loads((run / "environment.json").read_text())["earlier_sessions"]
+        assert len(sessions) == 1, "overwrite=true does not start over what is its own"
+        assert repeatable(run) == repeatable(whole / run.name)
+        assert identical(trained_state(run), trained_state(whole / run.name))
+    assert "goes back to the queue" in (runs[1] / "output.log").read_text()
+
+
+@on_slurm
+def test_two_nodes_train_as_one_process_does(run_train: RunTrain, tiny: list[str]) -> None:
+    overrides = (*tiny, "train.tokens=10000", "train.log_every=1", "arm=a", "seed=1")
+    alone = run_train(*overrides, "trainer=cpu").run
+    both = run_train("--multirun", *overrides, *ON_SLURM, "trainer.num_nodes=2", "trainer.strategy=ddp")
+    assert both.code == 0, both.out + both.err
+    assert re.search(r"submitted job \d+: 1 runs, each on 2 x 1 cpu", both.out)
+    assert "begins on n[1-2] (job " in both.out
+    for name, tolerance in (("train/loss", 1e-5), ("val/loss", 1e-6)):
+        curves = [[row[name] for row in rows(run) if name in row] for run in (both.run, alone)]
+        assert curves[0] == pytest.approx(curves[1], rel=tolerance)
+        assert curves[0]
+
+
+@on_slurm
+def test_a_study_comes_to_its_report(run_train: RunTrain, tiny: list[str]) -> None:
+    study = ("study=ladder", "study.axes=[norm]", "study.seeds=[1]", "name=climb", "train.tokens=5000")
+    ran = run_train(*tiny, *study, *ON_SLURM)
+    assert ran.code == 0, ran.out + ran.err
+    assert (ran.cwd / "runs" / "climb" / "report.html").exists()
+
+
+# What does not train
+
+
+@on_slurm
+def test_a_crash_of_one_run_is_told_with_its_last_lines_and_takes_nothing_else_down(sweep: Sweep) -> None:
+    ran = sweep(*ON_SLURM, "train.prompt='odd raise'", "seed=1,2")
+    log = Path("runs/llama/a/seed=1/output.log")
+    assert ran.code == 1
+    assert f"a/seed=1: failed, RuntimeError: fire; its output is in {log}" in ran.out
+    assert "  RuntimeError: fire" in ran.out, "of the traceback"
+    assert "the last words" in (ran.cwd / log).read_text()
+    assert status(ran, 2) == "done"
+
+
+@on_slurm
+def test_a_killed_run_is_told_as_slurm_calls_it(sweep: Sweep) -> None:
+    ran = sweep(*ON_SLURM, "train.prompt='odd kill'", "seed=1")
+    assert ran.code == 1
+    assert re.search(r"a/seed=1: failed, its job \d+_0 ended as FAILED; its output is in runs/llama/a/seed=1/", ran.out)
+    assert "Killed" in ran.out
+    assert status(ran, 1) == "failed"
+
+
+@on_slurm
+def test_a_cancelled_job_is_told_and_the_same_command_runs_it(
+    tmp_path: Path, environment: dict[str, str], tiny: list[str], monkeypatch: pytest.MonkeyPatch, sweep: Sweep
+) -> None:
+    launcher = Launcher(tmp_path, environment, *tiny, "arm=a", "train.prompt='sleep 600'", "seed=1,2", acting=True)
+    wait_for(tmp_path / "mark1")
+    slurm_command("scancel", *launcher.jobs)
+    code, printed = launcher.end()
+    assert code == 1
+    assert re.search(r"a/seed=1: interrupted, stopped by a signal; the same command goes on", printed), printed
+    assert "Traceback" not in printed
+    (tmp_path / "mark1").unlink()
+    ran = sweep(*ON_SLURM, "seed=1,2")
+    assert ran.code == 0, ran.err
+    assert mark(ran, 1)["devices"] == 1
+    assert (status(ran, 1), status(ran, 2)) == ("done", "done")
+
+
+@pytest.fixture
+def attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a launcher in this process has looked for jobs, it leaves a file of this name."""
+    attach = slurm.Slurm._attach
+
+    def tell(*arguments: Any) -> Any:
+        found = attach(*arguments)
+        Path("attached").touch()
+        return found
+
+    monkeypatch.setattr(slurm.Slurm, "_attach", tell)
+
+
+@on_slurm
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_jobs_outlive_their_launcher_and_the_same_command_waits_for_them(
+    number: signal.Signals, tmp_path: Path, environment: dict[str, str], tiny: list[str], attached: None, sweep: Sweep
+) -> None:
+    launcher = Launcher(tmp_path, environment, *tiny, "arm=a", "train.prompt='wait attached'", "seed=1,2", acting=True)
+    wait_for(tmp_path / "mark1")
+    launcher.send(number)
+    code, printed = launcher.end()
+    if number == signal.SIGINT:
+        assert code == 130
+        array = launcher.jobs[0].partition("_")[0]
+        assert f"2 runs stay in Slurm; the same command waits for them, scancel {array} ends them\n" in printed
+        assert "Traceback" not in printed
+    again = sweep(*ON_SLURM, "train.prompt='wait attached'", "seed=1,2")
+    assert again.code == 0, again.err
+    assert "2 runs are in Slurm's queue, or at work: waiting for those" in again.out
+    assert "submitted" not in again.out
+    assert mark(again, 1)["environment"]["SLURM_ARRAY_JOB_ID"] == launcher.jobs[0].partition("_")[0]
+
+
+def submit_and_die(*arguments: Any) -> str:
+    slurm_cluster.submit(*arguments)
+    raise KeyboardInterrupt
+
+
+@on_slurm
+def test_a_launcher_that_dies_right_after_sbatch_loses_nothing_and_a_part_of_its_sweep_can_be_waited_for(
+    sweep: Sweep, attached: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = (*ON_SLURM, "train.prompt='wait attached'", "hydra.launcher.at_a_time=1")
+    with monkeypatch.context() as patched:
+        patched.setattr(slurm, "submit", submit_and_die)
+        assert sweep(*overrides, "seed=1,2").code == 130
+    (tmp_path / "attached").unlink()
+    first = sweep(*overrides, "seed=1")
+    assert first.code == 0, first.err
+    assert "submitted" not in first.out
+    (tmp_path / "attached").unlink()
+    second = sweep(*overrides, "seed=2")
+    assert second.code == 0, second.err
+    assert "submitted" not in second.out, "its task was not cleared away with the first's"
+    assert not list((second.cwd / "runs" / ".slurm").iterdir())
+
+
+@on_slurm
+def test_a_job_that_trains_something_else_in_a_run_s_folder_is_not_taken_for_it(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(slurm, "submit", submit_and_die)
+        sweep(*ON_SLURM, "train.prompt='sleep 60'", "seed=1")
+    (job,) = jobs()
+    ran = sweep(*ON_SLURM, "train.prompt='sleep 60'", "seed=1", "optim.lr=0.5")
+    assert ran.code == 2
+    assert re.search(
+        rf"error: optim.lr=0.5: job {job} trains in runs/llama/a/seed=1 with optim.lr=\S+; give the", ran.err
+    )
+
+
+@on_slurm
+def test_a_run_that_never_reaches_a_checkpoint_is_requeued_once_and_then_told(
+    tmp_path: Path, environment: dict[str, str], tiny: list[str]
+) -> None:
+    launcher = Launcher(tmp_path, environment, *tiny, "arm=a", "train.prompt='sleep 600'", "seed=1", acting=True)
+    (job,) = launcher.jobs
+    for turn in (1, 2):
+        wait_for(tmp_path / "mark1")
+        (tmp_path / "mark1").unlink()
+        slurm_command("scancel", "--signal=USR2", job)
+        if turn == 1:
+            restart(job)
+    code, printed = launcher.end()
+    assert code == 1
+    assert (
+        "failed, its time ended twice in a row before it could write a checkpoint; raise hydra.launcher.time" in printed
+    )
+
+
+@on_slurm
+def test_shapes_are_arrays_of_their_own_and_every_rank_sees_its_share(sweep: Sweep) -> None:
+    ran = sweep(*ON_SLURM, "seed=1", "trainer.devices=1,2")
+    assert ran.code == 0, ran.err
+    first, second = re.findall(r"submitted job \d+: 1 runs, each on (\d x \d) cpu", ran.out)
+    assert (first, second) == ("1 x 1", "1 x 2")
+
+
+@on_slurm
+def test_jobs_with_one_folder_follow_each_other(sweep: Sweep) -> None:
+    ran = sweep(*ON_SLURM, "seed=1", "train.log_every=1,2")
+    assert ran.code == 0, ran.err
+    assert ran.out.count("submitted job") == 2
+    assert ran.out.count("a/seed=1: done") == 2
+
+
+@on_slurm
+def test_why_a_job_waits_is_told_if_it_is_not_for_its_turn(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    tell = slurm.Slurm._tell_reasons
+
+    def release(self: slurm.Slurm) -> None:
+        tell(self)
+        if "JobHeldUser" in self._told and "PENDING" in jobs().values():
+            slurm_command("scontrol", "release", *jobs())
+
+    monkeypatch.setattr(slurm.Slurm, "_tell_reasons", release)
+    ran = sweep(*ON_SLURM, "hydra.launcher.sbatch={hold: true}", "seed=1")
+    assert ran.code == 0, ran.err
+    assert len(re.findall(r"job \d+_0 waits, Slurm says: JobHeldUser\n", ran.out)) == 1
+
+
+@on_slurm
+def test_the_keys_reach_slurm(sweep: Sweep) -> None:
+    keys = (
+        "partition=debug",
+        "time=7",
+        "cpus_per_task=2",
+        "memory=200M",
+        "at_a_time=1",
+        "sbatch={comment: hi, nice: 5}",
+    )
+    ran = sweep(
+        *ON_SLURM, *(f"hydra.launcher.{key}" for key in keys), "seed=1,2", "hydra.launcher.setup=['export WORD=x']"
+    )
+    assert ran.code == 0, ran.err
+    seen = mark(ran, 1)["environment"]
+    assert (seen["WORD"], seen["SLURM_JOB_PARTITION"], seen["SLURM_CPUS_PER_TASK"]) == ("x", "debug", "2")
+    shown = slurm_command("scontrol", "show", "job", seen["SLURM_ARRAY_JOB_ID"])
+    for line in (
+        "TimeLimit=00:07:00",
+        "ArrayTaskThrottle=1",
+        "Comment=hi",
+        "Nice=5",
+        "Requeue=1",
+        "MinMemoryNode=200M",
+    ):
+        assert line in shown
+
+
+@on_slurm
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["hydra.launcher.partition=nope"], "hydra/launcher=slurm: sbatch refuses: invalid partition specified: nope"),
+        (["trainer.num_nodes=4"], "hydra/launcher=slurm: sbatch refuses: "),
+        (["hydra.launcher.time=soon"], "hydra.launcher.time=soon: must be minutes, or as Slurm writes it"),
+        (["hydra.launcher.time=2"], "hydra.launcher.time=2: leaves nothing before the hydra.launcher.signal_seconds"),
+        (["hydra.launcher.at_a_time=0"], "hydra.launcher.at_a_time=0: must be a positive whole number"),
+        (["+hydra.launcher.sbatch.nodes=2"], "hydra.launcher.sbatch.nodes=2: that is trainer.num_nodes of the run"),
+        (["+hydra.launcher.sbatch.nope=2"], "hydra/launcher=slurm: sbatch refuses: sbatch: unrecognized option"),
+        (["trainer.devices=-1"], "trainer.devices=-1: hydra/launcher=slurm needs a number"),
+        (["trainer.accelerator=tpu"], "trainer.accelerator=tpu: hydra/launcher=slurm knows auto, gpu and cpu"),
+    ],
+)
+def test_bad_settings_are_told_in_one_line(overrides: list[str], message: str, sweep: Sweep) -> None:
+    ran = sweep(*ON_SLURM, *overrides, "seed=1")
+    assert ran.code == 2
+    assert ran.err.splitlines()[-1].startswith(f"error: {message}")
+    assert not jobs()
+
+
+# Without a cluster
+
+
+def test_a_machine_without_slurm_is_told(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    ran = sweep(*ON_SLURM, "seed=1")
+    assert ran.code == 2
+    assert ran.err.startswith("error: hydra/launcher=slurm: this machine has no sbatch; start the command where jobs")
+
+
+def test_without_submitit_the_extra_is_named(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    ran = sweep(*ON_SLURM, "seed=1")
+    assert (ran.code, ran.err) == (
+        2,
+        "error: hydra/launcher=slurm: needs submitit; pip install 'llama-lab[slurm]'\n",
+    )
+
+
+def settings(**values: Any) -> Settings:
+    keys = dict.fromkeys(("partition", "time", "cpus_per_task", "memory", "at_a_time"))
+    return Settings(**{**keys, "signal_seconds": 120, "setup": [], "sbatch": {}, **values})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (90, 5400),
+        ("90", 5400),
+        ("2:30", 150),
+        ("4:00:00", 14400),
+        ("1-12", 129600),
+        ("1-0:30", 88200),
+        ("0-0:5:1", 301),
+    ],
+)
+def test_a_time_limit_is_read_as_sbatch_reads_it(text: int | str, seconds: int) -> None:
+    assert slurm_cluster.seconds_of(text) == seconds
+
+
+def test_a_job_on_gpus_asks_for_one_per_process_and_the_user_has_the_last_word(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    two = slurm_cluster.batch_script(tmp_path, 3, Shape("gpu", 4, 2), settings(sbatch={"account": "lab"}))
+    for option in ("nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "array=0-2%3", "account=lab", "signal=USR2@120"):
+        assert f"#SBATCH --{option}\n" in two
+    named = slurm_cluster.batch_script(tmp_path, 1, Shape("gpu", 4, 1), settings(sbatch={"gpus-per-node": "a100:4"}))
+    assert re.findall(r"--gpus-per-node=(.*)", named) == ["a100:4"]
+    assert "--gpus" not in slurm_cluster.batch_script(tmp_path, 1, Shape("cpu", 4, 1), settings())
+
+
+@pytest.mark.parametrize(
+    ("partition", "has"), [(None, False), ("gpu", True), ("old,gpu", True), ("old", False), ("mixed", True)]
+)
+def test_auto_takes_gpus_where_the_partition_has_them(
+    partition: str | None, has: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text(
+        "#!/bin/sh\nprintf 'cpu*|(null)\\ngpu|gpu:a100:8(S:0-1)\\nold|mic:1\\nmixed|(null)\\nmixed|mps:2,gpu:4\\n'\n"
+    )
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert slurm_cluster.partition_has_gpus(partition) == has
+
+
+def test_a_line_of_squeue_is_read_whatever_the_path_holds() -> None:
+    line = "7_1|RUNNING|n[1-2]|None|2026-01-02T03:04:05|2026-01-03T03:04:05|/a|b/.slurm/x/script.sh"
+    seen = slurm_cluster.read_job(line)
+    assert (seen.job_id, seen.nodes, seen.folder) == ("7_1", "n[1-2]", Path("/a|b/.slurm/x"))
+    assert seen.began == time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1))
+    assert seen.ended is None, "it is when it would end"
+    assert slurm_cluster.read_job("7_2|PENDING||BeginTime|2026-01-02T03:04:05|N/A|/s").began is None
+
+
+def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho 'squeue: error: no controller' >&2\nexit 1\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(slurm_cluster, "LOOK_SECONDS", 0.0)
+    watch = slurm_cluster.Watch()
+    watch.expect("7_0", tmp_path)
+    assert [*watch.jobs(), *watch.jobs()] == ["7_0", "7_0"]
+    assert capsys.readouterr().err == "squeue fails, and is asked again: squeue: error: no controller\n"
+    with pytest.raises(ConfigError, match="squeue fails, so what runs already is not known"):
+        watch.fresh_jobs()
+
+
+def test_uncommitted_changes_are_told_before_jobs_wait_with_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(slurm, "check_installed", lambda: None)
+    engine = slurm.Slurm(settings())
+    monkeypatch.setattr(slurm.environment, "git_state", lambda folder: {"commit": "c", "dirty": True})
+    engine._warn_if_dirty()
+    engine._warn_if_dirty()
+    assert capsys.readouterr().err.count("warning: the source tree has uncommitted changes") == 1

@@ -5,20 +5,21 @@ steps as before. So the warm-up is kept, and a run goes on from the checkpoint a
 """
 
 import sys
+from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config import build
+from llama_lab.config import build, override_key
 
 from .checkpoint import checkpoint_step
-from .folder import RESOLVED, RunFolder
+from .folder import OVERRIDES, RESOLVED, RunFolder
 from .schedule import part_of, steps_alike
 
 
 def with_earlier_warmup(cfg: DictConfig, folder: RunFolder, steps: int) -> DictConfig:
     """`cfg`, of `steps`, with the warm-up of the run in `folder`, whatever fraction of the new budget that is.
 
-    So resolved.yaml is that of a run which has had this budget from the start. `schedule.warmup` itself is not read.
+    So resolved.yaml is that of a run which has had this budget from the start.
     """
     earlier = earlier_config(folder)
     if earlier is None or not {"warmup"} <= cfg.schedule.keys() & earlier.schedule.keys():
@@ -29,10 +30,20 @@ def with_earlier_warmup(cfg: DictConfig, folder: RunFolder, steps: int) -> DictC
     return cfg
 
 
-def tell_what_differs(cfg: DictConfig, folder: RunFolder, steps: int) -> None:
-    """Warn if the run in `folder` has gone a way that it would not have gone with `cfg`, of more `steps`."""
+def tell_what_differs(cfg: DictConfig, folder: RunFolder, steps: int, overrides: Sequence[str]) -> None:
+    """Warn if the run in `folder` has gone a way that it would not have gone with `cfg`, of more `steps`.
+
+    overrides: what was typed; a warm-up among it that was not there before comes too late.
+    """
     earlier = earlier_config(folder)
-    if earlier is None or steps <= steps_of(earlier):
+    if earlier is None:
+        return
+    typed_before = OmegaConf.load(folder.path / OVERRIDES)
+    for override in overrides:
+        if override_key(override) == "schedule.warmup" and override not in typed_before:
+            kept = part_of(steps, "warmup", cfg.schedule.warmup)
+            print(f"{override}: comes too late, the run keeps its warm-up of {kept} steps", file=sys.stderr)
+    if steps <= steps_of(earlier):
         return
     trained = checkpoint_step(folder.checkpoint_for(cfg))
     if trained > steps_alike(build(earlier.schedule, "schedule"), steps_of(earlier)):

@@ -27,6 +27,7 @@ SAMPLE = "sample.txt"
 TOKENIZER = "tokenizer.json"
 EVALUATION = "eval.json"
 WANDB_ID = "wandb_id"
+OVERRIDES = "overrides.yaml"
 RESOLVED = "resolved.yaml"  # the last file that a beginning run writes
 
 # Settings of where a run computes and how it is watched, not of what it computes: they make no arm of their own, and
@@ -177,7 +178,7 @@ class RunFolder:
         self.write_status("running")
         self.checkpoint.parent.mkdir(exist_ok=True)
         self.write_json("environment.json", environment | {"earlier_sessions": sessions})
-        write_yaml(overrides, self.path / "overrides.yaml")
+        write_yaml(overrides, self.path / OVERRIDES)
         write_yaml(settled(cfg), self.path / RESOLVED)
         return checkpoint
 

@@ -152,7 +152,7 @@ def train_on_disk(run: Run) -> Outcome:
         if run.hardware.spare:
             print(spare_devices(run), file=sys.stderr)
         if cfg.resume:
-            tell_what_differs(cfg, run.folder, run.steps)
+            tell_what_differs(cfg, run.folder, run.steps, run.overrides)
     with open_display(run.steps, current_rank()) as display:
         dataset = open_dataset(cfg, display.prepare)
         prompt = encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)

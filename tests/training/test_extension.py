@@ -47,7 +47,8 @@ def test_a_longer_budget_ends_at_the_same_last_bit_as_if_it_had_been_the_first(
     whole = in_one_go(tiny, schedule, tmp_path / "whole")
     overrides, folder = short(tiny, schedule, tmp_path)
     (folder / "wandb_id").write_text("abcd1234")
-    assert train(planned(*overrides, *extended(folder))) == "done"
+    other = "schedule.warmup=0.3"  # not 0.1
+    assert train(planned(*overrides, *extended(folder), other)) == "done"
     assert (folder / "wandb_id").exists() == (schedule is CONSTANT), "W&B keeps rows that are void"
     assert identical(trained_state(folder), trained_state(whole))
     assert repeatable(folder)[-2:] == repeatable(whole)[-2:], "the last step, and its evaluation"
@@ -57,7 +58,7 @@ def test_a_longer_budget_ends_at_the_same_last_bit_as_if_it_had_been_the_first(
     assert steps == sorted(steps)
     evaluated = [row["step"] for row in rows(folder) if "val/loss" in row]
     assert evaluated == [10, 20, 30, *([40] if schedule is CONSTANT else [36]), 48, 60]
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == f"{other}: comes too late, the run keeps its warm-up of 4 steps\n"
     settings = [(run / "resolved.yaml").read_text().split("schedule:")[1].split("\n")[3] for run in (folder, whole)]
     assert settings[0] == settings[1], "another warm-up than that of the run which it equals"
 

@@ -349,7 +349,7 @@ def while_the_file_is_written(monkeypatch: pytest.MonkeyPatch, act: Callable[[],
         file.write_bytes(b"half")
         act()
 
-    monkeypatch.setattr(checkpoint.torch, "save", save)
+    monkeypatch.setattr(checkpoint, "write_file", save)
 
 
 def while_the_checkpoint_before_is_deleted(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The launchers that Hydra finds by their namespace: `hydra/launcher=local_gpus`, a queue over this machine's GPUs."""
+"""The launchers that Hydra finds by their namespace: a queue over this machine's GPUs, or over a Ray cluster."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -59,9 +59,33 @@ class LocalGPUs(QueueLauncher):
         return Local(Settings(**self.settings), self.config.trainer.accelerator)
 
 
+class Ray(QueueLauncher):
+    """As many runs at a time as Ray has room for, on this machine or over a cluster."""
+
+    @cached_property
+    def engine(self) -> "Engine":
+        """A cluster."""
+        from llama_lab.launching.ray_cluster import Settings
+        from llama_lab.launching.ray_engine import RayCluster
+
+        return RayCluster(Settings(**self.settings), self.config.trainer.accelerator)
+
+
 ConfigStore.instance().store(
     group="hydra/launcher",
     name="local_gpus",
     node={"_target_": f"{__name__}.LocalGPUs", "slots_per_gpu": 1, "gpus_per_run": 1, "cpu_slots": None},
+    provider="llama_lab",
+)
+ConfigStore.instance().store(
+    group="hydra/launcher",
+    name="ray",
+    node={
+        "_target_": f"{__name__}.Ray",
+        "address": None,
+        "gpus_per_run": 1,
+        "cpus_per_run": 1,
+        "max_retries": 3,
+    },
     provider="llama_lab",
 )

@@ -139,7 +139,7 @@ class Engine(ABC):
 def with_devices(overrides: list[str], size: int, launcher: str) -> list[str]:
     """A job's overrides on `size` GPUs, as the key gpus_per_run of `launcher` sets. Raises ConfigError for others."""
     for devices in (o.partition("=")[2] for o in overrides if override_key(o) == "trainer.devices"):
-        if devices not in ("-1", str(size)):
+        if devices not in ("auto", "-1", str(size)):
             raise ConfigError(
                 f"trainer.devices={devices}: hydra/launcher={launcher} gives each run "
                 f"hydra.launcher.gpus_per_run={size}; set that, and leave trainer.devices out"

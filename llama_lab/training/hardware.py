@@ -148,6 +148,21 @@ def sharing_devices(available: int, nodes: int, micro_batches: int) -> int:
     return next((n for n in range(available, 1, -1) if micro_batches % (n * nodes) == 0), 1)
 
 
+def hardware_elsewhere(trainer: DictConfig, accelerator: str) -> Hardware:
+    """The same for one node that is not this machine, and has this accelerator. Raises ConfigError for what none has.
+
+    devices: those that are asked for; one where the node would say how many.
+    """
+    check_strategy(trainer.strategy)
+    devices = 1 if trainer.devices in (-1, "auto") else trainer.devices
+    if devices < 1:
+        raise ConfigError(f"trainer.devices={devices}: choose 1 or more, -1 or auto")
+    precision = trainer.precision
+    if precision != "auto":
+        precision = choose_precision(precision, accelerator, has_bf16=True)
+    return Hardware(accelerator, devices, 1, precision, accelerator, sharded=trainer.strategy == "fsdp", elsewhere=True)
+
+
 def choose_accelerator(wanted: str, setting: str = "trainer.accelerator") -> str:
     """`gpu`, `mps` or `cpu`. Raises ConfigError for one that is missing, its message beginning with the `setting`."""
     found = {"gpu": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}

@@ -73,7 +73,10 @@ def check_devices(cfg: DictConfig, launcher: str) -> None:
                 cfg.trainer[key] = 1
     devices, nodes = cfg.trainer.devices, cfg.trainer.num_nodes
     if nodes not in (1, "auto") and launcher != "slurm":
-        raise ConfigError(f"trainer.num_nodes={nodes}: a sweep trains on one machine; set trainer.num_nodes=1")
+        raise ConfigError(
+            f"trainer.num_nodes={nodes}: hydra/launcher={launcher} trains on one machine; set trainer.num_nodes=1, "
+            f"or choose hydra/launcher=slurm"
+        )
     if devices != 1 and launcher not in OWN_PROCESSES:
         raise ConfigError(
             f"trainer.devices={devices}: hydra/launcher={launcher} trains on one device, since the processes of the "

@@ -1,5 +1,4 @@
-"""The launchers that Hydra finds by their namespace: `hydra/launcher=local_gpus`, a queue over this machine's GPUs,
-and `hydra/launcher=slurm`, over a cluster."""
+"""The launchers that Hydra finds by their namespace: a queue over this machine's GPUs, Slurm, or a Ray cluster."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -72,6 +71,18 @@ class Slurm(QueueLauncher):
         return Cluster(Settings(**self.settings))
 
 
+class Ray(QueueLauncher):
+    """As many runs at a time as Ray has room for, on this machine or over a cluster."""
+
+    @cached_property
+    def engine(self) -> "Engine":
+        """A cluster."""
+        from llama_lab.launching.ray_cluster import Settings
+        from llama_lab.launching.ray_engine import RayCluster
+
+        return RayCluster(Settings(**self.settings), self.config.trainer.accelerator)
+
+
 ConfigStore.instance().store(
     group="hydra/launcher",
     name="local_gpus",
@@ -92,6 +103,19 @@ ConfigStore.instance().store(
         "signal_seconds": 120,
         "setup": [],
         "sbatch": DictConfig({}, flags={"struct": False}),
+    },
+    provider="llama_lab",
+)
+
+ConfigStore.instance().store(
+    group="hydra/launcher",
+    name="ray",
+    node={
+        "_target_": f"{__name__}.Ray",
+        "address": None,
+        "gpus_per_run": 1,
+        "cpus_per_run": 1,
+        "max_retries": 3,
     },
     provider="llama_lab",
 )

@@ -8,6 +8,7 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig
 
+from llama_lab.config import override_key
 from llama_lab.errors import ConfigError, RunFailedError
 from llama_lab.training.folder import OUTPUT, held
 from llama_lab.training.hardware import Hardware
@@ -133,3 +134,14 @@ class Engine(ABC):
         """The queue ends, and these are left: after a stop in a hurry, or an error."""
         for execution in running:
             execution.kill()
+
+
+def with_devices(overrides: list[str], size: int, launcher: str) -> list[str]:
+    """A job's overrides on `size` GPUs, as the key gpus_per_run of `launcher` sets. Raises ConfigError for others."""
+    for devices in (o.partition("=")[2] for o in overrides if override_key(o) == "trainer.devices"):
+        if devices not in ("auto", "-1", str(size)):
+            raise ConfigError(
+                f"trainer.devices={devices}: hydra/launcher={launcher} gives each run "
+                f"hydra.launcher.gpus_per_run={size}; set that, and leave trainer.devices out"
+            )
+    return [*overrides, f"trainer.devices={size}"]

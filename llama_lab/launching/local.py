@@ -8,11 +8,10 @@ from tempfile import TemporaryDirectory
 import torch
 from omegaconf import DictConfig
 
-from llama_lab.config import override_key
 from llama_lab.errors import ConfigError
 from llama_lab.training.hardware import Hardware, choose_accelerator, choose_hardware
 
-from .engine import Engine, Execution
+from .engine import Engine, Execution, with_devices
 from .jobs import Job
 from .process import Process
 from .slots import Settings, Slot, make_slots, slot_environment, usable_cores, visible_gpus
@@ -47,14 +46,7 @@ class Local(Engine):
         """On GPUs, each run has those of its slot."""
         if self._accelerator != "gpu":
             return overrides
-        size = self._settings.gpus_per_run
-        for devices in (o.partition("=")[2] for o in overrides if override_key(o) == "trainer.devices"):
-            if devices not in ("-1", str(size)):
-                raise ConfigError(
-                    f"trainer.devices={devices}: hydra/launcher=local_gpus gives each run "
-                    f"hydra.launcher.gpus_per_run={size}; set that, and leave trainer.devices out"
-                )
-        return [*overrides, f"trainer.devices={size}"]
+        return with_devices(overrides, self._settings.gpus_per_run, "local_gpus")
 
     def hardware(self, trainer: DictConfig) -> Hardware:
         """This machine's."""

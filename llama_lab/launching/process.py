@@ -1,23 +1,16 @@
-"""One run in a process group of its own: how it is started, asked to stop, and what it leaves."""
+"""One run in a process of this machine, as an execution of a queue."""
 
-import os
 import pickle
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import JobStatus
 
-from llama_lab.errors import INTERRUPTED
-
+from .child import Child, Origin
 from .engine import Execution
 from .jobs import Job
-from .task import TASK_FILE, result_file
 
 
 class Process(Execution):
@@ -29,15 +22,7 @@ class Process(Execution):
         self._task_file = task_file
         self._began = time.time()
         self._began_ticking = time.monotonic()  # the other clock may be set
-        with self.output.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "llama_lab.launching.worker", *sys.argv[1:]],
-                env={**environment, **worker_variables(task_file)},
-                stdin=subprocess.PIPE,  # ends when we do, see `die_with_the_launcher`
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._child = Child(task_file, self.output, environment, Origin.here())
 
     @property
     def place(self) -> str:
@@ -56,48 +41,26 @@ class Process(Execution):
 
     def has_ended(self) -> bool:
         """Whether the run is over; then its other ranks are, too."""
-        if self._process.poll() is None:
-            return False
-        self._send(signal.SIGKILL)
-        return True
+        return self._child.has_ended()
 
     def interrupt(self) -> None:
         """As Ctrl-C does."""
-        self._send(signal.SIGINT)
+        self._child.interrupt()
 
     def kill(self) -> None:
         """End it now."""
-        self._send(signal.SIGKILL)
-        self._process.wait()
-
-    def _send(self, number: signal.Signals) -> None:
-        """Send a signal to all of its processes."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        self._child.kill()
 
     @property
     def was_stopped(self) -> bool:
         """Whether somebody asked it to stop before its end."""
-        return self._process.returncode in (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
+        return self._child.was_stopped
 
     def returned(self) -> tuple[JobStatus, Any] | None:
         """What the worker has written for us."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        file = result_file(self._task_file)
-        return pickle.loads(file.read_bytes()) if file.exists() else None
+        result = self._child.end().result
+        return None if result is None else pickle.loads(result)
 
     def how_it_ended(self) -> str:
         """By its exit status."""
-        code = self._process.returncode
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"its process exited with status {code}"
-
-
-def worker_variables(task_file: Path) -> dict[str, str]:
-    """What a worker finds in its environment: its task, and the modules that this process finds."""
-    return {
-        TASK_FILE: str(task_file),
-        "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path),
-        "PYTHONSAFEPATH": "1",  # and no others
-        "PYTHONUNBUFFERED": "1",  # so that a crash loses no line
-    }
+        return self._child.end().how

@@ -25,7 +25,7 @@ from llama_lab.errors import ConfigError
 from llama_lab.study.request import run_config
 from llama_lab.training import environment
 from llama_lab.training.folder import CHANGEABLE, OUTPUT, changes, settled
-from llama_lab.training.hardware import Hardware, check_strategy
+from llama_lab.training.hardware import Hardware, hardware_elsewhere
 
 from .engine import Engine, Execution
 from .jobs import Job
@@ -141,25 +141,13 @@ class Slurm(Engine):
 
     def hardware(self, trainer: DictConfig) -> Hardware:
         """What the job asks Slurm for; the nodes have the last word on its precision. Raises ConfigError."""
-        check_strategy(trainer.strategy)
-        counts = {}
         for key in ("devices", "num_nodes"):
-            value = trainer[key]
-            counts[key] = 1 if value == "auto" else value
-            if counts[key] < 1:
-                raise ConfigError(f"trainer.{key}={value}: hydra/launcher=slurm needs a number, of each run")
+            if trainer[key] == -1:
+                raise ConfigError(f"trainer.{key}=-1: hydra/launcher=slurm needs a number, of each run")
         accelerator = self._accelerator if trainer.accelerator == "auto" else trainer.accelerator
         if accelerator not in ("cpu", "gpu"):
             raise ConfigError(f"trainer.accelerator={accelerator}: hydra/launcher=slurm knows auto, gpu and cpu")
-        return Hardware(
-            accelerator,
-            counts["devices"],
-            counts["num_nodes"],
-            trainer.precision,
-            device_name=accelerator,
-            sharded=trainer.strategy == "fsdp",
-            elsewhere=True,
-        )
+        return hardware_elsewhere(trainer, accelerator)
 
     @cached_property
     def _accelerator(self) -> str:

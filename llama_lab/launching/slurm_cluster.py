@@ -14,8 +14,8 @@ from typing import Any
 
 from llama_lab.errors import ConfigError
 
-from .process import worker_variables
-from .slots import RANKS
+from .child import Origin, worker_variables
+from .slots import RANKS, setting_error
 
 LOOK_SECONDS = 3.0  # between two calls of squeue, however many jobs there are
 # Of Slurm's states, those that a job does not leave by itself.
@@ -74,11 +74,6 @@ class Settings:
         for option, value in self.sbatch.items():
             if place := PLACES.get(option.replace("-", "_")):
                 raise setting_error(f"sbatch.{option}", value, f"{place}; leave it out")
-
-
-def setting_error(name: str, value: object, reason: str) -> ConfigError:
-    """What is wrong with a key of the launcher."""
-    return ConfigError(f"hydra.launcher.{name}={'null' if value is None else value}: {reason}")
 
 
 def seconds_of(time_limit: int | str) -> int:
@@ -227,7 +222,7 @@ def batch_script(folder: Path, count: int, shape: Shape, settings: Settings) -> 
     """
     from submitit.slurm.slurm import _make_sbatch_string
 
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in worker_variables(folder).items()]
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in worker_variables(folder, Origin.here()).items()]
     ours = {"requeue": True, "output": f"{str(folder).replace('%', '%%')}/%a.log"}
     others = {option.replace("-", "_"): value for option, value in settings.sbatch.items()}
     options: dict[str, Any] = {

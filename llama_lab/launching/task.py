@@ -52,9 +52,13 @@ class Task:
     singletons: Mapping[type, Any]
     program: str
 
+    def to_bytes(self) -> bytes:
+        """What a file of it holds."""
+        return pickle.dumps(self)
+
     def save(self, file: Path) -> None:
         """Write it."""
-        file.write_bytes(pickle.dumps(self))
+        file.write_bytes(self.to_bytes())
 
     @classmethod
     def load(cls, file: Path) -> Self:

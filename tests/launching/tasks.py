@@ -19,7 +19,8 @@ def act(cfg: DictConfig) -> None:
     """Leave a mark, do as told, and end as a run does."""
     folder = RunFolder(Path(cfg.runs_dir) / "llama" / str(cfg.arm) / f"seed={cfg.seed}")
     folder.write_status("running")
-    mark = {"pid": os.getpid(), "environment": dict(os.environ), "argv": sys.argv, "devices": cfg.trainer.devices}
+    trainer = {"devices": cfg.trainer.devices, "accelerator": cfg.trainer.accelerator}
+    mark = {"pid": os.getpid(), "environment": dict(os.environ), "argv": sys.argv, **trainer}
     Path(f"mark{cfg.seed}.tmp").write_text(json.dumps(mark))
     Path(f"mark{cfg.seed}.tmp").replace(f"mark{cfg.seed}")
     deed, _, argument = cfg.train.prompt.partition(" ")
@@ -29,6 +30,9 @@ def act(cfg: DictConfig) -> None:
         wait_for(Path(argument))
     elif deed == "sleep":
         time.sleep(float(argument))
+    elif deed == "stubborn":
+        signal.signal(signal.SIGINT, lambda *_: Path("heard").touch())
+        time.sleep(600)
     elif deed == "odd" and cfg.seed % 2:
         print("the last words")
         {"raise": fail, "kill": kill, "exit": leave}[argument]()

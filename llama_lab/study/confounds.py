@@ -51,6 +51,7 @@ GROUPS = {
 # What it means that runs differ in a fact of `surroundings`.
 CONSEQUENCES = {
     "device": "their speeds cannot be compared, and their losses differ by rounding",
+    "devices": "their speeds cannot be compared, and their losses differ by rounding, with shards in bf16 more so",
     "precision": "a part of the difference in loss may be rounding",
     "attention kernel": "their speeds are not those of their architectures",
     "data": "their losses are of different texts",
@@ -101,6 +102,7 @@ def surroundings(trial: Trial) -> dict[str, str]:
     versions = facts.get("versions", {})
     values = {
         "device": facts.get("device"),
+        "devices": f"{facts.get('devices', 1)}{' shards' if facts.get('sharded') else ''}",
         "precision": facts.get("precision"),
         "attention kernel": facts.get("attention_kernel"),
         "data": facts.get("data_hash", "")[:12],

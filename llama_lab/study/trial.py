@@ -22,9 +22,10 @@ class Trial:
     status: running, interrupted, done, diverged, failed; "missing" for a run that a study lists but that left nothing.
     message: why, in one line. config: the resolved config, on one level (`{"train.tokens": 2e6}`). facts: everything
     else known at its start: `choices` (the option of each config group), costs (`params`, `params_non_embedding`,
-    `flops_per_token`, `train_flops_per_token`, `kv_cache/bytes_per_token`, `kv_cache/bytes`), `device`, `precision`,
-    `attention_kernel`, `data_hash`, `tokenizer_hash`, `vocab_size`, `bytes_per_token`, `unigram_entropy`, `versions`,
-    `python`, `platform`, `cpu_threads`, `gpus`, `git` (`commit`, `dirty`; None outside a checkout), `command`.
+    `flops_per_token`, `train_flops_per_token`, `kv_cache/bytes_per_token`, `kv_cache/bytes`), `device`, `devices` (of
+    all nodes), `sharded`, `precision`, `attention_kernel`, `data_hash`, `tokenizer_hash`, `vocab_size`,
+    `bytes_per_token`, `unigram_entropy`, `versions`, `python`, `platform`, `cpu_threads`, `gpus`, `git` (`commit`,
+    `dirty`; None outside a checkout), `command`.
     summary: the last value of every metric, empty unless done. metrics: the rows of metrics.csv, one per logged step;
     a row holds what was logged at that step, with `step`, `tokens` and `seconds` always. evaluation: what eval.json
     tells, empty if that is nothing, or not of the run as it ended; of the parts that were asked for: `lengths` (see

@@ -245,6 +245,8 @@ def run_facts(run: Run, dataset: TokenDataset, model: Decoder) -> dict[str, Any]
         "seed": run.cfg.seed,
         "choices": run.choices,
         "device": run.hardware.device_name,
+        "devices": run.hardware.world_size,
+        "sharded": run.hardware.sharded,
         "precision": run.hardware.precision,
         "attention_kernel": "+".join(kernels),
         "data_hash": dataset.data_hash,

@@ -48,6 +48,7 @@ def test_a_clean_study_of_learning_rates_has_no_remark(tmp_path: Path) -> None:
         ({"data_hash": "0123456789abcdef"}, ("data", "0123456789ab", "9f4fcfe12c2f", "different texts")),
         ({"tokenizer_hash": "fedcba9876543210"}, ("tokenizer", "fedcba987654", "c06e3e215dc6", "nats per token")),
         ({"cpu_threads": 16}, ("CPU threads", "16", "2")),
+        ({"devices": 4, "sharded": True}, ("devices", "4 shards", "1")),
         ({"python": "3.12.1"}, ("python", "3.12.1", "3.11.7")),
         ({"versions": {"torch": "2.12.0", "lightning": "2.6.6"}}, ("torch", "2.12.0", "2.13.0+cpu")),
         ({"versions": {"torch": "2.13.0+cpu", "lightning": "2.6.4"}}, ("lightning", "2.6.4", "2.6.6")),

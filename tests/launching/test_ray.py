@@ -173,7 +173,7 @@ def test_runs_have_the_gpus_that_ray_sets_aside_for_them(
 
 
 def test_threads_are_the_cpus_that_a_run_has(on_ray: Sweep, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     ran = on_ray(*ON_CPU, f"hydra.launcher.address={cluster}", "hydra.launcher.cpus_per_run=2", "seed=1")
     assert mark(ran, 1)["environment"]["OMP_NUM_THREADS"] == "2"
 

@@ -1,7 +1,7 @@
 """Elementwise functions that PyTorch hands to Intel's oneMKL on CPUs, each called once before any of them is needed.
 
-oneMKL chooses the kernel of each function and precision at its first call. Where several threads make that call at once,
-one of them may compute its share with the least accurate kernel: RoPE's first table then differs from its second
+oneMKL chooses the kernel of each function and precision at its first call. If several threads make that call at once,
+one of them may compute its share with the least accurate kernel, so that RoPE's first table differs from its second
 (PyTorch issue 188792). A call on one element runs on one thread, and settles the choice for the process.
 """
 

@@ -15,13 +15,13 @@ import torch
 from lightning.pytorch.loggers.logger import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config import build, build_model, override_key
+from llama_lab.config import build, build_model, model_cost, override_key
 from llama_lab.data.module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.tokenizer import TextTokenizer
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
 from llama_lab.files import disk_errors_told
-from llama_lab.model import Cost, Decoder, Sampling, generate, measure_cost
+from llama_lab.model import Cost, Decoder, Sampling, generate
 
 from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monitor, StopRequest
 from .checkpoint import before, checkpoint_step, consolidate, discard, load_checkpoint, newest_whole
@@ -160,7 +160,7 @@ def train_on_disk(run: Run) -> Outcome:
             dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed, run.steps
         )
         model = build_model(cfg, dataset.vocab_size)
-        cost = measure_cost(model)
+        cost = model_cost(model)
         module = build_module(run, model, dataset.val_bytes)
         monitor = Monitor(
             cfg.train.log_every,

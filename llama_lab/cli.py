@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -38,8 +39,9 @@ def train_command() -> None:
 
 def eval_command() -> None:
     """`python eval.py run=RUN`, and `llama-lab-eval` where the package is installed."""
-    for argument in sys.argv[1:]:
-        if os.path.isdir(argument):  # Path's own raises for what is too long for a name
+    for before, argument in pairwise(sys.argv):
+        # An option may take a folder. Path's own is_dir raises for what is too long for a name.
+        if not before.startswith("-") and os.path.isdir(argument):
             exit_with(ConfigError(f"{argument}: is a folder; write run={argument}"))
     hydra_command(eval_job, "eval", "what was finished is kept")
 

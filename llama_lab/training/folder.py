@@ -40,6 +40,8 @@ CHANGEABLE = (
     "plan",
     "device",
     "plan_mfu",
+    "measure",
+    "trust",
     "data.cache_dir",
     "logger",
     "trainer.accelerator",

@@ -69,7 +69,7 @@ def test_any_number_of_devices_gives_the_curve_of_one(
 
 
 def test_the_validation_windows_divide_by_no_number_of_devices_and_each_is_read_once(one: Path) -> None:
-    dataset = open_dataset(OmegaConf.load(one / "resolved.yaml"), lambda *_: None)  # type: ignore[arg-type]
+    dataset = open_dataset(OmegaConf.load(one / "resolved.yaml"))  # type: ignore[arg-type]
     windows = len(ValWindows(dataset.val, 28))
     assert windows % 2, "the devices would share the windows evenly, and the test above would prove less"
     model = decoder("model.max_seq_len=28", vocab_size=257)

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from threading import Event
 from typing import NamedTuple
 
 import numpy as np
@@ -75,7 +76,8 @@ def build(
     survey = survey_source(source, val_fraction, progress)
     surveyed = time.monotonic()
     sample = vocabulary_documents(survey, factory)
-    tokenizer = factory.train(doc.text for doc in _read_again(source, survey, sample, progress, "training tokenizer"))
+    documents = _read_again(source, survey, sample, progress, "training tokenizer")
+    tokenizer = _train(factory, (document.text for document in documents))
     trained = time.monotonic()
     folder.mkdir()
     tokenizer.save(folder / TOKENIZER_NAME)
@@ -210,6 +212,25 @@ def vocabulary_documents(survey: Survey, factory: TokenizerFactory) -> Positions
 def _until(positions: Positions, sizes: Counts, total: int) -> Positions:
     """The first of ``positions`` that together reach ``total`` bytes, or all."""
     return positions[: int(np.searchsorted(np.cumsum(sizes[positions]), total)) + 1]
+
+
+def _train(factory: TokenizerFactory, texts: Iterator[str]) -> TextTokenizer:
+    """Train in a thread: the library, left alone in the main one, would not let Ctrl-C through."""
+    stop = Event()
+
+    def until_stopped() -> Iterator[str]:
+        for text in texts:
+            if stop.is_set():
+                raise InterruptedError
+            yield text
+
+    with ThreadPoolExecutor(1) as pool:
+        trained = pool.submit(factory.train, until_stopped())
+        try:
+            return trained.result()
+        except BaseException:
+            stop.set()
+            raise
 
 
 def _write_streams(

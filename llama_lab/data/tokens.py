@@ -168,7 +168,7 @@ class TokenDataset:
         train, val = index.train, index.val
         learnt = f"tokenizer trained on {_mb(times.sample_bytes)} in {duration(times.training)}, "
         held_out = (
-            f" (of {val.documents + index.unread:,} held-out documents {val.documents:,})" if index.unread else ""
+            f" ({val.documents:,} of {val.documents + index.unread:,} held-out documents)" if index.unread else ""
         )
         return (
             f"tokens: {_mb(times.text_bytes)} read in {duration(times.reading)}, {learnt if times.sample_bytes else ''}"

@@ -8,6 +8,10 @@ import math
 import multiprocessing
 import os
 import random
+import re
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -335,12 +339,29 @@ def test_progress_ends_every_phase_at_its_total(tmp_path: Path) -> None:
     source = Documents([text * 1000 for text in TEXTS[:20]])
     TokenDataset.open_or_build(source, CharTokenizer(), 0.2, tmp_path, lambda *call: calls.append(call))
     phases = list(dict.fromkeys(phase for _, _, phase in calls))
-    assert phases == ["reading", "training tokenizer", "tokenising"]
+    assert phases == PHASES
     for phase in phases:
         done = [call[0] for call in calls if call[2] == phase]
         assert done == sorted(done)
         assert len(done) > 3
         assert done[-1] == source.total_bytes()
+
+
+def test_a_build_is_described_once_with_its_times_and_what_is_read_of_the_held_out_text(tmp_path: Path) -> None:
+    texts = sentences(3000)
+    built = dataset(tmp_path, texts, BPETokenizer(300, sample_bytes=100_000), val_tokens=1000)
+    held_out = built.index.val.documents + built.index.unread
+    assert built.times is not None
+    assert built.times.text_bytes == sum(len(text.encode()) for text in texts)
+    assert 100_000 <= built.times.sample_bytes < 100_500
+    assert re.fullmatch(
+        r"tokens: 0\.\d MB read in \d s, tokenizer trained on 0\.1 MB in \d s, encoded in \d s \([\d.]+ MB/s\); "
+        rf"0\.\d M tokens to train on, 0\.0 M to validate on \({built.index.val.documents} of {held_out} held-out "
+        r"documents\)",
+        built.describe_build(),
+    )
+    assert "trained" not in dataset(tmp_path, texts, ByteTokenizer()).describe_build()
+    assert dataset(tmp_path, texts, ByteTokenizer()).times is None
 
 
 # Opening again
@@ -480,6 +501,39 @@ def test_an_interrupted_build_leaves_nothing_to_open(tmp_path: Path) -> None:
         TokenDataset.open_or_build(Interrupted(TEXTS), ByteTokenizer(), 0.2, tmp_path)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
     assert dataset(tmp_path, TEXTS).index.train.documents > 0
+
+
+PHASES = ["reading", "training tokenizer", "tokenising"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_ctrl_c_leaves_neither_a_folder_nor_a_process_in_any_phase(phase: str, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(sentences(20_000)))  # 4 MB
+    script = """
+import sys, time
+from llama_lab.data import BPETokenizer, TextFiles, TokenDataset
+
+def progress(done, total, phase):
+    if phase == sys.argv[3] and done:
+        print(phase, flush=True)
+        time.sleep(2)
+
+TokenDataset.open_or_build(TextFiles(sys.argv[1]), BPETokenizer(300), 0.2, sys.argv[2], progress)
+"""
+    command = [sys.executable, "-c", script, str(texts), str(tmp_path / "cache"), phase]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{phase}\n"
+        os.killpg(process.pid, signal.SIGINT)
+        more, error = process.communicate(timeout=60)
+    assert more == ""  # it read no further
+    assert error.splitlines()[-1] == "KeyboardInterrupt"
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"]
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
 
 
 class Logged(Documents):

@@ -280,14 +280,14 @@ class _Document(NamedTuple):
 
 def _write_documents(
     documents: Iterable[_Document], paths: dict[int, Path], tokenizer: TextTokenizer, dtype: np.dtype
-) -> list[int]:
+) -> Counts:
     """Write the stream of each split in ``paths``; return each document's tokens, its end-of-text token included.
 
     A stream is ``[eot] document [eot] document [eot]``, so that every token but the first is predicted. Batches are
     encoded in threads, which leave Python's lock to the reading of the next and the writing of the last.
     """
     eot = tokenizer.eot_id
-    tokens: list[int] = []
+    tokens = array("q")  # a list would take five times the memory
 
     def encode(batch: list[_Document]) -> list[bytes]:
         encoded = tokenizer.encode_batch([document.text for document in batch])
@@ -311,7 +311,7 @@ def _write_documents(
                 write(*pending.popleft())
         while pending:
             write(*pending.popleft())
-    return tokens
+    return np.frombuffer(tokens, dtype=np.int64)
 
 
 def _keep_documents(path: Path, dtype: np.dtype, tokens: Counts, kept: npt.NDArray[np.bool_]) -> None:

@@ -29,6 +29,8 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "train.micro_batch_size": (int,),
     "train.grad_clip": (float,),
     "data.document_chars": (int,),
+    "data.val_tokens": (int,),
+    "tokenizer.sample_bytes": (int,),
     "model.vocab_size": (int,),
     "model.position.scaling": (dict,),
     "model.attention.window": (int,),

@@ -79,7 +79,7 @@ def test_a_sample_is_shown_and_where_everything_is(finished: Ran) -> None:
 
 
 def test_one_byte_that_is_no_text_costs_a_sample_one_character(finished: Ran) -> None:
-    dataset = open_dataset(OmegaConf.load(finished.run / "resolved.yaml"), lambda *_: None)  # type: ignore[arg-type]
+    dataset = open_dataset(OmegaConf.load(finished.run / "resolved.yaml"))  # type: ignore[arg-type]
     for ids in (b"def f\xff(x):", b"cut \xe2\x82", "whole €".encode()):
         assert dataset.tokenizer.decode(list(ids)) == ids.decode(errors="replace")
 

@@ -88,7 +88,7 @@ def main() -> None:
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         cfg = hydra.compose("config")
     with open_display(STEPS, rank=0) as display:
-        dataset = open_dataset(cfg, display.prepare)
+        dataset = open_dataset(cfg, display)
     loops: tuple[Callable[[], float], ...] = (partial(bare_loop, cfg, dataset), partial(lightning_loop, cfg, dataset))
     ratios = []
     for number in range(ROUNDS):

@@ -4,9 +4,16 @@ The source is read up to three times, and never held in memory.
 """
 
 import hashlib
+import time
+from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from threading import Event
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +21,7 @@ import numpy.typing as npt
 
 from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, Index, SplitIndex, describe_file, write_index
 from llama_lab.data.source import Source
-from llama_lab.data.tokenizer import TextTokenizer, TokenizerFactory
+from llama_lab.data.tokenizer import TextTokenizer, TokenizerFactory, sample_bytes
 from llama_lab.errors import ConfigError
 
 Progress = Callable[[int, int, str], None]
@@ -23,23 +30,59 @@ Progress = Callable[[int, int, str], None]
 Digests = npt.NDArray[np.bytes_]
 """The blake2b hash of each document's UTF-8 bytes: ``(documents,)``, 16 bytes each."""
 
-DROPPED, TRAIN, VAL = 0, 1, 2
+Positions = npt.NDArray[np.int64]
+"""Documents by their place in the reading order, from 0."""
+
+Counts = npt.NDArray[np.int64]
+"""A number for each document."""
+
+Splits = npt.NDArray[np.uint8]
+"""DROPPED, TRAIN, VAL or UNREAD for each document."""
+
+DROPPED, TRAIN, VAL, UNREAD = 0, 1, 2, 3
 
 _DIGEST_BYTES = 16
-_BATCH_BYTES = 1 << 20  # of text tokenised at once: enough to occupy all cores, at some 50 MB of encodings
+_BATCH_BYTES = 1 << 20  # of text tokenised at once, at some 50 MB of encodings
+_BATCHES = 4  # being tokenised at once: enough to occupy all cores while others are read and written
+_BYTES_PER_TOKEN = 8  # more than text has, as a rule
+_STREAMS = {TRAIN: "train.bin", VAL: "val.bin"}
 
 
-def build(source: Source, factory: TokenizerFactory, val_fraction: float, folder: Path, progress: Progress) -> None:
+@dataclass(frozen=True)
+class BuildTimes:
+    """Where the time of a build went: seconds of each phase, and the bytes of text that it went through."""
+
+    text_bytes: int
+    sample_bytes: int
+    tokenised_bytes: int
+    reading: float
+    training: float
+    tokenising: float
+
+
+def build(
+    source: Source,
+    factory: TokenizerFactory,
+    val_fraction: float,
+    val_tokens: int | None,
+    folder: Path,
+    progress: Progress,
+) -> BuildTimes:
     """Build the token folder ``folder``, which must not exist; nothing is written before the whole text was read.
 
     Raises ConfigError for text that cannot be used.
     """
+    start = time.monotonic()
     survey = survey_source(source, val_fraction, progress)
-    tokenizer = factory.train(_vocabulary_texts(source, survey, factory, progress))
+    surveyed = time.monotonic()
+    sample = vocabulary_documents(survey, factory)
+    documents = _read_again(source, survey, sample, progress, "training tokenizer")
+    tokenizer = _train(factory, (document.text for document in documents))
+    trained = time.monotonic()
     folder.mkdir()
     tokenizer.save(folder / TOKENIZER_NAME)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    train, val = _write_streams(source, survey, tokenizer, dtype, folder, progress)
+    survey, tokens = _write_streams(source, survey, tokenizer, dtype, val_tokens, folder, progress)
     index = Index(
         format_version=FORMAT_VERSION,
         dtype=dtype.name,
@@ -47,31 +90,45 @@ def build(source: Source, factory: TokenizerFactory, val_fraction: float, folder
         data_hash=survey.data_hash,
         tokenizer_hash=tokenizer.hash,
         val_fraction=val_fraction,
-        train=train,
-        val=val,
+        train=survey.describe_split(TRAIN, tokens),
+        val=survey.describe_split(VAL, tokens),
         duplicates=survey.duplicates,
         empty=survey.empty,
         files={path.name: describe_file(path) for path in sorted(folder.iterdir())},
+        unread=int((survey.splits == UNREAD).sum()),
     )
     write_index(index, folder)
+    return BuildTimes(
+        text_bytes=survey.text_bytes,
+        sample_bytes=int(survey.sizes[sample].sum()),
+        tokenised_bytes=int(survey.sizes[tokens > 0].sum()),
+        reading=surveyed - start,
+        training=trained - surveyed,
+        tokenising=time.monotonic() - trained,
+    )
 
 
 @dataclass(frozen=True)
 class Survey:
     """What one pass over the source found, document by document, in reading order.
 
-    ``splits`` says DROPPED (empty, or a copy of an earlier document), TRAIN or VAL; ``text_bytes`` is the UTF-8 bytes
-    of all documents.
+    ``sizes`` are the documents' UTF-8 bytes. ``splits`` says DROPPED (empty, or a copy of an earlier document), TRAIN,
+    VAL, or UNREAD (held out like VAL, and beyond the bound on validation).
     """
 
     digests: Digests
-    splits: npt.NDArray[np.uint8]
-    text_bytes: int
+    sizes: Counts
+    splits: Splits
+
+    @property
+    def text_bytes(self) -> int:
+        """UTF-8 bytes of all documents."""
+        return int(self.sizes.sum())
 
     @property
     def empty(self) -> int:
         """Number of documents without text."""
-        return int((self.digests == _digest(b"")).sum())
+        return int((self.sizes == 0).sum())
 
     @property
     def duplicates(self) -> int:
@@ -84,19 +141,29 @@ class Survey:
         by_split = [hashlib.blake2b(self.digests[self.splits == split].tobytes()).digest() for split in (TRAIN, VAL)]
         return _digest(b"".join(by_split)).hex()
 
+    @cached_property
+    def held_out(self) -> Positions:
+        """The documents that are not for training, in the order of their hashes."""
+        positions = np.flatnonzero(np.isin(self.splits, (VAL, UNREAD)))
+        return positions[np.argsort(self.digests[positions])]
+
+    def describe_split(self, split: int, tokens: Counts) -> SplitIndex:
+        """Count what a split holds; ``tokens`` are those of each document."""
+        chosen = self.splits == split
+        return SplitIndex(int(chosen.sum()), int(self.sizes[chosen].sum()), int(tokens[chosen].sum()))
+
 
 def survey_source(source: Source, val_fraction: float, progress: Progress) -> Survey:
     """Read ``source`` once and assign each document to a split. Raises as ``assign_splits`` does."""
-    raw = bytearray()
-    text_bytes = 0
+    raw, sizes = bytearray(), array("q")
     for data in _encoded(source, source.total_bytes(), progress, "reading"):
         raw += _digest(data)
-        text_bytes += len(data)
+        sizes.append(len(data))
     digests = np.frombuffer(raw, dtype=f"S{_DIGEST_BYTES}")
-    return Survey(digests, assign_splits(digests, val_fraction), text_bytes)
+    return Survey(digests, np.frombuffer(sizes, dtype=np.int64), assign_splits(digests, val_fraction))
 
 
-def assign_splits(digests: Digests, val_fraction: float) -> npt.NDArray[np.uint8]:
+def assign_splits(digests: Digests, val_fraction: float) -> Splits:
     """Return DROPPED, TRAIN or VAL for each document.
 
     A document is for validation if its hash, as a fraction of the range of hashes, is below ``val_fraction``: that
@@ -119,30 +186,90 @@ def assign_splits(digests: Digests, val_fraction: float) -> npt.NDArray[np.uint8
 
 def _fractions(digests: Digests) -> npt.NDArray[np.float64]:
     """Each hash's first eight bytes as a number in [0, 1)."""
-    leading = np.frombuffer(digests.tobytes(), dtype=">u8")[:: _DIGEST_BYTES // 8]
-    return (leading >> np.uint64(11)).astype(np.float64) / 2**53  # a float holds 53 bits exactly
+    return (_words(digests)[:, 0] >> np.uint64(11)).astype(np.float64) / 2**53  # a float holds 53 bits exactly
 
 
-def _vocabulary_texts(source: Source, survey: Survey, factory: TokenizerFactory, progress: Progress) -> Iterator[str]:
-    """The texts that ``factory`` learns from, read as it asks for them."""
-    wanted = {"nothing": (), "train": (TRAIN,), "all": (TRAIN, VAL)}[factory.vocabulary_from]
-    if wanted:
-        documents = _read_again(source, survey, progress, "training tokenizer")
-        yield from (document.text for document in documents if document.split in wanted)
+def _words(digests: Digests) -> npt.NDArray[np.uint64]:
+    """The two halves of each hash as numbers: ``(documents, 2)``."""
+    return np.frombuffer(digests.tobytes(), dtype=">u8").reshape(-1, _DIGEST_BYTES // 8)
+
+
+def vocabulary_documents(survey: Survey, factory: TokenizerFactory) -> Positions:
+    """The documents that ``factory`` learns from, in reading order.
+
+    Of text beyond its ``sample_bytes``, these are the first in the order of the second half of their hashes, of which
+    the split does not depend, until they have as much.
+    """
+    splits = {"nothing": (), "train": (TRAIN,), "all": (TRAIN, VAL)}[factory.vocabulary_from]
+    positions = np.flatnonzero(np.isin(survey.splits, splits))
+    bound = sample_bytes(factory)
+    if bound is None or survey.sizes[positions].sum() <= bound:
+        return positions
+    by_hash = positions[np.argsort(_words(survey.digests[positions])[:, 1])]
+    return np.sort(_until(by_hash, survey.sizes, bound))
+
+
+def _until(positions: Positions, sizes: Counts, total: int) -> Positions:
+    """The first of ``positions`` that together reach ``total`` bytes, or all."""
+    return positions[: int(np.searchsorted(np.cumsum(sizes[positions]), total)) + 1]
+
+
+def _train(factory: TokenizerFactory, texts: Iterator[str]) -> TextTokenizer:
+    """Train in a thread: the library, left alone in the main one, would not let Ctrl-C through."""
+    stop = Event()
+
+    def until_stopped() -> Iterator[str]:
+        for text in texts:
+            if stop.is_set():
+                raise InterruptedError
+            yield text
+
+    with ThreadPoolExecutor(1) as pool:
+        trained = pool.submit(factory.train, until_stopped())
+        try:
+            return trained.result()
+        except BaseException:
+            stop.set()
+            raise
 
 
 def _write_streams(
-    source: Source, survey: Survey, tokenizer: TextTokenizer, dtype: np.dtype, folder: Path, progress: Progress
-) -> tuple[SplitIndex, SplitIndex]:
-    """Write ``train.bin`` and ``val.bin``, and return what each holds."""
-    eot = tokenizer.eot_id
-    with _Stream(folder / "train.bin", dtype, eot) as train, _Stream(folder / "val.bin", dtype, eot) as val:
-        streams = {TRAIN: train, VAL: val}
-        kept = (doc for doc in _read_again(source, survey, progress, "tokenising") if doc.split != DROPPED)
-        for batch in _batches(kept):
-            for document, ids in zip(batch, tokenizer.encode_batch([doc.text for doc in batch]), strict=True):
-                streams[document.split].append(ids, document.size)
-    return train.index, val.index
+    source: Source,
+    survey: Survey,
+    tokenizer: TextTokenizer,
+    dtype: np.dtype,
+    val_tokens: int | None,
+    folder: Path,
+    progress: Progress,
+) -> tuple[Survey, Counts]:
+    """Write ``train.bin`` and ``val.bin``; return the survey with the splits as written, and each document's tokens.
+
+    Of the held-out documents, in the order of their hashes, validation has those that together are no more than
+    ``val_tokens`` long, and at least one. That is known only afterwards, so somewhat more of them are encoded.
+    """
+    tokens = np.zeros(len(survey.splits), dtype=np.int64)
+
+    def write(positions: Positions, *splits: int) -> None:
+        positions = np.sort(positions)
+        documents = _read_again(source, survey, positions, progress, "tokenising")
+        paths = {split: folder / _STREAMS[split] for split in splits}
+        tokens[positions] = _write_documents(documents, paths, tokenizer, dtype)
+
+    held_out = candidates = survey.held_out
+    if val_tokens is not None:
+        candidates = _until(held_out, survey.sizes, val_tokens * _BYTES_PER_TOKEN)
+    write(np.concatenate([np.flatnonzero(survey.splits == TRAIN), candidates]), TRAIN, VAL)
+    if val_tokens is None:
+        return survey, tokens
+    while len(candidates) < len(held_out) and tokens[candidates].sum() <= val_tokens:  # its tokens are that long
+        candidates = _until(held_out, survey.sizes, 2 * int(survey.sizes[candidates].sum()))
+        write(candidates, VAL)
+    fitting = int(np.searchsorted(np.cumsum(tokens[candidates]), val_tokens, side="right"))
+    splits = survey.splits.copy()
+    splits[held_out[max(1, fitting) :]] = UNREAD
+    written = np.sort(candidates)
+    _keep_documents(folder / _STREAMS[VAL], dtype, tokens[written], splits[written] == VAL)
+    return replace(survey, splits=splits), tokens
 
 
 class _Document(NamedTuple):
@@ -151,14 +278,62 @@ class _Document(NamedTuple):
     split: int
 
 
-def _read_again(source: Source, survey: Survey, progress: Progress, phase: str) -> Iterator[_Document]:
-    """Read all documents of ``survey``. Raises ConfigError if they have changed since."""
-    expected = zip(survey.digests.view(f"V{_DIGEST_BYTES}"), survey.splits, strict=True)
+def _write_documents(
+    documents: Iterable[_Document], paths: dict[int, Path], tokenizer: TextTokenizer, dtype: np.dtype
+) -> Counts:
+    """Write the stream of each split in ``paths``; return each document's tokens, its end-of-text token included.
+
+    A stream is ``[eot] document [eot] document [eot]``, so that every token but the first is predicted. Batches are
+    encoded in threads, which leave Python's lock to the reading of the next and the writing of the last.
+    """
+    eot = tokenizer.eot_id
+    tokens = array("q")  # a list would take five times the memory
+
+    def encode(batch: list[_Document]) -> list[bytes]:
+        encoded = tokenizer.encode_batch([document.text for document in batch])
+        return [np.array([*ids, eot], dtype=dtype).tobytes() for ids in encoded]
+
+    with ExitStack() as stack:
+        files = {split: stack.enter_context(path.open("wb")) for split, path in paths.items()}
+        for file in files.values():
+            file.write(np.array([eot], dtype=dtype).tobytes())
+
+        def write(batch: list[_Document], encoded: Future[list[bytes]]) -> None:
+            for document, stored in zip(batch, encoded.result(), strict=True):
+                files[document.split].write(stored)
+                tokens.append(len(stored) // dtype.itemsize)
+
+        pool = stack.enter_context(ThreadPoolExecutor(_BATCHES))
+        pending: deque[tuple[list[_Document], Future[list[bytes]]]] = deque()
+        for batch in _batches(documents):
+            pending.append((batch, pool.submit(encode, batch)))
+            if len(pending) > _BATCHES:
+                write(*pending.popleft())
+        while pending:
+            write(*pending.popleft())
+    return np.frombuffer(tokens, dtype=np.int64)
+
+
+def _keep_documents(path: Path, dtype: np.dtype, tokens: Counts, kept: npt.NDArray[np.bool_]) -> None:
+    """Leave only some documents in a stream, whose documents have that many ``tokens``."""
+    if not kept.all():
+        stream = np.fromfile(path, dtype=dtype)
+        path.write_bytes(stream[np.concatenate([[True], np.repeat(kept, tokens)])].tobytes())
+
+
+def _read_again(
+    source: Source, survey: Survey, positions: Positions, progress: Progress, phase: str
+) -> Iterator[_Document]:
+    """Read ``source`` to its end, for those documents. Raises ConfigError if any document has changed since."""
+    wanted = np.zeros(len(survey.splits), dtype=bool)
+    wanted[positions] = True
+    expected = zip(survey.digests.view(f"V{_DIGEST_BYTES}"), survey.splits, wanted, strict=True)
     for data in _encoded(source, survey.text_bytes, progress, phase):
-        digest, split = next(expected, (None, DROPPED))
+        digest, split, is_wanted = next(expected, (None, DROPPED, False))
         if digest is None or digest.tobytes() != _digest(data):
             raise _changed()
-        yield _Document(data.decode(), len(data), int(split))
+        if is_wanted:
+            yield _Document(data.decode(), len(data), int(split))
     if next(expected, None) is not None:
         raise _changed()
 
@@ -192,35 +367,6 @@ def _batches(documents: Iterable[_Document]) -> Iterator[list[_Document]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-class _Stream:
-    """A split's token file: ``[eot] document [eot] document [eot]``, so that every token but the first is predicted.
-
-    A context manager; ``index`` counts what was appended.
-    """
-
-    def __init__(self, path: Path, dtype: np.dtype, eot_id: int):
-        self._file = path.open("wb")
-        self._dtype = dtype
-        self._eot = eot_id
-        self.index = SplitIndex(documents=0, bytes=0, tokens=0)
-
-    def __enter__(self) -> "_Stream":
-        self._write([self._eot])
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
-
-    def append(self, ids: list[int], size: int) -> None:
-        """Append a document of ``size`` bytes, and the end-of-text token that closes it."""
-        self._write([*ids, self._eot])
-        done = self.index
-        self.index = SplitIndex(done.documents + 1, done.bytes + size, done.tokens + len(ids) + 1)
-
-    def _write(self, ids: list[int]) -> None:
-        self._file.write(np.array(ids, dtype=self._dtype).tobytes())
 
 
 def _digest(data: bytes) -> bytes:

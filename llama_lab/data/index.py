@@ -41,7 +41,8 @@ class Index:
 
     ``data_hash`` identifies the documents of both splits, in order, wherever they came from.
     ``val_fraction`` is the fraction that was asked for.
-    ``duplicates`` and ``empty`` count the documents left out as exact copies and as having no text.
+    ``duplicates`` and ``empty`` count the documents left out as exact copies and as having no text, ``unread`` the
+    held-out ones beyond the bound on validation, which older folders do not have.
     """
 
     format_version: int
@@ -55,6 +56,7 @@ class Index:
     duplicates: int
     empty: int
     files: dict[str, FileIndex]
+    unread: int = 0
 
 
 def write_index(index: Index, folder: Path) -> None:

@@ -1,7 +1,9 @@
 """Where text comes from: documents, their size on disk, and a fingerprint that changes when they change."""
 
+import codecs
 import glob
 import hashlib
+import json
 import logging
 import os
 import sysconfig
@@ -9,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from llama_lab.errors import ConfigError
 
@@ -84,6 +86,8 @@ class StandardLibrary:
 class TextFiles:
     """Local files: ``.parquet`` and ``.json``/``.jsonl`` hold one document per row, any other file is UTF-8 text.
 
+    A byte-order mark at the start of a file is not part of its text.
+
     ``files`` are paths or glob patterns (``**`` and ``~`` too), relative to the working directory. ``text_field`` is
     the column of a row that holds its text. A text file longer than ``document_chars`` characters is cut into several
     documents, at the end of a paragraph, line or word: documents are what is split into training and validation,
@@ -150,9 +154,9 @@ def _fingerprint(settings: str, paths: Iterable[Path]) -> str:
 
 
 def _read_text(path: Path) -> Iterator[str]:
-    """The file's exact text in blocks; no newline is translated, so that its bytes are those that are modelled."""
+    """The file's text in blocks; no newline is translated, so that its bytes are those that are modelled."""
     readable = "give UTF-8 text, .jsonl, .json or .parquet files"
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             while block := file.read(_BLOCK_CHARS):
                 if "\0" in block:
@@ -191,36 +195,88 @@ def _last_break(text: str, start: int, end: int) -> int:
 _ROW_FORMATS = {".json", ".jsonl", ".parquet"}
 
 
+class _Row(NamedTuple):
+    place: str  # in its file: "line 7", or "row 7" where rows are not lines
+    fields: dict[str, Any]
+
+
 def _read_rows(path: Path, text_field: str) -> Iterator[str]:
     empty = True
-    for row in _rows(path):
+    for place, fields in _parquet_rows(path) if path.suffix.lower() == ".parquet" else _json_rows(path):
         empty = False
-        if text_field not in row:
+        if text_field not in fields:
             raise ConfigError(
-                f"data.text_field={text_field}: {path} has no such field; choose one of [{', '.join(row)}]"
+                f"data.text_field={text_field}: {place} of {path} has no such field; "
+                f"choose one of [{', '.join(fields)}]"
             )
-        text = row[text_field]
+        text = fields[text_field]
         if not isinstance(text, str):
             raise ConfigError(
-                f"data.text_field={text_field}: {path} has a row that holds {type(text).__name__} there, not text; "
+                f"data.text_field={text_field}: {place} of {path} holds {_kind(text)} there, not text; "
                 "mend the row or choose another field"
             )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"data.text_field={text_field}: {place} of {path} holds {text[error.start]!r}, half a character; "
+                "mend the row"
+            ) from error
         yield text
     if empty:
         raise ConfigError(f"data.files=[{path}]: the file has no rows; leave it out")
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def _json_rows(path: Path) -> Iterator[_Row]:
+    """The objects of a list, which is read at once, or of a file with an object on each line."""
+    with path.open("rb") as file:
+        has_mark = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+        first_byte = len(codecs.BOM_UTF8) if has_mark else 0
+        file.seek(first_byte)
+        is_list = file.read(_BLOCK_CHARS).lstrip().startswith(b"[")
+        file.seek(first_byte)
+        if is_list:
+            for number, row in enumerate(_parse_json(file.read(), path), 1):
+                yield _json_row(row, path, f"row {number}")
+        else:
+            for number, line in enumerate(file, 1):
+                if not line.isspace():
+                    yield _json_row(_parse_json(line.rstrip(), path, number), path, f"line {number}")
+
+
+def _parse_json(data: bytes, path: Path, first_line: int = 1) -> Any:
+    """Parse what begins in line ``first_line`` of a file. Raises ConfigError that names the line at fault."""
+    try:
+        return json.loads(data.decode())
+    except UnicodeDecodeError as error:
+        line, reason = first_line + data.count(b"\n", 0, error.start), error.reason
+    except json.JSONDecodeError as error:
+        line, reason = first_line + error.lineno - 1, error.msg
+    raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file (line {line}: {reason}); mend it")
+
+
+def _json_row(value: Any, path: Path, place: str) -> _Row:
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"data.files=[{path}]: {place} is {_kind(value)} rather than an object; "
+            'write rows such as {"text": "..."}'
+        )
+    return _Row(place, value)
+
+
+def _parquet_rows(path: Path) -> Iterator[_Row]:
     import datasets  # half a second, and only needed to read such files
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs what it also raises
-    parquet = path.suffix.lower() == ".parquet"
-    # Not load_dataset, which reports every use of these formats over the network.
-    stream = datasets.IterableDataset.from_parquet if parquet else datasets.IterableDataset.from_json
     try:
         with tempfile.TemporaryDirectory() as scratch:  # for a lock file; a stream caches nothing else
-            rows = stream(glob.escape(str(path)), cache_dir=scratch)
-        yield from rows
+            # Not load_dataset, which reports every use of this format over the network.
+            rows = datasets.IterableDataset.from_parquet(glob.escape(str(path)), cache_dir=scratch)
+        yield from (_Row(f"row {number}", row) for number, row in enumerate(rows, 1))
     except (ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file ({reason}); mend it") from error

@@ -77,7 +77,11 @@ VocabularyFrom = Literal["nothing", "train", "all"]
 
 
 class TokenizerFactory(Protocol):
-    """What ``tokenizer=`` chooses: a dataclass whose fields, with its name, determine the trained tokenizer."""
+    """What ``tokenizer=`` chooses: a dataclass whose fields, with its name, determine the trained tokenizer.
+
+    With a field ``sample_bytes`` that is not None, ``train`` is given about so many bytes of the documents, chosen by
+    their hashes.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -87,6 +91,11 @@ class TokenizerFactory(Protocol):
     def train(self, documents: Iterator[str]) -> TextTokenizer:
         """Learn a vocabulary from ``documents``, which are read once."""
         ...
+
+
+def sample_bytes(factory: TokenizerFactory) -> int | None:
+    """Return the bound on the text that ``factory`` learns from; None for a factory without one."""
+    return getattr(factory, "sample_bytes", None)
 
 
 @dataclass(frozen=True)
@@ -137,10 +146,12 @@ class BPETokenizer:
     """Byte-level byte-pair encoding (GPT-2's, Radford et al. 2019, section 2.2), learnt from the training split.
 
     ``vocab_size`` counts the 256 bytes, the merges and the end-of-text token; a short text may yield fewer merges.
-    Raises ConfigError if ``vocab_size`` has no room for the bytes.
+    ``sample_bytes`` bounds the text to learn from; None: all of it.
+    Raises ConfigError if ``vocab_size`` has no room for the bytes, or ``sample_bytes`` is not positive.
     """
 
     vocab_size: int = 4096
+    sample_bytes: int | None = None
     vocabulary_from: ClassVar[VocabularyFrom] = "train"
 
     def __post_init__(self) -> None:
@@ -148,6 +159,8 @@ class BPETokenizer:
             raise ConfigError(
                 f"tokenizer.vocab_size={self.vocab_size}: must be at least 257 (256 bytes and {END_OF_TEXT})"
             )
+        if self.sample_bytes is not None and self.sample_bytes < 1:
+            raise ConfigError(f"tokenizer.sample_bytes={self.sample_bytes}: must be at least 1, or null for all text")
 
     def train(self, documents: Iterator[str]) -> TextTokenizer:
         """Learn the merges from ``documents``."""

@@ -6,21 +6,23 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import filelock
 import numpy as np
 import numpy.typing as npt
 
-from llama_lab.data.build import Progress, build
+from llama_lab.data.build import BuildTimes, Progress, build
 from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, DamagedFolderError, Index, read_index
 from llama_lab.data.source import Source
-from llama_lab.data.tokenizer import TextTokenizer, TokenizerFactory
+from llama_lab.data.tokenizer import BPETokenizer, TextTokenizer, TokenizerFactory, sample_bytes
 from llama_lab.data.windows import count_train_windows
 from llama_lab.errors import ConfigError
 from llama_lab.files import disk_errors_told
+from llama_lab.units import duration
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +33,14 @@ class TokenDataset:
     """An opened token folder.
 
     ``train`` and ``val`` are the splits' token streams, memory-mapped: ``[eot] document [eot] document [eot]``.
-    No document is in both, and none is twice in one.
+    No document is in both, and none is twice in one. ``times`` says where the time of the build went, None if the
+    folder was there.
     """
 
-    def __init__(self, folder: Path, index: Index):
+    def __init__(self, folder: Path, index: Index, times: BuildTimes | None = None):
         self.folder = folder
         self.index = index
+        self.times = times
 
     @classmethod
     def open_or_build(
@@ -46,20 +50,27 @@ class TokenDataset:
         val_fraction: float,
         cache_dir: str | Path,
         progress: Progress | None = None,
+        val_tokens: int | None = None,
     ) -> "TokenDataset":
         """Open the folder of this source, tokenizer and split below ``cache_dir``, building it if need be.
 
+        ``val_tokens`` bounds validation; None: it is all held-out documents.
         Processes that race for a folder build it once. A damaged folder is reported and built anew.
         Raises ConfigError for text or settings that cannot work, before any token is written.
         """
         if not 0 < val_fraction < 1:
             raise ConfigError(f"data.val_fraction={val_fraction}: must be between 0 and 1, such as 0.05")
-        folder = Path(cache_dir).expanduser() / _key(source, tokenizer, val_fraction)
-        try:
-            index = read_index(folder)
-        except DamagedFolderError:  # or missing
-            index = _build_locked(source, tokenizer, val_fraction, folder, progress or _no_progress)
-        return cls(folder, index)
+        if val_tokens is not None and val_tokens < 1:
+            raise ConfigError(f"data.val_tokens={val_tokens}: must be at least 1, or null for all held-out text")
+        cache = Path(cache_dir).expanduser()
+        key = _key(source, tokenizer, val_fraction)
+        folder = cache / _bounded_key(key, tokenizer, val_tokens)
+        for existing in (folder, cache / key):
+            with suppress(DamagedFolderError):  # or missing
+                index = read_index(existing)
+                if existing == folder or _within_bounds(index, tokenizer, val_tokens):
+                    return cls(existing, index)
+        return _build_locked(source, tokenizer, val_fraction, val_tokens, folder, progress or _no_progress)
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -143,38 +154,76 @@ class TokenDataset:
                 f"of {window}; add text, or lower train.batch_size or model.max_seq_len"
             )
         if self.val_tokens < seq_len:
+            bound = "data.val_tokens" if self.index.unread else f"data.val_fraction={self.index.val_fraction}"
+            remedy = "raise data.val_tokens" if self.index.unread else "raise data.val_fraction, add text"
             raise ConfigError(
-                f"data.val_fraction={self.index.val_fraction}: the validation text has {self.val_tokens} tokens and "
-                f"one window of {window} needs {seq_len}; raise data.val_fraction, add text or lower model.max_seq_len"
+                f"{bound}: the validation text has {self.val_tokens} tokens and one window of {window} needs "
+                f"{seq_len}; {remedy} or lower model.max_seq_len"
             )
+
+    def describe_build(self) -> str:
+        """Return one line on where the time of the build went and what came of it; for a folder just built."""
+        assert self.times is not None
+        times, index = self.times, self.index
+        train, val = index.train, index.val
+        learnt = f"tokenizer trained on {_mb(times.sample_bytes)} in {duration(times.training)}, "
+        held_out = (
+            f" ({val.documents:,} of {val.documents + index.unread:,} held-out documents)" if index.unread else ""
+        )
+        return (
+            f"tokens: {_mb(times.text_bytes)} read in {duration(times.reading)}, {learnt if times.sample_bytes else ''}"
+            f"encoded in {duration(times.tokenising)} ({times.tokenised_bytes / 1e6 / times.tokenising:.1f} MB/s); "
+            f"{train.tokens / 1e6:,.1f} M tokens to train on, {val.tokens / 1e6:,.1f} M to validate on{held_out}"
+        )
 
     def _map(self, name: str) -> TokenArray:
         return np.memmap(self.folder / name, dtype=self.dtype, mode="r")
 
 
 def _key(source: Source, tokenizer: TokenizerFactory, val_fraction: float) -> str:
-    """The folder's name: a hash of everything that determines its contents."""
+    """The name of a folder from before there were bounds: a hash of everything else that determines its contents."""
     parameters = dataclasses.asdict(tokenizer)
+    if isinstance(tokenizer, BPETokenizer):
+        del parameters["sample_bytes"]
     factory = [type(tokenizer).__module__, type(tokenizer).__qualname__, parameters]
-    content = json.dumps([FORMAT_VERSION, source.fingerprint(), factory, val_fraction])
-    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+    return _hash([FORMAT_VERSION, source.fingerprint(), factory, val_fraction])
+
+
+def _bounded_key(key: str, tokenizer: TokenizerFactory, val_tokens: int | None) -> str:
+    """The folder's name: a hash of everything that determines its contents."""
+    return _hash([key, sample_bytes(tokenizer), val_tokens])
+
+
+def _hash(content: list[Any]) -> str:
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
+
+
+def _within_bounds(index: Index, tokenizer: TokenizerFactory, val_tokens: int | None) -> bool:
+    """Whether a folder that was built without bounds is the one that is built with them."""
+    sample = sample_bytes(tokenizer)
+    return (val_tokens is None or index.val.tokens <= val_tokens) and (sample is None or index.train.bytes <= sample)
 
 
 def _build_locked(
-    source: Source, tokenizer: TokenizerFactory, val_fraction: float, folder: Path, progress: Progress
-) -> Index:
-    """Build ``folder``, unless another process has done so by the time we hold the lock; return its index."""
+    source: Source,
+    tokenizer: TokenizerFactory,
+    val_fraction: float,
+    val_tokens: int | None,
+    folder: Path,
+    progress: Progress,
+) -> TokenDataset:
+    """Build ``folder``, unless another process has done so by the time we hold the lock, and open it."""
     with _lock(folder):
         if folder.exists():
             try:
-                return read_index(folder)
+                return TokenDataset(folder, read_index(folder))
             except DamagedFolderError as error:
                 log.warning("token folder %s is damaged (%s): building it again", folder, error)
         unfinished = folder.with_suffix(".building")
         _remove(unfinished)  # the lock is ours: whoever began it is dead
         try:
             with disk_errors_told(f"data.cache_dir={folder.parent}"):
-                build(source, tokenizer, val_fraction, unfinished, progress)
+                times = build(source, tokenizer, val_fraction, val_tokens, unfinished, progress)
                 _remove(folder)
                 unfinished.rename(folder)
         except FileNotFoundError as error:
@@ -183,7 +232,7 @@ def _build_locked(
             ) from error
         finally:
             _remove(unfinished)
-        return read_index(folder)
+        return TokenDataset(folder, read_index(folder), times)
 
 
 @contextmanager
@@ -210,6 +259,10 @@ def _lock(folder: Path) -> Iterator[None]:
 def _remove(folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:,.{0 if count >= 1e7 else 1}f} MB"
 
 
 def _no_progress(done_bytes: int, total_bytes: int, phase: str) -> None:

@@ -40,7 +40,7 @@ class TrainedRun:
     def open_dataset(self) -> TokenDataset:
         """The text it was trained on, built if need be. Raises ConfigError if its source is no longer the same."""
         with open_display(0, rank=0) as display:
-            dataset = open_dataset(self.cfg, display.prepare)
+            dataset = open_dataset(self.cfg, display)
         for key in ("data_hash", "tokenizer_hash"):
             if getattr(dataset, key) != self.facts[key]:
                 raise ConfigError(

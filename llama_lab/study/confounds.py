@@ -20,9 +20,10 @@ MOST_UNQUIET = 1.5  # of the slowest over the fastest round of one measurement
 MOST_NAMES = 8  # in one sentence
 
 # Settings that may differ: of where a run computes; of its name and seed, which pairing takes care of; of the model,
-# which is what arms are about; of the files of text, since their hash is compared.
+# which is what arms are about; of the text and how much of it is read, since the hashes of data and tokenizer are
+# compared.
 SEEDS = ("data.seed", "model.seed")
-TEXT = ("data.files", "data.source")
+TEXT = ("data.files", "data.source", "data.val_tokens", "tokenizer.sample_bytes")
 UNCOMPARED = (*CHANGEABLE, "name", "arm", "study", "seed", "data.seed", *TEXT, "model", "size")
 COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
 MOST_KEYS = 4  # in one sentence

@@ -83,7 +83,7 @@ def plan_study(request: Request, composer: Composer, choose: Callable[[DictConfi
     check_free(request, variants.arms)
     composed = [check_arm(variant, composer, request.launcher, choose) for variant in variants.arms]
     with open_display(steps=1, rank=0) as display:
-        dataset = open_dataset(composed[0].cfg, display.prepare)
+        dataset = open_dataset(composed[0].cfg, display)
     arms = plan_arms(request, composed, dataset)
     return Plan(describe(request, variants, arms), folder, arms, dataset)
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from llama_lab.units import in_bytes
+from llama_lab.units import duration, in_bytes
 
 from .folder import SAMPLE, RunFolder
 
@@ -47,6 +47,10 @@ class TerminalDisplay:
         """The data has come this far in `phase`."""
         self._show(phase, done_bytes, total_bytes, "")
 
+    def tell(self, line: str) -> None:
+        """Leave a line above the bars."""
+        self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     def update(self, step: int, metrics: dict[str, float]) -> None:
         """Training has come to `step`."""
         self._latest |= metrics
@@ -80,7 +84,12 @@ class LogDisplay:
     def prepare(self, done_bytes: int, total_bytes: int, phase: str) -> None:
         """The data has come this far in `phase`."""
         if self._due(phase):
-            self._print(f"{phase}: {done_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB")
+            time_left = self._time_left(done_bytes, total_bytes)
+            self._print(f"{phase}: {done_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB{time_left}")
+
+    def tell(self, line: str) -> None:
+        """Print a line of its own."""
+        self._print(line)
 
     def update(self, step: int, metrics: dict[str, float]) -> None:
         """Training has come to `step`."""
@@ -92,8 +101,14 @@ class LogDisplay:
         """Whether a phase begins, or enough time has passed."""
         if phase == self._phase and time.monotonic() - self._last < self._every:
             return False
-        self._phase = phase
+        if phase != self._phase:
+            self._phase, self._began = phase, time.monotonic()
         return True
+
+    def _time_left(self, done: int, total: int) -> str:
+        """How long the rest of the phase will take at its speed so far; nothing before it has one."""
+        seconds = time.monotonic() - self._began
+        return f", {duration(seconds * (total - done) / done)} left" if done and done < total else ""
 
     def _print(self, line: str) -> None:
         """One line, at once."""
@@ -101,7 +116,10 @@ class LogDisplay:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def open_display(steps: int, rank: int) -> TerminalDisplay | LogDisplay:
+Display = TerminalDisplay | LogDisplay
+
+
+def open_display(steps: int, rank: int) -> Display:
     """The display that standard output can show; on other ranks than 0, one that shows nothing."""
     console = Console(quiet=rank != 0)
     return TerminalDisplay(console, steps) if sys.stdout.isatty() else LogDisplay(console, steps)

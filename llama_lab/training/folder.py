@@ -56,6 +56,9 @@ CHANGEABLE = (
 UNNAMED = ("name", "arm", "seed", "hydra", *CHANGEABLE)
 # Those that may also change when a finished run is trained further.
 EXTENDABLE = (*CHANGEABLE, "train.tokens", "train.evaluations", "schedule.warmup")
+# Settings that older runs lack; null stands for what those did. An older run may go on with another value, since its
+# hashes tell whether that changes its data.
+ADDED = ("data.val_tokens", "tokenizer.sample_bytes")
 
 
 def arm_name(overrides: list[str]) -> str:
@@ -175,7 +178,7 @@ class RunFolder:
         if cfg.overwrite or not (self.path / RESOLVED).exists():
             self.clear()
         checkpoint = self.checkpoint_for(cfg)
-        sessions = [] if checkpoint is None else self._earlier_sessions(environment)
+        sessions = [] if checkpoint is None else self._earlier_sessions(cfg, environment)
         if checkpoint == stable(self.checkpoint):
             (self.path / WANDB_ID).unlink(missing_ok=True)  # W&B would not forget the decay
             go_back_to(checkpoint, self.checkpoint)
@@ -202,16 +205,23 @@ class RunFolder:
         grows = cfg.train.tokens > self.config().train.tokens
         return newest_whole(earlier) if grows and checkpoint_step(earlier) < checkpoint_step(last) else last
 
-    def _earlier_sessions(self, environment: dict[str, Any]) -> list[dict[str, Any]]:
+    def _earlier_sessions(self, cfg: DictConfig, environment: dict[str, Any]) -> list[dict[str, Any]]:
         """The environments of the sessions that led to the checkpoint."""
         last = self.read_json("environment.json")
         for key in ("data_hash", "tokenizer_hash", "precision"):
             if key in last and last[key] != environment.get(key):
+                added = [] if key == "precision" else self._added(cfg)
+                remedy = f"it began without bounds, so go on with {' '.join(added)}" if added else "restore that"
                 raise ConfigError(
                     f"{key}={environment.get(key)}: the checkpoint in {self.path} was trained with {last[key]}; "
-                    f"restore that, choose another name, or start over with overwrite=true"
+                    f"{remedy}, choose another name, or start over with overwrite=true"
                 )
         return [*last.pop("earlier_sessions", []), last]
+
+    def _added(self, cfg: DictConfig) -> list[str]:
+        """The overrides that make `cfg` do what the run did without the settings `ADDED`."""
+        old, new = flatten(OmegaConf.to_container(OmegaConf.load(self.path / RESOLVED))), flatten(settled(cfg))
+        return [f"{key}=null" for key in ADDED if key not in old and new.get(key) is not None]
 
     def clear(self) -> None:
         """Delete everything but the lock, which this process holds, and the output, which it may be writing.
@@ -240,5 +250,6 @@ def settled(cfg: DictConfig) -> dict[str, Any]:
 def changes(before: Any, now: Any, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
     """(key, value before, value now) of every setting in which two `settled` configs differ and may not."""
     old, new = flatten(before), flatten(now)
-    keys = [key for key in sorted(old.keys() | new.keys()) if not belongs(key, changeable)]
+    added = [key for key in ADDED if key not in old]
+    keys = [key for key in sorted(old.keys() | new.keys() - added) if not belongs(key, changeable)]
     return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]

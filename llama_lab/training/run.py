@@ -25,7 +25,7 @@ from llama_lab.model import Cost, Decoder, Sampling, generate
 
 from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monitor, StopRequest
 from .checkpoint import before, checkpoint_step, consolidate, discard, load_checkpoint, newest_whole
-from .display import open_display
+from .display import Display, open_display
 from .environment import environment
 from .extension import tell_what_differs, with_earlier_warmup
 from .folder import EVALUATION, SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, held
@@ -156,7 +156,7 @@ def train_on_disk(run: Run) -> Outcome:
         if cfg.resume:
             tell_what_differs(cfg, run.folder, run.steps, run.overrides)
     with open_display(run.steps, current_rank()) as display:
-        dataset = open_dataset(cfg, display.prepare)
+        dataset = open_dataset(cfg, display)
         prompt = encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
         data = TokenDataModule(
             dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed, run.steps
@@ -223,10 +223,19 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
 
 
-def open_dataset(cfg: DictConfig, progress: Callable[[int, int, str], None]) -> TokenDataset:
-    """The token folder that `cfg` describes, built if need be. Raises ConfigError."""
-    source, tokenizer = build(cfg.data.source, "data.source"), build(cfg.tokenizer, "tokenizer")
-    return TokenDataset.open_or_build(source, tokenizer, cfg.data.val_fraction, cfg.data.cache_dir, progress)
+def open_dataset(cfg: DictConfig, display: Display | None = None) -> TokenDataset:
+    """The token folder that `cfg` describes, built if need be, which `display` shows. Raises ConfigError."""
+    dataset = TokenDataset.open_or_build(
+        build(cfg.data.source, "data.source"),
+        build(cfg.tokenizer, "tokenizer"),
+        cfg.data.val_fraction,
+        cfg.data.cache_dir,
+        display.prepare if display else None,
+        cfg.data.get("val_tokens"),  # the config of an older run has none, nor any bound
+    )
+    if display and dataset.times:
+        display.tell(dataset.describe_build())
+    return dataset
 
 
 def encode_prompt(key: str, prompt: str, tokenizer: TextTokenizer) -> list[int]:

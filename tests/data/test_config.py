@@ -17,6 +17,7 @@ def test_data_is_the_standard_library_unless_told() -> None:
     data = compose_config().data
     assert isinstance(instantiate(data.source), StandardLibrary)
     assert data.val_fraction == 0.05
+    assert data.val_tokens == 2_000_000
 
 
 def test_the_order_of_data_follows_the_seed_of_the_run_unless_told() -> None:
@@ -58,8 +59,9 @@ def test_text_without_files_is_missing_a_value() -> None:
     [
         ("tokenizer=byte", ByteTokenizer()),
         ("tokenizer=char", CharTokenizer()),
-        ("tokenizer=bpe", BPETokenizer(4096)),
-        ("tokenizer.vocab_size=999", BPETokenizer(999)),
+        ("tokenizer=bpe", BPETokenizer(4096, sample_bytes=2**25)),
+        ("tokenizer.vocab_size=999", BPETokenizer(999, sample_bytes=2**25)),
+        ("tokenizer.sample_bytes=null", BPETokenizer(4096)),
     ],
 )
 def test_tokenizers_are_chosen_by_name(override: str, expected: Any) -> None:

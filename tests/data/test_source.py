@@ -96,9 +96,22 @@ def test_rows_are_the_documents_that_text_files_would_be(name: str) -> None:
 
 
 def test_text_keeps_its_exact_bytes() -> None:
-    data = "\ufeffa\r\nb\rc\u2028\n\n".encode()
+    data = "a\r\nb\rc\u2028\n\n\ufeffd".encode()
     Path("mixed.txt").write_bytes(data)
     assert "".join(TextFiles("mixed.txt").documents()).encode() == data
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "list.json", "lines.json"])
+@pytest.mark.parametrize("document_chars", [None, 100])
+def test_a_byte_order_mark_is_no_text(name: str, document_chars: int | None) -> None:
+    content = {"a.txt": "one", "list.json": '\n[{"text": "one"}]'}.get(name, '{"text": "one"}\n')
+    Path(name).write_bytes(b"\xef\xbb\xbf" + content.encode())
+    assert list(TextFiles(name, document_chars=document_chars).documents()) == ["one"]
+
+
+def test_blank_lines_between_rows_are_no_rows() -> None:
+    Path("a.jsonl").write_text('{"text": "one"}\n\n{"text": "two"}\r\n\n')
+    assert list(TextFiles("a.jsonl").documents()) == ["one", "two"]
 
 
 def test_patterns_are_sorted_and_name_each_file_once() -> None:
@@ -221,20 +234,66 @@ def test_a_missing_field_is_answered_with_the_fields_present(name: str) -> None:
     assert f"{name} has no such field; choose one of [id, body]" in message
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-@pytest.mark.parametrize(("value", "kind"), [(3, "int"), (None, "NoneType")])
-def test_a_field_that_is_no_text_is_named(name: str, value: Any, kind: str) -> None:
-    write_rows(name, [{"text": "a", "id": 3}, {"text": "b", "id": value}])
+PLACES = {"rows.jsonl": "line 2", "rows.json": "row 2", "rows.parquet": "row 2"}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_field_that_is_no_text_is_named(name: str) -> None:
+    write_rows(name, [{"text": "a", "id": 3}, {"text": "b", "id": None}])
     message = refusal(name, text_field="id")
-    assert message.startswith("data.text_field=id: ")
-    assert name in message
-    assert "holds int there" in message if kind == "int" else "not text" in message
+    assert message.startswith(f"data.text_field=id: {PLACES[name].replace('2', '1')} of ")
+    assert f"{name} holds int there, not text" in message
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_row_with_null_for_its_text_is_named(name: str) -> None:
+    write_rows(name, [{"text": "a"}, {"text": None}])
+    message = refusal(name)
+    assert message.startswith(f"data.text_field=text: {PLACES[name]} of ")
+    assert f"{name} holds null there, not text" in message
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_a_row_without_the_field_is_named(name: str) -> None:
+    write_rows(name, [{"text": "a"}, {"id": 1, "body": "b"}])
+    message = refusal(name)
+    assert message.startswith(f"data.text_field=text: {PLACES[name]} of ")
+    assert f"{name} has no such field; choose one of [id, body]" in message
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_a_row_that_is_no_object_is_named(name: str) -> None:
+    write_rows(name, [{"text": "a"}, "b"])  # type: ignore[list-item]
+    assert f"{name}]: {PLACES[name]} is str rather than an object" in refusal(name)
 
 
 @pytest.mark.parametrize("name", ["broken.jsonl", "broken.json", "broken.parquet"])
 def test_a_file_that_cannot_be_parsed_is_named(name: str) -> None:
     Path(name).write_text('{"text": "a"}\n{"text": "b"')
     assert f"{name}]: not a valid {Path(name).suffix} file (" in refusal(name)
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "byte-order mark"])
+@pytest.mark.parametrize("fault", [b'{"text": "b"', b'{"text": "\xff"}', b"nonsense"])
+@pytest.mark.parametrize("line", [1, 3, 60_001])
+def test_the_line_at_fault_of_a_broken_file_is_named(line: int, fault: bytes, mark: bytes) -> None:
+    lines = [b'{"text": "one row of some length, so that the file has many blocks"}'] * 60_000
+    lines.insert(line - 1, fault)
+    Path("broken.jsonl").write_bytes(mark + b"\n".join(lines) + b"\n")
+    assert f"broken.jsonl]: not a valid .jsonl file (line {line}: " in refusal("broken.jsonl")
+
+
+def test_the_line_at_fault_of_a_broken_list_is_named() -> None:
+    Path("broken.json").write_text('[\n {"text": "a"},\n {"text": "b"\n}, oops]')
+    assert "broken.json]: not a valid .json file (line 4: " in refusal("broken.json")
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_half_of_a_surrogate_pair_is_named(name: str) -> None:
+    write_rows(name, [{"text": "\U0001d11e"}, {"text": "a\ud834"}])
+    message = refusal(name)
+    assert message.startswith(f"data.text_field=text: {PLACES[name]} of ")
+    assert "'\\ud834', half a character" in message
 
 
 def test_a_document_of_no_characters_is_refused() -> None:

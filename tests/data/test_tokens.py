@@ -1,10 +1,17 @@
 """The token folder: split, deduplicated, built once, and never opened damaged."""
 
+import hashlib
+import itertools
+import json
 import logging
 import math
 import multiprocessing
 import os
 import random
+import re
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -17,7 +24,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_lab.data import BPETokenizer, ByteTokenizer, CharTokenizer, TextFiles, TextTokenizer, TokenDataset
+from llama_lab.data import (
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    TextFiles,
+    TextTokenizer,
+    TokenDataset,
+    TokenizerFactory,
+)
+from llama_lab.data import build as build_module
 from llama_lab.data import index as index_module
 from llama_lab.errors import ConfigError
 from tests.data.texts import Documents, dataset, documents_of, sentences
@@ -99,6 +115,169 @@ def in_validation(tmp_path: Path) -> set[int]:
     return {marked.index(text) for text in documents_of(dataset(tmp_path, marked), "val")}
 
 
+# The bounds
+
+
+def by_hash(texts: list[str], start: int = 0) -> list[str]:
+    """Texts in the order of their hashes, or of what follows the first ``start`` bytes of these."""
+    return sorted(texts, key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest()[start:])
+
+
+def longest_prefix(texts: list[str], lengths: list[int], bound: int) -> list[str]:
+    """As many of the first texts as are ``bound`` long together, at least one."""
+    fitting = sum(total <= bound for total in itertools.accumulate(lengths))
+    return texts[: max(fitting, 1)]
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["byte", "char", "bpe"])
+@pytest.mark.parametrize("val_tokens", [1, 200, 1000, 2500])
+def test_bounded_validation_is_the_longest_prefix_of_the_held_out_documents_by_hash(
+    val_tokens: int, tokenizer: TokenizerFactory, tmp_path: Path
+) -> None:
+    whole = dataset(tmp_path, TEXTS, tokenizer)
+    bounded = dataset(tmp_path, TEXTS, tokenizer, val_tokens=val_tokens)
+    held_out = by_hash(documents_of(whole, "val"))
+    lengths = [len(whole.tokenizer.encode(text)) + 1 for text in held_out]
+    expected = longest_prefix(held_out, lengths, val_tokens)
+    val = documents_of(bounded, "val")
+    assert val == sorted(expected, key=TEXTS.index)
+    assert np.array_equal(bounded.train, whole.train)
+    assert bounded.tokenizer_hash == whole.tokenizer_hash
+    assert bounded.data_hash != whole.data_hash
+    counts = bounded.index.val
+    assert counts.tokens == sum(lengths[: len(expected)]) == len(bounded.val) - 1
+    assert counts.bytes == sum(len(text.encode()) for text in val)
+    assert counts.documents + bounded.index.unread == len(held_out)
+
+
+def test_bounded_data_has_the_hash_of_the_documents_that_are_read(tmp_path: Path) -> None:
+    bounded = dataset(tmp_path, TEXTS, val_tokens=1000)
+    read = {*documents_of(bounded, "train"), *documents_of(bounded, "val")}
+    without = dataset(tmp_path, [text for text in TEXTS if text in read])
+    assert without.index.val == bounded.index.val
+    assert without.data_hash == bounded.data_hash
+
+
+@pytest.mark.parametrize("bytes_per_token", [1, 8])
+def test_long_tokens_do_not_shorten_bounded_validation(
+    bytes_per_token: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "_BYTES_PER_TOKEN", bytes_per_token)
+    texts = [f"{i} {'abcdefgh' * 50}" for i in range(300)]  # some 40 bytes per token
+    bpe = BPETokenizer(vocab_size=300)
+    whole, bounded = dataset(tmp_path, texts, bpe), dataset(tmp_path, texts, bpe, val_tokens=200)
+    held_out = by_hash(documents_of(whole, "val"))
+    lengths = [len(whole.tokenizer.encode(text)) + 1 for text in held_out]
+    assert whole.bytes_per_token > 16
+    assert set(documents_of(bounded, "val")) == set(longest_prefix(held_out, lengths, 200))
+    assert np.array_equal(bounded.train, whole.train)
+
+
+def test_little_more_than_the_bound_is_encoded_of_the_held_out_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    encode = TextTokenizer.encode_batch
+
+    def spy(self: TextTokenizer, texts: list[str]) -> list[list[int]]:
+        encoded.extend(texts)
+        return encode(self, texts)
+
+    monkeypatch.setattr(TextTokenizer, "encode_batch", spy)
+    data = dataset(tmp_path, sentences(2000), val_fraction=0.5, val_tokens=1000)
+    held_out = len(encoded) - data.index.train.documents
+    assert data.index.val.documents <= held_out < 0.1 * data.index.unread
+
+
+def test_a_bound_that_does_not_bind_changes_no_byte(tmp_path: Path) -> None:
+    plain = dataset(tmp_path, TEXTS, BPETokenizer(300))
+    train, val = plain.index.train.bytes, plain.index.val.tokens
+    bounded = dataset(tmp_path / "other", TEXTS, BPETokenizer(300, sample_bytes=train), val_tokens=val)
+    assert bounded.index == plain.index
+    for name in plain.index.files:
+        assert (bounded.folder / name).read_bytes() == (plain.folder / name).read_bytes()
+
+
+def test_the_tokenizer_learns_from_as_much_training_text_as_it_is_bound_to_by_hash(tmp_path: Path) -> None:
+    learnt: list[str] = []
+
+    @dataclass(frozen=True)
+    class Spy(BPETokenizer):
+        def train(self, documents: Iterator[str]) -> TextTokenizer:
+            learnt.extend(documents)
+            return super().train(iter(learnt))
+
+    train = documents_of(dataset(tmp_path, TEXTS), "train")
+    dataset(tmp_path, TEXTS, Spy(vocab_size=300, sample_bytes=5000))
+    sizes = {text: len(text.encode()) for text in TEXTS}
+    order = by_hash(train, start=8)
+    ends = list(itertools.accumulate(sizes[text] for text in order))
+    expected = order[: 1 + sum(end < 5000 for end in ends)]
+    assert learnt == sorted(expected, key=TEXTS.index)
+    assert 5000 <= sum(map(sizes.__getitem__, learnt)) < 5500
+
+
+def test_the_sample_has_nothing_to_do_with_how_near_to_validation_a_document_is(tmp_path: Path) -> None:
+    texts = sentences(2000)
+    bpe = BPETokenizer(vocab_size=300, sample_bytes=sum(len(text.encode()) for text in texts) // 4)
+    survey = build_module.survey_source(Documents(texts), 0.2, lambda *_: None)
+    fractions = build_module._fractions(survey.digests)
+    sampled = fractions[build_module.vocabulary_documents(survey, bpe)]
+    assert sampled.mean() == pytest.approx(0.6, abs=0.03)  # the middle of 0.2 to 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: dataset(folder, TEXTS, val_tokens=0), "data.val_tokens=0: must be at least 1, or null"),
+        (lambda folder: BPETokenizer(sample_bytes=0), "tokenizer.sample_bytes=0: must be at least 1, or null"),
+    ],
+)
+def test_a_bound_of_nothing_is_refused(make: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(tmp_path)
+
+
+def test_validation_that_its_bound_makes_too_short_is_refused_by_it(tmp_path: Path) -> None:
+    data = dataset(tmp_path, TEXTS, val_tokens=300)
+    with pytest.raises(ConfigError, match=r"data\.val_tokens: the validation text has .*; raise data\.val_tokens or "):
+        data.require_windows(seq_len=301, batch_size=1)
+
+
+# Folders from before the bounds
+
+
+def without_bounds(cache_dir: Path, tokenizer: TokenizerFactory) -> Path:
+    """A folder as it was written before there were bounds, in a cache with nothing else."""
+    built = dataset(cache_dir, TEXTS, tokenizer)
+    document = json.loads((built.folder / "index.json").read_text())
+    assert document["index"].pop("unread") == 0
+    document["checksum"] = index_module._checksum(document["index"])
+    (built.folder / "index.json").write_text(json.dumps(document))
+    parameters = {"vocab_size": 300} if isinstance(tokenizer, BPETokenizer) else {}
+    name = [type(tokenizer).__module__, type(tokenizer).__qualname__, parameters]
+    content = json.dumps([1, Documents(TEXTS).fingerprint(), name, 0.2])
+    return built.folder.rename(cache_dir / hashlib.blake2b(content.encode(), digest_size=8).hexdigest())
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["byte", "char", "bpe"])
+def test_a_folder_from_before_the_bounds_is_opened_where_they_would_not_have_bound(
+    tokenizer: TokenizerFactory, tmp_path: Path
+) -> None:
+    old = without_bounds(tmp_path, tokenizer)
+    index = index_module.read_index(old)
+    assert dataset(tmp_path, TEXTS, tokenizer).folder == old
+    assert dataset(tmp_path, TEXTS, tokenizer, val_tokens=index.val.tokens).folder == old
+    assert dataset(tmp_path, TEXTS, tokenizer, val_tokens=index.val.tokens - 1).folder != old
+
+
+def test_a_folder_from_before_the_bounds_is_not_opened_for_a_tokenizer_that_learns_from_less(tmp_path: Path) -> None:
+    old = without_bounds(tmp_path, BPETokenizer(300))
+    size = index_module.read_index(old).train.bytes
+    assert dataset(tmp_path, TEXTS, BPETokenizer(300, sample_bytes=size)).folder == old
+    assert dataset(tmp_path, TEXTS, BPETokenizer(300, sample_bytes=size - 1)).folder != old
+
+
 # What is recorded
 
 
@@ -160,12 +339,29 @@ def test_progress_ends_every_phase_at_its_total(tmp_path: Path) -> None:
     source = Documents([text * 1000 for text in TEXTS[:20]])
     TokenDataset.open_or_build(source, CharTokenizer(), 0.2, tmp_path, lambda *call: calls.append(call))
     phases = list(dict.fromkeys(phase for _, _, phase in calls))
-    assert phases == ["reading", "training tokenizer", "tokenising"]
+    assert phases == PHASES
     for phase in phases:
         done = [call[0] for call in calls if call[2] == phase]
         assert done == sorted(done)
         assert len(done) > 3
         assert done[-1] == source.total_bytes()
+
+
+def test_a_build_is_described_once_with_its_times_and_what_is_read_of_the_held_out_text(tmp_path: Path) -> None:
+    texts = sentences(3000)
+    built = dataset(tmp_path, texts, BPETokenizer(300, sample_bytes=100_000), val_tokens=1000)
+    held_out = built.index.val.documents + built.index.unread
+    assert built.times is not None
+    assert built.times.text_bytes == sum(len(text.encode()) for text in texts)
+    assert 100_000 <= built.times.sample_bytes < 100_500
+    assert re.fullmatch(
+        r"tokens: 0\.\d MB read in \d s, tokenizer trained on 0\.1 MB in \d s, encoded in \d s \([\d.]+ MB/s\); "
+        rf"0\.\d M tokens to train on, 0\.0 M to validate on \({built.index.val.documents} of {held_out} held-out "
+        r"documents\)",
+        built.describe_build(),
+    )
+    assert "trained" not in dataset(tmp_path, texts, ByteTokenizer()).describe_build()
+    assert dataset(tmp_path, texts, ByteTokenizer()).times is None
 
 
 # Opening again
@@ -189,6 +385,10 @@ def test_each_setting_has_its_own_folder(tmp_path: Path) -> None:
         dataset(tmp_path, TEXTS, CharTokenizer()).folder,
         dataset(tmp_path, TEXTS, BPETokenizer(300)).folder,
         dataset(tmp_path, TEXTS, BPETokenizer(301)).folder,
+        dataset(tmp_path, TEXTS, BPETokenizer(301, sample_bytes=1000)).folder,
+        dataset(tmp_path, TEXTS, BPETokenizer(301, sample_bytes=1001)).folder,
+        dataset(tmp_path, TEXTS, val_tokens=1000).folder,
+        dataset(tmp_path, TEXTS, val_tokens=1001).folder,
     ]
     assert len(set(folders)) == len(folders)
 
@@ -301,6 +501,39 @@ def test_an_interrupted_build_leaves_nothing_to_open(tmp_path: Path) -> None:
         TokenDataset.open_or_build(Interrupted(TEXTS), ByteTokenizer(), 0.2, tmp_path)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
     assert dataset(tmp_path, TEXTS).index.train.documents > 0
+
+
+PHASES = ["reading", "training tokenizer", "tokenising"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_ctrl_c_leaves_neither_a_folder_nor_a_process_in_any_phase(phase: str, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(sentences(20_000)))  # 4 MB
+    script = """
+import sys, time
+from llama_lab.data import BPETokenizer, TextFiles, TokenDataset
+
+def progress(done, total, phase):
+    if phase == sys.argv[3] and done:
+        print(phase, flush=True)
+        time.sleep(2)
+
+TokenDataset.open_or_build(TextFiles(sys.argv[1]), BPETokenizer(300), 0.2, sys.argv[2], progress)
+"""
+    command = [sys.executable, "-c", script, str(texts), str(tmp_path / "cache"), phase]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{phase}\n"
+        os.killpg(process.pid, signal.SIGINT)
+        more, error = process.communicate(timeout=60)
+    assert more == ""  # it read no further
+    assert error.splitlines()[-1] == "KeyboardInterrupt"
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"]
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
 
 
 class Logged(Documents):

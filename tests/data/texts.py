@@ -36,10 +36,16 @@ class Documents:
 
 
 def dataset(
-    cache_dir: Path, texts: Sequence[str], tokenizer: TokenizerFactory | None = None, val_fraction: float = 0.2
+    cache_dir: Path,
+    texts: Sequence[str],
+    tokenizer: TokenizerFactory | None = None,
+    val_fraction: float = 0.2,
+    val_tokens: int | None = None,
 ) -> TokenDataset:
     """Build the token folder of ``texts``, or open it."""
-    return TokenDataset.open_or_build(Documents(texts), tokenizer or ByteTokenizer(), val_fraction, cache_dir)
+    return TokenDataset.open_or_build(
+        Documents(texts), tokenizer or ByteTokenizer(), val_fraction, cache_dir, val_tokens=val_tokens
+    )
 
 
 def documents_of(data: TokenDataset, split: str) -> list[str]:

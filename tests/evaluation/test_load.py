@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.evaluate import check_done
 from llama_lab.evaluation.load import TrainedRun, load_run
-from llama_lab.training.folder import RunFolder
+from llama_lab.training.folder import RESOLVED, RunFolder
 
 LAST = Path("checkpoints/last.ckpt")
 Copied = Callable[[Path], Path]
@@ -53,6 +54,15 @@ def test_a_loaded_run_has_the_weights_the_tokenizer_and_the_step_of_its_folder(e
     assert not run.model.training
     assert run.tokenizer.hash == run.facts["tokenizer_hash"]
     assert run.tokenizer.decode(run.tokenizer.encode("a€")) == "a€"
+
+
+def test_a_run_from_before_validation_had_a_bound_opens_its_data(endless: Path, copied: Copied) -> None:
+    run = copied(endless)
+    cfg = OmegaConf.load(run / RESOLVED)
+    del cfg.data["val_tokens"]
+    OmegaConf.save(cfg, run / RESOLVED)
+    loaded = load_run(run)
+    assert loaded.open_dataset().data_hash == loaded.facts["data_hash"]
 
 
 GARBAGE = {

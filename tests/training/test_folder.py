@@ -11,9 +11,10 @@ import pytest
 import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from llama_lab.errors import ConfigError
-from llama_lab.training.folder import LOCK, UNNAMED, RunFolder, arm_name, held
+from llama_lab.training.folder import LOCK, RESOLVED, UNNAMED, RunFolder, arm_name, held
 from tests.composing import compose_config
 
 # Names of arms
@@ -169,6 +170,50 @@ def test_an_unfinished_run_with_other_settings_is_refused_naming_key_old_and_new
 def test_an_unfinished_run_goes_on_from_a_token_cache_that_moved(folder: RunFolder) -> None:
     begun(folder, "data.cache_dir=/old", status="interrupted")
     check(folder, "data.cache_dir=/new")
+
+
+def forget(folder: RunFolder, *keys: str) -> None:
+    """Take settings out of a run's config, as if it had been made before there were any such."""
+    cfg = OmegaConf.load(folder.path / RESOLVED)
+    for key in keys:
+        group, name = key.split(".")
+        del cfg[group][name]
+    OmegaConf.save(cfg, folder.path / RESOLVED)
+
+
+BOUNDS = ("data.val_tokens", "tokenizer.sample_bytes")
+
+
+def test_a_run_from_before_the_bounds_goes_on_with_any(folder: RunFolder) -> None:
+    begun(folder, status="interrupted")
+    forget(folder, *BOUNDS)
+    check(folder)
+    check(folder, "data.val_tokens=null", "tokenizer.sample_bytes=null")
+    with pytest.raises(ConfigError, match=r"data\.val_fraction=0\.1: "):
+        check(folder, "data.val_fraction=0.1")
+
+
+@pytest.mark.parametrize("key", BOUNDS)
+def test_a_run_with_bounds_goes_on_with_the_same_alone(key: str, folder: RunFolder) -> None:
+    begun(folder, f"{key}=1000", status="interrupted")
+    check(folder, f"{key}=1000")
+    assert refusal(folder, f"{key}=null").startswith(f"{key}=None: the run in {folder.path} has {key}=1000;")
+
+
+@pytest.mark.parametrize("fact", ["data_hash", "tokenizer_hash"])
+def test_a_run_from_before_the_bounds_whose_data_they_change_is_told_how_to_go_on(fact: str, folder: RunFolder) -> None:
+    begun(folder, status="interrupted")
+    folder.write_json("environment.json", {fact: "old"})
+    unbounded = compose_config("size=pico", "data.val_tokens=null", "tokenizer.sample_bytes=null")
+    with pytest.raises(ConfigError, match=f"{fact}=new: .* was trained with old; restore that, "):
+        folder.begin(unbounded, [], {fact: "new"})
+    forget(folder, *BOUNDS)
+    with pytest.raises(ConfigError, match=r"go on with data\.val_tokens=null tokenizer\.sample_bytes=null, ") as error:
+        folder.begin(compose_config("size=pico"), [], {fact: "new"})
+    assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match=f"{fact}=new: .* was trained with old; restore that, "):
+        folder.begin(unbounded, [], {fact: "new"})
+    assert folder.begin(unbounded, [], {fact: "old"}) == folder.checkpoint
 
 
 def test_resume_may_change_the_budget_of_a_finished_run_and_nothing_that_it_computes(folder: RunFolder) -> None:

@@ -58,7 +58,7 @@ def test_a_sample_begins_with_the_prompt_repeats_and_ends_with_the_context(tiny:
 
 
 def test_tokens_and_added_positions_start_equally_large(tiny: list[str]) -> None:
-    dataset = open_dataset(planned(*tiny).cfg, lambda *_: None)
+    dataset = open_dataset(planned(*tiny).cfg)
     window = torch.from_numpy(dataset.train[:32].astype("int64"))
     for position in ("sinusoidal", "learned"):
         ratio = token_to_position_ratio(decoder(f"position={position}", vocab_size=257), window)

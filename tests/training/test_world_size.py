@@ -98,7 +98,7 @@ def test_the_processes_of_one_machine_listen_on_loopback_alone(
 
 
 def test_the_validation_windows_divide_by_no_number_of_devices_and_each_is_read_once(one: Path) -> None:
-    dataset = open_dataset(OmegaConf.load(one / "resolved.yaml"), lambda *_: None)  # type: ignore[arg-type]
+    dataset = open_dataset(OmegaConf.load(one / "resolved.yaml"))  # type: ignore[arg-type]
     windows = len(ValWindows(dataset.val, 28))
     assert windows % 2, "the devices would share the windows evenly, and the test above would prove less"
     model = decoder("model.max_seq_len=28", vocab_size=257)

@@ -56,7 +56,7 @@ def pieces(*overrides: str, stopwatch: Stopwatch | None = None, **replaced: Any)
     """The parts of the run of `overrides`; `replaced` are arguments of its LanguageModel, or `kind`, its class."""
     run = planned(*overrides)
     cfg = run.cfg
-    dataset = open_dataset(cfg, lambda *_: None)
+    dataset = open_dataset(cfg)
     data = TokenDataModule(
         dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed, run.steps
     )

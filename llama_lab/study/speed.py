@@ -84,7 +84,7 @@ def measure_study(job: Run) -> None:
     if not jobs:
         raise ConfigError(f"measure={folder}: none of its arms has a finished run; train it first")
     with open_display(steps=1, rank=current_rank()) as display:
-        dataset = open_dataset(next(iter(jobs.values())).cfg, display.prepare)
+        dataset = open_dataset(next(iter(jobs.values())).cfg, display)
     try:
         arms = measure_in_turn(jobs, dataset)
     except SystemExit:  # what Lightning makes of Ctrl-C

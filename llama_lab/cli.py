@@ -17,6 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from llama_lab.arguments import readable
 from llama_lab.config import CONF_DIR, flatten, override_key, register_resolvers
 from llama_lab.errors import FAILED, INTERRUPTED, USER_ERROR, ConfigError, FinishedRunError, RunFailedError, suggestion
 from llama_lab.files import disk_errors_told
@@ -26,8 +27,6 @@ from llama_lab.kinds import check_kinds, default_settings
 if TYPE_CHECKING:
     from llama_lab.training.folder import RunFolder
 
-LITERAL = ("run", "prompt", "resume", "train.prompt")  # keys whose values are texts and paths
-QUOTED = r"""(['"])((?!\1)[^\\]|\\.)*\1"""  # from the first character to the last, as `"a" or "b"` is not
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
 
 
@@ -49,8 +48,8 @@ def hydra_command(job: Callable[[DictConfig], None], config: str, on_interrupt: 
     register_resolvers()
     os.environ.setdefault("LLAMA_LAB_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra hands errors over instead of printing them
-    sys.argv[1:] = map(literal, sys.argv[1:])
     try:
+        sys.argv[1:] = readable(sys.argv[1:])
         with disk_errors_told("the working directory or a folder of the command"):
             hydra.main(str(CONF_DIR), config, version_base="1.3")(job)()
     except USER_ERRORS as error:
@@ -68,20 +67,6 @@ def hydra_command(job: Callable[[DictConfig], None], config: str, on_interrupt: 
     except KeyboardInterrupt:
         sys.stderr.write(f"\nstopped; {on_interrupt}\n")
         sys.exit(INTERRUPTED)
-
-
-def literal(argument: str) -> str:
-    """An argument whose value is a text or a path as Hydra's grammar takes it: quoted, unless it is already, or null.
-
-    So `prompt="def main("` and `resume=runs/llama/base/seed=1` need no quotes beyond the shell's.
-    """
-    key, equals, value = argument.partition("=")
-    if key not in LITERAL or not equals or value == "null" or re.fullmatch(QUOTED, value, re.DOTALL):
-        return argument
-    value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # no interpolation
-    value = re.sub(r'(\\*)"', r'\1\1\\"', value)
-    value = re.sub(r"(\\+)\Z", r"\1\1", value)
-    return f'{key}="{value}"'
 
 
 def compare_command() -> None:

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from llama_lab.cli import literal
+from llama_lab.arguments import literal
 from llama_lab.config import CONF_DIR
 from llama_lab.evaluation import evaluate as evaluate_module
 from llama_lab.training.folder import RunFolder

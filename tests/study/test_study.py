@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,7 @@ LADDER = ("study=ladder", "study.axes=[norm,ffn]", "study.seeds=[1,2]", "name=cl
 def study(command: Command, tiny: list[str]) -> Callable[..., Ran]:
     """Run a tiny study inside this process."""
 
-    def run(*arguments: str) -> Ran:
-        flags = [a for a in arguments if a.startswith("--")]  # Hydra wants them before overrides
-        return command(*flags, *tiny, *(a for a in arguments if a not in flags))
-
-    return run
+    return partial(command, *tiny)
 
 
 def summaries(folder: Path) -> dict[str, dict[str, Any]]:

@@ -62,7 +62,7 @@ def literal(argument: str) -> str:
         value = os.path.expanduser(value)  # as the shell does at the beginning of a word
     if key in TEXTS:
         value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # no interpolation
-    elif is_read(f"{typed}={value}", key in PATHS):
+    elif is_read(f"{typed}={value}", key in FOLDERS):
         return f"{typed}={value}"
     elif key in PATHS and (items := list_items(value)):
         return f"{typed}=[{','.join(map(quote, items))}]"
@@ -71,14 +71,13 @@ def literal(argument: str) -> str:
     return f"{typed}={quote(value)}"
 
 
-def is_read(argument: str, is_path: bool) -> bool:
-    """Whether Hydra can read an argument, and a path as text: it takes 2024 for a number."""
+def is_read(argument: str, is_folder: bool) -> bool:
+    """Whether Hydra can read an argument, and a folder as text: it takes 2024 for a number."""
     try:
-        override = OverridesParser.create().parse_override(argument)
+        value = OverridesParser.create().parse_override(argument).value()
     except HydraException:
         return False
-    values = override.value() if isinstance(override.value(), list) else [override.value()]
-    return not (is_path and any(isinstance(value, bool | int | float) for value in values))
+    return not (is_folder and isinstance(value, bool | int | float))
 
 
 def list_items(value: str) -> list[str]:

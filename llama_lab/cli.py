@@ -21,7 +21,7 @@ from llama_lab.arguments import readable
 from llama_lab.config import CONF_DIR, flatten, override_key, register_resolvers
 from llama_lab.errors import FAILED, INTERRUPTED, USER_ERROR, ConfigError, FinishedRunError, RunFailedError, suggestion
 from llama_lab.files import disk_errors_told
-from llama_lab.job import check_complete, check_devices, check_job, groups, plan_job
+from llama_lab.job import check_complete, check_devices, check_job, check_launcher, groups, plan_job
 from llama_lab.kinds import check_kinds, default_settings
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def evaluate_or_write(cfg: DictConfig) -> None:
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         raise ConfigError("--multirun: there is nothing to sweep here; name several runs by a pattern, run='runs/*'")
+    check_launcher(job.runtime.choices["hydra/launcher"])
     for override in job.overrides.task:
         if override.startswith("~"):
             raise ConfigError(f"{override}: takes a setting away; leave this out, and it has its default")
@@ -151,6 +152,8 @@ def evaluate_or_write(cfg: DictConfig) -> None:
 def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     """Train one run and tell how it ended; exits with a status other than 0 unless it is done, or one of a sweep."""
     job = HydraConfig.get()
+    if not in_sweep:
+        check_launcher(job.runtime.choices["hydra/launcher"])
     if cfg.plan is True:
         print_plan(cfg)
         return

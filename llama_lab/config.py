@@ -12,6 +12,7 @@ from llama_lab.errors import ConfigError
 
 PACKAGE = Path(__file__).parent
 CONF_DIR = next(d for d in (PACKAGE / "conf", PACKAGE.parent / "conf") if d.is_dir())  # a wheel's, or a checkout's
+ROPE = "llama_lab.model.position.Rope"
 
 
 def head_dim(dim: int, n_heads: int) -> int:
@@ -100,6 +101,41 @@ def check_window(model: DictConfig) -> None:
             f"model.attention.window={window}: hides nothing at model.max_seq_len={model.max_seq_len}; "
             f"make it smaller, or null"
         )
+
+
+def check_idle(model: DictConfig) -> None:
+    """Raise ConfigError for settings that work, but not as they say. Asked of new runs alone: older ones have them."""
+    attention, position = model.attention, model.position
+    if attention.get("window") is not None and attention.get("global_every") is not None:
+        check_global_layers(attention.global_every, model.n_layers)
+    if position.get("_target_") == ROPE:
+        check_rotary_fraction(position.fraction, model.head_dim)
+
+
+def check_global_layers(every: int, n_layers: int) -> None:
+    """Raise ConfigError unless some layers ignore the window, and some do not."""
+    key = f"model.attention.global_every={every}"
+    possible = f"a number from 2 to {n_layers}, or null" if n_layers > 1 else "null"
+    if every > n_layers:
+        raise ConfigError(f"{key}: no layer of model.n_layers={n_layers} would ignore the window; choose {possible}")
+    if every == 1:
+        raise ConfigError(
+            f"{key}: all layers would ignore the window; choose {possible}, or model.attention.window=null"
+        )
+
+
+def check_rotary_fraction(fraction: float, head_dim: int) -> None:
+    """Raise ConfigError for a fraction of a head that is no whole number of dimensions."""
+    turned = fraction * head_dim
+    if not 0 < fraction < 1 or abs(turned - round(turned)) < 1e-3:
+        return
+    below = int(turned) // 2 * 2
+    even = [n for n in (below, below + 2) if 2 <= n <= head_dim]
+    choices = " or ".join(f"{n / head_dim:.6g} ({n})" for n in even)
+    raise ConfigError(
+        f"model.position.fraction={fraction}: {turned:.4g} of model.head_dim={head_dim} dimensions cannot turn; choose "
+        f"{choices or 'another head_dim'}"
+    )
 
 
 def override_key(override: str) -> str:

@@ -1,5 +1,6 @@
 """From a composed config to a planned run: every check that needs neither data nor model, in one place."""
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-from llama_lab.config import CONF_DIR
+from llama_lab.config import CONF_DIR, check_idle
 from llama_lab.errors import ConfigError
 from llama_lab.kinds import check_kinds, default_settings
 
@@ -46,6 +47,7 @@ def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
     check_complete(cfg)
     defaults = default_settings(choices)
     check_kinds(cfg, defaults)
+    check_idle(cfg.model)
     if "study" in cfg:
         raise ConfigError(f"study={choices['study']}: takes the place of a sweep, one study per command")
     for key in ("device", "plan_mfu"):
@@ -57,6 +59,8 @@ def folder_name(key: str, name: str | int | None, default: str) -> str:
     """What the user calls a folder, or what it is called otherwise. Raises ConfigError for one that leads elsewhere."""
     if name is None:
         return default
+    if len(os.fsencode(str(name))) > 255:
+        raise ConfigError(f"{key}={str(name)[:20]}...: is too long for a folder; use at most 255 letters")
     if not re.fullmatch(r"(?!\.+$)[\w.=+-]+", str(name)):
         raise ConfigError(f"{key}={name}: names a folder below runs_dir; use letters, digits and . _ = + - only")
     return str(name)
@@ -81,6 +85,15 @@ def check_devices(cfg: DictConfig, launcher: str) -> None:
         raise ConfigError(
             f"trainer.devices={devices}: hydra/launcher={launcher} trains on one device, since the processes of the "
             f"others would start the sweep again; set trainer.devices=1, or choose hydra/launcher=local_gpus"
+        )
+
+
+def check_launcher(launcher: str | None) -> None:
+    """Raise ConfigError for a launcher that has nothing to launch. launcher: the option of `hydra/launcher`."""
+    if launcher not in (None, "basic"):
+        raise ConfigError(
+            f"hydra/launcher={launcher}: starts the runs of a sweep or a study, and this is neither; add --multirun or "
+            f"a study, or leave it out"
         )
 
 

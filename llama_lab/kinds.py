@@ -46,6 +46,7 @@ NOT_NULLABLE: dict[str, tuple[Kind, ...]] = {
     "run": (str,),
     "data.files": (list, str),
     "trainer.devices": (int, "auto"),
+    "trainer.precision": (str, int),  # 16 is refused with the precisions that there are
     "trainer.num_nodes": (int, "auto"),
 }
 

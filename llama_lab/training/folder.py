@@ -11,9 +11,11 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from llama_lab.config import flatten, override_key
-from llama_lab.errors import ConfigError, FinishedRunError
+from llama_lab.errors import ConfigError, FinishedRunError, first_line
 from llama_lab.files import replacing
 
 from .checkpoint import checkpoint_step, discard, go_back_to, newest_whole, stable
@@ -27,8 +29,17 @@ SAMPLE = "sample.txt"
 TOKENIZER = "tokenizer.json"
 EVALUATION = "eval.json"
 WANDB_ID = "wandb_id"
+ENVIRONMENT = "environment.json"
 OVERRIDES = "overrides.yaml"
 RESOLVED = "resolved.yaml"  # the last file that a beginning run writes
+
+# What going on reads of a run, with the parts that each file must have.
+NEEDED: dict[str, tuple[str, ...]] = {
+    STATUS: ("status", "message"),
+    ENVIRONMENT: (),
+    OVERRIDES: (),
+    RESOLVED: ("data", "model", "schedule", "train"),
+}
 
 # Settings of where a run computes and how it is watched, not of what it computes: they make no arm of their own, and
 # may change when an unfinished run goes on.
@@ -128,11 +139,27 @@ class RunFolder:
         with replacing(self.path / name) as fresh:
             fresh.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
+    def check_files(self, setting: str, remedy: str) -> None:
+        """Raise ConfigError, from the `setting` to the `remedy`, if a file that going on needs is damaged."""
+        for name, parts in NEEDED.items():
+            file = self.path / name
+            if not file.exists():
+                continue
+            try:
+                content = (
+                    self.read_json(name) if file.suffix == ".json" else OmegaConf.to_container(OmegaConf.load(file))
+                )
+                missing = [part for part in parts if part not in content]
+            except (ValueError, TypeError, YAMLError, OmegaConfBaseException) as error:
+                raise ConfigError(f"{setting}: {file} is damaged, {first_line(error)}; {remedy}") from error
+            if missing or isinstance(content, dict) == (name == OVERRIDES):
+                why = f"it has no {', '.join(missing)}" if missing else "it holds something else"
+                raise ConfigError(f"{setting}: {file} is damaged, {why}; {remedy}")
+
     def check(self, cfg: DictConfig) -> None:
         """Raise ConfigError unless `cfg` may start or go on here. Writes nothing."""
         check_no_file(self.path, cfg.runs_dir)
-        status = self.read_status()
-        if status is None:
+        if not (self.path / STATUS).exists():
             if cfg.resume:
                 raise ConfigError(f"resume={cfg.resume}: holds no run; name a run's folder, or leave resume out")
             ours = (LOCK, OUTPUT, f"{STATUS}.tmp")
@@ -141,7 +168,8 @@ class RunFolder:
             return
         if cfg.overwrite or not (self.path / RESOLVED).exists():  # without it: killed as it began, or was cleared
             return
-        finished = status["status"] == "done"
+        self.check_files("name", "restore it, choose another name, or start over with overwrite=true")
+        finished = self.read_json(STATUS)["status"] == "done"
         changed = self.changed_keys(cfg, EXTENDABLE if cfg.resume else CHANGEABLE)
         if finished and not cfg.resume:
             raise (ConfigError if changed else FinishedRunError)(
@@ -177,7 +205,7 @@ class RunFolder:
             discard(self.checkpoint)  # torn: it must not become the one before the next
         self.write_status("running")
         self.checkpoint.parent.mkdir(exist_ok=True)
-        self.write_json("environment.json", environment | {"earlier_sessions": sessions})
+        self.write_json(ENVIRONMENT, environment | {"earlier_sessions": sessions})
         write_yaml(overrides, self.path / OVERRIDES)
         write_yaml(settled(cfg), self.path / RESOLVED)
         return checkpoint
@@ -197,7 +225,7 @@ class RunFolder:
 
     def _earlier_sessions(self, environment: dict[str, Any]) -> list[dict[str, Any]]:
         """The environments of the sessions that led to the checkpoint."""
-        last = self.read_json("environment.json")
+        last = self.read_json(ENVIRONMENT)
         for key in ("data_hash", "tokenizer_hash", "precision"):
             if key in last and last[key] != environment.get(key):
                 raise ConfigError(

@@ -38,6 +38,7 @@ from .schedule import steps_alike
 from .strategy import make_plugins, make_strategy
 from .throughput import peak_flops
 
+MAX_TOKENS = 1e18  # so that whatever is counted fits into 64 bits
 Outcome = Literal["done", "diverged", "interrupted"]
 
 
@@ -85,6 +86,8 @@ def plan(
     accumulate = micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)
     folder = RunFolder(Path(cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if cfg.resume:
+        with disk_errors_told(f"resume={cfg.resume}"):
+            folder.check_files(f"resume={cfg.resume}", "restore it, or train the run again")
         cfg = with_earlier_warmup(cfg, folder, steps)
         arm_folder = folder.path.absolute().parent
         name, arm = arm_folder.parent.name, arm_folder.name
@@ -131,6 +134,8 @@ def check_train(train: DictConfig) -> None:
     for key in ("tokens", "z_loss", "sample_tokens"):
         if train[key] < 0:
             raise ConfigError(f"train.{key}={train[key]}: must not be negative")
+    if train.tokens > MAX_TOKENS:
+        raise ConfigError(f"train.tokens={train.tokens:g}: must not exceed {MAX_TOKENS:g}; write 2e9 for two billion")
     if train.grad_clip is not None and train.grad_clip <= 0:
         raise ConfigError(f"train.grad_clip={train.grad_clip}: must be positive, or null for no clipping")
     check_multiples("train.eval_lengths", train.eval_lengths)

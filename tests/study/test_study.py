@@ -297,6 +297,7 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         (["study=learning_rate", "study.learning_rates=1e-3"], "study.learning_rates=0.001: must be a list"),
         (["study=kv_heads", "study.kv_heads=[]"], r"study.kv_heads=\[\]: must hold one or more"),
         (["study=ladder", "study.axes=[norm,1]"], "study.axes: 1 is no axis"),
+        (["study=ladder", "study.axes=[]"], r"study.axes=\[\]: names no axis; leave it out, or choose among block, "),
         (["study=ladder", "study.axes=norm"], "study.axes=norm: must be a list"),
         (
             ["study=factorial", "study.axes=null", "study.fraction=0.0625"],

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from llama_lab.errors import ConfigError
 from llama_lab.training.folder import LOCK, UNNAMED, RunFolder, arm_name, held
 from tests.composing import compose_config
+from tests.training.tiny import planned
 
 # Names of arms
 
@@ -215,6 +216,21 @@ def other_process(folder: RunFolder) -> Iterator[subprocess.Popen[str]]:
         assert process.stdout.readline() == "held\n"
         yield process
         process.kill()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "- 5\nb: c", "5", "\x00"])
+@pytest.mark.parametrize("name", ["status.json", "resolved.yaml", "overrides.yaml", "environment.json"])
+def test_a_damaged_file_is_named_unless_the_run_starts_over(folder: RunFolder, name: str, content: str) -> None:
+    begun(folder, status="interrupted")
+    check(folder)
+    (folder.path / name).write_text(content)
+    if (name, content) == ("overrides.yaml", "[]"):  # which is what it holds
+        return
+    check(folder, "overwrite=true")
+    with pytest.raises(ConfigError, match=rf"^name: {folder.path / name} is damaged, .*overwrite=true$"):
+        check(folder)
+    with pytest.raises(ConfigError, match=rf"^resume={folder.path}: .*{name} is damaged, .*; restore it, or train"):
+        planned(f"resume='{folder.path}'")
 
 
 def test_two_processes_cannot_train_in_one_folder(folder: RunFolder, other_process: subprocess.Popen[str]) -> None:

@@ -145,13 +145,13 @@ class RunFolder:
             if not file.exists():
                 continue
             try:
-                content = yaml.safe_load(file.read_bytes())  # which JSON is, too
-                missing = [part for part in parts if part not in content]
-            except (ValueError, TypeError, yaml.YAMLError) as error:
+                read = json.loads if file.suffix == ".json" else yaml.safe_load
+                content = read(file.read_bytes())
+            except (ValueError, yaml.YAMLError) as error:
                 raise ConfigError(f"{setting}: {file} is damaged, {first_line(error)}; {remedy}") from error
-            if missing or isinstance(content, dict) == (name == OVERRIDES):
-                why = f"it has no {', '.join(missing)}" if missing else "it holds something else"
-                raise ConfigError(f"{setting}: {file} is damaged, {why}; {remedy}")
+            is_whole = isinstance(content, list) if name == OVERRIDES else isinstance(content, dict)
+            if not is_whole or not all(part in content for part in parts):
+                raise ConfigError(f"{setting}: {file} is damaged, it is not all that a run writes; {remedy}")
 
     def check(self, cfg: DictConfig) -> None:
         """Raise ConfigError unless `cfg` may start or go on here. Writes nothing."""

@@ -39,7 +39,7 @@ def check_once(arguments: Sequence[str]) -> None:
     """Raise ConfigError for a key that is given twice: Hydra would take the last in silence."""
     given: dict[str, str] = {}
     for argument in arguments:
-        if "=" not in argument and not argument.startswith("~"):
+        if argument.startswith("-") or ("=" not in argument and not argument.startswith("~")):
             continue
         key = override_key(argument)
         if key in given:
@@ -56,7 +56,7 @@ def literal(argument: str) -> str:
     """
     typed, equals, value = argument.partition("=")
     key = override_key(argument)
-    if not equals or value == "null" or re.fullmatch(QUOTED, value, re.DOTALL):
+    if argument.startswith("-") or not equals or value == "null" or re.fullmatch(QUOTED, value, re.DOTALL):
         return argument
     if key in FOLDERS:
         value = os.path.expanduser(value)  # as the shell does at the beginning of a word

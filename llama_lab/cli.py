@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from llama_lab.arguments import readable
 from llama_lab.config import CONF_DIR, flatten, override_key, register_resolvers
 from llama_lab.errors import FAILED, INTERRUPTED, USER_ERROR, ConfigError, FinishedRunError, RunFailedError, suggestion
+from llama_lab.faults import users_faults_told
 from llama_lab.files import disk_errors_told
 from llama_lab.job import check_complete, check_devices, check_job, check_launcher, groups, plan_job
 from llama_lab.kinds import check_kinds, default_settings
@@ -50,7 +51,7 @@ def hydra_command(job: Callable[[DictConfig], None], config: str, on_interrupt: 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra hands errors over instead of printing them
     try:
         sys.argv[1:] = readable(sys.argv[1:])
-        with disk_errors_told("the working directory or a folder of the command"):
+        with users_faults_told(), disk_errors_told("the working directory or a folder of the command"):
             hydra.main(str(CONF_DIR), config, version_base="1.3")(job)()
     except USER_ERRORS as error:
         if wants_traceback():
@@ -98,7 +99,8 @@ def train_job(cfg: DictConfig) -> None:
     """A whole command, or one job of a sweep."""
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
-        run_one(cfg, in_sweep)
+        with users_faults_told():
+            run_one(cfg, in_sweep)
     except FinishedRunError as error:
         if not in_sweep:
             exit_with(error)
@@ -114,7 +116,8 @@ def train_job(cfg: DictConfig) -> None:
 def eval_job(cfg: DictConfig) -> None:
     """A whole command."""
     try:
-        evaluate_or_write(cfg)
+        with users_faults_told():
+            evaluate_or_write(cfg)
     except USER_ERRORS as error:
         if wants_traceback():
             raise
@@ -180,7 +183,9 @@ def print_plan(cfg: DictConfig) -> None:
     check_job(cfg, HydraConfig.get().runtime.choices)
     from llama_lab.training.plan_table import print_training_plan
     from llama_lab.training.planner import plan_training  # after the checks: torch takes seconds to import
+    from llama_lab.training.run import quiet_libraries
 
+    quiet_libraries()
     print_training_plan(plan_training(cfg))
 
 

@@ -1,5 +1,6 @@
 """From a composed config to objects: resolvers, model building, and the checks that need no training."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.errors import ConfigError
+from llama_lab.faults import remember_components, users_frame
 
 PACKAGE = Path(__file__).parent
 CONF_DIR = next(d for d in (PACKAGE / "conf", PACKAGE.parent / "conf") if d.is_dir())  # a wheel's, or a checkout's
@@ -69,15 +71,19 @@ def register_resolvers() -> None:
 
 def build(node: DictConfig, path: str, **overrides: Any) -> Any:
     """Instantiate a node; an error in it becomes a ConfigError that begins with the key, `path` included."""
+    remember_components(flatten(OmegaConf.to_container(node)))
     try:
         return instantiate(node, **overrides)
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, ConfigError):
             raise cause from None
-        if isinstance(cause, ValueError):
+        place = users_frame(error)
+        if isinstance(cause, ValueError) and (place is None or re.match(r"[\w.]+=", str(cause))):
             raise ConfigError(f"{path}.{cause}") from None
         message = " ".join(str(cause or error).split())
+        if place:
+            message = f"{type(cause).__name__}: {message} ({place})"
         raise ConfigError(f"{path}: cannot be built, {message}; HYDRA_FULL_ERROR=1 shows where") from cause
 
 

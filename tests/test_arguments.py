@@ -68,6 +68,7 @@ def test_the_home_folder_is_what_the_shell_says(monkeypatch: pytest.MonkeyPatch)
         "data.files=???",
         "~optim",
         "--multirun",
+        "--config-dir=/tmp/été=1",
     ],
 )
 def test_what_hydra_reads_or_a_person_has_to_mend_is_left_as_it_is(argument: str) -> None:

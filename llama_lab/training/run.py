@@ -20,6 +20,7 @@ from llama_lab.data.module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.tokenizer import TextTokenizer
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
+from llama_lab.faults import users_faults_told
 from llama_lab.files import disk_errors_told
 from llama_lab.model import Cost, Decoder, Sampling, generate, measure_cost
 
@@ -143,7 +144,7 @@ def check_train(train: DictConfig) -> None:
 
 def train(run: Run) -> Outcome:
     """Train, evaluate, and leave a finished folder; or say how to go on. Raises ConfigError, or what went wrong."""
-    with disk_errors_told(f"runs_dir={run.cfg.runs_dir}"):
+    with users_faults_told(), disk_errors_told(f"runs_dir={run.cfg.runs_dir}"):
         return train_on_disk(run)
 
 
@@ -222,6 +223,7 @@ def quiet_libraries() -> None:
     """Silence Lightning's banners and tips: what a user needs to know of hardware and progress, we print."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it tells what it raises, too
     warnings.filterwarnings("ignore", module="lightning.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
 

@@ -22,7 +22,8 @@ from llama_lab.config import CONF_DIR, flatten, override_key, register_resolvers
 from llama_lab.errors import FAILED, INTERRUPTED, USER_ERROR, ConfigError, FinishedRunError, RunFailedError, suggestion
 from llama_lab.faults import users_faults_told
 from llama_lab.files import disk_errors_told
-from llama_lab.job import check_complete, check_devices, check_job, check_launcher, groups, plan_job
+from llama_lab.job import check_complete, check_devices, check_job, check_launcher, plan_job
+from llama_lab.keys import groups, homes, nearest, options
 from llama_lab.kinds import check_kinds, default_settings
 
 if TYPE_CHECKING:
@@ -230,9 +231,15 @@ def one_line(error: BaseException, config: str = "config") -> str:
 
 
 def unknown_key(key: str, config: str) -> str:
-    """The message for a key or group that does not exist, with the nearest one that does."""
-    near = suggestion(key, known_keys(config))
-    return f"{key}={typed_value(key)}: no such key{near}; `--cfg job` shows them all, `--help` the groups"
+    """The message for a key or group that does not exist, with the choice that has it, or the nearest one that does."""
+    problem = f"{key}={typed_value(key)}: no such key"
+    if config != "config":
+        return f"{problem}{suggestion(key, known_keys(config))}; `--cfg job` shows them all, `--help` the groups"
+    if having := homes(key):
+        return f"{problem} here, it belongs to {' and '.join(having)}; choose that, or leave this out"
+    near = nearest(key, known_keys(config))
+    hint = f" (did you mean {near}?)" if near else ""
+    return f"{problem}{hint}; `--cfg job` shows them all, `--help` the groups"
 
 
 def unknown_option(group: str) -> str:
@@ -247,7 +254,9 @@ def typed_value(key: str) -> str:
 
 def known_keys(config: str) -> list[str]:
     """Every key of the config as the command line's group choices compose it, and every group."""
-    choices = [o for o in sys.argv[1:] if o.partition("=")[0] in groups()] if config == "config" else []
+    typed = (o.partition("=") for o in sys.argv[1:])
+    ours = [(group, option) for group, _, option in typed if group in groups() and option in options(group)]
+    choices = [f"{group}={option}" for group, option in ours if config == "config"]
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         cfg = hydra.compose(config, overrides=choices)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-from llama_lab.config import CONF_DIR, check_idle
+from llama_lab.config import check_idle
 from llama_lab.errors import ConfigError
+from llama_lab.keys import groups
 from llama_lab.kinds import check_kinds, default_settings
 
 if TYPE_CHECKING:
@@ -104,11 +105,6 @@ def check_groups(choices: Mapping[str, str | None]) -> None:
             raise ConfigError(
                 f"~{group}: a run needs a choice of {group}; leave this out for the default, or see --help"
             )
-
-
-def groups() -> list[str]:
-    """The config groups, by name."""
-    return sorted(p.name for p in CONF_DIR.iterdir() if p.is_dir())
 
 
 def check_complete(cfg: DictConfig) -> None:

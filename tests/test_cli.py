@@ -412,6 +412,26 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "option": (["norm=layernrom"], "norm=layernrom: no such option", "did you mean layernorm?"),
     "experiment": (["experiment=mine"], "experiment=mine: ", "--config-dir"),
     "group": (["norms=layernorm"], "norms=layernorm: no such key", "did you mean norm?"),
+    "key of an option": (
+        ["model.position.max_distance=8"],
+        "model.position.max_distance=8: no such key here, it belongs to position=relative; choose that",
+        "",
+    ),
+    "key of a study": (["study.kv_heads=[1,2]"], "study.kv_heads=[1,2]: no such key here, it belongs to study=kv", ""),
+    "key of two options": (
+        ["position=none", "model.position.theta=5e5"],
+        "model.position.theta=5e5: no such key here, it belongs to position=rope | sinusoidal; choose",
+        "",
+    ),
+    "component": (["model.ffn.activation=gelu"], "model.ffn.activation=gelu: is no single setting; ", "ffn=gelu\n"),
+    "component norm": (["model.norm=layernrom"], "model.norm=layernrom: is no single setting; ", "mean layernorm?"),
+    "several settings": (["train=5"], "train=5: is no single setting; set its own keys", ""),
+    "last part": (["model.rope_theta=3"], "model.rope_theta=3: no such key", "did you mean model.position.theta?"),
+    "option's name": (["model.tied=true"], "model.tied=true: no such key", "did you mean embedding=tied?"),
+    "lr": (["lr=1"], "lr=1: no such key", "did you mean optim.lr?"),
+    "batch_size": (["batch_size=1"], "batch_size=1: no such key", "did you mean train.batch_size?"),
+    "n_heads": (["heads=1"], "heads=1: no such key", "did you mean model.n_heads?"),
+    "nothing near": (["qqq=1"], "qqq=1: no such key; `--cfg job` shows them all", ""),
     "key": (["model.dmi=3"], "model.dmi=3: no such key", "did you mean model.dim?"),
     "key added": (["+model.dmi=3"], "model.dmi=3: ", ""),
     "key that nothing reads": (["+train.lr=1"], "train.lr=1: ", ""),
@@ -555,6 +575,22 @@ def test_what_cannot_work_is_told_in_one_line_before_anything_is_written(
     assert any(fix in ran.err for fix in FIXES), "no fix"
     assert ran.err.count("\n") == 1
     assert files(tmp_path) == before
+
+
+def test_files_without_data_text_are_told_which_data_has_them(command: Command) -> None:
+    ran = command("data.files=[book.txt]")
+    assert (ran.code, ran.err) == (
+        2,
+        "error: data.files=[book.txt]: no such key here, it belongs to data=text; choose that, or leave this out\n",
+    )
+
+
+def test_a_wrong_key_beside_an_option_of_the_user_s_own_is_told(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "norm").mkdir(parents=True)
+    (tmp_path / "mine" / "norm" / "my.yaml").write_text("# @package model.norm\n_target_: my.Norm\n")
+    ran = command("--config-dir", "mine", "norm=my", "model.dmi=3")
+    assert ran.code == 2
+    assert ran.err.startswith("error: model.dmi=3: no such key (did you mean model.dim?); ")
 
 
 def test_data_text_without_files_is_told_what_to_give(command: Command) -> None:

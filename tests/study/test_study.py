@@ -314,6 +314,10 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         (["study=ladder", "train.prompt=§", "tokenizer=char"], "train.prompt=§: tokenizer=char: no id for "),
         (["study=ladder", "name=a/b"], "name=a/b: names a folder below runs_dir"),
         (["match=flops"], "match=flops: no such key"),
+        (
+            ["study=ladder", "study.kv_heads=[1,2]"],
+            r"study.kv_heads=\[1,2\]: .* belongs to study=kv_heads; choose that",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(study: Callable[..., Ran], overrides: list[str], message: str) -> None:

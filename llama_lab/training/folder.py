@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config import flatten, override_key
 from llama_lab.errors import ConfigError, FinishedRunError, first_line
 from llama_lab.files import replacing
+from llama_lab.keys import COMPONENTS, keys_of, option_file
 
 from .checkpoint import checkpoint_step, discard, go_back_to, newest_whole, stable
 
@@ -153,8 +154,8 @@ class RunFolder:
             if not is_whole or not all(part in content for part in parts):
                 raise ConfigError(f"{setting}: {file} is damaged, it is not all that a run writes; {remedy}")
 
-    def check(self, cfg: DictConfig) -> None:
-        """Raise ConfigError unless `cfg` may start or go on here. Writes nothing."""
+    def check(self, cfg: DictConfig, choices: Mapping[str, str]) -> None:
+        """Raise ConfigError unless `cfg` of these choices per group may start or go on here. Writes nothing."""
         check_no_file(self.path, cfg.runs_dir)
         if not (self.path / STATUS).exists():
             if cfg.resume:
@@ -174,11 +175,22 @@ class RunFolder:
                 f"overwrite=true, or train it further with resume={self.path} train.tokens=<more>"
             )
         if changed:
-            key, old, new = changed[0]
+            key, old, new = self.changed_group(changed[0][0], choices) or changed[0]
             raise ConfigError(
                 f"{key}={new}: the run in {self.path} has {key}={old}; give the same settings to go on, "
                 f"choose another name, or start over with overwrite=true"
             )
+
+    def changed_group(self, key: str, choices: Mapping[str, str]) -> tuple[str, Any, Any] | None:
+        """(group, option before, option now) of the choice that set a key in another way; None if none did."""
+        before = self.read_json(ENVIRONMENT).get("choices", {})
+        differ = [group for group in before.keys() & choices.keys() if before[group] != choices[group]]
+        for group in sorted(differ, key=lambda group: (group != "arch", group)):  # which chooses other groups
+            chosen = {group, *COMPONENTS} & {*differ} if group == "arch" else {group}
+            files = [option_file(g, option) for g in chosen for option in (before[g], choices[g])]
+            if any(key in keys_of(file) for file in files if file.exists()):
+                return group, before[group], choices[group]
+        return None
 
     def changed_keys(self, cfg: DictConfig, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
         """(key, old value, new value) of every setting that differs from the run's own and may not."""

@@ -116,7 +116,7 @@ def budget_steps(cfg: DictConfig, batch_size: int) -> int:
 def check_folder(run: Run) -> None:
     """Raise ConfigError unless the run may start or go on in its folder, FinishedRunError if it is there already."""
     if current_rank() == 0:
-        run.folder.check(run.cfg)
+        run.folder.check(run.cfg, run.choices)
     if not run.cfg.resume:
         return
     trained = checkpoint_step(newest_whole(run.folder.checkpoint))

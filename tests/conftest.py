@@ -4,7 +4,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,10 +46,9 @@ class Ran:
         return status.parent
 
 
-def last_of_each(overrides: Sequence[str]) -> list[str]:
-    """The overrides without those that a later one replaces: so a test may change what `tiny` sets."""
-    last = {override_key(override): i for i, override in enumerate(overrides)}
-    return [o for i, o in enumerate(overrides) if "=" not in o or last[override_key(o)] == i]
+def last_of_each(overrides: Iterable[str]) -> list[str]:
+    """The overrides, each key once and with its last value: so a test may change what `tiny` sets."""
+    return list({override_key(o) if "=" in o else o: o for o in overrides}.values())
 
 
 def without_keys(environment: dict[str, str], home: Path) -> dict[str, str]:

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from llama_lab.config import CONF_DIR
 from llama_lab.training.run import open_dataset
 from tests.composing import decoder, options
-from tests.conftest import TRAIN, Command, Ran
+from tests.conftest import TRAIN, Command, Ran, last_of_each
 from tests.training.tiny import identical, repeatable, rows, trained_state
 
 
@@ -109,9 +109,10 @@ def test_the_folder_tells_how_to_repeat_the_run(finished: Ran, tiny: list[str]) 
     resolved = (finished.run / "resolved.yaml").read_text()
     assert "${" not in resolved
     assert OmegaConf.create(resolved).model.hidden_dim == 88
-    assert OmegaConf.load(finished.run / "overrides.yaml")[: len(tiny)] == tiny
+    typed = last_of_each([*tiny, "logger=all"])
+    assert OmegaConf.load(finished.run / "overrides.yaml")[: len(typed)] == typed
     environment = json.loads((finished.run / "environment.json").read_text())
-    assert environment["command"][1 : 1 + len(tiny)] == tiny
+    assert environment["command"][1 : 1 + len(typed)] == typed
     assert environment["versions"]["torch"] == torch.__version__
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=TRAIN.parent, capture_output=True, text=True)
     if commit.returncode == 0:

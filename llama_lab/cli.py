@@ -18,18 +18,19 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from llama_lab.arguments import readable
 from llama_lab.config import CONF_DIR, flatten, override_key, register_resolvers
 from llama_lab.errors import FAILED, INTERRUPTED, USER_ERROR, ConfigError, FinishedRunError, RunFailedError, suggestion
+from llama_lab.faults import users_faults_told
 from llama_lab.files import disk_errors_told
-from llama_lab.job import check_complete, check_devices, check_job, groups, plan_job
+from llama_lab.job import check_complete, check_devices, check_job, check_launcher, plan_job
+from llama_lab.keys import groups, homes, nearest, options
 from llama_lab.kinds import check_kinds, default_settings
 
 if TYPE_CHECKING:
     from llama_lab.training.folder import RunFolder
     from llama_lab.training.run import Run
 
-LITERAL = ("run", "prompt", "resume", "measure", "train.prompt")  # keys whose values are texts and paths
-QUOTED = r"""(['"])((?!\1)[^\\]|\\.)*\1"""  # from the first character to the last, as `"a" or "b"` is not
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
 
 
@@ -52,9 +53,9 @@ def hydra_command(job: Callable[[DictConfig], None], config: str, on_interrupt: 
     register_resolvers()
     os.environ.setdefault("LLAMA_LAB_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra hands errors over instead of printing them
-    sys.argv[1:] = map(literal, sys.argv[1:])
     try:
-        with disk_errors_told("the working directory or a folder of the command"):
+        sys.argv[1:] = readable(sys.argv[1:])
+        with users_faults_told(), disk_errors_told("the working directory or a folder of the command"):
             hydra.main(str(CONF_DIR), config, version_base="1.3")(job)()
     except USER_ERRORS as error:
         if wants_traceback():
@@ -71,20 +72,6 @@ def hydra_command(job: Callable[[DictConfig], None], config: str, on_interrupt: 
     except KeyboardInterrupt:
         sys.stderr.write(f"\nstopped; {on_interrupt}\n")
         sys.exit(INTERRUPTED)
-
-
-def literal(argument: str) -> str:
-    """An argument whose value is a text or a path as Hydra's grammar takes it: quoted, unless it is already, or null.
-
-    So `prompt="def main("` and `resume=runs/llama/base/seed=1` need no quotes beyond the shell's.
-    """
-    key, equals, value = argument.partition("=")
-    if key not in LITERAL or not equals or value == "null" or re.fullmatch(QUOTED, value, re.DOTALL):
-        return argument
-    value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # no interpolation
-    value = re.sub(r'(\\*)"', r'\1\1\\"', value)
-    value = re.sub(r"(\\+)\Z", r"\1\1", value)
-    return f'{key}="{value}"'
 
 
 def compare_command() -> None:
@@ -116,7 +103,8 @@ def train_job(cfg: DictConfig) -> None:
     """A whole command, or one job of a sweep."""
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
-        run_one(cfg, in_sweep)
+        with users_faults_told():
+            run_one(cfg, in_sweep)
     except FinishedRunError as error:
         if not in_sweep:
             exit_with(error)
@@ -132,7 +120,8 @@ def train_job(cfg: DictConfig) -> None:
 def eval_job(cfg: DictConfig) -> None:
     """A whole command."""
     try:
-        evaluate_or_write(cfg)
+        with users_faults_told():
+            evaluate_or_write(cfg)
     except USER_ERRORS as error:
         if wants_traceback():
             raise
@@ -147,6 +136,7 @@ def evaluate_or_write(cfg: DictConfig) -> None:
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         raise ConfigError("--multirun: there is nothing to sweep here; name several runs by a pattern, run='runs/*'")
+    check_launcher(job.runtime.choices["hydra/launcher"])
     for override in job.overrides.task:
         if override.startswith("~"):
             raise ConfigError(f"{override}: takes a setting away; leave this out, and it has its default")
@@ -169,6 +159,8 @@ def evaluate_or_write(cfg: DictConfig) -> None:
 def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     """Train one run and tell how it ended; exits with a status other than 0 unless it is done, or one of a sweep."""
     job = HydraConfig.get()
+    if not in_sweep:
+        check_launcher(job.runtime.choices["hydra/launcher"])
     if cfg.plan is True:
         print_plan(cfg)
         return
@@ -209,7 +201,9 @@ def print_plan(cfg: DictConfig) -> None:
     check_job(cfg, HydraConfig.get().runtime.choices)
     from llama_lab.training.plan_table import print_training_plan
     from llama_lab.training.planner import plan_training  # after the checks: torch takes seconds to import
+    from llama_lab.training.run import quiet_libraries
 
+    quiet_libraries()
     print_training_plan(plan_training(cfg))
 
 
@@ -254,9 +248,15 @@ def one_line(error: BaseException, config: str = "config") -> str:
 
 
 def unknown_key(key: str, config: str) -> str:
-    """The message for a key or group that does not exist, with the nearest one that does."""
-    near = suggestion(key, known_keys(config))
-    return f"{key}={typed_value(key)}: no such key{near}; `--cfg job` shows them all, `--help` the groups"
+    """The message for a key or group that does not exist, with the choice that has it, or the nearest one that does."""
+    problem = f"{key}={typed_value(key)}: no such key"
+    if config != "config":
+        return f"{problem}{suggestion(key, known_keys(config))}; `--cfg job` shows them all, `--help` the groups"
+    if having := homes(key):
+        return f"{problem} here, it belongs to {' and '.join(having)}; choose that, or leave this out"
+    near = nearest(key, known_keys(config))
+    hint = f" (did you mean {near}?)" if near else ""
+    return f"{problem}{hint}; `--cfg job` shows them all, `--help` the groups"
 
 
 def unknown_option(group: str) -> str:
@@ -271,7 +271,9 @@ def typed_value(key: str) -> str:
 
 def known_keys(config: str) -> list[str]:
     """Every key of the config as the command line's group choices compose it, and every group."""
-    choices = [o for o in sys.argv[1:] if o.partition("=")[0] in groups()] if config == "config" else []
+    typed = (o.partition("=") for o in sys.argv[1:])
+    ours = [(group, option) for group, _, option in typed if group in groups() and option in options(group)]
+    choices = [f"{group}={option}" for group, option in ours if config == "config"]
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         cfg = hydra.compose(config, overrides=choices)

@@ -1,5 +1,6 @@
 """From a composed config to objects: resolvers, model building, and the checks that need no training."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,14 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.errors import ConfigError
+from llama_lab.faults import remember_components, users_frame
 
 if TYPE_CHECKING:
     from llama_lab.model import Cost, Decoder
 
 PACKAGE = Path(__file__).parent
 CONF_DIR = next(d for d in (PACKAGE / "conf", PACKAGE.parent / "conf") if d.is_dir())  # a wheel's, or a checkout's
+ROPE = "llama_lab.model.position.Rope"
 
 
 def head_dim(dim: int, n_heads: int) -> int:
@@ -71,15 +74,19 @@ def register_resolvers() -> None:
 
 def build(node: DictConfig, path: str, **overrides: Any) -> Any:
     """Instantiate a node; an error in it becomes a ConfigError that begins with the key, `path` included."""
+    remember_components(flatten(OmegaConf.to_container(node)))
     try:
         return instantiate(node, **overrides)
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, ConfigError):
             raise cause from None
-        if isinstance(cause, ValueError):
+        place = users_frame(error)
+        if isinstance(cause, ValueError) and (place is None or re.match(r"[\w.]+=", str(cause))):
             raise ConfigError(f"{path}.{cause}") from None
         message = " ".join(str(cause or error).split())
+        if place:
+            message = f"{type(cause).__name__}: {message} ({place})"
         raise ConfigError(f"{path}: cannot be built, {message}; HYDRA_FULL_ERROR=1 shows where") from cause
 
 
@@ -113,6 +120,41 @@ def check_window(model: DictConfig) -> None:
             f"model.attention.window={window}: hides nothing at model.max_seq_len={model.max_seq_len}; "
             f"make it smaller, or null"
         )
+
+
+def check_idle(model: DictConfig) -> None:
+    """Raise ConfigError for settings that work, but not as they say. Asked of new runs alone: older ones have them."""
+    attention, position = model.attention, model.position
+    if attention.get("window") is not None and attention.get("global_every") is not None:
+        check_global_layers(attention.global_every, model.n_layers)
+    if position.get("_target_") == ROPE:
+        check_rotary_fraction(position.fraction, model.head_dim)
+
+
+def check_global_layers(every: int, n_layers: int) -> None:
+    """Raise ConfigError unless some layers ignore the window, and some do not."""
+    key = f"model.attention.global_every={every}"
+    possible = f"a number from 2 to {n_layers}, or null" if n_layers > 1 else "null"
+    if every > n_layers:
+        raise ConfigError(f"{key}: no layer of model.n_layers={n_layers} would ignore the window; choose {possible}")
+    if every == 1:
+        raise ConfigError(
+            f"{key}: all layers would ignore the window; choose {possible}, or model.attention.window=null"
+        )
+
+
+def check_rotary_fraction(fraction: float, head_dim: int) -> None:
+    """Raise ConfigError for a fraction of a head that is no whole number of dimensions."""
+    turned = fraction * head_dim
+    if not 0 < fraction < 1 or abs(turned - round(turned)) < 1e-3:
+        return
+    below = int(turned) // 2 * 2
+    even = [n for n in (below, below + 2) if 2 <= n <= head_dim]
+    choices = " or ".join(f"{n / head_dim:.6g} ({n})" for n in even)
+    raise ConfigError(
+        f"model.position.fraction={fraction}: {turned:.4g} of model.head_dim={head_dim} dimensions cannot turn; choose "
+        f"{choices or 'another head_dim'}"
+    )
 
 
 def override_key(override: str) -> str:

@@ -16,6 +16,7 @@ REMEDIES = {
     errno.EROFS: "make it writable, or choose another folder",
     errno.EACCES: "make it yours, or choose another folder",
     errno.EPERM: "make it yours, or choose another folder",
+    errno.ENAMETOOLONG: "make it shorter",
     errno.EIO: "look after the disk",
 }
 

@@ -1,5 +1,6 @@
 """From a composed config to a planned run: every check that needs neither data nor model, in one place."""
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -7,8 +8,9 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-from llama_lab.config import CONF_DIR, override_key
+from llama_lab.config import check_idle, override_key
 from llama_lab.errors import ConfigError
+from llama_lab.keys import groups
 from llama_lab.kinds import check_kinds, default_settings
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
     check_complete(cfg)
     defaults = default_settings(choices)
     check_kinds(cfg, defaults)
+    check_idle(cfg.model)
     if "study" in cfg:
         raise ConfigError(f"study={choices['study']}: takes the place of a sweep, one study per command")
     for key in ("device", "plan_mfu"):
@@ -71,6 +74,8 @@ def folder_name(key: str, name: str | int | None, default: str) -> str:
     """What the user calls a folder, or what it is called otherwise. Raises ConfigError for one that leads elsewhere."""
     if name is None:
         return default
+    if len(os.fsencode(str(name))) > 255:
+        raise ConfigError(f"{key}={str(name)[:20]}...: is too long for a folder; use at most 255 letters")
     if not re.fullmatch(r"(?!\.+$)[\w.=+-]+", str(name)):
         raise ConfigError(f"{key}={name}: names a folder below runs_dir; use letters, digits and . _ = + - only")
     return str(name)
@@ -98,6 +103,15 @@ def check_devices(cfg: DictConfig, launcher: str) -> None:
         )
 
 
+def check_launcher(launcher: str | None) -> None:
+    """Raise ConfigError for a launcher that has nothing to launch. launcher: the option of `hydra/launcher`."""
+    if launcher not in (None, "basic"):
+        raise ConfigError(
+            f"hydra/launcher={launcher}: starts the runs of a sweep or a study, and this is neither; add --multirun or "
+            f"a study, or leave it out"
+        )
+
+
 def check_groups(choices: Mapping[str, str | None]) -> None:
     """Raise ConfigError for a group of ours that was taken away."""
     for group in groups():
@@ -105,11 +119,6 @@ def check_groups(choices: Mapping[str, str | None]) -> None:
             raise ConfigError(
                 f"~{group}: a run needs a choice of {group}; leave this out for the default, or see --help"
             )
-
-
-def groups() -> list[str]:
-    """The config groups, by name."""
-    return sorted(p.name for p in CONF_DIR.iterdir() if p.is_dir())
 
 
 def check_complete(cfg: DictConfig) -> None:

@@ -11,7 +11,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config import flatten
-from llama_lab.errors import ConfigError
+from llama_lab.errors import ConfigError, suggestion
+from llama_lab.keys import group_of, options
 
 Kind = type | str
 """A type, or a word that stands for itself."""
@@ -49,6 +50,7 @@ NOT_NULLABLE: dict[str, tuple[Kind, ...]] = {
     "run": (str,),
     "data.files": (list, str),
     "trainer.devices": (int, "auto"),
+    "trainer.precision": (str, int),  # 16 is refused with the precisions that there are
     "trainer.num_nodes": (int, "auto"),
 }
 
@@ -86,6 +88,8 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
     for key, value in flatten(OmegaConf.to_container(cfg, resolve=True)).items():
         if any(default is None and key.startswith(f"{parent}.") for parent, default in defaults.items()):
             continue  # part of a component in the place of null
+        if any(default.startswith(f"{key}.") for default in defaults):
+            raise ConfigError(f"{key}={value}: is no single setting; {component_advice(key, value)}")
         if key not in defaults:
             raise ConfigError(f"{key}={value}: nothing reads this key; leave it out, or see them all with `--cfg job`")
         if str(written[key]).startswith("${"):
@@ -96,6 +100,17 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
         if not any(is_kind(value, kind) for kind in kinds):
             wanted = " or ".join(kind if isinstance(kind, str) else WORDS.get(kind, kind.__name__) for kind in kinds)
             raise ConfigError(f"{key}={'null' if value is None else value}: must be {wanted}")
+
+
+def component_advice(key: str, value: object) -> str:
+    """What to write instead of a value in the place of a component, or of several settings."""
+    group = group_of(key)
+    if group is None:
+        return f"set its own keys, such as {key}.<key>=<value>"
+    if value in options(group):
+        return f"a component is chosen by its group, {group}={value}"
+    known = options(group)
+    return f"a component is chosen by its group, {group}={' | '.join(known)}{suggestion(str(value), known)}"
 
 
 def is_kind(value: object, kind: Kind) -> bool:

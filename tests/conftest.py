@@ -4,7 +4,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 
 from llama_lab.cli import eval_command, train_command
+from llama_lab.config import override_key
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 
@@ -43,6 +44,11 @@ class Ran:
         """The folder of its only run."""
         (status,) = (self.cwd / "runs").rglob("status.json")
         return status.parent
+
+
+def last_of_each(overrides: Iterable[str]) -> list[str]:
+    """The overrides, each key once and with its last value: so a test may change what `tiny` sets."""
+    return list({override_key(o) if "=" in o else o: o for o in overrides}.values())
 
 
 def without_keys(environment: dict[str, str], home: Path) -> dict[str, str]:
@@ -101,7 +107,7 @@ def run_train(environment: dict[str, str], tmp_path_factory: pytest.TempPathFact
     def run(*overrides: str, cwd: Path | None = None, script: Path = TRAIN, **variables: str) -> Ran:
         cwd = cwd or tmp_path_factory.mktemp("run")
         done = subprocess.run(
-            [sys.executable, str(script), *overrides],
+            [sys.executable, str(script), *last_of_each(overrides)],
             cwd=cwd,
             env={**environment, **variables},
             stdin=subprocess.DEVNULL,
@@ -133,7 +139,7 @@ def in_process(
     def run(function: Callable[[], None], script: str, *overrides: str) -> Ran:
         for name in ("HYDRA_FULL_ERROR", "LLAMA_LAB_TRACEBACK"):  # the command sets them
             monkeypatch.setenv(name, "0")
-        monkeypatch.setattr(sys, "argv", [script, *overrides])
+        monkeypatch.setattr(sys, "argv", [script, *last_of_each(overrides)])
         GlobalHydra.instance().clear()
         capsys.readouterr()
         code = 0

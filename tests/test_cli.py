@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from llama_lab.config import CONF_DIR
 from llama_lab.training.run import open_dataset
 from tests.composing import decoder, options
-from tests.conftest import TRAIN, Command, Ran
+from tests.conftest import TRAIN, Command, Ran, last_of_each
 from tests.training.tiny import identical, repeatable, rows, trained_state
 
 
@@ -109,9 +109,10 @@ def test_the_folder_tells_how_to_repeat_the_run(finished: Ran, tiny: list[str]) 
     resolved = (finished.run / "resolved.yaml").read_text()
     assert "${" not in resolved
     assert OmegaConf.create(resolved).model.hidden_dim == 88
-    assert OmegaConf.load(finished.run / "overrides.yaml")[: len(tiny)] == tiny
+    typed = last_of_each([*tiny, "logger=all"])
+    assert OmegaConf.load(finished.run / "overrides.yaml")[: len(typed)] == typed
     environment = json.loads((finished.run / "environment.json").read_text())
-    assert environment["command"][1 : 1 + len(tiny)] == tiny
+    assert environment["command"][1 : 1 + len(typed)] == typed
     assert environment["versions"]["torch"] == torch.__version__
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=TRAIN.parent, capture_output=True, text=True)
     if commit.returncode == 0:
@@ -412,6 +413,26 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "option": (["norm=layernrom"], "norm=layernrom: no such option", "did you mean layernorm?"),
     "experiment": (["experiment=mine"], "experiment=mine: ", "--config-dir"),
     "group": (["norms=layernorm"], "norms=layernorm: no such key", "did you mean norm?"),
+    "key of an option": (
+        ["model.position.max_distance=8"],
+        "model.position.max_distance=8: no such key here, it belongs to position=relative; choose that",
+        "",
+    ),
+    "key of a study": (["study.kv_heads=[1,2]"], "study.kv_heads=[1,2]: no such key here, it belongs to study=kv", ""),
+    "key of two options": (
+        ["position=none", "model.position.theta=5e5"],
+        "model.position.theta=5e5: no such key here, it belongs to position=rope | sinusoidal; choose",
+        "",
+    ),
+    "component": (["model.ffn.activation=gelu"], "model.ffn.activation=gelu: is no single setting; ", "ffn=gelu\n"),
+    "component norm": (["model.norm=layernrom"], "model.norm=layernrom: is no single setting; ", "mean layernorm?"),
+    "several settings": (["train=5"], "train=5: is no single setting; set its own keys", ""),
+    "last part": (["model.rope_theta=3"], "model.rope_theta=3: no such key", "did you mean model.position.theta?"),
+    "option's name": (["model.tied=true"], "model.tied=true: no such key", "did you mean embedding=tied?"),
+    "lr": (["lr=1"], "lr=1: no such key", "did you mean optim.lr?"),
+    "batch_size": (["batch_size=1"], "batch_size=1: no such key", "did you mean train.batch_size?"),
+    "n_heads": (["heads=1"], "heads=1: no such key", "did you mean model.n_heads?"),
+    "nothing near": (["qqq=1"], "qqq=1: no such key; `--cfg job` shows them all", ""),
     "key": (["model.dmi=3"], "model.dmi=3: no such key", "did you mean model.dim?"),
     "key added": (["+model.dmi=3"], "model.dmi=3: ", ""),
     "key that nothing reads": (["+train.lr=1"], "train.lr=1: ", ""),
@@ -443,6 +464,28 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "context -4": (["model.max_seq_len=-4"], "model.max_seq_len=-4: ", ""),
     "vocabulary": (["model.vocab_size=100"], "model.vocab_size=100: the tokenizer has 257 ids", "raise it"),
     "vocabulary abc": (["model.vocab_size=abc"], "model.vocab_size=abc: ", ""),
+    "global layers": (
+        ["model.n_layers=3", "model.attention.window=4", "model.attention.global_every=8"],
+        "model.attention.global_every=8: no layer of model.n_layers=3 would ignore the window",
+        "choose a number from 2 to 3, or null",
+    ),
+    "global layer 1": (
+        ["model.n_layers=1", "model.attention.window=4", "model.attention.global_every=2"],
+        "model.attention.global_every=2: no layer of model.n_layers=1 ",
+        "choose null",
+    ),
+    "all layers global": (
+        ["model.attention.window=4", "model.attention.global_every=1"],
+        "model.attention.global_every=1: all layers would ignore the window; ",
+        "or model.attention.window=null",
+    ),
+    "no whole rotary": (
+        ["model.position.fraction=0.3"],
+        "model.position.fraction=0.3: 2.4 of model.head_dim=8 dimensions cannot turn; ",
+        "choose 0.25 (2) or 0.5 (4)",
+    ),
+    "rotary too small": (["model.position.fraction=0.1"], "model.position.fraction=0.1: 0.8 of ", "choose 0.25 (2)\n"),
+    "rotary too large": (["model.position.fraction=0.9"], "model.position.fraction=0.9: 7.2 of ", "0.75 (6) or 1 (8)"),
     # the data
     "no files": (["data.files=???"], "data.files=???: ", "data.files=[book.txt]"),
     "missing file": (["data.files=[missing.txt]"], "data.files=[missing.txt]: no such file", "relative to"),
@@ -491,7 +534,19 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "wandb": (["logger.wandb=maybe"], "logger.wandb=maybe: ", "true"),
     "runs": (["runs_dir=empty.txt"], "runs_dir=empty.txt", ""),
     "outside": (["name=../../elsewhere"], "name=../../elsewhere: ", ""),
+    "budget 1e30": (["train.tokens=1e30"], "train.tokens=1e+30: must not exceed 1e+18", ""),
+    "long name": (["name=" + 300 * "n"], "name=nnnnn", "use at most 255 letters"),
+    "long arm": (["arm=" + 128 * "é"], "arm=ééééé", "use at most 255 letters"),
+    "long runs": (["runs_dir=" + 300 * "r"], "runs_dir=rrrr", "File name too long"),
+    "long resume": (["resume=" + 300 * "r"], "resume=rrrr", "File name too long"),
+    "launcher": (["hydra/launcher=local_gpus"], "hydra/launcher=local_gpus: starts the runs of a sweep", "--multirun"),
+    "launcher of a plan": (["hydra/launcher=slurm", "plan=true"], "hydra/launcher=slurm: starts the runs of", "study"),
     # the machine
+    "cores": (["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1000"], "trainer.devices=1000: on CPUs", ""),
+    "precision 16": (["trainer.precision=16"], "trainer.precision=16: this ", "did you mean bf16-mixed?"),
+    "precision bf16": (["trainer.precision=bf16"], "trainer.precision=bf16: this ", "did you mean bf16-mixed?"),
+    "precision 32": (["trainer.precision=32"], "trainer.precision=32: this ", "did you mean 32-true?); choose auto or"),
+    "precision 8": (["trainer.precision=fp8"], "trainer.precision=fp8: this cpu cannot train in it; choose", ""),
     "devices": (["trainer.devices=0"], "trainer.devices=0: ", "choose 1 or more, -1 or auto"),
     "devices abc": (["trainer.devices=abc"], "trainer.devices=abc: ", ""),
     "devices 1.5": (["trainer.devices=1.5"], "trainer.devices=1.5: ", ""),
@@ -521,6 +576,22 @@ def test_what_cannot_work_is_told_in_one_line_before_anything_is_written(
     assert any(fix in ran.err for fix in FIXES), "no fix"
     assert ran.err.count("\n") == 1
     assert files(tmp_path) == before
+
+
+def test_files_without_data_text_are_told_which_data_has_them(command: Command) -> None:
+    ran = command("data.files=[book.txt]")
+    assert (ran.code, ran.err) == (
+        2,
+        "error: data.files=[book.txt]: no such key here, it belongs to data=text; choose that, or leave this out\n",
+    )
+
+
+def test_a_wrong_key_beside_an_option_of_the_user_s_own_is_told(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "norm").mkdir(parents=True)
+    (tmp_path / "mine" / "norm" / "my.yaml").write_text("# @package model.norm\n_target_: my.Norm\n")
+    ran = command("--config-dir", "mine", "norm=my", "model.dmi=3")
+    assert ran.code == 2
+    assert ran.err.startswith("error: model.dmi=3: no such key (did you mean model.dim?); ")
 
 
 def test_data_text_without_files_is_told_what_to_give(command: Command) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from tests.conftest import Ran
+from tests.conftest import Ran, last_of_each
 
 CHECKOUT = Path(__file__).parents[1]
 
@@ -78,7 +78,7 @@ def test_the_installed_command_finds_studies_and_recipes_of_the_user_s_own(
     recipe = (CHECKOUT / "conf" / "arch" / "llama2.yaml").read_text().replace("ffn: swiglu", "ffn: geglu")
     (tmp_path / "my_conf" / "arch" / "mine.yaml").write_text(recipe)
     study = ("study=add_one", "study.base=llama2", "study.target=mine", "study.seeds=[1]", "train.tokens=2560")
-    command = ("llama-lab-train", "--config-dir", "my_conf", *tiny, *study, "name=ours")
+    command = ("llama-lab-train", "--config-dir", "my_conf", *last_of_each([*tiny, *study, "name=ours"]))
     ran = run(installed, *command, cwd=tmp_path, environment=environment)
     assert (ran.code, ran.err) == (0, "")
     report = (tmp_path / "runs" / "ours" / "report.html").read_text(encoding="utf-8")
@@ -119,8 +119,7 @@ def test_the_installed_command_trains_a_component_of_the_user_s_own_package(
         "--config-dir",
         "my_conf",
         "norm=mine",
-        *tiny,
-        "train.tokens=2560",
+        *last_of_each([*tiny, "train.tokens=2560"]),
         "model.norm.floor=0.01",
         cwd=tmp_path,
         environment=environment,

@@ -22,7 +22,7 @@ from llama_lab.trust import Trust
 from .load import TrainedRun, load_run, reading
 from .memory import cache_losses, cache_sizes
 from .speed import generation_speed
-from .text import cache_dtype, sampling, write_texts, written
+from .text import cache_dtype, sampling, starts, write_texts, written
 
 AS_TRAINED = "as_trained"  # the precision of the run's own config
 
@@ -105,6 +105,10 @@ def evaluate(path: Path, settings: DictConfig) -> Found:
     check_done(RunFolder(path))
     run = load_run(path, Trust.of_command(tuple(settings.trust)))
     job = Evaluation(run, settings, evaluation_hardware(run, settings))
+    if "sample" in settings.eval.parts:
+        starts(
+            run, run.model, [run.cfg.train.prompt], settings
+        )  # refuses before the first part what the last cannot do
     found = kept_parts(run.folder, surroundings(job.hardware, run.step))
     done: set[Callable[[Evaluation], Found]] = set()
     for name, part in PARTS.items():  # in their own order: losses need the weights as they were trained
@@ -212,6 +216,10 @@ def check_settings(settings: DictConfig, typed: Collection[str]) -> None:
         raise ConfigError("prompts: there is a prompt too; give one, or put it among the prompts")
     for prompt in prompts_of(settings):
         check_prompt(prompt)
+    if settings.max_new_tokens is not None and settings.max_new_tokens < 1:
+        raise ConfigError(
+            f"max_new_tokens={settings.max_new_tokens}: must not be negative or 0; null takes the default"
+        )
     sampling(settings)
     cache_dtype(settings)
     check_read(settings, typed)

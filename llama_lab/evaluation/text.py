@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from llama_lab.data.tokenizer import TextTokenizer
 from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder, Sampling, generate
+from llama_lab.model.generate import check_prompts
 from llama_lab.training.display import VISIBLE
 from llama_lab.training.run import encode_prompt
 
@@ -61,12 +62,11 @@ def written(run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: D
     """
     eot_id = run.tokenizer.eot_id
     texts = [Text(run.tokenizer, prompt) for prompt in prompts]
-    starts = [[eot_id, *encode_prompt("prompt", prompt, run.tokenizer)] for prompt in prompts]
-    length = new_tokens(model, starts, settings)
+    tokens, length = starts(run, model, prompts, settings)
     try:
         steps = generate(
             model,
-            starts,
+            tokens,
             length,
             sampling(settings),
             eot_id,
@@ -86,6 +86,19 @@ def written(run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: D
     for text in texts:
         text.ended = True
     yield texts
+
+
+def starts(
+    run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: DictConfig
+) -> tuple[list[list[int]], int]:
+    """The ids that the texts begin with, and how many follow. Raises ConfigError for prompts that cannot go on."""
+    tokens = [[run.tokenizer.eot_id, *encode_prompt("prompt", prompt, run.tokenizer)] for prompt in prompts]
+    length = new_tokens(model, tokens, settings)
+    try:
+        check_prompts(model, tokens, length)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return tokens, length
 
 
 def new_tokens(model: Decoder, starts: Sequence[Sequence[int]], settings: DictConfig) -> int:

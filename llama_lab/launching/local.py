@@ -9,12 +9,12 @@ import torch
 from omegaconf import DictConfig
 
 from llama_lab.errors import ConfigError
-from llama_lab.training.hardware import Hardware, choose_accelerator, choose_hardware
+from llama_lab.training.hardware import Hardware, choose_accelerator, choose_hardware, usable_cores
 
 from .engine import Engine, Execution, with_devices
 from .jobs import Job
 from .process import Process
-from .slots import Settings, Slot, make_slots, slot_environment, usable_cores, visible_gpus
+from .slots import Settings, Slot, make_slots, slot_environment, visible_gpus
 
 
 class Local(Engine):

@@ -12,8 +12,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from llama_lab.errors import ConfigError, first_line
+from llama_lab.training.hardware import usable_cores
 
-from .slots import setting_error, usable_cores
+from .slots import setting_error
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # at 0, Ray's name for: this machine talks to itself alone
 CONNECT_SECONDS = 5.0

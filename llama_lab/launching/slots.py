@@ -1,6 +1,5 @@
 """Where runs can go on at the same time: slots on GPUs or on the CPU, and the environment of a process in one."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -95,11 +94,6 @@ def visible_gpus(environ: Mapping[str, str], count: int) -> list[str]:
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     names = [str(i) for i in range(count)] if chosen is None else [name.strip() for name in chosen.split(",")]
     return names[:count]  # CUDA ignores what comes after the first name that it does not know
-
-
-def usable_cores() -> int:
-    """The cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def slot_environment(slot: Slot, processes: int, environ: Mapping[str, str]) -> dict[str, str]:

@@ -242,7 +242,7 @@ class Rope(Position):
         scaling: RopeScaling | None = None,
     ) -> None:
         super().__init__(dim, n_heads, head_dim, max_seq_len)
-        self.rotary_dim = int(head_dim * fraction)
+        self.rotary_dim = int(head_dim * fraction + 1e-3)  # 0.333333 of 96 is 32
         if not 0 < fraction <= 1 or self.rotary_dim % 2 or self.rotary_dim == 0:
             raise ValueError(
                 f"position.fraction={fraction}: turns {self.rotary_dim} of head_dim={head_dim} dimensions, but the "

@@ -91,6 +91,8 @@ class Line:
 def draw_line(base: str, target: str, axes: Sequence[str] | None, configs: Configs) -> Line:
     """The line between two recipes along `axes`, all that differ unless told. Raises ConfigError."""
     ends = {key: choices_of(recipe, key, configs) for key, recipe in (("base", base), ("target", target))}
+    if axes is not None and not axes:
+        raise ConfigError(f"study.axes=[]: names no axis; leave it out, or choose among {', '.join(COMPONENTS)}")
     differ = [axis for axis in COMPONENTS if ends["base"][axis] != ends["target"][axis]]
     for axis in axes or ():
         if axis not in COMPONENTS:

@@ -4,17 +4,19 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config import flatten, override_key
-from llama_lab.errors import ConfigError, FinishedRunError
+from llama_lab.errors import ConfigError, FinishedRunError, first_line
 from llama_lab.files import replacing
+from llama_lab.keys import COMPONENTS, keys_of, option_file
 from llama_lab.trust import escape, stored_config, with_text
 
 from .checkpoint import checkpoint_step, discard, go_back_to, newest_whole, stable
@@ -28,8 +30,17 @@ SAMPLE = "sample.txt"
 TOKENIZER = "tokenizer.json"
 EVALUATION = "eval.json"
 WANDB_ID = "wandb_id"
+ENVIRONMENT = "environment.json"
 OVERRIDES = "overrides.yaml"
 RESOLVED = "resolved.yaml"  # the last file that a beginning run writes
+
+# What going on reads of a run, with the parts that each file must have.
+NEEDED: dict[str, tuple[str, ...]] = {
+    STATUS: ("status", "message"),
+    ENVIRONMENT: (),
+    OVERRIDES: (),
+    RESOLVED: ("data", "model", "schedule", "train"),
+}
 
 # Settings of where a run computes and how it is watched, not of what it computes: they make no arm of their own, and
 # may change when an unfinished run goes on.
@@ -138,11 +149,25 @@ class RunFolder:
         with replacing(self.path / name) as fresh:
             fresh.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
-    def check(self, cfg: DictConfig) -> None:
-        """Raise ConfigError unless `cfg` may start or go on here. Writes nothing."""
+    def check_files(self, setting: str, remedy: str) -> None:
+        """Raise ConfigError, from the `setting` to the `remedy`, if a file that going on needs is damaged."""
+        for name, parts in NEEDED.items():
+            file = self.path / name
+            if not file.exists():
+                continue
+            try:
+                read = json.loads if file.suffix == ".json" else yaml.safe_load
+                content = read(file.read_bytes())
+            except (ValueError, yaml.YAMLError) as error:
+                raise ConfigError(f"{setting}: {file} is damaged, {first_line(error)}; {remedy}") from error
+            is_whole = isinstance(content, list) if name == OVERRIDES else isinstance(content, dict)
+            if not is_whole or not all(part in content for part in parts):
+                raise ConfigError(f"{setting}: {file} is damaged, it is not all that a run writes; {remedy}")
+
+    def check(self, cfg: DictConfig, choices: Mapping[str, str]) -> None:
+        """Raise ConfigError unless `cfg` of these choices per group may start or go on here. Writes nothing."""
         check_no_file(self.path, cfg.runs_dir)
-        status = self.read_status()
-        if status is None:
+        if not (self.path / STATUS).exists():
             if cfg.resume:
                 raise ConfigError(f"resume={cfg.resume}: holds no run; name a run's folder, or leave resume out")
             ours = (LOCK, OUTPUT, f"{STATUS}.tmp")
@@ -151,7 +176,8 @@ class RunFolder:
             return
         if cfg.overwrite or not (self.path / RESOLVED).exists():  # without it: killed as it began, or was cleared
             return
-        finished = status["status"] == "done"
+        self.check_files("name", "restore it, choose another name, or start over with overwrite=true")
+        finished = self.read_json(STATUS)["status"] == "done"
         changed = self.changed_keys(cfg, EXTENDABLE if cfg.resume else CHANGEABLE)
         if finished and not cfg.resume:
             raise (ConfigError if changed else FinishedRunError)(
@@ -159,11 +185,22 @@ class RunFolder:
                 f"overwrite=true, or train it further with resume={self.path} train.tokens=<more>"
             )
         if changed:
-            key, old, new = changed[0]
+            key, old, new = self.changed_group(changed[0][0], choices) or changed[0]
             raise ConfigError(
                 f"{key}={new}: the run in {self.path} has {key}={old}; give the same settings to go on, "
                 f"choose another name, or start over with overwrite=true"
             )
+
+    def changed_group(self, key: str, choices: Mapping[str, str]) -> tuple[str, Any, Any] | None:
+        """(group, option before, option now) of the choice that set a key in another way; None if none did."""
+        before = self.read_json(ENVIRONMENT).get("choices", {})
+        differ = [group for group in before.keys() & choices.keys() if before[group] != choices[group]]
+        for group in sorted(differ, key=lambda group: (group != "arch", group)):  # which chooses other groups
+            chosen = {group, *COMPONENTS} & {*differ} if group == "arch" else {group}
+            files = [option_file(g, option) for g in chosen for option in (before[g], choices[g])]
+            if any(key in keys_of(file) for file in files if file.exists()):
+                return group, before[group], choices[group]
+        return None
 
     def changed_keys(self, cfg: DictConfig, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
         """(key, old value, new value) of every setting that differs from the run's own and may not."""
@@ -187,7 +224,7 @@ class RunFolder:
             discard(self.checkpoint)  # torn: it must not become the one before the next
         self.write_status("running")
         self.checkpoint.parent.mkdir(exist_ok=True)
-        self.write_json("environment.json", environment | {"earlier_sessions": sessions})
+        self.write_json(ENVIRONMENT, environment | {"earlier_sessions": sessions})
         write_yaml(overrides, self.path / OVERRIDES)
         write_yaml(settled(cfg), self.path / RESOLVED)
         return checkpoint
@@ -207,7 +244,7 @@ class RunFolder:
 
     def _earlier_sessions(self, cfg: DictConfig, environment: dict[str, Any]) -> list[dict[str, Any]]:
         """The environments of the sessions that led to the checkpoint."""
-        last = self.read_json("environment.json")
+        last = self.read_json(ENVIRONMENT)
         for key in ("data_hash", "tokenizer_hash", "precision"):
             if key in last and last[key] != environment.get(key):
                 added = [] if key == "precision" else self._added(cfg)
@@ -220,7 +257,7 @@ class RunFolder:
 
     def _added(self, cfg: DictConfig) -> list[str]:
         """The overrides that make `cfg` do what the run did without the settings `ADDED`."""
-        old, new = flatten(OmegaConf.to_container(OmegaConf.load(self.path / RESOLVED))), flatten(settled(cfg))
+        old, new = flatten(OmegaConf.to_container(self.config(), resolve=True)), flatten(settled(cfg))
         return [f"{key}=null" for key in ADDED if key not in old and new.get(key) is not None]
 
     def clear(self) -> None:

@@ -130,11 +130,21 @@ def choose_hardware(trainer: DictConfig, micro_batches: int = 1) -> Hardware:
             f"trainer.devices={devices}: this machine has {available or 'a'} {accelerator}; choose 1 or more, -1 or "
             f"auto"
         )
+    if accelerator == "cpu" and devices > usable_cores() and started() is None:
+        raise ConfigError(
+            f"trainer.devices={devices}: on CPUs each is a process that needs a core of its own, and this one may use "
+            f"{usable_cores()}; choose at most that, or start more with torchrun"
+        )
     has_bf16 = accelerator != "gpu" or torch.cuda.is_bf16_supported(including_emulation=False)
     name = torch.cuda.get_device_name() if accelerator == "gpu" else accelerator
     precision = choose_precision(trainer.precision, accelerator, has_bf16)
     spare = (available or 1) - devices if shares else 0
     return Hardware(accelerator, devices, nodes, precision, name, trainer.strategy == "fsdp", spare)
+
+
+def usable_cores() -> int:
+    """The cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_strategy(wanted: str) -> None:
@@ -176,7 +186,7 @@ def choose_accelerator(wanted: str, setting: str = "trainer.accelerator") -> str
     return wanted
 
 
-def choose_precision(wanted: str, accelerator: str, has_bf16: bool) -> str:
+def choose_precision(wanted: str | int, accelerator: str, has_bf16: bool) -> str:
     """The default is bf16-mixed on GPUs that have it, float32 elsewhere. Raises ConfigError for what the device lacks.
 
     16-mixed is not offered: its loss scaling would make arms differ in how many steps they skip.
@@ -185,10 +195,13 @@ def choose_precision(wanted: str, accelerator: str, has_bf16: bool) -> str:
         return "bf16-mixed" if accelerator == "gpu" and has_bf16 else "32-true"
     possible = PRECISIONS if has_bf16 else PRECISIONS[:1]
     if wanted not in possible:
+        meant = [precision for precision in possible if str(wanted) in precision][:1]
+        near = f" (did you mean {meant[0]}?)" if meant else ""
         raise ConfigError(
-            f"trainer.precision={wanted}: this {accelerator} cannot train in it; choose auto or {', '.join(possible)}"
+            f"trainer.precision={wanted}: this {accelerator} cannot train in it{near}; choose auto or "
+            f"{', '.join(possible)}"
         )
-    return wanted
+    return str(wanted)
 
 
 def current_rank() -> int:

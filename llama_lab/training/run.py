@@ -20,6 +20,7 @@ from llama_lab.data.module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.tokenizer import TextTokenizer
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
+from llama_lab.faults import users_faults_told
 from llama_lab.files import disk_errors_told
 from llama_lab.model import Cost, Decoder, Sampling, generate
 
@@ -38,6 +39,7 @@ from .schedule import steps_alike
 from .strategy import make_plugins, make_strategy
 from .throughput import peak_flops
 
+MAX_TOKENS = 1e18  # so that whatever is counted fits into 64 bits
 Outcome = Literal["done", "diverged", "interrupted"]
 
 
@@ -85,6 +87,8 @@ def plan(
     accumulate = micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)
     folder = RunFolder(Path(cfg.measure or cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if cfg.resume:
+        with disk_errors_told(f"resume={cfg.resume}"):
+            folder.check_files(f"resume={cfg.resume}", "restore it, or train the run again")
         cfg = with_earlier_warmup(cfg, folder, steps)
         arm_folder = folder.path.absolute().parent
         name, arm = arm_folder.parent.name, arm_folder.name
@@ -114,7 +118,7 @@ def check_folder(run: Run) -> None:
     if run.cfg.measure:  # it trains nothing
         return
     if current_rank() == 0:
-        run.folder.check(run.cfg)
+        run.folder.check(run.cfg, run.choices)
     if not run.cfg.resume:
         return
     trained = checkpoint_step(newest_whole(run.folder.checkpoint))
@@ -133,6 +137,8 @@ def check_train(train: DictConfig) -> None:
     for key in ("tokens", "z_loss", "sample_tokens"):
         if train[key] < 0:
             raise ConfigError(f"train.{key}={train[key]}: must not be negative")
+    if train.tokens > MAX_TOKENS:
+        raise ConfigError(f"train.tokens={train.tokens:g}: must not exceed {MAX_TOKENS:g}; write 2e9 for two billion")
     if train.grad_clip is not None and train.grad_clip <= 0:
         raise ConfigError(f"train.grad_clip={train.grad_clip}: must be positive, or null for no clipping")
     check_multiples("train.eval_lengths", train.eval_lengths)
@@ -140,7 +146,7 @@ def check_train(train: DictConfig) -> None:
 
 def train(run: Run) -> Outcome:
     """Train, evaluate, and leave a finished folder; or say how to go on. Raises ConfigError, or what went wrong."""
-    with disk_errors_told(f"runs_dir={run.cfg.runs_dir}"):
+    with users_faults_told(), disk_errors_told(f"runs_dir={run.cfg.runs_dir}"):
         return train_on_disk(run)
 
 
@@ -219,6 +225,7 @@ def quiet_libraries() -> None:
     """Silence Lightning's banners and tips: what a user needs to know of hardware and progress, we print."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it tells what it raises, too
     warnings.filterwarnings("ignore", module="lightning.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
 

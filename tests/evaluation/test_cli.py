@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from llama_lab.cli import literal
+from llama_lab.arguments import literal
 from llama_lab.config import CONF_DIR
 from llama_lab.evaluation import evaluate as evaluate_module
 from llama_lab.training.folder import RunFolder
@@ -109,6 +109,10 @@ REFUSED = {
     "top_p=2: must be above 0 and at most 1": ["prompt=d", "top_p=2"],
     "min_p=2: must be from 0 to 1": ["prompt=d", "min_p=2"],
     "max_new_tokens=-1: must not be negative": ["prompt=d", "max_new_tokens=-1"],
+    "max_new_tokens=0: must not be negative or 0": ["prompt=d", "max_new_tokens=0"],
+    "max_new_tokens=-2: must not be negative or 0": ["max_new_tokens=-2"],
+    "hydra/launcher=ray: starts the runs of a sweep": ["hydra/launcher=ray"],
+    "trainer.precision=16: this ": ["trainer.precision=16"],
     "max_new_tokens=40: prompts[0] of 2 tokens leaves room for 30": ["prompt=d", "max_new_tokens=40"],
     "cache_dtype=int4: unknown; choose float32, ": ["prompt=d", "cache_dtype=int4"],
     "prompt: with the mark that begins it, it has 401 tokens": ["prompt=" + 400 * "d"],
@@ -141,6 +145,14 @@ def test_what_cannot_be_is_answered_in_one_line(message: str, evaluating: Comman
 def test_a_folder_without_its_key_is_understood(evaluating: Command, learned: Path) -> None:
     ran = evaluating(str(learned))
     assert (ran.code, ran.err) == (2, f"error: {learned}: is a folder; write run={learned}\n")
+
+
+def test_a_sample_without_room_is_refused_before_the_first_part(
+    evaluating: Command, learned: Path, copied: Copied
+) -> None:
+    ran = evaluating(f"run={copied(learned)}", "max_new_tokens=40")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "error: max_new_tokens=40: prompts[0] of 1 tokens leaves room for 31 in max_seq_len=32\n"
 
 
 def test_prompts_are_for_one_run(evaluating: Command, endless: Path, learned: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from llama_lab.cli import hydra_command
-from tests.conftest import Ran
+from tests.conftest import Ran, last_of_each
 from tests.launching.tasks import act
 
 ON_CPU = ("trainer=cpu", "hydra/launcher=local_gpus")
@@ -35,7 +35,7 @@ def sweep(
     def run(*overrides: str) -> Ran:
         for name in ("HYDRA_FULL_ERROR", "LLAMA_LAB_TRACEBACK"):  # the command sets them
             monkeypatch.setenv(name, "0")
-        monkeypatch.setattr(sys, "argv", ["train.py", "--multirun", *tiny, "arm=a", *overrides])
+        monkeypatch.setattr(sys, "argv", ["train.py", *last_of_each(["--multirun", *tiny, "arm=a", *overrides])])
         GlobalHydra.instance().clear()
         capsys.readouterr()
         code = 0

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.conftest import TRAIN, Ran, RunTrain
+from tests.conftest import TRAIN, Ran, RunTrain, last_of_each
 from tests.launching.conftest import Sweep, mark, status
 from tests.launching.tasks import PATIENCE, wait_for
 from tests.launching.test_queue import wait_until_dead
@@ -91,7 +91,7 @@ def start(environment: dict[str, str], tiny: list[str], tmp_path: Path) -> Itera
     ) -> Launcher:
         started.append(
             subprocess.Popen(
-                [sys.executable, *program, *tiny, *ON_CPU, *overrides],
+                [sys.executable, *program, *last_of_each([*tiny, *ON_CPU, *overrides])],
                 cwd=tmp_path,
                 env={**environment, **variables, "PYTHONPATH": str(TRAIN.parent)},
                 stdout=subprocess.PIPE,

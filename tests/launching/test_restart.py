@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import TRAIN, Ran, RunTrain
+from tests.conftest import TRAIN, Ran, RunTrain, last_of_each
 from tests.launching.tasks import PATIENCE
 from tests.study.test_restart import untimed
 from tests.training.tiny import identical, repeatable, trained_state
@@ -56,7 +56,7 @@ def test_a_study_over_two_slots_gives_the_numbers_of_one_after_the_other(
     folder = ran.cwd / "runs" / "climb"
     check_same(folder, sequential)
     recorded = json.loads((folder / RUNS[0] / "environment.json").read_text())["command"]
-    assert recorded == [str(TRAIN), *tiny, *STUDY, *QUEUE]
+    assert recorded == [str(TRAIN), *last_of_each([*tiny, *STUDY, *QUEUE])]
     assert "val loss" in (folder / RUNS[0] / "output.log").read_text()
 
 
@@ -101,7 +101,7 @@ def test_after_a_kill_the_same_command_loses_nothing_and_does_nothing_twice(
     sequential: Path,
 ) -> None:
     folder = tmp_path / "runs" / "climb"
-    command = [sys.executable, str(TRAIN), *tiny, *STUDY, *QUEUE]
+    command = [sys.executable, str(TRAIN), *last_of_each([*tiny, *STUDY, *QUEUE])]
     launcher = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -134,7 +134,8 @@ def test_seven_kills_at_random_moments_lose_nothing_and_do_nothing_twice(
 ) -> None:
     """Over four slots: a worker, the launcher, or both, whatever they are doing."""
     folder = tmp_path / "runs" / "climb"
-    command = [sys.executable, str(TRAIN), *tiny, *STUDY, *QUEUE[:2], "hydra.launcher.cpu_slots=4"]
+    overrides = last_of_each([*tiny, *STUDY, *QUEUE[:2], "hydra.launcher.cpu_slots=4"])
+    command = [sys.executable, str(TRAIN), *overrides]
     draw = random.Random(4)
     deeds = [kill_worker, kill_launcher, kill_both, kill_worker, kill_launcher, kill_both, kill_launcher]
     done: dict[Path, int] = {}

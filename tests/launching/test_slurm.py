@@ -17,7 +17,7 @@ import pytest
 from llama_lab.errors import ConfigError
 from llama_lab.launching import slurm, slurm_cluster
 from llama_lab.launching.slurm_cluster import Settings, Shape
-from tests.conftest import TRAIN, RunTrain
+from tests.conftest import TRAIN, RunTrain, last_of_each
 from tests.launching.conftest import Sweep, mark, status
 from tests.launching.tasks import PATIENCE, wait_for
 from tests.training.tiny import identical, repeatable, rows, trained_state
@@ -92,7 +92,7 @@ class Launcher:
         program = ["-m", "tests.launching.tasks"] if acting else [str(TRAIN)]
         before = jobs()
         self._process = subprocess.Popen(
-            [sys.executable, *program, "--multirun", *ON_SLURM, *overrides],
+            [sys.executable, *program, "--multirun", *last_of_each([*ON_SLURM, *overrides])],
             cwd=cwd,
             env={**environment, "PYTHONPATH": str(TRAIN.parent)},
             stdout=subprocess.PIPE,

@@ -81,6 +81,11 @@ def test_rope_pairs_neighbours_or_halves() -> None:
         torch.testing.assert_close(y, expected)
 
 
+def test_a_fraction_that_is_rounded_turns_the_dimensions_it_means() -> None:
+    factory = instantiate(compose_config("position=rope").model.position)
+    assert factory(dim=96, n_heads=1, head_dim=96, max_seq_len=32, fraction=0.333333).rotary_dim == 32
+
+
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
 @pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
 @pytest.mark.parametrize("option", ROPES)

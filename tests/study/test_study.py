@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,7 @@ LADDER = ("study=ladder", "study.axes=[norm,ffn]", "study.seeds=[1,2]", "name=cl
 def study(command: Command, tiny: list[str]) -> Callable[..., Ran]:
     """Run a tiny study inside this process."""
 
-    def run(*arguments: str) -> Ran:
-        flags = [a for a in arguments if a.startswith("--")]  # Hydra wants them before overrides
-        return command(*flags, *tiny, *(a for a in arguments if a not in flags))
-
-    return run
+    return partial(command, *tiny)
 
 
 def summaries(folder: Path) -> dict[str, dict[str, Any]]:
@@ -301,6 +298,7 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         (["study=learning_rate", "study.learning_rates=1e-3"], "study.learning_rates=0.001: must be a list"),
         (["study=kv_heads", "study.kv_heads=[]"], r"study.kv_heads=\[\]: must hold one or more"),
         (["study=ladder", "study.axes=[norm,1]"], "study.axes: 1 is no axis"),
+        (["study=ladder", "study.axes=[]"], r"study.axes=\[\]: names no axis; leave it out, or choose among block, "),
         (["study=ladder", "study.axes=norm"], "study.axes=norm: must be a list"),
         (
             ["study=factorial", "study.axes=null", "study.fraction=0.0625"],
@@ -317,6 +315,10 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         (["study=ladder", "train.prompt=§", "tokenizer=char"], "train.prompt=§: tokenizer=char: no id for "),
         (["study=ladder", "name=a/b"], "name=a/b: names a folder below runs_dir"),
         (["match=flops"], "match=flops: no such key"),
+        (
+            ["study=ladder", "study.kv_heads=[1,2]"],
+            r"study.kv_heads=\[1,2\]: .* belongs to study=kv_heads; choose that",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(study: Callable[..., Ran], overrides: list[str], message: str) -> None:

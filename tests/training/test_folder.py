@@ -16,6 +16,8 @@ from omegaconf import OmegaConf
 from llama_lab.errors import ConfigError
 from llama_lab.training.folder import LOCK, RESOLVED, UNNAMED, RunFolder, arm_name, held
 from tests.composing import compose_config
+from tests.conftest import Command
+from tests.training.tiny import planned
 
 # Names of arms
 
@@ -108,7 +110,7 @@ def begun(folder: RunFolder, *overrides: str, status: str) -> None:
 
 
 def check(folder: RunFolder, *overrides: str) -> None:
-    folder.check(compose_config("size=pico", *overrides))
+    folder.check(compose_config("size=pico", *overrides), {})
 
 
 def refusal(folder: RunFolder, *overrides: str) -> str:
@@ -227,7 +229,7 @@ def test_overwrite_starts_over_whatever_the_folder_held(folder: RunFolder) -> No
     (folder.path / "tensorboard").mkdir()
     (folder.path / "tensorboard" / "events").touch()
     cfg = compose_config("size=pico", "optim.lr=1", "overwrite=true")
-    folder.check(cfg)
+    folder.check(cfg, {})
     with held(folder.path):
         assert folder.begin(cfg, ["optim.lr=1"], {}) is None
     files = {str(f.relative_to(folder.path)) for f in folder.path.rglob("*") if f.is_file()}
@@ -260,6 +262,46 @@ def other_process(folder: RunFolder) -> Iterator[subprocess.Popen[str]]:
         assert process.stdout.readline() == "held\n"
         yield process
         process.kill()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        ("arch=gpt2", "arch=llama", "arch=llama: the run in .* has arch=gpt2; "),
+        ("norm=layernorm", "norm=rmsnorm", "norm=rmsnorm: the run in .* has norm=layernorm; "),
+        ("schedule=wsd", "schedule=cosine", "schedule=cosine: the run in .* has schedule=wsd; "),
+        ("norm=layernorm", "optim.lr=5", "norm=rmsnorm: the run in .* has norm=layernorm; "),
+        ("optim.lr=3", "optim.lr=5", "optim.lr=5: the run in .* has optim.lr=3; "),
+        ("model.norm.eps=1", "optim.lr=0.002", r"model.norm.eps=1e-05: the run in .* has model.norm.eps=1; "),
+        ("logger=wandb", "model.norm.eps=1", r"model.norm.eps=1: the run in .* has model.norm.eps=1e-05; "),
+    ],
+)
+def test_settings_that_differ_are_told_by_the_group_that_chose_them(
+    before: str, now: str, told: str, command: Command, tiny: list[str], tmp_path: Path
+) -> None:
+    run = [*tiny, "arm=a", "name=n"]
+    assert command(*run, "train.tokens=256", before).code == 0
+    (status,) = tmp_path.rglob("status.json")
+    status.write_text('{"status": "interrupted", "message": ""}')
+    for more in ([], [f"resume={status.parent}"]):
+        ran = command(*run, "train.tokens=256", now, *more)
+        assert ran.code == 2
+        assert re.match(f"error: {told}", ran.err), ran.err
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "- 5\nb: c", "5", "\x00"])
+@pytest.mark.parametrize("name", ["status.json", "resolved.yaml", "overrides.yaml", "environment.json"])
+def test_a_damaged_file_is_named_unless_the_run_starts_over(folder: RunFolder, name: str, content: str) -> None:
+    begun(folder, status="interrupted")
+    check(folder)
+    (folder.path / name).write_text(content)
+    if (name, content) == ("overrides.yaml", "[]"):  # which is what it holds
+        return
+    check(folder, "overwrite=true")
+    with pytest.raises(ConfigError, match=rf"^name: {folder.path / name} is damaged, .*overwrite=true$"):
+        check(folder)
+    with pytest.raises(ConfigError, match=rf"^resume={folder.path}: .*{name} is damaged, .*; restore it, or train"):
+        planned(f"resume='{folder.path}'")
 
 
 def test_two_processes_cannot_train_in_one_folder(folder: RunFolder, other_process: subprocess.Popen[str]) -> None:

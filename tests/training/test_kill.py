@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import TRAIN
+from tests.conftest import TRAIN, last_of_each
 from tests.training.tiny import identical, repeatable, trained_state
 
 KILLS = 50
@@ -135,7 +135,7 @@ def result(cwd: Path) -> dict[str, Any]:
 def test_fifty_kills_at_random_moments_change_nothing(
     tiny: list[str], environment: dict[str, str], tmp_path: Path
 ) -> None:
-    command = [sys.executable, str(TRAIN), *tiny, *RUN]
+    command = [sys.executable, str(TRAIN), *last_of_each([*tiny, *RUN])]
     whole = tmp_path / "whole"
     whole.mkdir()
     began = time.monotonic()
@@ -183,7 +183,7 @@ def test_commands_that_start_at_once_on_a_fresh_cache_build_it_once_whoever_was_
     text = tmp_path / "text.txt"
     text.write_text("".join(f"def f{i}(x): return {draw.getrandbits(64)} * x\n\n" for i in range(60_000)))  # 2.5 MB
     shared = [*tiny, f"data.files=[{text}]", "data.document_chars=5000", "data.cache_dir=c", "tokenizer=bpe"]
-    command = [sys.executable, str(TRAIN), *shared, "train.tokens=5120"]
+    command = [sys.executable, str(TRAIN), *last_of_each([*shared, "train.tokens=5120"])]
     assert conduct(command, tmp_path, environment, BUILD) == "build"
     processes = [
         subprocess.Popen(

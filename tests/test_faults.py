@@ -1,0 +1,112 @@
+"""What a component of the user's raises is told in one line, which names the place in the user's own code."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llama_lab import faults
+from tests.conftest import Command, Ran
+
+NORM = """import os
+
+import torch
+from torch import nn
+
+
+class Norm(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(dim))
+        self.fail_at("building")
+
+    def reset_parameters(self):
+        nn.init.ones_(self.scale)
+
+    def forward(self, x):
+        self.fail_at("training" if torch.is_grad_enabled() else "writing" if x.shape[1] == 1 else "reading")
+        return x * self.scale
+
+    def fail_at(self, moment):
+        if os.environ["FAIL_AT"] == moment:
+            torch.ones(2, 3) @ torch.ones(2, 3)
+"""
+LINE = 1 + NORM.splitlines().index("            torch.ones(2, 3) @ torch.ones(2, 3)")
+PLACE = f"users_lab/norm.py:{LINE}, in fail_at"
+
+
+@pytest.fixture
+def norm(tmp_path: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The overrides of a run with a norm of the user's, which fails at the moment that FAIL_AT names."""
+    package, conf = tmp_path / "package", tmp_path / "conf"
+    (package / "users_lab").mkdir(parents=True)
+    (package / "users_lab" / "norm.py").write_text(NORM)
+    (conf / "norm").mkdir(parents=True)
+    (conf / "norm" / "mine.yaml").write_text("# @package model.norm\n_target_: users_lab.norm.Norm\n_partial_: true\n")
+    monkeypatch.syspath_prepend(package)
+    yield [f"--config-dir={conf}", *tiny, "norm=mine", "train.tokens=512", "arm=a"]
+    faults._components.discard("users_lab")
+
+
+def assert_told(ran: Ran) -> None:
+    """One line, which names the place, and status 2."""
+    assert ran.code == 2
+    assert re.fullmatch(rf"error: .*{re.escape(PLACE)}.*HYDRA_FULL_ERROR=1 shows .*\n", ran.err), ran.err
+    assert "RuntimeError: " in ran.err
+
+
+@pytest.mark.parametrize("moment", ["building", "training", "reading", "writing"])
+def test_what_fails_in_a_run_is_told_with_its_place_and_the_status_says_failed(
+    moment: str, norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIL_AT", moment)
+    ran = command(*norm)
+    assert_told(ran)
+    if moment != "building":  # which is before there is a folder
+        status = json.loads((ran.run / "status.json").read_text())
+        assert (status["status"], status["message"][:14]) == ("failed", "RuntimeError: ")
+
+
+def test_what_fails_in_a_plan_is_told_alone(norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIL_AT", "training")
+    assert_told(command(*norm, "plan=true", "device=h100"))
+
+
+def test_what_fails_in_an_evaluation_is_told(
+    norm: list[str], command: Command, evaluating: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIL_AT", "")
+    run = command(*norm).run
+    monkeypatch.setenv("FAIL_AT", "reading")
+    assert_told(evaluating(f"run={run}", "eval.parts=[loss]"))
+
+
+def test_what_fails_in_a_study_is_told_without_a_traceback(
+    norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIL_AT", "training")
+    arms = ["study=ladder", "study.axes=[ffn]", "study.seeds=[1]"]
+    ran = command(*(o for o in norm if o != "arm=a"), *arms, "name=mine")
+    assert ran.code == 1
+    assert PLACE in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_bug_of_ours_keeps_its_traceback(norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIL_AT", "")
+    monkeypatch.setattr("llama_lab.training.run.sample_text", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        command(*norm)
+
+
+def test_hydra_full_error_shows_the_error_itself(
+    norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIL_AT", "training")
+    setenv = monkeypatch.setenv
+    monkeypatch.setattr(monkeypatch, "setenv", lambda name, _: setenv(name, "1"))
+    with pytest.raises(ValueError, match=re.escape(PLACE)) as raised:
+        command(*norm)
+    assert isinstance(raised.value.__cause__, RuntimeError)

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from .answer import answer
-from .confounds import confounds, different_settings, surroundings
+from .confounds import confounds
 from .inference import inference
 from .record import Arm, Member, Study
 from .result import (
@@ -27,6 +27,7 @@ from .result import (
     Provenance,
     Result,
 )
+from .settings import different_settings
 from .statistics import (
     EFFECT_TEST,
     LEVEL,
@@ -41,6 +42,7 @@ from .statistics import (
     pareto_front,
     seeds_needed,
 )
+from .surroundings import surroundings
 from .trial import NOT_BEGUN, Trial, is_run, missing_trial, read_trial
 from .words import count
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config import build_model, flatten, override_key
+from llama_lab.config import build_model, override_key
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
 from llama_lab.job import check_devices, folder_name, plan_job
 from llama_lab.model import Cost, Decoder, measure_cost
 from llama_lab.training.display import open_display
-from llama_lab.training.folder import check_no_file, settled
+from llama_lab.training.folder import check_no_file
 from llama_lab.training.hardware import Hardware
 from llama_lab.training.run import Run, build_module, encode_prompt, open_dataset, plan
 
@@ -23,7 +23,7 @@ from .design import Variant, Variants
 from .matching import AIM, match_width
 from .record import Arm, Member, Study
 from .request import Composer, Request
-from .settings import set_apart
+from .settings import planned_settings
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,8 @@ def cost_at(cfg: DictConfig, dataset: TokenDataset, width: int) -> Cost:
 
 def describe(request: Request, variants: Variants, arms: Sequence[PlannedArm]) -> Study:
     """The study's record."""
-    settings = set_apart([flatten(settled(arm.runs[0].run.cfg)) for arm in arms])
+    axes = {axis for arm in arms for axis in arm.variant.axes}
+    settings = planned_settings(axes, request.match, [arm.runs[0].run.cfg for arm in arms])
     return Study(
         name=request.name,
         design=request.option,

@@ -1,9 +1,12 @@
 """The settings of a study's runs: what may set its arms apart, and what does."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from llama_lab.training.folder import CHANGEABLE, belongs
+from omegaconf import DictConfig, OmegaConf
+
+from llama_lab.config import flatten
+from llama_lab.training.folder import CHANGEABLE, belongs, settled
 
 from .naming import by_value, disagreement, first_and_more, values_in
 from .record import Arm, Study
@@ -62,11 +65,27 @@ def different_settings(reference: Trial, trial: Trial, is_swept: bool) -> dict[s
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def set_apart(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each config, on one level, what it has of the keys in which not all are equal; see `Arm.settings`."""
-    keys = sorted({key for config in configs for key in config if not belongs(key, (*OWN, *TEXT))})
-    apart = [key for key in keys if len({text_of(config, key) for config in configs}) > 1]
-    return [{key: config[key] for key in apart if key in config} for config in configs]
+def planned_settings(axes: Collection[str], match: str, configs: Sequence[DictConfig]) -> list[dict[str, Any]]:
+    """Of each arm's config, what it has of the keys that set the arms of a plan apart; see `Arm.settings`.
+
+    Only those that an axis stands for, or that are computed alike in all arms from other keys: what else differs sets
+    arms apart by mistake, and no plan excuses it.
+    """
+    resolved = [flatten(settled(cfg)) for cfg in configs]
+    written = [flatten(OmegaConf.to_container(cfg)) for cfg in configs]
+    keys = sorted({key for config in resolved for key in config})
+    apart = [
+        key
+        for key in keys
+        if not belongs(key, (*OWN, *TEXT))
+        and _is_varied(key, resolved)
+        and (_movers(key, axes, match, keys) or not _is_varied(key, written))
+    ]
+    return [{key: config[key] for key in apart if key in config} for config in resolved]
+
+
+def _is_varied(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+    return len({text_of(config, key) for config in configs}) > 1
 
 
 def unequal_settings(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
@@ -107,7 +126,7 @@ def _ungrouped(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
     others = [group for group in GROUPS if group not in grouped]
     choices = {group: [str(t.facts["choices"].get(group, UNSET)) for t in trials] for group in others}
     groups = {group: values for group, options in choices.items() if (values := disagreement(trials, options))}
-    matched = (WIDTH,) if _is_matched(study) else ()
+    matched = (WIDTH,) if _is_matched(study.match) else ()
     told = (*SEEDS, *COMPARED, *matched, *grouped, *_stands_for(grouped), *_stands_for(groups))
     keys = [key for key in _keys(trials) if belongs(key, MODEL) and not belongs(key, told)]
     if found := groups | _different(trials, keys):
@@ -142,7 +161,7 @@ def _off_axis(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
     for key in keys:
         if not belongs(key, MODEL) or belongs(key, (*OWN, *COMPARED, *planned)):
             continue
-        movers = () if planned else _movers(key, study, keys)
+        movers = () if planned else _movers(key, _axes(study), study.match, keys)
         for runs in _with_equal_levels(trials, arms, movers):
             if values := _different(_of_whole_arms(runs, key), [key]).get(key):
                 found.setdefault(movers, {}).setdefault(key, values)
@@ -151,13 +170,12 @@ def _off_axis(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
         yield f"{what} {first_and_more(different)}."
 
 
-def _movers(key: str, study: Study, keys: Sequence[str]) -> tuple[str, ...]:
+def _movers(key: str, axes: Collection[str], match: str, keys: Sequence[str]) -> tuple[str, ...]:
     """The axes whose levels may change a setting, directly or through a key that it follows. keys: of all configs."""
-    axes = sorted(_axes(study))
-    if key == WIDTH and _is_matched(study):
-        return tuple(axes)
-    through = {axis for followed in FOLLOWS.get(key, ()) for axis in _movers(followed, study, keys)}
-    return tuple(axis for axis in axes if axis in through or _moves(axis, key, keys))
+    if key == WIDTH and _is_matched(match):
+        return tuple(sorted(axes))
+    through = {axis for followed in FOLLOWS.get(key, ()) for axis in _movers(followed, axes, match, keys)}
+    return tuple(axis for axis in sorted(axes) if axis in through or _moves(axis, key, keys))
 
 
 def _moves(axis: str, key: str, keys: Sequence[str]) -> bool:
@@ -207,8 +225,8 @@ def _planned(study: Study) -> tuple[str, ...]:
     return tuple(sorted({key for arm in study.arms for key in arm.settings or ()}))
 
 
-def _is_matched(study: Study) -> bool:
-    return study.match in ("params", "flops")
+def _is_matched(match: str) -> bool:
+    return match in ("params", "flops")
 
 
 def _swept(is_swept: bool) -> tuple[str, ...]:

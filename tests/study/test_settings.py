@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config import CONF_DIR, flatten
 from llama_lab.study.analysis import analyse
@@ -24,7 +24,7 @@ from llama_lab.study.design import (
     Recipes,
 )
 from llama_lab.study.record import Arm, Member, Study
-from llama_lab.study.settings import FOLLOWS, GROUPS, set_apart, unequal_settings
+from llama_lab.study.settings import FOLLOWS, GROUPS, planned_settings, unequal_settings
 from llama_lab.study.trial import Trial
 from llama_lab.training.folder import settled
 from tests.composing import compose_config
@@ -47,7 +47,7 @@ class Remembered(Composed):
 CONFIGS = Remembered()
 
 
-def config_of(overrides: Sequence[str]) -> Config:
+def config_of(overrides: Sequence[str]) -> DictConfig:
     """The config of an arm: its recipe's with the options of other groups put in, as composing does (test_recipes)."""
     arch, *others = overrides
     cfg = composed("size=pico", arch).copy()
@@ -59,7 +59,7 @@ def config_of(overrides: Sequence[str]) -> Config:
         donor = composed("size=pico", "arch=llama", override)
         for node in GROUPS[key]:
             OmegaConf.update(cfg, node, donor.model._get_node(node.removeprefix("model.")), merge=False)
-    return flatten(settled(cfg))
+    return cfg
 
 
 @cache
@@ -74,18 +74,21 @@ def planned(design: Design, match: str = "params") -> tuple[Study, dict[str, Con
     configs = {variant.name: config_of(variant.overrides) for variant in variants}
     if match != "none":
         for width, config in enumerate(configs.values(), start=80):
-            config["model.hidden_dim"] = width
+            config.model.hidden_dim = width
+    axes = {axis for variant in variants for axis in variant.axes}
+    settings = planned_settings(axes, match, list(configs.values()))
     arms = tuple(
         Arm(
             variant.name,
             variant.axes,
             tuple(Member(f"{variant.name}/seed={seed}", seed) for seed in SEEDS),
             variant.previous,
-            settings=settings,
+            settings=own,
         )
-        for variant, settings in zip(variants, set_apart(list(configs.values())), strict=True)
+        for variant, own in zip(variants, settings, strict=True)
     )
-    return Study("designed", type(design).__name__.lower(), arms[0].name, arms, match), configs
+    study = Study("designed", type(design).__name__.lower(), arms[0].name, arms, match)
+    return study, {name: flatten(settled(config)) for name, config in configs.items()}
 
 
 def unrecorded(study: Study) -> Study:
@@ -172,6 +175,22 @@ def test_arms_of_one_level_have_one_value() -> None:
     study, configs = designed("ladder vanilla llama2")
     (warning,) = told(unrecorded(study), configs, **{"+swiglu": {"model.norm.eps": 1e-4}})
     assert warning.startswith("Arms of the same norm differ in model.norm.eps: 0.0001 in +swiglu; 1e-05 in +rmsnorm, ")
+
+
+def test_what_an_option_changes_outside_its_group_is_excused_by_no_plan() -> None:
+    plain, leaky = (compose_config("size=pico", f"ffn={option}") for option in ("gelu", "swiglu"))
+    leaky.model.dropout, leaky.train.z_loss = 0.1, 1e-4
+    settings = planned_settings(["ffn"], "none", [plain, leaky])
+    assert settings[1].keys() >= {"model.hidden_dim", "model.ffn._target_", "model.ffn.gate_bias"}
+    assert not {"model.dropout", "train.z_loss"} & (settings[0].keys() | settings[1].keys())
+
+
+def test_what_a_users_option_computes_from_another_group_is_part_of_the_plan() -> None:
+    configs = [compose_config("size=pico", f"ffn={option}") for option in ("gelu", "swiglu")]
+    for cfg in configs:
+        cfg.model.dropout = "${lab.power:${model.hidden_dim},-0.5}"
+    first, second = planned_settings(["ffn"], "none", configs)
+    assert first["model.dropout"] != second["model.dropout"]
 
 
 def test_a_swept_rate_is_no_departure() -> None:

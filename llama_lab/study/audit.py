@@ -11,12 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config import build_model
 from llama_lab.errors import first_line
 from llama_lab.model import Cost, measure_cost
-from llama_lab.training.folder import RESOLVED
+from llama_lab.training.folder import RESOLVED, belongs
 from llama_lab.training.run import cost_metrics
 
 from .naming import MOST_KEYS, by_value, named, run_name
 from .record import Study
-from .settings import RATE
+from .settings import RATE, SEEDS
 from .trial import NOT_BEGUN, Trial
 from .words import enumerate_some, number, three_digits
 
@@ -56,13 +56,13 @@ def recomputed(trial: Trial) -> Cost | str:
     if "vocab_size" not in trial.facts:
         return "environment.json has no vocab_size"
     model = model.copy()
-    model.seed = 0  # of initial values, which a model without memory has none of
+    model.seed = 0  # of initial values, of which a model without memory has none
     return _cost(OmegaConf.to_yaml(model), trial.facts["vocab_size"])
 
 
 @lru_cache(maxsize=256)
 def _cost(model: str, vocab_size: int) -> Cost | str:
-    """Once for all runs of one model."""
+    """`recomputed` from YAML."""
     try:
         with torch.device("meta"):
             return measure_cost(build_model(OmegaConf.create({"model": OmegaConf.create(model)}), vocab_size))
@@ -72,14 +72,21 @@ def _cost(model: str, vocab_size: int) -> Cost | str:
 
 def _of_another_size(trials: Sequence[Trial]) -> Iterator[str]:
     """Runs whose record states another size than their model has."""
-    costs = {trial.path: recomputed(trial) for trial in trials}
+    models = by_value(trials, [_model(trial) for trial in trials])
+    costs = {run.path: cost for runs in models.values() for cost in [recomputed(runs[0])] for run in runs}
     unknown = [trial for trial in trials if isinstance(costs[trial.path], str)]
     for why, runs in by_value(unknown, [str(costs[trial.path]) for trial in unknown]).items():
-        yield f"The sizes that {named(runs, trials)} have on record cannot be checked: {why}."
+        yield f"The sizes on record of {named(runs, trials)} cannot be checked: {why}."
     wrong = {trial.path: _misstated(trial, cost) for trial in trials if isinstance(cost := costs[trial.path], Cost)}
     misstating = [trial for trial in trials if wrong.get(trial.path)]
     for what, runs in by_value(misstating, [wrong[trial.path] for trial in misstating]).items():
         yield f"The record of {named(runs, trials)} states another size than the model has: {what}."
+
+
+def _model(trial: Trial) -> str:
+    """All settings that a model's costs follow from, so that each model is built once."""
+    settings = [pair for pair in sorted(trial.config.items()) if belongs(pair[0], ("model",)) and pair[0] not in SEEDS]
+    return str((settings, trial.facts.get("vocab_size")))
 
 
 def _misstated(trial: Trial, cost: Cost) -> str:

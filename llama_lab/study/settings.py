@@ -102,17 +102,16 @@ def unequal_settings(study: Study, trials: Sequence[Trial], is_swept: bool) -> I
 
 def _unequal(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
     """The settings that all arms should share."""
-    shared = [key for key in _keys(trials) if _is_shared(key, study, is_swept)]
-    for key, values in _different(trials, shared).items():
+    for key, values in _different(trials, _shared(study, trials, is_swept)).items():
         yield f"{key} differs: {values}."
 
 
 def _mixed_arms(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
     """The settings that may differ between arms, but not within one, whose runs are averaged."""
-    ignored = (*OWN, *TEXT, "train.tokens", *_swept(is_swept), *_planned(study))
+    ignored = (*OWN, *TEXT, "train.tokens", *_swept(is_swept), *_planned(study), *_shared(study, trials, is_swept))
+    keys = [key for key in _keys(trials) if not belongs(key, ignored)]
     for arm in study.arms:
         runs = [trial for trial in trials if trial.arm == arm.name]
-        keys = [key for key in _keys(runs) if not belongs(key, ignored) and not _is_shared(key, study, is_swept)]
         if found := _different(runs, keys):
             yield f"Runs that are averaged as {arm.name} differ in {first_and_more(found)}."
 
@@ -154,14 +153,13 @@ def _off_axis(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
 
     Of a study that has recorded its plan: those in which that gives all arms the same.
     """
-    planned = _planned(study)
+    planned, axes, keys = _planned(study), _axes(study), _keys(trials)
     arms = {arm.name: arm for arm in study.arms}
     found: dict[tuple[str, ...], dict[str, str]] = {}
-    keys = _keys(trials)
     for key in keys:
         if not belongs(key, MODEL) or belongs(key, (*OWN, *COMPARED, *planned)):
             continue
-        movers = () if planned else _movers(key, _axes(study), study.match, keys)
+        movers = () if planned else _movers(key, axes, study.match, keys)
         for runs in _with_equal_levels(trials, arms, movers):
             if values := _different(_of_whole_arms(runs, key), [key]).get(key):
                 found.setdefault(movers, {}).setdefault(key, values)
@@ -241,11 +239,20 @@ def _keys(trials: Sequence[Trial]) -> list[str]:
     return sorted({key for trial in trials for key in trial.config})
 
 
-def _is_shared(key: str, study: Study, is_swept: bool) -> bool:
-    """Whether no arm should have a value of its own: no axis is a group, the key, or its end, such as `warmup`."""
-    if any(_is_named(key, axis) for axis in _axes(study)) or key in _planned(study):
-        return False
-    return key in COMPARED or not belongs(key, (*OWN, *TEXT, *MODEL, "train.tokens", *_swept(is_swept)))
+def _shared(study: Study, trials: Sequence[Trial], is_swept: bool) -> list[str]:
+    """The settings of which no arm should have a value of its own.
+
+    Those for which no axis is a group, the key, or its end, such as `warmup`, and that no plan gives to arms.
+    """
+    axes, planned = _axes(study), set(_planned(study))
+    ignored = (*OWN, *TEXT, *MODEL, "train.tokens", *_swept(is_swept))
+    return [
+        key
+        for key in _keys(trials)
+        if (key in COMPARED or not belongs(key, ignored))
+        and key not in planned
+        and not any(_is_named(key, axis) for axis in axes)
+    ]
 
 
 def _different(trials: Sequence[Trial], keys: Sequence[str]) -> dict[str, str]:

@@ -88,7 +88,7 @@ def test_a_model_that_cannot_be_rebuilt_is_named(tmp_path: Path) -> None:
 
     found = warnings_of(tmp_path, plant)
     (warning,) = [w for w in found if w.startswith("The sizes")]
-    assert warning.startswith("The sizes that rmsnorm have on record cannot be checked: model: cannot be built, ")
+    assert warning.startswith("The sizes on record of rmsnorm cannot be checked: model: cannot be built, ")
     assert "of_another_machine" in warning
 
 
@@ -104,7 +104,11 @@ def test_a_record_without_what_makes_the_model_is_named(tmp_path: Path, key: str
             del content["vocab_size"]
             file.write_text(json.dumps(content))
 
-    found = [w for w in warnings_of(tmp_path, plant) if w.startswith("The sizes that rmsnorm/seed=2 have on record")]
+    found = [
+        w
+        for w in warnings_of(tmp_path, plant)
+        if w.startswith("The sizes on record of rmsnorm/seed=2 cannot be checked: ")
+    ]
     assert len(found) == 1
 
 

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -25,8 +26,9 @@ from llama_lab.kinds import check_kinds, default_settings
 
 if TYPE_CHECKING:
     from llama_lab.training.folder import RunFolder
+    from llama_lab.training.run import Run
 
-LITERAL = ("run", "prompt", "resume", "train.prompt")  # keys whose values are texts and paths
+LITERAL = ("run", "prompt", "resume", "measure", "train.prompt")  # keys whose values are texts and paths
 QUOTED = r"""(['"])((?!\1)[^\\]|\\.)*\1"""  # from the first character to the last, as `"a" or "b"` is not
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
 
@@ -38,8 +40,9 @@ def train_command() -> None:
 
 def eval_command() -> None:
     """`python eval.py run=RUN`, and `llama-lab-eval` where the package is installed."""
-    for argument in sys.argv[1:]:
-        if os.path.isdir(argument):  # Path's own raises for what is too long for a name
+    for before, argument in pairwise(sys.argv):
+        # An option may take a folder. Path's own is_dir raises for what is too long for a name.
+        if not before.startswith("-") and os.path.isdir(argument):
             exit_with(ConfigError(f"{argument}: is a folder; write run={argument}"))
     hydra_command(eval_job, "eval", "what was finished is kept")
 
@@ -172,6 +175,9 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     if in_sweep:
         check_devices(cfg, job.runtime.choices["hydra/launcher"])
     run = plan_job(cfg, job.runtime.choices, list(job.overrides.task))
+    if cfg.measure:
+        measure(run)
+        return
     from llama_lab.training.display import print_result
     from llama_lab.training.hardware import current_rank
     from llama_lab.training.run import train  # after the checks: torch and lightning take seconds to import
@@ -185,6 +191,17 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
         sys.exit(INTERRUPTED)
     if outcome == "diverged" and not in_sweep:
         sys.exit(FAILED)
+
+
+def measure(job: "Run") -> None:
+    """Measure the speeds of a study's arms, and write its report again."""
+    from llama_lab.study.report import write_report
+    from llama_lab.study.speed import measure_study
+    from llama_lab.training.hardware import current_rank
+
+    measure_study(job)
+    if current_rank() == 0:
+        write_report(job.folder.path)
 
 
 def print_plan(cfg: DictConfig) -> None:

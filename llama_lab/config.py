@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llama_lab.model import Cost, Decoder
 
 PACKAGE = Path(__file__).parent
 CONF_DIR = next(d for d in (PACKAGE / "conf", PACKAGE.parent / "conf") if d.is_dir())  # a wheel's, or a checkout's
@@ -90,6 +93,16 @@ def build_model(cfg: DictConfig, vocab_size: int) -> Any:
         )
     check_window(cfg.model)
     return build(cfg.model, "model", vocab_size=wanted or vocab_size)
+
+
+def model_cost(model: "Decoder") -> "Cost":
+    """What a model costs at its context. Raises ConfigError for a component that does not say what it costs."""
+    from llama_lab.model import measure_cost  # torch takes seconds to import
+
+    try:
+        return measure_cost(model)
+    except ValueError as error:
+        raise ConfigError(f"model.{error}") from error
 
 
 def check_window(model: DictConfig) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-from llama_lab.config import CONF_DIR
+from llama_lab.config import CONF_DIR, override_key
 from llama_lab.errors import ConfigError
 from llama_lab.kinds import check_kinds, default_settings
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from llama_lab.training.run import Run
 
 OWN_PROCESSES = ("local_gpus", "slurm", "ray")  # launchers that start each run in processes of its own
+MEASURING = ("measure", "trust", "data.cache_dir")  # settings of a command that measures, beside its hardware
 # Of the settings that have no default.
 EXAMPLES = {"data.files": "data.files=[book.txt]", "run": "run=runs/llama/base/seed=1"}
 
@@ -31,6 +32,7 @@ def plan_job(
     choose: the hardware for the group `trainer`; this machine's if None.
     """
     check_job(cfg, choices)
+    check_measuring(cfg, overrides)
     from llama_lab.training.folder import arm_name
     from llama_lab.training.run import plan  # after the checks: torch and lightning take seconds to import
 
@@ -51,6 +53,18 @@ def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
     for key in ("device", "plan_mfu"):
         if not cfg.plan and cfg[key] != defaults[key]:
             raise ConfigError(f"{key}={cfg[key]}: is for a plan; add plan=true, or leave it out to train")
+
+
+def check_measuring(cfg: DictConfig, overrides: list[str]) -> None:
+    """Raise ConfigError for a setting that the measuring of a study takes from its runs."""
+    if cfg.measure is None:
+        if cfg.trust:
+            raise ConfigError(f"trust={list(cfg.trust)}: is for configs that are stored; leave it out, or add measure=")
+        return
+    for override in overrides:
+        key = override_key(override)
+        if key not in MEASURING and key.partition(".")[0] not in ("trainer", "hydra", "hydra/launcher"):
+            raise ConfigError(f"{override}: measure= trains what the study's runs have trained; leave it out")
 
 
 def folder_name(key: str, name: str | int | None, default: str) -> str:

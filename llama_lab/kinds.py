@@ -21,6 +21,7 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "name": (str, int),
     "arm": (str, int),
     "resume": (str,),
+    "measure": (str,),
     "device": (str,),
     "study.axes": (list,),
     "study.learning_rates": (list,),

@@ -30,7 +30,7 @@ class QueueLauncher(Launcher):
         self.task_function = task_function
         self.config = config
 
-    @property
+    @cached_property
     @abstractmethod
     def engine(self) -> "Engine":
         """What runs the jobs. Raises ConfigError for a bad setting, or what there is not."""
@@ -44,7 +44,10 @@ class QueueLauncher(Launcher):
         from llama_lab.launching.launch import launch
 
         jobs = [list(overrides) for overrides in job_overrides]
-        return launch(self.config, self.hydra_context, self.task_function, jobs, initial_job_idx, self.engine)
+        try:
+            return launch(self.config, self.hydra_context, self.task_function, jobs, initial_job_idx, self.engine)
+        finally:
+            del self.engine  # it is closed, and jobs that follow need another
 
 
 class LocalGPUs(QueueLauncher):

@@ -17,6 +17,7 @@ from llama_lab.training.folder import EVALUATION, STATUS, RunFolder
 from llama_lab.training.hardware import Hardware, choose_hardware
 from llama_lab.training.length import batch_tokens, check_multiples, evaluating_on, evaluation, surroundings
 from llama_lab.training.run import quiet_libraries
+from llama_lab.trust import Trust
 
 from .load import TrainedRun, load_run, reading
 from .memory import cache_losses, cache_sizes
@@ -102,7 +103,7 @@ def evaluate(path: Path, settings: DictConfig) -> Found:
     """
     quiet_libraries()
     check_done(RunFolder(path))
-    run = load_run(path)
+    run = load_run(path, Trust.of_command(tuple(settings.trust)))
     job = Evaluation(run, settings, evaluation_hardware(run, settings))
     found = kept_parts(run.folder, surroundings(job.hardware, run.step))
     done: set[Callable[[Evaluation], Found]] = set()
@@ -119,7 +120,7 @@ def evaluate(path: Path, settings: DictConfig) -> Found:
 def write(path: Path, settings: DictConfig) -> None:
     """Let the run in a folder go on from the prompts of `settings`, on standard output. Raises ConfigError."""
     quiet_libraries()
-    run = load_run(path)
+    run = load_run(path, Trust.of_command(tuple(settings.trust)))
     model = place(run.model, evaluation_hardware(run, settings))
     status, _ = read_status(run.folder)
     if status != "done":

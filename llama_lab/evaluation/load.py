@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from llama_lab.config import build_model
 from llama_lab.data.tokenizer import TextTokenizer
@@ -17,6 +17,7 @@ from llama_lab.training.checkpoint import read_checkpoint
 from llama_lab.training.display import open_display
 from llama_lab.training.folder import RESOLVED, TOKENIZER, RunFolder
 from llama_lab.training.run import open_dataset
+from llama_lab.trust import Trust, read_stored
 
 ENVIRONMENT = "environment.json"
 PARTS = ("data", "model", "tokenizer", "train", "trainer")  # of a config, that an evaluation reads
@@ -49,11 +50,11 @@ class TrainedRun:
         return dataset
 
 
-def load_run(path: Path) -> TrainedRun:
+def load_run(path: Path, trust: Trust = Trust()) -> TrainedRun:  # noqa: B008, it cannot be changed
     """Load a run, finished or not, onto the CPU. Raises ConfigError if the folder does not hold a whole one.
 
-    Checkpoints are read as plain weights: one that would run code is refused. The config does name the classes that
-    are built, so a folder from elsewhere deserves the trust that its code would.
+    Checkpoints are read as plain weights, and a config that names code which is not trusted is refused: a folder from
+    elsewhere can run nothing.
     """
     folder = RunFolder(path)
     if not (path / RESOLVED).exists():
@@ -62,6 +63,7 @@ def load_run(path: Path) -> TrainedRun:
         raise ConfigError(f"run={path}: has no checkpoint yet; train it further with the same command")
     with reading(path, RESOLVED):
         cfg = read_config(path / RESOLVED)
+    trust.check(cfg, f"run={path}: its {RESOLVED}", lambda package: f"trust=[{package}]")
     with reading(path, ENVIRONMENT):
         facts = folder.read_json(ENVIRONMENT)
         vocab_size, tokenizer_hash, _ = facts["vocab_size"], facts["tokenizer_hash"], facts["data_hash"]
@@ -95,8 +97,7 @@ def reading(path: Path, name: str) -> Iterator[None]:
 
 def read_config(file: Path) -> DictConfig:
     """A run's resolved config. Raises ValueError if a part is missing that evaluating it needs."""
-    cfg = OmegaConf.load(file)
-    if missing := [part for part in PARTS if not isinstance(cfg, DictConfig) or part not in cfg]:
+    cfg = read_stored(file)
+    if missing := [part for part in PARTS if part not in cfg]:
         raise ValueError(f"it has no {', '.join(missing)}")
-    assert isinstance(cfg, DictConfig)
     return cfg

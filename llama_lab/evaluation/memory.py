@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from llama_lab.data.windows import Tokens
-from llama_lab.model import Decoder, measure_cost
+from llama_lab.model import Decoder
+from llama_lab.model.cost import kv_bytes
 from llama_lab.training.length import sums_by_position
 
 
@@ -63,7 +64,7 @@ def cache_size(model: Decoder, batch_size: int, context: int, dtype: torch.dtype
         batch_size,
         context,
         name_of(dtype),
-        batch_size * measure_cost(model, context, dtype).kv_bytes,
+        batch_size * kv_bytes(model, context, dtype),
         cache.nbytes,
         None if before is None or after is None else after - before,
     )

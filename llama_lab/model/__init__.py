@@ -3,5 +3,8 @@
 from .cost import Cost, measure_cost
 from .decoder import Decoder
 from .generate import Sampling, generate
+from .vector_math import choose_kernels
 
 __all__ = ["Cost", "Decoder", "Sampling", "generate", "measure_cost"]
+
+choose_kernels()  # at the import, so that nothing that trains or evaluates a model comes before it

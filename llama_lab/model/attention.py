@@ -166,6 +166,23 @@ class GroupedQueryAttention(nn.Module):
         """How many of `length` positions the last query sees, and so how many a cache holds."""
         return length if self.window is None else min(length, self.window)
 
+    def flops_per_token(self, seq_len: int) -> float:
+        """FLOPs of one token's forward pass, averaged over `seq_len` tokens of which each sees those that it may."""
+        return self._flops(mean_visible_keys(seq_len, self.context(seq_len)))
+
+    def flops_per_token_dense(self, seq_len: int) -> float:
+        """The same if every token saw all `seq_len`, as kernels without a causal discount compute it."""
+        return self._flops(seq_len)
+
+    def active_params(self) -> int:
+        """Parameters that a token uses: all."""
+        return sum(p.numel() for p in self.parameters())
+
+    def _flops(self, keys: float) -> float:
+        """Of the projections, and of the two products with `keys` keys: queries with keys, weights with values."""
+        projections = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        return 2 * projections + 2 * 2 * self.n_heads * self.head_dim * keys
+
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project `x (B, T, D)` to query `(B, H, T, Dh)`, key and value `(B, Hkv, T, Dh)`."""
         query, key, value = self.query(x), self.key(x), self.value(x)
@@ -223,6 +240,11 @@ class MultiQueryAttention(GroupedQueryAttention):
                 f"n_kv_heads={self.n_kv_heads}: attention=mqa has one kv head; "
                 f"leave n_kv_heads out, or choose attention=gqa"
             )
+
+
+def mean_visible_keys(seq_len: int, window: int) -> float:
+    """How many keys a query sees on average: positions 1 to `window` see as many, all later ones `window`."""
+    return (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
 
 
 def check_window(window: int | None, global_every: int | None) -> None:

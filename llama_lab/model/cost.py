@@ -1,22 +1,35 @@
 """What a decoder costs: parameters, FLOPs and KV-cache bytes, read off its modules.
 
+`nn.Linear` counts by itself, as used once per token. A module that uses its matrices in another way (conditionally,
+more than once, without `nn.Linear`) says what it costs, children included, by two methods:
+
+    flops_per_token(seq_len) -> float   FLOPs of one token's forward pass, averaged over a sequence of seq_len tokens
+    active_params() -> int              parameters that one token uses
+
+and a third, `flops_per_token_dense(seq_len)`, if kernels compute more. A module that needs to and does not is an error.
+
 Nothing is computed: a decoder built under `torch.device("meta")` answers for any size, in seconds and without memory.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .attention import GroupedQueryAttention
 from .decoder import Decoder
+
+HOOKS = "flops_per_token(seq_len) and active_params()"
+OURS = ("llama_lab", "torch")  # packages whose modules use every nn.Linear once per token, or say what they cost
 
 
 @dataclass(frozen=True)
 class Cost:
     """Costs of one decoder at one sequence length.
 
-    params: parameters, tied ones once. params_non_embedding: without the token, position and bias tables and the head.
+    params: parameters, tied ones once. params_active: those that one token uses; fewer in a mixture of experts.
+    params_non_embedding: without the token, position and bias tables and the head.
     flops_per_token: twice the multiply-adds of one forward pass's matrix products, averaged over a sequence; attention
         counts only the keys that a query sees (causal, and within the window).
     flops_per_token_dense: the same with all keys of the sequence counted for every query, as kernels without a causal
@@ -28,6 +41,7 @@ class Cost:
 
     seq_len: int
     params: int
+    params_active: int
     params_non_embedding: int
     flops_per_token: float
     flops_per_token_dense: float
@@ -37,28 +51,47 @@ class Cost:
 
 
 def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dtype = torch.bfloat16) -> Cost:
-    """The costs of `model` on sequences of `seq_len` tokens (`max_seq_len` unless told), with KV caches of `kv_dtype`.
+    """The costs of `model` on sequences of `seq_len` tokens (default: `max_seq_len`), with KV caches of `kv_dtype`.
 
-    Source: Kaplan et al. 2020, table 1, with attention's discount and grouped heads made exact.
+    Raises ValueError for a module that does not say what it costs. Source: Kaplan et al. 2020, table 1, with the
+    discount of attention and grouped heads made exact.
     """
     seq_len = seq_len or model.max_seq_len
-    params = sum(p.numel() for p in model.parameters())
-    ends = sum(p.numel() for module in (model.embedding, model.position) for p in module.parameters())
-    if model.embedding.norm is not None:
-        ends -= sum(p.numel() for p in model.embedding.norm.parameters())
-    linear = 2 * sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    layers = model.attention_layers
-    flops = linear + sum(score_flops(layer, mean_visible_keys(seq_len, layer.context(seq_len))) for layer in layers)
-    widths = [2 * layer.n_kv_heads * kv_bytes_per_head(layer.head_dim, kv_dtype) for layer in layers]
+    check_answers(model)
+    check_uses(model)
+    params = count(model)
+    flops = flops_per_token(model, seq_len)
+    idle = sum(count(unit) - unit.active_params() for _, unit in cost_units(model) if answers(unit))  # type: ignore[operator]
     return Cost(
         seq_len=seq_len,
         params=params,
-        params_non_embedding=params - ends,
+        params_active=params - idle,
+        params_non_embedding=params - count_ends(model),
         flops_per_token=flops,
-        flops_per_token_dense=linear + sum(score_flops(layer, seq_len) for layer in layers),
+        flops_per_token_dense=flops_per_token(model, seq_len, dense=True),
         train_flops_per_token=3 * flops,
-        kv_bytes_per_token=sum(widths),
-        kv_bytes=sum(width * layer.context(seq_len) for width, layer in zip(widths, layers, strict=True)),
+        kv_bytes_per_token=kv_bytes(model, 1, kv_dtype),
+        kv_bytes=kv_bytes(model, seq_len, kv_dtype),
+    )
+
+
+def count(module: nn.Module) -> int:
+    """Parameters, tied ones once."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def count_ends(model: Decoder) -> int:
+    """Parameters of the token table, the head, and the tables of the position encoding."""
+    tables = [m for end in (model.embedding, model.position) for m in end.modules() if isinstance(m, nn.Embedding)]
+    ends = {p for module in (*tables, model.embedding.head) for p in module.parameters()}
+    return sum(p.numel() for p in ends)
+
+
+def kv_bytes(model: Decoder, seq_len: int, dtype: torch.dtype) -> int:
+    """The KV cache of one sequence of `seq_len` tokens."""
+    return sum(
+        2 * layer.n_kv_heads * kv_bytes_per_head(layer.head_dim, dtype) * layer.context(seq_len)
+        for layer in model.attention_layers
     )
 
 
@@ -67,11 +100,114 @@ def kv_bytes_per_head(head_dim: int, dtype: torch.dtype) -> int:
     return head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
 
 
-def mean_visible_keys(seq_len: int, window: int) -> float:
-    """How many keys a query sees on average: positions 1 to `window` see as many, all later ones `window`."""
-    return (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
+def flops_per_token(model: nn.Module, seq_len: int, dense: bool = False) -> float:
+    """FLOPs of one token's forward pass. Raises ValueError for an answer that is no number of FLOPs."""
+    return sum(unit_flops(name, unit, seq_len, dense) for name, unit in cost_units(model))
 
 
-def score_flops(layer: GroupedQueryAttention, keys: float) -> float:
-    """FLOPs per token of one layer's two products with `keys` keys: queries with keys, weights with values."""
-    return 2 * 2 * layer.n_heads * layer.head_dim * keys
+def unit_flops(name: str, unit: nn.Module, seq_len: int, dense: bool) -> float:
+    """What one of `cost_units` costs: by its own answer, or two per weight of an nn.Linear."""
+    if not answers(unit):
+        return 2 * unit.weight.numel()  # type: ignore[operator]
+    ask = getattr(unit, "flops_per_token_dense", unit.flops_per_token) if dense else unit.flops_per_token
+    flops = ask(seq_len)  # type: ignore[operator]
+    if not isinstance(flops, int | float) or not 0 <= flops < math.inf:
+        raise ValueError(f"{name}: {type(unit).__name__}.flops_per_token({seq_len}) is {flops}; it must be a number")
+    return flops
+
+
+def cost_units(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The modules that FLOPs are counted by, with their names: those that answer for themselves, and nn.Linear."""
+    if answers(module) or isinstance(module, nn.Linear):
+        yield name, module
+        return
+    for child_name, child in module.named_children():
+        yield from cost_units(child, f"{name}.{child_name}".lstrip("."))
+
+
+def answers(module: nn.Module) -> bool:
+    """Whether a module says what it costs."""
+    return hasattr(module, "flops_per_token")
+
+
+def check_answers(model: nn.Module) -> None:
+    """Raise ValueError for a module whose matrices nobody answers for, or one that answers in part."""
+    answered: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        if answers(module) and not hasattr(module, "active_params"):
+            raise ValueError(f"{name}: {class_name(module)} has flops_per_token(seq_len) alone; give it {HOOKS}")
+        if knows_its_matrices(module):
+            answered |= set(module.modules())
+        if isinstance(module, nn.Linear | nn.Embedding) or module in answered:
+            continue
+        if any(p.ndim > 1 for p in module.parameters(recurse=False)):
+            raise ValueError(
+                f"{name}: {class_name(module)} has matrices outside of nn.Linear, and nothing says what they cost; "
+                f"give it, or the module that uses it, {HOOKS}"
+            )
+
+
+def knows_its_matrices(module: nn.Module) -> bool:
+    """Whether a module's answer is of its own class: one that a user's class inherits from ours knows less."""
+    if not answers(module):
+        return False
+    author = next(kind for kind in type(module).__mro__ if "flops_per_token" in vars(kind))
+    return is_foreign(author) or not is_foreign(type(module))
+
+
+def is_foreign(kind: type) -> bool:
+    """Whether a class is the user's own."""
+    return kind.__module__.partition(".")[0] not in OURS
+
+
+def class_name(module: nn.Module) -> str:
+    """A module's class as it would be imported."""
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+@torch.no_grad()
+def check_uses(model: Decoder) -> None:
+    """Raise ValueError for a foreign module that does not use each of its `cost_units` once per token.
+
+    Found by a forward pass over a few tokens, which raises what a faulty module does; a model without foreign modules
+    needs none.
+    """
+    users = {
+        unit: (name, module)
+        for name, module in model.named_modules()  # from the outermost, so that the innermost stays
+        if is_foreign(type(module)) and not knows_its_matrices(module)
+        for child in module.children()
+        for _, unit in cost_units(child)
+    }
+    if not users:
+        return
+    rows = dict.fromkeys(users, 0)
+
+    def add_rows(unit: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], _: object) -> None:
+        x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        rows[unit] += math.prod(x.shape[:-1])
+
+    tokens = torch.zeros(2, min(5, model.max_seq_len), dtype=torch.long, device=next(model.parameters()).device)
+    handles = [unit.register_forward_hook(add_rows, with_kwargs=True) for unit in users]
+    was_training = model.training
+    try:
+        model.eval()(tokens)
+    except Exception as error:
+        if not tokens.is_meta:
+            raise
+        name, user = next(iter(users.values()))
+        raise ValueError(
+            f"{name}: how often {class_name(user)} uses its matrices cannot be found out without data "
+            f"({type(error).__name__}: {error}); give it {HOOKS}"
+        ) from error
+    finally:
+        model.train(was_training)
+        for handle in handles:
+            handle.remove()
+    for unit, used in rows.items():
+        if used != tokens.numel():
+            name, user = users[unit]
+            raise ValueError(
+                f"{name}: {class_name(user)} uses a {type(unit).__name__} {used / tokens.numel():g} times per token, "
+                f"where once is counted; give it {HOOKS}"
+            )

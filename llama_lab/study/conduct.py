@@ -12,21 +12,25 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
 from llama_lab.job import plan_job
 from llama_lab.training.folder import CHANGEABLE, held
 from llama_lab.training.hardware import current_rank
 from llama_lab.training.run import train
+from llama_lab.trust import targets
 
 from .dry_run import print_plan
-from .plan import Plan, PlannedRun, plan_study
+from .plan import Plan, PlannedRun, plan_study, quoted
 from .progress import Progress
 from .record import Study
 from .request import Composer, read_request, run_config
+from .speed import FILE as SPEED
+from .speed import StudySpeed, finished_run, measure_study
 from .trial import is_run
 
+OURS = ("llama_lab", "torch")  # packages of our own configs' targets
 State = Literal["missing", "unfinished", "changed", "failed", "done", "diverged"]
 
 
@@ -46,6 +50,8 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
     with held(plan.folder):
         waiting = prepare(plan, request.overwrite)
         results = launch(waiting, launcher)
+        if request.measure_speed:
+            measure(plan, launcher)
         from .report import write_report  # after the runs, and not in each of them: SciPy and Plotly take a second
 
         result = write_report(plan.folder)
@@ -56,6 +62,21 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
         log_report(result, plan.folder, cfg.logger)
     if result.divergences:
         sys.exit(FAILED)
+
+
+def measure(plan: Plan, launcher: Launcher) -> None:
+    """Have the launcher measure the arms' speeds, unless that was done since the last run, and tell if it failed."""
+    measured = StudySpeed.load(plan.folder)
+    finished = {arm.name for arm in plan.study.arms if finished_run(arm, plan.folder)}
+    if not finished or (measured and measured.arms.keys() == finished):
+        return
+    cfg = plan.runs[0].run.cfg
+    names = {target.partition(".")[0] for run in plan.runs for target in targets(OmegaConf.to_container(run.run.cfg))}
+    settings = {"measure": str(plan.folder), "data.cache_dir": cfg.data.cache_dir, "trust": sorted(names - {*OURS})}
+    settings |= {f"trainer.{key}": value for key, value in cfg.trainer.items()}
+    (result,) = launcher.launch([[f"{key}={quoted(value)}" for key, value in settings.items()]], initial_job_idx=0)
+    if result.status == JobStatus.FAILED:
+        sys.stderr.write(f"failed: the arms' speeds could not be measured: {result._return_value}\n")
 
 
 def prepare(plan: Plan, overwrite: bool) -> list[PlannedRun]:
@@ -72,10 +93,13 @@ def prepare(plan: Plan, overwrite: bool) -> list[PlannedRun]:
     replace(plan.study, command=command, notes=notes).save(plan.folder)
     for run in changed:
         run.run.folder.clear()
+    waiting = [run for run in plan.runs if states[run.member.folder] not in ("done", "diverged")]
+    if waiting:
+        (plan.folder / SPEED).unlink(missing_ok=True)  # of other arms, or of other settings
     for run in plan.runs:
         if states[run.member.folder] == "failed":  # progress counts what this command has ended
             run.run.folder.write_status("interrupted", "failed before, and waits to be trained again")
-    return [run for run in plan.runs if states[run.member.folder] not in ("done", "diverged")]
+    return waiting
 
 
 def state(planned: PlannedRun, plan: Plan) -> State:
@@ -128,6 +152,9 @@ def study_job(cfg: DictConfig) -> None:
     overrides = list(job.overrides.task)
     cfg, choices = run_config(cfg, dict(job.runtime.choices))
     run = plan_job(cfg, choices, overrides)
+    if cfg.measure:
+        measure_study(run)
+        return
     study_folder = run.folder.path.parents[1]
     progress = Progress(Study.load(study_folder), study_folder)
     is_first = current_rank() == 0

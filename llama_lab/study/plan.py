@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config import build_model, override_key
+from llama_lab.config import build_model, model_cost, override_key
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
 from llama_lab.job import check_devices, folder_name, plan_job
-from llama_lab.model import Cost, Decoder, measure_cost
+from llama_lab.model import Cost, Decoder
 from llama_lab.training.display import open_display
 from llama_lab.training.folder import check_no_file
 from llama_lab.training.hardware import Hardware
@@ -178,7 +178,7 @@ def cost_at(cfg: DictConfig, dataset: TokenDataset, width: int) -> Cost:
     """What an arm costs with a feed-forward of this width."""
     cfg = copy.deepcopy(cfg)
     cfg.model.hidden_dim = width
-    return measure_cost(meta_model(cfg, dataset))
+    return model_cost(meta_model(cfg, dataset))
 
 
 def describe(request: Request, variants: Variants, arms: Sequence[PlannedArm]) -> Study:

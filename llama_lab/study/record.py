@@ -7,6 +7,7 @@ from typing import Any, Self
 from omegaconf import OmegaConf
 
 from llama_lab.training.folder import write_yaml
+from llama_lab.trust import stored_config
 
 FILE = "study.yaml"
 
@@ -64,6 +65,6 @@ class Study:
     @classmethod
     def load(cls, folder: Path) -> Self:
         """The study whose record is in `folder`."""
-        content: Any = OmegaConf.to_container(OmegaConf.load(folder / FILE))
+        content: Any = OmegaConf.to_container(stored_config(folder / FILE), resolve=True)
         arms = [arm | {"members": tuple(Member(**member) for member in arm["members"])} for arm in content["arms"]]
         return cls(**content | {"arms": tuple(Arm(**arm) for arm in arms), "notes": tuple(content["notes"])})

@@ -29,10 +29,13 @@ RESERVED = {
     "plan": "study.dry_run=true prints a study's arms with their costs, and trains nothing",
     "device": "a study trains on this machine; study.dry_run=true prints what its arms cost",
     "plan_mfu": "a study trains on this machine; study.dry_run=true prints what its arms cost",
+    "measure": "a study measures speeds at its end; study.measure_speed=false leaves that out",
+    "trust": "a study builds what its own command names",
     "overwrite": "study.overwrite=true retrains the runs whose settings have changed",
 }
-COMMON = ("seeds", "learning_rates", "dry_run", "overwrite")  # keys of every study; the others are its design's
-UNNAMED = ("study.seeds", "study.dry_run", "study.overwrite")  # change nothing about the runs there are
+# Keys of every study; the others are its design's. And those that change nothing about the runs there are.
+COMMON = ("seeds", "learning_rates", "measure_speed", "dry_run", "overwrite")
+UNNAMED = ("study.seeds", "study.measure_speed", "study.dry_run", "study.overwrite")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Request:
     seeds: tuple[int, ...]
     learning_rates: tuple[float, ...] | None
     match: str
+    measure_speed: bool
     dry_run: bool
     overwrite: bool
     shared: tuple[str, ...]
@@ -84,6 +88,7 @@ def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
         seeds=checked_seeds(cfg.study.seeds),
         learning_rates=checked_rates(cfg.study.learning_rates),
         match=cfg.match,
+        measure_speed=cfg.study.measure_speed,
         dry_run=cfg.study.dry_run,
         overwrite=cfg.study.overwrite,
         shared=tuple(

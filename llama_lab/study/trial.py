@@ -11,6 +11,7 @@ from llama_lab.config import flatten
 from llama_lab.errors import ConfigError
 from llama_lab.training.folder import RESOLVED
 from llama_lab.training.metrics import read_metrics
+from llama_lab.trust import stored_config
 
 NOT_BEGUN = "missing"
 
@@ -66,7 +67,7 @@ def read_trial(path: Path) -> Trial:
     if not is_run(path):
         raise ConfigError(f"{path}: holds no run; name folders of runs or studies, such as runs/llama/base/seed=1")
     status = _read_json(path / "status.json")
-    config = flatten(OmegaConf.to_container(OmegaConf.load(path / RESOLVED)))
+    config = flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True))
     facts = _read_json(path / "environment.json")
     metrics = path / "metrics.csv"
     summary = _read_json(path / "summary.json") if status["status"] == "done" else {}

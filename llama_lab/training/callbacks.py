@@ -3,6 +3,7 @@
 import math
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -168,6 +169,32 @@ class Monitor(L.Callback):
         """Send metrics to all loggers."""
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)
+
+
+class StepTimes(L.Callback):
+    """The seconds of every optimizer step, until the device has done it."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._seen_step = 0
+        self._began = 0.0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock."""
+        synchronize(pl_module.device)
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """After an optimizer step: note what it took."""
+        if trainer.global_step == self._seen_step:
+            return
+        self._seen_step = trainer.global_step
+        synchronize(pl_module.device)
+        now = time.perf_counter()
+        self.seconds.append(now - self._began)
+        self._began = now
 
 
 class StopRequest:

@@ -124,19 +124,18 @@ def print_result(folder: RunFolder) -> None:
 
 def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """What the table shows of a summary, as text."""
-    rows = [
+    active, speed = summary["params_active"], summary.get("perf/tokens_per_second")
+    return [
         ("parameters", f"{summary['params']:,}"),
         ("  without embeddings", f"{summary['params_non_embedding']:,}"),
+        *([("  active per token", f"{active:,}")] if active < summary["params"] else []),
         ("tokens seen", f"{summary['tokens']:,.0f}"),
         ("val loss", f"{summary['val/loss']:.4f} nats/token"),
         ("  of unigram frequencies", f"{summary['unigram_entropy']:.4f} nats/token"),
         ("val bits per byte", f"{summary['val/bits_per_byte']:.4f}"),
+        *([("training speed", f"{speed:,.0f} tokens/s")] if speed is not None else []),
+        *([("model FLOPs utilisation", f"{summary['perf/mfu']:.1%}")] if "perf/mfu" in summary else []),
         ("peak memory", in_bytes(summary["perf/peak_memory_bytes"])),
         ("KV cache per token, 16-bit", in_bytes(summary["kv_cache/bytes_per_token"])),
         (f"KV cache at {summary['seq_len']:,} tokens", in_bytes(summary["kv_cache/bytes"])),
     ]
-    if "perf/tokens_per_second" in summary:
-        rows.insert(6, ("training speed", f"{summary['perf/tokens_per_second']:,.0f} tokens/s"))
-    if "perf/mfu" in summary:
-        rows.insert(7, ("model FLOPs utilisation", f"{summary['perf/mfu']:.1%}"))
-    return rows

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config import build, override_key
+from llama_lab.trust import Trust, targets
 
 from .checkpoint import checkpoint_step
 from .folder import OVERRIDES, RESOLVED, RunFolder
@@ -38,13 +39,16 @@ def tell_what_differs(cfg: DictConfig, folder: RunFolder, steps: int, overrides:
     earlier = earlier_config(folder)
     if earlier is None:
         return
-    typed_before = OmegaConf.load(folder.path / OVERRIDES)
+    typed_before = OmegaConf.to_container(OmegaConf.load(folder.path / OVERRIDES), resolve=True)
+    assert isinstance(typed_before, list)
     for override in overrides:
         if override_key(override) == "schedule.warmup" and override not in typed_before:
             kept = part_of(steps, "warmup", cfg.schedule.warmup)
             print(f"{override}: comes too late, the run keeps its warm-up of {kept} steps", file=sys.stderr)
     if steps <= steps_of(earlier):
         return
+    ours = frozenset(targets(OmegaConf.to_container(cfg)))
+    Trust(targets=ours).check(earlier.schedule, f"resume={cfg.resume}", lambda _: "it to this command's schedule")
     trained = checkpoint_step(folder.checkpoint_for(cfg))
     if trained > steps_alike(build(earlier.schedule, "schedule"), steps_of(earlier)):
         print(
@@ -58,9 +62,7 @@ def earlier_config(folder: RunFolder) -> DictConfig | None:
     """The config that the run in `folder` has had so far, None before it has begun."""
     if not (folder.path / RESOLVED).exists():
         return None
-    cfg = OmegaConf.load(folder.path / RESOLVED)
-    assert isinstance(cfg, DictConfig)
-    return cfg
+    return folder.config()
 
 
 def steps_of(cfg: DictConfig) -> int:

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config import flatten, override_key
 from llama_lab.errors import ConfigError, FinishedRunError
 from llama_lab.files import replacing
+from llama_lab.trust import escape, stored_config, with_text
 
 from .checkpoint import checkpoint_step, discard, go_back_to, newest_whole, stable
 
@@ -39,6 +40,8 @@ CHANGEABLE = (
     "plan",
     "device",
     "plan_mfu",
+    "measure",
+    "trust",
     "data.cache_dir",
     "logger",
     "trainer.accelerator",
@@ -92,9 +95,9 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def write_yaml(content: Any, file: Path) -> None:
-    """Replace a YAML file in one move."""
+    """Replace a YAML file in one move. `${` in a text is written so that it stays text."""
     with replacing(file) as fresh:
-        OmegaConf.save(OmegaConf.create(content), fresh)
+        OmegaConf.save(OmegaConf.create(with_text(content, escape)), fresh)
 
 
 def check_no_file(path: Path, runs_dir: str) -> None:
@@ -118,6 +121,10 @@ class RunFolder:
     def read_json(self, name: str) -> dict[str, Any]:
         """A JSON file of the run."""
         return json.loads((self.path / name).read_text())  # type: ignore[no-any-return]
+
+    def config(self) -> DictConfig:
+        """The run's config. Raises ConfigError for a file that holds none."""
+        return stored_config(self.path / RESOLVED)
 
     def write_status(self, status: Status, message: str = "") -> None:
         """Replace status.json; `message` says why, in one line."""
@@ -157,7 +164,7 @@ class RunFolder:
 
     def changed_keys(self, cfg: DictConfig, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
         """(key, old value, new value) of every setting that differs from the run's own and may not."""
-        return changes(OmegaConf.to_container(OmegaConf.load(self.path / RESOLVED)), settled(cfg), changeable)
+        return changes(OmegaConf.to_container(self.config(), resolve=True), settled(cfg), changeable)
 
     def begin(self, cfg: DictConfig, overrides: list[str], environment: dict[str, Any]) -> Path | None:
         """Make the folder for a run of `cfg`; return the checkpoint to go on from, None to start.
@@ -192,7 +199,7 @@ class RunFolder:
         earlier = stable(self.checkpoint)
         if last is None or not earlier.exists():
             return last
-        grows = cfg.train.tokens > OmegaConf.load(self.path / RESOLVED).train.tokens
+        grows = cfg.train.tokens > self.config().train.tokens
         return newest_whole(earlier) if grows and checkpoint_step(earlier) < checkpoint_step(last) else last
 
     def _earlier_sessions(self, environment: dict[str, Any]) -> list[dict[str, Any]]:

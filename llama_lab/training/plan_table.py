@@ -38,6 +38,7 @@ def facts_table(plan: TrainingPlan) -> Table:
     for row in (
         ("parameters", f"{cost.params:,}"),
         ("  without embeddings", f"{cost.params_non_embedding:,}"),
+        *([("  active per token", f"{cost.params_active:,}")] if cost.params_active < cost.params else []),
         ("tokens", f"{plan.tokens:,}"),
         ("batch", f"{setup.batch_size:,} sequences of {setup.seq_len:,} tokens"),
         ("training FLOPs per token", f"{cost.train_flops_per_token:.3g}"),

@@ -23,10 +23,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from llama_lab.config import build, build_model
+from llama_lab.config import build, build_model, model_cost
 from llama_lab.data.module import micro_batches_per_step, multiples_around
 from llama_lab.errors import ConfigError, suggestion
-from llama_lab.model import Cost, measure_cost
+from llama_lab.model import Cost
 
 from . import devices
 from .devices import Device
@@ -207,7 +207,7 @@ def plan_training(cfg: DictConfig) -> TrainingPlan:
         mfu=cfg.plan_mfu,
         vocab_size=model.model.vocab_size,
         vocabulary=vocabulary,
-        cost=measure_cost(model.model),
+        cost=model_cost(model.model),
         tokens=steps * setup.batch_size * setup.seq_len,
         per_node=asked_count(cfg, "devices"),
         batch_asked=cfg.train.batch_size,

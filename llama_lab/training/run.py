@@ -15,13 +15,13 @@ import torch
 from lightning.pytorch.loggers.logger import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config import build, build_model, override_key
+from llama_lab.config import build, build_model, model_cost, override_key
 from llama_lab.data.module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.tokenizer import TextTokenizer
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
 from llama_lab.files import disk_errors_told
-from llama_lab.model import Cost, Decoder, Sampling, generate, measure_cost
+from llama_lab.model import Cost, Decoder, Sampling, generate
 
 from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monitor, StopRequest
 from .checkpoint import before, checkpoint_step, consolidate, discard, load_checkpoint, newest_whole
@@ -63,7 +63,7 @@ class Run:
     @property
     def title(self) -> str:
         """How people know the run."""
-        return f"{self.arm}/seed={self.cfg.seed}"
+        return f"speeds of {self.folder.path}" if self.cfg.measure else f"{self.arm}/seed={self.cfg.seed}"
 
 
 def plan(
@@ -83,7 +83,7 @@ def plan(
     micro_batches = cfg.train.batch_size // (cfg.train.micro_batch_size or 1)
     hardware = choose(cfg.trainer) if choose else choose_hardware(cfg.trainer, micro_batches)
     accumulate = micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)
-    folder = RunFolder(Path(cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
+    folder = RunFolder(Path(cfg.measure or cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if cfg.resume:
         cfg = with_earlier_warmup(cfg, folder, steps)
         arm_folder = folder.path.absolute().parent
@@ -111,6 +111,8 @@ def budget_steps(cfg: DictConfig, batch_size: int) -> int:
 
 def check_folder(run: Run) -> None:
     """Raise ConfigError unless the run may start or go on in its folder, FinishedRunError if it is there already."""
+    if run.cfg.measure:  # it trains nothing
+        return
     if current_rank() == 0:
         run.folder.check(run.cfg)
     if not run.cfg.resume:
@@ -160,7 +162,7 @@ def train_on_disk(run: Run) -> Outcome:
             dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed, run.steps
         )
         model = build_model(cfg, dataset.vocab_size)
-        cost = measure_cost(model)
+        cost = model_cost(model)
         module = build_module(run, model, dataset.val_bytes)
         monitor = Monitor(
             cfg.train.log_every,
@@ -325,32 +327,9 @@ def fit(
         monitor.stopwatch,
         steps_alike(build(cfg.schedule, "schedule"), run.steps),
     )
-    trainer = L.Trainer(
-        accelerator=run.hardware.accelerator,
-        devices=run.hardware.devices,
-        num_nodes=run.hardware.num_nodes,
-        strategy=make_strategy(run.hardware),
-        plugins=make_plugins(),
-        precision=run.hardware.precision,  # type: ignore[arg-type]
-        max_steps=run.steps,
-        accumulate_grad_batches=run.accumulate,
-        val_check_interval=evaluate_every * run.accumulate,
-        check_val_every_n_epoch=None,
-        num_sanity_val_steps=0,
-        log_every_n_steps=cfg.train.log_every,
-        use_distributed_sampler=False,
-        logger=loggers,
-        callbacks=[monitor, checkpointing],
-        default_root_dir=folder.path,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        inference_mode=not run.hardware.sharded,  # which would leave gathered weights that no gradient can pass
+    trainer = make_trainer(
+        run, module, [monitor, checkpointing], logger=loggers, val_check_interval=evaluate_every * run.accumulate
     )
-    if cfg.trainer.compile:
-        torch._dynamo.reset()  # its limit on recompilations is the process's, and later runs of a sweep would run eager
-        for part in module.model.blocks if run.hardware.sharded else [module.model]:
-            part.compile()  # in place, so that no name in a checkpoint changes
     outcome: Outcome | None = None
     try:
         with stop.listening():
@@ -367,11 +346,45 @@ def fit(
         for logger in loggers:
             if isinstance(logger, WandbMetrics):
                 logger.finish(exit_code=0 if outcome == "done" else 1)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # else its threads may outlive the interpreter, which aborts then
+    leave_process_group()
     if current_rank() == 0 and outcome != "done":
         folder.write_status(outcome, message)
     return outcome
+
+
+def make_trainer(run: Run, module: LanguageModel, callbacks: list[L.Callback], **settings: Any) -> L.Trainer:
+    """Lightning's Trainer on the run's hardware, for its steps; compiles the module's model if the run wants it."""
+    if run.cfg.trainer.compile:
+        torch._dynamo.reset()  # its limit on recompilations is the process's, and later runs of a sweep would run eager
+        for part in module.model.blocks if run.hardware.sharded else [module.model]:
+            part.compile()  # in place, so that no name in a checkpoint changes
+    return L.Trainer(
+        accelerator=run.hardware.accelerator,
+        devices=run.hardware.devices,
+        num_nodes=run.hardware.num_nodes,
+        strategy=make_strategy(run.hardware),
+        plugins=make_plugins(),
+        precision=run.hardware.precision,  # type: ignore[arg-type]
+        max_steps=run.steps,
+        accumulate_grad_batches=run.accumulate,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        log_every_n_steps=run.cfg.train.log_every,
+        use_distributed_sampler=False,
+        callbacks=callbacks,
+        default_root_dir=run.folder.path,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        inference_mode=not run.hardware.sharded,  # which would leave gathered weights that no gradient can pass
+        **settings,
+    )
+
+
+def leave_process_group() -> None:
+    """Take the process group down, if there is one: else its threads may outlive the interpreter, which aborts then."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def is_evaluated(run: Run) -> bool:

@@ -1,11 +1,14 @@
 """How devices share a run beyond what Lightning has: everything sharded, and checkpoints that any strategy reads."""
 
+import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, Strategy
@@ -21,12 +24,14 @@ from .checkpoint import load_checkpoint
 from .hardware import Hardware, below_srun
 from .shards import own_rows, write_file, write_part
 
+LOOPBACK = "127.0.0.1"
+
 
 def make_strategy(hardware: Hardware) -> Strategy | str:
     """The strategy of a Lightning Trainer; by name where Lightning's own will do."""
     if hardware.sharded:
         return FullySharded()
-    return "ddp" if hardware.world_size > 1 else "auto"
+    return DataParallel() if hardware.world_size > 1 else "auto"
 
 
 def make_plugins() -> list[Any]:
@@ -52,7 +57,38 @@ class Checkpoints(TorchCheckpointIO):
         return super().load_checkpoint(path, *args, **kwargs)
 
 
-class FullySharded(DDPStrategy):
+class DataParallel(DDPStrategy):
+    """Lightning's data parallel, whose processes meet on loopback alone if they are all of this machine.
+
+    PyTorch's own store listens on every interface, and so to anybody in the network.
+    """
+
+    def setup_distributed(self) -> None:
+        """Join the other processes."""
+        environment = self.cluster_environment
+        assert environment is not None
+        if isinstance(environment, LightningEnvironment) and self.num_nodes == 1:  # else torchrun or srun began them
+            self.set_world_ranks()
+            if not torch.distributed.is_initialized():
+                join_on_loopback(self.root_device, environment.main_port, self.global_rank, self.world_size)
+        super().setup_distributed()
+
+
+def join_on_loopback(device: torch.device, port: int, rank: int, world_size: int) -> None:
+    """Begin the process group of this machine's processes; rank 0 listens at the port."""
+    loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))  # Linux; macOS
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
+    listener = socket.create_server((LOOPBACK, port)).detach() if rank == 0 else None  # the store will close it
+    store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+        LOOPBACK, port, world_size, is_master=rank == 0, master_listen_fd=listener
+    )
+    backend = torch.distributed.get_default_backend_for_device(device)
+    device_id = None if device.type == "cpu" else device
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=device_id)
+
+
+class FullySharded(DataParallel):
     """Data parallel with weights, gradients and optimizer cut into as many shards as there are devices (FSDP2).
 
     Rajbhandari et al. 2020 (ZeRO, stage 3). Each block is gathered while it computes; what belongs to no block, and so

@@ -1,18 +1,23 @@
 """Costs: published parameter counts, FLOPs as PyTorch counts them, and KV-cache bytes, all read off the modules."""
 
+import math
 import resource
 import time
+from typing import Any
 
+import hydra
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Gemma2Config, Gemma2ForCausalLM, Olmo2Config, Olmo2ForCausalLM, PreTrainedModel
 
-from llama_lab.model import measure_cost
-from llama_lab.model.cost import mean_visible_keys
-from tests.composing import decoder
+from llama_lab.model import Decoder, measure_cost
+from llama_lab.model.attention import GroupedQueryAttention, mean_visible_keys
+from llama_lab.model.position import Position
+from tests.composing import compose_config, decoder
 
 PUBLISHED = {
     ("llama", "llama_7b"): 6_738_415_616,
@@ -185,3 +190,158 @@ def test_windows_bound_the_kv_cache_of_their_layers() -> None:
 def test_costs_are_at_max_seq_len_unless_told() -> None:
     model = decoder()
     assert measure_cost(model) == measure_cost(model, 32)
+
+
+class Experts(nn.Module):
+    """A mixture of experts of which each token uses one, as a user may write it."""
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(dim, 4, bias=False)
+        self.up = nn.ModuleList(nn.Linear(dim, hidden_dim, bias=False) for _ in range(4))
+        self.down = nn.ModuleList(nn.Linear(hidden_dim, dim, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen, out = self.router(x).argmax(-1), torch.zeros_like(x)
+        for i, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
+            out[chosen == i] = down(up(x[chosen == i]).relu())
+        return out
+
+
+class CountedExperts(Experts):
+    """The same, which says what it costs."""
+
+    def active_params(self) -> int:
+        return sum(p.numel() for p in (self.router.weight, self.up[0].weight, self.down[0].weight))
+
+    def flops_per_token(self, seq_len: int) -> float:
+        return 2 * self.active_params()
+
+
+class BareMatrix(nn.Module):
+    """A feed-forward without nn.Linear."""
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.zeros(dim, dim))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.matrix)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.matrix
+
+
+class Twice(nn.Module):
+    """A feed-forward that uses its matrix twice."""
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.linear(x))
+
+
+class AddedMatrix(GroupedQueryAttention):
+    """Attention with a matrix that the inherited answer knows nothing of."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.gain = nn.Parameter(torch.zeros(self.n_heads, self.head_dim))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.gain)
+
+
+class UnusedMatrix(GroupedQueryAttention):
+    """Attention with an nn.Linear that its forward pass does not use."""
+
+    def __init__(self, dim: int, **arguments: Any) -> None:
+        super().__init__(dim, **arguments)
+        self.gate = nn.Linear(dim, dim)
+
+
+class WholeNumberOnly(CountedExperts):
+    """An answer that is no number."""
+
+    def flops_per_token(self, seq_len: int) -> float:
+        return math.nan
+
+
+def with_component(device: str = "cpu", **component: Any) -> Decoder:
+    """A tiny decoder with a user's own component."""
+    cfg = compose_config("size=pico", "attention=gqa", "model.n_kv_heads=2")
+    with torch.device(device):
+        return hydra.utils.instantiate(cfg.model, vocab_size=97, **component)
+
+
+def test_a_mixture_of_experts_counts_what_a_token_uses() -> None:
+    cost = measure_cost(with_component(ffn=CountedExperts))
+    model = with_component(ffn=CountedExperts)
+    experts = [block.ffn for block in model.blocks]
+    idle = sum(3 * (e.up[0].weight.numel() + e.down[0].weight.numel()) for e in experts)
+    assert cost.params == sum(p.numel() for p in model.parameters())
+    assert cost.params_active == cost.params - idle
+    with FlopCounterMode(display=False) as counter:
+        experts[0](torch.randn(1, 64, experts[0].router.in_features))
+    assert experts[0].flops_per_token(64) == counter.get_total_flops() / 64
+    plain = measure_cost(decoder("attention=gqa", "model.n_kv_heads=2"))
+    ours = sum(2 * p.numel() for p in decoder("attention=gqa", "model.n_kv_heads=2").blocks.parameters() if p.ndim == 2)
+    theirs = sum(2 * p.numel() for p in model.blocks.parameters() if p.ndim == 2) - 2 * idle
+    assert cost.flops_per_token - plain.flops_per_token == theirs - ours
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("slot", "component", "told"),
+    [
+        (
+            "ffn",
+            Experts,
+            r"blocks\.0\.ffn: .*Experts (uses a Linear .* per token|uses its matrices cannot be found out)",
+        ),
+        ("ffn", BareMatrix, r"blocks\.0\.ffn: .*BareMatrix has matrices outside of nn\.Linear"),
+        ("ffn", Twice, r"blocks\.0\.ffn: .*Twice uses a Linear 2 times per token"),
+        ("attention", AddedMatrix, r"blocks\.0\.attention: .*AddedMatrix has matrices outside of nn\.Linear"),
+        ("attention", UnusedMatrix, r"blocks\.0\.attention: .*UnusedMatrix uses a Linear 0 times per token"),
+        ("ffn", WholeNumberOnly, r"blocks\.0\.ffn: WholeNumberOnly\.flops_per_token\(\d+\) is nan"),
+    ],
+)
+def test_a_component_whose_cost_nobody_knows_is_an_error_that_names_the_hook(
+    slot: str, component: type[nn.Module], told: str, device: str
+) -> None:
+    model = with_component(device, **{slot: component})
+    with pytest.raises(ValueError, match=told) as error:
+        measure_cost(model)
+    assert "flops_per_token(" in str(error.value)
+
+
+def test_a_foreign_module_of_linear_layers_counts_by_itself_and_stays_as_it_was() -> None:
+    class Plain(nn.Module):
+        def __init__(self, dim: int, hidden_dim: int) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(dim, hidden_dim), nn.Dropout(0.5), nn.Linear(hidden_dim, dim))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)
+
+    model = with_component(ffn=Plain).train()
+    width = model.blocks[0].ffn.layers[0].out_features
+    ours = decoder("attention=gqa", "model.n_kv_heads=2", "ffn=relu", f"model.hidden_dim={width}")
+    assert measure_cost(model).flops_per_token == measure_cost(ours).flops_per_token
+    assert model.training
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_what_a_position_encoding_owns_beside_tables_is_not_an_embedding() -> None:
+    class Scaled(Position):
+        def __init__(self, dim: int, n_heads: int, head_dim: int, max_seq_len: int) -> None:
+            super().__init__(dim, n_heads, head_dim, max_seq_len)
+            self.scale = nn.Parameter(torch.ones(dim))
+
+        def reset_parameters(self) -> None:
+            nn.init.ones_(self.scale)
+
+    cost, plain = measure_cost(with_component(position=Scaled)), measure_cost(with_component(position=Position))
+    assert cost.params_non_embedding == plain.params_non_embedding + 32

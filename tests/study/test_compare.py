@@ -23,7 +23,14 @@ def swept(run_train: RunTrain, tiny: list[str]) -> Path:
 @pytest.fixture(scope="module")
 def studied(run_train: RunTrain, tiny: list[str]) -> Path:
     """A ladder of two rungs."""
-    settings = ("train.tokens=5120", "study=ladder", "study.axes=[norm]", "study.seeds=[1,2]", "name=climb")
+    settings = (
+        "train.tokens=5120",
+        "study=ladder",
+        "study.axes=[norm]",
+        "study.seeds=[1,2]",
+        "study.measure_speed=false",
+        "name=climb",
+    )
     ran = run_train(*tiny, *settings)
     assert ran.code == 0, ran.err
     return ran.cwd

@@ -15,6 +15,7 @@ from tests.conftest import TRAIN, RunTrain
 
 STUDY = (
     "study=ladder",
+    "study.measure_speed=false",
     "study.axes=[block,norm]",
     "study.seeds=[1,2]",
     "name=climb",

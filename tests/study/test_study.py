@@ -22,7 +22,8 @@ from tests.conftest import Command, Ran, RunTrain
 from tests.training.offline import OfflineRun
 
 SHORT = ("train.tokens=5120", "train.evaluations=2")  # 20 steps
-LADDER = ("study=ladder", "study.axes=[norm,ffn]", "study.seeds=[1,2]", "name=climb", *SHORT)
+QUICK = ("study.measure_speed=false", *SHORT)
+LADDER = ("study=ladder", "study.axes=[norm,ffn]", "study.seeds=[1,2]", "name=climb", *QUICK)
 
 
 @pytest.fixture
@@ -212,7 +213,7 @@ def test_a_crash_and_a_divergence_are_recorded_and_the_rest_goes_on(
 
 
 def test_a_diverged_run_is_an_end_too(study: Callable[..., Ran]) -> None:
-    overrides = ("study=learning_rate", "study.learning_rates=[1e-3,1e30]", "study.seeds=[1]", "name=grid", *SHORT)
+    overrides = ("study=learning_rate", "study.learning_rates=[1e-3,1e30]", "study.seeds=[1]", "name=grid", *QUICK)
     ran = study(*overrides, "train.grad_clip=null", "train.log_every=1")
     folder = ran.cwd / "runs" / "grid"
     assert ran.code == 1
@@ -226,7 +227,7 @@ def test_a_diverged_run_is_an_end_too(study: Callable[..., Ran]) -> None:
 @pytest.mark.parametrize("left", ["resolved.yaml", "status.json"])
 def test_a_kill_while_old_runs_are_cleared_lets_no_old_weights_in(study: Callable[..., Ran], left: str) -> None:
     """A run's config goes first and its status last: between the two, its checkpoint must not be taken up."""
-    overrides = ("study=ladder", "study.axes=[norm]", "study.seeds=[1]", "name=climb", *SHORT)
+    overrides = ("study=ladder", "study.axes=[norm]", "study.seeds=[1]", "name=climb", *QUICK)
     folder = study(*overrides).cwd / "runs" / "climb"
     changed = (*overrides, "optim.lr=1e-5")
     assert study(*changed, "study.overwrite=true").code == 0
@@ -279,7 +280,7 @@ def test_multirun_and_cfg_keep_working(study: Callable[..., Ran]) -> None:
 
 
 def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) -> None:
-    ran = study("study=context", "study.positions=[rope,sinusoidal]", "model.dim=36", "model.head_dim=9", *SHORT)
+    ran = study("study=context", "study.positions=[rope,sinusoidal]", "model.dim=36", "model.head_dim=9", *QUICK)
     assert ran.code == 2
     assert re.fullmatch(r"error: .*(rotary|even|head_dim).*\(arm rope\)\n", ran.err)
     assert not (ran.cwd / "runs").exists()

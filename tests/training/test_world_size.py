@@ -1,8 +1,10 @@
 """One device, several, several nodes, sharded: the same global batch, the same curve, each validation window once."""
 
+import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -66,6 +68,33 @@ def test_any_number_of_devices_gives_the_curve_of_one(
     summary = RunFolder(ran.run).read_json("summary.json")
     devices = int(world[0])
     assert summary["perf/tokens_per_second"] == pytest.approx(devices * summary["perf/tokens_per_second_per_device"])
+
+
+def listening(session: int) -> set[str]:
+    """The addresses on which the processes of a session listen, as `ss` finds them."""
+    pids = subprocess.run(["ps", "-o", "pid=", "-s", str(session)], capture_output=True, text=True).stdout.split()
+    found = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return {line.split()[3] for line in found if any(f"pid={pid}," in line for pid in pids)}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("ss") is None, reason="ss is not installed")
+@pytest.mark.parametrize("trainer", ["ddp", "fsdp"])
+def test_the_processes_of_one_machine_listen_on_loopback_alone(
+    trainer: str, tiny: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    command = [sys.executable, str(TRAIN), *tiny, f"trainer={trainer}", "trainer.devices=2", "trainer.accelerator=cpu"]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=out, stderr=out, start_new_session=True
+        )
+    addresses: set[str] = set()
+    while process.poll() is None:
+        addresses |= listening(process.pid)
+        time.sleep(0.05)
+    assert process.returncode == 0, (tmp_path / "out").read_text()
+    assert addresses, "nothing was seen to listen, and this test shows nothing"
+    assert all(address.startswith("127.0.0.1:") for address in addresses), addresses
 
 
 def test_the_validation_windows_divide_by_no_number_of_devices_and_each_is_read_once(one: Path) -> None:

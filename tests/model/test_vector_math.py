@@ -1,0 +1,73 @@
+"""The first call of a vectorised function must not be made by several threads at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from llama_lab.model.vector_math import FUNCTIONS
+
+# Imports what the argument names, and prints every operation that PyTorch carries out meanwhile, with its elements.
+RECORD = """
+import importlib, sys, torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Record(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        print(func.overloadpacket.__name__, out.dtype, out.numel())
+        return out
+
+with Record():
+    importlib.import_module(sys.argv[1])
+"""
+
+# Takes the cosines of many angles, as the first parallel work of a process, and prints the largest error.
+COSINES = """
+import torch
+import llama_lab.model
+torch.set_num_threads(4)
+angles = torch.arange(1 << 18, dtype=torch.float32) / 997
+worst = max(float((f(angles).double() - f(angles.double())).abs().max()) for f in (torch.cos, torch.sin))
+print(worst)
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["llama_lab.model", "llama_lab.training.run", "llama_lab.evaluation.evaluate", "llama_lab.bench.training"]
+)
+def test_the_first_operations_of_a_process_choose_kernels_one_element_at_a_time(module: str) -> None:
+    printed = subprocess.run(
+        [sys.executable, "-c", RECORD, module], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    operations = [line.split() for line in printed.splitlines()]
+    assert {elements for _, _, elements in operations} == {"1"}
+    for dtype in ("torch.float32", "torch.float64"):
+        assert {f.__name__ for f in FUNCTIONS} <= {name for name, found, _ in operations if found == dtype}
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this PyTorch has no oneMKL")
+def test_every_function_that_pytorch_hands_to_mkl_is_called() -> None:
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    compiled = library.read_bytes()
+    mkl = {"Acos", "Asin", "Atan", "Cos", "Erf", "Erfc", "ErfInv", "Exp", "Ln", "Log10", "Log2", "Sin", "Sqrt", "Tan"}
+    mkl |= {"Tanh", "Trunc", "Log1p", "Expm1", "Sinh", "Cosh", "Pow", "CdfNorm", "TGamma", "LGamma", "Asinh", "Acosh"}
+    used = {name for name in mkl if f"\0vms{name}\0".encode() in compiled}
+    assert {name.lower().replace("ln", "log") for name in used} == {f.__name__ for f in FUNCTIONS}
+
+
+@pytest.mark.slow
+def test_processes_started_under_load_have_accurate_tables() -> None:
+    load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        for _ in range(3):
+            started = [
+                subprocess.Popen([sys.executable, "-c", COSINES], stdout=subprocess.PIPE, text=True) for _ in range(4)
+            ]
+            errors = [float(process.communicate(timeout=250)[0]) for process in started]
+            assert max(errors) < 2e-7
+    finally:
+        for process in load:
+            process.kill()

@@ -1,0 +1,118 @@
+"""Speeds are measured side by side when a study has ended, and not again until a run has been added."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llama_lab.study import speed
+from llama_lab.study.speed import ROUNDS, StudySpeed
+from tests.conftest import Command, Ran, RunTrain
+
+LADDER = ("study=ladder", "study.axes=[norm]", "study.seeds=[1]", "name=climb", "train.tokens=5120")
+
+
+@pytest.fixture
+def study(command: Command, tiny: list[str]) -> Callable[..., Ran]:
+    """Run a tiny study inside this process."""
+    return lambda *arguments: command(*tiny, *LADDER, *arguments)
+
+
+def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
+    study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    training = speed.training_speed
+
+    def noted(job: speed.Run, *rest: speed.TokenDataset) -> float:
+        order.append(job.cfg.arm)
+        return training(job, *rest)
+
+    monkeypatch.setattr(speed, "training_speed", noted)
+    ran = study()
+    assert (ran.code, ran.err) == (0, "")
+    there, back = ["vanilla", "+rmsnorm"], ["+rmsnorm", "vanilla"]
+    assert order == [*there, *back, *there, *back, *there]
+    found = StudySpeed.load(ran.cwd / "runs" / "climb")
+    assert found is not None
+    assert (found.device, found.devices, found.precision) == ("cpu", 1, "32-true")
+    assert list(found.arms) == there
+    for arm in found.arms.values():
+        assert len(arm.train) == len(arm.decode) == ROUNDS
+        assert min(*arm.train, *arm.decode) > 0
+
+
+def test_speeds_are_measured_again_only_after_a_run(study: Callable[..., Ran]) -> None:
+    folder = study().cwd / "runs" / "climb"
+    before = (folder / speed.FILE).read_bytes()
+    study()
+    assert (folder / speed.FILE).read_bytes() == before
+    (folder / speed.FILE).unlink()
+    study()
+    assert list(json.loads((folder / speed.FILE).read_text())["arms"]) == ["vanilla", "+rmsnorm"]
+    before = (folder / speed.FILE).read_bytes()
+    study("study.seeds=[1,2]")
+    assert (folder / speed.FILE).read_bytes() != before
+
+
+def test_a_study_measures_nothing_if_told_so(study: Callable[..., Ran]) -> None:
+    folder = study("study.measure_speed=false").cwd / "runs" / "climb"
+    assert not (folder / speed.FILE).exists()
+
+
+def test_a_measurement_that_fails_is_told_and_the_report_written(
+    study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> float:
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(speed, "training_speed", broken)
+    ran = study()
+    assert "the arms' speeds could not be measured: no clock" in ran.err
+    assert (ran.cwd / "runs" / "climb" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["measure=nowhere"], "measure=nowhere: holds no study"),
+        (
+            ["measure=runs/climb", "norm=layernorm"],
+            "norm=layernorm: measure= trains what the study's runs have trained",
+        ),
+        (["trust=[mylab]"], "trust=['mylab']: is for configs that are stored"),
+        (["study=ladder", "measure=x"], "measure=x: a study measures speeds at its end"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_in_one_line(arguments: list[str], told: str, command: Command) -> None:
+    ran = command(*arguments)
+    assert ran.code == 2
+    assert told in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_study_is_measured_by_a_command_of_its_own_but_not_with_foreign_code(
+    study: Callable[..., Ran], command: Command, tmp_path: Path
+) -> None:
+    folder = study("study.measure_speed=false").cwd / "runs" / "climb"
+    ran = command("measure=runs/climb", "trainer=cpu")
+    assert (ran.code, ran.err) == (0, "")
+    assert StudySpeed.load(folder) is not None
+    config = folder / "vanilla" / "seed=1" / "resolved.yaml"
+    config.write_text(config.read_text().replace("llama_lab.model.norm.LayerNorm", "os.system"))
+    ran = command("measure=runs/climb", "trainer=cpu")
+    assert ran.code == 2
+    assert "names os.system, which" in ran.err
+
+
+@pytest.mark.slow
+def test_a_queue_measures_on_the_hardware_of_its_runs(run_train: RunTrain, tiny: list[str]) -> None:
+    ran = run_train(
+        *tiny, *LADDER, "hydra/launcher=local_gpus", "trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu"
+    )
+    assert (ran.code, ran.err) == (0, "")
+    found = StudySpeed.load(ran.cwd / "runs" / "climb")
+    assert found is not None
+    assert found.devices == 2
+    assert "1 runs on" in ran.out

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config import build_model
-from llama_lab.errors import first_line
-from llama_lab.model import Cost, measure_cost
+from llama_lab.config import build_model, model_cost
+from llama_lab.errors import ConfigError, first_line
+from llama_lab.model import Cost
 from llama_lab.training.folder import RESOLVED, belongs
 from llama_lab.training.run import cost_metrics
+from llama_lab.trust import Trust, stored_config
 
 from .naming import MOST_KEYS, by_value, named, run_name
 from .record import Study
@@ -34,27 +35,30 @@ SIZES = {
 ENDS = ("tokens", "train/loss", "val/loss", "val/bits_per_byte")  # which a summary has from the last rows of a curve
 
 
-def misrecorded(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
+def misrecorded(study: Study, trials: Sequence[Trial], trust: Trust) -> Iterator[str]:
     """A sentence for everything on record that cannot be so.
 
-    trials: one for each of the study's members, in their order.
+    trials: one for each of the study's members, in their order. trust: what their configs may name to be rebuilt.
     """
     begun = [trial for trial in trials if trial.status != NOT_BEGUN]
     yield from _mislabelled(study, trials)
     yield from _copies(begun)
     yield from _unlike_their_curves(begun)
-    yield from _of_another_size(begun)
+    yield from _of_another_size(begun, trust)
     yield from _unequal_speeds(study, begun)
 
 
-def recomputed(trial: Trial) -> Cost | str:
+def recomputed(trial: Trial, trust: Trust) -> Cost | str:
     """What the model of a run's settings costs; why that cannot be known, where it cannot."""
-    cfg = OmegaConf.load(trial.path / RESOLVED)
-    model = cfg.get("model") if isinstance(cfg, DictConfig) else None
+    model = stored_config(trial.path / RESOLVED).get("model")
     if not isinstance(model, DictConfig):
         return f"{RESOLVED} holds no model"
     if "vocab_size" not in trial.facts:
         return "environment.json has no vocab_size"
+    try:
+        trust.check(model, RESOLVED, lambda package: f"--trust {package} to llama-lab-compare")
+    except ConfigError as error:
+        return str(error)
     model = model.copy()
     model.seed = 0  # of initial values, of which a model without memory has none
     return _cost(OmegaConf.to_yaml(model), trial.facts["vocab_size"])
@@ -65,15 +69,15 @@ def _cost(model: str, vocab_size: int) -> Cost | str:
     """`recomputed` from YAML."""
     try:
         with torch.device("meta"):
-            return measure_cost(build_model(OmegaConf.create({"model": OmegaConf.create(model)}), vocab_size))
+            return model_cost(build_model(OmegaConf.create({"model": OmegaConf.create(model)}), vocab_size))
     except Exception as error:  # a config names any class, and that raises what it likes
         return first_line(error)
 
 
-def _of_another_size(trials: Sequence[Trial]) -> Iterator[str]:
+def _of_another_size(trials: Sequence[Trial], trust: Trust) -> Iterator[str]:
     """Runs whose record states another size than their model has."""
     models = by_value(trials, [_model(trial) for trial in trials])
-    costs = {run.path: cost for runs in models.values() for cost in [recomputed(runs[0])] for run in runs}
+    costs = {run.path: cost for runs in models.values() for cost in [recomputed(runs[0], trust)] for run in runs}
     unknown = [trial for trial in trials if isinstance(costs[trial.path], str)]
     for why, runs in by_value(unknown, [str(costs[trial.path]) for trial in unknown]).items():
         yield f"The sizes on record of {named(runs, trials)} cannot be checked: {why}."

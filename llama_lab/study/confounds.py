@@ -6,6 +6,8 @@ Every finding is a sentence that names the runs and the values concerned.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from llama_lab.trust import Trust
+
 from .audit import misrecorded
 from .inference import TIMED, rounds
 from .naming import MOST_NAMES, disagreement, named, sentence
@@ -25,11 +27,16 @@ MEASURED_WITH = {"device": "device", "precision": "precision", "CPU threads": "t
 
 
 def confounds(
-    study: Study, arms: Sequence[ArmResult], trials: Sequence[Trial], rates: Sequence[LearningRates]
+    study: Study,
+    arms: Sequence[ArmResult],
+    trials: Sequence[Trial],
+    rates: Sequence[LearningRates],
+    trust: Trust,
 ) -> tuple[str, ...]:
     """A sentence for everything that was not controlled.
 
     trials: all of the study, each with the name that the study gives its arm. rates: of the arms that sweep them.
+    trust: what the configs of runs may name to be rebuilt.
     """
     begun = [trial for trial in trials if trial.status != NOT_BEGUN]
     return (
@@ -39,7 +46,7 @@ def confounds(
         *unequal_surroundings(begun),
         *_unequal_tokens(begun),
         *unequal_settings(study, begun, is_swept=bool(rates)),
-        *misrecorded(study, trials),
+        *misrecorded(study, trials, trust),
         *_same_seeds(arms),
         *_unmatched(study, arms),
         *_unequal_search(study, begun, is_swept=bool(rates)),

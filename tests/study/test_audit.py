@@ -11,6 +11,7 @@ import pytest
 
 from llama_lab.study.analysis import analyse
 from llama_lab.study.record import Study
+from llama_lab.trust import Trust
 
 from .synthetic import plant_config, plant_end, plant_facts, run_folder, write_study
 
@@ -88,8 +89,35 @@ def test_a_model_that_cannot_be_rebuilt_is_named(tmp_path: Path) -> None:
 
     found = warnings_of(tmp_path, plant)
     (warning,) = [w for w in found if w.startswith("The sizes")]
-    assert warning.startswith("The sizes on record of rmsnorm cannot be checked: model: cannot be built, ")
-    assert "of_another_machine" in warning
+    assert warning == (
+        "The sizes on record of rmsnorm cannot be checked: resolved.yaml: names of_another_machine.Norm, which is none "
+        "of our components and could run any code; if you trust it, add --trust of_another_machine to llama-lab-compare."
+    )
+    trust = Trust(("of_another_machine",))
+    found = list(analyse(Study.load(tmp_path), tmp_path, trust).warnings)
+    (warning,) = [w for w in found if w.startswith("The sizes")]
+    assert "of_another_machine.Norm: cannot be imported, " in warning
+
+
+def test_the_size_of_a_model_of_a_trusted_package_is_recomputed(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02})
+    plant_facts(run_folder(tmp_path, study, "rmsnorm", 2), params=7)
+    for seed in (1, 2, 3):
+        file = run_folder(tmp_path, study, "rmsnorm", seed) / "resolved.yaml"
+        file.write_text(file.read_text().replace("llama_lab.model.norm.RMSNorm", "tests.study.synthetic.MyNorm"))
+    assert any("MyNorm" in warning for warning in analyse(study, tmp_path).warnings)
+    found = analyse(study, tmp_path, Trust(("tests",))).warnings
+    assert any("7 parameters instead of 1,840,256" in warning for warning in found)
+    assert not any("MyNorm" in warning and warning.startswith("The sizes") for warning in found)
+
+
+def test_a_model_that_cannot_be_built_is_named(tmp_path: Path) -> None:
+    def plant(folder: Path, study: Study) -> None:
+        file = run_folder(folder, study, "rmsnorm", 2) / "resolved.yaml"
+        file.write_text(file.read_text().replace("n_kv_heads: 4", "n_kv_heads: 3"))
+
+    found = warnings_of(tmp_path, plant)
+    assert any(w.startswith("The sizes on record of rmsnorm/seed=2 cannot be checked: model.") for w in found)
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "model"])

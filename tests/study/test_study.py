@@ -102,6 +102,21 @@ def test_a_study_that_nobody_touched_is_accused_of_nothing(study: Callable[..., 
         assert [w for w in analyse(known, folder).warnings if not w.startswith(expected)] == []
 
 
+def test_the_sizes_of_a_users_own_components_are_checked_by_the_study_that_names_them(
+    study: Callable[..., Ran], tmp_path: Path
+) -> None:
+    option = tmp_path / "my_conf" / "norm" / "mine.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("# @package model.norm\n_target_: tests.study.synthetic.MyNorm\n_partial_: true\neps: 1e-5\n")
+    kv_heads = ("study=kv_heads", "study.kv_heads=[2,1]", "study.seeds=[1]", "name=mine", "norm=mine", *SHORT)
+    ran = study("--config-dir=my_conf", *kv_heads)
+    assert ran.code == 0, ran.err
+    report = ran.cwd / "runs" / "mine" / "report.html"
+    assert "cannot be checked" not in report.read_text(encoding="utf-8")
+    found = analyse(Study.load(report.parent), report.parent).warnings
+    assert any("names tests.study.synthetic.MyNorm" in warning for warning in found)
+
+
 def test_a_setting_that_was_changed_after_training_is_named_in_the_report(study: Callable[..., Ran]) -> None:
     folder = study(*LADDER).cwd / "runs" / "climb"
     for seed in (1, 2):

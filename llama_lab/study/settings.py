@@ -95,7 +95,7 @@ def unequal_settings(study: Study, trials: Sequence[Trial], is_swept: bool) -> I
     if study.design == "comparison":
         yield from _ungrouped(study, trials)
     else:
-        yield from _unplanned(study, trials, is_swept)
+        yield from _unplanned(study, trials)
         yield from _off_axis(study, trials)
     yield from _unpaired(trials)
 
@@ -132,13 +132,11 @@ def _ungrouped(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
         yield f"Arms differ in more than what they are grouped by: {first_and_more(found)}."
 
 
-def _unplanned(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
+def _unplanned(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
     """The settings that the study's plan gave to each arm, where it has recorded them, and a run does not have."""
     arms = {arm.name: arm for arm in study.arms}
     found = {}
     for key in _planned(study):
-        if belongs(key, _swept(is_swept)):
-            continue
         pairs = [(text_of(trial.config, key), text_of(arms[trial.arm].settings or {}, key)) for trial in trials]
         groups = by_value(trials, ["" if has == wanted else f"{has} instead of {wanted}" for has, wanted in pairs])
         groups.pop("", None)

@@ -89,12 +89,20 @@ def compare_command() -> None:
     )
     parser.add_argument("--baseline", metavar="ARM", help="the arm to compare with; the first unless told")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes; ./comparison unless told")
+    parser.add_argument(
+        "--trust",
+        default="",
+        metavar="PACKAGE,PACKAGE",
+        help="packages whose components the runs use, so that their models can be rebuilt to check their sizes",
+    )
     args = parser.parse_args()
     from llama_lab.study.compare import compare  # takes seconds to import
+    from llama_lab.trust import Trust
 
     try:
         with disk_errors_told(f"--out {args.out or 'comparison'}"):
-            compare(args.paths, [key for key in args.group_by.split(",") if key], args.baseline, args.out)
+            group_by, trusted = ([one for one in text.split(",") if one] for text in (args.group_by, args.trust))
+            compare(args.paths, group_by, args.baseline, args.out, Trust(tuple(trusted)))
     except ConfigError as error:
         exit_with(error)
 
@@ -190,10 +198,11 @@ def measure(job: "Run") -> None:
     from llama_lab.study.report import write_report
     from llama_lab.study.speed import measure_study
     from llama_lab.training.hardware import current_rank
+    from llama_lab.trust import Trust
 
     measure_study(job)
     if current_rank() == 0:
-        write_report(job.folder.path)
+        write_report(job.folder.path, Trust.of_command(tuple(job.cfg.trust)))
 
 
 def print_plan(cfg: DictConfig) -> None:

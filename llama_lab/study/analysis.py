@@ -8,8 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from llama_lab.trust import Trust
+
 from .answer import answer
-from .confounds import confounds, different_settings, surroundings
+from .confounds import confounds
 from .inference import inference
 from .record import Arm, Member, Study
 from .result import (
@@ -27,6 +29,7 @@ from .result import (
     Provenance,
     Result,
 )
+from .settings import different_settings
 from .statistics import (
     EFFECT_TEST,
     LEVEL,
@@ -41,6 +44,7 @@ from .statistics import (
     pareto_front,
     seeds_needed,
 )
+from .surroundings import surroundings
 from .trial import NOT_BEGUN, Trial, is_run, missing_trial, read_trial
 from .words import count
 
@@ -49,7 +53,7 @@ MAX_POINTS = 200  # of a curve
 Runs = list[tuple[Member, Trial]]
 
 
-def analyse(study: Study, folder: Path) -> Result:
+def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008, it cannot be changed
     """Read every run that a study lists, from `folder` or from where its path leads, and compare its arms.
 
     Runs that never began, or did not finish, are told of and left out of what is compared.
@@ -79,7 +83,7 @@ def analyse(study: Study, folder: Path) -> Result:
         ),
         lengths=lengths,
         provenance=_provenance(trials, judged[study.baseline]),
-        warnings=confounds(study, arms, trials, rates),
+        warnings=confounds(study, arms, trials, rates, trust),
     )
 
 

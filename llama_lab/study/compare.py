@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llama_lab.errors import ConfigError, suggestion
+from llama_lab.trust import Trust
 
 from .record import FILE, Arm, Member, Study
 from .report import write_report
@@ -18,7 +19,13 @@ SWEPT = "optim.lr"
 COMMAND = "llama-lab-compare"
 
 
-def compare(paths: Sequence[Path], group_by: Sequence[str], baseline: str | None, out: Path | None) -> None:
+def compare(
+    paths: Sequence[Path],
+    group_by: Sequence[str],
+    baseline: str | None,
+    out: Path | None,
+    trust: Trust = Trust(),  # noqa: B008, it cannot be changed
+) -> None:
     """Report on runs and studies, in `out`, "comparison" unless told.
 
     One study as it is, without an `out`, is reported on in its own folder. Raises ConfigError for a path without runs,
@@ -26,7 +33,7 @@ def compare(paths: Sequence[Path], group_by: Sequence[str], baseline: str | None
     """
     alone = len(paths) == 1 and (paths[0] / FILE).exists() and not group_by
     if alone and baseline is None and out is None:
-        write_report(paths[0])
+        write_report(paths[0], trust)
         return
     study = absolute(Study.load(paths[0]), paths[0]) if alone else put_together(paths, group_by)
     if baseline is not None:
@@ -36,7 +43,7 @@ def compare(paths: Sequence[Path], group_by: Sequence[str], baseline: str | None
         raise ConfigError(f"--out {folder}: holds a study, which the comparison would replace; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     replace(study, command=shlex.join([COMMAND, *sys.argv[1:]])).save(folder)
-    write_report(folder)
+    write_report(folder, trust)
 
 
 def absolute(study: Study, folder: Path) -> Study:

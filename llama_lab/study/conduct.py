@@ -19,7 +19,7 @@ from llama_lab.job import plan_job
 from llama_lab.training.folder import CHANGEABLE, held
 from llama_lab.training.hardware import current_rank
 from llama_lab.training.run import train
-from llama_lab.trust import targets
+from llama_lab.trust import Trust, targets
 
 from .dry_run import print_plan
 from .plan import Plan, PlannedRun, plan_study, quoted
@@ -54,7 +54,8 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
             measure(plan, launcher)
         from .report import write_report  # after the runs, and not in each of them: SciPy and Plotly take a second
 
-        result = write_report(plan.folder)
+        named = (OmegaConf.to_container(run.run.cfg) for run in plan.runs)
+        result = write_report(plan.folder, Trust(targets=frozenset(t for cfg in named for t in targets(cfg))))
     tell_failures(results)
     if results and cfg.logger.wandb:
         from .dashboard import log_report

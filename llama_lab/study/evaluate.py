@@ -10,6 +10,7 @@ from llama_lab.errors import ConfigError
 from llama_lab.evaluation.display import print_evaluation
 from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.evaluation.plot import plot_evaluation
+from llama_lab.trust import Trust
 
 from .compare import run_folders
 from .record import FILE, Study
@@ -38,7 +39,7 @@ def evaluate_all(wanted: str, settings: DictConfig) -> bool:
         plot_evaluation(found, run)
         print_evaluation(found, run)
     if (Path(wanted) / FILE).exists():
-        write_report(Path(wanted))
+        write_report(Path(wanted), Trust.of_command(tuple(settings.trust)))
     if failed:
         print(f"{failed} of {len(runs)} runs could not be evaluated, see above", file=sys.stderr)
     return not failed

@@ -23,6 +23,7 @@ from .design import Variant, Variants
 from .matching import AIM, match_width
 from .record import Arm, Member, Study
 from .request import Composer, Request
+from .settings import planned_settings
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,8 @@ def cost_at(cfg: DictConfig, dataset: TokenDataset, width: int) -> Cost:
 
 def describe(request: Request, variants: Variants, arms: Sequence[PlannedArm]) -> Study:
     """The study's record."""
+    axes = {axis for arm in arms for axis in arm.variant.axes}
+    settings = planned_settings(axes, request.match, [arm.runs[0].run.cfg for arm in arms])
     return Study(
         name=request.name,
         design=request.option,
@@ -193,8 +196,9 @@ def describe(request: Request, variants: Variants, arms: Sequence[PlannedArm]) -
                 members=tuple(run.member for run in arm.runs),
                 previous=arm.variant.previous,
                 residual=arm.residual,
+                settings=own,
             )
-            for arm in arms
+            for arm, own in zip(arms, settings, strict=True)
         ),
         match=request.match,
         notes=(*variants.notes, *rate_notes(request)),

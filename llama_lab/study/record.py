@@ -30,6 +30,8 @@ class Arm:
 
     axes: the level of each of the study's axes, such as `{"norm": "rmsnorm"}`. previous: the arm that its step is
     counted from, None for none. residual: what matching left, as a fraction of the reference; None where unmatched.
+    settings: the arm's own value of every config key in which the study's plan sets its arms apart, such as
+    `{"model.norm.eps": 1e-6}`; None where no plan recorded it.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Arm:
     members: tuple[Member, ...]
     previous: str | None = None
     residual: float | None = None
+    settings: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

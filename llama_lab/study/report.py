@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from llama_lab.trust import Trust
+
 from .analysis import analyse
 from .page import write_page
 from .record import Study
@@ -9,9 +11,12 @@ from .result import Result
 from .table import print_table, write_summary_csv
 
 
-def write_report(folder: Path) -> Result:
-    """Write report.html and summary.csv into a study's folder, print the table, and return what was found."""
-    result = analyse(Study.load(folder), folder)
+def write_report(folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008, it cannot be changed
+    """Write report.html and summary.csv into a study's folder, print the table, and return what was found.
+
+    trust: what the configs of runs may name, whose models are rebuilt to check their sizes.
+    """
+    result = analyse(Study.load(folder), folder, trust)
     write_summary_csv(result, folder / "summary.csv")
     write_page(result, folder / "report.html")
     print_table(result)

@@ -26,7 +26,7 @@ class Trial:
     `flops_per_token`, `train_flops_per_token`, `kv_cache/bytes_per_token`, `kv_cache/bytes`), `device`, `devices` (of
     all nodes), `sharded`, `precision`, `attention_kernel`, `data_hash`, `tokenizer_hash`, `vocab_size`,
     `bytes_per_token`, `unigram_entropy`, `versions`, `python`, `platform`, `cpu_threads`, `gpus`, `git` (`commit`,
-    `dirty`; None outside a checkout), `command`.
+    `dirty`; None outside a checkout), `command`; `earlier_sessions`, the same of each session that it went on from.
     summary: the last value of every metric, empty unless done. metrics: the rows of metrics.csv, one per logged step;
     a row holds what was logged at that step, with `step`, `tokens` and `seconds` always. evaluation: what eval.json
     tells, empty if that is nothing, or not of the run as it ended; of the parts that were asked for: `lengths` (see

@@ -7,6 +7,7 @@
 """
 
 import csv
+import functools
 import json
 import math
 import shutil
@@ -15,10 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
+from omegaconf import OmegaConf
 
+from llama_lab.config import build_model
+from llama_lab.model import measure_cost
+from llama_lab.model.norm import RMSNorm
 from llama_lab.study.record import Arm, Member, Study
 from llama_lab.training.metrics import COLUMNS
+from llama_lab.training.run import cost_metrics
 
 BASE_LOSS = 3.7  # of an arm without effect, in nats per token, before the seed's and the run's share
 BYTES_PER_TOKEN = 3.4383843898315534
@@ -47,13 +54,32 @@ CONFIG: dict[str, Any] = {
     },
     "model": {
         "_target_": "llama_lab.model.Decoder",
+        "head_dim": 32,
+        "dropout": 0.0,
         "seed": 1,
         "dim": 128,
         "n_layers": 4,
         "n_heads": 4,
         "max_seq_len": 256,
+        "vocab_size": None,
         "norm": {"_target_": "llama_lab.model.norm.RMSNorm", "_partial_": True, "eps": 1e-05},
-        "attention": {"_target_": "llama_lab.model.attention.MultiHeadAttention", "window": None, "kernel": "auto"},
+        "block": {"_target_": "llama_lab.model.block.PreNorm", "_partial_": True},
+        "position": {"_target_": "llama_lab.model.position.Rope", "_partial_": True, "theta": 10000.0, "scaling": None},
+        "n_kv_heads": 4,
+        "attention": {
+            "_target_": "llama_lab.model.attention.GroupedQueryAttention",
+            "_partial_": True,
+            "window": None,
+            "kernel": "auto",
+        },
+        "hidden_dim": 344,
+        "ffn": {
+            "_target_": "llama_lab.model.feedforward.GatedFeedForward",
+            "_partial_": True,
+            "activation": {"_target_": "torch.nn.SiLU", "_partial_": True},
+        },
+        "embedding": {"_target_": "llama_lab.model.embedding.Embedding", "_partial_": True, "tied": False, "std": 0.02},
+        "init": {"_target_": "llama_lab.model.init.Normal", "_partial_": True, "std": 0.02},
     },
     "size": {"n_kv_heads": 2, "mlp_ratio": 4},
     "data": {
@@ -72,7 +98,13 @@ CONFIG: dict[str, Any] = {
 FACTS: dict[str, Any] = {
     "command": ["train.py"],
     "python": "3.11.7",
-    "versions": {"llama-lab": "0.1.0", "torch": "2.13.0+cpu", "lightning": "2.6.6", "numpy": "2.4.6"},
+    "versions": {
+        "llama-lab": "0.1.0",
+        "torch": "2.13.0+cpu",
+        "lightning": "2.6.6",
+        "numpy": "2.4.6",
+        "tokenizers": "0.22.1",
+    },
     "platform": "Linux-6.18.44-x86_64-with-glibc2.36",
     "cpu_threads": 2,
     "gpus": [],
@@ -97,6 +129,10 @@ FACTS: dict[str, Any] = {
     "kv_cache/bytes_per_token": 2048,
     "kv_cache/bytes": 524288,
 }
+
+
+class MyNorm(RMSNorm):
+    """A component of a user's own package."""
 
 
 def write_study(
@@ -135,7 +171,8 @@ def write_study(
             own = noise * random.standard_normal()
             for rate in rates or (None,):
                 path = f"{name}-lr={rate:g}/seed={seed}" if rate else f"{name}/seed={seed}"
-                penalty = 0.1 * math.log(rate / best_rate) ** 2 if rate else 0.0
+                distance = math.log(rate / best_rate) if rate else 0.0
+                penalty = 0.1 * distance**2 + 1e-6 * distance  # no two rates have the very same loss
                 rated = {"optim.lr": rate} if rate else {}
                 write_run(
                     folder / path,
@@ -173,11 +210,12 @@ def write_run(
 ) -> None:
     """Write the folder of one finished run that ends at `final_loss`, in nats per token."""
     path.mkdir(parents=True)
-    environment = FACTS | {"arm": arm, "seed": seed} | dict(facts or {})
+    settings = {"seed": seed, "model.seed": seed, "data.seed": seed} | dict(config or {})
+    resolved = _nested(CONFIG, settings)
+    environment = FACTS | _sizes(resolved) | {"arm": arm, "seed": seed} | dict(facts or {})
     _write_json(path / "environment.json", environment)
     _write_json(path / "status.json", {"status": "done", "message": ""})
-    settings = {"seed": seed, "model.seed": seed, "data.seed": seed} | dict(config or {})
-    (path / "resolved.yaml").write_text(yaml.safe_dump(_nested(CONFIG, settings), sort_keys=False))
+    (path / "resolved.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False))
     rows = _metrics(final_loss, environment["bytes_per_token"])
     _write_metrics(path / "metrics.csv", rows)
     last: dict[str, float] = {}
@@ -203,10 +241,12 @@ def plant_facts(run: Path, **facts: Any) -> None:
 
 
 def plant_config(run: Path, **settings: Any) -> None:
-    """Change keys of a run's resolved.yaml, with __ for the dot: `train__tokens=2e6`."""
+    """Let a run have been trained with other settings, __ for the dot: `train__tokens=2e6`. Its losses stay."""
     dotted = {key.replace("__", "."): value for key, value in settings.items()}
     file = run / "resolved.yaml"
-    file.write_text(yaml.safe_dump(_nested(yaml.safe_load(file.read_text()), dotted), sort_keys=False))
+    resolved = _nested(yaml.safe_load(file.read_text()), dotted)
+    file.write_text(yaml.safe_dump(resolved, sort_keys=False))
+    plant_facts(run, **_sizes(resolved))
 
 
 def plant_evaluation(run: Path, step: int = STEPS, **parts: Any) -> None:
@@ -268,6 +308,19 @@ def _at_length(final_loss: float, length: int) -> dict[str, Any]:
     positions = [length * (bucket + 0.5) / 4 for bucket in range(4)]
     losses = [loss + 0.1 - 0.2 * bucket / 3 for bucket in range(4)]
     return {"length": length, "loss": loss, "positions": positions, "losses": losses}
+
+
+def _sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """What a run has on record of its model's size; of the model of CONFIG what stands in FACTS."""
+    model = config["model"] | {"seed": CONFIG["model"]["seed"]}
+    return {} if model == CONFIG["model"] else _costs(json.dumps(model))
+
+
+@functools.cache
+def _costs(model: str) -> dict[str, Any]:
+    with torch.device("meta"):
+        built = build_model(OmegaConf.create({"model": json.loads(model)}), FACTS["vocab_size"])
+    return cost_metrics(measure_cost(built))
 
 
 def _nested(base: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,6 +92,19 @@ def test_studies_and_runs_of_different_folders_are_put_together(compare: Command
     assert len(rows(ran.cwd / "comparison")) == 4
 
 
+def test_packages_are_trusted_by_name(compare: Command, studied: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(studied / "runs" / "climb", folder)
+    for file in folder.rglob("resolved.yaml"):
+        own = file.read_text().replace("llama_lab.model.norm.RMSNorm", "tests.study.synthetic.MyNorm")
+        file.write_text(own)
+    report = folder / "report.html"
+    assert compare("mine").code == 0
+    assert "names tests.study.synthetic.MyNorm" in report.read_text(encoding="utf-8")
+    assert compare("mine", "--trust", "tests").code == 0
+    assert "names tests.study.synthetic.MyNorm" not in report.read_text(encoding="utf-8")
+
+
 def test_a_study_that_was_moved_is_still_found(compare: Command, studied: Path, tmp_path: Path) -> None:
     shutil.copytree(studied / "runs" / "climb", tmp_path / "moved")
     assert compare("moved").code == 0

@@ -10,8 +10,9 @@ import pytest
 from llama_lab.study.analysis import analyse
 from llama_lab.study.record import Study
 
-from .synthetic import plant_config, plant_end, plant_facts, remove_run, run_folder, write_study
+from .synthetic import FACTS, plant_config, plant_end, plant_facts, remove_run, run_folder, write_study
 
+VERSIONS = FACTS["versions"]
 ONE_RATE = "One learning rate for all arms, 0.002: an arm with another optimum is at a disadvantage."
 
 
@@ -50,8 +51,11 @@ def test_a_clean_study_of_learning_rates_has_no_remark(tmp_path: Path) -> None:
         ({"cpu_threads": 16}, ("CPU threads", "16", "2")),
         ({"devices": 4, "sharded": True}, ("devices", "4 shards", "1")),
         ({"python": "3.12.1"}, ("python", "3.12.1", "3.11.7")),
-        ({"versions": {"torch": "2.12.0", "lightning": "2.6.6"}}, ("torch", "2.12.0", "2.13.0+cpu")),
-        ({"versions": {"torch": "2.13.0+cpu", "lightning": "2.6.4"}}, ("lightning", "2.6.4", "2.6.6")),
+        ({"versions": VERSIONS | {"torch": "2.12.0"}}, ("torch", "2.12.0", "2.13.0+cpu")),
+        ({"versions": VERSIONS | {"lightning": "2.6.4"}}, ("lightning", "2.6.4", "2.6.6")),
+        ({"versions": VERSIONS | {"numpy": "1.26.4"}}, ("numpy", "1.26.4", "2.4.6")),
+        ({"versions": VERSIONS | {"tokenizers": "0.21.0"}}, ("tokenizers", "0.21.0", "0.22.1")),
+        ({"versions": VERSIONS | {"llama-lab": "0.0.9"}}, ("llama-lab", "0.0.9", "0.1.0", "code may differ")),
         ({"git": {"commit": "beefbeefbeefbeef", "dirty": False}}, ("commit", "beefbeefbeef", "799d2f66f95e")),
         ({"git": None}, ("commit", "unknown", "799d2f66f95e")),
     ],
@@ -87,7 +91,8 @@ def test_unequal_budgets_are_told_of_once(tmp_path: Path) -> None:
 
 def test_unequal_training_below_equal_budgets_is_told_of(tmp_path: Path) -> None:
     found = warnings_of(tmp_path, lambda f, s: plant_facts(run_of(f, s), tokens=1_000_000.0))
-    (warning,) = [w for w in found if w != ONE_RATE]
+    warning, disagreement = [w for w in found if w != ONE_RATE]
+    assert disagreement.startswith("summary.json and metrics.csv disagree on the last tokens of rmsnorm/seed=2: ")
     assert "Training tokens differ: 1,000,000 in rmsnorm/seed=2; 1,597,440 in layernorm" in warning
 
 
@@ -168,14 +173,14 @@ def test_arms_of_a_comparison_that_differ_in_more_than_their_grouping_are_told_o
         facts={"layernorm": {"choices": choices}},
         config={
             "layernorm": {
-                "model.norm._target_": "LayerNorm",
-                "model.position._target_": "Learned",
+                "model.norm._target_": "llama_lab.model.norm.LayerNorm",
+                "model.position": {"_target_": "llama_lab.model.position.Learned", "_partial_": True, "std": 0.02},
                 "model.dim": 256,
                 "model.hidden_dim": 1024,
             }
         },
     )
-    (warning,) = [w for w in found if w != ONE_RATE]
+    (warning,) = [w for w in found if w.startswith("Arms")]
     assert warning == (
         "Arms differ in more than what they are grouped by: position: learned in layernorm; rope in rmsnorm; "
         "also in model.dim, model.hidden_dim."
@@ -286,7 +291,7 @@ def test_unequal_sizes_are_told_of_where_nothing_was_matched(tmp_path: Path, mat
 
 
 def test_sizes_within_one_percent_are_not_told_of(tmp_path: Path) -> None:
-    assert warnings_of(tmp_path, nothing, match="none", facts={"rmsnorm": {"params": 1840256 * 0.995}}) == [ONE_RATE]
+    assert warnings_of(tmp_path, nothing, match="none", config={"rmsnorm": {"model.hidden_dim": 346}}) == [ONE_RATE]
 
 
 def test_a_best_rate_at_the_end_of_its_grid_is_told_of(tmp_path: Path) -> None:

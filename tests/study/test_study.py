@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from llama_lab.config import build_model
+from llama_lab.study.analysis import analyse
 from llama_lab.study.record import Study
 from llama_lab.training.folder import RunFolder
 from tests.conftest import Command, Ran, RunTrain
@@ -84,6 +86,43 @@ def test_arms_differ_in_their_axes_and_their_matched_width_alone(study: Callable
     assert base == top
     params = {summary["params_non_embedding"] for summary in summaries(folder).values()}
     assert max(params) / min(params) < 1.01
+
+
+def test_a_study_that_nobody_touched_is_accused_of_nothing(study: Callable[..., Ran]) -> None:
+    folder = study(*LADDER).cwd / "runs" / "climb"
+    record = Study.load(folder)
+    assert record.arms[1].settings is not None
+    assert record.arms[1].settings["model.norm._target_"] == "llama_lab.model.norm.RMSNorm"
+    assert "model.dim" not in record.arms[1].settings
+    expected = ("One learning rate", "Logged speeds", "The code had", "Matching left")  # the rest is the machine's
+    for known in (record, replace(record, arms=tuple(replace(arm, settings=None) for arm in record.arms))):
+        assert [w for w in analyse(known, folder).warnings if not w.startswith(expected)] == []
+
+
+def test_the_sizes_of_a_users_own_components_are_checked_by_the_study_that_names_them(
+    study: Callable[..., Ran], tmp_path: Path
+) -> None:
+    option = tmp_path / "my_conf" / "norm" / "mine.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("# @package model.norm\n_target_: tests.study.synthetic.MyNorm\n_partial_: true\neps: 1e-5\n")
+    kv_heads = ("study=kv_heads", "study.kv_heads=[2,1]", "study.seeds=[1]", "name=mine", "norm=mine", *SHORT)
+    ran = study("--config-dir=my_conf", *kv_heads)
+    assert ran.code == 0, ran.err
+    report = ran.cwd / "runs" / "mine" / "report.html"
+    assert "cannot be checked" not in report.read_text(encoding="utf-8")
+    found = analyse(Study.load(report.parent), report.parent).warnings
+    assert any("names tests.study.synthetic.MyNorm" in warning for warning in found)
+
+
+def test_a_setting_that_was_changed_after_training_is_named_in_the_report(study: Callable[..., Ran]) -> None:
+    folder = study(*LADDER).cwd / "runs" / "climb"
+    for seed in (1, 2):
+        file = folder / "+rmsnorm" / f"seed={seed}" / "resolved.yaml"
+        config = yaml.safe_load(file.read_text())
+        config["model"]["dropout"] = 0.1
+        file.write_text(yaml.safe_dump(config))
+    told = "Arms differ in more than their axes: model.dropout: 0.1 in +rmsnorm; 0 in vanilla, +swiglu."
+    assert told in analyse(Study.load(folder), folder).warnings
 
 
 def test_arms_start_from_the_same_values_wherever_their_shapes_agree(study: Callable[..., Ran]) -> None:

@@ -1,0 +1,266 @@
+"""The settings of a study's runs: what may set its arms apart, and what does."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from llama_lab.config import flatten
+from llama_lab.training.folder import CHANGEABLE, belongs, settled
+
+from .naming import by_value, disagreement, first_and_more, values_in
+from .record import Arm, Study
+from .trial import Trial
+
+# Settings that may differ: of where a run computes; of its name and seed, which pairing takes care of; of the model,
+# which is what arms are about; of the text and how much of it is read, since the hashes of data and tokenizer are
+# compared.
+SEEDS = ("data.seed", "model.seed")
+TEXT = ("data.files", "data.source", "data.val_tokens", "tokenizer.sample_bytes")
+OWN = (*CHANGEABLE, "name", "arm", "study", "seed", *SEEDS)  # of each run
+MODEL = ("model", "size")
+COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
+WIDTH = "model.hidden_dim"  # which matching solves for
+RATE = "optim.lr"
+UNSET = "unset"
+
+# The keys of the config that a group of the model stands for.
+GROUPS = {
+    "norm": ("model.norm",),
+    "block": ("model.block",),
+    "position": ("model.position",),
+    "attention": ("model.attention", "model.n_kv_heads"),
+    "ffn": ("model.ffn", WIDTH),
+    "embedding": ("model.embedding",),
+    "init": ("model.init",),
+    "size": (
+        "size",
+        "model.dim",
+        "model.n_layers",
+        "model.n_heads",
+        "model.head_dim",
+        "model.n_kv_heads",
+        WIDTH,
+        "model.vocab_size",
+    ),
+}
+
+# The keys whose values some option computes from those of other keys.
+FOLLOWS = {
+    "model.head_dim": ("model.dim", "model.n_heads"),
+    WIDTH: ("model.dim", "size.mlp_ratio"),
+    "model.n_kv_heads": ("model.n_heads", "size.n_kv_heads"),
+    "model.attention.window": ("model.max_seq_len",),
+    "model.embedding.std": ("model.dim",),
+    "model.embedding.scale": ("model.dim",),
+    "model.position.amplitude": ("model.embedding.std", "model.embedding.scale", "model.embedding.norm_input"),
+    "model.position.std": ("model.embedding.std", "model.embedding.scale", "model.embedding.norm_input"),
+    "model.position.scaling.original_max_seq_len": ("model.max_seq_len",),
+}
+
+
+def different_settings(reference: Trial, trial: Trial, is_swept: bool) -> dict[str, tuple[Any, Any]]:
+    """Config keys in which two runs differ, those of names, seeds and places left out, with (reference's, trial's)."""
+    keys = [key for key in _keys([reference, trial]) if not belongs(key, (*OWN, *_swept(is_swept)))]
+    pairs = {key: (reference.config.get(key), trial.config.get(key)) for key in keys}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def planned_settings(axes: Collection[str], match: str, configs: Sequence[DictConfig]) -> list[dict[str, Any]]:
+    """Of each arm's config, what it has of the keys that set the arms of a plan apart; see `Arm.settings`.
+
+    Only those that an axis stands for, or that are computed alike in all arms from other keys: what else differs sets
+    arms apart by mistake, and no plan excuses it.
+    """
+    resolved = [flatten(settled(cfg)) for cfg in configs]
+    written = [flatten(OmegaConf.to_container(cfg)) for cfg in configs]
+    keys = sorted({key for config in resolved for key in config})
+    apart = [
+        key
+        for key in keys
+        if not belongs(key, (*OWN, *TEXT))
+        and _is_varied(key, resolved)
+        and (_movers(key, axes, match, keys) or not _is_varied(key, written))
+    ]
+    return [{key: config[key] for key in apart if key in config} for config in resolved]
+
+
+def _is_varied(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+    return len({text_of(config, key) for config in configs}) > 1
+
+
+def unequal_settings(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
+    """A sentence for every setting that differs between runs without a right to."""
+    yield from _unequal(study, trials, is_swept)
+    yield from _mixed_arms(study, trials, is_swept)
+    if study.design == "comparison":
+        yield from _ungrouped(study, trials)
+    else:
+        yield from _unplanned(study, trials)
+        yield from _off_axis(study, trials)
+    yield from _unpaired(trials)
+
+
+def _unequal(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
+    """The settings that all arms should share."""
+    for key, values in _different(trials, _shared(study, trials, is_swept)).items():
+        yield f"{key} differs: {values}."
+
+
+def _mixed_arms(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
+    """The settings that may differ between arms, but not within one, whose runs are averaged."""
+    ignored = (*OWN, *TEXT, "train.tokens", *_swept(is_swept), *_planned(study), *_shared(study, trials, is_swept))
+    keys = [key for key in _keys(trials) if not belongs(key, ignored)]
+    for arm in study.arms:
+        runs = [trial for trial in trials if trial.arm == arm.name]
+        if found := _different(runs, keys):
+            yield f"Runs that are averaged as {arm.name} differ in {first_and_more(found)}."
+
+
+def _ungrouped(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
+    """What sets the models of a comparison's arms apart, but is none of the settings that it groups runs by."""
+    axes = _axes(study)
+    if "arm" in axes:  # an arm of its own name stands for all of its settings
+        return
+    grouped = axes | (GROUPS.keys() - {"size"} if "arch" in axes else set())
+    others = [group for group in GROUPS if group not in grouped]
+    choices = {group: [str(t.facts["choices"].get(group, UNSET)) for t in trials] for group in others}
+    groups = {group: values for group, options in choices.items() if (values := disagreement(trials, options))}
+    matched = (WIDTH,) if _is_matched(study.match) else ()
+    told = (*SEEDS, *COMPARED, *matched, *grouped, *_stands_for(grouped), *_stands_for(groups))
+    keys = [key for key in _keys(trials) if belongs(key, MODEL) and not belongs(key, told)]
+    if found := groups | _different(trials, keys):
+        yield f"Arms differ in more than what they are grouped by: {first_and_more(found)}."
+
+
+def _unplanned(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
+    """The settings that the study's plan gave to each arm, where it has recorded them, and a run does not have."""
+    arms = {arm.name: arm for arm in study.arms}
+    found = {}
+    for key in _planned(study):
+        pairs = [(text_of(trial.config, key), text_of(arms[trial.arm].settings or {}, key)) for trial in trials]
+        groups = by_value(trials, ["" if has == wanted else f"{has} instead of {wanted}" for has, wanted in pairs])
+        groups.pop("", None)
+        if groups:
+            found[key] = values_in(groups, trials)
+    if found:
+        yield f"Runs have other settings than the study planned: {first_and_more(found)}."
+
+
+def _off_axis(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
+    """The settings of the model in which arms differ, though their levels on the axes that can change them are equal.
+
+    Of a study that has recorded its plan: those in which that gives all arms the same.
+    """
+    planned, axes, keys = _planned(study), _axes(study), _keys(trials)
+    arms = {arm.name: arm for arm in study.arms}
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for key in keys:
+        if not belongs(key, MODEL) or belongs(key, (*OWN, *COMPARED, *planned)):
+            continue
+        movers = () if planned else _movers(key, axes, study.match, keys)
+        for runs in _with_equal_levels(trials, arms, movers):
+            if values := _different(_of_whole_arms(runs, key), [key]).get(key):
+                found.setdefault(movers, {}).setdefault(key, values)
+    for movers, different in found.items():
+        what = f"Arms of the same {', '.join(movers)} differ in" if movers else "Arms differ in more than their axes:"
+        yield f"{what} {first_and_more(different)}."
+
+
+def _movers(key: str, axes: Collection[str], match: str, keys: Sequence[str]) -> tuple[str, ...]:
+    """The axes whose levels may change a setting, directly or through a key that it follows. keys: of all configs."""
+    if key == WIDTH and _is_matched(match):
+        return tuple(sorted(axes))
+    through = {axis for followed in FOLLOWS.get(key, ()) for axis in _movers(followed, axes, match, keys)}
+    return tuple(axis for axis in sorted(axes) if axis in through or _moves(axis, key, keys))
+
+
+def _moves(axis: str, key: str, keys: Sequence[str]) -> bool:
+    if axis in GROUPS:
+        return belongs(key, GROUPS[axis])
+    if axis == "arch":
+        return belongs(key, tuple(_stands_for(GROUPS.keys() - {"size"})))
+    is_key = any(_is_named(other, axis) and not belongs(other, OWN) for other in keys)
+    return _is_named(key, axis) if is_key else belongs(key, MODEL)  # what another name stands for, nobody knows
+
+
+def _is_named(key: str, axis: str) -> bool:
+    """Whether an axis is a key, a part of the config above it, or its end, such as `warmup`."""
+    return belongs(key, (axis,)) or key.rpartition(".")[2] == axis
+
+
+def _with_equal_levels(
+    trials: Sequence[Trial], arms: Mapping[str, Arm], axes: Sequence[str]
+) -> Iterable[Sequence[Trial]]:
+    """The runs whose arms have the same levels on these axes."""
+    return by_value(trials, [str([arms[trial.arm].axes.get(axis) for axis in axes]) for trial in trials]).values()
+
+
+def _of_whole_arms(trials: Sequence[Trial], key: str) -> list[Trial]:
+    """The runs of arms that have one value of a setting: where an arm has several, it is named for that."""
+    values: dict[str, set[str]] = {}
+    for trial in trials:
+        values.setdefault(trial.arm, set()).add(text_of(trial.config, key))
+    return [trial for trial in trials if len(values[trial.arm]) == 1]
+
+
+def _unpaired(trials: Sequence[Trial]) -> Iterator[str]:
+    """Pairs share the order of their data and the seed of their parameters."""
+    for key in SEEDS:
+        for seed in sorted({trial.seed for trial in trials}):
+            pairs = [trial for trial in trials if trial.seed == seed]
+            if values := disagreement(pairs, [str(trial.config.get(key)) for trial in pairs]):
+                yield f"{key} differs between the runs of seed {seed}: {values}."
+
+
+def _axes(study: Study) -> set[str]:
+    return {axis for arm in study.arms for axis in arm.axes}
+
+
+def _planned(study: Study) -> tuple[str, ...]:
+    """The keys in which the study's plan sets its arms apart; none for a study that has not recorded it."""
+    return tuple(sorted({key for arm in study.arms for key in arm.settings or ()}))
+
+
+def _is_matched(match: str) -> bool:
+    return match in ("params", "flops")
+
+
+def _swept(is_swept: bool) -> tuple[str, ...]:
+    return (RATE,) if is_swept else ()
+
+
+def _stands_for(groups: Iterable[str]) -> list[str]:
+    return [key for group in groups for key in GROUPS.get(group, ())]
+
+
+def _keys(trials: Sequence[Trial]) -> list[str]:
+    return sorted({key for trial in trials for key in trial.config})
+
+
+def _shared(study: Study, trials: Sequence[Trial], is_swept: bool) -> list[str]:
+    """The settings of which no arm should have a value of its own.
+
+    Those for which no axis is a group, the key, or its end, such as `warmup`, and that no plan gives to arms.
+    """
+    axes, planned = _axes(study), set(_planned(study))
+    ignored = (*OWN, *TEXT, *MODEL, "train.tokens", *_swept(is_swept))
+    return [
+        key
+        for key in _keys(trials)
+        if (key in COMPARED or not belongs(key, ignored))
+        and key not in planned
+        and not any(_is_named(key, axis) for axis in axes)
+    ]
+
+
+def _different(trials: Sequence[Trial], keys: Sequence[str]) -> dict[str, str]:
+    """Those of the keys in which runs differ, with the runs that have each value."""
+    found = {key: disagreement(trials, [text_of(trial.config, key) for trial in trials]) for key in keys}
+    return {key: values for key, values in found.items() if values}
+
+
+def text_of(config: Mapping[str, Any], key: str) -> str:
+    """A setting, the same whether it was written 16 or 16.0."""
+    value = config.get(key, UNSET)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

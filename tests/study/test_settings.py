@@ -193,6 +193,16 @@ def test_what_a_users_option_computes_from_another_group_is_part_of_the_plan() -
     assert first["model.dropout"] != second["model.dropout"]
 
 
+def test_what_a_plan_computes_outside_the_model_is_no_departure() -> None:
+    study, configs = designed("kv_heads")
+    key, decays = "optim.weight_decay", {arm.name: 0.1 * i for i, arm in enumerate(study.arms)}
+    arms = tuple(replace(arm, settings=(arm.settings or {}) | {key: decays[arm.name]}) for arm in study.arms)
+    planted = {name: {key: decay} for name, decay in decays.items()}
+    assert told(replace(study, arms=arms), configs, **planted) == []
+    (warning,) = told(study, configs, **planted)
+    assert warning.startswith(f"{key} differs: ")
+
+
 def test_a_swept_rate_is_no_departure() -> None:
     study, configs = designed("learning_rate")
     assert told(study, configs, is_swept=True, llama2={"optim.lr": 1e-3}) == []

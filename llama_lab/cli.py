@@ -195,8 +195,8 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
 
 def measure(job: "Run") -> None:
     """Measure the speeds of a study's arms, and write its report again."""
+    from llama_lab.study.measure import measure_study
     from llama_lab.study.report import write_report
-    from llama_lab.study.speed import measure_study
     from llama_lab.training.hardware import current_rank
     from llama_lab.trust import Trust
 

@@ -22,12 +22,13 @@ from llama_lab.training.run import train
 from llama_lab.trust import Trust, targets
 
 from .dry_run import print_plan
+from .measure import finished_run, measure_study
 from .plan import Plan, PlannedRun, plan_study, quoted
 from .progress import Progress
 from .record import Study
 from .request import Composer, read_request, run_config
 from .speed import FILE as SPEED
-from .speed import StudySpeed, finished_run, measure_study
+from .speed import StudySpeed
 from .trial import is_run
 
 OURS = ("llama_lab", "torch")  # packages of our own configs' targets

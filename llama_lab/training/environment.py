@@ -40,6 +40,8 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """Standard output of a git command."""
-    done = subprocess.run(("git", *arguments), cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    """Standard output of a git command, which takes no lock: the user may be at work in the checkout."""
+    done = subprocess.run(
+        ("git", "--no-optional-locks", *arguments), cwd=folder, capture_output=True, text=True, check=True, timeout=10
+    )
     return done.stdout.strip()

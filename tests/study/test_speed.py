@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llama_lab.study import speed
-from llama_lab.study.speed import ROUNDS, StudySpeed
+from llama_lab.study import measure
+from llama_lab.study.speed import FILE, StudySpeed
 from tests.conftest import Command, Ran, RunTrain
 
 LADDER = ("study=ladder", "study.axes=[norm]", "study.seeds=[1]", "name=climb", "train.tokens=5120")
@@ -23,13 +23,13 @@ def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
     study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    training = speed.training_speed
+    training = measure.training_speed
 
-    def noted(job: speed.Run, *rest: speed.TokenDataset) -> float:
+    def noted(job: measure.Run, *rest: measure.TokenDataset) -> float:
         order.append(job.cfg.arm)
         return training(job, *rest)
 
-    monkeypatch.setattr(speed, "training_speed", noted)
+    monkeypatch.setattr(measure, "training_speed", noted)
     ran = study()
     assert (ran.code, ran.err) == (0, "")
     there, back = ["vanilla", "+rmsnorm"], ["+rmsnorm", "vanilla"]
@@ -39,26 +39,26 @@ def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
     assert (found.device, found.devices, found.precision) == ("cpu", 1, "32-true")
     assert list(found.arms) == there
     for arm in found.arms.values():
-        assert len(arm.train) == len(arm.decode) == ROUNDS
+        assert len(arm.train) == len(arm.decode) == measure.ROUNDS
         assert min(*arm.train, *arm.decode) > 0
 
 
 def test_speeds_are_measured_again_only_after_a_run(study: Callable[..., Ran]) -> None:
     folder = study().cwd / "runs" / "climb"
-    before = (folder / speed.FILE).read_bytes()
+    before = (folder / FILE).read_bytes()
     study()
-    assert (folder / speed.FILE).read_bytes() == before
-    (folder / speed.FILE).unlink()
+    assert (folder / FILE).read_bytes() == before
+    (folder / FILE).unlink()
     study()
-    assert list(json.loads((folder / speed.FILE).read_text())["arms"]) == ["vanilla", "+rmsnorm"]
-    before = (folder / speed.FILE).read_bytes()
+    assert list(json.loads((folder / FILE).read_text())["arms"]) == ["vanilla", "+rmsnorm"]
+    before = (folder / FILE).read_bytes()
     study("study.seeds=[1,2]")
-    assert (folder / speed.FILE).read_bytes() != before
+    assert (folder / FILE).read_bytes() != before
 
 
 def test_a_study_measures_nothing_if_told_so(study: Callable[..., Ran]) -> None:
     folder = study("study.measure_speed=false").cwd / "runs" / "climb"
-    assert not (folder / speed.FILE).exists()
+    assert not (folder / FILE).exists()
 
 
 def test_a_measurement_that_fails_is_told_and_the_report_written(
@@ -67,7 +67,7 @@ def test_a_measurement_that_fails_is_told_and_the_report_written(
     def broken(*_: object) -> float:
         raise RuntimeError("no clock")
 
-    monkeypatch.setattr(speed, "training_speed", broken)
+    monkeypatch.setattr(measure, "training_speed", broken)
     ran = study()
     assert "the arms' speeds could not be measured: no clock" in ran.err
     assert (ran.cwd / "runs" / "climb" / "report.html").exists()

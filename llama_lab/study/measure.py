@@ -1,0 +1,113 @@
+"""Measuring the arms of a study: side by side, after its runs, with nothing else of the study at work.
+
+Speeds that runs log are those of a machine that may do other work, and of another hour for each arm.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from llama_lab.config import build_model
+from llama_lab.data.module import TokenDataModule, micro_batches_per_step
+from llama_lab.data.tokens import TokenDataset
+from llama_lab.errors import ConfigError
+from llama_lab.evaluation.evaluate import place
+from llama_lab.evaluation.speed import NEW_TOKENS, decoding
+from llama_lab.timing import time_in_turn
+from llama_lab.training.callbacks import SLOW_STEPS, StepTimes
+from llama_lab.training.display import open_display
+from llama_lab.training.folder import RESOLVED, RunFolder
+from llama_lab.training.hardware import check_started, current_rank
+from llama_lab.training.run import Run, build_module, leave_process_group, make_trainer, open_dataset, quiet_libraries
+from llama_lab.trust import Trust, stored_config
+
+from .record import FILE as STUDY
+from .record import Arm, Study
+from .speed import ArmSpeed, StudySpeed
+
+ROUNDS = 5
+STEPS = 3  # of training in a round that count
+
+
+def measure_study(job: Run) -> None:
+    """Measure the arms of the study that the job's config names as `measure`, on the job's hardware; write speed.json.
+
+    Runs on every rank. Raises ConfigError, and KeyboardInterrupt at Ctrl-C.
+    """
+    check_started(job.hardware)
+    quiet_libraries()
+    folder = job.folder.path
+    if not (folder / STUDY).exists():
+        raise ConfigError(f"measure={folder}: holds no study; name the folder of one, such as runs/ladder")
+    found = {arm.name: finished_run(arm, folder) for arm in Study.load(folder).arms}
+    jobs = {name: job_of(run, job) for name, run in found.items() if run is not None}
+    if not jobs:
+        raise ConfigError(f"measure={folder}: none of its arms has a finished run; train it first")
+    with open_display(steps=1, rank=current_rank()) as display:
+        dataset = open_dataset(next(iter(jobs.values())).cfg, display)
+    try:
+        arms = measure_in_turn(jobs, dataset)
+    except SystemExit:  # what Lightning makes of Ctrl-C
+        raise KeyboardInterrupt from None
+    leave_process_group()
+    if current_rank() == 0:
+        hardware, threads = job.hardware, torch.get_num_threads()
+        name, devices, precision = hardware.device_name, hardware.world_size, hardware.precision
+        StudySpeed(name, devices, precision, threads, torch.__version__, arms).save(folder)
+
+
+def finished_run(arm: Arm, folder: Path) -> Path | None:
+    """The first of an arm's runs that came to its end."""
+    runs = (folder / member.folder for member in arm.members)
+    return next((run for run in runs if (RunFolder(run).read_status() or {}).get("status") == "done"), None)
+
+
+def job_of(run: Path, job: Run) -> Run:
+    """What trains as the run in a folder did, on the hardware of `job`.
+
+    Raises ConfigError for a config that names what is not trusted.
+    """
+    cfg = stored_config(run / RESOLVED)
+    trust = Trust.of_command(tuple(job.cfg.trust))
+    trust.check(cfg, f"measure={job.cfg.measure}: {run / RESOLVED}", lambda package: f"trust=[{package}]")
+    cfg.trainer, cfg.data.cache_dir = job.cfg.trainer, job.cfg.data.cache_dir
+    train = cfg.train
+    accumulate = micro_batches_per_step(train.batch_size, train.micro_batch_size, job.hardware.world_size)
+    return replace(job, cfg=cfg, steps=SLOW_STEPS + STEPS, accumulate=accumulate)
+
+
+def measure_in_turn(jobs: Mapping[str, Run], dataset: TokenDataset) -> dict[str, ArmSpeed]:
+    """Every arm in every round; decoding on the first rank alone."""
+    train: dict[str, list[float]] = {name: [] for name in jobs}
+    decode: dict[str, list[float]] = {name: [] for name in jobs}
+    for number in range(ROUNDS):
+        for name in list(jobs) if number % 2 == 0 else reversed(list(jobs)):  # a machine that slows harms all alike
+            train[name].append(training_speed(jobs[name], dataset))
+            if current_rank() == 0:
+                decode[name].append(decoding_speed(jobs[name], dataset))
+        if current_rank() == 0:
+            print(f"measuring the speed of {len(jobs)} arms in turn: round {number + 1} of {ROUNDS}", flush=True)
+    return {name: ArmSpeed(tuple(train[name]), tuple(decode[name])) for name in jobs}
+
+
+def training_speed(job: Run, dataset: TokenDataset) -> float:
+    """Tokens per second over all devices: the median of some steps, after those in which kernels and caches fill."""
+    cfg = job.cfg
+    model = build_model(cfg, dataset.vocab_size)
+    module = build_module(job, model, dataset.val_bytes)
+    seq_len, train = cfg.model.max_seq_len, cfg.train
+    data = TokenDataModule(dataset, seq_len, train.batch_size, train.micro_batch_size, cfg.data.seed, job.steps)
+    times = StepTimes()
+    make_trainer(job, module, [times], limit_val_batches=0).fit(module, data)
+    return job.tokens_per_step / median(times.seconds[SLOW_STEPS:])
+
+
+def decoding_speed(job: Run, dataset: TokenDataset) -> float:
+    """Tokens per second of one sequence, at the end of the context, with the KV cache; not compiled."""
+    model = place(build_model(job.cfg, dataset.vocab_size), job.hardware)
+    new_tokens = min(NEW_TOKENS, model.max_seq_len)
+    decode = decoding(model, batch_size=1, context=model.max_seq_len, new_tokens=new_tokens)
+    return new_tokens / time_in_turn({"decode": decode}, rounds=1)["decode"].median

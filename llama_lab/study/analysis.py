@@ -28,6 +28,7 @@ from .result import (
     Metric,
     Provenance,
     Result,
+    ranked,
 )
 from .statistics import (
     Contrast,
@@ -406,11 +407,13 @@ def _front(arms: Sequence[ArmResult], metric: Metric) -> Front:
 
 
 def _best_trades(arms: Sequence[ArmResult], metric: Metric, cost: str, sign: int) -> tuple[str, ...]:
-    """The arms on the front of loss and one cost; sign -1: more of it is better. An arm without it is left out."""
+    """The arms on the front of loss, over common seeds, and one cost; sign -1: more of it is better.
+
+    An arm without it is left out.
+    """
+    _, means = ranked(arms, metric)
     known = [
-        (arm.name, sign * arm.costs[cost], loss.mean)
-        for arm in arms
-        if cost in arm.costs and (loss := arm.judged(metric))
+        (arm.name, sign * arm.costs[cost], means[arm.name]) for arm in arms if cost in arm.costs and arm.name in means
     ]
     on_front = pareto_front([cost for _, cost, _ in known], [loss for _, _, loss in known])
     return tuple(name for (name, _, _), is_on in zip(known, on_front, strict=True) if is_on)

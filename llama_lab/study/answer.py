@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .record import Study
-from .result import ArmResult, Comparison, Lengths, Metric
+from .result import ArmResult, Comparison, Lengths, Metric, ranked
 from .statistics import Effect, PairedDifference
 from .words import UNITS, count, number, p_value, seed_range, with_interval
 
@@ -48,10 +48,11 @@ def _compared(
     steps = [arm.to_previous for arm in arms if arm.to_previous]
     others = [arm.to_baseline for arm in arms if arm.to_baseline]
     compared = steps or others
+    diverged = _diverged(arms)
     if not compared:
-        return ("Nothing can be compared: no arm shares a finished seed with what it is compared with.",)
+        return (*diverged, "Nothing can be compared: no arm shares a finished seed with what it is compared with.")
     if max(comparison.bits.n for comparison in compared) == 1:
-        return (NOTHING, *(_first_to_last(study, arms) if study.is_chain else ()))
+        return (*diverged, NOTHING, *(_first_to_last(study, arms) if study.is_chain else ()))
     is_factorial = any(not math.isnan(effect.change.p) for effect in effects)
     noun, against = ("step", "") if steps else ("arm", f"Compared with {study.baseline}, ")
     if is_factorial:
@@ -60,12 +61,23 @@ def _compared(
         findings = [Finding(c.arm, c.difference, _change(c), c) for c in compared]
     final = _first_to_last(study, arms) if study.is_chain else _lowest(arms, metric)
     return (
+        *diverged,
         *_significant(findings, noun, against),
         *_not_significant(findings, metric),
         *_untested(findings),
         *(final if len(compared) > 1 else ()),
         *([f"Significant is at 5% by {tests}; intervals are simultaneous ones of these."] if tests != "none" else []),
     )
+
+
+def _diverged(arms: Sequence[ArmResult]) -> list[str]:
+    """How often each arm diverged, which says more of it than the mean of what is left."""
+    runs = {arm.name: [trial.status == "diverged" for trial in arm.trials] for arm in arms}
+    return [
+        f"{name} diverged in {sum(ends)} of {count(len(ends), 'seed')}: it is not tested over those that are left."
+        for name, ends in runs.items()
+        if any(ends)
+    ]
 
 
 def _of_effect(effect: Effect, metric: Metric) -> Finding:
@@ -121,13 +133,9 @@ def _not_significant(findings: Sequence[Finding], metric: Metric) -> list[str]:
 
 def _untested(findings: Sequence[Finding]) -> list[str]:
     """What was not tested, and why."""
-    untested = [f for f in findings if f.comparison and f.comparison.untested]
-    sentences = [
-        f"{f.name} is not tested against {f.comparison.against}: {f.comparison.untested}."
-        for f in untested
-        if f.comparison
-    ]
-    others = [f for f in findings if f.comparison and not f.is_tested and f not in untested]
+    untested = [f.comparison for f in findings if f.comparison and f.comparison.untested]
+    sentences = [f"{c.arm} is not tested against {c.against}: {c.untested}." for c in untested]
+    others = [f for f in findings if f.comparison and not f.is_tested and not f.comparison.untested]
     sentences += [_without_spread(f.comparison) for f in others if f.comparison and f.difference.sd == 0]
     if single := [f.name for f in others if f.difference.n == 1]:
         sentences.append(f"Nothing can be concluded about {_and(single)}, from one seed.")
@@ -164,10 +172,14 @@ def _first_to_last(study: Study, arms: Sequence[ArmResult]) -> list[str]:
 
 
 def _lowest(arms: Sequence[ArmResult], metric: Metric) -> list[str]:
-    """The arm with the lowest mean."""
-    known = [(e.mean, arm.name) for arm in arms if (e := arm.judged(metric))]
-    loss, name = min(known)
-    return [f"The lowest mean loss is that of {name}: {loss:.4f} {UNITS[metric]}."]
+    """The arm with the lowest mean over the seeds that all have finished."""
+    seeds, means = ranked(arms, metric)
+    if not means:
+        return ["Arms are not ranked: no seed was finished by all of them."]
+    every = {trial.seed for arm in arms for trial in arm.trials}
+    over = f", over the {count(len(seeds), 'seed')} that all have finished" if len(seeds) < len(every) else ""
+    name = min(means, key=lambda name: means[name])
+    return [f"The lowest mean loss is that of {name}{over}: {means[name]:.4f} {UNITS[metric]}."]
 
 
 def _at_longest(lengths: Sequence[Lengths]) -> list[str]:

@@ -3,7 +3,9 @@
 Losses are in nats per token, `bits` in bits per byte of text. Deltas are arm minus reference: negative is better.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Literal
 
 from .record import Arm, Study
@@ -85,6 +87,21 @@ class ArmResult:
     def judged(self, metric: Metric) -> Estimate | None:
         """The loss that the arm is judged by."""
         return self.loss if metric == "val/loss" else self.bits
+
+    def mean_over(self, seeds: Collection[int], metric: Metric) -> float:
+        """The mean loss of the finished runs with these seeds, at least one."""
+        return fmean(trial.summary[metric] for trial in self.trials if trial.done and trial.seed in seeds)
+
+
+def ranked(arms: Sequence[ArmResult], metric: Metric) -> tuple[tuple[int, ...], dict[str, float]]:
+    """The seeds that all arms have finished, of those that finished any, and each such arm's mean over them.
+
+    Survivors of a divergence would otherwise be ranked against runs on other seeds.
+    """
+    finished = {arm.name: {trial.seed for trial in arm.trials if trial.done} for arm in arms}
+    common = set.intersection(*filter(None, finished.values())) if any(finished.values()) else set()
+    means = {arm.name: arm.mean_over(common, metric) for arm in arms if common and finished[arm.name]}
+    return tuple(sorted(common)), means
 
 
 @dataclass(frozen=True)

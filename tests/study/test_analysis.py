@@ -251,6 +251,43 @@ def test_a_diverged_run_is_told_of_and_left_out_of_its_pair(tmp_path: Path) -> N
     assert len(arm(result, "postnorm").trials) == 3
 
 
+def test_survivors_of_a_divergence_are_not_judged_and_the_answer_says_how_many_diverged(tmp_path: Path) -> None:
+    """Two of five seeds diverged, and the arm was once said to have lowered the loss, p = 0.001."""
+    seeds = (1, 2, 3, 4, 5)
+    study = write_study(tmp_path, {"base": 0.0, "bold": -0.3, "other": -0.3}, seeds, design="recipes")
+    for seed in (2, 4):
+        plant_end(run_folder(tmp_path, study, "bold", seed), "diverged", "nan", 7)
+    result = analyse(study, tmp_path)
+    comparison = arm(result, "bold").to_baseline
+    assert comparison.untested == "bold diverged in 2 of 5 seeds"
+    assert not comparison.significant
+    assert all(map(math.isnan, (comparison.nats.low, comparison.nats.high, comparison.nats.p)))
+    assert result.answer[0] == "bold diverged in 2 of 5 seeds: it is not tested over those that are left."
+    assert "other (" in result.answer[1]
+    assert "bold (" not in " ".join(result.answer)
+    assert arm(result, "other").to_baseline.significant
+
+
+def test_ranks_and_fronts_are_over_the_seeds_that_all_arms_have_finished(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"base": 0.0, "lucky": 0.01}, noise=0.0, seed_noise=0.5, design="recipes")
+    losses = dict(zip((1, 2, 3), final_losses(tmp_path, "base"), strict=True))
+    worst = max(losses, key=lambda seed: losses[seed])
+    plant_end(run_folder(tmp_path, study, "lucky", worst), "diverged", "nan", 7)
+    result = analyse(study, tmp_path)
+    assert arm(result, "lucky").loss.mean < arm(result, "base").loss.mean  # over its own seeds
+    assert "The lowest mean loss is that of base, over the 2 seeds that all have finished" in " ".join(result.answer)
+    assert result.front.kv_cache == result.front.throughput == ("base",)
+
+
+def test_arms_without_a_common_seed_are_not_ranked(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"a": 0.0, "b": 0.0, "c": 0.0}, design="recipes")
+    for name, seed in (("b", 1), ("b", 2), ("c", 3)):
+        remove_run(run_folder(tmp_path, study, name, seed))
+    result = analyse(study, tmp_path)
+    assert "Arms are not ranked: no seed was finished by all of them." in result.answer
+    assert result.front.kv_cache == ()
+
+
 def test_an_arm_that_always_diverged_has_no_loss_and_its_curve_ends_where_all_its_runs_came(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "postnorm": 0.1, "prenorm": -0.1})
     for seed, rows in ((1, 12), (2, 7), (3, 20)):

@@ -70,7 +70,7 @@ def _text(what: str, found: Iterable[str]) -> str:
 def _difference(row: Row) -> str:
     change = words.with_interval(row.mean, row.low, row.high, is_difference=True)
     against = f" against {row.against}" if row.against else ""
-    return f"{row.label} {change}{against}{'' if row.separable else ', not separable'}"
+    return f"{row.label} {change}{against}{'' if row.significant else ', not significant'}"
 
 
 def _course(curve: Curve) -> str:

@@ -3,10 +3,12 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from llama_lab.trust import Trust
 
@@ -28,18 +30,21 @@ from .result import (
     Metric,
     Provenance,
     Result,
+    ranked,
 )
 from .settings import different_settings
 from .statistics import (
-    EFFECT_TEST,
-    LEVEL,
+    Contrast,
     Effect,
     Estimate,
+    Fit,
     PairedDifference,
+    describe,
     estimate,
     factorial_effects,
     first_reach,
-    holm,
+    fit_blocked,
+    judge,
     paired_difference,
     pareto_front,
     seeds_needed,
@@ -51,6 +56,8 @@ from .words import count
 MAX_POINTS = 200  # of a curve
 
 Runs = list[tuple[Member, Trial]]
+Pair = tuple[str, str]  # an arm, and what it is compared with
+_METRICS: tuple[Metric, ...] = ("val/loss", "val/bits_per_byte")
 
 
 def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008, it cannot be changed
@@ -63,15 +70,16 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     metric = _metric(trials)
     rates = tuple(_learning_rates(name, members) for name, members in runs.items() if _is_swept(members))
     judged = {name: _judged(members) for name, members in runs.items()}
-    arms = _arm_results(study, judged, metric, is_swept=bool(rates))
+    compared = _comparisons(study, judged, metric)
+    arms = _arm_results(study, judged, metric, compared, is_swept=bool(rates))
     effects = _effects(study, judged, metric) if study.design == "factorial" else ()
-    correction = _correction(arms, effects)
+    tests = _tests(study, compared, effects)
     lengths = tuple(found for name, of_arm in judged.items() if (found := _lengths(name, _measured(of_arm))))
     return Result(
         study=study,
         metric=metric,
-        correction=correction,
-        answer=answer(study, arms, effects, lengths, metric, correction),
+        tests=tests,
+        answer=answer(study, arms, effects, lengths, metric, tests),
         arms=arms,
         curves=tuple(curve for arm in arms if arm.trials for curve in _curves(arm.name, arm.trials, metric)),
         front=_front(arms, metric),
@@ -161,12 +169,15 @@ def _sensitivity(by_rate: Sequence[list[Trial]]) -> float:
 # --- arms and comparisons ---
 
 
-def _arm_results(study: Study, judged: dict[str, list[Trial]], metric: Metric, is_swept: bool) -> tuple[ArmResult, ...]:
-    """Each arm, compared with the arm before it and with the baseline."""
+def _arm_results(
+    study: Study,
+    judged: dict[str, list[Trial]],
+    metric: Metric,
+    compared: dict[Pair, Comparison],
+    is_swept: bool,
+) -> tuple[ArmResult, ...]:
+    """Each arm, with how it compares to the arm before it and to the baseline."""
     baseline = judged[study.baseline]
-    to_previous = _comparisons([(arm.name, arm.previous) for arm in study.arms if arm.previous], judged, metric)
-    others = [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
-    to_baseline = _comparisons(others, judged, metric)
     targets = {trial.seed: trial.summary[metric] for trial in _finished(baseline)}
     return tuple(
         ArmResult(
@@ -175,8 +186,8 @@ def _arm_results(study: Study, judged: dict[str, list[Trial]], metric: Metric, i
             trials=tuple(judged[arm.name]),
             loss=_estimate(judged[arm.name], "val/loss"),
             bits=_estimate(judged[arm.name], "val/bits_per_byte"),
-            to_previous=to_previous.get(arm.name),
-            to_baseline=to_baseline.get(arm.name),
+            to_previous=compared.get((arm.name, arm.previous)) if arm.previous else None,
+            to_baseline=compared.get((arm.name, study.baseline)) if arm.name != study.baseline else None,
             to_reach=_to_reach(judged[arm.name], metric, targets),
             costs=_costs(judged[arm.name]),
             difference=_difference(baseline, judged[arm.name], is_swept),
@@ -213,55 +224,121 @@ def _difference(baseline: Sequence[Trial], trials: Sequence[Trial], is_swept: bo
     return different_settings(theirs[0], ours[0], is_swept) if ours and theirs else {}
 
 
-def _comparisons(
-    pairs: Sequence[tuple[str, str]], judged: dict[str, list[Trial]], metric: Metric
-) -> dict[str, Comparison]:
-    """One family of comparisons, (arm, its reference), corrected together; arms without a common seed left out."""
-    found = [c for arm, against in pairs if (c := _compare(arm, against, judged, metric))]
-    corrected = holm([comparison.difference.p for comparison in found])
-    level = LEVEL / max(1, sum(not math.isnan(p) for p in corrected))
-    return {c.arm: _with_correction(c, p, level) for c, p in zip(found, corrected, strict=True)}
+def _families(study: Study) -> list[list[Pair]]:
+    """The pairs, (arm, its reference), that are tested together: one family answers the question of the design.
+
+    That of a factorial are its effects. The last arm of a ladder against its first is a question of its own.
+    """
+    if study.design == "factorial":
+        return []
+    steps = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
+    if not steps:
+        return [[(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]]
+    return [steps, [(study.arms[-1].name, study.baseline)]] if study.is_chain and len(steps) > 1 else [steps]
+
+
+def _comparisons(study: Study, judged: dict[str, list[Trial]], metric: Metric) -> dict[Pair, Comparison]:
+    """Every arm against the one before it and against the baseline; pairs without a common seed left out."""
+    pairs = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
+    pairs += [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
+    found = {pair: c for pair in pairs if (c := _compare(*pair, judged, metric))}
+    testable = {pair: c for pair, c in found.items() if not c.untested and c.difference.sd > 0}
+    fits = {key: _fit(judged, key) for key in _METRICS} if testable else {}
+    for family in _families(study):
+        if known := {pair: testable[pair] for pair in family if pair in testable}:
+            found |= _test(known, fits)
+    return found
 
 
 def _compare(arm: str, against: str, judged: dict[str, list[Trial]], metric: Metric) -> Comparison | None:
-    """Over the seeds that both have finished; None without any."""
+    """Over the seeds that both have finished, as yet untested; None without any."""
     ours, theirs = ({t.seed: t.summary for t in _finished(judged[name])} for name in (arm, against))
     seeds = tuple(sorted(ours.keys() & theirs.keys()))
     if not seeds:
         return None
     nats, bits = (
-        paired_difference([ours[seed][key] for seed in seeds], [theirs[seed][key] for seed in seeds])
-        for key in ("val/loss", "val/bits_per_byte")
-    )
-    return Comparison(arm, against, seeds, nats if metric == "val/loss" else None, bits)
-
-
-def _with_correction(comparison: Comparison, corrected_p: float, level: float) -> Comparison:
-    """level: at which one of the family is tested, so that the seeds needed are those of the corrected test."""
-    known = replace(comparison, corrected_p=corrected_p)
-    difference = comparison.difference
-    return (
-        known if known.separable else replace(known, seeds_needed=seeds_needed(difference.mean, difference.sd, level))
-    )
-
-
-def _correction(arms: Sequence[ArmResult], effects: Sequence[Effect]) -> str:
-    """The name of the correction, and how many comparisons each of its families has."""
-    steps = sum(arm.to_previous is not None and not math.isnan(arm.to_previous.corrected_p) for arm in arms)
-    others = sum(arm.to_baseline is not None and not math.isnan(arm.to_baseline.corrected_p) for arm in arms)
-    known_effects = sum(not math.isnan(effect.p) for effect in effects)
-    families = [
-        f"{count(size, noun)}{what}"
-        for size, noun, what in (
-            (steps, "comparison", " to the step before"),
-            (others, "comparison", " to the baseline"),
-            (known_effects, "effect", f" ({EFFECT_TEST})"),
+        describe(
+            np.array([ours[seed][key] - theirs[seed][key] for seed in seeds]),
+            scale=max(max(ours[seed][key], theirs[seed][key]) for seed in seeds),
         )
-        if size
+        for key in _METRICS
+    )
+    untested = _of_other_texts(arm, against, judged) or _diverged(arm, against, judged)
+    return Comparison(arm, against, seeds, nats if metric == "val/loss" else None, bits, untested=untested)
+
+
+def _diverged(arm: str, against: str, judged: dict[str, list[Trial]]) -> str:
+    """Which of the two diverged, and how often: a mean over the survivors is no mean of the arm."""
+    runs = {name: [trial.status == "diverged" for trial in judged[name]] for name in (arm, against)}
+    told = [f"{name} diverged in {sum(ends)} of {count(len(ends), 'seed')}" for name, ends in runs.items() if any(ends)]
+    return " and ".join(told)
+
+
+def _of_other_texts(arm: str, against: str, judged: dict[str, list[Trial]]) -> str:
+    texts = {trial.facts.get("data_hash") for name in (arm, against) for trial in _finished(judged[name])}
+    return f"{arm} and {against} were trained on different texts" if len(texts) > 1 else ""
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """The blocked model of all arms that did not diverge, in one unit. cells: (arm, seed) of its values."""
+
+    fit: Fit
+    cells: list[tuple[str, int]]
+
+    def weights(self, comparison: Comparison) -> list[float]:
+        """The mean difference as a weighted sum of the values."""
+        share = {comparison.arm: 1 / len(comparison.seeds), comparison.against: -1 / len(comparison.seeds)}
+        return [share.get(arm, 0.0) if seed in comparison.seeds else 0.0 for arm, seed in self.cells]
+
+
+def _fit(judged: dict[str, list[Trial]], key: Metric) -> _Fit:
+    arms = {name: trials for name, trials in judged.items() if not any(t.status == "diverged" for t in trials)}
+    seeds = sorted({trial.seed for trials in arms.values() for trial in trials})
+    losses = np.full((len(arms), len(seeds)), np.nan)
+    for row, trials in enumerate(arms.values()):
+        for trial in _finished(trials):
+            losses[row, seeds.index(trial.seed)] = trial.summary[key]
+    known = np.argwhere(~np.isnan(losses))
+    names = list(arms)
+    return _Fit(fit_blocked(losses), [(names[row], seeds[column]) for row, column in known])
+
+
+def _test(family: dict[Pair, Comparison], fits: dict[Metric, _Fit]) -> dict[Pair, Comparison]:
+    """The comparisons with the interval and p of their family."""
+    contrasts = {
+        key: judge(fit.fit, np.array([fit.weights(comparison) for comparison in family.values()]))
+        for key, fit in fits.items()
+    }
+    tested = {}
+    for pair, comparison, nats, bits in zip(family, family.values(), *contrasts.values(), strict=True):
+        found = replace(
+            comparison,
+            nats=_with_test(comparison.nats, nats) if comparison.nats else None,
+            bits=_with_test(comparison.bits, bits),
+        )
+        needed = seeds_needed(nats if comparison.nats else bits, len(comparison.seeds), len(family))
+        tested[pair] = found if found.significant else replace(found, seeds_needed=needed)
+    return tested
+
+
+def _with_test(difference: PairedDifference, contrast: Contrast) -> PairedDifference:
+    return replace(difference, low=contrast.low, high=contrast.high, p=contrast.p)
+
+
+def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Effect]) -> str:
+    """Which comparisons were tested together, and how."""
+    sizes = [
+        sum(pair in compared and not math.isnan(compared[pair].difference.p) for pair in family)
+        for family in _families(study)
     ]
-    if not families:
-        return "none, since no comparison has a p value"
-    return f"Holm's, over the {' and, separately, the '.join(families)}"
+    known_effects = sum(not math.isnan(effect.change.p) for effect in effects)
+    noun = "step" if any(arm.previous for arm in study.arms) else "comparison to the baseline"
+    plural = "steps" if noun == "step" else "comparisons to the baseline"
+    families = [f"{sizes[0]} {noun if sizes[0] == 1 else plural}"] if sizes and sizes[0] else []
+    families += ["first against last arm"] if len(sizes) > 1 and sizes[1] else []
+    families += [f"{count(known_effects, 'effect')}"] if known_effects else []
+    return f"max-t over the {' and, separately, '.join(families)}" if families else "none"
 
 
 def _to_reach(trials: Sequence[Trial], metric: Metric, targets: dict[int, float]) -> dict[str, float]:
@@ -334,11 +411,13 @@ def _front(arms: Sequence[ArmResult], metric: Metric) -> Front:
 
 
 def _best_trades(arms: Sequence[ArmResult], metric: Metric, cost: str, sign: int) -> tuple[str, ...]:
-    """The arms on the front of loss and one cost; sign -1: more of it is better. An arm without it is left out."""
+    """The arms on the front of loss, over common seeds, and one cost; sign -1: more of it is better.
+
+    An arm without it is left out.
+    """
+    _, means = ranked(arms, metric)
     known = [
-        (arm.name, sign * arm.costs[cost], loss.mean)
-        for arm in arms
-        if cost in arm.costs and (loss := arm.judged(metric))
+        (arm.name, sign * arm.costs[cost], means[arm.name]) for arm in arms if cost in arm.costs and arm.name in means
     ]
     on_front = pareto_front([cost for _, cost, _ in known], [loss for _, _, loss in known])
     return tuple(name for (name, _, _), is_on in zip(known, on_front, strict=True) if is_on)

@@ -68,7 +68,7 @@ class Row:
     mean: float
     low: float
     high: float
-    separable: bool
+    significant: bool
 
 
 def styles(result: Result) -> dict[str, Style]:
@@ -92,8 +92,8 @@ def difference_rows(result: Result, against: Literal["previous", "baseline"]) ->
 
 def effect_rows(result: Result) -> list[Row]:
     """Main effects and interactions."""
-    effects = (e for e in result.effects if math.isfinite(e.mean))
-    return [Row(effect_name(e.axes), "", e.mean, e.low, e.high, e.corrected_p < 0.05) for e in effects]
+    effects = [(effect_name(e.axes), e.change) for e in result.effects if math.isfinite(e.change.mean)]
+    return [Row(name, "", found.mean, found.low, found.high, found.significant) for name, found in effects]
 
 
 def effect_name(axes: Iterable[str]) -> str:
@@ -102,8 +102,8 @@ def effect_name(axes: Iterable[str]) -> str:
 
 
 def differences(rows: list[Row], title: str, axis: str) -> go.Figure:
-    """A point and its 95% interval per row, on a line of its own; hollow where it cannot be told from zero."""
-    colours = [(BETTER if row.mean < 0 else WORSE) if row.separable else UNCLEAR for row in rows]
+    """A point and its 95% interval per row, on a line of its own; hollow where it is not significant."""
+    colours = [(BETTER if row.mean < 0 else WORSE) if row.significant else UNCLEAR for row in rows]
     points = go.Scatter(
         x=[row.mean for row in rows],
         y=list(range(len(rows))),
@@ -111,7 +111,7 @@ def differences(rows: list[Row], title: str, axis: str) -> go.Figure:
         mode="markers",
         marker={
             "size": 11,
-            "color": [colour if row.separable else "white" for row, colour in zip(rows, colours, strict=True)],
+            "color": [colour if row.significant else "white" for row, colour in zip(rows, colours, strict=True)],
             "line": {"width": 2, "color": colours},
         },
         text=[_hover(row) for row in rows],
@@ -272,11 +272,11 @@ def _figure(traces: list[Any], title: str, x: str, y: str | None, height: int) -
 
 def _row(comparison: Comparison) -> Row:
     found = comparison.difference
-    return Row(comparison.arm, comparison.against, found.mean, found.low, found.high, comparison.separable)
+    return Row(comparison.arm, comparison.against, found.mean, found.low, found.high, comparison.significant)
 
 
 def _label(row: Row, shared: set[str]) -> str:
-    note = "" if row.separable else f" <span style='color:{UNCLEAR}'>not separable</span>"
+    note = "" if row.significant else f" <span style='color:{UNCLEAR}'>not significant</span>"
     return f"{escape(_short_name(row.label, shared))}{note}"
 
 

@@ -24,7 +24,7 @@ from .result import (
     Speed,
     Spread,
 )
-from .statistics import EFFECT_TEST, Effect, Estimate, PairedDifference
+from .statistics import Estimate, PairedDifference
 
 TEMPLATE = "page.html.j2"
 MATCHES = {"params": "matched in parameters", "flops": "matched in FLOPs per token", "none": "not matched in size"}
@@ -150,8 +150,8 @@ def _answer(result: Result) -> Section:
         (charts.difference_rows(result, "baseline"), "Differences to the baseline", f"to {result.study.baseline}"),
     )
     caption = (
-        "Mean over seeds of the paired difference {}, with its 95% interval. Left of zero is better. "
-        "Filled: separable from noise. Hollow: not separable."
+        "Mean over seeds of the paired difference {}, with its simultaneous 95% interval where it is tested. Left of "
+        "zero is better. Filled: significant at 5% (max-t). Hollow: not."
     )
     found = tuple(_differences(rows, title, in_unit, caption.format(to)) for rows, title, to in kinds if rows)
     return Section("Answer", result.answer, found, (_loss_table(result), _seed_table(result)) if result.arms else ())
@@ -162,12 +162,11 @@ def _differences(rows: list[charts.Row], title: str, axis: str, caption: str, wi
 
 
 def _loss_table(result: Result) -> Table:
-    corrected = f"corrected for multiple comparisons ({result.correction})" if result.correction else "uncorrected"
     return _arm_table(
         result,
         "Final validation loss with its 95% interval over seeds, and paired differences; negative is better. "
-        f"Differences are in {words.UNITS[result.metric]}; p is of the paired t-test, {corrected}. Seeds needed: "
-        "for 80% power, if the difference is what these seeds show.",
+        f"Differences are in {words.UNITS[result.metric]}; intervals and p are simultaneous ({result.tests}). "
+        "Seeds needed: for 80% power, if the difference is within its own 80% interval.",
         {
             "Loss, nats per token": lambda arm: _estimate(arm.loss),
             "Loss, bits per byte": lambda arm: _estimate(arm.bits),
@@ -231,8 +230,8 @@ def _cost(result: Result) -> Section:
         ("perf/tokens_per_second", result.front.throughput, charts.throughput_front, "training speed"),
     )
     caption = (
-        "Dotted: the arms that no other one beats in both mean loss and {}; their intervals play no part in it. "
-        "Bars: 95% intervals over seeds."
+        "Dotted: the arms that no other one beats in both mean loss, over the seeds that all have finished, and {}; "
+        "intervals play no part in it. Bars: 95% intervals over seeds."
     )
     found = tuple(
         Chart(draw(result), alt.front(result, cost, front, name), caption.format(name))
@@ -327,22 +326,21 @@ def _effects(result: Result) -> Section:
         "What each axis changes",
         in_unit,
         "A main effect: the change as this axis alone goes to its other level, averaged over all settings of the "
-        "others. An interaction: half the change of one effect as the other axis goes over. Bars: 95% intervals over "
-        "seeds. Hollow: not separable from noise.",
+        "others. An interaction: half the change of one effect as the other axis goes over. Bars: simultaneous 95% "
+        "intervals. Hollow: not significant at 5% (max-t).",
         wide=True,
     )
     table = Table(
-        f"In {words.UNITS[result.metric]}; negative is better. p is of the {EFFECT_TEST}, "
-        f"corrected ({result.correction}).",
+        f"In {words.UNITS[result.metric]}; negative is better. intervals and p are simultaneous ({result.tests}).",
         ["Effect", "Change of loss", "Cannot be told from"],
         [
             [
                 charts.effect_name(effect.axes),
-                _sure(effect, effect.corrected_p, effect.corrected_p < 0.05),
+                _sure(effect.change),
                 ", ".join(map(charts.effect_name, effect.aliases)) or words.UNKNOWN,
             ]
             for effect in result.effects
-            if words.known(effect.mean)
+            if words.known(effect.change.mean)
         ],
         frozenset({"Cannot be told from"}),
     )
@@ -453,13 +451,15 @@ def _comparison(comparison: Comparison | None) -> str:
     """A difference, and below it how sure it is."""
     if not comparison or not words.known(comparison.difference.mean):
         return words.UNKNOWN
-    needed = f"about {words.count(comparison.seeds_needed, 'seed')} needed" if comparison.seeds_needed else ""
-    return _sure(comparison.difference, comparison.corrected_p, comparison.separable, needed)
+    needed = f"{words.seed_range(comparison.seeds_needed)} needed" if comparison.seeds_needed else ""
+    return _sure(comparison.difference, needed or comparison.untested)
 
 
-def _sure(found: PairedDifference | Effect, p: float, separable: bool, needed: str = "") -> str:
-    notes = [note for note in (words.p_value(p), "" if separable else "not separable", needed) if note]
-    return f"{words.with_interval(found.mean, found.low, found.high, is_difference=True)}\n{'; '.join(notes)}"
+def _sure(found: PairedDifference, note: str = "") -> str:
+    p = words.p_value(found.p)
+    notes = [told for told in (p, "not significant" if p and not found.significant else "", note) if told]
+    interval = words.with_interval(found.mean, found.low, found.high, is_difference=True)
+    return f"{interval}\n{'; '.join(notes) or 'not tested'}"
 
 
 def _spread(spread: Spread | None, show: Callable[[float], str]) -> str:

@@ -1,6 +1,7 @@
 """A study's record, study.yaml: its arms, the runs of each, and what they are compared with."""
 
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,6 +58,11 @@ class Study:
     match: str = ""
     command: str = ""
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each arm is a step from the one before it."""
+        return all(arm.previous == before.name for before, arm in pairwise(self.arms))
 
     def save(self, folder: Path) -> None:
         """Write study.yaml in one move."""

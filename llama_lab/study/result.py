@@ -3,12 +3,13 @@
 Losses are in nats per token, `bits` in bits per byte of text. Deltas are arm minus reference: negative is better.
 """
 
-import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Literal
 
 from .record import Arm, Study
-from .statistics import Effect, Estimate, PairedDifference
+from .statistics import Effect, Estimate, PairedDifference, SeedRange
 from .trial import Trial
 
 Metric = Literal["val/loss", "val/bits_per_byte"]
@@ -29,11 +30,12 @@ MEASURED_COSTS = ("perf/tokens_per_second", "perf/mfu", "perf/peak_memory_bytes"
 
 @dataclass(frozen=True)
 class Comparison:
-    """One arm against another, paired by seed.
+    """One arm against another, over the seeds that both have finished.
 
-    nats: None where the two have different tokenizers, and nats per token mean different things. corrected_p: after the
-    multiple-comparison correction over its family, nan where there is no p. seeds_needed: about how many paired seeds
-    would separate a difference like this one from noise (80% power); None where it is separate, or nothing is known.
+    nats: None where the two have different tokenizers, and nats per token mean different things. Interval and p are
+    those of the family that the comparison belongs to; nan where it belongs to none, or is not tested. untested: why
+    it is not, in words. seeds_needed: from how many to how many seeds would find such a difference (80% power); None
+    where it is significant, or nothing is known.
     """
 
     arm: str
@@ -41,13 +43,13 @@ class Comparison:
     seeds: tuple[int, ...]
     nats: PairedDifference | None
     bits: PairedDifference
-    corrected_p: float = math.nan
-    seeds_needed: int | None = None
+    seeds_needed: SeedRange | None = None
+    untested: str = ""
 
     @property
-    def separable(self) -> bool:
-        """Whether the difference stands out from the noise at 5%, corrected."""
-        return self.corrected_p < 0.05
+    def significant(self) -> bool:
+        """Whether the difference is significant at 5%, in its family."""
+        return self.difference.significant
 
     @property
     def difference(self) -> PairedDifference:
@@ -85,6 +87,21 @@ class ArmResult:
     def judged(self, metric: Metric) -> Estimate | None:
         """The loss that the arm is judged by."""
         return self.loss if metric == "val/loss" else self.bits
+
+    def mean_over(self, seeds: Collection[int], metric: Metric) -> float:
+        """The mean loss of the finished runs with these seeds, at least one."""
+        return fmean(trial.summary[metric] for trial in self.trials if trial.done and trial.seed in seeds)
+
+
+def ranked(arms: Sequence[ArmResult], metric: Metric) -> tuple[tuple[int, ...], dict[str, float]]:
+    """The seeds that all arms have finished, of those that finished any, and each such arm's mean over them.
+
+    Survivors of a divergence would otherwise be ranked against runs on other seeds.
+    """
+    finished = {arm.name: {trial.seed for trial in arm.trials if trial.done} for arm in arms}
+    common = set.intersection(*filter(None, finished.values())) if any(finished.values()) else set()
+    means = {arm.name: arm.mean_over(common, metric) for arm in arms if common and finished[arm.name]}
+    return tuple(sorted(common)), means
 
 
 @dataclass(frozen=True)
@@ -231,12 +248,12 @@ class Result:
     """Everything the report says, in the order of its sections.
 
     metric: what arms are judged by: "val/loss", or "val/bits_per_byte" where tokenizers differ. answer: sentences.
-    correction: the name of the multiple-comparison correction. warnings: what was not controlled, in sentences.
+    tests: which comparisons were tested together, and how. warnings: what was not controlled, in sentences.
     """
 
     study: Study
     metric: Metric
-    correction: str
+    tests: str
     answer: tuple[str, ...]
     arms: tuple[ArmResult, ...]
     curves: tuple[Curve, ...]

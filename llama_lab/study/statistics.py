@@ -1,24 +1,32 @@
-"""The statistics of paired runs. SciPy's and statsmodels' tests under the names that the report uses."""
+"""The statistics of a study: arms that share seeds, judged together. docs/statistics.md tells how well they do."""
 
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations, pairwise
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
+from scipy.optimize import brentq
+from scipy.special import chdtr, stdtrit
 from statsmodels.stats.power import TTestPower
 
 LEVEL = 0.05
 POWER = 0.8
 MOST_SEEDS = 10_000
 ROUNDING = 1e-13  # of a difference, relative to what it is between
-EFFECT_TEST = "t-test over seeds of the effect within each seed"
+PRIOR_DF = 2.0  # how many degrees of freedom the typical variance is worth beside an arm's own
+NO_DF = 1e-9  # below it a group has no residuals
+TINY = 1e-300
+BIAS_DRAWS = 2_000
+DRAWS = 2**14  # of the largest of several normals; a power of two keeps Sobol's sequence even
+STEPS = 2**9  # that their distribution is kept in
 
 Columns = npt.NDArray[np.float64]
+SeedRange = tuple[int | None, int | None]  # None: more than MOST_SEEDS
 
 
 @dataclass(frozen=True)
@@ -34,10 +42,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The mean difference over pairs, its 95% confidence interval and the paired t-test's two-sided p.
+    """The mean difference over pairs, with its 95% interval and two-sided p, which agree with each other.
 
-    sd: of the differences; nan for one pair. low, high and p are nan for one pair, and where all differences are equal:
-    a spread of exactly zero is that of runs that are copies of each other, and no evidence.
+    sd: of the differences; nan for one pair. low, high, p: of the paired t-test, or those of a family (see Contrast);
+    nan where nothing was tested, as for one pair, or where all differences are equal: a spread of exactly zero is that
+    of runs that are copies of each other, and no evidence.
     """
 
     n: int
@@ -47,23 +56,24 @@ class PairedDifference:
     high: float = math.nan
     p: float = math.nan
 
+    @property
+    def significant(self) -> bool:
+        """Whether p is below 5%: the interval excludes zero."""
+        return self.p < LEVEL
+
 
 @dataclass(frozen=True)
 class Effect:
     """A main effect or an interaction of a factorial study: the mean over seeds of what it is within each seed.
 
-    low, high, p: of the t-test over seeds, as for a PairedDifference. axes: one name for a main effect, two for an
-    interaction. mean: change of the loss as the axis goes from the base's option to the target's, averaged over all
-    settings of the others; for an interaction, half the change of one effect as the other axis goes over. aliases:
+    change: with the interval and p of the family of all effects. axes: one name for a main effect, two for an
+    interaction. Its mean: change of the loss as the axis goes from the base's option to the target's, averaged over
+    all settings of the others; for an interaction, half the change of one effect as the other axis goes over. aliases:
     interactions that a fraction cannot tell from it.
     """
 
     axes: tuple[str, ...]
-    mean: float
-    low: float
-    high: float
-    p: float
-    corrected_p: float
+    change: PairedDifference
     aliases: tuple[tuple[str, ...], ...] = ()
 
 
@@ -80,59 +90,193 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired_difference(values: Sequence[float], reference: Sequence[float]) -> PairedDifference:
-    """values minus reference, pair by pair; at least one pair."""
-    return _mean_difference(np.subtract(values, reference), scale=max(map(abs, (*values, *reference))))
+    """values minus reference, pair by pair, by the paired t-test; at least one pair."""
+    differences = np.subtract(values, reference)
+    found = describe(differences, scale=max(map(abs, (*values, *reference))))
+    if not found.sd > 0:
+        return found
+    test = stats.ttest_1samp(differences, 0.0)
+    interval = test.confidence_interval(1 - LEVEL)
+    return replace(found, low=float(interval.low), high=float(interval.high), p=float(test.pvalue))
 
 
-def _mean_difference(differences: Columns, scale: float) -> PairedDifference:
-    """The t-test of differences against zero. scale: of the values that they are between, for what rounding makes."""
+def describe(differences: Columns, scale: float) -> PairedDifference:
+    """The mean of at least one difference, untested. scale: of the values that it is between, for what rounding makes.
+
+    sd: exactly zero where all differences are equal but for rounding.
+    """
     n, mean = len(differences), float(differences.mean())
     if n == 1:
         return PairedDifference(1, mean)
     sd, rounding = float(differences.std(ddof=1)), ROUNDING * scale
     if sd <= rounding:
         return PairedDifference(n, mean if abs(mean) > rounding else 0.0, 0.0)
-    test = stats.ttest_1samp(differences, 0.0)
-    interval = test.confidence_interval(1 - LEVEL)
-    return PairedDifference(n, mean, sd, float(interval.low), float(interval.high), float(test.pvalue))
+    return PairedDifference(n, mean, sd)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's corrected p of each; nan stays nan, and does not count as a comparison."""
-    p = np.array(p_values, dtype=float)
-    known = ~np.isnan(p)
-    if known.any():
-        p[known] = multipletests(p[known], LEVEL, "holm")[1]
-    return [float(corrected) for corrected in p]
+@dataclass(frozen=True)
+class Fit:
+    """Values with the error variance of each, which the values of a group share.
 
-
-def seeds_needed(mean: float, sd: float, level: float = LEVEL) -> int | None:
-    """How many pairs a paired two-sided t-test needs for 80% power, if differences are like those seen.
-
-    level: of the test; for one of m comparisons that are corrected together, 0.05 / m. None if more than 10,000, or if
-    mean or sd tell nothing, as a spread of exactly zero.
+    variances, groups: of each value. df: what each group's variance counts, its share of the prior included. shrunk:
+    for each value, the part of its variance that comes from the prior. total_df: the residual degrees of freedom.
     """
-    if math.isnan(mean) or math.isnan(sd) or mean == 0 or sd == 0:
-        return None
-    effect = abs(mean) / sd
+
+    values: Columns
+    variances: Columns
+    groups: npt.NDArray[np.intp]
+    df: Columns
+    shrunk: Columns
+    total_df: float
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of values with its standard error, and its test against zero within a family of them.
+
+    low, high: the simultaneous 95% interval. p: adjusted; it is below 5% exactly where the interval excludes zero.
+    """
+
+    mean: float
+    error: float
+    df: float
+    low: float
+    high: float
+    p: float
+
+
+def fit_blocked(losses: Columns) -> Fit:
+    """The model loss = arm + seed + noise, with noise of an own size in each arm.
+
+    losses: (arms, seeds), nan where there is none. The values of the fit are the others, row by row.
+    """
+    arms, seeds = np.nonzero(~np.isnan(losses))
+    design = np.column_stack([arms[:, None] == np.unique(arms), seeds[:, None] == np.unique(seeds)]).astype(float)
+    return moderate(losses[arms, seeds], arms, design)
+
+
+def moderate(values: Columns, groups: npt.NDArray[np.intp], design: Columns) -> Fit:
+    """The variance of each group's residuals, shrunk towards the typical one as if that were PRIOR_DF more of them.
+
+    The squared residuals of least squares over what they would be at variance 1 (Horn, Horn & Duncan 1975, JASA 70)
+    estimate the variance of a group; the moderation is limma's (Smyth 2004, SAGMB 3, section 3), with fixed degrees of
+    freedom of the prior, which so few groups do not tell, and with the median as its centre: one noisy group does not
+    move it. A second fit gives less weight to groups noisier than that, lest their noise pass for a difference between
+    seeds.
+    """
+    members = (np.arange(groups.max() + 1)[:, None] == groups).astype(float)
+    weights = np.ones(len(values))
+    bias = None
+    for _ in range(2):
+        roots = np.sqrt(weights)
+        to_residuals = np.eye(len(values)) - design @ np.linalg.pinv(roots[:, None] * design) * roots
+        df = members @ np.diag(to_residuals)
+        known = df > NO_DF
+        bias = _bias_of_median(to_residuals, members[known], df[known]) if bias is None else bias
+        squares = members @ (to_residuals @ values) ** 2
+        typical = float(np.median(squares[known] / df[known])) / bias if known.any() else math.nan
+        variances = (PRIOR_DF * typical + squares) / (PRIOR_DF + df)
+        weights = (typical / np.maximum(variances, typical))[groups] if typical > 0 else weights
+    shrunk = PRIOR_DF * typical / (PRIOR_DF + df)
+    return Fit(values, variances[groups], groups, PRIOR_DF + df, shrunk[groups], float(df[known].sum()))
+
+
+def _bias_of_median(to_residuals: Columns, members: Columns, df: Columns) -> float:
+    """The expected median over groups of their variances, over the expected mean, where all are equal."""
+    noise = np.random.default_rng(0).standard_normal((BIAS_DRAWS, len(to_residuals)))
+    variances = (noise @ to_residuals.T) ** 2 @ members.T / df
+    return float(np.median(variances, axis=1).mean() / variances.mean()) if len(df) else math.nan
+
+
+def judge(fit: Fit, weights: Columns) -> list[Contrast]:
+    """Test a family of contrasts, (contrasts, values), against zero: single-step max-t.
+
+    The degrees of freedom of each are Satterthwaite's, with the prior counted as known no better than all residuals
+    tell; they are at most those of the residuals.
+    """
+    covariance = weights * fit.variances @ weights.T
+    members = (fit.groups[:, None] == np.unique(fit.groups)).astype(float)
+    of_groups = weights**2 * fit.variances @ members
+    of_prior = weights**2 @ fit.shrunk
+    spread = of_groups**2 @ (1 / fit.df[np.unique(fit.groups)]) + of_prior**2 / fit.total_df
+    df = np.minimum(np.diag(covariance) ** 2 / spread, fit.total_df)
+    return max_t(weights @ fit.values, covariance, df)
+
+
+def max_t(means: Columns, covariance: Columns, df: Columns) -> list[Contrast]:
+    """Simultaneous intervals and adjusted p of contrasts with this covariance (Hothorn, Bretz & Westfall 2008).
+
+    By the distribution of the largest absolute value of a multivariate t; where degrees of freedom differ, each
+    contrast takes that with its own (Hasler & Hothorn 2008, Biometrical Journal 50).
+    """
+    errors = np.sqrt(np.diag(covariance))
+    maxima = _normal_maxima(covariance / np.outer(errors, errors))
+    found = []
+    for mean, error, own_df in zip(means, errors, df, strict=True):
+
+        def exceeded(t: float, own_df: float = own_df) -> float:
+            """The chance that the largest |t| is above this: that the divisor of a maximum is small enough."""
+            return float(chdtr(own_df, own_df * (maxima / max(t, TINY)) ** 2).mean())
+
+        alone, bonferroni = (-stdtrit(own_df, level / 2) for level in (LEVEL, LEVEL / len(means)))
+        half = error * brentq(lambda t: exceeded(t) - LEVEL, 0.99 * alone, 1.01 * bonferroni)
+        p = exceeded(abs(mean) / error)
+        found.append(Contrast(*map(float, (mean, error, own_df, mean - half, mean + half, p))))
+    return found
+
+
+def _normal_maxima(correlation: Columns) -> Columns:
+    """The distribution of the largest absolute value of normals with this correlation, in ascending steps."""
+    values, vectors = np.linalg.eigh(correlation)  # contrasts of all pairs have no Cholesky factor
+    root = vectors * np.sqrt(np.maximum(values, 0))
+    maxima = np.abs(_normals(len(correlation)) @ root.T).max(axis=1)
+    return np.asarray(np.sort(maxima).reshape(STEPS, -1).mean(axis=1))
+
+
+@cache
+def _normals(n: int) -> Columns:
+    """Quasi-random draws of n independent normals, the same in every process."""
+    engine = stats.qmc.Sobol(n, rng=0)
+    return np.asarray(stats.qmc.MultivariateNormalQMC(np.zeros(n), engine=engine).random(DRAWS))
+
+
+def seeds_needed(contrast: Contrast, n: int, family: int) -> SeedRange:
+    """From how many to how many seeds such a contrast would need for 80% power; None for more than 10,000.
+
+    For effects between the ends of the 80% interval around the one that was found, since a few seeds tell it no better:
+    the largest of them needs fewest; nothing finds one of zero. n: the seeds that there are, and that were too few.
+    family: contrasts in it.
+    """
+    sd = contrast.error * math.sqrt(n)
+    reach = contrast.error * float(stats.t.ppf(0.9, contrast.df))
+    most, least = abs(contrast.mean) + reach, max(0.0, abs(contrast.mean) - reach)
+    df_per_seed, level = contrast.df / (n - 1), LEVEL / family
+    needed = (_seeds_for(effect / sd, df_per_seed, level) for effect in (most, least))
+    fewest, enough = (None if seeds is None else max(seeds, n + 1) for seeds in needed)
+    return fewest, enough
+
+
+def _seeds_for(effect: float, df_per_seed: float, level: float) -> int | None:
+    """The seeds with which a two-sided t-test finds an effect, in standard deviations, with 80% power."""
     few, test = range(2, MOST_SEEDS + 1), TTestPower()
 
     def enough(n: int) -> bool:
         # One tail at half the level: of two, SciPy's share of the other one is nan where it is tiny.
-        power = float(test.power(effect, n, level / 2, alternative="larger"))
-        return power >= POWER or math.isnan(power)  # nan only for more than seven seeds and a power next to 1
+        power = float(test.power(effect, n, level / 2, df=df_per_seed * (n - 1), alternative="larger"))
+        return power >= POWER or (math.isnan(power) and effect > 1)  # nan only for a power next to 1
 
     index = bisect_left(few, True, key=enough)  # power grows with n, and a search by halves cannot fail to converge
     return few[index] if index < len(few) else None
 
 
 def factorial_effects(levels: Sequence[dict[str, int]], seeds: Sequence[int], values: Sequence[float]) -> list[Effect]:
-    """Main effects and pairwise interactions: t-tests over seeds of each effect within a seed, by least squares.
+    """Main effects and pairwise interactions: of each effect within a seed, by least squares, the mean over seeds.
 
     levels, seeds, values: an entry of each per run; levels are -1 or +1 for each axis. A seed whose runs cannot tell an
     effect from the others is left out of it. What the design cannot tell apart is reported once, a main effect before
     an interaction, with the others as its aliases; what never varies, or no seed can estimate, is left out.
-    Interactions of three axes and more count as none. Holm's correction is over all effects.
+    Interactions of three axes and more count as none. All effects are one family; the variance of each over seeds is
+    shrunk towards the typical one, as an arm's is.
     """
     blocks = np.array([[float(seed == block) for block in sorted(set(seeds))] for seed in seeds])
     columns = _term_columns(levels)
@@ -142,15 +286,19 @@ def factorial_effects(levels: Sequence[dict[str, int]], seeds: Sequence[int], va
     within = np.array([_within(design[block > 0], losses[block > 0]) for block in blocks.T])  # (seeds, terms)
     scale = float(np.abs(losses).max())
     found = {
-        term: _mean_difference(known, scale)
+        term: describe(known, scale)
         for term, of_seeds in zip(kept, within.T, strict=False)  # the last one is the intercept
         if (known := of_seeds[~np.isnan(of_seeds)]).size
     }
-    corrected = holm([effect.p for effect in found.values()])
-    return [
-        Effect(term, effect.mean, effect.low, effect.high, effect.p, corrected_p, tuple(aliases[term]))
-        for (term, effect), corrected_p in zip(found.items(), corrected, strict=True)
-    ]
+    tested = [term for term, effect in found.items() if effect.sd > 0]
+    if tested:
+        of_terms = within[:, [kept.index(term) for term in tested]].T
+        terms, told = np.nonzero(~np.isnan(of_terms))
+        design = (terms[:, None] == np.arange(len(tested))).astype(float)
+        contrasts = judge(moderate(of_terms[terms, told], terms, design), (design / design.sum(axis=0)).T)
+        for term, contrast in zip(tested, contrasts, strict=True):
+            found[term] = replace(found[term], low=contrast.low, high=contrast.high, p=contrast.p)
+    return [Effect(term, effect, tuple(aliases[term])) for term, effect in found.items()]
 
 
 def _within(design: Columns, losses: Columns) -> Columns:

@@ -48,7 +48,9 @@ def print_table(result: Result) -> None:
     for arm in result.arms:
         table.add_row(*_cells(arm, result, is_ladder))
     console.print(table)
-    console.print(f"{UNITS[result.metric]}, ± half the 95% interval over seeds; * separable from noise, corrected\n")
+    console.print(
+        f"{UNITS[result.metric]}, ± half the 95% interval, of differences simultaneous; * significant at 5% (max-t)\n"
+    )
     for sentence in result.answer:
         console.print(sentence)
     if result.warnings:
@@ -60,7 +62,7 @@ def print_table(result: Result) -> None:
 def _cells(arm: ArmResult, result: Result, is_ladder: bool) -> tuple[str, ...]:
     """What the terminal shows of an arm."""
     comparison = arm.to_previous if is_ladder else arm.to_baseline
-    mark = "*" if comparison and comparison.separable else " "
+    mark = "*" if comparison and comparison.significant else " "
     return (
         arm.name,
         _plus_minus(arm.judged(result.metric)),
@@ -111,8 +113,10 @@ def _comparison_columns(name: str, comparison: Comparison | None) -> dict[str, A
         difference = getattr(comparison, unit, None)
         for part in ("n", "mean", "sd", "low", "high", "p"):
             columns[f"to_{name}_{unit}_{part}"] = getattr(difference, part, None)
-    columns[f"to_{name}_corrected_p"] = comparison.corrected_p if comparison else None
-    columns[f"to_{name}_seeds_needed"] = comparison.seeds_needed if comparison else None
+    needed = comparison.seeds_needed if comparison else None
+    columns |= {
+        f"to_{name}_seeds_needed_{end}": n for end, n in zip(("from", "to"), needed or (None, None), strict=True)
+    }
     return columns
 
 

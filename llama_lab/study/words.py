@@ -45,6 +45,16 @@ def p_value(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
+def seed_range(needed: tuple[int | None, int | None]) -> str:
+    """`5 to 152 seeds`; `5 or more seeds` where nothing bounds them from above."""
+    fewest, most = needed
+    if fewest is None:
+        return "over 10,000 seeds"
+    if fewest == most:
+        return f"about {count(fewest, 'seed')}"
+    return f"{fewest:,} or more seeds" if most is None else f"{fewest:,} to {most:,} seeds"
+
+
 def short(value: float | None) -> str:
     """Three digits and a prefix for a power of a thousand: 2.89 M."""
     if not known(value):

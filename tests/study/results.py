@@ -46,14 +46,14 @@ def estimate(mean: float, sd: float = 0.004, n: int = 3) -> Estimate:
 
 
 def comparison(arm: str, against: str, nats: float, n: int = 3) -> Comparison:
-    """A paired difference; separable where it is larger than its interval."""
+    """A paired difference; significant where it is larger than its interval."""
     if n == 1:
         return Comparison(arm, against, (1,), PairedDifference(1, nats), PairedDifference(1, nats * 0.42))
     half = 0.008 + abs(nats) * 0.08
-    found = PairedDifference(n, nats, half / 2.5, nats - half, nats + half, 0.3 if abs(nats) < half else 0.0004)
+    found = PairedDifference(n, nats, half / 2.5, nats - half, nats + half, 0.6 if abs(nats) < half else 0.0008)
     bits = PairedDifference(n, nats * 0.42, half / 6, (nats - half) * 0.42, (nats + half) * 0.42, found.p)
-    needed = max(4, round(8 * (half / nats) ** 2)) if abs(nats) < half and nats else None
-    return Comparison(arm, against, tuple(range(1, n + 1)), found, bits, min(1.0, 2 * found.p), needed)
+    fewest = max(4, round(8 * (half / nats) ** 2)) if abs(nats) < half and nats else None
+    return Comparison(arm, against, tuple(range(1, n + 1)), found, bits, (fewest, None) if fewest else None)
 
 
 def curve(arm: str, metric: CurveMetric, final: float, points: int, speed: float) -> Curve:
@@ -146,7 +146,7 @@ def result(losses: dict[str, float], seeds: int = 3, points: int = 195) -> Resul
             "python study.py design=ladder from=vanilla to=llama seeds=3 match=params",
         ),
         metric="val/loss",
-        correction="Holm",
+        tests="max-t over the 6 steps",
         answer=(
             f"{names[-1]} ends at {losses[names[-1]]:.4f} nats per token, {base} at {losses[base]:.4f}.",
             "Pre-norm was worth most of it.",
@@ -220,10 +220,10 @@ def factorial() -> Result:
     return replace(
         ladder(),
         effects=(
-            Effect(("norm",), -0.004, -0.012, 0.004, 0.31, 0.62),
-            Effect(("position",), -0.083, -0.091, -0.075, 1e-6, 6e-6),
-            Effect(("ffn",), -0.026, -0.034, -0.018, 1e-4, 5e-4, (("norm", "position"),)),
-            Effect(("norm", "ffn"), 0.012, 0.004, 0.02, 0.004, 0.02),
+            Effect(("norm",), PairedDifference(3, -0.004, 0.003, -0.012, 0.004, 0.62)),
+            Effect(("position",), PairedDifference(3, -0.083, 0.003, -0.091, -0.075, 6e-6)),
+            Effect(("ffn",), PairedDifference(3, -0.026, 0.003, -0.034, -0.018, 5e-4), (("norm", "position"),)),
+            Effect(("norm", "ffn"), PairedDifference(3, 0.012, 0.003, 0.004, 0.02, 0.02)),
         ),
     )
 
@@ -370,7 +370,7 @@ def unknown() -> Result:
                 (CacheSize("bfloat16", 256, spread_out, spread_out),),
             ),
         ),
-        effects=(Effect(("norm",), nan, nan, nan, nan, nan),),
+        effects=(Effect(("norm",), PairedDifference(1, nan)),),
         learning_rates=(LearningRates("vanilla", [nan] * 5, [nothing] * 5, [0] * 5, nan, False, nan),),
         lengths=(Lengths("vanilla", 256, [256], [nothing], {256: (nans, nans)}),),
     )

@@ -164,7 +164,7 @@ def test_every_chart_says_in_words_what_it_shows_with_numbers(opened: Open) -> N
     assert len(texts) == report.figures()
     assert all(len(text) > 60 and NUMBER.search(text) for text in texts), texts
     assert "block=prenorm \u22120.1261 [\u22120.1442,\u00a0\u22120.1080] against norm=rmsnorm" in texts[0]
-    assert "not separable" in texts[0]
+    assert "not significant" in texts[0]
     assert all(len(text) > 20 for text in report.page.locator("figcaption").all_inner_texts())
 
 
@@ -444,12 +444,12 @@ def test_warnings_stand_above_the_answer_and_notes_in_a_box_of_their_own(tmp_pat
     assert "Not controlled" not in own_text(tmp_path / "report.html")
 
 
-def test_the_table_tells_what_is_not_separable_how_many_seeds_it_takes_and_the_correction(tmp_path: Path) -> None:
+def test_the_table_tells_what_is_not_significant_how_many_seeds_it_takes_and_the_tests(tmp_path: Path) -> None:
     write_page(results.ladder(), tmp_path / "report.html")
     text = own_text(tmp_path / "report.html")
-    assert "p = 0.60; not separable; about 64 seeds needed" in text
+    assert "p = 0.60; not significant; 64 or more seeds needed" in text
     assert "p &lt; 0.001" in text
-    assert "corrected for multiple comparisons (Holm)" in text
+    assert "intervals and p are simultaneous (max-t over the 6 steps)" in text
 
 
 def body(result: Result, folder: Path) -> str:
@@ -481,11 +481,11 @@ def test_curves_of_arms_that_are_judged_in_bits_are_in_bits(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (results.ladder, "for 80% power, if the difference is what these seeds show"),
+        (results.ladder, "for 80% power, if the difference is within its own 80% interval"),
         (results.ladder, "Interpolated linearly between evaluations"),
         (results.ladder, "not what a shorter budget would give"),
         (results.ladder, "both mean loss and training speed; their intervals play no part in it"),
-        (results.factorial, "t-test over seeds of the effect within each seed"),
+        (results.factorial, "intervals and p are simultaneous"),
     ],
 )
 def test_captions_say_what_their_numbers_rest_on(tmp_path: Path, make: Callable[[], Result], said: str) -> None:
@@ -499,11 +499,11 @@ def test_no_two_of_200_arms_look_alike_and_the_baseline_is_solid_black() -> None
     assert looks["arm 7"] == charts.Style("#000000", "solid", "circle")
 
 
-def test_a_difference_is_hollow_exactly_where_it_is_not_separable() -> None:
+def test_a_difference_is_hollow_exactly_where_it_is_not_significant() -> None:
     rows = charts.difference_rows(results.ladder(), "previous")
     (points,) = charts.differences(rows, "", "").data
-    assert [colour == "white" for colour in points.marker.color] == [not row.separable for row in rows]
-    assert [row.separable for row in rows] == [False, True, True, True, True, True]
+    assert [colour == "white" for colour in points.marker.color] == [not row.significant for row in rows]
+    assert [row.significant for row in rows] == [False, True, True, True, True, True]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class Trust:
                 continue
             package = str(target).partition(".")[0]
             raise ConfigError(
-                f"{stored}: names {target}, which is none of our components and could run any code; if you trust it, "
+                f"{stored} names {target}, which is none of our components and could run any code; if you trust it, "
                 f"add {option(package)}"
             )
 

@@ -80,7 +80,7 @@ def test_what_fails_in_an_evaluation_is_told(
     monkeypatch.setenv("FAIL_AT", "")
     run = command(*norm).run
     monkeypatch.setenv("FAIL_AT", "reading")
-    assert_told(evaluating(f"run={run}", "eval.parts=[loss]"))
+    assert_told(evaluating(f"run={run}", "eval.parts=[loss]", "trust=[users_lab]"))
 
 
 def test_what_fails_in_a_study_is_told_without_a_traceback(

@@ -33,6 +33,7 @@ from .result import (
     ranked,
 )
 from .settings import different_settings
+from .speed import ArmSpeed, StudySpeed
 from .statistics import (
     Contrast,
     Effect,
@@ -71,7 +72,8 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     rates = tuple(_learning_rates(name, members) for name, members in runs.items() if _is_swept(members))
     judged = {name: _judged(members) for name, members in runs.items()}
     compared = _comparisons(study, judged, metric)
-    arms = _arm_results(study, judged, metric, compared, is_swept=bool(rates))
+    speed = StudySpeed.load(folder)
+    arms = _arm_results(study, judged, metric, compared, speed, is_swept=bool(rates))
     effects = _effects(study, judged, metric) if study.design == "factorial" else ()
     tests = _tests(study, compared, effects)
     lengths = tuple(found for name, of_arm in judged.items() if (found := _lengths(name, _measured(of_arm))))
@@ -91,7 +93,8 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         ),
         lengths=lengths,
         provenance=_provenance(trials, judged[study.baseline]),
-        warnings=confounds(study, arms, trials, rates, trust),
+        warnings=confounds(study, arms, trials, rates, speed, trust),
+        speed=speed,
     )
 
 
@@ -174,6 +177,7 @@ def _arm_results(
     judged: dict[str, list[Trial]],
     metric: Metric,
     compared: dict[Pair, Comparison],
+    speed: StudySpeed | None,
     is_swept: bool,
 ) -> tuple[ArmResult, ...]:
     """Each arm, with how it compares to the arm before it and to the baseline."""
@@ -189,7 +193,7 @@ def _arm_results(
             to_previous=compared.get((arm.name, arm.previous)) if arm.previous else None,
             to_baseline=compared.get((arm.name, study.baseline)) if arm.name != study.baseline else None,
             to_reach=_to_reach(judged[arm.name], metric, targets),
-            costs=_costs(judged[arm.name]),
+            costs=_costs(judged[arm.name], speed.arms.get(arm.name) if speed else None),
             difference=_difference(baseline, judged[arm.name], is_swept),
         )
         for arm in study.arms
@@ -355,12 +359,20 @@ def _to_reach(trials: Sequence[Trial], metric: Metric, targets: dict[int, float]
     return {key: fmean([one[key] for one in reached]) for key in reached[0]} if reached else {}
 
 
-def _costs(trials: Sequence[Trial]) -> dict[str, float]:
-    """What an arm costs: from its config, and measured, as the mean over its finished runs."""
+def _costs(trials: Sequence[Trial], speed: ArmSpeed | None) -> dict[str, float]:
+    """What an arm costs: from its config, and measured, as the mean over its finished runs.
+
+    speed: as measured side by side, which the runs' own yields to.
+    """
     begun, finished = _begun(trials), _finished(trials)
     fixed = {key: begun[0].facts[key] for key in FIXED_COSTS if begun and key in begun[0].facts}
-    measured = {key: [trial.summary[key] for trial in finished if key in trial.summary] for key in MEASURED_COSTS}
-    return fixed | {key: fmean(values) for key, values in measured.items() if values}
+    logged = {key: [trial.summary[key] for trial in finished if key in trial.summary] for key in MEASURED_COSTS}
+    costs = fixed | {key: fmean(values) for key, values in logged.items() if values}
+    if speed is None:
+        return costs
+    if "perf/mfu" in costs:  # in proportion to the speed
+        costs["perf/mfu"] *= speed.costs["perf/tokens_per_second"] / costs["perf/tokens_per_second"]
+    return costs | speed.costs
 
 
 # --- what is drawn ---

@@ -10,10 +10,11 @@ from llama_lab.trust import Trust
 
 from .audit import misrecorded
 from .inference import TIMED, rounds
-from .naming import MOST_NAMES, disagreement, named, sentence
+from .naming import MOST_NAMES, by_value, disagreement, named, sentence, values_in
 from .record import Study
 from .result import ArmResult, LearningRates
 from .settings import RATE, SEEDS, unequal_settings
+from .speed import StudySpeed
 from .surroundings import unequal_surroundings
 from .trial import NOT_BEGUN, Trial
 from .words import TIMES, count, enumerate_some, learning_rate, number, percent
@@ -31,12 +32,13 @@ def confounds(
     arms: Sequence[ArmResult],
     trials: Sequence[Trial],
     rates: Sequence[LearningRates],
+    speed: StudySpeed | None,
     trust: Trust,
 ) -> tuple[str, ...]:
     """A sentence for everything that was not controlled.
 
     trials: all of the study, each with the name that the study gives its arm. rates: of the arms that sweep them.
-    trust: what the configs of runs may name to be rebuilt.
+    speed: of the arms side by side. trust: what the configs of runs may name to be rebuilt.
     """
     begun = [trial for trial in trials if trial.status != NOT_BEGUN]
     return (
@@ -52,6 +54,7 @@ def confounds(
         *_unequal_search(study, begun, is_swept=bool(rates)),
         *_rates_on_edge(rates),
         *_one_rate(study, begun, is_swept=bool(rates)),
+        *(_doubtful_speeds(speed, arms, begun) if speed else ()),
         *_unequal_measuring(arms),
         *_unquiet(arms),
         *_unlike_the_formula(arms),
@@ -143,6 +146,33 @@ def _one_rate(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator
     if not is_swept and len(rates) == 1 and len(study.arms) > 1:
         rate = learning_rate(*rates)
         yield f"One learning rate for all arms, {rate}: an arm with another optimum is at a disadvantage."
+
+
+def _doubtful_speeds(speed: StudySpeed, arms: Sequence[ArmResult], trials: Sequence[Trial]) -> Iterator[str]:
+    """What is wrong with speeds that were measured side by side."""
+    here = (speed.device, speed.devices, speed.precision, speed.threads)
+    runs = [(t, tuple(t.facts.get(key) for key in ("device", "devices", "precision", "cpu_threads"))) for t in trials]
+    elsewhere = [(trial, hardware) for trial, hardware in runs if hardware != here]
+    if elsewhere:
+        places = values_in(by_value([t for t, _ in elsewhere], [_hardware(*h) for _, h in elsewhere]), trials)
+        yield f"Speeds were measured on {_hardware(*here)}, but runs trained on other hardware: {places}."
+    unquiet = [name for name, arm in speed.arms.items() if any(map(_is_spread, (arm.train, arm.decode)))]
+    if unquiet:
+        rounds_of = enumerate_some(unquiet, MOST_NAMES)
+        spread = f"rounds differ more than {MOST_UNQUIET}{TIMES} in {rounds_of}"
+        yield f"The machine was not quiet while speeds were measured: {spread}."
+    if logged := [arm.name for arm in arms if arm.name not in speed.arms and "perf/tokens_per_second" in arm.costs]:
+        names = enumerate_some(logged, MOST_NAMES)
+        yield f"The speed of {names} is as its runs logged it, not measured with the others."
+
+
+def _is_spread(rounds: Sequence[float]) -> bool:
+    return max(rounds) > MOST_UNQUIET * min(rounds)
+
+
+def _hardware(device: object, devices: object, precision: object, threads: object) -> str:
+    """`2 x NVIDIA H100, bf16-mixed, 8 CPU threads`."""
+    return f"{devices} x {device}, {precision}, {threads} CPU threads"
 
 
 def _unequal_measuring(arms: Sequence[ArmResult]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -243,7 +243,8 @@ def _cost(result: Result) -> Section:
         "Without embeddings": lambda arm: words.number(arm.costs.get("params_non_embedding")),
         "FLOPs per token": lambda arm: words.short(arm.costs.get("flops_per_token")),
         "FLOPs, training": lambda arm: words.short(arm.costs.get("train_flops_per_token")),
-        "Tokens per second": lambda arm: words.number(arm.costs.get("perf/tokens_per_second")),
+        "Tokens per second, training": lambda arm: _speed(result, arm, "train", "perf/tokens_per_second"),
+        "Decoding": lambda arm: _speed(result, arm, "decode", "decode_tokens_per_second"),
         "MFU": lambda arm: words.percent(arm.costs.get("perf/mfu")),
         "Peak memory": lambda arm: words.size(arm.costs.get("perf/peak_memory_bytes")),
         "KV cache per token": lambda arm: words.size(arm.costs.get("kv_cache/bytes_per_token")),
@@ -252,9 +253,31 @@ def _cost(result: Result) -> Section:
     }
     caption = (
         "FLOPs are those of matrix products, per token, of the forward pass and of training. KV cache: 16-bit "
-        "elements. Matching residual: how far the arm's size is from the one it was matched to."
+        f"elements. Matching residual: how far the arm's size is from the one it was matched to. {_speed_note(result)}"
     )
     return Section("Cost", charts=found, tables=(_arm_table(result, caption, columns),) if result.arms else ())
+
+
+def _speed(result: Result, arm: ArmResult, kind: Literal["train", "decode"], cost: str) -> str:
+    """A median with its rounds' range where speeds were measured side by side, else what the runs logged."""
+    if result.speed is None or arm.name not in result.speed.arms:
+        return words.number(arm.costs.get(cost))
+    rounds = getattr(result.speed.arms[arm.name], kind)
+    return _spread(Spread(arm.costs[cost], min(rounds), max(rounds)), words.number)
+
+
+def _speed_note(result: Result) -> str:
+    """How speeds were measured."""
+    speed = result.speed
+    if speed is None:
+        return "Speed of training: as the runs logged it, mean over seeds; it was not measured side by side."
+    rounds = max(len(arm.train) for arm in speed.arms.values())
+    hardware = f"{speed.devices} x {speed.device} in {speed.precision} with {speed.threads} CPU threads"
+    return (
+        f"Speeds: medians of {rounds} rounds after the runs, in each of which every arm had its turn, with the lowest "
+        f"and the highest, on {hardware}. Decoding: tokens per second of one sequence on one device, at the end of the "
+        "context, with the KV cache, not compiled."
+    )
 
 
 def _inference(result: Result) -> Section:

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from .record import Arm, Study
+from .speed import StudySpeed
 from .statistics import Effect, Estimate, PairedDifference, SeedRange
 from .trial import Trial
 
@@ -248,7 +249,8 @@ class Result:
     """Everything the report says, in the order of its sections.
 
     metric: what arms are judged by: "val/loss", or "val/bits_per_byte" where tokenizers differ. answer: sentences.
-    tests: which comparisons were tested together, and how. warnings: what was not controlled, in sentences.
+    tests: which comparisons were tested together, and how. warnings: what was not controlled, in sentences. speed: of
+    the arms side by side; None where that was not measured, and costs have the speeds that the runs logged.
     """
 
     study: Study
@@ -265,3 +267,4 @@ class Result:
     lengths: tuple[Lengths, ...]
     provenance: Provenance
     warnings: tuple[str, ...]
+    speed: StudySpeed | None = None

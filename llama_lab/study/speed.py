@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Self
 
 from llama_lab.files import replacing
@@ -17,6 +18,11 @@ class ArmSpeed:
 
     train: tuple[float, ...]
     decode: tuple[float, ...]
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """The medians, by the names of an arm's costs."""
+        return {"perf/tokens_per_second": median(self.train), "decode_tokens_per_second": median(self.decode)}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from .result import FIXED_COSTS, MEASURED_COSTS, ArmResult, Comparison, Inference, Result, Spread
+from .speed import StudySpeed
 from .statistics import Estimate, PairedDifference
 from .words import UNITS, number, short, signed
 
 REACHED = ("tokens", "flops", "seconds")
+RANGE: dict[str, Callable[[Sequence[float]], float]] = {"low": min, "high": max}
 
 
 def summary_rows(result: Result) -> list[dict[str, Any]]:
@@ -22,7 +24,10 @@ def summary_rows(result: Result) -> list[dict[str, Any]]:
     axes = list(dict.fromkeys(axis for arm in result.study.arms for axis in arm.axes))
     inference = {found.arm: found for found in result.inference}
     rows = [
-        _row(arm, axes, result.provenance.seeds) | _inference_columns(inference.get(arm.name)) for arm in result.arms
+        _row(arm, axes, result.provenance.seeds)
+        | _inference_columns(inference.get(arm.name))
+        | _speed_columns(result.speed, arm.name)
+        for arm in result.arms
     ]
     return [{key: None if _is_nan(value) else value for key, value in row.items()} for row in rows]
 
@@ -130,6 +135,13 @@ def _inference_columns(inference: Inference | None) -> dict[str, float | None]:
         "prefill_seconds": _mean(getattr(speed, "prefill", None)),
         "kv_cache_measured_bytes": _mean(getattr(cache, "measured", None)),
     }
+
+
+def _speed_columns(speed: StudySpeed | None, arm: str) -> dict[str, float | None]:
+    """The range of the rounds in which speeds were measured side by side, and the speed of decoding then."""
+    found = speed.arms.get(arm) if speed else None
+    columns = {f"perf/tokens_per_second_{end}": of(found.train) if found else None for end, of in RANGE.items()}
+    return columns | ({"decode_tokens_per_second": found.costs["decode_tokens_per_second"]} if found else {})
 
 
 def _mean(spread: Spread | None) -> float | None:

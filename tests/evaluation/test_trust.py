@@ -59,7 +59,7 @@ def test_a_config_that_names_foreign_code_is_refused_before_anything_is_built(
     monkeypatch.setenv("HARM", "os.mkdir")
     key, node = ATTACKS[attack]
     run = with_target(copied(endless), key, filled(node, harm))
-    with pytest.raises(ConfigError, match=r"resolved\.yaml: names .* could run any code; .* add trust=\[") as error:
+    with pytest.raises(ConfigError, match=r"resolved\.yaml names .* could run any code; .* add trust=\[") as error:
         load_run(run)
     assert "\n" not in str(error.value)
     assert not harm.exists()

@@ -90,7 +90,7 @@ def test_a_model_that_cannot_be_rebuilt_is_named(tmp_path: Path) -> None:
     found = warnings_of(tmp_path, plant)
     (warning,) = [w for w in found if w.startswith("The sizes")]
     assert warning == (
-        "The sizes on record of rmsnorm cannot be checked: resolved.yaml: names of_another_machine.Norm, which is none "
+        "The sizes on record of rmsnorm cannot be checked: resolved.yaml names of_another_machine.Norm, which is none "
         "of our components and could run any code; if you trust it, add --trust of_another_machine to "
         "llama-lab-compare."
     )

@@ -1,11 +1,13 @@
 """Speeds are measured side by side when a study has ended, and not again until a run has been added."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from llama_lab.cli import compare_command
 from llama_lab.study import measure
 from llama_lab.study.speed import FILE, StudySpeed
 from tests.conftest import Command, Ran, RunTrain
@@ -116,3 +118,40 @@ def test_a_queue_measures_on_the_hardware_of_its_runs(run_train: RunTrain, tiny:
     assert found is not None
     assert found.devices == 2
     assert "1 runs on" in ran.out
+
+
+def with_speed(folder: Path, **changes: object) -> None:
+    """Change speed.json."""
+    content = json.loads((folder / FILE).read_text()) | changes
+    (folder / FILE).write_text(json.dumps(content))
+
+
+def test_the_report_has_the_measured_speeds_and_names_what_is_wrong_with_them(
+    study: Callable[..., Ran], in_process: Callable[..., Ran]
+) -> None:
+    folder = study().cwd / "runs" / "climb"
+    arms = {
+        "vanilla": {"train": [100.0, 300.0, 200.0], "decode": [7.0, 8.0, 9.0]},
+        "+rmsnorm": {"train": [110.0, 120.0, 130.0], "decode": [1.0, 1.0, 1.0]},
+    }
+    with_speed(folder, arms=arms, device="NVIDIA H100")
+    ran = in_process(compare_command, "llama-lab-compare", str(folder))
+    assert ran.code == 0
+    rows = {row["arm"]: row for row in csv.DictReader((folder / "summary.csv").open())}
+    columns = ("perf/tokens_per_second", "perf/tokens_per_second_low", "perf/tokens_per_second_high")
+    assert [float(rows["vanilla"][column]) for column in columns] == [200.0, 100.0, 300.0]
+    assert float(rows["vanilla"]["decode_tokens_per_second"]) == 8.0
+    printed = " ".join(ran.out.split())
+    assert "Speeds were measured on 1 x NVIDIA H100, 32-true" in printed
+    assert "runs trained on other hardware: 1 x cpu, 32-true" in printed
+    assert "not quiet while speeds were measured: rounds differ more than 1.5" in printed
+    assert "in vanilla." in printed
+    with_speed(folder, arms={"vanilla": arms["vanilla"]})
+    printed = " ".join(in_process(compare_command, "llama-lab-compare", str(folder)).out.split())
+    assert "The speed of +rmsnorm is as its runs logged it, not measured with the others." in printed
+    (folder / FILE).unlink()
+    in_process(compare_command, "llama-lab-compare", str(folder))
+    rows = {row["arm"]: row for row in csv.DictReader((folder / "summary.csv").open())}
+    logged = json.loads((folder / "vanilla" / "seed=1" / "summary.json").read_text())["perf/tokens_per_second"]
+    assert float(rows["vanilla"]["perf/tokens_per_second"]) == logged
+    assert rows["vanilla"]["perf/tokens_per_second_low"] == ""

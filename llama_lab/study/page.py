@@ -230,8 +230,8 @@ def _cost(result: Result) -> Section:
         ("perf/tokens_per_second", result.front.throughput, charts.throughput_front, "training speed"),
     )
     caption = (
-        "Dotted: the arms that no other one beats in both mean loss, over the seeds that all have finished, and {}; "
-        "intervals play no part in it. Bars: 95% intervals over seeds."
+        "Dotted: the arms that no other one beats in both mean loss and {}; their intervals play no part in it. Means "
+        "for it are over the seeds that all arms have finished. Bars: 95% intervals over seeds."
     )
     found = tuple(
         Chart(draw(result), alt.front(result, cost, front, name), caption.format(name))

@@ -266,6 +266,19 @@ def seeds_needed(contrast: Contrast, n: int, family: int) -> SeedRange:
     return fewest, enough
 
 
+def smallest_difference(arms: int, seeds: int) -> float:
+    """What a study of equally noisy arms finds with 80% power, in standard deviations of a run; at least two of each.
+
+    For one of as many comparisons as there are arms but one, at Bonferroni's level, which is a little strict.
+    """
+    total = (arms - 1) * (seeds - 1)
+    own = PRIOR_DF + total / arms
+    df = min(4 / (2 / own + (2 * PRIOR_DF / own) ** 2 / total), total)
+    needed = stats.t.isf(LEVEL / 2 / (arms - 1), df)
+    reach = brentq(lambda shift: stats.nct.sf(needed, df, shift) - POWER, needed / 2, 4 * needed)
+    return float(reach * math.sqrt(2 / seeds))
+
+
 def _seeds_for(effect: float, df_per_seed: float, level: float) -> int | None:
     """The seeds with which a two-sided t-test finds an effect, in standard deviations, with 80% power."""
     few, test = range(2, MOST_SEEDS + 1), TTestPower()

@@ -28,6 +28,7 @@ from .result import (
     Lengths,
     Metric,
     Provenance,
+    Reach,
     Result,
     ranked,
 )
@@ -191,6 +192,7 @@ def _arm_results(
             to_previous=compared.get((arm.name, arm.previous)) if arm.previous else None,
             to_baseline=compared.get((arm.name, study.baseline)) if arm.name != study.baseline else None,
             to_reach=_to_reach(judged[arm.name], metric, targets),
+            reach=_reach(judged[arm.name], baseline, metric),
             costs=_costs(judged[arm.name]),
             difference=_difference(baseline, judged[arm.name], is_swept),
         )
@@ -369,6 +371,33 @@ def _to_reach(trials: Sequence[Trial], metric: Metric, targets: dict[int, float]
             return {}
         reached.append({"tokens": tokens, "flops": tokens * trial.facts["train_flops_per_token"], "seconds": seconds})
     return {key: fmean([one[key] for one in reached]) for key in reached[0]} if reached else {}
+
+
+def _reach(trials: Sequence[Trial], baseline: Sequence[Trial], metric: Metric) -> Reach | None:
+    """None without a seed that both have finished, or without curves."""
+    ratios, censored = {}, set()
+    references = {trial.seed: trial for trial in _finished(baseline)}
+    for trial in (trial for trial in _finished(trials) if trial.seed in references):
+        reference = references[trial.seed]
+        (tokens, losses), (their_tokens, their_losses) = (_validation(one, metric) for one in (trial, reference))
+        target = reference.summary[metric]
+        took, took_there = first_reach(tokens, losses, target), first_reach(their_tokens, their_losses, target)
+        if not tokens or not took_there:
+            continue
+        ratios[trial.seed] = (tokens[-1] if took is None else took) / took_there
+        if took is None:
+            censored.add(trial.seed)
+    if not ratios:
+        return None
+    logs = estimate([math.log(ratio) for ratio in ratios.values()])
+    whole = Estimate(logs.n, math.exp(logs.mean), logs.sd, math.exp(logs.low), math.exp(logs.high))
+    return Reach(ratios, frozenset(censored), None if censored else whole)
+
+
+def _validation(trial: Trial, metric: Metric) -> tuple[list[float], list[float]]:
+    """The tokens of a run's evaluations, and its losses there."""
+    rows = [row for row in trial.metrics if metric in row]
+    return [row["tokens"] for row in rows], [row[metric] for row in rows]
 
 
 def _costs(trials: Sequence[Trial]) -> dict[str, float]:

@@ -181,6 +181,25 @@ def test_an_arm_of_which_one_seed_never_comes_there_reaches_nothing(tmp_path: Pa
     assert arm(result, "equal").to_reach == arm(result, "worse").to_reach == {}
 
 
+def test_an_arm_that_is_censored_in_a_seed_is_no_faster_for_it(tmp_path: Path) -> None:
+    """Means over the seeds that came there alone would make every null arm look faster than the baseline."""
+    result = analyse(write_study(tmp_path, {"base": 0.0, "equal": 0.0, "worse": 0.5, "better": -0.3}), tmp_path)
+    losses = {name: final_losses(tmp_path, name) for name in ("base", "equal")}
+    above = {
+        seed for seed, ours, theirs in zip((1, 2, 3), losses["equal"], losses["base"], strict=True) if ours > theirs
+    }
+    assert 0 < len(above) < 3
+    equal, worse, better = (arm(result, name).reach for name in ("equal", "worse", "better"))
+    assert equal.censored == above
+    assert all(equal.ratios[seed] == 1 if seed in above else equal.ratios[seed] < 1 for seed in (1, 2, 3))
+    assert equal.ratio is None
+    assert worse.censored == {1, 2, 3}
+    assert better.censored == set()
+    assert better.ratio.mean == pytest.approx(stats.gmean(list(better.ratios.values())))
+    assert better.ratio.low < better.ratio.mean < better.ratio.high < 1
+    assert set(arm(result, "base").reach.ratios.values()) == {1.0}
+
+
 def test_costs_are_read_and_speed_is_the_mean_over_seeds(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"mha": 0.0, "gqa": 0.01}, facts={"gqa": {"kv_cache/bytes_per_token": 1024}})
     for seed, speed in ((1, 10_000.0), (2, 11_000.0), (3, 15_000.0)):

@@ -35,8 +35,8 @@ def _looks(study: Study) -> Iterator[str]:
     if study.looks:
         yield (
             f"Seeds were added after {count(study.looks, 'report')}: p and intervals no longer hold as printed. "
-            f"Who looks four times, and adds seeds while nothing is significant, finds something in 14% of studies "
-            f"without an effect."
+            f"Who looks at 3, 4, 5 and 6 seeds until something is significant finds it in 9 to 13% of studies without "
+            f"an effect."
         )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from llama_lab.trust import Trust
 
 from .answer import answer
+from .cautions import cautions
 from .confounds import confounds
 from .inference import inference
 from .record import Arm, Member, Study
@@ -29,6 +30,7 @@ from .result import (
     Lengths,
     Metric,
     Provenance,
+    Reach,
     Result,
     ranked,
 )
@@ -46,6 +48,7 @@ from .statistics import (
     first_reach,
     fit_blocked,
     judge,
+    paired_contrast,
     paired_difference,
     pareto_front,
     seeds_needed,
@@ -71,8 +74,9 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     metric = _metric(trials)
     rates = tuple(_learning_rates(name, members) for name, members in runs.items() if _is_swept(members))
     judged = {name: _judged(members) for name, members in runs.items()}
-    compared = _comparisons(study, judged, metric)
     speed = StudySpeed.load(folder)
+    blocks = _blocks(judged, metric)
+    compared = _comparisons(study, judged, blocks, metric)
     arms = _arm_results(study, judged, metric, compared, speed, is_swept=bool(rates))
     effects = _effects(study, judged, metric) if study.design == "factorial" else ()
     tests = _tests(study, compared, effects)
@@ -93,7 +97,10 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         ),
         lengths=lengths,
         provenance=_provenance(trials, judged[study.baseline]),
-        warnings=confounds(study, arms, trials, rates, speed, trust),
+        warnings=(
+            *confounds(study, arms, trials, rates, speed, trust),
+            *cautions(study, arms, metric, blocks.noise() if blocks else {}),
+        ),
         speed=speed,
     )
 
@@ -181,7 +188,7 @@ def _arm_results(
     is_swept: bool,
 ) -> tuple[ArmResult, ...]:
     """Each arm, with how it compares to the arm before it and to the baseline."""
-    baseline = judged[study.baseline]
+    baseline, speeds = judged[study.baseline], speed.arms if speed else {}
     targets = {trial.seed: trial.summary[metric] for trial in _finished(baseline)}
     return tuple(
         ArmResult(
@@ -192,8 +199,9 @@ def _arm_results(
             bits=_estimate(judged[arm.name], "val/bits_per_byte"),
             to_previous=compared.get((arm.name, arm.previous)) if arm.previous else None,
             to_baseline=compared.get((arm.name, study.baseline)) if arm.name != study.baseline else None,
-            to_reach=_to_reach(judged[arm.name], metric, targets),
-            costs=_costs(judged[arm.name], speed.arms.get(arm.name) if speed else None),
+            to_reach=_to_reach(judged[arm.name], metric, targets, speeds.get(arm.name)),
+            reach=_reach(judged[arm.name], baseline, metric),
+            costs=_costs(judged[arm.name], speeds.get(arm.name)),
             difference=_difference(baseline, judged[arm.name], is_swept),
         )
         for arm in study.arms
@@ -228,29 +236,58 @@ def _difference(baseline: Sequence[Trial], trials: Sequence[Trial], is_swept: bo
     return different_settings(theirs[0], ours[0], is_swept) if ours and theirs else {}
 
 
-def _families(study: Study) -> list[list[Pair]]:
+def _family(study: Study) -> list[Pair]:
     """The pairs, (arm, its reference), that are tested together: one family answers the question of the design.
 
-    That of a factorial are its effects. The last arm of a ladder against its first is a question of its own.
+    That of a factorial are its effects.
     """
     if study.design == "factorial":
         return []
     steps = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
-    if not steps:
-        return [[(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]]
-    return [steps, [(study.arms[-1].name, study.baseline)]] if study.is_chain and len(steps) > 1 else [steps]
+    return steps or [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
 
 
-def _comparisons(study: Study, judged: dict[str, list[Trial]], metric: Metric) -> dict[Pair, Comparison]:
+def _ends(study: Study) -> list[Pair]:
+    """The last arm of a ladder against its first, which is a question of its own; none for a ladder of one step."""
+    return [(study.arms[-1].name, study.baseline)] if study.is_chain and len(study.arms) > 2 else []
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The model of arm and seed, of all arms that did not diverge. cells: (arm, seed) of its values."""
+
+    fit: Fit
+    cells: list[tuple[str, int]]
+
+    def weights(self, comparison: Comparison) -> list[float]:
+        """The mean difference as a weighted sum of the values."""
+        share = {comparison.arm: 1 / len(comparison.seeds), comparison.against: -1 / len(comparison.seeds)}
+        return [share.get(arm, 0.0) if seed in comparison.seeds else 0.0 for arm, seed in self.cells]
+
+    def noise(self) -> dict[str, float]:
+        """Of each arm, the standard deviation over that of the typical one; less than three arms do not tell."""
+        of_arm = {
+            arm: float(self.fit.noise[group]) for (arm, _), group in zip(self.cells, self.fit.groups, strict=True)
+        }
+        return of_arm if len(of_arm) > 2 else {}
+
+
+def _comparisons(
+    study: Study, judged: dict[str, list[Trial]], blocks: Blocks | None, metric: Metric
+) -> dict[Pair, Comparison]:
     """Every arm against the one before it and against the baseline; pairs without a common seed left out."""
     pairs = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
     pairs += [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
     found = {pair: c for pair in pairs if (c := _compare(*pair, judged, metric))}
     testable = {pair: c for pair, c in found.items() if not c.untested and c.difference.sd > 0}
-    fits = {key: _fit(judged, key) for key in _METRICS} if testable else {}
-    for family in _families(study):
-        if known := {pair: testable[pair] for pair in family if pair in testable}:
-            found |= _test(known, fits)
+    family = {pair: testable[pair] for pair in _family(study) if pair in testable}
+    if family and blocks:
+        contrasts = judge(blocks.fit, np.array([blocks.weights(comparison) for comparison in family.values()]))
+        for (pair, comparison), contrast in zip(family.items(), contrasts, strict=True):
+            found[pair] = _tested(comparison, contrast, len(family))
+    for pair in _ends(study):
+        if pair in testable:  # by no more than their own runs: what the arms between share with them falls on the way
+            found[pair] = _tested(testable[pair], paired_contrast(testable[pair].difference), 1)
     return found
 
 
@@ -283,47 +320,32 @@ def _of_other_texts(arm: str, against: str, judged: dict[str, list[Trial]]) -> s
     return f"{arm} and {against} were trained on different texts" if len(texts) > 1 else ""
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """The blocked model of all arms that did not diverge, in one unit. cells: (arm, seed) of its values."""
-
-    fit: Fit
-    cells: list[tuple[str, int]]
-
-    def weights(self, comparison: Comparison) -> list[float]:
-        """The mean difference as a weighted sum of the values."""
-        share = {comparison.arm: 1 / len(comparison.seeds), comparison.against: -1 / len(comparison.seeds)}
-        return [share.get(arm, 0.0) if seed in comparison.seeds else 0.0 for arm, seed in self.cells]
-
-
-def _fit(judged: dict[str, list[Trial]], key: Metric) -> _Fit:
+def _blocks(judged: dict[str, list[Trial]], metric: Metric) -> Blocks | None:
+    """None where no arm finished without a divergence."""
     arms = {name: trials for name, trials in judged.items() if not any(t.status == "diverged" for t in trials)}
-    seeds = sorted({trial.seed for trials in arms.values() for trial in trials})
+    seeds = sorted({trial.seed for trials in arms.values() for trial in _finished(trials)})
     losses = np.full((len(arms), len(seeds)), np.nan)
     for row, trials in enumerate(arms.values()):
         for trial in _finished(trials):
-            losses[row, seeds.index(trial.seed)] = trial.summary[key]
-    known = np.argwhere(~np.isnan(losses))
+            losses[row, seeds.index(trial.seed)] = trial.summary[metric]
     names = list(arms)
-    return _Fit(fit_blocked(losses), [(names[row], seeds[column]) for row, column in known])
+    cells = [(names[row], seeds[column]) for row, column in np.argwhere(~np.isnan(losses))]
+    return Blocks(fit_blocked(losses), cells) if cells else None
 
 
-def _test(family: dict[Pair, Comparison], fits: dict[Metric, _Fit]) -> dict[Pair, Comparison]:
-    """The comparisons with the interval and p of their family."""
-    contrasts = {
-        key: judge(fit.fit, np.array([fit.weights(comparison) for comparison in family.values()]))
-        for key, fit in fits.items()
-    }
-    tested = {}
-    for pair, comparison, nats, bits in zip(family, family.values(), *contrasts.values(), strict=True):
-        found = replace(
-            comparison,
-            nats=_with_test(comparison.nats, nats) if comparison.nats else None,
-            bits=_with_test(comparison.bits, bits),
-        )
-        needed = seeds_needed(nats if comparison.nats else bits, len(comparison.seeds), len(family))
-        tested[pair] = found if found.significant else replace(found, seeds_needed=needed)
-    return tested
+def _tested(comparison: Comparison, contrast: Contrast, family: int) -> Comparison:
+    """With the interval and p of its contrast, which is in the unit that arms are judged in."""
+    nats, bits = comparison.nats, comparison.bits
+    if nats:  # of one tokenizer, so that the other unit differs by a factor
+        factor = bits.sd / nats.sd
+        bits = replace(bits, low=factor * contrast.low, high=factor * contrast.high, p=contrast.p)
+        nats = _with_test(nats, contrast)
+    else:
+        bits = _with_test(bits, contrast)
+    found = replace(comparison, nats=nats, bits=bits)
+    if found.significant:
+        return found
+    return replace(found, seeds_needed=seeds_needed(contrast, len(comparison.seeds), family))
 
 
 def _with_test(difference: PairedDifference, contrast: Contrast) -> PairedDifference:
@@ -333,20 +355,25 @@ def _with_test(difference: PairedDifference, contrast: Contrast) -> PairedDiffer
 def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Effect]) -> str:
     """Which comparisons were tested together, and how."""
     sizes = [
-        sum(pair in compared and not math.isnan(compared[pair].difference.p) for pair in family)
-        for family in _families(study)
+        sum(pair in compared and not math.isnan(compared[pair].difference.p) for pair in pairs)
+        for pairs in (_family(study), _ends(study))
     ]
     known_effects = sum(not math.isnan(effect.change.p) for effect in effects)
     noun = "step" if any(arm.previous for arm in study.arms) else "comparison to the baseline"
     plural = "steps" if noun == "step" else "comparisons to the baseline"
-    families = [f"{sizes[0]} {noun if sizes[0] == 1 else plural}"] if sizes and sizes[0] else []
-    families += ["first against last arm"] if len(sizes) > 1 and sizes[1] else []
-    families += [f"{count(known_effects, 'effect')}"] if known_effects else []
-    return f"max-t over the {' and, separately, '.join(families)}" if families else "none"
+    families = [f"max-t over the {sizes[0]} {noun if sizes[0] == 1 else plural}"] if sizes[0] else []
+    families += [f"max-t over the {count(known_effects, 'effect')}"] if known_effects else []
+    families += ["a paired t-test of the last arm against the first"] if sizes[1] else []
+    return " and, on its own, ".join(families) or "none"
 
 
-def _to_reach(trials: Sequence[Trial], metric: Metric, targets: dict[int, float]) -> dict[str, float]:
-    """What it took to come down to the target of its seed, along the validation curves; empty where one did not."""
+def _to_reach(
+    trials: Sequence[Trial], metric: Metric, targets: dict[int, float], speed: ArmSpeed | None
+) -> dict[str, float]:
+    """What it took to come down to the target of its seed, along the validation curves; empty where one did not.
+
+    Seconds are those of the speed that was measured side by side; without one, those that the runs logged.
+    """
     reached = []
     for trial in (trial for trial in trials if trial.seed in targets):
         rows = [row for row in trial.metrics if metric in row]
@@ -355,8 +382,37 @@ def _to_reach(trials: Sequence[Trial], metric: Metric, targets: dict[int, float]
         tokens, seconds = (first_reach([row[x] for row in rows], losses, target) for x in ("tokens", "seconds"))
         if tokens is None or seconds is None:
             return {}
+        if speed:
+            seconds = tokens / speed.costs["perf/tokens_per_second"]
         reached.append({"tokens": tokens, "flops": tokens * trial.facts["train_flops_per_token"], "seconds": seconds})
     return {key: fmean([one[key] for one in reached]) for key in reached[0]} if reached else {}
+
+
+def _reach(trials: Sequence[Trial], baseline: Sequence[Trial], metric: Metric) -> Reach | None:
+    """None without a seed that both have finished, or without curves."""
+    ratios, censored = {}, set()
+    references = {trial.seed: trial for trial in _finished(baseline)}
+    for trial in (trial for trial in _finished(trials) if trial.seed in references):
+        reference = references[trial.seed]
+        (tokens, losses), (their_tokens, their_losses) = (_validation(one, metric) for one in (trial, reference))
+        target = reference.summary[metric]
+        took, took_there = first_reach(tokens, losses, target), first_reach(their_tokens, their_losses, target)
+        if not tokens or not took_there:
+            continue
+        ratios[trial.seed] = (tokens[-1] if took is None else took) / took_there
+        if took is None:
+            censored.add(trial.seed)
+    if not ratios:
+        return None
+    logs = estimate([math.log(ratio) for ratio in ratios.values()])
+    whole = Estimate(logs.n, math.exp(logs.mean), logs.sd, math.exp(logs.low), math.exp(logs.high))
+    return Reach(ratios, frozenset(censored), None if censored else whole)
+
+
+def _validation(trial: Trial, metric: Metric) -> tuple[list[float], list[float]]:
+    """The tokens of a run's evaluations, and its losses there."""
+    rows = [row for row in trial.metrics if metric in row]
+    return [row["tokens"] for row in rows], [row[metric] for row in rows]
 
 
 def _costs(trials: Sequence[Trial], speed: ArmSpeed | None) -> dict[str, float]:

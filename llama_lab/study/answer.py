@@ -64,6 +64,7 @@ def _compared(
         *diverged,
         *_significant(findings, noun, against),
         *_not_significant(findings, metric),
+        *_within(study, findings, metric),
         *_untested(findings),
         *(final if len(compared) > 1 else ()),
         *([f"Significant is at 5% by {tests}; intervals are simultaneous ones of these."] if tests != "none" else []),
@@ -129,6 +130,17 @@ def _not_significant(findings: Sequence[Finding], metric: Metric) -> list[str]:
             f"Finding {_its(unclear, 'such a change', 'such changes')} would need {_and(needed)}{in_order}."
         )
     return sentences
+
+
+def _within(study: Study, findings: Sequence[Finding], metric: Metric) -> list[str]:
+    """Which changes are too small to matter: two one-sided tests, which the interval within the margin is."""
+    if study.margin is None:
+        return []
+    margin = f"study.margin={study.margin:g} {UNITS[metric]}"
+    within = [f.name for f in findings if f.is_tested and max(-f.difference.low, f.difference.high) < study.margin]
+    if not within:
+        return [f"No change is shown to be within {margin}."]
+    return [f"{_and(within)} {'changes' if len(within) == 1 else 'change'} the loss by less than {margin}."]
 
 
 def _untested(findings: Sequence[Finding]) -> list[str]:

@@ -25,7 +25,7 @@ from .dry_run import print_plan
 from .measure import finished_run, measure_study
 from .plan import Plan, PlannedRun, plan_study, quoted
 from .progress import Progress
-from .record import Study
+from .record import FILE, SUMMARY, Study
 from .request import Composer, read_request, run_config
 from .speed import FILE as SPEED
 from .speed import StudySpeed
@@ -92,7 +92,7 @@ def prepare(plan: Plan, overwrite: bool) -> list[PlannedRun]:
         raise ConfigError(changed_message(changed, plan))
     command = shlex.join(["python", *sys.argv])
     notes = (*plan.study.notes, *unlisted_notes(plan))
-    replace(plan.study, command=command, notes=notes).save(plan.folder)
+    replace(plan.study, command=command, notes=notes, looks=looks(plan)).save(plan.folder)
     for run in changed:
         run.run.folder.clear()
     waiting = [run for run in plan.runs if states[run.member.folder] not in ("done", "diverged")]
@@ -131,6 +131,16 @@ def changed_message(changed: Sequence[PlannedRun], plan: Plan) -> str:
         f"{changed[0].member.folder} with {key}={old}; give the same settings, another name=, or retrain them with "
         f"study.overwrite=true"
     )
+
+
+def looks(plan: Plan) -> int:
+    """How many reports on fewer seeds there have been: whoever adds seeds because of one gives chance another try."""
+    if not (plan.folder / FILE).exists():
+        return 0
+    before = Study.load(plan.folder)
+    had, have = ({m.seed for arm in study.arms for m in arm.members} for study in (before, plan.study))
+    was_reported = (plan.folder / SUMMARY).exists()
+    return before.looks + (had < have and was_reported)
 
 
 def unlisted_notes(plan: Plan) -> list[str]:

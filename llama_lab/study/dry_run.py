@@ -47,7 +47,7 @@ def print_plan(plan: Plan, timed: bool) -> None:
     for arm in plan.arms:
         table.add_row(*row(arm, speed))
     console.print(table)
-    for line in (*legend(plan, speed), *plan.study.notes, *residual_notes(plan.study.match, plan.arms)):
+    for line in (*legend(plan, speed), *power(plan), *plan.study.notes, *residual_notes(plan.study.match, plan.arms)):
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -86,6 +86,22 @@ def legend(plan: Plan, speed: float | None) -> list[str]:
             f"of {plan.study.baseline} here ({speed / 1e9:,.1f} GFLOP/s)"
         )
     return lines
+
+
+def power(plan: Plan) -> list[str]:
+    """The smallest difference that the study could see; a factorial averages over arms, and sees smaller ones."""
+    seeds = len({run.member.seed for run in plan.runs})
+    if seeds == 1:
+        return ["one seed: nothing will be tested; study.seeds=[1,2,3] or more are"]
+    if plan.study.design == "factorial" or len(plan.arms) == 1:
+        return []
+    from .statistics import smallest_difference  # SciPy takes a second
+
+    smallest = smallest_difference(len(plan.arms), seeds)
+    return [
+        f"{seeds} seeds would find a difference of {smallest:.1f} run-sd (80% power): {0.005 * smallest:.3f} nats per "
+        f"token if runs of an arm differ by 0.005 beyond what their seeds share"
+    ]
 
 
 def flops_per_second(plan: Plan) -> float | None:

@@ -20,6 +20,7 @@ from .result import (
     Inference,
     LearningRates,
     Lengths,
+    Reach,
     Result,
     Speed,
     Spread,
@@ -212,13 +213,16 @@ def _curves(result: Result) -> Section:
     baseline = next((arm.to_reach for arm in result.arms if arm.name == result.study.baseline), {})
     columns: dict[str, Callable[[ArmResult], str]] = {
         "Tokens": lambda arm: _reached(arm.to_reach, baseline, "tokens", words.number),
+        "Tokens over the baseline's": lambda arm: _reach(arm.reach),
         "Training FLOPs": lambda arm: _reached(arm.to_reach, baseline, "flops", words.short),
         "Seconds": lambda arm: _reached(arm.to_reach, baseline, "seconds", words.number),
     }
     caption = (
         f"What it took to reach the final loss of {result.study.baseline}, mean over seeds, and as a multiple of what "
-        f"the baseline took; {words.UNKNOWN} where not every seed reached it. Interpolated linearly "
-        "between evaluations; with a learning rate that decays, a loss on the way is not what a shorter budget would "
+        f"the baseline took; {words.UNKNOWN} where not every seed reached it. Tokens over the baseline's: the "
+        "geometric mean of the ratios at each seed with its 95% interval, and the ratios; > where a run ended before. "
+        "Interpolated linearly between evaluations; with a learning rate that decays, a loss on the way is not what a "
+        "shorter budget would "
         "give."
     )
     return Section("Curves", charts=(chart,), tables=(_arm_table(result, caption, columns),))
@@ -230,8 +234,8 @@ def _cost(result: Result) -> Section:
         ("perf/tokens_per_second", result.front.throughput, charts.throughput_front, "training speed"),
     )
     caption = (
-        "Dotted: the arms that no other one beats in both mean loss, over the seeds that all have finished, and {}; "
-        "intervals play no part in it. Bars: 95% intervals over seeds."
+        "Dotted: the arms that no other one beats in both mean loss and {}; their intervals play no part in it. Means "
+        "for it are over the seeds that all arms have finished. Bars: 95% intervals over seeds."
     )
     found = tuple(
         Chart(draw(result), alt.front(result, cost, front, name), caption.format(name))
@@ -497,6 +501,20 @@ def _spread(spread: Spread | None, show: Callable[[float], str]) -> str:
 def _seeds(arm: ArmResult) -> str:
     finished = sum(trial.done for trial in arm.trials)
     return f"{finished}" if finished == len(arm.trials) else f"{finished} of {len(arm.trials)}"
+
+
+def _reach(reach: Reach | None) -> str:
+    """The mean ratio, or in how many seeds it is above what is known, and below it every seed's."""
+    if not reach:
+        return words.UNKNOWN
+    found = reach.ratio
+    whole = (
+        f"{words.with_interval(found.mean, found.low, found.high)}"
+        if found
+        else f"not reached in {len(reach.censored)} of {words.count(len(reach.ratios), 'seed')}"
+    )
+    each = (f"{'>' if seed in reach.censored else ''}{ratio:.2f}{words.TIMES}" for seed, ratio in reach.ratios.items())
+    return f"{whole}\n{', '.join(each)}"
 
 
 def _reached(own: dict[str, float], baseline: dict[str, float], key: str, show: Callable[[float], str]) -> str:

@@ -11,6 +11,7 @@ from llama_lab.training.folder import write_yaml
 from llama_lab.trust import stored_config
 
 FILE = "study.yaml"
+SUMMARY = "summary.csv"  # of a report
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class Study:
     """What belongs together. baseline: name of the arm that all are compared with.
 
     design: ladder, leave_one_out, ...; "comparison" for runs that were put together afterwards. match: params, flops or
-    none; "" if unknown. notes: what a reader must know, in whole sentences.
+    none; "" if unknown. notes: what a reader must know, in whole sentences. margin: a change of the loss that is too
+    small to matter, in the unit that arms are judged in; None for none. looks: reports that were written over fewer
+    seeds.
     """
 
     name: str
@@ -58,6 +61,8 @@ class Study:
     match: str = ""
     command: str = ""
     notes: tuple[str, ...] = field(default=())
+    margin: float | None = None
+    looks: int = 0
 
     @property
     def is_chain(self) -> bool:

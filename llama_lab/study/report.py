@@ -6,7 +6,7 @@ from llama_lab.trust import Trust
 
 from .analysis import analyse
 from .page import write_page
-from .record import Study
+from .record import SUMMARY, Study
 from .result import Result
 from .table import print_table, write_summary_csv
 
@@ -17,7 +17,7 @@ def write_report(folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008,
     trust: what the configs of runs may name, whose models are rebuilt to check their sizes.
     """
     result = analyse(Study.load(folder), folder, trust)
-    write_summary_csv(result, folder / "summary.csv")
+    write_summary_csv(result, folder / SUMMARY)
     write_page(result, folder / "report.html")
     print_table(result)
     print(f"the report is {folder / 'report.html'}")

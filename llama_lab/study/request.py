@@ -1,5 +1,6 @@
 """What the command line asks of a study, checked and taken apart: the study's own settings, and those of its runs."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,8 +35,8 @@ RESERVED = {
     "overwrite": "study.overwrite=true retrains the runs whose settings have changed",
 }
 # Keys of every study; the others are its design's. And those that change nothing about the runs there are.
-COMMON = ("seeds", "learning_rates", "measure_speed", "dry_run", "overwrite")
-UNNAMED = ("study.seeds", "study.measure_speed", "study.dry_run", "study.overwrite")
+COMMON = ("seeds", "learning_rates", "margin", "measure_speed", "dry_run", "overwrite")
+UNNAMED = ("study.seeds", "study.margin", "study.measure_speed", "study.dry_run", "study.overwrite")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Request:
     design: Design
     seeds: tuple[int, ...]
     learning_rates: tuple[float, ...] | None
+    margin: float | None
     match: str
     measure_speed: bool
     dry_run: bool
@@ -87,6 +89,7 @@ def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
         design=build(OmegaConf.create({key: value for key, value in cfg.study.items() if key not in COMMON}), "study"),
         seeds=checked_seeds(cfg.study.seeds),
         learning_rates=checked_rates(cfg.study.learning_rates),
+        margin=checked_margin(cfg.study.margin),
         match=cfg.match,
         measure_speed=cfg.study.measure_speed,
         dry_run=cfg.study.dry_run,
@@ -123,6 +126,15 @@ def checked_rates(rates: Sequence[Any] | None) -> tuple[float, ...] | None:
             f"study.learning_rates={list(rates)}: must be two or more positive numbers, each once; null takes optim.lr"
         )
     return tuple(sorted(float(rate) for rate in rates))
+
+
+def checked_margin(margin: Any) -> float | None:
+    """Raise ConfigError unless it is a positive number; None stays None."""
+    if margin is None:
+        return None
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
+        raise ConfigError(f"study.margin={margin}: must be a positive change of the loss, such as 0.02, or null")
+    return float(margin)
 
 
 def study_name(option: str, arguments: Sequence[str]) -> str:

@@ -59,14 +59,27 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Reach:
+    """The tokens in which an arm came to the baseline's final loss at the same seed, over those the baseline took.
+
+    ratios: by seed. censored: the seeds whose run ended before it came there; their ratio is what it is known to be
+    above. ratio: the geometric mean over seeds with its interval by Student's t; None where a seed is censored.
+    """
+
+    ratios: dict[int, float]
+    censored: frozenset[int]
+    ratio: Estimate | None
+
+
+@dataclass(frozen=True)
 class ArmResult:
     """An arm at the learning rate it is judged at.
 
     trials: all of them at that rate, finished or not. loss, bits: of the finished ones; None without any. to_reach:
     what it took to reach the baseline's final loss at the same seed: "tokens", "flops" (of training) and "seconds",
-    means over seeds; empty where not every seed came there. costs: of FIXED_COSTS, and means over seeds of
-    MEASURED_COSTS, what is known. difference: config keys that differ from the baseline's, with (its value, this
-    one's).
+    means over seeds; empty where not every seed came there. reach: the tokens of every seed. costs: of FIXED_COSTS, and
+    means over seeds of MEASURED_COSTS, what is known. difference: config keys that differ from the baseline's, with
+    (its value, this one's).
     """
 
     arm: Arm
@@ -77,6 +90,7 @@ class ArmResult:
     to_previous: Comparison | None = None
     to_baseline: Comparison | None = None
     to_reach: dict[str, float] = field(default_factory=dict)
+    reach: Reach | None = None
     costs: dict[str, float] = field(default_factory=dict)
     difference: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 

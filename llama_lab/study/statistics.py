@@ -77,6 +77,21 @@ class Effect:
     aliases: tuple[tuple[str, ...], ...] = ()
 
 
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of values with its standard error, and its test against zero within a family of them.
+
+    low, high: the simultaneous 95% interval. p: adjusted; it is below 5% exactly where the interval excludes zero.
+    """
+
+    mean: float
+    error: float
+    df: float
+    low: float
+    high: float
+    p: float
+
+
 def estimate(values: Sequence[float]) -> Estimate:
     """The mean of at least one value, with its t interval."""
     n, mean = len(values), float(np.mean(values))
@@ -91,13 +106,19 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 def paired_difference(values: Sequence[float], reference: Sequence[float]) -> PairedDifference:
     """values minus reference, pair by pair, by the paired t-test; at least one pair."""
-    differences = np.subtract(values, reference)
-    found = describe(differences, scale=max(map(abs, (*values, *reference))))
+    found = describe(np.subtract(values, reference), scale=max(map(abs, (*values, *reference))))
     if not found.sd > 0:
         return found
-    test = stats.ttest_1samp(differences, 0.0)
-    interval = test.confidence_interval(1 - LEVEL)
-    return replace(found, low=float(interval.low), high=float(interval.high), p=float(test.pvalue))
+    test = paired_contrast(found)
+    return replace(found, low=test.low, high=test.high, p=test.p)
+
+
+def paired_contrast(found: PairedDifference) -> Contrast:
+    """The paired t-test of a difference with a spread."""
+    error, df = found.sd / math.sqrt(found.n), found.n - 1
+    half = error * float(stats.t.isf(LEVEL / 2, df))
+    p = 2 * float(stats.t.sf(abs(found.mean) / error, df))
+    return Contrast(found.mean, error, df, found.mean - half, found.mean + half, p)
 
 
 def describe(differences: Columns, scale: float) -> PairedDifference:
@@ -120,6 +141,7 @@ class Fit:
 
     variances, groups: of each value. df: what each group's variance counts, its share of the prior included. shrunk:
     for each value, the part of its variance that comes from the prior. total_df: the residual degrees of freedom.
+    noise: of each group, its own standard deviation over the typical one; nan where it has none.
     """
 
     values: Columns
@@ -128,21 +150,7 @@ class Fit:
     df: Columns
     shrunk: Columns
     total_df: float
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """A weighted sum of values with its standard error, and its test against zero within a family of them.
-
-    low, high: the simultaneous 95% interval. p: adjusted; it is below 5% exactly where the interval excludes zero.
-    """
-
-    mean: float
-    error: float
-    df: float
-    low: float
-    high: float
-    p: float
+    noise: Columns
 
 
 def fit_blocked(losses: Columns) -> Fit:
@@ -178,7 +186,9 @@ def moderate(values: Columns, groups: npt.NDArray[np.intp], design: Columns) -> 
         variances = (PRIOR_DF * typical + squares) / (PRIOR_DF + df)
         weights = (typical / np.maximum(variances, typical))[groups] if typical > 0 else weights
     shrunk = PRIOR_DF * typical / (PRIOR_DF + df)
-    return Fit(values, variances[groups], groups, PRIOR_DF + df, shrunk[groups], float(df[known].sum()))
+    noise = np.full(len(df), math.nan)
+    noise[known] = np.sqrt(squares[known] / df[known] / typical) if typical > 0 else math.nan
+    return Fit(values, variances[groups], groups, PRIOR_DF + df, shrunk[groups], float(df[known].sum()), noise)
 
 
 def _bias_of_median(to_residuals: Columns, members: Columns, df: Columns) -> float:
@@ -254,6 +264,19 @@ def seeds_needed(contrast: Contrast, n: int, family: int) -> SeedRange:
     needed = (_seeds_for(effect / sd, df_per_seed, level) for effect in (most, least))
     fewest, enough = (None if seeds is None else max(seeds, n + 1) for seeds in needed)
     return fewest, enough
+
+
+def smallest_difference(arms: int, seeds: int) -> float:
+    """What a study of equally noisy arms finds with 80% power, in standard deviations of a run; at least two of each.
+
+    For one of as many comparisons as there are arms but one, at Bonferroni's level, which is a little strict.
+    """
+    total = (arms - 1) * (seeds - 1)
+    own = PRIOR_DF + total / arms
+    df = min(4 / (2 / own + (2 * PRIOR_DF / own) ** 2 / total), total)
+    needed = stats.t.isf(LEVEL / 2 / (arms - 1), df)
+    reach = brentq(lambda shift: stats.nct.sf(needed, df, shift) - POWER, needed / 2, 4 * needed)
+    return float(reach * math.sqrt(2 / seeds))
 
 
 def _seeds_for(effect: float, df_per_seed: float, level: float) -> int | None:

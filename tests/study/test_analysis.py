@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,13 +70,17 @@ def test_a_ladder_has_one_family_of_its_steps_and_one_comparison_of_its_ends(lad
     folder, result = ladder
     losses = np.array([final_losses(folder, name) for name in LADDER])
     steps = np.repeat(np.eye(5)[1:] - np.eye(5)[:-1], 3, axis=1) / 3
-    ends = np.repeat([[-1.0, 0, 0, 0, 1]], 3, axis=1) / 3
-    found = [a.to_previous.nats for a in result.arms[1:]]
-    for family, differences in ((steps, found), (ends, [arm(result, "relu").to_baseline.nats])):
-        for contrast, difference in zip(judge(fit_blocked(losses), family), differences, strict=True):
-            assert (difference.mean, difference.p) == pytest.approx((contrast.mean, contrast.p))
-            assert (difference.low, difference.high) == pytest.approx((contrast.low, contrast.high))
-    assert result.tests == "max-t over the 4 steps and, separately, first against last arm"
+    for contrast, a in zip(judge(fit_blocked(losses), steps), result.arms[1:], strict=True):
+        difference = a.to_previous.nats
+        assert (difference.mean, difference.p) == pytest.approx((contrast.mean, contrast.p))
+        assert (difference.low, difference.high) == pytest.approx((contrast.low, contrast.high))
+        in_bits = (x / math.log(2) / BYTES_PER_TOKEN for x in (contrast.mean, contrast.low, contrast.high))
+        bits = a.to_previous.bits
+        assert (bits.mean, bits.low, bits.high, bits.p) == pytest.approx((*in_bits, contrast.p))
+    ends, paired = arm(result, "relu").to_baseline.nats, stats.ttest_rel(losses[4], losses[0])
+    interval = paired.confidence_interval()
+    assert (ends.low, ends.high, ends.p) == pytest.approx((interval.low, interval.high, paired.pvalue))
+    assert result.tests == ("max-t over the 4 steps and, on its own, a paired t-test of the last arm against the first")
 
 
 def test_what_is_in_no_family_is_described_and_not_tested(ladder: tuple[Path, Result]) -> None:
@@ -176,6 +181,25 @@ def test_an_arm_of_which_one_seed_never_comes_there_reaches_nothing(tmp_path: Pa
     assert arm(result, "equal").to_reach == arm(result, "worse").to_reach == {}
 
 
+def test_an_arm_that_is_censored_in_a_seed_is_no_faster_for_it(tmp_path: Path) -> None:
+    """Means over the seeds that came there alone would make every null arm look faster than the baseline."""
+    result = analyse(write_study(tmp_path, {"base": 0.0, "equal": 0.0, "worse": 0.5, "better": -0.3}), tmp_path)
+    losses = {name: final_losses(tmp_path, name) for name in ("base", "equal")}
+    above = {
+        seed for seed, ours, theirs in zip((1, 2, 3), losses["equal"], losses["base"], strict=True) if ours > theirs
+    }
+    assert 0 < len(above) < 3
+    equal, worse, better = (arm(result, name).reach for name in ("equal", "worse", "better"))
+    assert equal.censored == above
+    assert all(equal.ratios[seed] == 1 if seed in above else equal.ratios[seed] < 1 for seed in (1, 2, 3))
+    assert equal.ratio is None
+    assert worse.censored == {1, 2, 3}
+    assert better.censored == set()
+    assert better.ratio.mean == pytest.approx(stats.gmean(list(better.ratios.values())))
+    assert better.ratio.low < better.ratio.mean < better.ratio.high < 1
+    assert set(arm(result, "base").reach.ratios.values()) == {1.0}
+
+
 def test_costs_are_read_and_speed_is_the_mean_over_seeds(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"mha": 0.0, "gqa": 0.01}, facts={"gqa": {"kv_cache/bytes_per_token": 1024}})
     for seed, speed in ((1, 10_000.0), (2, 11_000.0), (3, 15_000.0)):
@@ -269,7 +293,9 @@ def test_survivors_of_a_divergence_are_not_judged_and_the_answer_says_how_many_d
 
 
 def test_ranks_and_fronts_are_over_the_seeds_that_all_arms_have_finished(tmp_path: Path) -> None:
-    study = write_study(tmp_path, {"base": 0.0, "lucky": 0.01}, noise=0.0, seed_noise=0.5, design="recipes")
+    study = write_study(
+        tmp_path, {"base": 0.0, "lucky": 0.01, "bad": 0.02}, noise=0.0, seed_noise=0.5, design="recipes"
+    )
     losses = dict(zip((1, 2, 3), final_losses(tmp_path, "base"), strict=True))
     worst = max(losses, key=lambda seed: losses[seed])
     plant_end(run_folder(tmp_path, study, "lucky", worst), "diverged", "nan", 7)
@@ -553,3 +579,69 @@ def test_the_interval_of_a_planted_step_covers_it_in_most_studies_on_disk(tmp_pa
         difference = arm(analyse(study, folder), "arm").to_baseline.nats
         covered += difference.low <= -0.02 <= difference.high
     assert covered >= 34  # 38 are expected; fewer than 34 have a chance of 1 in 100
+
+
+def cautioned(result: Result, words: str) -> bool:
+    return any(words in warning for warning in result.warnings)
+
+
+def test_two_seeds_are_warned_of_and_three_are_not(tmp_path: Path) -> None:
+    for seeds in ((1, 2), (1, 2, 3)):
+        folder = tmp_path / str(len(seeds))
+        assert cautioned(analyse(write_study(folder, LADDER, seeds), folder), "Two seeds: ") == (len(seeds) == 2)
+
+
+def test_an_arm_of_much_noise_is_warned_of_by_name(tmp_path: Path) -> None:
+    study = write_study(tmp_path, dict.fromkeys("abcdefgh", 0.0), (1, 2, 3, 4, 5))
+    assert not cautioned(analyse(study, tmp_path), "as the typical arm")
+    for seed, noise in zip((1, 2, 3, 4, 5), (0.1, -0.1, 0.05, 0.0, -0.08), strict=True):
+        plant_facts(run_folder(tmp_path, study, "d", seed), **{"val/loss": 3.7 + noise})
+    (warning,) = [w for w in analyse(study, tmp_path).warnings if "as the typical arm" in w]
+    assert warning.startswith("d varies ")
+
+
+def test_a_loss_of_token_frequencies_is_called_that(tmp_path: Path) -> None:
+    result = analyse(write_study(tmp_path, {"base": 0.0, "stuck": 2.55}), tmp_path)
+    (warning,) = [w for w in result.warnings if "token frequencies alone give" in w]
+    assert warning.startswith("stuck ends at 6.2")
+
+
+def test_across_tokenizers_the_text_per_token_is_told(tmp_path: Path) -> None:
+    other = {"tokenizer_hash": "byte", "bytes_per_token": 1.0, "vocab_size": 257}
+    study = write_study(tmp_path, {"bpe": 0.0, "byte": -2.0}, facts={"byte": other})
+    assert cautioned(analyse(study, tmp_path), "A token is 3.44 bytes in bpe, 1.00 bytes in byte")
+
+
+def test_arms_of_different_texts_are_not_tested_against_each_other(tmp_path: Path) -> None:
+    study = write_study(
+        tmp_path, {"base": 0.0, "same": -0.3, "other": -0.3}, facts={"other": {"data_hash": "else"}}, design="recipes"
+    )
+    result = analyse(study, tmp_path)
+    assert arm(result, "other").to_baseline.untested == "other and base were trained on different texts"
+    assert not arm(result, "other").to_baseline.significant
+    assert arm(result, "same").to_baseline.significant
+    assert "other is not tested against base: other and base were trained on different texts." in result.answer
+
+
+def test_added_seeds_are_warned_of_and_how_often_they_were_looked_at(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"base": 0.0, "arm": 0.0})
+    assert not cautioned(analyse(study, tmp_path), "Seeds were added")
+    assert cautioned(analyse(replace(study, looks=2), tmp_path), "Seeds were added after 2 reports: p and intervals no")
+
+
+def test_a_margin_tells_which_changes_are_too_small_to_matter(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"base": 0.0, "same": 0.0, "better": -0.2}, (1, 2, 3, 4, 5), design="recipes")
+    limits = [max(-d.low, d.high) for d in (a.to_baseline.nats for a in analyse(study, tmp_path).arms[1:])]
+    assert limits[0] < 0.02
+    wide, narrow = (analyse(replace(study, margin=margin), tmp_path).answer for margin in (0.02, limits[0] / 2))
+    assert "same changes the loss by less than study.margin=0.02 nats per token." in wide
+    assert any(sentence.startswith("No change is shown to be within study.margin=") for sentence in narrow)
+
+
+def test_a_record_made_before_margins_and_looks_is_read_as_without(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"base": 0.0, "arm": 0.0})
+    lines = (tmp_path / "study.yaml").read_text().splitlines()
+    old = [line for line in lines if not line.startswith(("margin", "looks"))]
+    assert len(old) == len(lines) - 2
+    (tmp_path / "study.yaml").write_text("\n".join(old))
+    assert Study.load(tmp_path) == study

@@ -15,7 +15,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from llama_lab.study import alt, charts, words
 from llama_lab.study.page import write_page
 from llama_lab.study.record import Arm
-from llama_lab.study.result import Front, Result
+from llama_lab.study.result import Front, Reach, Result
+from llama_lab.study.statistics import Estimate
 from tests.study import results
 
 CHROMIUM = shutil.which("chromium")
@@ -572,3 +573,16 @@ def test_every_seed_is_shown_with_its_own_difference(tmp_path: Path) -> None:
     first, second = ([t.summary["val/loss"] for t in arm.trials] for arm in result.arms[:2])
     for loss, reference in zip(second, first, strict=True):
         assert f"<span>{loss:.4f}</span><span>{words.signed(loss - reference)}</span>" in table
+
+
+def test_tokens_to_the_baselines_loss_are_censored_where_a_run_ended_before(tmp_path: Path) -> None:
+    found = results.ladder()
+    reaches = (
+        Reach({1: 1.0, 2: 0.92, 3: 1.0}, frozenset({1, 3}), None),
+        Reach({1: 0.41, 2: 0.43, 3: 0.45}, frozenset(), Estimate(3, 0.4297, 0.05, 0.38, 0.49)),
+    )
+    arms = [replace(arm, reach=reach) for arm, reach in zip(found.arms[1:3], reaches, strict=True)]
+    text = body(replace(found, arms=(found.arms[0], *arms, *found.arms[3:])), tmp_path)
+    assert "not reached in 2 of 3 seeds" in text
+    assert "&gt;1.00\u00d7, 0.92\u00d7, &gt;1.00\u00d7" in text
+    assert "0.4297 [0.3800,\u00a00.4900]" in text

@@ -23,6 +23,7 @@ from llama_lab.study.statistics import (
     paired_difference,
     pareto_front,
     seeds_needed,
+    smallest_difference,
 )
 
 STUDIES = 500
@@ -305,6 +306,14 @@ def test_a_step_of_five_run_sds_is_found_in_95_percent_of_ladders_of_seven_steps
     losses[:, 4:] += 5 * 0.005
     steps = [(i, i - 1) for i in range(1, 8)]
     assert np.mean([blocked(study, steps)[3].p < 0.05 for study in losses]) >= 0.95
+
+
+@pytest.mark.parametrize(("arms", "seeds"), [(2, 3), (8, 3), (5, 5)])
+def test_the_smallest_difference_is_found_in_80_percent_of_studies(arms: int, seeds: int) -> None:
+    losses = simulated(0.0, arms, seeds)[:200]
+    losses[:, 1] += 0.005 * smallest_difference(arms, seeds)
+    pairs = [(i, 0) for i in range(1, arms)]
+    assert 0.72 <= np.mean([blocked(study, pairs)[0].p < 0.05 for study in losses]) <= 0.93
 
 
 AXES = ("norm", "block", "position", "ffn")

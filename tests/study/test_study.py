@@ -145,6 +145,7 @@ def test_a_dry_run_prints_the_arms_and_their_costs_and_writes_nothing(study: Cal
     assert "climb: 3 arms, 6 runs" in ran.out
     for expected in ("vanilla", "+rmsnorm", "+swiglu", "residual", "FLOPs", "KV B", "time"):
         assert expected in ran.out
+    assert "2 seeds would find a difference of " in ran.out
     assert max(len(line) for line in ran.out.splitlines() if "│" in line or "─" in line) <= 80
 
 
@@ -165,6 +166,10 @@ def test_another_seed_trains_that_seed_alone(study: Callable[..., Ran]) -> None:
     after = written(folder)
     assert {file: time for file, time in after.items() if file in before} == before
     assert len(summaries(folder)) == 9
+    assert Study.load(folder).looks == 1
+    assert "Seeds were added after 1 report" in (folder / "report.html").read_text(encoding="utf-8")
+    assert study(*LADDER, "study.seeds=[1,2,3]").code == 0
+    assert Study.load(folder).looks == 1
 
 
 def test_seeds_that_are_left_out_are_told_of(study: Callable[..., Ran]) -> None:
@@ -336,6 +341,7 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         ),
         (["study=learning_rate", "study.learning_rates=1e-3"], "study.learning_rates=0.001: must be a list"),
         (["study=kv_heads", "study.kv_heads=[]"], r"study.kv_heads=\[\]: must hold one or more"),
+        (["study=ladder", "study.margin=0"], "study.margin=0: must be a positive change of the loss"),
         (["study=ladder", "study.axes=[norm,1]"], "study.axes: 1 is no axis"),
         (["study=ladder", "study.axes=[]"], r"study.axes=\[\]: names no axis; leave it out, or choose among block, "),
         (["study=ladder", "study.axes=norm"], "study.axes=norm: must be a list"),

@@ -15,6 +15,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
+from llama_lab.faults import OURS
 from llama_lab.job import plan_job
 from llama_lab.training.folder import CHANGEABLE, held
 from llama_lab.training.hardware import current_rank
@@ -31,7 +32,6 @@ from .speed import FILE as SPEED
 from .speed import StudySpeed
 from .trial import is_run
 
-OURS = ("llama_lab", "torch")  # packages of our own configs' targets
 State = Literal["missing", "unfinished", "changed", "failed", "done", "diverged"]
 
 

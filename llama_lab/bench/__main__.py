@@ -1,4 +1,4 @@
-"""The command line of the benchmarks: `python -m llama_lab.bench {components,decode,training}`."""
+"""The command line of the benchmarks: `python -m llama_lab.bench {components,decode,training,tokens}`."""
 
 import argparse
 from pathlib import Path
@@ -69,6 +69,10 @@ def parser() -> Parser:
     decode.set_defaults(run=run_decode)
     about = "the training loop of Lightning with our callbacks against a bare one, on the default model and data"
     commands.add_parser("training", help=about, description=f"Time {about}.").set_defaults(run=run_training)
+    about = "the tokenising of your text beside datasets.map, with the same tokenizer and as many processes as cores"
+    tokens = commands.add_parser("tokens", help=about, description=f"Time {about}.")
+    tokens.add_argument("files", nargs="+", metavar="FILE", help="text, .jsonl, .json or .parquet files, or patterns")
+    tokens.set_defaults(run=run_tokens)
     return top
 
 
@@ -120,6 +124,13 @@ def run_training(_: argparse.Namespace) -> None:
     from .training import main as run  # takes seconds to import
 
     run()
+
+
+def run_tokens(args: argparse.Namespace) -> None:
+    """`tokens`."""
+    from .tokens import run  # takes a second to import
+
+    run(args.files)
 
 
 def check(args: argparse.Namespace) -> None:

@@ -166,7 +166,7 @@ def test_context_trains_short_and_evaluates_long() -> None:
         (Ladder("vanilla", "llama", ["norm", "norm"]), "names an axis twice"),
         (
             Ladder("vanilla", "llama", []),
-            r"study.target=llama: is the same as study.base=vanilla; they differ on block",
+            r"study.axes=\[\]: names no axis; leave it out, or choose among block, norm, ",
         ),
         (Ladder("gpt2", "mistral", ["block"]), r"is the same as study.base=gpt2 on block; they differ on norm, "),
         (Ladder("llama", "llama"), r"study.target=llama: is the same as study.base=llama"),

@@ -135,6 +135,7 @@ def in_process(
         monkeypatch.delenv(name)
     for name in ("NETRC", "LLAMA_LAB_CACHE"):
         monkeypatch.setenv(name, environment[name])
+    monkeypatch.setattr("llama_lab.faults._components", set())  # those of other tests' commands
 
     def run(function: Callable[[], None], script: str, *overrides: str) -> Ran:
         for name in ("HYDRA_FULL_ERROR", "LLAMA_LAB_TRACEBACK"):  # the command sets them

@@ -94,9 +94,11 @@ def test_a_study_that_nobody_touched_is_accused_of_nothing(study: Callable[..., 
     assert record.arms[1].settings is not None
     assert record.arms[1].settings["model.norm._target_"] == "llama_lab.model.norm.RMSNorm"
     assert "model.dim" not in record.arms[1].settings
-    expected = ("One learning rate", "Logged speeds", "The code had", "Matching left")  # the rest is the machine's
+    # What is true of two seeds, of 20 steps, and of this machine.
+    expected = ("One learning rate", "Logged speeds", "The code had", "Matching left", "Two seeds")
     for known in (record, replace(record, arms=tuple(replace(arm, settings=None) for arm in record.arms))):
-        assert [w for w in analyse(known, folder).warnings if not w.startswith(expected)] == []
+        found = [w for w in analyse(known, folder).warnings if not w.startswith(expected)]
+        assert [w for w in found if "it has learned little else" not in w] == []
 
 
 def test_the_sizes_of_a_users_own_components_are_checked_by_the_study_that_names_them(

@@ -44,8 +44,9 @@ class QueueLauncher(Launcher):
         from llama_lab.launching.launch import launch
 
         jobs = [list(overrides) for overrides in job_overrides]
+        engine = self.engine
         try:
-            return launch(self.config, self.hydra_context, self.task_function, jobs, initial_job_idx, self.engine)
+            return launch(self.config, self.hydra_context, self.task_function, jobs, initial_job_idx, engine)
         finally:
             del self.engine  # it is closed, and jobs that follow need another
 

@@ -128,7 +128,13 @@ def test_the_installed_command_trains_a_component_of_the_user_s_own_package(
     norm = OmegaConf.load(ran.run / "resolved.yaml").model.norm
     assert norm == {"_target_": "mylab.norm.Mine", "_partial_": True, "floor": 0.01}
     evaluated = run(
-        installed, "llama-lab-eval", f"run={ran.run}", "eval.parts=[loss]", cwd=tmp_path, environment=environment
+        installed,
+        "llama-lab-eval",
+        f"run={ran.run}",
+        "eval.parts=[loss]",
+        "trust=[mylab]",
+        cwd=tmp_path,
+        environment=environment,
     )
     assert (evaluated.code, evaluated.err) == (0, "")
     assert "after 10 steps" in evaluated.out

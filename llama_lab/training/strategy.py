@@ -79,10 +79,13 @@ def join_on_loopback(device: torch.device, port: int, rank: int, world_size: int
     loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))  # Linux; macOS
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
-    listener = socket.create_server((LOOPBACK, port)).detach() if rank == 0 else None  # the store will close it
-    store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
-        LOOPBACK, port, world_size, is_master=rank == 0, master_listen_fd=listener
-    )
+    if world_size == 1:  # nobody to meet
+        store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    else:
+        listener = socket.create_server((LOOPBACK, port)).detach() if rank == 0 else None  # the store will close it
+        store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+            LOOPBACK, port, world_size, is_master=rank == 0, master_listen_fd=listener
+        )
     backend = torch.distributed.get_default_backend_for_device(device)
     device_id = None if device.type == "cpu" else device
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=device_id)

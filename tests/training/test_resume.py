@@ -14,7 +14,7 @@ from llama_lab.training import checkpoint
 from llama_lab.training.callbacks import Checkpointing, Monitor
 from llama_lab.training.folder import RunFolder
 from llama_lab.training.run import train
-from tests.conftest import Command, Ran, RunTrain
+from tests.conftest import Command, Ran, RunTrain, last_of_each
 from tests.training.tiny import identical, planned, repeatable, rows, trained_state
 
 # 40 steps of two micro-batches; evaluations after steps 10, 20, 30, 40; checkpoints after 4, 8 ... 40.
@@ -213,7 +213,7 @@ def test_a_stopped_command_says_how_to_go_on_and_exits_with_130(
     assert trained_state(ran.run)["global_step"] == 14
     assert ran.err.splitlines()[-2:] == [
         "stopped; go on with the same command:",
-        f"  {shlex.join(['python', 'train.py', *overrides])}",
+        f"  {shlex.join(['python', 'train.py', *last_of_each(overrides)])}",
     ]
 
 

@@ -79,6 +79,7 @@ def join_on_loopback(device: torch.device, port: int, rank: int, world_size: int
     loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))  # Linux; macOS
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
+    store: Any
     if world_size == 1:  # nobody to meet
         store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     else:

@@ -10,6 +10,7 @@ from hydra.errors import HydraException
 
 from llama_lab.config import override_key
 from llama_lab.errors import ConfigError
+from llama_lab.trust import escape
 
 TEXTS = ("run", "prompt", "resume", "measure", "train.prompt")  # whatever they hold, it is one text
 FOLDERS = ("run", "resume", "measure", "runs_dir")  # in which nothing else makes ~ the home folder
@@ -61,7 +62,7 @@ def literal(argument: str) -> str:
     if key in FOLDERS:
         value = os.path.expanduser(value)  # as the shell does at the beginning of a word
     if key in TEXTS:
-        value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # no interpolation
+        value = escape(value)
     elif is_read(f"{typed}={value}", key in FOLDERS):
         return f"{typed}={value}"
     elif key in PATHS and (items := list_items(value)):

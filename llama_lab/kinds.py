@@ -26,6 +26,7 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "device": (str,),
     "study.axes": (list,),
     "study.learning_rates": (list,),
+    "study.tuning_seeds": (list,),
     "study.kv_heads": (list,),
     "train.micro_batch_size": (int,),
     "train.grad_clip": (float,),

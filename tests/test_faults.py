@@ -87,7 +87,7 @@ def test_what_fails_in_a_study_is_told_without_a_traceback(
     norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAIL_AT", "training")
-    arms = ["study=ladder", "study.axes=[ffn]", "study.seeds=[1]"]
+    arms = ["study=ladder", "study.learning_rates=null", "study.axes=[ffn]", "study.seeds=[1]"]
     ran = command(*(o for o in norm if o != "arm=a"), *arms, "name=mine")
     assert ran.code == 1
     assert PLACE in ran.err

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +16,7 @@ from .answer import answer
 from .cautions import cautions
 from .confounds import confounds
 from .inference import inference
+from .learning_rate import Losses, best_rate, is_on_edge
 from .record import Arm, Member, Study
 from .result import (
     FIXED_COSTS,
@@ -96,7 +97,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
             _divergence(member, trial) for members in runs.values() for member, trial in members if not trial.done
         ),
         lengths=lengths,
-        provenance=_provenance(trials, judged[study.baseline]),
+        provenance=_provenance(trials, {t.seed for of_arm in judged.values() for t in of_arm}, judged[study.baseline]),
         warnings=(
             *confounds(study, arms, trials, rates, speed, trust),
             *cautions(study, arms, metric, blocks.noise() if blocks else {}),
@@ -134,6 +135,16 @@ def _is_swept(runs: Runs) -> bool:
     return len(_by_rate(runs)) > 1
 
 
+def _tuned(runs: Runs) -> Mapping[int, Losses]:
+    """By judged seed, the losses of its tuning runs that came to an end."""
+    found: dict[int, dict[float, float]] = {}
+    for member, trial in runs:
+        if member.tunes is not None and member.learning_rate is not None and trial.status in ("done", "diverged"):
+            loss = trial.summary["val/loss"] if trial.done else math.inf
+            found.setdefault(member.tunes, {})[member.learning_rate] = loss
+    return found
+
+
 def _best_rate(by_rate: dict[float, list[Trial]]) -> float:
     """The rate with the lowest mean among those with the most finished seeds; nan if no run finished."""
     losses = {rate: _losses(trials, "val/loss") for rate, trials in by_rate.items()}
@@ -142,24 +153,31 @@ def _best_rate(by_rate: dict[float, list[Trial]]) -> float:
 
 
 def _judged(runs: Runs) -> list[Trial]:
-    """The trials that an arm is judged by: at its best learning rate; all, where none is swept or none finished."""
+    """The trials that an arm is judged by: not those that tune it.
+
+    Where learning rates are swept without tuning runs, those at the best rate; all, where none is swept or finished.
+    """
+    if any(member.tunes is not None for member, _ in runs):
+        return [trial for member, trial in runs if member.tunes is None]
     best = _best_rate(_by_rate(runs)) if _is_swept(runs) else math.nan
     return [trial for member, trial in runs if math.isnan(best) or member.learning_rate == best]
 
 
 def _learning_rates(arm: str, runs: Runs) -> LearningRates:
     """The losses of one arm over its grid."""
-    by_rate = _by_rate(runs)
+    by_rate, tuned = _by_rate(runs), _tuned(runs)
     rates = list(by_rate)
     best = _best_rate(by_rate)
+    on_edge = any(map(is_on_edge, tuned.values())) if tuned else best in (rates[0], rates[-1])
     return LearningRates(
         arm=arm,
         rates=rates,
         loss=[_estimate(trials, "val/loss") for trials in by_rate.values()],
         diverged=[sum(trial.status == "diverged" for trial in trials) for trials in by_rate.values()],
         best=best,
-        on_edge=best in (rates[0], rates[-1]),
+        on_edge=on_edge,
         sensitivity=_sensitivity(list(by_rate.values())),
+        chosen={seed: best_rate(losses) for seed, losses in tuned.items()},
     )
 
 
@@ -193,7 +211,7 @@ def _arm_results(
     return tuple(
         ArmResult(
             arm=arm,
-            learning_rate=_rate(judged[arm.name]),
+            learning_rates=_rates(judged[arm.name]),
             trials=tuple(judged[arm.name]),
             loss=_estimate(judged[arm.name], "val/loss"),
             bits=_estimate(judged[arm.name], "val/bits_per_byte"),
@@ -225,10 +243,9 @@ def _estimate(trials: Sequence[Trial], metric: Metric) -> Estimate | None:
     return estimate(losses) if losses else None
 
 
-def _rate(trials: Sequence[Trial]) -> float | None:
-    """The one learning rate of an arm's runs; None if there are several, or none is known."""
-    rates = {trial.config.get("optim.lr") for trial in _begun(trials)}
-    return rates.pop() if len(rates) == 1 else None
+def _rates(trials: Sequence[Trial]) -> tuple[float, ...]:
+    """The learning rates of an arm's runs, in ascending order, each once."""
+    return tuple(sorted({trial.config["optim.lr"] for trial in _begun(trials) if "optim.lr" in trial.config}))
 
 
 def _difference(baseline: Sequence[Trial], trials: Sequence[Trial], is_swept: bool) -> dict[str, tuple[object, object]]:
@@ -503,7 +520,8 @@ def _effects(study: Study, judged: dict[str, list[Trial]], metric: Metric) -> tu
 
 def _divergence(member: Member, trial: Trial) -> Divergence:
     tokens = max((row["tokens"] for row in trial.metrics), default=0.0)
-    return Divergence(trial.arm, trial.seed, trial.status, tokens, trial.message, member.learning_rate)
+    is_tuning = member.tunes is not None
+    return Divergence(trial.arm, trial.seed, trial.status, tokens, trial.message, member.learning_rate, is_tuning)
 
 
 def _measured(trials: Sequence[Trial]) -> list[Trial]:
@@ -545,12 +563,12 @@ def _means(lists: Sequence[Sequence[float]]) -> list[float]:
     return [fmean(values) for values in zip(*lists, strict=True)]
 
 
-def _provenance(trials: Sequence[Trial], baseline: Sequence[Trial]) -> Provenance:
+def _provenance(trials: Sequence[Trial], seeds: Collection[int], baseline: Sequence[Trial]) -> Provenance:
     facts = [surroundings(trial) for trial in _begun(trials)]
     names = facts[0] if facts else {}
     first = next(iter(_begun(baseline)), None)
     return Provenance(
-        seeds=tuple(sorted({trial.seed for trial in trials})),
+        seeds=tuple(sorted(seeds)),
         environment={name: dict(Counter(values[name] for values in facts)) for name in names},
         baseline_config=(first.path / "resolved.yaml").read_text() if first else "",
     )

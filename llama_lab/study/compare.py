@@ -70,11 +70,11 @@ def put_together(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """The runs that a path stands for: itself, a study's members, or all below it. Raises ConfigError without any."""
+    """The runs that a path stands for: itself, a study's judged ones, or all below it. ConfigError without any."""
     if is_run(path):
         return [path]
     if (path / FILE).exists():
-        listed = [path / member.folder for arm in Study.load(path).arms for member in arm.members]
+        listed = [path / member.folder for arm in Study.load(path).arms for member in arm.judged]
         found = [folder for folder in listed if is_run(folder)]
     else:
         found = sorted(file.parent for file in path.rglob("status.json") if is_run(file.parent))

@@ -3,9 +3,8 @@
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -31,8 +30,8 @@ from .request import Composer, read_request, run_config
 from .speed import FILE as SPEED
 from .speed import StudySpeed
 from .trial import is_run
-
-State = Literal["missing", "unfinished", "changed", "failed", "done", "diverged"]
+from .tuning import at_best_rates, extended, state
+from .words import count
 
 
 def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) -> None:
@@ -49,21 +48,35 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
     if request.dry_run:
         return
     with held(plan.folder):
-        waiting = prepare(plan, request.overwrite)
-        results = launch(waiting, launcher)
+        plan, results = train_all(plan, launcher, request.overwrite)
         if request.measure_speed:
             measure(plan, launcher)
         from .report import write_report  # after the runs, and not in each of them: SciPy and Plotly take a second
 
-        named = (OmegaConf.to_container(run.run.cfg) for run in plan.runs)
+        named = (OmegaConf.to_container(run.run.cfg) for run in plan.runs)  # what tunes them names nothing else
         result = write_report(plan.folder, Trust(targets=frozenset(t for cfg in named for t in targets(cfg))))
     tell_failures(results)
     if results and cfg.logger.wandb:
         from .dashboard import log_report
 
         log_report(result, plan.folder, cfg.logger)
-    if result.divergences:
+    if any(run.status != "diverged" or not run.is_tuning for run in result.divergences):
         sys.exit(FAILED)
+
+
+def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, list[tuple[PlannedRun, JobReturn]]]:
+    """Train what is missing: first what tunes learning rates, then what is judged at them. The plan as it came out.
+
+    Raises ConfigError as `prepare` does.
+    """
+    refuse_old_grid(plan)
+    results: list[tuple[PlannedRun, JobReturn]] = []
+    while True:
+        plan = extended(plan)
+        waiting = prepare(plan, overwrite, tried={run.member.folder for run, _ in results})
+        if not waiting:
+            return plan, results
+        results += launch(waiting, launcher)
 
 
 def measure(plan: Plan, launcher: Launcher) -> None:
@@ -81,13 +94,21 @@ def measure(plan: Plan, launcher: Launcher) -> None:
         sys.stderr.write(f"failed: the arms' speeds could not be measured: {result._return_value}\n")
 
 
-def prepare(plan: Plan, overwrite: bool) -> list[PlannedRun]:
-    """Write the study's record, and return the runs that are to train, their folders ready for them.
+def prepare(plan: Plan, overwrite: bool, tried: Collection[str] = ()) -> list[PlannedRun]:
+    """Write the study's record, and return the runs that can train now, their folders ready for them.
 
-    Raises ConfigError for runs with other settings than they have now, unless they may be overwritten.
+    A run that is judged can as soon as its learning rate is known. tried: folders of runs that this command has started
+    before: one that crashed waits for the next. Raises ConfigError for runs with other settings than they have now,
+    unless they may be overwritten.
     """
-    states = {run.member.folder: state(run, plan) for run in plan.runs}
-    changed = [run for run in plan.runs if states[run.member.folder] == "changed"]
+    judged = at_best_rates(plan)
+    known = {run.member.folder for run in judged}
+    early = [run for run in plan.runs if run.member.folder not in known and is_run(run.run.folder.path)]
+    if early and not overwrite:
+        raise ConfigError(early_message(early, plan))
+    runs = [run for run in (*plan.tuning, *judged) if run.member.folder not in tried]
+    states = {run.member.folder: state(run, plan) for run in runs}
+    changed = [run for run in runs if states[run.member.folder] == "changed"]
     if changed and not overwrite:
         raise ConfigError(changed_message(changed, plan))
     command = shlex.join(["python", *sys.argv])
@@ -95,30 +116,22 @@ def prepare(plan: Plan, overwrite: bool) -> list[PlannedRun]:
     replace(plan.study, command=command, notes=notes, looks=looks(plan)).save(plan.folder)
     for run in changed:
         run.run.folder.clear()
-    waiting = [run for run in plan.runs if states[run.member.folder] not in ("done", "diverged")]
+    waiting = [run for run in runs if states[run.member.folder] not in ("done", "diverged")]
     if waiting:
         (plan.folder / SPEED).unlink(missing_ok=True)  # of other arms, or of other settings
-    for run in plan.runs:
+    for run in runs:
         if states[run.member.folder] == "failed":  # progress counts what this command has ended
             run.run.folder.write_status("interrupted", "failed before, and waits to be trained again")
     return waiting
 
 
-def state(planned: PlannedRun, plan: Plan) -> State:
-    """What there is of a run. A run that diverged would diverge again; one that crashed may not."""
-    folder = planned.run.folder
-    status = folder.read_status()
-    if status is None or not is_run(folder.path):
-        return "missing"
-    ended = status["status"] in ("done", "diverged")
-    now = {"data_hash": plan.dataset.data_hash, "tokenizer_hash": plan.dataset.tokenizer_hash}
-    if not (ended or planned.run.hardware.elsewhere):  # what has ended on another device is compared, with a warning
-        now["precision"] = planned.run.hardware.precision
-    then = folder.read_json("environment.json")
-    if folder.changed_keys(planned.run.cfg, CHANGEABLE) or any(then[key] != value for key, value in now.items()):
-        return "changed"
-    known: dict[str, State] = {"done": "done", "diverged": "diverged", "failed": "failed"}
-    return known.get(status["status"], "unfinished")
+def early_message(early: Sequence[PlannedRun], plan: Plan) -> str:
+    """Which runs are judged at a learning rate that further tuning may change, and what can be done."""
+    return (
+        f"study.learning_rates: {count(len(early), 'run')} of {plan.folder}, such as {early[0].member.folder}, took "
+        f"their rates from fewer tuning runs; give the same study.learning_rates and study.extend_rates, another "
+        f"name=, or retrain those whose rate changes with study.overwrite=true"
+    )
 
 
 def changed_message(changed: Sequence[PlannedRun], plan: Plan) -> str:
@@ -133,19 +146,30 @@ def changed_message(changed: Sequence[PlannedRun], plan: Plan) -> str:
     )
 
 
+def refuse_old_grid(plan: Plan) -> None:
+    """Raise ConfigError for a study from before tuning runs, which searched learning rates on the runs it judges."""
+    if (plan.folder / FILE).exists():
+        members = [member for arm in Study.load(plan.folder).arms for member in arm.judged]
+        if any(member.learning_rate is not None for member in members):
+            raise ConfigError(
+                f"{plan.folder}: its learning rates were chosen on the runs that it judges, as no study does any more; "
+                f"give another name= (llama-lab-compare {plan.folder} still reports on it)"
+            )
+
+
 def looks(plan: Plan) -> int:
     """How many reports on fewer seeds there have been: whoever adds seeds because of one gives chance another try."""
     if not (plan.folder / FILE).exists():
         return 0
     before = Study.load(plan.folder)
-    had, have = ({m.seed for arm in study.arms for m in arm.members} for study in (before, plan.study))
+    had, have = ({m.seed for arm in study.arms for m in arm.judged} for study in (before, plan.study))
     was_reported = (plan.folder / SUMMARY).exists()
     return before.looks + (had < have and was_reported)
 
 
 def unlisted_notes(plan: Plan) -> list[str]:
     """A sentence on the runs in the study's folder that it does not list, since what is left out must be told."""
-    listed = {run.member.folder for run in plan.runs}
+    listed = {run.member.folder for run in (*plan.tuning, *plan.runs)}
     found = {str(folder.relative_to(plan.folder)) for folder in plan.folder.glob("*/seed=*") if is_run(folder)}
     left = sorted(found - listed)
     return [f"Not part of this report, though in its folder: {', '.join(left)}."] if left else []

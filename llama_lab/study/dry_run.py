@@ -16,7 +16,7 @@ from llama_lab.training.throughput import synchronize
 from llama_lab.units import duration
 
 from .plan import Plan, PlannedArm, residual_notes
-from .words import short
+from .words import count, short
 
 TIMED_STEPS = 3
 LARGEST_TIMED = 300e6  # parameters: a larger model may not fit into this machine
@@ -31,7 +31,8 @@ def print_plan(plan: Plan, timed: bool) -> None:
         console.print("no times: the runs are for another machine")
     elif timed and speed is None:
         console.print(f"no times: {plan.study.baseline} has more than {LARGEST_TIMED / 1e6:.0f} M parameters to try")
-    title = f"{plan.study.name}: {len(plan.arms)} arms, {len(plan.runs)} runs"
+    tuning = f", {count(len(plan.tuning), 'run')} to tune them" if plan.tuning else ""
+    title = f"{plan.study.name}: {len(plan.arms)} arms, {len(plan.runs)} runs{tuning}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("arm", overflow="fold")
     for column in (
@@ -68,7 +69,8 @@ def row(arm: PlannedArm, speed: float | None) -> list[str]:
 
 def seconds(arm: PlannedArm, speed: float) -> float:
     """Training time of one arm's runs, one after the other."""
-    return sum(run.run.steps * run.run.tokens_per_step * arm.cost.train_flops_per_token / speed for run in arm.runs)
+    tokens = sum(run.run.steps * run.run.tokens_per_step for run in (*arm.runs, *arm.tuning))
+    return tokens * arm.cost.train_flops_per_token / speed
 
 
 def legend(plan: Plan, speed: float | None) -> list[str]:

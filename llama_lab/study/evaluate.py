@@ -51,7 +51,7 @@ def found_runs(wanted: str) -> list[Path]:
         raise ConfigError("run=: names nothing; name a run's folder, such as runs/llama/base/seed=1")
     path = Path(wanted)
     if (path / FILE).exists():
-        members = [member for arm in Study.load(path).arms for member in arm.members]
+        members = [member for arm in Study.load(path).arms for member in arm.judged]
         listed = [path / member.folder for member in sorted(members, key=lambda member: member.seed)]
         begun = [run for run in listed if is_run(run)]
         if len(begun) < len(listed):

@@ -60,8 +60,8 @@ def measure_study(job: Run) -> None:
 
 
 def finished_run(arm: Arm, folder: Path) -> Path | None:
-    """The first of an arm's runs that came to its end."""
-    runs = (folder / member.folder for member in arm.members)
+    """The first of an arm's judged runs that came to its end."""
+    runs = (folder / member.folder for member in arm.judged)
     return next((run for run in runs if (RunFolder(run).read_status() or {}).get("status") == "done"), None)
 
 

@@ -174,7 +174,7 @@ def _loss_table(result: Result) -> Table:
             "Difference to the step before": lambda arm: _comparison(arm.to_previous),
             "Difference to the baseline": lambda arm: _comparison(arm.to_baseline),
             "Seeds": lambda arm: _seeds(arm),
-            "Learning rate": lambda arm: words.learning_rate(arm.learning_rate),
+            "Learning rate": lambda arm: ", ".join(map(words.learning_rate, arm.learning_rates)) or words.UNKNOWN,
         },
     )
 

@@ -1,8 +1,9 @@
 """From a request to runs: every arm composed, checked, built on the meta device and matched, before one trains."""
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,30 +38,62 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class PlannedArm:
-    """An arm of the design with its real width and costs. residual: see `Matched`; None where nothing is matched."""
+    """An arm of the design with its real width and costs. residual: see `Matched`; None where nothing is matched.
+
+    runs: those that are judged, at the config's learning rate. tuning: those that choose another. at: the run of a
+    member of this arm.
+    """
 
     variant: Variant
     width: int
     cost: Cost
     residual: float | None
     runs: tuple[PlannedRun, ...]
+    tuning: tuple[PlannedRun, ...]
+    at: Callable[[Member], PlannedRun]
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All runs, for the record."""
+        return tuple(run.member for run in (*self.runs, *self.tuning))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A study that could start, its arms in the design's order. dataset: what all of its runs train on."""
+    """A study that could start, its arms in the design's order. dataset: what all of its runs train on.
+
+    rates: the grid of learning rates, empty where none are searched. extend_rates: whether tuning goes on beyond it.
+    """
 
     study: Study
     folder: Path
     arms: tuple[PlannedArm, ...]
     dataset: TokenDataset
+    rates: tuple[float, ...]
+    extend_rates: bool
 
     @property
     def runs(self) -> list[PlannedRun]:
-        """All runs, one seed of all arms after the other: stopped early, a study has still compared equals."""
-        runs = [run for arm in self.arms for run in arm.runs]
-        seeds = list(dict.fromkeys(run.member.seed for run in runs))
-        return sorted(runs, key=lambda run: seeds.index(run.member.seed))
+        """All runs that are judged."""
+        return by_seed(run for arm in self.arms for run in arm.runs)
+
+    @property
+    def tuning(self) -> list[PlannedRun]:
+        """All runs that learning rates are chosen by."""
+        return by_seed(run for arm in self.arms for run in arm.tuning)
+
+
+def with_arms(plan: Plan, arms: Sequence[PlannedArm]) -> Plan:
+    """The plan with more runs in its arms, and in its record."""
+    recorded = tuple(replace(was, members=arm.members) for was, arm in zip(plan.study.arms, arms, strict=True))
+    return replace(plan, arms=tuple(arms), study=replace(plan.study, arms=recorded))
+
+
+def by_seed(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
+    """One seed of all arms after the other: stopped early, a study has still compared equals."""
+    found = list(runs)
+    seeds = list(dict.fromkeys(run.member.seed for run in found))
+    return sorted(found, key=lambda run: seeds.index(run.member.seed))
 
 
 @dataclass(frozen=True)
@@ -86,7 +119,8 @@ def plan_study(request: Request, composer: Composer, choose: Callable[[DictConfi
     with open_display(steps=1, rank=0) as display:
         dataset = open_dataset(composed[0].cfg, display)
     arms = plan_arms(request, composed, dataset)
-    return Plan(describe(request, variants, arms), folder, arms, dataset)
+    study = describe(request, variants, arms)
+    return Plan(study, folder, arms, dataset, request.learning_rates or (), request.extend_rates)
 
 
 def check_free(request: Request, variants: Sequence[Variant]) -> None:
@@ -97,7 +131,8 @@ def check_free(request: Request, variants: Sequence[Variant]) -> None:
     for argument in request.shared:
         key = override_key(argument)
         if key in ours:
-            raise ConfigError(f"{argument}: the study sets {key} itself, arm by arm; leave it out")
+            or_fix = ", or search none with study.learning_rates=null" if key == "optim.lr" else ""
+            raise ConfigError(f"{argument}: the study sets {key} itself, arm by arm; leave it out{or_fix}")
 
 
 def check_arm(
@@ -136,19 +171,24 @@ def plan_arm(request: Request, arm: Composed, dataset: TokenDataset, reference: 
             matched = match_width(lambda w: cost_at(cfg, dataset, w), width, request.match, reference)
             width, cost, residual = matched.width, matched.cost, matched.residual
     settings = {} if request.match == "none" else {"model.hidden_dim": width}
-    runs = tuple(plan_run(request, arm, member, settings) for member in members(request, arm.variant.name))
+    at = partial(plan_run, request, arm, settings)
+    name = arm.variant.name
+    runs = tuple(at(Member(f"{name}/seed={seed}", seed)) for seed in request.seeds)
+    tuning = tuple(
+        at(tuning_member(name, rate, by, seed))
+        for seed, by in request.tuning_seeds.items()
+        for rate in request.learning_rates or ()
+    )
     build_module(runs[0].run, meta_model(runs[0].run.cfg, dataset), dataset.val_bytes)
-    return PlannedArm(arm.variant, width, cost, residual, runs)
+    return PlannedArm(arm.variant, width, cost, residual, runs, tuning, at)
 
 
-def members(request: Request, arm: str) -> list[Member]:
-    """The runs of an arm: every seed at every learning rate."""
-    rates = request.learning_rates or (None,)
-    folders = {rate: arm if rate is None else f"{arm}-lr={rate:g}" for rate in rates}
-    return [Member(f"{folder}/seed={seed}", seed, rate) for rate, folder in folders.items() for seed in request.seeds]
+def tuning_member(arm: str, rate: float, seed: int, tunes: int) -> Member:
+    """A run on one seed that helps to choose the learning rate of another."""
+    return Member(f"{arm}-lr={rate:g}/seed={seed}", seed, rate, tunes)
 
 
-def plan_run(request: Request, arm: Composed, member: Member, settings: dict[str, Any]) -> PlannedRun:
+def plan_run(request: Request, arm: Composed, settings: dict[str, Any], member: Member) -> PlannedRun:
     """One run, and the overrides by which its own command would start it."""
     folder = member.folder.partition("/")[0]
     settings = {"name": request.name, "arm": folder, "seed": member.seed} | settings
@@ -193,7 +233,7 @@ def describe(request: Request, variants: Variants, arms: Sequence[PlannedArm]) -
             Arm(
                 name=arm.variant.name,
                 axes=arm.variant.axes,
-                members=tuple(run.member for run in arm.runs),
+                members=arm.members,
                 previous=arm.variant.previous,
                 residual=arm.residual,
                 settings=own,
@@ -210,9 +250,11 @@ def rate_notes(request: Request) -> list[str]:
     """What a reader must know of a grid of learning rates, if there is one."""
     if request.learning_rates is None:
         return []
+    low, high = min(request.learning_rates), max(request.learning_rates)
+    further = ", and beyond them where the best is an end of the grid" if request.extend_rates else ""
     return [
-        f"Each arm is judged at the best of {len(request.learning_rates)} learning rates, chosen on the runs that are "
-        f"then compared: a little too good, for all arms alike."
+        f"Each judged run has the learning rate that is best on a tuning seed of its own, of "
+        f"{len(request.learning_rates)} from {low:g} to {high:g}{further}."
     ]
 
 

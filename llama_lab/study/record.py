@@ -18,12 +18,14 @@ SUMMARY = "summary.csv"  # of a report
 class Member:
     """One run of a study.
 
-    folder: of the run, relative to the study's folder, or absolute. learning_rate: where the study sweeps it.
+    folder: of the run, relative to the study's folder, or absolute. learning_rate: where the study sweeps it. tunes:
+    the judged seed of the arm whose learning rate this run helps to choose; None for a run that is judged.
     """
 
     folder: str
     seed: int
     learning_rate: float | None = None
+    tunes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,16 @@ class Arm:
     previous: str | None = None
     residual: float | None = None
     settings: dict[str, Any] | None = None
+
+    @property
+    def judged(self) -> tuple[Member, ...]:
+        """The runs that are compared."""
+        return tuple(member for member in self.members if member.tunes is None)
+
+    @property
+    def tuning(self) -> tuple[Member, ...]:
+        """The runs that learning rates are chosen by."""
+        return tuple(member for member in self.members if member.tunes is not None)
 
 
 @dataclass(frozen=True)

@@ -35,15 +35,26 @@ RESERVED = {
     "overwrite": "study.overwrite=true retrains the runs whose settings have changed",
 }
 # Keys of every study; the others are its design's. And those that change nothing about the runs there are.
-COMMON = ("seeds", "learning_rates", "margin", "measure_speed", "dry_run", "overwrite")
-UNNAMED = ("study.seeds", "study.margin", "study.measure_speed", "study.dry_run", "study.overwrite")
+COMMON = (
+    "seeds",
+    "learning_rates",
+    "tuning_seeds",
+    "extend_rates",
+    "margin",
+    "measure_speed",
+    "dry_run",
+    "overwrite",
+)
+UNNAMED = tuple(f"study.{key}" for key in COMMON if key != "learning_rates")
+TUNING_SEED = 1000  # above the judged one, unless others are given
 
 
 @dataclass(frozen=True)
 class Request:
     """A study to conduct. option: of the group `study`. name: of its folder. shared: overrides of all of its runs.
 
-    launcher: option of the group `hydra/launcher`.
+    tuning_seeds: by judged seed; empty where no learning rates are searched. launcher: option of the group
+    `hydra/launcher`.
     """
 
     option: str
@@ -52,6 +63,8 @@ class Request:
     design: Design
     seeds: tuple[int, ...]
     learning_rates: tuple[float, ...] | None
+    tuning_seeds: dict[int, int]
+    extend_rates: bool
     margin: float | None
     match: str
     measure_speed: bool
@@ -82,13 +95,18 @@ def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
     if cfg.match not in (*MATCHED, "none"):
         raise ConfigError(f"match={cfg.match}: unknown; choose {', '.join(MATCHED)} or none")
     naming = [a for a, key in keys.items() if key not in ("study", *UNNAMED)]
+    seeds, rates = checked_seeds(cfg.study.seeds), checked_rates(cfg.study.learning_rates)
+    if rates is None and "study.extend_rates" in keys.values() and cfg.study.extend_rates:
+        raise ConfigError("study.extend_rates=true: there is no grid to extend; give study.learning_rates")
     return Request(
         option=option,
         name=folder_name("name", cfg.name, study_name(option, naming)),
         runs_dir=cfg.runs_dir,
         design=build(OmegaConf.create({key: value for key, value in cfg.study.items() if key not in COMMON}), "study"),
-        seeds=checked_seeds(cfg.study.seeds),
-        learning_rates=checked_rates(cfg.study.learning_rates),
+        seeds=seeds,
+        learning_rates=rates,
+        tuning_seeds=checked_tuning_seeds(cfg.study.tuning_seeds, seeds, rates),
+        extend_rates=cfg.study.extend_rates,
         margin=checked_margin(cfg.study.margin),
         match=cfg.match,
         measure_speed=cfg.study.measure_speed,
@@ -110,11 +128,35 @@ def refuse_sweeps(arguments: Sequence[str]) -> None:
             )
 
 
-def checked_seeds(seeds: Sequence[Any]) -> tuple[int, ...]:
+def checked_seeds(seeds: Sequence[Any], key: str = "seeds") -> tuple[int, ...]:
     """Raise ConfigError unless they are distinct whole numbers, at least one."""
     if not seeds or len(set(seeds)) < len(seeds) or not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise ConfigError(f"study.seeds={list(seeds)}: must be whole numbers, each once, such as [1,2,3]")
+        raise ConfigError(f"study.{key}={list(seeds)}: must be whole numbers, each once, such as [1,2,3]")
     return tuple(seeds)
+
+
+def checked_tuning_seeds(
+    wanted: Sequence[Any] | None, seeds: Sequence[int], rates: Sequence[float] | None
+) -> dict[int, int]:
+    """The seed that tunes each judged one; none without a grid of rates. Raises ConfigError unless all are distinct."""
+    if rates is None:
+        if wanted is not None:
+            raise ConfigError("study.tuning_seeds: there are no rates to choose; give study.learning_rates, or null")
+        return {}
+    if wanted is None:
+        wanted = [seed + TUNING_SEED for seed in seeds]
+    tuning = checked_seeds(wanted, "tuning_seeds")
+    if len(tuning) != len(seeds):
+        raise ConfigError(
+            f"study.tuning_seeds={list(tuning)}: must be as many as study.seeds={list(seeds)}, one for each: a seed "
+            f"that tunes several makes all of them wrong together"
+        )
+    if both := sorted({*seeds} & {*tuning}):
+        raise ConfigError(
+            f"study.tuning_seeds={list(tuning)}: {', '.join(map(str, both))} would be judged too (study.seeds), and a "
+            f"rate chosen on runs that are compared is too good; give other seeds"
+        )
+    return dict(zip(seeds, tuning, strict=True))
 
 
 def checked_rates(rates: Sequence[Any] | None) -> tuple[float, ...] | None:

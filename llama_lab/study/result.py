@@ -73,17 +73,17 @@ class Reach:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """An arm at the learning rate it is judged at.
+    """An arm at the learning rates it is judged at.
 
-    trials: all of them at that rate, finished or not. loss, bits: of the finished ones; None without any. to_reach:
-    what it took to reach the baseline's final loss at the same seed: "tokens", "flops" (of training) and "seconds",
-    means over seeds; empty where not every seed came there. reach: the tokens of every seed. costs: of FIXED_COSTS, and
-    means over seeds of MEASURED_COSTS, what is known. difference: config keys that differ from the baseline's, with
-    (its value, this one's).
+    learning_rates: those of its runs, each once. trials: all of them at these rates, finished or not. loss, bits: of
+    the finished ones; None without any. to_reach: what it took to reach the baseline's final loss at the same seed:
+    "tokens", "flops" (of training) and "seconds", means over seeds; empty where not every seed came there. reach: the
+    tokens of every seed. costs: of FIXED_COSTS, and means over seeds of MEASURED_COSTS, what is known. difference:
+    config keys that differ from the baseline's, with (its value, this one's).
     """
 
     arm: Arm
-    learning_rate: float | None
+    learning_rates: tuple[float, ...]
     trials: tuple[Trial, ...]
     loss: Estimate | None
     bits: Estimate | None
@@ -142,7 +142,9 @@ class LearningRates:
 
     on_edge: whether the best lies at an end of the grid, and a better one may lie beyond. sensitivity: mean of
     min(loss, loss of unigram frequencies) minus the best loss over the grid (Wortsman et al. 2023, section 2.2, with
-    the loss of a model that has learned frequencies alone in the place of the loss at the start).
+    the loss of a model that has learned frequencies alone in the place of the loss at the start). chosen: for each
+    judged seed the rate that its own tuning runs are best at; empty where there are none, and the rate with the best
+    mean is judged on the runs that it was chosen by.
     """
 
     arm: str
@@ -152,11 +154,15 @@ class LearningRates:
     best: float
     on_edge: bool
     sensitivity: float
+    chosen: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """A run that did not come to its end, and why. tokens: how far it is known to have come."""
+    """A run that did not come to its end, and why. tokens: how far it is known to have come.
+
+    is_tuning: whether it only helped to choose a learning rate.
+    """
 
     arm: str
     seed: int
@@ -164,6 +170,7 @@ class Divergence:
     tokens: float
     message: str
     learning_rate: float | None = None
+    is_tuning: bool = False
 
 
 @dataclass(frozen=True)

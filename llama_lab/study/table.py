@@ -89,12 +89,13 @@ def _plus_minus(estimate: Estimate | PairedDifference | None, is_difference: boo
 def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
     """An arm's row; nan may be among its values."""
     losses = {trial.seed: trial.summary["val/loss"] for trial in arm.trials if trial.done}
+    rates = {trial.seed: trial.config.get("optim.lr") for trial in arm.trials}
     return {
         "arm": arm.name,
         **{f"axis:{axis}": arm.arm.axes.get(axis) for axis in axes},
         "seeds": sum(trial.done for trial in arm.trials),
         "diverged": sum(trial.status == "diverged" for trial in arm.trials),
-        "learning_rate": arm.learning_rate,
+        "learning_rate": arm.learning_rates[0] if len(arm.learning_rates) == 1 else None,
         **_estimate_columns("val_loss", arm.loss),
         **_estimate_columns("val_bits_per_byte", arm.bits),
         **_comparison_columns("previous", arm.to_previous),
@@ -103,6 +104,7 @@ def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str,
         **{name: arm.costs.get(name) for name in (*FIXED_COSTS, *MEASURED_COSTS)},
         "residual": arm.arm.residual,
         **{f"val_loss:seed={seed}": losses.get(seed) for seed in seeds},
+        **{f"learning_rate:seed={seed}": rates.get(seed) for seed in seeds},
         "width": next((trial.config.get("model.hidden_dim") for trial in arm.trials if trial.config), None),
     }
 

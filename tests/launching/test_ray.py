@@ -353,7 +353,14 @@ def test_a_run_on_two_devices_is_two_processes_inside_one_task(
 def test_a_study_on_a_cluster_of_its_own_saves_at_ctrl_c_and_goes_on_to_its_report(
     start: Callable[..., Launcher], run_train: RunTrain, tiny: list[str], tmp_path: Path
 ) -> None:
-    study = ("study=ladder", "study.axes=[norm]", "study.seeds=[1]", "name=climb", "train.tokens=60000")
+    study = (
+        "study=ladder",
+        "study.learning_rates=null",
+        "study.axes=[norm]",
+        "study.seeds=[1]",
+        "name=climb",
+        "train.tokens=60000",
+    )
     launcher = start(*study, "hydra.launcher.cpus_per_run=0.5", program=(str(TRAIN),), variables=TOKEN)
     folder = tmp_path / "runs" / "climb"
     runs = [folder / arm / "seed=1" for arm in ("vanilla", "+rmsnorm")]

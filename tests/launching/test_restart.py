@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 STUDY = (
     "study=ladder",
+    "study.learning_rates=null",
     "study.measure_speed=false",
     "study.axes=[norm]",
     "study.seeds=[1,2]",

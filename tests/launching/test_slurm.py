@@ -182,7 +182,14 @@ def test_two_nodes_train_as_one_process_does(run_train: RunTrain, tiny: list[str
 
 @on_slurm
 def test_a_study_comes_to_its_report(run_train: RunTrain, tiny: list[str]) -> None:
-    study = ("study=ladder", "study.axes=[norm]", "study.seeds=[1]", "name=climb", "train.tokens=5000")
+    study = (
+        "study=ladder",
+        "study.learning_rates=null",
+        "study.axes=[norm]",
+        "study.seeds=[1]",
+        "name=climb",
+        "train.tokens=5000",
+    )
     ran = run_train(*tiny, *study, *ON_SLURM)
     assert ran.code == 0, ran.out + ran.err
     assert (ran.cwd / "runs" / "climb" / "report.html").exists()

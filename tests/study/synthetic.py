@@ -147,6 +147,7 @@ def write_study(
     axes: Mapping[str, dict[str, str]] | None = None,
     rates: Sequence[float] = (),
     best_rates: Mapping[str, float] | None = None,
+    tuned: bool = False,
     facts: Mapping[str, dict[str, Any]] | None = None,
     config: Mapping[str, dict[str, Any]] | None = None,
     lengths: Sequence[int] = (),
@@ -156,9 +157,10 @@ def write_study(
 
     arms: each arm's name and its planted effect on the final loss, in nats per token. noise, seed_noise: standard
     deviations of what each run, and each seed in all arms alike, adds to it. axes: the levels of each arm, its own name
-    at the axis "arm" unless given. rates: learning rates to sweep; the loss is lowest at the arm's `best_rates`. facts,
-    config: what differs in an arm's environment.json and resolved.yaml (`{"train.tokens": 2e6}`). lengths: context
-    lengths of an eval.json. draw: seed of the noise. In a ladder each arm is counted from the one before.
+    at the axis "arm" unless given. rates: learning rates to sweep; the loss is lowest at the arm's `best_rates`. tuned:
+    they are swept on seeds of their own, 1000 above, and the judged runs have the best. facts, config: what differs in
+    an arm's environment.json and resolved.yaml (`{"train.tokens": 2e6}`). lengths: context lengths of an eval.json.
+    draw: seed of the noise. In a ladder each arm is counted from the one before.
     """
     random = np.random.default_rng(draw)
     shared = {seed: seed_noise * random.standard_normal() for seed in seeds}
@@ -166,29 +168,27 @@ def write_study(
     made = []
     for index, (name, effect) in enumerate(arms.items()):
         best_rate = (best_rates or {}).get(name, BEST_RATE)
-        members = []
-        for seed in seeds:
-            own = noise * random.standard_normal()
-            for rate in rates or (None,):
-                path = f"{name}-lr={rate:g}/seed={seed}" if rate else f"{name}/seed={seed}"
-                distance = math.log(rate / best_rate) if rate else 0.0
-                penalty = 0.1 * distance**2 + 1e-6 * distance  # no two rates have the very same loss
-                rated = {"optim.lr": rate} if rate else {}
-                write_run(
-                    folder / path,
-                    name,
-                    seed,
-                    BASE_LOSS + shared[seed] + effect + own + penalty,
-                    facts=(facts or {}).get(name, {}),
-                    config=(config or {}).get(name, {}) | rated,
-                    lengths=lengths,
-                )
-                members.append(Member(path, seed, rate))
+        members = _members(name, seeds, rates, best_rate, tuned)
+        own = {seed: noise * random.standard_normal() for seed in dict.fromkeys(member.seed for member in members)}
+        for member in members:
+            rate = best_rate if tuned and member.tunes is None else member.learning_rate
+            distance = math.log(rate / best_rate) if rate else 0.0
+            penalty = 0.1 * distance**2 + 1e-6 * distance  # no two rates have the very same loss
+            rated = {"optim.lr": rate} if rate else {}
+            write_run(
+                folder / member.folder,
+                name,
+                member.seed,
+                BASE_LOSS + shared[member.tunes or member.seed] + effect + own[member.seed] + penalty,
+                facts=(facts or {}).get(name, {}),
+                config=(config or {}).get(name, {}) | rated,
+                lengths=lengths,
+            )
         made.append(
             Arm(
                 name,
                 axes[name] if axes else {"arm": name},
-                tuple(members),
+                members,
                 names[index - 1] if design == "ladder" and index else None,
                 0.001 if match != "none" and index else None,
             )
@@ -196,6 +196,17 @@ def write_study(
     study = Study("synthetic", design, names[0], tuple(made), match, "llama-lab-study synthetic")
     study.save(folder)
     return study
+
+
+def _members(
+    arm: str, seeds: Sequence[int], rates: Sequence[float], best_rate: float, tuned: bool
+) -> tuple[Member, ...]:
+    if not tuned:
+        swept = [(seed, rate) for seed in seeds for rate in rates or (None,)]
+        return tuple(Member(f"{arm}-lr={r:g}/seed={s}" if r else f"{arm}/seed={s}", s, r) for s, r in swept)
+    assert best_rate in rates
+    tuning = [Member(f"{arm}-lr={r:g}/seed={s + 1000}", s + 1000, r, tunes=s) for s in seeds for r in rates]
+    return (*(Member(f"{arm}/seed={seed}", seed) for seed in seeds), *tuning)
 
 
 def write_run(

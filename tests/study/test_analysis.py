@@ -389,7 +389,7 @@ def test_each_arm_is_judged_at_its_best_learning_rate(tmp_path: Path) -> None:
         tmp_path, {"base": 0.0, "arm": -0.1}, rates=grid, best_rates={"arm": 4e-3}, design="learning_rate"
     )
     result = analyse(study, tmp_path)
-    assert (arm(result, "base").learning_rate, arm(result, "arm").learning_rate) == (2e-3, 4e-3)
+    assert (arm(result, "base").learning_rates, arm(result, "arm").learning_rates) == ((2e-3,), (4e-3,))
     assert len(arm(result, "arm").trials) == 3
     base, other = result.learning_rates
     assert (base.best, base.on_edge) == (2e-3, False)
@@ -427,12 +427,12 @@ def test_an_arm_that_diverged_at_every_rate_has_no_best_one(tmp_path: Path) -> N
     assert grid.loss == [None, None]
     assert grid.diverged == [2, 2]
     assert not grid.on_edge
-    assert arm(result, "arm").learning_rate is None
+    assert arm(result, "arm").learning_rates == (1e-3, 2e-3)
 
 
 def test_an_unswept_learning_rate_is_the_configs(ladder: tuple[Path, Result]) -> None:
     _, result = ladder
-    assert {a.learning_rate for a in result.arms} == {2e-3}
+    assert {a.learning_rates for a in result.arms} == {(2e-3,)}
     assert result.learning_rates == ()
 
 

@@ -26,6 +26,7 @@ def studied(run_train: RunTrain, tiny: list[str]) -> Path:
     settings = (
         "train.tokens=5120",
         "study=ladder",
+        "study.learning_rates=null",
         "study.axes=[norm]",
         "study.seeds=[1,2]",
         "study.measure_speed=false",

@@ -36,8 +36,25 @@ def test_a_clean_study_has_one_remark_that_the_learning_rate_is_not_swept(tmp_pa
     assert warnings_of(tmp_path, nothing) == [ONE_RATE]
 
 
+RATES = (1e-3, 2e-3, 4e-3)
+
+
 def test_a_clean_study_of_learning_rates_has_no_remark(tmp_path: Path) -> None:
-    assert warnings_of(tmp_path, nothing, rates=(1e-3, 2e-3, 4e-3), design="learning_rate") == []
+    assert warnings_of(tmp_path, nothing, rates=RATES, tuned=True, design="learning_rate") == []
+
+
+def test_rates_that_were_chosen_on_the_runs_that_are_compared_are_named(tmp_path: Path) -> None:
+    (found,) = warnings_of(tmp_path, nothing, rates=RATES, design="learning_rate")
+    assert found.startswith("The learning rate of layernorm, rmsnorm was chosen on the runs that are compared")
+
+
+def test_a_run_that_is_judged_at_another_rate_than_its_tuning_runs_choose_is_named(tmp_path: Path) -> None:
+    def plant(folder: Path, study: Study) -> None:
+        plant_config(run_of(folder, study, 2), optim__lr=4e-3)
+
+    (found,) = warnings_of(tmp_path, plant, rates=RATES, tuned=True, design="learning_rate")
+    expected = "rmsnorm/seed=2 is judged at the learning rate 0.004, where its tuning runs choose 0.002."
+    assert found == expected
 
 
 @pytest.mark.parametrize(
@@ -295,15 +312,15 @@ def test_sizes_within_one_percent_are_not_told_of(tmp_path: Path) -> None:
 
 
 def test_a_best_rate_at_the_end_of_its_grid_is_told_of(tmp_path: Path) -> None:
-    (warning,) = warnings_of(
-        tmp_path, nothing, rates=(1e-3, 2e-3, 4e-3), best_rates={"rmsnorm": 4e-3}, design="learning_rate"
-    )
+    best = {"rmsnorm": 4e-3}
+    (warning,) = warnings_of(tmp_path, nothing, rates=RATES, tuned=True, best_rates=best, design="learning_rate")
     assert warning.startswith("rmsnorm is best at 0.004, an end of the grid from 0.001 to 0.004")
+    assert "study.extend_rates=true" in warning
 
 
 def test_where_rates_are_swept_a_run_is_named_with_its_rate(tmp_path: Path) -> None:
     def plant(folder: Path, study: Study) -> None:
         plant_facts(run_folder(folder, study, "rmsnorm", 2, 4e-3), device="cuda")
 
-    (warning,) = warnings_of(tmp_path, plant, rates=(1e-3, 2e-3, 4e-3), design="learning_rate")
+    warning = warnings_of(tmp_path, plant, rates=RATES, design="learning_rate")[0]
     assert "cuda in rmsnorm-lr=0.004/seed=2; cpu in layernorm, rmsnorm-lr=0.001/seed=1" in warning

@@ -19,6 +19,7 @@ def climb(command: Command, tiny: list[str]) -> Path:
     """A study of two arms with two seeds each, of ten steps."""
     settings = (
         "study=ladder",
+        "study.learning_rates=null",
         "study.axes=[norm]",
         "study.seeds=[1,2]",
         "name=climb",

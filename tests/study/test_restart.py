@@ -15,6 +15,7 @@ from tests.conftest import TRAIN, RunTrain, last_of_each
 
 STUDY = (
     "study=ladder",
+    "study.learning_rates=null",
     "study.measure_speed=false",
     "study.axes=[block,norm]",
     "study.seeds=[1,2]",

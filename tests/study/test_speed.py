@@ -12,7 +12,14 @@ from llama_lab.study import measure
 from llama_lab.study.speed import FILE, StudySpeed
 from tests.conftest import Command, Ran, RunTrain
 
-LADDER = ("study=ladder", "study.axes=[norm]", "study.seeds=[1]", "name=climb", "train.tokens=5120")
+LADDER = (
+    "study=ladder",
+    "study.learning_rates=null",
+    "study.axes=[norm]",
+    "study.seeds=[1]",
+    "name=climb",
+    "train.tokens=5120",
+)
 
 
 @pytest.fixture

@@ -24,7 +24,14 @@ from tests.training.offline import OfflineRun
 
 SHORT = ("train.tokens=5120", "train.evaluations=2")  # 20 steps
 QUICK = ("study.measure_speed=false", *SHORT)
-LADDER = ("study=ladder", "study.axes=[norm,ffn]", "study.seeds=[1,2]", "name=climb", *QUICK)
+LADDER = (
+    "study=ladder",
+    "study.learning_rates=null",
+    "study.axes=[norm,ffn]",
+    "study.seeds=[1,2]",
+    "name=climb",
+    *QUICK,
+)
 
 
 @pytest.fixture
@@ -216,7 +223,7 @@ def test_a_crash_and_a_divergence_are_recorded_and_the_rest_goes_on(
         return fit(run, *args)
 
     monkeypatch.setattr(run_module, "fit", crashing)
-    ran = study(*LADDER, "study.learning_rates=null")
+    ran = study(*LADDER)
     folder = ran.cwd / "runs" / "climb"
     assert ran.code == 1
     assert statuses(folder)["+rmsnorm/seed=1"] == "failed"
@@ -231,22 +238,143 @@ def test_a_crash_and_a_divergence_are_recorded_and_the_rest_goes_on(
     assert changed == {("+rmsnorm", "seed=1")}
 
 
+DIVERGING = ("train.grad_clip=null", "train.log_every=1")
+
+
 def test_a_diverged_run_is_an_end_too(study: Callable[..., Ran]) -> None:
-    overrides = ("study=learning_rate", "study.learning_rates=[1e-3,1e30]", "study.seeds=[1]", "name=grid", *QUICK)
-    ran = study(*overrides, "train.grad_clip=null", "train.log_every=1")
+    overrides = ("study=add_one", "study.axes=[norm]", "study.seeds=[1]", "name=hot", "optim.lr=1e30", *QUICK)
+    ran = study(*overrides, *DIVERGING)
+    folder = ran.cwd / "runs" / "hot"
+    assert ran.code == 1
+    assert statuses(folder)["vanilla/seed=1"] == "diverged"
+    before = written(folder)
+    assert study(*overrides, *DIVERGING).code == 1
+    assert written(folder) == before, "it would diverge again"
+
+
+GRID = ("study=learning_rate", "study.learning_rates=[1e-3,4e-3]", "study.seeds=[1,2]", "name=grid", *QUICK)
+
+
+def rates(folder: Path) -> dict[str, float]:
+    """The learning rate of every run that is judged."""
+    files = {arm: folder / arm for arm in ("vanilla", "llama2")}
+    runs = {f"{arm}/{run.name}": run for arm, file in files.items() for run in sorted(file.glob("seed=*"))}
+    return {name: yaml.safe_load((run / "resolved.yaml").read_text())["optim"]["lr"] for name, run in runs.items()}
+
+
+def best_of(folder: Path, arm: str, seed: int, *grid: float) -> float:
+    losses = {rate: summaries(folder)[f"{arm}-lr={rate:g}/seed={seed}"]["val/loss"] for rate in grid}
+    return min(losses, key=lambda rate: losses[rate])
+
+
+def test_each_judged_run_takes_the_rate_that_is_best_on_its_own_tuning_seed(study: Callable[..., Ran]) -> None:
+    ran = study(*GRID)
+    assert (ran.code, ran.err) == (0, "")
+    folder = ran.cwd / "runs" / "grid"
+    arms = ("vanilla", "llama2")
+    tuning = {f"{arm}-lr={rate}/seed={seed}" for arm in arms for rate in (0.001, 0.004) for seed in (1001, 1002)}
+    judged = {f"{arm}/seed={seed}" for arm in arms for seed in (1, 2)}
+    assert set(statuses(folder)) == tuning | judged
+    expected = {f"{arm}/seed={s}": best_of(folder, arm, s + 1000, 1e-3, 4e-3) for arm in arms for s in (1, 2)}
+    assert rates(folder) == expected
+    result = analyse(Study.load(folder), folder)
+    assert [trial.seed for trial in result.arms[1].trials] == [1, 2], "what tunes is not compared"
+    assert result.provenance.seeds == (1, 2)
+    assert result.learning_rates[1].chosen == {s: expected[f"llama2/seed={s}"] for s in (1, 2)}
+    before = written(folder)
+    assert study(*GRID).code == 0
+    assert written(folder) == before
+
+
+def test_a_tuning_run_that_diverges_has_told_its_rate_and_fails_nothing(study: Callable[..., Ran]) -> None:
+    grid = [o.replace("4e-3", "1e30") for o in GRID]
+    ran = study(*grid, *DIVERGING, "study.seeds=[1]")
+    folder = ran.cwd / "runs" / "grid"
+    assert ran.code == 0
+    assert statuses(folder)["llama2-lr=1e+30/seed=1001"] == "diverged"
+    assert rates(folder) == {"vanilla/seed=1": 1e-3, "llama2/seed=1": 1e-3}
+
+
+def test_where_all_rates_diverge_the_lowest_is_judged_and_diverges(study: Callable[..., Ran]) -> None:
+    grid = [o.replace("[1e-3,4e-3]", "[1e29,1e30]") for o in GRID]
+    ran = study(*grid, *DIVERGING, "study.seeds=[1]")
     folder = ran.cwd / "runs" / "grid"
     assert ran.code == 1
-    assert statuses(folder)["llama2-lr=1e+30/seed=1"] == "diverged"
-    assert statuses(folder)["llama2-lr=0.001/seed=1"] == "done"
+    assert rates(folder) == {"vanilla/seed=1": 1e29, "llama2/seed=1": 1e29}
+    assert set(statuses(folder).values()) == {"diverged"}
+    assert "diverged in 1 of 1 seed" in ran.out
+
+
+def test_an_interrupted_tuning_run_delays_the_choice_and_does_not_change_it(
+    study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import llama_lab.training.run as run_module
+
+    fit = run_module.fit
+    expected = rates(study(*GRID, "name=whole").cwd / "runs" / "whole")
+
+    def stopping(run: Any, *args: Any) -> Any:
+        if run.title == f"llama2-lr={expected['llama2/seed=1']:g}/seed=1001":  # the one that will be chosen
+            raise RuntimeError("stopped")
+        return fit(run, *args)
+
+    monkeypatch.setattr(run_module, "fit", stopping)
+    ran = study(*GRID)
+    folder = ran.cwd / "runs" / "grid"
+    assert ran.code == 1
+    assert "llama2/seed=1" not in statuses(folder), "its rate is not known yet"
+    assert statuses(folder)["llama2/seed=2"] == "done"
+    monkeypatch.setattr(run_module, "fit", fit)
     before = written(folder)
-    assert study(*overrides, "train.grad_clip=null", "train.log_every=1").code == 1
-    assert written(folder) == before, "it would diverge again"
+    assert study(*GRID).code == 0
+    assert rates(folder) == expected
+    changed = {file.relative_to(folder).parts[0] for file, time in written(folder).items() if before.get(file) != time}
+    assert changed == {f"llama2-lr={expected['llama2/seed=1']:g}", "llama2"}
+
+
+def test_a_grid_goes_on_where_its_best_rate_is_an_end(study: Callable[..., Ran]) -> None:
+    grid = [o.replace("[1e-3,4e-3]", "[1e-5,2e-5]") for o in GRID]
+    short = study(*grid, "study.seeds=[1]")
+    folder = short.cwd / "runs" / "grid"
+    assert rates(folder) == {"vanilla/seed=1": 2e-5, "llama2/seed=1": 2e-5}
+    assert "llama2 is best at 2e-5, an end of the grid" in short.out.replace("\n", " ").replace("\N{MINUS SIGN}", "-")
+    refused = study(*grid, "study.seeds=[1]", "study.extend_rates=true")
+    assert refused.code == 2
+    assert "study.learning_rates: 2 runs of runs/grid, such as vanilla/seed=1, took their rates" in refused.err
+    longer = study(*grid, "study.seeds=[1]", "study.extend_rates=true", "study.overwrite=true")
+    assert longer.code == 0
+    tried = {float(run.partition("-lr=")[2].partition("/")[0]) for run in statuses(folder) if "llama2-lr" in run}
+    assert tried == {1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4, 6.4e-4, 1.28e-3}, "six more, and no end"
+    assert rates(folder) == {"vanilla/seed=1": 1.28e-3, "llama2/seed=1": 1.28e-3}
+    assert study(*grid, "study.seeds=[1]", "study.extend_rates=true").code == 0
+
+
+def test_a_study_that_chose_its_rates_on_judged_runs_is_reported_on_and_not_continued(
+    study: Callable[..., Ran],
+) -> None:
+    folder = study(*GRID, "study.seeds=[1]").cwd / "runs" / "grid"
+    record = yaml.safe_load((folder / "study.yaml").read_text())
+    for arm in record["arms"]:
+        arm["members"] = [m | {"tunes": None} for m in arm["members"] if m["tunes"] is not None]
+    (folder / "study.yaml").write_text(yaml.safe_dump(record))
+    refused = study(*GRID, "study.seeds=[1]")
+    assert refused.code == 2
+    assert "runs/grid: its learning rates were chosen on the runs that it judges" in refused.err
+    result = analyse(Study.load(folder), folder)
+    assert any("was chosen on the runs that are compared" in warning for warning in result.warnings)
 
 
 @pytest.mark.parametrize("left", ["resolved.yaml", "status.json"])
 def test_a_kill_while_old_runs_are_cleared_lets_no_old_weights_in(study: Callable[..., Ran], left: str) -> None:
     """A run's config goes first and its status last: between the two, its checkpoint must not be taken up."""
-    overrides = ("study=ladder", "study.axes=[norm]", "study.seeds=[1]", "name=climb", *QUICK)
+    overrides = (
+        "study=ladder",
+        "study.learning_rates=null",
+        "study.axes=[norm]",
+        "study.seeds=[1]",
+        "name=climb",
+        *QUICK,
+    )
     folder = study(*overrides).cwd / "runs" / "climb"
     changed = (*overrides, "optim.lr=1e-5")
     assert study(*changed, "study.overwrite=true").code == 0
@@ -316,6 +444,13 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         (["study=ladder", "study.seeds=3"], "study.seeds=3: must be a list"),
         (["study=ladder", "study.seeds=[]"], r"study.seeds=\[\]: must be whole numbers"),
         (["study=ladder", "study.learning_rates=[1e-3]"], "study.learning_rates=.*two or more positive numbers"),
+        (["study=ladder", "optim.lr=1e-3"], "optim.lr=1e-3: the study sets optim.lr itself.*study.learning_rates=null"),
+        (["study=ladder", "study.tuning_seeds=[7]"], r"study.tuning_seeds=\[7\]: must be as many as study.seeds="),
+        (["study=ladder", "study.tuning_seeds=[4,5,3]"], r"study.tuning_seeds=\[4, 5, 3\]: 3 would be judged too"),
+        (["study=ladder", "study.seeds=[1,1001]"], r"study.tuning_seeds=\[1001, 2001\]: 1001 would be judged too"),
+        (["study=ladder", "study.tuning_seeds=[4,4,5]"], "study.tuning_seeds=.*whole numbers, each once"),
+        (["study=add_one", "study.tuning_seeds=[4,5,6]"], "study.tuning_seeds: there are no rates to choose"),
+        (["study=add_one", "study.extend_rates=true"], "study.extend_rates=true: there is no grid to extend"),
         (["study=ladder", "match=size"], "match=size: unknown; choose params, flops or none"),
         (["study=ladder", "arch=gpt2"], "arch=gpt2: a study's recipes are study.base and study.target"),
         (["study=ladder", "seed=3"], "seed=3: a study's seeds are study.seeds"),
@@ -328,10 +463,13 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
             ["study=ladder", "study.axes=[norm]", "norm=none"],
             "study.target=llama2: is the same as study.base=vanilla on norm",
         ),
-        (["study=ladder", "model.hidden_dim=64"], "model.hidden_dim=64: the study sets model.hidden_dim itself"),
+        (
+            ["study=ladder", "study.learning_rates=null", "model.hidden_dim=64"],
+            "model.hidden_dim=64: the study sets model.hidden_dim itself",
+        ),
         (["study=depth", "schedule.warmup=0.1"], "schedule.warmup=0.1: the study sets schedule.warmup itself"),
         (["study=learning_rate", "optim.lr=1e-3"], "optim.lr=1e-3: the study sets optim.lr itself"),
-        (["study=ladder", "optim.lr=-1"], r"optim.*lr.*\(arm vanilla\)"),
+        (["study=ladder", "study.learning_rates=null", "optim.lr=-1"], r"optim.*lr.*\(arm vanilla\)"),
         (["study=ladder", "train.eval_lengths=[0]"], r"train.eval_lengths=\[0\]: 0 is no multiple of the context"),
         (
             ["study=context", "study.lengths=[a]"],

@@ -171,7 +171,10 @@ def test_fifty_kills_at_random_moments_change_nothing(
     assert all(phases[name] >= 3 for name in ("start", "build", "training", "checkpoint", "end")), phases
 
 
-SWEEPS = (["--multirun", "seed=1,2"], ["study=ladder", "study.axes=[norm]", "study.seeds=[1]"])
+SWEEPS = (
+    ["--multirun", "seed=1,2"],
+    ["study=ladder", "study.learning_rates=null", "study.axes=[norm]", "study.seeds=[1]"],
+)
 
 
 @pytest.mark.slow

@@ -135,7 +135,7 @@ def curves(result: Result) -> go.Figure:
     first = next(iter(present), "val/loss")
     traces = [trace for curve in result.curves for trace in _curve(curve, looks[curve.arm], curve.metric == first)]
     figure = _figure(traces, "Loss over training", "tokens", axis_of(first), height=430)
-    late = {metric: _late_range([c for c in result.curves if c.metric == metric]) for metric in present}
+    late = {metric: late_range([c for c in result.curves if c.metric == metric]) for metric in present}
     figure.update_xaxes(exponentformat="SI", nticks=7)
     figure.update_yaxes(range=late.get(first))
     losses = {
@@ -319,7 +319,7 @@ def _over(curve: Curve, points: list[int]) -> dict[str, Any]:
     return {"arm": curve.arm, "view": [LOSS[curve.metric]], "x": x}
 
 
-def _late_range(found: list[Curve]) -> list[float] | None:
+def late_range(found: list[Curve]) -> list[float] | None:
     """From the lowest loss to the highest after a fifth of training: the fall before would flatten all the rest."""
     late = [
         value
@@ -335,21 +335,34 @@ def _late_range(found: list[Curve]) -> list[float] | None:
     return [min(late) - space, max(late) + space]
 
 
-def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hover: str) -> go.Figure:
-    """Every arm's loss over a cost, or a gain, and the line past which none gets."""
-    looks = styles(result)
-    points = {
+def front_points(result: Result, cost: str) -> dict[str, tuple[float, Estimate]]:
+    """Every arm's cost, or gain, and its loss."""
+    return {
         arm.name: (arm.costs[cost], loss)
         for arm in result.arms
         if (loss := arm.judged(result.metric)) and math.isfinite(loss.mean) and arm.costs.get(cost, 0) > 0
     }
+
+
+def front_corners(
+    points: dict[str, tuple[float, Estimate]], front: Sequence[str], is_gain: bool
+) -> list[tuple[float, float]]:
+    """The line through the arms on the front, to the edges: straight up where nothing is cheaper, else level."""
     corners = sorted((points[name][0], points[name][1].mean) for name in front if name in points)
-    if corners:  # the line goes on to the edges: straight up where nothing is cheaper, level where nothing is better
-        (left, first), (right, last) = corners[0], corners[-1]
-        worst = max(loss.mean for _, loss in points.values())
-        least, most = min(x for x, _ in points.values()), max(x for x, _ in points.values())
-        ends = ((least, first), (right, worst)) if is_gain else ((left, worst), (most, last))
-        corners = [ends[0], *corners, ends[1]]
+    if not corners:
+        return []
+    (left, first), (right, last) = corners[0], corners[-1]
+    worst = max(loss.mean for _, loss in points.values())
+    least, most = min(x for x, _ in points.values()), max(x for x, _ in points.values())
+    start, end = ((least, first), (right, worst)) if is_gain else ((left, worst), (most, last))
+    return [start, *corners, end]
+
+
+def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hover: str) -> go.Figure:
+    """Every arm's loss over a cost, or a gain, and the line past which none gets."""
+    looks = styles(result)
+    points = front_points(result, cost)
+    corners = front_corners(points, front, is_gain)
     line = go.Scatter(
         x=[x for x, _ in corners],
         y=[y for _, y in corners],
@@ -443,14 +456,19 @@ def _ticks(figure: go.Figure, values: list[float], text: Callable[[float], str],
     return figure
 
 
+def octaves(values: Iterable[float]) -> list[float]:
+    """The powers of two from the lowest of these values to the highest; every second, or fourth, if there are many."""
+    logs = [math.log2(value) for value in values]
+    lowest, highest = math.floor(min(logs)), math.ceil(max(logs))
+    return [2.0**power for power in range(lowest, highest + 1, max(1, (highest - lowest) // 4))]
+
+
 def _octaves(figure: go.Figure, text: Callable[[float], str], axis: str = "x") -> go.Figure:
-    """A logarithmic axis with ticks at powers of two; at every second, or fourth, if there are many."""
+    """A logarithmic axis with ticks at powers of two."""
     found = [value for trace in figure.data for value in trace[axis] or () if math.isfinite(value) and value > 0]
     if not found:
         return figure
-    lowest, highest = math.floor(math.log2(min(found))), math.ceil(math.log2(max(found)))
-    powers = range(lowest, highest + 1, max(1, (highest - lowest) // 4))
-    figure = _ticks(figure, [2.0**power for power in powers], text, axis)
+    figure = _ticks(figure, octaves(found), text, axis)
     figure.layout[f"{axis}axis"].range = [math.log10(min(found)) - 0.15, math.log10(max(found)) + 0.15]
     return figure
 

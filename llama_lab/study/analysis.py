@@ -102,6 +102,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
             *cautions(study, arms, metric, blocks.noise() if blocks else {}),
         ),
         speed=speed,
+        trials=tuple(trials),
     )
 
 

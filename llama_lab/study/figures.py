@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -33,7 +33,7 @@ LINE = 0.15  # inches, of text
 CHARACTER, HANDLE = 0.058, 0.43  # inches, of small text, and of what stands before and between names
 LABEL_LENGTH, LEGEND_LENGTH = 24, 46  # characters in a line
 
-RC: dict[str, Any] = {
+RC: Any = {
     "font.size": TEXT,
     "axes.labelsize": TEXT,
     "axes.titlesize": TEXT,
@@ -187,7 +187,7 @@ def learning_rates(result: Result) -> Figure | None:
         rates = [rate for rate, n in zip(sweep.rates, sweep.diverged, strict=True) if n]
         height = [1.06 + 0.06 * line] * len(rates)
         transform = panel.get_xaxis_transform()
-        crosses = {"marker": "x", "color": looks[sweep.arm].colour, "linestyle": "", "clip_on": False}
+        crosses: Any = {"marker": "x", "color": looks[sweep.arm].colour, "linestyle": "", "clip_on": False}
         panel.plot(rates, height, transform=transform, **crosses)
     if diverged:
         panel.text(0, 1.05, "diverged", transform=panel.transAxes, fontsize=SMALL)
@@ -209,7 +209,7 @@ def context_lengths(result: Result) -> Figure | None:
     figure, (panel,) = _panels([""], x, y, looks=looks)
     for arm, points in found.items():
         _means(panel, looks[arm], points)
-    _octaves(panel.xaxis, [x for points in found.values() for x, _ in points], lambda ratio: f"{ratio:g}{words.TIMES}")
+    _octaves(panel, "x", [x for points in found.values() for x, _ in points], lambda ratio: f"{ratio:g}{words.TIMES}")
     panel.axvline(1, color=charts.INK, linestyle=":", linewidth=0.8)
     return figure
 
@@ -231,7 +231,7 @@ def positions(result: Result) -> Figure | None:
     for panel, arms in zip(panels, found.values(), strict=True):
         for arm, (x, losses) in arms.items():
             _line(panel, looks[arm], x, losses)
-        _octaves(panel.xaxis, [x for places, _ in arms.values() for x in places], words.number, most=4)
+        _octaves(panel, "x", [x for places, _ in arms.values() for x in places], words.number, most=4)
         for length in trained:
             panel.axvline(length, color=charts.INK, linestyle=":", linewidth=0.8)
     return figure
@@ -261,7 +261,7 @@ def cache_sizes(result: Result) -> Figure | None:
     }
     sizes = [size.mean for arms in found.values() for points in arms.values() for _, size in points]
     return _over_context(
-        result, found, "KV cache of one sequence", lambda panel: _octaves(panel.yaxis, sizes, words.size)
+        result, found, "KV cache of one sequence", lambda panel: _octaves(panel, "y", sizes, words.size)
     )
 
 
@@ -294,8 +294,8 @@ def _forest(rows: Sequence[Row], result: Result) -> Figure | None:
         return None
     labels = list(_labels([row.label for row in rows], LABEL_LENGTH).values())
     lines = sum(1 + label.count("\n") for label in labels)
-    x = f"change of validation loss, {words.UNITS[result.metric]}"
-    figure, (panel,) = _panels([""], x, "", height=0.3 + 1.1 * LINE * max(lines, 3))
+    x = f"change of validation loss,\n{words.UNITS[result.metric]}"
+    figure, (panel,) = _panels([""], x, "", height=0.5 + 1.1 * LINE * max(lines, 3))
     for i, row in enumerate(rows):
         colour = (charts.BETTER if row.mean < 0 else charts.WORSE) if row.significant else charts.UNCLEAR
         fill = colour if row.significant else "white"
@@ -335,7 +335,7 @@ def _front(result: Result, cost: str, front: Sequence[str], is_gain: bool, x: st
     looks = _looks_of(result, points)
     figure, (panel,) = _panels([""], x, charts.axis_of(result.metric), looks=looks, with_lines=False)
     corners = charts.front_corners(points, front, is_gain)
-    ends = {"drawstyle": "steps-pre" if is_gain else "steps-post", "linestyle": ":", "color": "#888888"}
+    ends: Any = {"drawstyle": "steps-pre" if is_gain else "steps-post", "linestyle": ":", "color": "#888888"}
     panel.plot([x for x, _ in corners], [y for _, y in corners], **ends)
     for arm, point in points.items():
         _means(panel, looks[arm], [point], marks_only=True)
@@ -343,7 +343,7 @@ def _front(result: Result, cost: str, front: Sequence[str], is_gain: bool, x: st
         panel.xaxis.set_major_locator(MaxNLocator(5))
         panel.xaxis.set_major_formatter(lambda value, _: words.number(value))
     else:
-        _octaves(panel.xaxis, [x for x, _ in points.values()], words.size)
+        _octaves(panel, "x", [x for x, _ in points.values()], words.size)
     return figure
 
 
@@ -360,7 +360,7 @@ def _over_context(
     for panel, arms in zip(panels, found.values(), strict=True):
         for arm, points in arms.items():
             _means(panel, looks[arm], points)
-        _octaves(panel.xaxis, [x for points in arms.values() for x, _ in points], words.number)
+        _octaves(panel, "x", [x for points in arms.values() for x, _ in points], words.number)
         finish(panel)
     return figure
 
@@ -461,11 +461,13 @@ def _bars(found: Sequence[Row | Estimate | Spread]) -> list[list[float]]:
     return [down, up]
 
 
-def _octaves(axis: Axis, values: Sequence[float], text: Callable[[float], str], most: int = 8) -> None:
+def _octaves(
+    panel: Axes, which: Literal["x", "y"], values: Sequence[float], text: Callable[[float], str], most: int = 8
+) -> None:
     """A logarithmic axis with ticks, at most so many, at powers of two."""
-    axis._set_axes_scale("log")
+    panel.set(**{f"{which}scale": "log"})
     ticks = charts.octaves(values)
-    _tick(axis, ticks[:: math.ceil(len(ticks) / most)], text)
+    _tick(panel.xaxis if which == "x" else panel.yaxis, ticks[:: math.ceil(len(ticks) / most)], text)
 
 
 def _tick(axis: Axis, values: Sequence[float], text: Callable[[float], str]) -> None:

@@ -265,6 +265,7 @@ class Result:
     metric: what arms are judged by: "val/loss", or "val/bits_per_byte" where tokenizers differ. answer: sentences.
     tests: which comparisons were tested together, and how. warnings: what was not controlled, in sentences. speed: of
     the arms side by side; None where that was not measured, and costs have the speeds that the runs logged.
+    trials: every run that the study lists, at every learning rate.
     """
 
     study: Study
@@ -282,3 +283,4 @@ class Result:
     provenance: Provenance
     warnings: tuple[str, ...]
     speed: StudySpeed | None = None
+    trials: tuple[Trial, ...] = ()

@@ -106,7 +106,7 @@ def write_runs(result: Result, path: Path) -> None:
 def write_curves(result: Result, path: Path) -> None:
     """Write a row per run, step and metric that was logged there."""
     rows = (
-        {"arm": trial.arm, "seed": trial.seed, "learning_rate": trial.config[RATE]}
+        {"arm": trial.arm, "seed": trial.seed, "learning_rate": trial.config.get(RATE)}
         | {"step": int(row["step"]), "tokens": int(row["tokens"]), "metric": metric, "value": row[metric]}
         for trial in result.trials
         for row in trial.metrics

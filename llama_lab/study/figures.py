@@ -129,15 +129,17 @@ def interactions(result: Result) -> Figure | None:
             panels[first, second] = cells
     if not panels:
         return None
-    figure, found = _panels([charts.effect_name(pair) for pair in panels], "", charts.axis_of(result.metric), 2)
-    for panel, ((_, second), cells) in zip(found, panels.items(), strict=True):
+    rows = math.ceil(len(panels) / 2)
+    figure, found = _panels([""] * len(panels), "", charts.axis_of(result.metric), 2, height=0.2 + 1.9 * rows)
+    for panel, (pair, cells) in zip(found, panels.items(), strict=True):
         levels = list(dict.fromkeys(level for losses in cells.values() for level in losses))
         for (name, losses), colour, mark in zip(cells.items(), (charts.INK, charts.WORSE), "os", strict=False):
             known = [(x, fmean(losses[level])) for x, level in enumerate(levels) if level in losses]
             panel.plot(*zip(*known, strict=True), color=colour, marker=mark, label=name)
         panel.set_xticks(range(len(levels)), levels)
         panel.set_xlim(-0.3, len(levels) - 0.7)
-        panel.legend(title=second, handlelength=1.2)
+        above: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.2}
+        panel.legend(title=charts.effect_name(pair), handlelength=1.2, **above)
     return figure
 
 
@@ -293,16 +295,17 @@ def _forest(rows: Sequence[Row], result: Result) -> Figure | None:
     if not rows:
         return None
     labels = list(_labels([row.label for row in rows], LABEL_LENGTH).values())
-    lines = sum(1 + label.count("\n") for label in labels)
+    lines = [1 + label.count("\n") for label in labels]
+    places = [sum(lines[:i]) + (own - 1) / 2 for i, own in enumerate(lines)]
     x = f"change of validation loss,\n{words.UNITS[result.metric]}"
-    figure, (panel,) = _panels([""], x, "", height=0.5 + 1.1 * LINE * max(lines, 3))
-    for i, row in enumerate(rows):
+    figure, (panel,) = _panels([""], x, "", height=0.5 + 1.1 * LINE * max(sum(lines), 3))
+    for y, row in zip(places, rows, strict=True):
         colour = (charts.BETTER if row.mean < 0 else charts.WORSE) if row.significant else charts.UNCLEAR
         fill = colour if row.significant else "white"
-        panel.errorbar(row.mean, i, xerr=_bars([row]), fmt="o", color=colour, markerfacecolor=fill, markersize=4.5)
+        panel.errorbar(row.mean, y, xerr=_bars([row]), fmt="o", color=colour, markerfacecolor=fill, markersize=4.5)
     panel.axvline(0, color=charts.INK, linewidth=0.8, zorder=0.5)
-    panel.set_yticks(range(len(rows)), labels)
-    panel.set_ylim(len(rows) - 0.4, -0.6)
+    panel.set_yticks(places, labels)
+    panel.set_ylim(sum(lines) - 0.4, -0.6)
     panel.grid(visible=False, axis="y")
     panel.tick_params(axis="y", length=0)
     panel.spines["left"].set_visible(False)

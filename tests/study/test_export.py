@@ -133,6 +133,7 @@ def test_tables_are_sound_latex(paper: Path, result: Result) -> None:
 def test_any_character_of_a_name_stands_for_itself_in_latex() -> None:
     table = Table("a caption_", ["Arm", "Value"], [[f"{one}x{one}--", f"{one}\n{one}"] for one in string.punctuation])
     check_latex(latex_table(table, "label"))
+    assert all(latex(one) != one for one in r"\{}$&#^_%~<>|")
     assert latex("\\a{b}") == r"\textbackslash{}a\{b\}"
 
 

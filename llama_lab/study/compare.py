@@ -24,20 +24,23 @@ def compare(
     group_by: Sequence[str],
     baseline: str | None,
     out: Path | None,
+    title: str | None = None,
     trust: Trust = Trust(),  # noqa: B008, it cannot be changed
 ) -> None:
-    """Report on runs and studies, in `out`, "comparison" unless told.
+    """Report on runs and studies, in `out`, "comparison" unless told. title: of the report; default: the study's.
 
-    One study as it is, without an `out`, is reported on in its own folder. Raises ConfigError for a path without runs,
-    or runs that the grouping does not tell apart.
+    One study as it is, without `out` and `title`, is reported on in its own folder. Raises ConfigError for a path
+    without runs, or runs that the grouping does not tell apart.
     """
     alone = len(paths) == 1 and (paths[0] / FILE).exists() and not group_by
-    if alone and baseline is None and out is None:
+    if alone and baseline is None and out is None and title is None:
         write_report(paths[0], trust)
         return
     study = absolute(Study.load(paths[0]), paths[0]) if alone else put_together(paths, group_by)
     if baseline is not None:
         study = replace(study, baseline=checked_baseline(baseline, study))
+    if title is not None:
+        study = replace(study, title=title)
     folder = out or Path("comparison")
     if (folder / FILE).exists() and not Study.load(folder).command.startswith(COMMAND):
         raise ConfigError(f"--out {folder}: holds a study, which the comparison would replace; name another folder")

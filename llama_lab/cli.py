@@ -88,6 +88,7 @@ def compare_command() -> None:
         help="groups or settings that tell arms apart, such as norm,model.dim; a run's name and arm unless told",
     )
     parser.add_argument("--baseline", metavar="ARM", help="the arm to compare with; the first unless told")
+    parser.add_argument("--title", metavar="TEXT", help="of the report; one of design and baseline unless told")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes; ./comparison unless told")
     parser.add_argument(
         "--trust",
@@ -111,7 +112,8 @@ def compare_command() -> None:
     try:
         with disk_errors_told(f"--out {args.out or 'comparison'}"):
             group_by, trusted = ([one for one in text.split(",") if one] for text in (args.group_by, args.trust))
-            compare(args.paths, group_by, args.baseline, args.out, Trust(tuple(trusted)), args.export, args.overwrite)
+            trust = Trust(tuple(trusted))
+            compare(args.paths, group_by, args.baseline, args.out, args.title, trust, args.export, args.overwrite)
     except ConfigError as error:
         exit_with(error)
 

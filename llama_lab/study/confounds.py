@@ -53,7 +53,6 @@ def confounds(
         *_unmatched(study, arms),
         *_unequal_search(study, begun, is_swept=bool(rates)),
         *_rates_on_edge(rates),
-        *_one_rate(study, begun, is_swept=bool(rates)),
         *(_doubtful_speeds(speed, arms, begun) if speed else ()),
         *_unequal_measuring(arms),
         *_unquiet(arms),
@@ -141,8 +140,9 @@ def _rates_on_edge(rates: Sequence[LearningRates]) -> Iterator[str]:
             yield f"{arm.arm} is best at {best}, an end of the grid from {low} to {high}: a better rate may lie beyond."
 
 
-def _one_rate(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
-    rates = {trial.config.get(RATE) for trial in trials}
+def one_rate(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
+    """A note on arms that had no learning rate of their own, as most have not."""
+    rates = {trial.config.get(RATE) for trial in trials if trial.status != NOT_BEGUN}
     if not is_swept and len(rates) == 1 and len(study.arms) > 1:
         rate = learning_rate(*rates)
         yield f"One learning rate for all arms, {rate}: an arm with another optimum is at a disadvantage."

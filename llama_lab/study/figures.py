@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
 import matplotlib
@@ -20,8 +19,8 @@ from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator, NullLocat
 
 from . import charts, words
 from .charts import Row, Style
-from .result import CurveMetric, Result, Spread, ranked
-from .statistics import Estimate
+from .result import Curve, CurveMetric, DifferenceCurve, Result, Spread
+from .statistics import Estimate, PairedDifference, term_name
 
 WIDTH = 3.35  # inches, of a column in most styles of two
 DPI = 300
@@ -116,31 +115,40 @@ def effects(result: Result) -> Figure | None:
 
 
 def interactions(result: Result) -> Figure | None:
-    """The mean loss at each pair of levels of two axes, over the seeds that all arms have finished."""
-    _, means = ranked(result.arms, result.metric)
-    arms = [(arm.arm.axes, means[arm.name]) for arm in result.arms if arm.name in means]
-    panels = {}
-    for first, second in (effect.axes for effect in result.effects if len(effect.axes) == 2):
-        cells: dict[str, dict[str, list[float]]] = {}
-        for axes, loss in arms:
-            if first in axes and second in axes:
-                cells.setdefault(axes[second], {}).setdefault(axes[first], []).append(loss)
-        if cells:
-            panels[first, second] = cells
-    if not panels:
+    """The mean loss at each combination of two axes: a line for each level of the second one."""
+    shown = charts.shown_interactions(result)
+    if not shown:
         return None
-    rows = math.ceil(len(panels) / 2)
-    figure, found = _panels([""] * len(panels), "", charts.axis_of(result.metric), 2, height=0.2 + 1.9 * rows)
-    for panel, (pair, cells) in zip(found, panels.items(), strict=True):
-        levels = list(dict.fromkeys(level for losses in cells.values() for level in losses))
-        for (name, losses), colour, mark in zip(cells.items(), (charts.INK, charts.WORSE), "os", strict=False):
-            known = [(x, fmean(losses[level])) for x, level in enumerate(levels) if level in losses]
-            panel.plot(*zip(*known, strict=True), color=colour, marker=mark, label=name)
-        panel.set_xticks(range(len(levels)), levels)
-        panel.set_xlim(-0.3, len(levels) - 0.7)
+    rows = math.ceil(len(shown) / 2)
+    figure, panels = _panels([""] * len(shown), "", charts.axis_of(result.metric), 2, height=0.2 + 1.9 * rows)
+    for panel, found in zip(panels, shown, strict=True):
+        levels, names = found.levels
+        for name, losses, colour, mark in zip(
+            names, zip(*found.means, strict=True), (charts.INK, charts.WORSE), "os", strict=True
+        ):
+            panel.plot((0, 1), losses, color=colour, marker=mark, label=name)
+        panel.set_xticks((0, 1), levels)
+        panel.set_xlim(-0.3, 1.3)
         above: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.2}
-        panel.legend(title=charts.effect_name(pair), handlelength=1.2, **above)
+        panel.legend(title=term_name(found.axes), handlelength=1.2, **above)
     return figure
+
+
+def difference_curves(result: Result) -> Figure | None:
+    """Each difference over training; of those that end furthest from zero with its simultaneous interval."""
+    found = [curve for curve in result.difference_curves if any(map(math.isfinite, curve.mean))]
+    if not found:
+        return None
+    looks, wide = charts.curve_styles(result), charts.foremost_curves(result)
+    y = f"change of validation loss,\n{words.UNITS[result.metric]}"
+    figure, (panel,) = _panels([""], "tokens", y, looks={curve.name: looks[curve.name] for curve in found})
+    for curve in found:
+        if curve.name in wide:
+            _band(panel, looks[curve.name], curve)
+        _line(panel, looks[curve.name], curve.tokens, curve.mean)
+    panel.axhline(0, color=charts.INK, linewidth=0.8, zorder=0.5)
+    bands = [(c.tokens, [c.mean, *((c.low, c.high) if c.name in wide else ())]) for c in found]
+    return _over_tokens(figure, panel, bands)
 
 
 def validation_loss(result: Result) -> Figure | None:
@@ -274,6 +282,7 @@ FIGURES: dict[str, Callable[[Result], Figure | None]] = {
         differences,
         effects,
         interactions,
+        difference_curves,
         validation_loss,
         training_loss,
         kv_cache_front,
@@ -299,10 +308,17 @@ def _forest(rows: Sequence[Row], result: Result) -> Figure | None:
     places = [sum(lines[:i]) + (own - 1) / 2 for i, own in enumerate(lines)]
     x = f"change of validation loss,\n{words.UNITS[result.metric]}"
     figure, (panel,) = _panels([""], x, "", height=0.5 + 1.1 * LINE * max(sum(lines), 3))
+    least, most = charts.reach(rows)
     for y, row in zip(places, rows, strict=True):
-        colour = (charts.BETTER if row.mean < 0 else charts.WORSE) if row.significant else charts.UNCLEAR
-        fill = colour if row.significant else "white"
-        panel.errorbar(row.mean, y, xerr=_bars([row]), fmt="o", color=colour, markerfacecolor=fill, markersize=4.5)
+        colour = charts.COLOUR_OF.get(row.found.verdict, charts.UNCLEAR)
+        fill = colour if row.found.significant else "white"
+        point = [row.found.mean], y
+        panel.errorbar(*point, xerr=_bars([row.found]), fmt="o", color=colour, markerfacecolor=fill, markersize=4.5)
+        for edge, mark, is_beyond in ((least, "<", row.ends[0] < least), (most, ">", row.ends[1] > most)):
+            if is_beyond:
+                panel.plot(edge, y, mark, color=colour, clip_on=False)
+    space = 0.06 * (most - least) or 0.1
+    panel.set_xlim(least - space, most + space)
     panel.axvline(0, color=charts.INK, linewidth=0.8, zorder=0.5)
     panel.set_yticks(places, labels)
     panel.set_ylim(sum(lines) - 0.4, -0.6)
@@ -321,8 +337,17 @@ def _curves(result: Result, metric: CurveMetric) -> Figure | None:
     looks = _looks_of(result, {curve.arm for curve in found})
     figure, (panel,) = _panels([""], "tokens", charts.axis_of(metric), looks=looks)
     for curve in found:
-        panel.fill_between(curve.tokens, curve.low, curve.high, color=looks[curve.arm].colour, alpha=0.18, linewidth=0)
+        _band(panel, looks[curve.arm], curve)
         _line(panel, looks[curve.arm], curve.tokens, curve.mean)
+    return _over_tokens(figure, panel, [(curve.tokens, [curve.mean, curve.low, curve.high]) for curve in found])
+
+
+def _band(panel: Axes, look: Style, curve: Curve | DifferenceCurve) -> None:
+    panel.fill_between(curve.tokens, curve.low, curve.high, color=look.colour, alpha=0.18, linewidth=0)
+
+
+def _over_tokens(figure: Figure, panel: Axes, found: Sequence[tuple[list[float], list[list[float]]]]) -> Figure:
+    """The figure with its axis of tokens, and with the losses after the first fifth of training in full."""
     if late := charts.late_range(found):
         panel.set_ylim(*late)
     panel.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -457,7 +482,7 @@ def _means(panel: Axes, look: Style, found: Sequence[Found], marks_only: bool = 
     panel.errorbar([x for x, _ in found], [one.mean for one in means], _bars(means), elinewidth=0.8, **style)
 
 
-def _bars(found: Sequence[Row | Estimate | Spread]) -> list[list[float]]:
+def _bars(found: Sequence[PairedDifference | Estimate | Spread]) -> list[list[float]]:
     """What errorbar takes for intervals: how far each goes down and up; nowhere where there is none."""
     down = [one.mean - one.low if math.isfinite(one.low) else 0.0 for one in found]
     up = [one.high - one.mean if math.isfinite(one.high) else 0.0 for one in found]

@@ -1,7 +1,7 @@
 """report.html: a study's result as one file that needs no network, for a screen, a phone and paper."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -9,22 +9,36 @@ from markupsafe import Markup
 from plotly import graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from . import alt, charts, words
+from . import charts, words
+from .record import FILE, SUMMARY
 from .result import Result
+from .speed import FILE as SPEED
 from .tables import Table, tables
 
 TEMPLATE = "page.html.j2"
+BESIDE = (SUMMARY, FILE, SPEED, "export/")  # what may lie in the page's folder
 MATCHES = {"params": "matched in parameters", "flops": "matched in FLOPs per token", "none": "not matched in size"}
-MOST_NAMED = 8  # arms; of more, the line under the title tells the number alone
+MOST_NAMED = 8  # seeds of a line, and arms that it takes to draw only some of them
+SIGNIFICANT = (
+    "Bars: 95% intervals. Filled: significant at 5% (max-t), which is where the simultaneous interval excludes zero. "
+    "Left is better."
+)
+MOST_TOLD = 12  # arms in the text for readers who do not see a chart; the tables hold all
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure with what stands around it. alt: what it shows, in words. caption: how to read it."""
+    """A figure with what stands around it.
+
+    alt: what it shows, in words. caption: how to read it. looks: of each line that the legend switches. shown: those
+    that it opens with; None for all.
+    """
 
     figure: go.Figure
     alt: str
     caption: str
+    looks: Mapping[str, charts.Style] = field(default_factory=dict)
+    shown: Collection[str] | None = None
     wide: bool = False
 
     @property
@@ -33,9 +47,22 @@ class Chart:
         return Markup(self.figure.to_json())
 
     @property
-    def arms(self) -> set[str]:
-        """The arms that the legend switches."""
-        return {trace.meta["arm"] for trace in self.figure.data if trace.meta}
+    def legend(self) -> dict[str, charts.Style]:
+        """The lines that are there, with their looks."""
+        drawn = {trace.meta["arm"] for trace in self.figure.data if trace.meta}
+        return {name: style for name, style in self.looks.items() if name in drawn}
+
+    @property
+    def hidden(self) -> set[str]:
+        """The lines that a reader must switch on to see."""
+        return set() if self.shown is None else set(self.legend) - set(self.shown)
+
+    @property
+    def full_caption(self) -> str:
+        """The caption, and what the chart does not show at first."""
+        shown = len(self.legend) - len(self.hidden)
+        note = f" Of {len(self.legend)} the {shown} that differ most are shown; press a name for the others."
+        return self.caption + (note if self.hidden else "")
 
     @property
     def has_points(self) -> bool:
@@ -63,10 +90,11 @@ class Section:
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
     command: str = ""
+    folds: bool = True  # long tables
 
 
 def write_page(result: Result, path: Path) -> None:
-    """Write the report of a study."""
+    """Write the report of a study. It links what lies in its folder by then."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -76,23 +104,24 @@ def write_page(result: Result, path: Path) -> None:
     )
     page = environment.get_template(TEMPLATE).render(
         result=result,
-        subtitle=_subtitle(result),
+        facts=_facts(result),
+        files=[name for name in BESIDE if (path.parent / name).exists()],
         sections=_sections(result),
-        styles=charts.styles(result),
         plotly_js=Markup(get_plotlyjs()),
     )
     path.write_text(page, encoding="utf-8")
 
 
-def _subtitle(result: Result) -> str:
-    study = result.study
-    names = [arm.name for arm in result.arms if arm.name != study.baseline]
-    seeds = ", ".join(str(seed) for seed in result.provenance.seeds) or words.UNKNOWN
+def _facts(result: Result) -> str:
+    """What was compared, in a line."""
+    study, seeds = result.study, result.provenance.seeds
+    some = len(seeds) <= MOST_NAMED
+    named = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds)) or words.UNKNOWN}"
     parts = [
         study.design.replace("_", "-").capitalize(),
+        words.count(len(result.arms), "arm"),
         f"baseline {study.baseline}",
-        words.count(len(names), "other arm") + (f": {', '.join(names)}" if 0 < len(names) <= MOST_NAMED else ""),
-        f"{'seed' if len(result.provenance.seeds) == 1 else 'seeds'} {seeds}",
+        named if some else words.count(len(seeds), "seed"),
         MATCHES.get(study.match, "matching not recorded"),
     ]
     return " · ".join(parts)
@@ -101,15 +130,16 @@ def _subtitle(result: Result) -> str:
 def _sections(result: Result) -> list[Section]:
     found = tables(result)
     sections = [
-        _answer(result, found),
-        _curves(result, found),
+        _effects(result, found),
+        _differences(result, found),
+        Section("Findings", result.answer, tables=_of(found, "differences", "losses", "seeds")),
+        _training(result, found),
         _cost(result, found),
         _inference(result, found),
-        _effects(result, found),
         _learning_rates(result, found),
-        Section("Runs that did not finish", tables=_of(found, "unfinished")),
         _lengths(result, found),
-        Section("How it was made", tables=_of(found, "environment", "settings"), command=result.study.command),
+        Section("Runs that did not finish", tables=_of(found, "unfinished")),
+        Section("How it was made", tables=_of(found, "settings", "environment"), command=result.study.command),
     ]
     drawn = [replace(one, charts=tuple(chart for chart in one.charts if chart.has_points)) for one in sections]
     return [section for section in drawn if section.text or section.charts or section.tables or section.command]
@@ -119,49 +149,104 @@ def _of(found: Mapping[str, Table], *slugs: str) -> tuple[Table, ...]:
     return tuple(found[slug] for slug in slugs if slug in found)
 
 
-def _answer(result: Result, found: Mapping[str, Table]) -> Section:
-    in_unit = f"change of validation loss, {words.UNITS[result.metric]}"
-    kinds = (
-        (charts.difference_rows(result, "previous"), "What each step was worth", "to the step before"),
-        (charts.difference_rows(result, "baseline"), "Differences to the baseline", f"to {result.study.baseline}"),
+def _alt(what: str, found: Iterable[str]) -> str:
+    """What a chart shows, for readers who do not see it."""
+    return f"{what}: {words.enumerate_some(list(found), MOST_TOLD, '; ')}."
+
+
+def _lines(
+    result: Result, figure: go.Figure, table: Table | None, columns: Iterable[str], caption: str, wide: bool = False
+) -> Chart:
+    """A chart with a line or a point for each arm; its alternative text is of these columns of a table."""
+    told = table.cells(*columns) if table else ()
+    looks = charts.styles(result)
+    chart = Chart(figure, _alt(figure.layout.title.text, told), caption, looks, charts.foremost(result), wide)
+    return chart if chart.has_lines else replace(chart, shown=None)
+
+
+def _effects(result: Result, found: Mapping[str, Table]) -> Section:
+    rows = charts.effect_rows(result)
+    drawn = []
+    if rows:
+        caption = (
+            "Main effect: the change of the loss as one axis goes from the baseline's option to the other, averaged "
+            "over all settings of the others. Interaction: half the change of one axis's effect as the other one "
+            f"changes. {SIGNIFICANT}"
+        )
+        drawn.append(_forest(result, rows, "Main effects and interactions", caption))
+    if result.interactions:
+        shown, known = len(charts.shown_interactions(result)), len(result.interactions)
+        some = f" The {shown} largest of {known} interactions; the table has all." if shown < known else ""
+        caption = f"Lines that are not parallel are an interaction. Over the seeds that all arms have finished.{some}"
+        alt = _alt("Mean loss at each combination of two axes", found["interactions"].cells())
+        drawn.append(Chart(charts.interactions(result), alt, caption))
+    told = _of(found, "effects", "interactions")
+    return Section("Main effects and interactions", charts=tuple(drawn), tables=told, folds=False)
+
+
+def _differences(result: Result, found: Mapping[str, Table]) -> Section:
+    kinds: tuple[tuple[charts.Against, str, str], ...] = (
+        ("previous", "Change at each step", "Each arm against the one before. "),
+        ("baseline", f"Change from {result.study.baseline}", f"Each arm against {result.study.baseline}. "),
     )
-    caption = (
-        "Mean over seeds of the paired difference {}, with its simultaneous 95% interval where it is tested. Left of "
-        "zero is better. Filled: significant at 5% (max-t). Hollow: not."
-    )
-    drawn = tuple(_differences(rows, title, in_unit, caption.format(to)) for rows, title, to in kinds if rows)
-    return Section("Answer", result.answer, drawn, _of(found, "arms", "seeds"))
+    drawn: list[Chart] = []
+    for against, title, caption in kinds:
+        rows = charts.difference_rows(result, against)
+        if rows and not result.effects:
+            drawn.append(_forest(result, rows, title, caption + ("" if drawn else SIGNIFICANT)))
+    return Section("Arms", charts=tuple(drawn), tables=_of(found, "arms"), folds=False)
 
 
-def _differences(rows: list[charts.Row], title: str, axis: str, caption: str, wide: bool = False) -> Chart:
-    return Chart(charts.differences(rows, title, axis), alt.differences(rows, f"{title}, {axis}"), caption, wide)
+def _forest(result: Result, rows: list[charts.Row], title: str, caption: str) -> Chart:
+    """A chart of differences."""
+    axis = f"change of validation loss, {words.UNITS[result.metric]}"
+    alt = _alt(f"{title}, {axis}", (row.text for row in rows))
+    return Chart(charts.differences(rows, title, axis), alt, caption)
 
 
-def _curves(result: Result, found: Mapping[str, Table]) -> Section:
-    if not result.curves:
-        return Section("Curves")
-    chart = Chart(
-        charts.curves(result),
-        alt.curves(result),
-        "Lines: mean over seeds. Bands: from the lowest to the highest seed. Press an arm's name to hide it; "
-        "drag over the chart to magnify, double-click to go back.",
-        wide=True,
-    )
-    return Section("Curves", charts=(chart,), tables=_of(found, "reach"))
+def _training(result: Result, found: Mapping[str, Table]) -> Section:
+    drawn = []
+    if any(len(curve.tokens) > 1 for curve in result.difference_curves):
+        ends = (
+            f"{curve.name} {words.with_interval(curve.mean[-1], curve.low[-1], curve.high[-1], is_difference=True)}"
+            for curve in result.difference_curves
+        )
+        caption = (
+            "Mean of the paired differences at every evaluation that all runs share. Bands: the simultaneous 95% "
+            "intervals of the same test at that evaluation; the last one is the reported interval. A band that leaves "
+            "zero on the way is not a finding: each evaluation is one more look."
+        )
+        drawn.append(
+            Chart(
+                charts.difference_curves(result),
+                _alt("Difference over training, at its end", ends),
+                caption,
+                charts.curve_styles(result),
+                charts.foremost_curves(result),
+                wide=True,
+            )
+        )
+    if result.curves:
+        caption = (
+            "Lines: mean over seeds. Bands: from the lowest to the highest seed. Press an arm's name to hide it; "
+            "drag over the chart to zoom, double-click to go back."
+        )
+        drawn.append(_lines(result, charts.curves(result), found.get("losses"), (), caption, wide=True))
+    return Section("Training", charts=tuple(drawn), tables=_of(found, "reach"))
 
 
 def _cost(result: Result, found: Mapping[str, Table]) -> Section:
-    fronts = (
-        ("kv_cache/bytes_per_token", result.front.kv_cache, charts.kv_cache_front, "KV-cache size per token"),
-        ("perf/tokens_per_second", result.front.throughput, charts.throughput_front, "training speed"),
-    )
     caption = (
         "Dotted: the arms that no other one beats in both mean loss and {}; their intervals play no part in it. Means "
         "for it are over the seeds that all arms have finished. Bars: 95% intervals over seeds."
     )
+    fronts = (
+        ("kv_cache/bytes_per_token", charts.kv_cache_front, "KV-cache size per token", "KV cache per token"),
+        ("perf/tokens_per_second", charts.throughput_front, "training speed", "Tokens per second"),
+    )
     drawn = tuple(
-        Chart(draw(result), alt.front(result, cost, front, name), caption.format(name))
-        for cost, front, draw, name in fronts
+        _lines(result, draw(result), found.get("arms"), ("Loss", column), caption.format(name))
+        for cost, draw, name, column in fronts
         if any(arm.judged(result.metric) and words.known(arm.costs.get(cost)) for arm in result.arms)
     )
     return Section("Cost", charts=drawn, tables=_of(found, "costs"))
@@ -173,57 +258,32 @@ def _inference(result: Result, found: Mapping[str, Table]) -> Section:
         caption = (
             "At the end of a context, all sequences of a batch together. Bars: from the lowest to the highest seed."
         )
-        drawn.append(Chart(charts.decoding_speeds(result), alt.decoding_speeds(result.inference), caption))
+        columns = ("Sequences", "Context", "Tokens per second", "Gain")
+        drawn.append(_lines(result, charts.decoding_speeds(result), found.get("decoding"), columns, caption))
     if any(arm.caches for arm in result.inference):
         caption = "Of the cache's tensors as they are when generating; a window's stops growing at its length."
-        drawn.append(Chart(charts.cache_sizes(result), alt.cache_sizes(result.inference), caption))
+        drawn.append(_lines(result, charts.cache_sizes(result), found.get("caches"), (), caption))
     return Section("Inference", charts=tuple(drawn), tables=_of(found, "decoding", "caches"))
-
-
-def _effects(result: Result, found: Mapping[str, Table]) -> Section:
-    title = "Main effects and interactions"
-    rows = charts.effect_rows(result)
-    if not rows:
-        return Section(title)
-    in_unit = f"change of validation loss, {words.UNITS[result.metric]}"
-    chart = _differences(
-        rows,
-        "What each axis changes",
-        in_unit,
-        "A main effect: the change as this axis alone goes to its other level, averaged over all settings of the "
-        "others. An interaction: half the change of one effect as the other axis goes over. Bars: simultaneous 95% "
-        "intervals. Hollow: not significant at 5% (max-t).",
-        wide=True,
-    )
-    return Section(title, charts=(chart,), tables=_of(found, "effects"))
 
 
 def _learning_rates(result: Result, found: Mapping[str, Table]) -> Section:
     if not result.learning_rates:
         return Section("Learning rate")
-    chart = Chart(
-        charts.learning_rates(result),
-        alt.learning_rates(result.learning_rates),
-        "Rings: each arm's best learning rate. Crosses above: runs that diverged. Bars: 95% intervals over seeds.",
-        wide=True,
-    )
+    caption = "Rings: each arm's best learning rate. Crosses above: runs that diverged. Bars: 95% intervals over seeds."
+    chart = _lines(result, charts.learning_rates(result), found.get("learning_rates"), (), caption, wide=True)
     return Section("Learning rate", charts=(chart,), tables=_of(found, "learning_rates"))
 
 
 def _lengths(result: Result, found: Mapping[str, Table]) -> Section:
     if not result.lengths:
         return Section("Context length")
-    drawn = [
-        Chart(
-            charts.context_lengths(result),
-            alt.context_lengths(result.lengths),
-            "A line ends where the arm's position encoding does. Bars: 95% intervals over seeds.",
-        )
-    ]
+    table = found.get("lengths")
+    caption = "A line ends where the arm's position encoding does. Bars: 95% intervals over seeds."
+    drawn = [_lines(result, charts.context_lengths(result), table, (), caption)]
     if any(arm.by_position for arm in result.lengths):
         caption = (
             "Mean over seeds. Dotted: the last position that the arms were trained on. An arm is missing where its "
             "position encoding ends before the chosen context does."
         )
-        drawn.append(Chart(charts.positions(result), alt.positions(result.lengths), caption))
+        drawn.append(_lines(result, charts.positions(result), table, (), caption))
     return Section("Context length", charts=tuple(drawn), tables=_of(found, "lengths"))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from . import charts, words
+from . import words
 from .result import (
     ArmResult,
     CacheSize,
@@ -19,7 +19,7 @@ from .result import (
     Speed,
     Spread,
 )
-from .statistics import Estimate, PairedDifference
+from .statistics import Effect, Estimate, PairedDifference, term_name
 
 
 @dataclass(frozen=True)
@@ -31,41 +31,92 @@ class Table:
     rows: list[list[str]]
     words: frozenset[str] = frozenset()
 
+    def cells(self, *titles: str) -> list[str]:
+        """Each row as text: its name, and what it has in these columns; default: in all."""
+        kept = [i for i, title in enumerate(self.head) if i == 0 or not titles or title in titles]
+        return [" ".join(row[i] for i in kept).replace("\n", ", ") for row in self.rows]
+
 
 def tables(result: Result) -> dict[str, Table]:
     """The tables that have something to say, by slug, in the page's order."""
     found = {
+        "effects": _effects(result),
+        "interactions": _interactions(result),
         "arms": _arms(result),
+        "differences": _differences(result),
+        "losses": _losses(result),
         "seeds": _seed_losses(result),
         "reach": _to_reach(result),
         "costs": _costs(result),
         "decoding": _decoding(result.inference),
         "caches": _caches(result.inference),
-        "effects": _effects(result),
         "learning_rates": _learning_rates(result),
-        "unfinished": _unfinished(result),
         "lengths": _lengths(result),
-        "environment": _environment(result),
+        "unfinished": _unfinished(result),
         "settings": _settings(result),
+        "environment": _environment(result),
     }
     return {slug: table for slug, table in found.items() if table.rows and len(table.head) > 1}
 
 
+def difference_title(result: Result) -> str:
+    """The head of the column of differences."""
+    is_ladder = any(arm.to_previous for arm in result.arms)
+    return f"Difference to {'the step before' if is_ladder else result.study.baseline}"
+
+
 def _arms(result: Result) -> Table:
-    return _arm_table(
-        result,
-        "Final validation loss with its 95% interval over seeds, and paired differences; negative is better. "
-        f"Differences are in {words.UNITS[result.metric]}; intervals and p are simultaneous ({result.tests}). "
-        "Seeds needed: for 80% power, if the difference is within its own 80% interval.",
-        {
-            "Loss, nats per token": lambda arm: _estimate(arm.loss),
-            "Loss, bits per byte": lambda arm: _estimate(arm.bits),
-            "Difference to the step before": lambda arm: _comparison(arm.to_previous),
-            "Difference to the baseline": lambda arm: _comparison(arm.to_baseline),
-            "Seeds": lambda arm: _seeds(arm),
-            "Learning rate": lambda arm: words.learning_rate(arm.learning_rate),
-        },
+    columns: dict[str, Callable[[ArmResult], str]] = {
+        "Parameters": lambda arm: words.number(arm.costs.get("params")),
+        "FLOPs per token": lambda arm: words.short(arm.costs.get("train_flops_per_token")),
+        "Tokens per second": lambda arm: words.three_digits(arm.costs.get("perf/tokens_per_second")),
+        "Loss": lambda arm: _plus_minus(arm.judged(result.metric)),
+        difference_title(result): lambda arm: _difference(arm.comparison),
+        "Verdict": lambda arm: arm.verdict,
+        "KV cache per token": lambda arm: words.size(arm.costs.get("kv_cache/bytes_per_token")),
+    }
+    caption = (
+        f"Loss: final validation loss, {words.UNITS[result.metric]}, \u00b1 half its 95% interval over seeds. "
+        "Difference: mean over seeds of the paired difference with its simultaneous 95% interval where it is tested; "
+        "negative is better. FLOPs: of matrix products, in training. KV cache: with 16-bit elements."
     )
+    return _arm_table(result, caption, columns, "Verdict")
+
+
+def _differences(result: Result) -> Table:
+    """All comparisons."""
+    compared = [c for arm in result.arms for c in (arm.to_previous, arm.to_baseline) if c]
+    distinct = {(c.arm, c.against): c for c in compared if words.known(c.difference.mean)}
+    columns: dict[str, Callable[[Comparison], str]] = {
+        "Arm": lambda c: c.arm,
+        "Compared with": lambda c: c.against,
+        "Difference": _difference,
+        "p": lambda c: words.bare_p(c.difference.p),
+        "Verdict": lambda c: c.difference.verdict,
+        "Seeds": lambda c: str(c.difference.n),
+        "Seeds needed": lambda c: words.seed_range(c.seeds_needed) if c.seeds_needed else words.UNKNOWN,
+        "In bits per byte": lambda c: _sure(c.bits) if c.nats else words.UNKNOWN,
+        "Why not tested": lambda c: c.untested or words.UNKNOWN,
+    }
+    caption = (
+        f"Differences in {words.UNITS[result.metric]}; intervals and p are simultaneous ({result.tests}). "
+        "Seeds needed: for 80% power, if the difference is within its own 80% interval."
+    )
+    rows = [[show(comparison) for show in columns.values()] for comparison in distinct.values()]
+    names = frozenset({"Compared with", "Verdict", "Why not tested"})
+    return _without_empty(Table(caption, list(columns), rows, names))
+
+
+def _losses(result: Result) -> Table:
+    columns: dict[str, Callable[[ArmResult], str]] = {
+        "Nats per token": lambda arm: _estimate(arm.loss),
+        "Bits per byte": lambda arm: _estimate(arm.bits),
+        "SD over seeds": lambda arm: words.three_digits(getattr(arm.judged(result.metric), "sd", None)),
+        "Seeds": _seeds,
+        "Learning rate": lambda arm: words.learning_rate(arm.learning_rate),
+    }
+    caption = f"Final validation loss with its 95% interval over seeds; SD in {words.UNITS[result.metric]}."
+    return _arm_table(result, caption, columns)
 
 
 def _seed_losses(result: Result) -> Table:
@@ -112,22 +163,16 @@ def _to_reach(result: Result) -> Table:
 def _costs(result: Result) -> Table:
     """What each arm costs to train and to use."""
     columns: dict[str, Callable[[ArmResult], str]] = {
-        "Parameters": lambda arm: words.number(arm.costs.get("params")),
-        "Without embeddings": lambda arm: words.number(arm.costs.get("params_non_embedding")),
-        "FLOPs per token": lambda arm: words.short(arm.costs.get("flops_per_token")),
-        "FLOPs, training": lambda arm: words.short(arm.costs.get("train_flops_per_token")),
+        "Parameters without embeddings": lambda arm: words.number(arm.costs.get("params_non_embedding")),
+        "FLOPs per token, forward": lambda arm: words.short(arm.costs.get("flops_per_token")),
         "Tokens per second, training": lambda arm: _speed(result, arm, "train", "perf/tokens_per_second"),
         "Decoding": lambda arm: _speed(result, arm, "decode", "decode_tokens_per_second"),
         "MFU": lambda arm: words.percent(arm.costs.get("perf/mfu")),
         "Peak memory": lambda arm: words.size(arm.costs.get("perf/peak_memory_bytes")),
-        "KV cache per token": lambda arm: words.size(arm.costs.get("kv_cache/bytes_per_token")),
         "KV cache, full context": _full_cache,
         "Matching residual": lambda arm: words.residual(arm.arm.residual),
     }
-    caption = (
-        "FLOPs are those of matrix products, per token, of the forward pass and of training. KV cache: 16-bit "
-        f"elements. Matching residual: how far the arm's size is from the one it was matched to. {_speed_note(result)}"
-    )
+    caption = f"Matching residual: how far the arm's size is from the one it was matched to. {_speed_note(result)}"
     return _arm_table(result, caption, columns)
 
 
@@ -198,20 +243,33 @@ def _caches(arms: Sequence[Inference]) -> Table:
 
 def _effects(result: Result) -> Table:
     """The effects of a factorial."""
-    return Table(
-        f"In {words.UNITS[result.metric]}; negative is better. intervals and p are simultaneous ({result.tests}).",
-        ["Effect", "Change of loss", "Cannot be told from"],
-        [
-            [
-                charts.effect_name(effect.axes),
-                _sure(effect.change),
-                ", ".join(map(charts.effect_name, effect.aliases)) or words.UNKNOWN,
-            ]
-            for effect in result.effects
-            if words.known(effect.change.mean)
-        ],
-        frozenset({"Cannot be told from"}),
+    columns: dict[str, Callable[[Effect], str]] = {
+        "Effect": lambda effect: effect.name,
+        "Change of loss": lambda effect: _sure(effect.change),
+        "p": lambda effect: words.bare_p(effect.change.p),
+        "Verdict": lambda effect: effect.change.verdict,
+        "Aliased with": lambda effect: ", ".join(map(term_name, effect.aliases)) or words.UNKNOWN,
+    }
+    rows = [[show(e) for show in columns.values()] for e in result.effects if words.known(e.change.mean)]
+    caption = (
+        f"In {words.UNITS[result.metric]}; negative is better. Intervals and p are simultaneous ({result.tests}). "
+        "Aliased: effects that a fraction of the combinations does not tell apart."
     )
+    return _without_empty(Table(caption, list(columns), rows, frozenset({"Verdict", "Aliased with"})))
+
+
+def _interactions(result: Result) -> Table:
+    """The means that interactions are made of."""
+    digits = min((words.decimals(e.change.low, e.change.high) for e in result.effects), default=4)
+    caption = (
+        f"Mean loss, {words.UNITS[result.metric]}, over the seeds that all arms have finished, with two axes as in the "
+        "baseline or changed."
+    )
+    rows = [
+        [term_name(found.axes), *(words.number(found.means[i][j], digits) for i, j in ((0, 0), (1, 0), (0, 1), (1, 1)))]
+        for found in result.interactions
+    ]
+    return Table(caption, ["Axes", "Neither changed", "First changed", "Second changed", "Both changed"], rows)
 
 
 def _learning_rates(result: Result) -> Table:
@@ -260,23 +318,19 @@ def _environment(result: Result) -> Table:
 
 def _settings(result: Result) -> Table:
     """The settings that arms differ in."""
+    head = ["Arm", "Compared with", "Setting", "There", "Here"]
     rows = [
-        [arm.name, key, _setting(base), _setting(own)]
+        [arm.name, arm.arm.previous or result.study.baseline, key, _setting(theirs), _setting(own)]
         for arm in result.arms
-        for key, (base, own) in arm.difference.items()
+        for key, (theirs, own) in arm.difference.items()
     ]
-    return Table(
-        f"Settings in which an arm differs from {result.study.baseline}",
-        ["Arm", "Setting", "Baseline", "Arm's value"],
-        rows,
-        frozenset({"Setting", "Baseline", "Arm's value"}),
-    )
+    return Table("Settings in which an arm differs from what it is compared with", head, rows, frozenset(head))
 
 
-def _arm_table(result: Result, caption: str, columns: dict[str, Callable[[ArmResult], str]]) -> Table:
-    """A row per arm."""
+def _arm_table(result: Result, caption: str, columns: dict[str, Callable[[ArmResult], str]], *names: str) -> Table:
+    """A row per arm. names: columns of words."""
     rows = [[arm.name, *(show(arm) for show in columns.values())] for arm in result.arms]
-    return _without_empty(Table(caption, ["Arm", *columns], rows))
+    return _without_empty(Table(caption, ["Arm", *columns], rows, frozenset(names)))
 
 
 def _without_empty(table: Table) -> Table:
@@ -290,19 +344,16 @@ def _estimate(estimate: Estimate | None) -> str:
     return words.with_interval(estimate.mean, estimate.low, estimate.high) if estimate else words.UNKNOWN
 
 
-def _comparison(comparison: Comparison | None) -> str:
-    """A difference, and below it how sure it is."""
-    if not comparison or not words.known(comparison.difference.mean):
-        return words.UNKNOWN
-    needed = f"{words.seed_range(comparison.seeds_needed)} needed" if comparison.seeds_needed else ""
-    return _sure(comparison.difference, needed or comparison.untested)
+def _plus_minus(estimate: Estimate | None) -> str:
+    return words.plus_minus(estimate.mean, estimate.low, estimate.high) if estimate else words.UNKNOWN
 
 
-def _sure(found: PairedDifference, note: str = "") -> str:
-    p = words.p_value(found.p)
-    notes = [told for told in (p, "not significant" if p and not found.significant else "", note) if told]
-    interval = words.with_interval(found.mean, found.low, found.high, is_difference=True)
-    return f"{interval}\n{'; '.join(notes) or 'not tested'}"
+def _difference(comparison: Comparison | None) -> str:
+    return _sure(comparison.difference) if comparison else words.UNKNOWN
+
+
+def _sure(found: PairedDifference) -> str:
+    return words.with_interval(found.mean, found.low, found.high, is_difference=True)
 
 
 def _spread(spread: Spread | None, show: Callable[[float], str]) -> str:

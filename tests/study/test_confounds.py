@@ -20,7 +20,8 @@ def warnings_of(folder: Path, plant: Callable[[Path, Study], None], **settings: 
     """What is told of a study of two arms and three seeds, in which `plant` has changed something."""
     study = write_study(folder, settings.pop("arms", {"layernorm": 0.0, "rmsnorm": -0.02}), **settings)
     plant(folder, study)
-    return list(analyse(study, folder).warnings)
+    result = analyse(study, folder)
+    return [*result.warnings, *(note for note in result.notes if note == ONE_RATE)]
 
 
 def run_of(folder: Path, study: Study, seed: int = 2) -> Path:

@@ -80,20 +80,20 @@ MARKS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "x": 
 Found = tuple[float, Estimate | Spread]
 
 
-def write_figures(result: Result, folder: Path) -> list[Path]:
-    """Write every figure that the result has something for, in each format."""
-    written = []
+def write_figures(result: Result, folder: Path) -> None:
+    """Write every figure that the result has something for, in each format, and captions.md."""
+    captions = []
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a user's own style may have other sizes
         matplotlib.rcParams.update(RC)
-        for slug, draw in FIGURES.items():
+        for draw, caption in FIGURES.items():
             if figure := draw(result):
+                captions.append(f"**{draw.__name__}** {caption}\n")
                 figure.draw_without_rendering()
                 figure.set_layout_engine("none")  # found once, for all formats
                 for suffix, metadata in METADATA.items():
-                    written.append(folder / f"{slug}{suffix}")
-                    figure.savefig(written[-1], metadata=metadata)
-    return written
+                    figure.savefig(folder / f"{draw.__name__}{suffix}", metadata=metadata)
+    (folder / "captions.md").write_text("\n".join(captions), encoding="utf-8")
 
 
 # --- one function for each figure; None where there is nothing to draw ---
@@ -120,7 +120,9 @@ def interactions(result: Result) -> Figure | None:
     if not shown:
         return None
     rows = math.ceil(len(shown) / 2)
-    figure, panels = _panels([""] * len(shown), "", charts.axis_of(result.metric), 2, height=0.2 + 1.9 * rows)
+    figure, panels = _panels(
+        [""] * len(shown), "", charts.axis_of(result.metric), min(2, len(shown)), height=0.2 + 1.9 * rows
+    )
     for panel, found in zip(panels, shown, strict=True):
         levels, names = found.levels
         for name, losses, colour, mark in zip(
@@ -275,24 +277,30 @@ def cache_sizes(result: Result) -> Figure | None:
     )
 
 
-FIGURES: dict[str, Callable[[Result], Figure | None]] = {
-    draw.__name__: draw
-    for draw in (
-        steps,
-        differences,
-        effects,
-        interactions,
-        difference_curves,
-        validation_loss,
-        training_loss,
-        kv_cache_front,
-        speed_front,
-        learning_rates,
-        context_lengths,
-        positions,
-        decoding_speed,
-        cache_sizes,
-    )
+INTERVALS = (
+    "Bars: simultaneous 95% intervals. Filled: significant at 5% (max-t). Hollow: not. An arrow: the interval goes on."
+)
+SEEDS = "Bars: 95% intervals over seeds."
+
+# Each figure with its caption.
+FIGURES: dict[Callable[[Result], Figure | None], str] = {
+    steps: f"What each step was worth: mean over seeds of the paired difference to the step before. {INTERVALS}",
+    differences: f"Mean over seeds of the paired difference to the baseline. {INTERVALS}",
+    effects: "Main effects, the change as one axis goes to its other level, averaged over all settings of the others, "
+    f"and interactions, half the change of one effect as the other axis goes over. {INTERVALS}",
+    interactions: "Mean loss at each combination of the levels of two axes, averaged over the others.",
+    difference_curves: "Difference over training, mean over seeds. Bands: simultaneous 95% intervals at each "
+    f"evaluation, of the {charts.MOST_BANDS} that end furthest from zero.",
+    validation_loss: "Validation loss, mean over seeds. Bands: from the lowest to the highest seed.",
+    training_loss: "Training loss, mean over seeds. Bands: from the lowest to the highest seed.",
+    kv_cache_front: f"Loss against KV-cache size. Dotted: the arms that no other one beats in both. {SEEDS}",
+    speed_front: f"Loss against training speed. Dotted: the arms that no other one beats in both. {SEEDS}",
+    learning_rates: f"Loss over learning rate. Rings: each arm's best. Crosses: rates at which runs diverged. {SEEDS}",
+    context_lengths: f"Loss over context length. A line ends where the position encoding does. {SEEDS}",
+    positions: "Loss by position in the context, mean over seeds. Dotted: the end of the trained context.",
+    decoding_speed: "Decoding speed at the end of a context, all sequences of a batch together. Bars: from the lowest "
+    "to the highest seed.",
+    cache_sizes: "Measured KV cache of one sequence over context length.",
 }
 
 

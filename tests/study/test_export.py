@@ -257,7 +257,9 @@ def test_every_entry_of_the_bibliography_is_whole_and_cited_for_something() -> N
 def test_figures_are_pictures_of_the_width_of_a_column(paper: Path) -> None:
     pictures = list((paper / "figures").glob("*.png"))
     assert {file.stem for file in pictures} >= {"steps", "validation_loss", "kv_cache_front", "context_lengths"}
+    captions = (paper / "figures" / "captions.md").read_text(encoding="utf-8")
     for file in pictures:
+        assert f"**{file.stem}** " in captions
         width, _ = struct.unpack(">II", file.read_bytes()[16:24])
         assert width == round(3.35 * 300)
 
@@ -274,14 +276,14 @@ def test_figures_are_sound_svg_with_the_names_of_the_arms(paper: Path) -> None:
 def drawn(result: Result) -> dict[str, Figure]:
     """The figures, laid out."""
     with matplotlib.rc_context(figures.RC):
-        found = {slug: figure for slug, draw in figures.FIGURES.items() if (figure := draw(result))}
+        found = {draw.__name__: figure for draw in figures.FIGURES if (figure := draw(result))}
         for figure in found.values():
             figure.draw_without_rendering()
     return found
 
 
 def test_there_is_a_figure_for_everything_that_a_result_has() -> None:
-    assert set(drawn(results.everything())) == set(figures.FIGURES)
+    assert set(drawn(results.everything())) == {draw.__name__ for draw in figures.FIGURES}
     assert set(drawn(results.ladder())) == {
         "steps",
         "differences",
@@ -336,7 +338,7 @@ def test_an_interval_that_would_squeeze_all_others_ends_in_an_arrow() -> None:
 
 
 def test_equal_results_give_equal_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "FIGURES", {"steps": figures.steps})
+    monkeypatch.setattr(figures, "FIGURES", {figures.steps: "A caption."})
     texts = []
     for name in ("once", "again"):
         (tmp_path / name).mkdir()
@@ -364,6 +366,8 @@ def test_the_command_exports_a_study_and_says_what_it_wrote(in_process: Callable
     assert "exported to paper:" in ran.out
     assert "methods.md|.tex" in ran.out
     assert "tables/ (.csv, .md, .tex): arms, " in ran.out
+    again = in_process(compare_command, "llama-lab-compare", str(folder), "--export", "paper", "--overwrite")
+    assert (again.code, again.err) == (0, "")
 
 
 def test_a_folder_that_is_not_empty_is_refused_before_anything_is_read(
@@ -424,7 +428,9 @@ def test_an_export_that_fails_leaves_what_was_there(
 @pytest.mark.usefixtures("quick")
 def test_an_empty_folder_is_filled(result: Result, tmp_path: Path) -> None:
     (tmp_path / "paper").mkdir()
+    (tmp_path / ".paper.tmp").mkdir()  # of an export that was killed
     write_export(result, tmp_path / "paper")
+    assert [path.name for path in tmp_path.iterdir()] == ["paper"]
     assert (tmp_path / "paper" / "runs.csv").exists()
 
 

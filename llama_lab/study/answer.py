@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from .record import Study
 from .result import ArmResult, Comparison, Lengths, Metric, ranked
 from .statistics import Effect, PairedDifference, term_name
-from .words import UNITS, conjoin, count, decimals, number, p_value, seed_range, with_interval
+from .words import UNITS, conjoin, count, decimals, enumerate_some, number, p_value, seed_range, with_interval
 
+MOST_NAMED = 6  # arms with their numbers in one sentence
 MOST_LIMITS = 3  # that a sentence tells one by one
 NOTHING = "Nothing can be concluded from one seed."
 UNCOMPARED = "Nothing can be compared: no arm shares a finished seed with what it is compared with."
@@ -95,8 +96,7 @@ def _verdict(findings: Sequence[Finding], noun: str, against: str, metric: Metri
         verb = change.get(tested[0].difference.verdict, "did not change the loss significantly")
         return f"{against}{tested[0].name} {verb}: {_interval(tested[0].difference, metric)}."
     if not clear:
-        none = f"{against}none" if against else "None"
-        return f"{none} of {count(len(tested), noun)} changed the loss significantly."
+        return f"{against}{'no' if against else 'No'} {noun} changed the loss significantly."
     verbs = {"lower": "lowered the loss", "higher": "raised it"}
     counts = {verdict: sum(f.difference.verdict == verdict for f in clear) for verdict in verbs}
     if not counts["lower"]:
@@ -124,14 +124,16 @@ def _significant(findings: Sequence[Finding], noun: str, against: str) -> list[s
     """What helped and what hurt."""
     sentences = []
     for verb, sign in (("lowered", -1), ("raised", 1)):
-        chosen = [
-            f"{f.name} ({f.change})" for f in findings if f.difference.significant and f.difference.mean * sign > 0
-        ]
+        clear = [f for f in findings if f.difference.significant and f.difference.mean * sign > 0]
+        if len(clear) > MOST_NAMED:
+            clear.sort(key=lambda f: -abs(f.difference.mean))
+        chosen = [f"{f.name} ({f.change})" for f in clear]
         if chosen and len(findings) == 1:
             sentences.append(f"{against}{findings[0].name} {verb} the loss: {findings[0].change}.")
         elif chosen:
+            named = conjoin(chosen) if len(chosen) <= MOST_NAMED else enumerate_some(chosen, MOST_NAMED)
             subject = f"{len(chosen)} of {count(len(findings), noun)}"
-            sentences.append(f"{against}{subject} {verb} the loss: {conjoin(chosen)}.")
+            sentences.append(f"{against}{subject} {verb} the loss: {named}.")
     return sentences
 
 

@@ -647,3 +647,120 @@ def test_a_record_made_before_margins_and_looks_is_read_as_without(tmp_path: Pat
     assert len(old) == len(lines) - 2
     (tmp_path / "study.yaml").write_text("\n".join(old))
     assert Study.load(tmp_path) == study
+
+
+def plant_evaluation_at(run: Path, step: int, shift: float) -> None:
+    """Let a run have had another validation loss at one of its evaluations."""
+    lines = [line.split(",") for line in (run / "metrics.csv").read_text().splitlines()]
+    loss = lines[0].index("val/loss")
+    for line in lines[1:]:
+        if line[0] == str(step) and line[loss]:
+            line[loss] = repr(float(line[loss]) + shift)
+    (run / "metrics.csv").write_text("\n".join(map(",".join, lines)) + "\n")
+
+
+def test_curves_of_differences_end_in_the_verdicts_interval_and_are_judged_alike_before(
+    ladder: tuple[Path, Result],
+) -> None:
+    """In these studies the losses of all runs fall alike, so that every evaluation has the final differences."""
+    curves = {curve.name: curve for curve in ladder[1].difference_curves}
+    assert list(curves) == [name for name in LADDER if name != "vanilla"]
+    for name, curve in curves.items():
+        step = arm(ladder[1], name).to_previous
+        assert curve.against == step.against
+        assert curve.tokens == [TOKENS_PER_STEP * at for at in range(39, STEPS + 1, 39)]
+        assert (curve.mean[-1], curve.low[-1], curve.high[-1]) == (step.nats.mean, step.nats.low, step.nats.high)
+        assert curve.low == pytest.approx([step.nats.low] * 10, abs=1e-5)
+        assert curve.high == pytest.approx([step.nats.high] * 10, abs=1e-5)
+
+
+def test_a_point_on_a_curve_of_differences_is_the_test_of_the_losses_then(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"a": 0.0, "b": -0.1, "c": -0.1})
+    for seed in (1, 2, 3):
+        plant_evaluation_at(run_folder(tmp_path, study, "b", seed), 78, 0.03 * seed)
+    step = analyse(study, tmp_path).difference_curves[0]
+    losses = np.array([final_losses(tmp_path, name) for name in "abc"])
+    losses[1] += (0.03, 0.06, 0.09)
+    steps = np.repeat([[-1, 1, 0], [0, -1, 1]], 3, axis=1) / 3
+    then = judge(fit_blocked(losses), steps)[0]
+    assert (step.mean[1], step.low[1], step.high[1]) == pytest.approx((then.mean, then.low, then.high))
+    assert step.mean[2] == pytest.approx(step.mean[-1]) != pytest.approx(step.mean[1])
+
+
+def test_curves_of_differences_are_thinned_and_keep_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_lab.study.analysis.MAX_JUDGED", 4)
+    (curve,) = analyse(write_study(tmp_path, {"a": 0.0, "b": 0.0}), tmp_path).difference_curves
+    assert 2 < len(curve.tokens) <= 4
+    assert curve.tokens[-1] == STEPS * TOKENS_PER_STEP
+
+
+def test_runs_of_unequal_length_have_differences_where_all_were_evaluated(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"a": 0.0, "b": 0.0})
+    run = run_folder(tmp_path, study, "b", 1)
+    lines = (run / "metrics.csv").read_text().splitlines(keepends=True)
+    (run / "metrics.csv").write_text("".join(lines[:30]))
+    plant_facts(run, tokens=TOKENS_PER_STEP * 240.0)
+    (curve,) = analyse(study, tmp_path).difference_curves
+    assert curve.tokens[-1] < TOKENS_PER_STEP * 240
+
+
+def two_by_two(folder: Path, seeds: tuple[int, ...] = (1, 2, 3)) -> Result:
+    """A factorial of two axes that interact."""
+    levels = itertools.product(("layernorm", "rmsnorm"), ("relu", "swiglu"))
+    axes = {"+".join(pair): dict(zip(("norm", "ffn"), pair, strict=True)) for pair in levels}
+    effects = dict(zip(axes, (0.0, -0.1, -0.05, -0.05), strict=True))
+    return analyse(write_study(folder, effects, seeds, axes=axes, design="factorial"), folder)
+
+
+def test_an_interaction_is_half_the_change_of_one_axis_s_effect_in_the_means_that_are_drawn(tmp_path: Path) -> None:
+    result = two_by_two(tmp_path)
+    (found,) = result.interactions
+    assert found.axes == ("norm", "ffn")
+    assert found.levels == (("layernorm", "rmsnorm"), ("relu", "swiglu"))
+    means = [[np.mean(final_losses(tmp_path, f"{a}+{b}")) for b in found.levels[1]] for a in found.levels[0]]
+    assert np.array(found.means) == pytest.approx(np.array(means))
+    (effect,) = [effect for effect in result.effects if effect.axes == ("norm", "ffn")]
+    assert found.size == pytest.approx(abs(effect.change.mean))
+
+
+def test_the_curves_of_a_factorial_are_those_of_its_effects(tmp_path: Path) -> None:
+    result = two_by_two(tmp_path)
+    assert [(c.name, c.against) for c in result.difference_curves] == [
+        ("norm", ""),
+        ("ffn", ""),
+        ("norm \u00d7 ffn", ""),
+    ]
+    for curve, effect in zip(result.difference_curves, result.effects, strict=True):
+        last = (curve.mean[-1], curve.low[-1], curve.high[-1])
+        assert last == (effect.change.mean, effect.change.low, effect.change.high)
+
+
+def test_an_arm_differs_by_its_options_from_the_arm_before(tmp_path: Path) -> None:
+    facts = {"b": {"choices": {"norm": "layernorm", "position": "rope"}}}
+    facts["c"] = {"choices": {"norm": "layernorm", "position": "rope_500k"}}
+    config = {name: {"model.norm._target_": "llama_lab.model.norm.LayerNorm"} for name in "bc"}
+    config["c"] = config["c"] | {"model.position.theta": 500_000.0, "optim.beta1": 0.8}
+    result = analyse(write_study(tmp_path, {"a": 0.0, "b": 0.0, "c": 0.0}, facts=facts, config=config), tmp_path)
+    assert arm(result, "b").difference == {"norm": ("rmsnorm", "layernorm")}
+    assert arm(result, "c").difference == {"position": ("rope", "rope_500k"), "optim.beta1": (0.9, 0.8)}
+
+
+def test_the_verdict_counts_what_helped_and_names_what_did_most(tmp_path: Path, ladder: tuple[Path, Result]) -> None:
+    assert ladder[1].verdict.startswith(
+        f"Of 4 steps, 2 lowered the loss and 1 raised it; prenorm changed it most: {MINUS}0."
+    )
+    assert ladder[1].verdict.endswith(" nats per token.")
+    two = analyse(write_study(tmp_path / "2", {"base": 0.0, "arm": -0.1}, design="recipes"), tmp_path / "2")
+    assert two.verdict.startswith(f"Compared with base, arm lowered the loss: {MINUS}0.")
+    none = analyse(write_study(tmp_path / "0", {"A": 0.0, "B": 0.0, "C": 0.0}, design="recipes"), tmp_path / "0")
+    assert none.verdict == "Compared with A, no arm changed the loss significantly."
+    one = analyse(write_study(tmp_path / "1", {"a": 0.0, "b": 0.0}, (1,)), tmp_path / "1")
+    assert one.verdict == "Nothing can be concluded from one seed."
+
+
+def test_of_many_arms_that_are_not_significant_a_sentence_tells_the_largest_limit_alone(tmp_path: Path) -> None:
+    result = analyse(write_study(tmp_path, dict.fromkeys("abcdef", 0.0), design="recipes"), tmp_path)
+    limits = [max(-d.low, d.high) for d in (a.to_baseline.nats for a in result.arms[1:])]
+    (sentence,) = [s for s in result.answer if "is excluded" in s]
+    assert f"by more than {max(limits):.3f} nats per token is excluded." in sentence
+    assert not any("would need" in s for s in result.answer)

@@ -13,11 +13,13 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from llama_lab.study import charts, words
+from llama_lab.study.analysis import analyse
 from llama_lab.study.page import write_page
-from llama_lab.study.record import Arm
+from llama_lab.study.record import Arm, Study
 from llama_lab.study.result import Front, Reach, Result
-from llama_lab.study.statistics import Estimate
+from llama_lab.study.statistics import Estimate, PairedDifference
 from tests.study import results
+from tests.study.synthetic import plant_end, remove_run, run_folder, write_study
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
@@ -600,3 +602,220 @@ def test_tokens_to_the_baselines_loss_are_censored_where_a_run_ended_before(tmp_
     assert "not reached in 2 of 3 seeds" in text
     assert "&gt;1.00\u00d7, 0.92\u00d7, &gt;1.00\u00d7" in text
     assert "0.430 [0.380,\u00a00.490]" in text
+
+
+def shown_in(report: Opened, selector: str) -> dict[str, float]:
+    """Where on the page the first such element is."""
+    return report.page.eval_on_selector(selector, "one => one.getBoundingClientRect().toJSON()")
+
+
+@in_browser
+def test_the_first_screen_has_title_verdict_warnings_and_the_whole_figure(opened: Open) -> None:
+    warning = "Runs differ in commit: 0c6e11a in norm=rmsnorm; 1c6e11a in vanilla; their code may differ." * 2
+    report = opened(replace(results.ladder(), warnings=(warning,) * 9))
+    bottoms = [shown_in(report, selector)["bottom"] for selector in ("h1", ".verdict", ".warnings", ".plot")]
+    assert bottoms == sorted(bottoms)
+    assert bottoms[-1] <= 900
+    summary = report.page.locator(".warnings summary")
+    assert summary.inner_text() == "7 more warnings"
+    summary.click()
+    assert report.page.locator(".warnings li").last.is_visible()
+
+
+def test_the_title_is_the_study_s_own_and_else_of_design_and_baseline(tmp_path: Path) -> None:
+    found = results.ladder()
+    assert "<h1>Ladder: vanilla and 6 other arms</h1>" in body(found, tmp_path)
+    titled = replace(found, study=replace(found.study, title="Norms <b>"))
+    assert "<h1>Norms &lt;b&gt;</h1>" in body(titled, tmp_path)
+    assert found.study.name not in body(replace(titled, study=replace(titled.study, command="")), tmp_path)
+
+
+@in_browser
+@pytest.mark.parametrize("arms", [7, 20])
+def test_the_table_of_arms_is_whole_at_1200_pixels_with_a_line_or_two_for_each_arm(opened: Open, arms: int) -> None:
+    result = results.ladder() if arms == 7 else of_many(20)
+    report = opened(result)
+    heads = report.page.locator("table").first.locator("thead th").all_inner_texts()
+    assert heads == [
+        "Arm",
+        "Parameters",
+        "FLOPs per token",
+        "Tokens per second",
+        "Loss",
+        "Difference to the step before",
+        "Verdict",
+        "KV cache per token",
+    ]
+    assert report.page.eval_on_selector(".table", "one => one.scrollWidth <= one.clientWidth")
+    heights = "rows => Math.max(...rows.map(row => row.getBoundingClientRect().height))"
+    assert report.page.locator("table").first.locator("tbody tr").evaluate_all(heights) < 60
+
+
+@in_browser
+def test_a_table_that_scrolls_has_a_shadow_where_it_goes_on(opened: Open) -> None:
+    report = opened(results.ladder(), 400, 844)
+    assert report.page.eval_on_selector(".table", "one => one.scrollWidth > one.clientWidth")
+    assert "local, scroll" in report.page.eval_on_selector(
+        ".table", "one => getComputedStyle(one).backgroundAttachment"
+    )
+
+
+def of_many(arms: int, seeds: int = 3) -> Result:
+    """A ladder of so many arms with long names."""
+    names = [f"attention=gqa,model.n_kv_heads={i},position=rope_yarn" for i in range(arms)]
+    return results.result({name: 3.95 - 0.006 * i + 0.02 * math.sin(i) for i, name in enumerate(names)}, seeds, 20)
+
+
+@in_browser
+def test_of_20_arms_curves_open_with_those_that_differ_most_and_say_so(opened: Open) -> None:
+    result = of_many(20)
+    report = opened(result)
+    names = "[...new Set(traces.map(trace => trace.meta.arm))]"
+    steps = sorted((arm.to_previous for arm in result.arms[1:]), key=lambda c: -abs(c.difference.mean))
+    assert set(report.plot("Difference over training", names)) == {step.arm for step in steps[:4]}
+    drawn = {result.study.baseline, *(step.arm for step in steps[:5])}
+    assert set(report.plot("Loss over training", names)) == drawn
+    figure = report.page.locator("figure").nth(report.figure("Loss over training"))
+    assert "Of 20 the 6 that differ most are shown; press a name for the others." in figure.inner_text()
+    figure.locator("[aria-pressed=false]").first.click()
+    assert len(report.plot("Loss over training", names)) == 7
+
+
+def row(name: str, mean: float, half: float) -> charts.Row:
+    found = PairedDifference(3, mean, 0.01, mean - half, mean + half, 0.5 if abs(mean) < half else 0.001)
+    return charts.Row(name, "base", found)
+
+
+def test_an_interval_that_would_squeeze_all_others_ends_in_an_arrow_with_its_end() -> None:
+    rows = [row("a", 0.01, 0.02), row("b", -0.03, 0.02), row("c", 0.02, 0.02), row("wide", 0.01, 0.9)]
+    least, most = charts.reach(rows)
+    assert (least, most) == pytest.approx((-0.0625, 0.0625))
+    figure = charts.differences(rows, "", "")
+    texts = [label.text for label in figure.layout.annotations]
+    assert texts[3].startswith("\u25c0 \u22120.89 wide")
+    assert texts[4:] == ["+0.91 \u25b6"]
+    (points,) = figure.data
+    assert points.x[3] + points.error_x.array[3] == pytest.approx(most)
+    assert list(points.marker.symbol) == ["circle"] * 4
+
+
+def test_a_difference_far_beyond_all_others_is_written_beside_its_arrow() -> None:
+    rows = [row("a", 0.01, 0.02), row("b", -0.03, 0.02), row("c", 0.02, 0.02), row("far", 0.6, 0.02)]
+    figure = charts.differences(rows, "", "")
+    assert figure.layout.annotations[4].text == "+0.600 [+0.580,\u00a0+0.620] \u25b6"
+    assert figure.data[0].marker.symbol[3] == "triangle-right"
+
+
+def test_an_axis_covers_all_intervals_where_none_is_much_longer() -> None:
+    rows = [row("a", 0.01, 0.02), row("b", -0.12, 0.02), row("c", 0.02, 0.05)]
+    assert charts.reach(rows) == pytest.approx((-0.14, 0.07))
+    assert charts.reach(rows[:1]) == pytest.approx((-0.01, 0.03))
+    assert charts.reach([]) == (0, 0)
+
+
+@in_browser
+def test_a_factorial_begins_with_its_effects_and_interactions(opened: Open) -> None:
+    report = opened(results.factorial())
+    titles = report.page.evaluate("[...document.querySelectorAll('.plot')].map(plot => plot.layout.title.text)")
+    assert titles[:2] == ["Main effects and interactions", "Interactions: mean loss at each combination"]
+    heads = [table.locator("th").first.inner_text() for table in report.page.locator("table").all()[:3]]
+    assert heads == ["Effect", "Axes", "Arm"]
+    assert "aliased" in report.page.locator("section").first.inner_text().lower()
+    assert report.complaints == []
+
+
+def test_interactions_are_drawn_at_the_means_with_a_line_for_each_level_of_the_second_axis() -> None:
+    first, second = charts.interactions(results.factorial()).data
+    assert (list(first.x), list(first.y)) == (["layernorm", "rmsnorm"], [3.9, 3.884])
+    assert (list(second.y), second.text[1]) == ([3.862, 3.87], "swiglu")
+
+
+def test_of_many_interactions_the_largest_are_drawn_and_the_page_says_so(tmp_path: Path) -> None:
+    (one,) = results.factorial().interactions
+    pairs = [(f"a{i}", f"b{i}") for i in range(10)]
+    many = tuple(replace(one, axes=pair, means=((3.9, 3.8), (3.9, 3.8 + 0.01 * i))) for i, pair in enumerate(pairs))
+    result = replace(results.factorial(), interactions=many)
+    assert [found.axes for found in charts.shown_interactions(result)] == pairs[4:]
+    assert "The 6 largest of 10 interactions; the table has all." in body(result, tmp_path)
+
+
+def test_bands_are_drawn_where_differences_are_tested() -> None:
+    result = results.ladder()
+    curve = result.difference_curves[0]
+    band, line = charts.difference_curves(result).data[:2]
+    assert (line.name, line.y[-1]) == (curve.name, pytest.approx(curve.mean[-1], rel=1e-5))
+    assert band.y[11] == pytest.approx(curve.low[-1], rel=1e-5)
+    assert band.y[12] == pytest.approx(curve.high[-1], rel=1e-5)
+    untested = charts.difference_curves(only(3, seeds=1)).data
+    assert [trace.mode for trace in untested] == ["lines+markers"] * 2
+
+
+def test_the_page_links_what_lies_beside_it(tmp_path: Path) -> None:
+    assert "Files:" not in body(results.ladder(), tmp_path)
+    for name in ("summary.csv", "study.yaml", "speed.json"):
+        (tmp_path / name).touch()
+    (tmp_path / "export").mkdir()
+    text = body(results.ladder(), tmp_path)
+    assert re.findall(r'<a href="([^"#]+)">', text) == ["summary.csv", "study.yaml", "speed.json", "export/"]
+
+
+def from_disk(folder: Path, seeds: tuple[int, ...] = (1, 2, 3), **settings: Any) -> tuple[Path, Study]:
+    return folder, write_study(folder, {"base": 0.0, "near": 0.0, "better": -0.2}, seeds, **settings)
+
+
+def lacking(folder: Path) -> tuple[Path, Study]:
+    folder, study = from_disk(folder)
+    for name, seed in (("near", 1), ("better", 3)):
+        remove_run(run_folder(folder, study, name, seed))
+    return folder, study
+
+
+def without_one(folder: Path) -> tuple[Path, Study]:
+    folder, study = from_disk(folder)
+    for seed in (1, 2, 3):
+        plant_end(run_folder(folder, study, "better", seed), "failed", "CUDA out of memory", 5)
+    return folder, study
+
+
+def all_diverged(folder: Path) -> tuple[Path, Study]:
+    folder, study = from_disk(folder, seeds=(1, 2), rates=(1e-3, 2e-3), design="learning_rate")
+    for arm in study.arms:
+        for member in arm.members:
+            plant_end(folder / member.folder, "diverged", "the training loss is nan at step 60", 5)
+    return folder, study
+
+
+@in_browser
+@pytest.mark.parametrize(
+    ("make", "verdict"),
+    [
+        (lambda folder: from_disk(folder, seeds=(1,)), "Nothing can be concluded from one seed."),
+        (lambda folder: from_disk(folder, seeds=(1, 2)), "Of 2 steps, "),
+        (lacking, "No step changed the loss significantly."),
+        (without_one, "near did not change the loss significantly: "),
+        (all_diverged, "Nothing can be compared: "),
+    ],
+    ids=["one seed", "two seeds", "seeds missing", "no finished run", "all rates diverge"],
+)
+def test_a_study_that_went_badly_has_a_readable_page(
+    opened: Open, tmp_path: Path, make: Callable[[Path], tuple[Path, Study]], verdict: str
+) -> None:
+    folder, study = make(tmp_path / "study")
+    report = opened(analyse(study, folder))
+    assert report.page.locator(".verdict").inner_text().startswith(verdict)
+    assert report.charts() == report.figures()
+    assert report.complaints == []
+    assert report.page.evaluate("document.documentElement.scrollWidth") <= 1200
+    assert report.page.locator("table").first.locator("tbody tr").count() == 3
+
+
+@in_browser
+def test_60_arms_have_a_readable_page(opened: Open) -> None:
+    report = opened(of_many(60))
+    assert report.charts() == report.figures()
+    assert report.complaints == []
+    seeds = report.page.locator("details", has_text="Every seed: final")
+    assert seeds.locator("tbody tr").count() == 60
+    assert not seeds.locator("table").is_visible()
+    seeds.locator("summary").click()
+    assert seeds.locator("table").is_visible()

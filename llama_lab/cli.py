@@ -88,6 +88,7 @@ def compare_command() -> None:
         help="groups or settings that tell arms apart, such as norm,model.dim; a run's name and arm unless told",
     )
     parser.add_argument("--baseline", metavar="ARM", help="the arm to compare with; the first unless told")
+    parser.add_argument("--title", metavar="TEXT", help="of the report; one of design and baseline unless told")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes; ./comparison unless told")
     parser.add_argument(
         "--trust",
@@ -95,14 +96,24 @@ def compare_command() -> None:
         metavar="PACKAGE,PACKAGE",
         help="packages whose components the runs use, so that their models can be rebuilt to check their sizes",
     )
+    parser.add_argument(
+        "--export",
+        type=Path,
+        metavar="FOLDER",
+        help="also write figures, tables, runs, methods and references for a paper into this folder",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier export in the folder of --export")
     args = parser.parse_args()
+    if args.overwrite and not args.export:
+        exit_with(ConfigError("--overwrite: replaces an earlier export; name its folder with --export"))
     from llama_lab.study.compare import compare  # takes seconds to import
     from llama_lab.trust import Trust
 
     try:
         with disk_errors_told(f"--out {args.out or 'comparison'}"):
             group_by, trusted = ([one for one in text.split(",") if one] for text in (args.group_by, args.trust))
-            compare(args.paths, group_by, args.baseline, args.out, Trust(tuple(trusted)))
+            trust = Trust(tuple(trusted))
+            compare(args.paths, group_by, args.baseline, args.out, args.title, trust, args.export, args.overwrite)
     except ConfigError as error:
         exit_with(error)
 

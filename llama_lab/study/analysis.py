@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,7 +15,7 @@ from llama_lab.trust import Trust
 
 from .answer import answer
 from .cautions import cautions
-from .confounds import confounds
+from .confounds import confounds, one_rate
 from .inference import inference
 from .learning_rate import Losses, best_rate, is_on_edge
 from .record import Arm, Member, Study
@@ -25,8 +26,10 @@ from .result import (
     Comparison,
     Curve,
     CurveMetric,
+    DifferenceCurve,
     Divergence,
     Front,
+    Interaction,
     LearningRates,
     Lengths,
     Metric,
@@ -59,6 +62,7 @@ from .trial import NOT_BEGUN, Trial, is_run, missing_trial, read_trial
 from .words import count
 
 MAX_POINTS = 200  # of a curve
+MAX_JUDGED = 40  # of a curve of differences
 
 Runs = list[tuple[Member, Trial]]
 Pair = tuple[str, str]  # an arm, and what it is compared with
@@ -77,16 +81,18 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     judged = {name: _judged(members) for name, members in runs.items()}
     speed = StudySpeed.load(folder)
     blocks = _blocks(judged, metric)
-    compared = _comparisons(study, judged, blocks, metric)
+    compared = _comparisons(study, judged, blocks, metric, is_final=True)
     arms = _arm_results(study, judged, metric, compared, speed, is_swept=bool(rates))
     effects = _effects(study, judged, metric) if study.design == "factorial" else ()
     tests = _tests(study, compared, effects)
     lengths = tuple(found for name, of_arm in judged.items() if (found := _lengths(name, _measured(of_arm))))
+    verdict, sentences = answer(study, arms, effects, lengths, metric, tests)
     return Result(
         study=study,
         metric=metric,
         tests=tests,
-        answer=answer(study, arms, effects, lengths, metric, tests),
+        verdict=verdict,
+        answer=sentences,
         arms=arms,
         curves=tuple(curve for arm in arms if arm.trials for curve in _curves(arm.name, arm.trials, metric)),
         front=_front(arms, metric),
@@ -102,7 +108,11 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
             *confounds(study, arms, trials, rates, speed, trust),
             *cautions(study, arms, metric, blocks.noise() if blocks else {}),
         ),
+        notes=(*study.notes, *one_rate(study, trials, is_swept=bool(rates))),
         speed=speed,
+        difference_curves=_difference_curves(study, judged, metric),
+        interactions=_interactions(study, arms, metric) if effects else (),
+        trials=tuple(trials),
     )
 
 
@@ -220,7 +230,7 @@ def _arm_results(
             to_reach=_to_reach(judged[arm.name], metric, targets, speeds.get(arm.name)),
             reach=_reach(judged[arm.name], baseline, metric),
             costs=_costs(judged[arm.name], speeds.get(arm.name)),
-            difference=_difference(baseline, judged[arm.name], is_swept),
+            difference=_difference(judged[arm.previous] if arm.previous else baseline, judged[arm.name], is_swept),
         )
         for arm in study.arms
     )
@@ -248,8 +258,10 @@ def _rates(trials: Sequence[Trial]) -> tuple[float, ...]:
     return tuple(sorted({trial.config["optim.lr"] for trial in _begun(trials) if "optim.lr" in trial.config}))
 
 
-def _difference(baseline: Sequence[Trial], trials: Sequence[Trial], is_swept: bool) -> dict[str, tuple[object, object]]:
-    ours, theirs = _begun(trials), _begun(baseline)
+def _difference(
+    reference: Sequence[Trial], trials: Sequence[Trial], is_swept: bool
+) -> dict[str, tuple[object, object]]:
+    ours, theirs = _begun(trials), _begun(reference)
     return different_settings(theirs[0], ours[0], is_swept) if ours and theirs else {}
 
 
@@ -290,9 +302,12 @@ class Blocks:
 
 
 def _comparisons(
-    study: Study, judged: dict[str, list[Trial]], blocks: Blocks | None, metric: Metric
+    study: Study, judged: dict[str, list[Trial]], blocks: Blocks | None, metric: Metric, is_final: bool
 ) -> dict[Pair, Comparison]:
-    """Every arm against the one before it and against the baseline; pairs without a common seed left out."""
+    """Every arm against the one before it and against the baseline; pairs without a common seed left out.
+
+    is_final: whether to tell how many seeds are needed, which takes longer than all else.
+    """
     pairs = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
     pairs += [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
     found = {pair: c for pair in pairs if (c := _compare(*pair, judged, metric))}
@@ -301,10 +316,10 @@ def _comparisons(
     if family and blocks:
         contrasts = judge(blocks.fit, np.array([blocks.weights(comparison) for comparison in family.values()]))
         for (pair, comparison), contrast in zip(family.items(), contrasts, strict=True):
-            found[pair] = _tested(comparison, contrast, len(family))
+            found[pair] = _tested(comparison, contrast, len(family), is_final)
     for pair in _ends(study):
         if pair in testable:  # by no more than their own runs: what the arms between share with them falls on the way
-            found[pair] = _tested(testable[pair], paired_contrast(testable[pair].difference), 1)
+            found[pair] = _tested(testable[pair], paired_contrast(testable[pair].difference), 1, is_final)
     return found
 
 
@@ -350,7 +365,7 @@ def _blocks(judged: dict[str, list[Trial]], metric: Metric) -> Blocks | None:
     return Blocks(fit_blocked(losses), cells) if cells else None
 
 
-def _tested(comparison: Comparison, contrast: Contrast, family: int) -> Comparison:
+def _tested(comparison: Comparison, contrast: Contrast, family: int, is_final: bool) -> Comparison:
     """With the interval and p of its contrast, which is in the unit that arms are judged in."""
     nats, bits = comparison.nats, comparison.bits
     if nats:  # of one tokenizer, so that the other unit differs by a factor
@@ -360,7 +375,7 @@ def _tested(comparison: Comparison, contrast: Contrast, family: int) -> Comparis
     else:
         bits = _with_test(bits, contrast)
     found = replace(comparison, nats=nats, bits=bits)
-    if found.significant:
+    if found.significant or not is_final:
         return found
     return replace(found, seeds_needed=seeds_needed(contrast, len(comparison.seeds), family))
 
@@ -463,7 +478,7 @@ def _curves(arm: str, trials: Sequence[Trial], metric: Metric) -> list[Curve]:
 
 def _curve(arm: str, trials: Sequence[Trial], metric: CurveMetric) -> Curve | None:
     rows = [{row["tokens"]: row for row in trial.metrics if metric in row} for trial in trials]
-    tokens = _thin(sorted(set.intersection(*map(set, rows)))) if rows else []
+    tokens = _thin(sorted(set.intersection(*map(set, rows))), MAX_POINTS) if rows else []
     if not tokens:
         return None
 
@@ -482,10 +497,72 @@ def _curve(arm: str, trials: Sequence[Trial], metric: CurveMetric) -> Curve | No
     )
 
 
-def _thin(xs: list[float]) -> list[float]:
-    """At most MAX_POINTS of them at even distances, the last included."""
-    stride = math.ceil(len(xs) / MAX_POINTS)
+def _thin(xs: list[float], most: int) -> list[float]:
+    """At most so many of them at even distances, the last included."""
+    stride = math.ceil(len(xs) / most)
     return xs[::-1][::stride][::-1] if xs else xs
+
+
+def _difference_curves(study: Study, judged: dict[str, list[Trial]], metric: Metric) -> tuple[DifferenceCurve, ...]:
+    """The report's comparisons, or the effects of a factorial, at every evaluation that all finished runs share.
+
+    Each is judged exactly as the final losses are, which stand at the end; runs of unequal length have no common end.
+    """
+    rows = {name: [(trial, _evaluations(trial)) for trial in trials] for name, trials in judged.items()}
+    finished = [(trial, of_run) for runs in rows.values() for trial, of_run in runs if trial.done]
+    shared = set.intersection(*(set(of_run) for _, of_run in finished)) if finished else set()
+    ends = {trial.summary["tokens"] for trial, _ in finished}
+    if len(ends) == 1:
+        shared = {tokens for tokens in shared if tokens < min(ends)} | ends
+    curves: dict[Pair, DifferenceCurve] = {}
+    for tokens in _thin(sorted(shared), MAX_JUDGED):
+        then = {
+            name: [replace(trial, summary=of_run[tokens]) if trial.done else trial for trial, of_run in runs]
+            for name, runs in rows.items()
+            if ends != {tokens}
+        }
+        for name, found in _differences(study, then or judged, metric).items():
+            curve = curves.setdefault(name, DifferenceCurve(*name, [], [], [], []))
+            for values, value in (
+                (curve.tokens, tokens),
+                (curve.mean, found.mean),
+                (curve.low, found.low),
+                (curve.high, found.high),
+            ):
+                values.append(value)
+    return tuple(curves.values())
+
+
+def _evaluations(trial: Trial) -> dict[float, dict[str, float]]:
+    """The rows of a run's evaluations by tokens."""
+    return {row["tokens"]: row for row in trial.metrics if all(metric in row for metric in _METRICS)}
+
+
+def _differences(study: Study, judged: dict[str, list[Trial]], metric: Metric) -> Mapping[Pair, PairedDifference]:
+    """What the design asks for: by arm and reference, or by effect and nothing."""
+    if study.design == "factorial":
+        return {(effect.name, ""): effect.change for effect in _effects(study, judged, metric)}
+    compared = _comparisons(study, judged, _blocks(judged, metric), metric, is_final=False)
+    return {pair: compared[pair].difference for pair in _family(study) if pair in compared}
+
+
+def _interactions(study: Study, arms: Sequence[ArmResult], metric: Metric) -> tuple[Interaction, ...]:
+    """Of each pair of axes, over the seeds that all arms have finished; without pairs of which a fraction lacks one."""
+    _, means = ranked(arms, metric)
+    base = next(arm for arm in study.arms if arm.name == study.baseline).axes
+    others = {axis: next((a.axes[axis] for a in study.arms if a.axes[axis] != base[axis]), "") for axis in base}
+    levels = {axis: (base[axis], other) for axis, other in others.items() if other}
+    found = []
+    for first, second in combinations(levels, 2):
+        cells = [
+            [means[a.name] for a in arms if a.name in means and (a.arm.axes[first], a.arm.axes[second]) == (one, other)]
+            for one in levels[first]
+            for other in levels[second]
+        ]
+        if all(cells):
+            a, b, c, d = map(fmean, cells)
+            found.append(Interaction((first, second), (levels[first], levels[second]), ((a, b), (c, d))))
+    return tuple(found)
 
 
 def _front(arms: Sequence[ArmResult], metric: Metric) -> Front:

@@ -1,4 +1,4 @@
-"""What a study found, in a few sentences."""
+"""What a study found: a verdict in one sentence, and a few more."""
 
 import math
 from collections.abc import Sequence
@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from .record import Study
 from .result import ArmResult, Comparison, Lengths, Metric, ranked
-from .statistics import Effect, PairedDifference
-from .words import UNITS, count, number, p_value, seed_range, with_interval
+from .statistics import Effect, PairedDifference, term_name
+from .words import UNITS, conjoin, count, decimals, enumerate_some, number, p_value, seed_range, with_interval
 
+MOST_NAMED = 6  # arms with their numbers in one sentence
+MOST_LIMITS = 3  # that a sentence tells one by one
 NOTHING = "Nothing can be concluded from one seed."
+UNCOMPARED = "Nothing can be compared: no arm shares a finished seed with what it is compared with."
 
 
 @dataclass(frozen=True)
@@ -34,33 +37,34 @@ def answer(
     lengths: Sequence[Lengths],
     metric: Metric,
     tests: str,
-) -> tuple[str, ...]:
-    """The sentences, the last of them about the longest context that was measured, if any was."""
+) -> tuple[str, tuple[str, ...]]:
+    """The verdict, and sentences, the last of them about the longest context that was measured, if any was."""
     # Nats per token of different tokenizers cannot be ranked.
     at_longest = _at_longest(lengths) if metric == "val/loss" else []
-    return (*_compared(study, arms, effects, metric, tests), *at_longest)
+    verdict, sentences = _compared(study, arms, effects, metric, tests)
+    return verdict, (*sentences, *at_longest)
 
 
 def _compared(
     study: Study, arms: Sequence[ArmResult], effects: Sequence[Effect], metric: Metric, tests: str
-) -> tuple[str, ...]:
+) -> tuple[str, tuple[str, ...]]:
     """A factorial is answered by its effects, a ladder by its steps, all else by arm and baseline."""
     steps = [arm.to_previous for arm in arms if arm.to_previous]
     others = [arm.to_baseline for arm in arms if arm.to_baseline]
     compared = steps or others
     diverged = _diverged(arms)
     if not compared:
-        return (*diverged, "Nothing can be compared: no arm shares a finished seed with what it is compared with.")
+        return UNCOMPARED, (*diverged, UNCOMPARED)
     if max(comparison.bits.n for comparison in compared) == 1:
-        return (*diverged, NOTHING, *(_first_to_last(study, arms) if study.is_chain else ()))
+        return NOTHING, (*diverged, NOTHING, *(_first_to_last(study, arms, metric) if study.is_chain else ()))
     is_factorial = any(not math.isnan(effect.change.p) for effect in effects)
     noun, against = ("step", "") if steps else ("arm", f"Compared with {study.baseline}, ")
     if is_factorial:
         findings, noun, against = [_of_effect(effect, metric) for effect in effects], "effect", ""
     else:
-        findings = [Finding(c.arm, c.difference, _change(c), c) for c in compared]
-    final = _first_to_last(study, arms) if study.is_chain else _lowest(arms, metric)
-    return (
+        findings = [Finding(c.arm, c.difference, _change(c.difference, metric), c) for c in compared]
+    final = _first_to_last(study, arms, metric) if study.is_chain else _lowest(arms, metric)
+    return _verdict(findings, noun, against, metric), (
         *diverged,
         *_significant(findings, noun, against),
         *_not_significant(findings, metric),
@@ -81,34 +85,55 @@ def _diverged(arms: Sequence[ArmResult]) -> list[str]:
     ]
 
 
+def _verdict(findings: Sequence[Finding], noun: str, against: str, metric: Metric) -> str:
+    """How many helped and hurt, and which did most."""
+    tested = [f for f in findings if f.is_tested]
+    clear = sorted((f for f in tested if f.difference.significant), key=lambda f: -abs(f.difference.mean))
+    if not tested:
+        return f"No {noun} could be tested."
+    if len(findings) == 1:
+        change = {"lower": "lowered the loss", "higher": "raised the loss"}
+        verb = change.get(tested[0].difference.verdict, "did not change the loss significantly")
+        return f"{against}{tested[0].name} {verb}: {_interval(tested[0].difference, metric)}."
+    if not clear:
+        return f"{against}{'no' if against else 'No'} {noun} changed the loss significantly."
+    verbs = {"lower": "lowered the loss", "higher": "raised it"}
+    counts = {verdict: sum(f.difference.verdict == verdict for f in clear) for verdict in verbs}
+    if not counts["lower"]:
+        verbs["higher"] = "raised the loss"
+    told = conjoin([f"{n} {verbs[verdict]}" for verdict, n in counts.items() if n])
+    most = f"{clear[0].name} {'changed it most' if len(clear) > 1 else 'did'}"
+    return f"Of {count(len(findings), noun)}, {told}; {most}: {_interval(clear[0].difference, metric)}."
+
+
 def _of_effect(effect: Effect, metric: Metric) -> Finding:
-    found = effect.change
-    interval = with_interval(found.mean, found.low, found.high, is_difference=True)
-    change = f"{interval} {UNITS[metric]}, {p_value(found.p)}"
-    name = " or ".join(" x ".join(axes) for axes in (effect.axes, *effect.aliases))  # a fraction cannot tell which
-    return Finding(name, found, change)
+    aliases = f" (aliased with {conjoin([term_name(axes) for axes in effect.aliases])})" if effect.aliases else ""
+    return Finding(effect.name + aliases, effect.change, _change(effect.change, metric))
 
 
-def _change(comparison: Comparison) -> str:
-    """Both units, with intervals, and p."""
-    known = [("nats per token", comparison.nats), ("bits per byte", comparison.bits)]
-    parts = [f"{with_interval(d.mean, d.low, d.high, is_difference=True)} {unit}" for unit, d in known if d]
-    p = p_value(comparison.difference.p)
-    return ", ".join([*parts, p] if p else parts)
+def _interval(found: PairedDifference, metric: Metric) -> str:
+    return f"{with_interval(found.mean, found.low, found.high, is_difference=True)} {UNITS[metric]}"
+
+
+def _change(found: PairedDifference, metric: Metric) -> str:
+    """With its interval and p."""
+    return ", ".join(filter(None, [_interval(found, metric), p_value(found.p)]))
 
 
 def _significant(findings: Sequence[Finding], noun: str, against: str) -> list[str]:
     """What helped and what hurt."""
     sentences = []
     for verb, sign in (("lowered", -1), ("raised", 1)):
-        chosen = [
-            f"{f.name} ({f.change})" for f in findings if f.difference.significant and f.difference.mean * sign > 0
-        ]
+        clear = [f for f in findings if f.difference.significant and f.difference.mean * sign > 0]
+        if len(clear) > MOST_NAMED:
+            clear.sort(key=lambda f: -abs(f.difference.mean))
+        chosen = [f"{f.name} ({f.change})" for f in clear]
         if chosen and len(findings) == 1:
             sentences.append(f"{against}{findings[0].name} {verb} the loss: {findings[0].change}.")
         elif chosen:
+            named = conjoin(chosen) if len(chosen) <= MOST_NAMED else enumerate_some(chosen, MOST_NAMED)
             subject = f"{len(chosen)} of {count(len(findings), noun)}"
-            sentences.append(f"{against}{subject} {verb} the loss: {_and(chosen)}.")
+            sentences.append(f"{against}{subject} {verb} the loss: {named}.")
     return sentences
 
 
@@ -117,17 +142,23 @@ def _not_significant(findings: Sequence[Finding], metric: Metric) -> list[str]:
     unclear = [f for f in findings if f.is_tested and not f.difference.significant]
     if not unclear:
         return []
-    in_order = ", in this order" if len(unclear) > 1 else ""
+    in_order = ", in this order" if 1 < len(unclear) <= MOST_LIMITS else ""
     have = sorted({f.difference.n for f in unclear})
     seeds = count(have[0], "seed") if len(have) == 1 else f"{have[0]} to {have[-1]} seeds"
-    limits = _and([number(max(-f.difference.low, f.difference.high), 4) for f in unclear])
+    changes = [f.difference for f in unclear]
+    limits = [number(max(-d.low, d.high), decimals(d.low, d.high)) for d in changes]
+    if len(unclear) > MOST_LIMITS:  # of each the table tells
+        limits = [max(limits, key=float)]
+    names = conjoin([f.name for f in unclear])
     sentences = [
-        f"{_and([f.name for f in unclear])} {_are(unclear)} not significant with {seeds}; {_its(unclear)} changing the "
-        f"loss by more than {limits} {UNITS[metric]} is excluded{in_order}."
+        f"{names} {_are(unclear)} not significant with {seeds}; {_its(unclear)} changing the loss by more than "
+        f"{conjoin(limits)} {UNITS[metric]} is excluded{in_order}."
     ]
-    if needed := [seed_range(f.comparison.seeds_needed) for f in unclear if f.comparison and f.comparison.seeds_needed]:
+    if len(unclear) <= MOST_LIMITS and (
+        needed := [seed_range(f.comparison.seeds_needed) for f in unclear if f.comparison and f.comparison.seeds_needed]
+    ):
         sentences.append(
-            f"Finding {_its(unclear, 'such a change', 'such changes')} would need {_and(needed)}{in_order}."
+            f"Finding {_its(unclear, 'such a change', 'such changes')} would need {conjoin(needed)}{in_order}."
         )
     return sentences
 
@@ -140,7 +171,7 @@ def _within(study: Study, findings: Sequence[Finding], metric: Metric) -> list[s
     within = [f.name for f in findings if f.is_tested and max(-f.difference.low, f.difference.high) < study.margin]
     if not within:
         return [f"No change is shown to be within {margin}."]
-    return [f"{_and(within)} {'changes' if len(within) == 1 else 'change'} the loss by less than {margin}."]
+    return [f"{conjoin(within)} {'changes' if len(within) == 1 else 'change'} the loss by less than {margin}."]
 
 
 def _untested(findings: Sequence[Finding]) -> list[str]:
@@ -150,7 +181,7 @@ def _untested(findings: Sequence[Finding]) -> list[str]:
     others = [f for f in findings if f.comparison and not f.is_tested and not f.comparison.untested]
     sentences += [_without_spread(f.comparison) for f in others if f.comparison and f.difference.sd == 0]
     if single := [f.name for f in others if f.difference.n == 1]:
-        sentences.append(f"Nothing can be concluded about {_and(single)}, from one seed.")
+        sentences.append(f"Nothing can be concluded about {conjoin(single)}, from one seed.")
     return sentences
 
 
@@ -163,7 +194,7 @@ def _without_spread(comparison: Comparison) -> str:
     return f"{pair} differ by exactly as much in each of {seeds}, which is no evidence."
 
 
-def _first_to_last(study: Study, arms: Sequence[ArmResult]) -> list[str]:
+def _first_to_last(study: Study, arms: Sequence[ArmResult], metric: Metric) -> list[str]:
     """From the baseline to the last arm."""
     last = arms[-1].to_baseline
     if last is None:
@@ -178,9 +209,8 @@ def _first_to_last(study: Study, arms: Sequence[ArmResult]) -> list[str]:
         if is_clear
         else ", not significant"
     )
-    return [
-        f"From the first arm, {study.baseline}, to the last, {last.arm}, the loss changed by {_change(last)}{verdict}."
-    ]
+    change = _change(last.difference, metric)
+    return [f"From the first arm, {study.baseline}, to the last, {last.arm}, the loss changed by {change}{verdict}."]
 
 
 def _lowest(arms: Sequence[ArmResult], metric: Metric) -> list[str]:
@@ -191,7 +221,9 @@ def _lowest(arms: Sequence[ArmResult], metric: Metric) -> list[str]:
     every = {trial.seed for arm in arms for trial in arm.trials}
     over = f", over the {count(len(seeds), 'seed')} that all have finished" if len(seeds) < len(every) else ""
     name = min(means, key=lambda name: means[name])
-    return [f"The lowest mean loss is that of {name}{over}: {means[name]:.4f} {UNITS[metric]}."]
+    loss = next(loss for arm in arms if arm.name == name and (loss := arm.judged(metric)))
+    mean = number(means[name], decimals(loss.low, loss.high))
+    return [f"The lowest mean loss is that of {name}{over}: {mean} {UNITS[metric]}."]
 
 
 def _at_longest(lengths: Sequence[Lengths]) -> list[str]:
@@ -211,13 +243,12 @@ def _at_longest(lengths: Sequence[Lengths]) -> list[str]:
     rises = f"of {least} rises least and that of {most} most" if len(known) > 1 else f"of {least} changes"
     sentences = [f"At {longest:,} tokens, against its own at the length of training, the loss {rises}."]
     if none := [name for name, change in at_longest.items() if change is None]:
-        sentences.append(f"{_and(none)} could not be evaluated at that length.")
+        sentences.append(f"{conjoin(none)} could not be evaluated at that length.")
     return sentences
 
 
 def _rise(change: PairedDifference) -> str:
-    shown = with_interval(change.mean, change.low, change.high, is_difference=True)
-    return f"{shown} {UNITS['val/loss']}, {count(change.n, 'seed')}"
+    return f"{_interval(change, 'val/loss')}, {count(change.n, 'seed')}"
 
 
 def _its(items: Sequence[object], one: str = "its", several: str = "their") -> str:
@@ -226,8 +257,3 @@ def _its(items: Sequence[object], one: str = "its", several: str = "their") -> s
 
 def _are(items: Sequence[object]) -> str:
     return "is" if len(items) == 1 else "are"
-
-
-def _and(items: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -14,22 +14,29 @@ from html import escape
 from typing import Any, Literal
 
 from plotly import graph_objects as go
+from plotly.subplots import make_subplots
 
 from . import words
-from .result import Comparison, Curve, Inference, Result, Speed, Spread
-from .statistics import Estimate
+from .result import Curve, DifferenceCurve, Inference, Interaction, Result, Speed, Spread
+from .statistics import Estimate, PairedDifference, term_name
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; without yellow, which nobody sees on white.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
 BETTER, WORSE, UNCLEAR, INK, GRID = "#0072B2", "#D55E00", "#767676", "#222222", "#E4E4E4"
+COLOUR_OF = {"lower": BETTER, "higher": WORSE}  # by verdict
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 AXIS = {"gridcolor": GRID, "zeroline": False, "linecolor": "#999999", "ticks": "outside", "tickcolor": "#999999"}
 AXIS |= {"automargin": True}
 BARE = {"showticklabels": False, "ticks": "", "showgrid": False, "showline": False, "zeroline": False}
 BARE |= {"fixedrange": True}
+ZERO = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1.5, "zerolinelayer": "below traces"}
+LATE: dict[str, Any] = {  # what is shown of curves
+    "without the first fifth": {},
+    "from the start": {"yaxis.range": None, "yaxis.autorange": True},
+}
 TITLE = {"font": {"size": 15}, "x": 0, "xref": "container", "y": 1, "yref": "container", "yanchor": "top"}
 TITLE |= {"pad": {"t": 12}}
 LABEL = {
@@ -41,7 +48,11 @@ LABEL = {
     "bgcolor": "rgba(255,255,255,0.8)",
 }
 
-ROW_HEIGHT = 44
+ROW_HEIGHT, LOW_ROW_HEIGHT, MOST_HIGH_ROWS = 44, 32, 8
+SQUEEZED = 5.0  # times longer than all others: an interval that the axis does not cover
+MOST_LINES = 6  # that a chart opens with
+MOST_BANDS = 4
+MOST_PANELS = 6
 LABEL_LENGTH = 34  # that fits into a phone's width
 KV_CACHE: dict[str, Callable[[Speed], Spread | None]] = {
     "used": lambda speed: speed.decode,
@@ -65,17 +76,54 @@ class Row:
 
     label: str
     against: str
-    mean: float
-    low: float
-    high: float
-    significant: bool
+    found: PairedDifference
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The interval, or the mean twice where there is none."""
+        found = self.found
+        return (found.low, found.high) if math.isfinite(found.high - found.low) else (found.mean, found.mean)
+
+    @property
+    def text(self) -> str:
+        """Everything in words."""
+        interval = words.with_interval(self.found.mean, self.found.low, self.found.high, is_difference=True)
+        return f"{self.label} {interval}{f' against {self.against}' if self.against else ''}, {self.found.verdict}"
 
 
 def styles(result: Result) -> dict[str, Style]:
     """A look for each arm, black and solid for the baseline; the cycles' lengths share no divisor, so 210 differ."""
-    names = sorted((arm.name for arm in result.arms), key=lambda name: name != result.study.baseline)
+    return _styles(sorted((arm.name for arm in result.arms), key=lambda name: name != result.study.baseline))
+
+
+def curve_styles(result: Result) -> dict[str, Style]:
+    """The look of each curve of differences: its arm's, or one for each effect."""
+    looks = styles(result)
+    effects = _styles([curve.name for curve in result.difference_curves if not curve.against])
+    return {curve.name: (looks if curve.against else effects)[curve.name] for curve in result.difference_curves}
+
+
+def _styles(names: Sequence[str]) -> dict[str, Style]:
     cycles = (COLOURS, DASHES, SYMBOLS)
     return {name: Style(*(cycle[i % len(cycle)] for cycle in cycles)) for i, name in enumerate(names)}
+
+
+def foremost(result: Result) -> set[str]:
+    """The arms that a chart of lines opens with: of many the baseline, and those that differ most."""
+    others = [(arm.name, abs(c.difference.mean)) for arm in result.arms if (c := arm.comparison)]
+    if len(result.arms) <= MOST_LINES + 2:
+        return {arm.name for arm in result.arms}
+    return {result.study.baseline, *_largest(others, MOST_LINES - 1)}
+
+
+def foremost_curves(result: Result) -> set[str]:
+    """The curves of differences that are seen at first, those that end furthest from zero."""
+    return _largest([(curve.name, abs(curve.mean[-1])) for curve in result.difference_curves], MOST_BANDS)
+
+
+def _largest(found: Iterable[tuple[str, float]], most: int) -> set[str]:
+    known = [(name, size) for name, size in found if math.isfinite(size)]
+    return {name for name, _ in sorted(known, key=lambda pair: -pair[1])[:most]}
 
 
 def axis_of(metric: str) -> str:
@@ -83,49 +131,122 @@ def axis_of(metric: str) -> str:
     return f"{LOSS[metric]}, {words.UNITS[metric]}"
 
 
-def difference_rows(result: Result, against: Literal["previous", "baseline"]) -> list[Row]:
+Against = Literal["previous", "baseline"]
+
+
+def difference_rows(result: Result, against: Against) -> list[Row]:
     """The arms' differences to the step before, or to the baseline."""
-    found = ((arm, arm.to_previous if against == "previous" else arm.to_baseline) for arm in result.arms)
-    rows = [_row(comparison) for arm, comparison in found if comparison and arm.name != comparison.against]
-    return [row for row in rows if math.isfinite(row.mean)]
+    found = [arm.to_previous if against == "previous" else arm.to_baseline for arm in result.arms]
+    return [Row(c.arm, c.against, c.difference) for c in found if c and math.isfinite(c.difference.mean)]
 
 
 def effect_rows(result: Result) -> list[Row]:
     """Main effects and interactions."""
-    effects = [(effect_name(e.axes), e.change) for e in result.effects if math.isfinite(e.change.mean)]
-    return [Row(name, "", found.mean, found.low, found.high, found.significant) for name, found in effects]
-
-
-def effect_name(axes: Iterable[str]) -> str:
-    """`norm`, or `norm × ffn` for an interaction."""
-    return f" {words.TIMES} ".join(axes)
+    return [Row(e.name, "", e.change) for e in result.effects if math.isfinite(e.change.mean)]
 
 
 def differences(rows: list[Row], title: str, axis: str) -> go.Figure:
-    """A point and its 95% interval per row, on a line of its own; hollow where it is not significant."""
-    colours = [(BETTER if row.mean < 0 else WORSE) if row.significant else UNCLEAR for row in rows]
+    """A point and its 95% interval per row, on a line of its own; hollow where it is not significant.
+
+    What is much longer than all others ends in an arrow at the edge, with the number beside it.
+    """
+    least, most = reach(rows)
+    means = [min(max(row.found.mean, least), most) for row in rows]
+    ends = [(max(low, least), min(high, most)) for low, high in (row.ends for row in rows)]
+    colours = [COLOUR_OF.get(row.found.verdict, UNCLEAR) for row in rows]
+    symbols = [
+        "triangle-left" if row.found.mean < least else "triangle-right" if row.found.mean > most else "circle"
+        for row in rows
+    ]
+    fills = [colour if row.found.significant else "white" for row, colour in zip(rows, colours, strict=True)]
     points = go.Scatter(
-        x=[row.mean for row in rows],
+        x=means,
         y=list(range(len(rows))),
-        error_x={**_errors(rows), "color": INK},
-        mode="markers",
-        marker={
-            "size": 11,
-            "color": [colour if row.significant else "white" for row, colour in zip(rows, colours, strict=True)],
-            "line": {"width": 2, "color": colours},
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [high - mean for (_, high), mean in zip(ends, means, strict=True)],
+            "arrayminus": [mean - low for (low, _), mean in zip(ends, means, strict=True)],
+            "thickness": 1.5,
+            "width": 4,
+            "color": INK,
         },
-        text=[_hover(row) for row in rows],
+        mode="markers",
+        marker={"size": 11, "color": fills, "line": {"width": 2, "color": colours}, "symbol": symbols},
+        text=[escape(row.text) for row in rows],
         hovertemplate="%{text}<extra></extra>",
     )
     shared = set.intersection(*(set(row.label.split(",")) for row in rows)) if rows else set()
-    labels = [{**LABEL, "text": _label(row, shared), "y": i} for i, row in enumerate(rows)]
-    figure = _figure([points], title, axis, None, height=90 + ROW_HEIGHT * max(len(rows), 2))
+    height = ROW_HEIGHT if len(rows) <= MOST_HIGH_ROWS else LOW_ROW_HEIGHT
+    lift = {**LABEL, "yshift": height / 3}
+    labels = [{**lift, "text": _label(row, shared, least), "y": i} for i, row in enumerate(rows)]
+    right = {**lift, "x": 1, "xanchor": "right", "bgcolor": "rgba(0,0,0,0)"}
+    beyond = [(i, row) for i, row in enumerate(rows) if row.ends[1] > most]
+    labels += [
+        {**right, "text": f"{_end(row, row.ends[1], row.found.mean > most)} \u25b6", "y": i} for i, row in beyond
+    ]
+    figure = _figure([points], title, axis, None, height=90 + height * max(len(rows), 2))
     figure.update_layout(annotations=labels)
-    zero = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1.5, "zerolinelayer": "below traces"}
-    figure.update_xaxes(**zero, rangemode="tozero", nticks=6)
+    space = 0.06 * (most - least) or 0.1
+    figure.update_xaxes(ZERO, range=[least - space, most + space], nticks=6)
     # From the top down, with room for the first one's label.
     figure.update_yaxes(BARE, range=[len(rows) - 0.5, -0.9])
     return figure
+
+
+def reach(rows: Sequence[Row]) -> tuple[float, float]:
+    """From where to where an axis goes: over zero and all intervals but those that would squeeze all others."""
+    ends = [end for row in rows for end in row.ends]
+    sizes = sorted(max(map(abs, row.ends)) for row in rows)
+    most = max(sizes, default=0.0)
+    for n in range(max(2, math.ceil(len(sizes) / 2)), len(sizes)):  # most rows, and two at least, are no exceptions
+        if sizes[n] > SQUEEZED * sizes[n - 1] > 0:
+            most = 1.25 * sizes[n - 1]
+            break
+    return max(min([0.0, *ends]), -most), min(max([0.0, *ends]), most)
+
+
+def difference_curves(result: Result) -> go.Figure:
+    """The differences over training, each with a band that is its simultaneous interval."""
+    looks, first = curve_styles(result), foremost_curves(result)
+    traces = [trace for curve in result.difference_curves for trace in _difference_curve(curve, looks[curve.name])]
+    axis = f"change of validation loss, {words.UNITS[result.metric]}"
+    figure = _figure(traces, "Difference over training", "tokens", axis, height=430)
+    figure.update_xaxes(exponentformat="SI", nticks=7)
+    # Whatever is drawn at first in full, and of the others at least the line.
+    bounds = [
+        (curve.tokens, [curve.mean, *((curve.low, curve.high) if curve.name in first else ())])
+        for curve in result.difference_curves
+    ]
+    figure.update_yaxes(ZERO, range=late_range(bounds))
+    figure.layout.meta = {"choices": {"Show": LATE}}
+    return figure
+
+
+def interactions(result: Result) -> go.Figure:
+    """A panel for each pair of axes, of many the largest interactions: a line where the second axis has one level."""
+    shown = shown_interactions(result)
+    columns = min(2, len(shown))
+    rows = math.ceil(len(shown) / 2)
+    titles = [escape(term_name(found.axes)) for found in shown]
+    gaps = {"vertical_spacing": 0.36 / max(rows, 2), "horizontal_spacing": 0.06}
+    figure = make_subplots(rows, columns, shared_yaxes="all", subplot_titles=titles, **gaps)
+    for i, found in enumerate(shown):
+        place = {"row": i // columns + 1, "col": i % columns + 1}
+        figure.add_traces(_interaction(found), rows=[place["row"]] * 2, cols=[place["col"]] * 2)
+        figure.update_xaxes(AXIS, range=[-0.25, 1.9], showgrid=False, **place)
+        figure.update_yaxes(AXIS, title={"text": words.UNITS[result.metric]} if i % columns == 0 else None, **place)
+    means = [mean for found in shown for row in found.means for mean in row]
+    space = 0.15 * (max(means) - min(means)) or 0.1
+    figure.update_yaxes(range=[min(means) - space, max(means) + space])
+    figure.update_annotations(font={"size": 13})
+    return _dress(figure, "Interactions: mean loss at each combination", 70 + 200 * rows).update_layout(margin_t=76)
+
+
+def shown_interactions(result: Result) -> list[Interaction]:
+    """All, or the largest ones, in their order."""
+    largest = sorted(result.interactions, key=lambda found: -found.size)[:MOST_PANELS]
+    return [found for found in result.interactions if found in largest]
 
 
 def curves(result: Result) -> go.Figure:
@@ -135,7 +256,10 @@ def curves(result: Result) -> go.Figure:
     first = next(iter(present), "val/loss")
     traces = [trace for curve in result.curves for trace in _curve(curve, looks[curve.arm], curve.metric == first)]
     figure = _figure(traces, "Loss over training", "tokens", axis_of(first), height=430)
-    late = {metric: _late_range([c for c in result.curves if c.metric == metric]) for metric in present}
+    late = {
+        metric: late_range([(c.tokens, [c.mean, c.low, c.high]) for c in result.curves if c.metric == metric])
+        for metric in present
+    }
     figure.update_xaxes(exponentformat="SI", nticks=7)
     figure.update_yaxes(range=late.get(first))
     losses = {
@@ -146,7 +270,7 @@ def curves(result: Result) -> go.Figure:
         "choices": {
             "Loss": losses,
             "Over": {name: {"xaxis.title.text": title} for name, title in axes.items()},
-            "Show": {"without the first fifth": {}, "from the start": {"yaxis.range": None, "yaxis.autorange": True}},
+            "Show": LATE,
         }
     }
     return figure
@@ -199,7 +323,7 @@ def learning_rates(result: Result) -> go.Figure:
     for sweep in result.learning_rates:
         found = [(rate, loss) for rate, loss in zip(sweep.rates, sweep.loss, strict=True) if loss]
         traces.append(_means(sweep.arm, looks[sweep.arm], found))
-        traces[-1].update(hovertemplate="%{fullData.name}<br>learning rate %{x:.3g}: %{y:.4f}<extra></extra>")
+        traces[-1].update(hovertemplate="%{fullData.name}<br>learning rate %{x:.3g}: %{text}<extra></extra>")
         best = [loss.mean for rate, loss in found if rate == sweep.best]
         ring = {"symbol": "circle-open", "size": 19, "color": looks[sweep.arm].colour, "line": {"width": 2}}
         traces.append(_marks(sweep.arm, [sweep.best] * len(best), best, ring, "the best of %{fullData.name}"))
@@ -226,7 +350,7 @@ def context_lengths(result: Result) -> go.Figure:
     traces = []
     for arm in result.lengths:
         found = [(length / arm.trained, loss) for length, loss in zip(arm.lengths, arm.loss, strict=True) if loss]
-        hover = f"%{{fullData.name}}<br>%{{x:.3g}}{words.TIMES} the trained length: %{{y:.4f}}<extra></extra>"
+        hover = f"%{{fullData.name}}<br>%{{x:.3g}}{words.TIMES} the trained length: %{{text}}<extra></extra>"
         traces.append(_means(arm.arm, looks[arm.arm], found).update(hovertemplate=hover))
     axis = "context length / trained length"
     figure = _figure(traces, "Loss over context length", axis, "validation loss, nats per token", height=380)
@@ -253,12 +377,18 @@ def positions(result: Result) -> go.Figure:
 
 
 def _figure(traces: list[Any], title: str, x: str, y: str | None, height: int) -> go.Figure:
-    """What all charts have in common."""
-    return go.Figure(traces).update_layout(
-        template="none",
-        title={**TITLE, "text": title},
+    """A chart of one pair of axes."""
+    return _dress(go.Figure(traces), title, height).update_layout(
         xaxis={**AXIS, "title": {"text": x, "standoff": 8}},
         yaxis={**AXIS, "title": {"text": y, "standoff": 8}},
+    )
+
+
+def _dress(figure: go.Figure, title: str, height: int) -> go.Figure:
+    """What all charts have in common."""
+    return figure.update_layout(
+        template="none",
+        title={**TITLE, "text": title},
         height=height,
         margin={"l": 12, "r": 14, "t": 44, "b": 12},
         showlegend=False,
@@ -270,14 +400,11 @@ def _figure(traces: list[Any], title: str, x: str, y: str | None, height: int) -
     )
 
 
-def _row(comparison: Comparison) -> Row:
-    found = comparison.difference
-    return Row(comparison.arm, comparison.against, found.mean, found.low, found.high, comparison.significant)
-
-
-def _label(row: Row, shared: set[str]) -> str:
-    note = "" if row.significant else f" <span style='color:{UNCLEAR}'>not significant</span>"
-    return f"{escape(_short_name(row.label, shared))}{note}"
+def _label(row: Row, shared: set[str], least: float) -> str:
+    """The row's name, and, where it goes on beyond the left edge, how far."""
+    end = f"\u25c0 {_end(row, row.ends[0], row.found.mean < least)} " if row.ends[0] < least else ""
+    note = "" if row.found.significant else f" <span style='color:{UNCLEAR}'>{row.found.verdict}</span>"
+    return f"{end}{escape(_short_name(row.label, shared))}{note}"
 
 
 def _short_name(name: str, shared: set[str]) -> str:
@@ -288,27 +415,68 @@ def _short_name(name: str, shared: set[str]) -> str:
     return name if len(name) <= LABEL_LENGTH else f"{name[: LABEL_LENGTH - tail - 1]}…{name[-tail:]}"
 
 
-def _hover(row: Row) -> str:
-    against = f" against {escape(row.against)}" if row.against else ""
-    return f"{escape(row.label)}{against}<br>{words.with_interval(row.mean, row.low, row.high, is_difference=True)}"
+def _end(row: Row, end: float, is_all: bool) -> str:
+    """An end of an interval beyond the edge, or, where all of it is, mean and interval."""
+    found = row.found
+    if is_all:
+        return words.with_interval(found.mean, found.low, found.high, is_difference=True)
+    return words.signed(end, words.decimals(*row.ends))
 
 
-def _curve(curve: Curve, style: Style, visible: bool) -> list[go.Scatter]:
-    """A curve's mean and, where seeds differ, its band."""
+def _interaction(found: Interaction) -> list[go.Scatter]:
+    """A line for each level of the second axis over those of the first one, named at its end."""
+    ends = found.means[1]
+    return [
+        go.Scatter(
+            x=[escape(level) for level in found.levels[0]],
+            y=[found.means[0][j], found.means[1][j]],
+            text=["", escape(level)],
+            mode="lines+markers+text",
+            textposition="top right" if (ends[j], j) > (ends[1 - j], 1 - j) else "bottom right",
+            cliponaxis=False,
+            line={"color": colour, "dash": dash, "width": 2},
+            marker={"symbol": symbol, "size": 8},
+            hovertemplate=f"%{{x}}, {escape(level)}: %{{y:.4f}}<extra></extra>",
+        )
+        for j, (level, (colour, dash, symbol)) in enumerate(
+            zip(found.levels[1], ((INK, "solid", "circle"), (BETTER, "dash", "square")), strict=True)
+        )
+    ]
+
+
+def _difference_curve(curve: DifferenceCurve, style: Style) -> list[go.Scatter]:
+    """A comparison's mean, and its band where it was tested."""
     points = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
-    forth_and_back = points + points[::-1]
-    mean = _line(curve.arm, style, [curve.tokens[i] for i in points], [_round(curve.mean[i]) for i in points])
-    mean.update(meta=_over(curve, points), hovertemplate="%{fullData.name}<br>%{y:.4f} at %{x:.3s}<extra></extra>")
-    band = go.Scatter(
-        x=[curve.tokens[i] for i in forth_and_back],
-        y=[_round(curve.low[i]) for i in points] + [_round(curve.high[i]) for i in points[::-1]],
+    mean = _line(curve.name, style, [curve.tokens[i] for i in points], [_round(curve.mean[i]) for i in points])
+    found = (words.with_interval(curve.mean[i], curve.low[i], curve.high[i], is_difference=True) for i in points)
+    mean.update(customdata=list(found), hovertemplate="%{fullData.name}<br>%{customdata} at %{x:.3s}<extra></extra>")
+    tested = [i for i in points if math.isfinite(curve.low[i])]
+    return [_band(curve.name, style, curve.tokens, curve.low, curve.high, tested), mean] if tested else [mean]
+
+
+def _band(
+    arm: str, style: Style, x: Sequence[float], low: Sequence[float], high: Sequence[float], points: list[int]
+) -> go.Scatter:
+    """From low to high at these points."""
+    return go.Scatter(
+        x=[x[i] for i in points + points[::-1]],
+        y=[_round(low[i]) for i in points] + [_round(high[i]) for i in points[::-1]],
         fill="toself",
         fillcolor=style.colour,
         opacity=0.18,
         mode="none",
         hoverinfo="skip",
-        meta=_over(curve, forth_and_back),
+        meta={"arm": arm},
     )
+
+
+def _curve(curve: Curve, style: Style, visible: bool) -> list[go.Scatter]:
+    """A curve's mean and, where seeds differ, its band."""
+    points = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
+    mean = _line(curve.arm, style, [curve.tokens[i] for i in points], [_round(curve.mean[i]) for i in points])
+    mean.update(meta=_over(curve, points), hovertemplate="%{fullData.name}<br>%{y:.4f} at %{x:.3s}<extra></extra>")
+    band = _band(curve.arm, style, curve.tokens, curve.low, curve.high, points)
+    band.update(meta=_over(curve, points + points[::-1]))
     seeds_differ = any(curve.low[i] < curve.high[i] for i in points)
     return [trace.update(visible=visible) for trace in ([band, mean] if seeds_differ else [mean])]
 
@@ -319,15 +487,17 @@ def _over(curve: Curve, points: list[int]) -> dict[str, Any]:
     return {"arm": curve.arm, "view": [LOSS[curve.metric]], "x": x}
 
 
-def _late_range(found: list[Curve]) -> list[float] | None:
-    """From the lowest loss to the highest after a fifth of training: the fall before would flatten all the rest."""
+def late_range(found: Iterable[tuple[list[float], list[list[float]]]]) -> list[float] | None:
+    """From the lowest to the highest value after a fifth of training: what is before would flatten all the rest.
+
+    found: of each curve the tokens, and its values there.
+    """
     late = [
         value
-        for curve in found
-        for i, tokens in enumerate(curve.tokens)
-        if tokens >= max(curve.tokens) / 5
-        for value in (curve.mean[i], curve.low[i], curve.high[i])
-        if math.isfinite(value)
+        for tokens, lines in found
+        for line in lines
+        for at, value in zip(tokens, line, strict=True)
+        if at >= max(tokens) / 5 and math.isfinite(value)
     ]
     if not late:
         return None
@@ -335,21 +505,34 @@ def _late_range(found: list[Curve]) -> list[float] | None:
     return [min(late) - space, max(late) + space]
 
 
-def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hover: str) -> go.Figure:
-    """Every arm's loss over a cost, or a gain, and the line past which none gets."""
-    looks = styles(result)
-    points = {
+def front_points(result: Result, cost: str) -> dict[str, tuple[float, Estimate]]:
+    """Every arm's cost, or gain, and its loss."""
+    return {
         arm.name: (arm.costs[cost], loss)
         for arm in result.arms
         if (loss := arm.judged(result.metric)) and math.isfinite(loss.mean) and arm.costs.get(cost, 0) > 0
     }
+
+
+def front_corners(
+    points: dict[str, tuple[float, Estimate]], front: Sequence[str], is_gain: bool
+) -> list[tuple[float, float]]:
+    """The line through the arms on the front, to the edges: straight up where nothing is cheaper, else level."""
     corners = sorted((points[name][0], points[name][1].mean) for name in front if name in points)
-    if corners:  # the line goes on to the edges: straight up where nothing is cheaper, level where nothing is better
-        (left, first), (right, last) = corners[0], corners[-1]
-        worst = max(loss.mean for _, loss in points.values())
-        least, most = min(x for x, _ in points.values()), max(x for x, _ in points.values())
-        ends = ((least, first), (right, worst)) if is_gain else ((left, worst), (most, last))
-        corners = [ends[0], *corners, ends[1]]
+    if not corners:
+        return []
+    (left, first), (right, last) = corners[0], corners[-1]
+    worst = max(loss.mean for _, loss in points.values())
+    least, most = min(x for x, _ in points.values()), max(x for x, _ in points.values())
+    start, end = ((least, first), (right, worst)) if is_gain else ((left, worst), (most, last))
+    return [start, *corners, end]
+
+
+def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hover: str) -> go.Figure:
+    """Every arm's loss over a cost, or a gain, and the line past which none gets."""
+    looks = styles(result)
+    points = front_points(result, cost)
+    corners = front_corners(points, front, is_gain)
     line = go.Scatter(
         x=[x for x, _ in corners],
         y=[y for _, y in corners],
@@ -361,7 +544,7 @@ def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hov
         _means(name, looks[name], [point]).update(
             mode="markers",
             customdata=[words.size(point[0])],
-            hovertemplate=f"%{{fullData.name}}<br>{hover}<br>loss %{{y:.4f}}<extra></extra>",
+            hovertemplate=f"%{{fullData.name}}<br>{hover}<br>loss %{{text}}<extra></extra>",
         )
         for name, point in points.items()
     ]
@@ -406,7 +589,9 @@ def _means(arm: str, style: Style, found: Iterable[tuple[float, Estimate | Sprea
     points = sorted(((x, one) for x, one in found if math.isfinite(one.mean)), key=lambda point: point[0])
     means = [one for _, one in points]
     trace = _line(arm, style, [x for x, _ in points], [one.mean for one in means])
-    return trace.update(error_y={**_errors(means), "color": style.colour}, marker={"size": 9, "maxdisplayed": 0})
+    text = [words.with_interval(one.mean, one.low, one.high) for one in means]
+    bars = {**_errors(means), "color": style.colour}
+    return trace.update(error_y=bars, marker={"size": 9, "maxdisplayed": 0}, text=text)
 
 
 def _marks(arm: str, x: list[float], y: list[float], marker: dict[str, Any], hover: str) -> go.Scatter:
@@ -414,7 +599,7 @@ def _marks(arm: str, x: list[float], y: list[float], marker: dict[str, Any], hov
     return trace.update(hovertemplate=f"{hover}<extra></extra>")
 
 
-def _errors(found: Sequence[Row | Estimate | Spread]) -> dict[str, Any]:
+def _errors(found: Sequence[Estimate | Spread]) -> dict[str, Any]:
     """Plotly's error bars for intervals; none where there is no interval."""
     up = [one.high - one.mean if math.isfinite(one.high) else 0 for one in found]
     down = [one.mean - one.low if math.isfinite(one.low) else 0 for one in found]
@@ -443,14 +628,19 @@ def _ticks(figure: go.Figure, values: list[float], text: Callable[[float], str],
     return figure
 
 
+def octaves(values: Iterable[float]) -> list[float]:
+    """The powers of two from the lowest of these values to the highest; every second, or fourth, if there are many."""
+    logs = [math.log2(value) for value in values]
+    lowest, highest = math.floor(min(logs)), math.ceil(max(logs))
+    return [2.0**power for power in range(lowest, highest + 1, max(1, (highest - lowest) // 4))]
+
+
 def _octaves(figure: go.Figure, text: Callable[[float], str], axis: str = "x") -> go.Figure:
-    """A logarithmic axis with ticks at powers of two; at every second, or fourth, if there are many."""
+    """A logarithmic axis with ticks at powers of two."""
     found = [value for trace in figure.data for value in trace[axis] or () if math.isfinite(value) and value > 0]
     if not found:
         return figure
-    lowest, highest = math.floor(math.log2(min(found))), math.ceil(math.log2(max(found)))
-    powers = range(lowest, highest + 1, max(1, (highest - lowest) // 4))
-    figure = _ticks(figure, [2.0**power for power in powers], text, axis)
+    figure = _ticks(figure, octaves(found), text, axis)
     figure.layout[f"{axis}axis"].range = [math.log10(min(found)) - 0.15, math.log10(max(found)) + 0.15]
     return figure
 

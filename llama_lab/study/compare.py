@@ -11,6 +11,7 @@ from llama_lab.trust import Trust
 
 from .record import FILE, Arm, Member, Study
 from .report import write_report
+from .result import Result
 from .trial import Trial, is_run, read_trial
 
 SWEPT = "optim.lr"
@@ -24,26 +25,48 @@ def compare(
     group_by: Sequence[str],
     baseline: str | None,
     out: Path | None,
+    title: str | None = None,
     trust: Trust = Trust(),  # noqa: B008, it cannot be changed
+    export: Path | None = None,
+    overwrite: bool = False,
 ) -> None:
-    """Report on runs and studies, in `out`, "comparison" unless told.
+    """Report on runs and studies, in `out`, "comparison" unless told; and export for a paper, into `export` if given.
 
-    One study as it is, without an `out`, is reported on in its own folder. Raises ConfigError for a path without runs,
-    or runs that the grouping does not tell apart.
+    title: of the report; default: the study's. One study as it is, without `out` and `title`, is reported on in its own
+    folder. overwrite: an earlier export. Raises ConfigError for a path without runs, runs that the grouping does not
+    tell apart, or an `export` that holds other files.
     """
-    alone = len(paths) == 1 and (paths[0] / FILE).exists() and not group_by
-    if alone and baseline is None and out is None:
-        write_report(paths[0], trust)
+    if export is None:
+        _report(paths, group_by, baseline, out, title, trust)
         return
+    from .export import check_export, write_export  # draws with matplotlib, which takes a second to import
+
+    check_export(export, overwrite)
+    write_export(_report(paths, group_by, baseline, out, title, trust), export, overwrite)
+
+
+def _report(
+    paths: Sequence[Path],
+    group_by: Sequence[str],
+    baseline: str | None,
+    out: Path | None,
+    title: str | None,
+    trust: Trust,
+) -> Result:
+    alone = len(paths) == 1 and (paths[0] / FILE).exists() and not group_by
+    if alone and baseline is None and out is None and title is None:
+        return write_report(paths[0], trust)
     study = absolute(Study.load(paths[0]), paths[0]) if alone else put_together(paths, group_by)
     if baseline is not None:
         study = replace(study, baseline=checked_baseline(baseline, study))
+    if title is not None:
+        study = replace(study, title=title)
     folder = out or Path("comparison")
     if (folder / FILE).exists() and not Study.load(folder).command.startswith(COMMAND):
         raise ConfigError(f"--out {folder}: holds a study, which the comparison would replace; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     replace(study, command=shlex.join([COMMAND, *sys.argv[1:]])).save(folder)
-    write_report(folder, trust)
+    return write_report(folder, trust)
 
 
 def absolute(study: Study, folder: Path) -> Study:

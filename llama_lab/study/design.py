@@ -13,6 +13,8 @@ from omegaconf import DictConfig
 from llama_lab.errors import ConfigError, suggestion
 from llama_lab.kinds import WORDS, is_kind
 
+from .words import conjoin
+
 # The groups that make an architecture, in the order in which a ladder takes them.
 COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init")
 
@@ -34,10 +36,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Variants:
-    """The arms of a design, the baseline first, and what a reader must know of them, in sentences."""
+    """The arms of a design, the baseline first.
+
+    notes: what a reader must know of them, in sentences. title: of the report; default: one of design and baseline.
+    """
 
     arms: tuple[Variant, ...]
     notes: tuple[str, ...] = ()
+    title: str = ""
 
 
 class Configs(Protocol):
@@ -114,7 +120,7 @@ def draw_line(base: str, target: str, axes: Sequence[str] | None, configs: Confi
         if axis not in differ
     ]
     left = [axis for axis in differ if axis not in used]
-    partial = [f"Not the whole way: {base} and {target} also differ on {', '.join(left)}."] if left else []
+    partial = [f"{base} and {target} also differ on {', '.join(left)}, which no arm changes."] if left else []
     levels = {axis: (ends["base"][axis], ends["target"][axis]) for axis in used}
     return Line(base, target, levels, (*agreed, *partial))
 
@@ -152,7 +158,7 @@ class Ladder(AlongLine):
         for i, axis in enumerate(line.axes):
             name = f"+{line.label(axis)}"
             arms.append(line.variant(name, list(line.axes)[: i + 1], self.base, previous=arms[-1].name))
-        return Variants(tuple(arms), line.notes)
+        return Variants(tuple(arms), line.notes, f"From {self.base} to {self.target}, one change at a time")
 
 
 class AddOne(AlongLine):
@@ -164,7 +170,7 @@ class AddOne(AlongLine):
         arms = [line.variant(self.base, (), self.base)]
         for axis in line.axes:
             arms.append(line.variant(f"{self.base}+{line.label(axis)}", [axis], self.base))
-        return Variants(tuple(arms), line.notes)
+        return Variants(tuple(arms), line.notes, f"What each part of {self.target} does for {self.base}")
 
 
 class LeaveOneOut(AlongLine):
@@ -178,7 +184,7 @@ class LeaveOneOut(AlongLine):
         for axis in line.axes:
             kept = [other for other in whole if other != axis]
             arms.append(line.variant(f"{self.target}-{line.label(axis)}", kept, self.target, self.target))
-        return Variants(tuple(arms), line.notes)
+        return Variants(tuple(arms), line.notes, f"What each part of {self.target} does for it")
 
 
 @dataclass(frozen=True)
@@ -199,7 +205,9 @@ class Factorial(AlongLine):
             turned = [axis for axis, is_on in zip(names, levels, strict=True) if is_on]
             parts = [self.base, *(line.label(axis) for axis in turned)]
             arms.append(line.variant("+".join(parts), turned, self.base))
-        return Variants(tuple(arms), line.notes)
+        share = "all combinations" if self.fraction == 1 else f"1 in {1 / self.fraction:g} combinations"
+        title = f"{conjoin(names)} between {self.base} and {self.target}: {share}"
+        return Variants(tuple(arms), line.notes, title[0].upper() + title[1:])
 
 
 def combinations(n_axes: int, fraction: float) -> list[tuple[bool, ...]]:
@@ -243,7 +251,8 @@ class Recipes:
         for key, recipe in (("base", self.base), ("target", self.target)):
             choices_of(recipe, key, configs)
         return Variants(
-            tuple(Variant(name, (f"arch={name}",), {"arch": name}, self.base) for name in (self.base, self.target))
+            tuple(Variant(name, (f"arch={name}",), {"arch": name}, self.base) for name in (self.base, self.target)),
+            title=f"{self.target} compared with {self.base}",
         )
 
 
@@ -280,7 +289,8 @@ class KVHeads:
             tuple(
                 Variant(name, (f"arch={self.base}", f"model.n_kv_heads={n}"), {"n_kv_heads": str(n)}, names[wanted[0]])
                 for n, name in names.items()
-            )
+            ),
+            title=f"{self.base} with {conjoin([str(n) for n in names])} key and value heads",
         )
 
 
@@ -316,7 +326,11 @@ class Depth:
                 axes = {"block": block, "n_layers": str(depth), "warmup": f"{warmup:g}"}
                 first = names[self.blocks[0]]
                 arms.append(Variant(name, overrides, axes, first, previous=None if name == first else first))
-        return Variants(tuple(arms), ("Arms are matched within one depth: deeper ones have more parameters.",))
+        return Variants(
+            tuple(arms),
+            ("Arms are matched within one depth: deeper ones have more parameters.",),
+            f"{conjoin(self.blocks)} at {conjoin([str(depth) for depth in self.depths])} layers",
+        )
 
 
 @dataclass(frozen=True)
@@ -341,7 +355,8 @@ class Context:
             tuple(
                 Variant(position, (f"arch={self.base}", f"position={position}", lengths), {"position": position}, first)
                 for position in self.positions
-            )
+            ),
+            title=f"{conjoin(self.positions)} at the trained context and beyond",
         )
 
 

@@ -243,6 +243,7 @@ def describe(request: Request, variants: Variants, arms: Sequence[PlannedArm]) -
         match=request.match,
         notes=(*variants.notes, *rate_notes(request)),
         margin=request.margin,
+        title=variants.title,
     )
 
 

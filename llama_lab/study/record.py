@@ -63,7 +63,7 @@ class Study:
     design: ladder, leave_one_out, ...; "comparison" for runs that were put together afterwards. match: params, flops or
     none; "" if unknown. notes: what a reader must know, in whole sentences. margin: a change of the loss that is too
     small to matter, in the unit that arms are judged in; None for none. looks: reports that were written over fewer
-    seeds.
+    seeds. title: of the report; see `heading` where there is none.
     """
 
     name: str
@@ -75,6 +75,14 @@ class Study:
     notes: tuple[str, ...] = field(default=())
     margin: float | None = None
     looks: int = 0
+    title: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The title of the report; without one of its own, of design and baseline."""
+        others = len(self.arms) - 1
+        arms = f" and {others} other {'arm' if others == 1 else 'arms'}" if others else ""
+        return self.title or f"{self.design.replace('_', ' ').capitalize()}: {self.baseline}{arms}"
 
     @property
     def is_chain(self) -> bool:

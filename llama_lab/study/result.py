@@ -12,6 +12,7 @@ from .record import Arm, Study
 from .speed import StudySpeed
 from .statistics import Effect, Estimate, PairedDifference, SeedRange
 from .trial import Trial
+from .words import UNKNOWN
 
 Metric = Literal["val/loss", "val/bits_per_byte"]
 CurveMetric = Literal["val/loss", "train/loss", "val/bits_per_byte"]
@@ -79,7 +80,8 @@ class ArmResult:
     the finished ones; None without any. to_reach: what it took to reach the baseline's final loss at the same seed:
     "tokens", "flops" (of training) and "seconds", means over seeds; empty where not every seed came there. reach: the
     tokens of every seed. costs: of FIXED_COSTS, and means over seeds of MEASURED_COSTS, what is known. difference:
-    config keys that differ from the baseline's, with (its value, this one's).
+    config groups and keys that differ from those of the arm before, or else of the baseline, with (its value, this
+    one's).
     """
 
     arm: Arm
@@ -98,6 +100,18 @@ class ArmResult:
     def name(self) -> str:
         """The arm's name."""
         return self.arm.name
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """To the arm before, or else to the baseline."""
+        return self.to_previous or self.to_baseline
+
+    @property
+    def verdict(self) -> str:
+        """Of that comparison, in a word; a dash where there is none, as of the baseline."""
+        if self.loss is None:
+            return "no finished run"
+        return self.comparison.difference.verdict if self.comparison else UNKNOWN
 
     def judged(self, metric: Metric) -> Estimate | None:
         """The loss that the arm is judged by."""
@@ -134,6 +148,41 @@ class Curve:
     mean: list[float]
     low: list[float]
     high: list[float]
+
+
+@dataclass(frozen=True)
+class DifferenceCurve:
+    """A comparison, or an effect, at the evaluations that all finished runs share, at most 40, judged at each.
+
+    name: of the arm, or the effect. against: what the arm is compared with; empty for an effect. low, high: the
+    simultaneous interval, nan where nothing is tested; the last one is that of the report.
+    """
+
+    name: str
+    against: str
+    tokens: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """The mean loss at each combination of two axes of a factorial.
+
+    levels: of each axis, the baseline's option and the other one. means: `means[i][j]` at level i of the first axis and
+    j of the second.
+    """
+
+    axes: tuple[str, str]
+    levels: tuple[tuple[str, str], tuple[str, str]]
+    means: tuple[tuple[float, float], tuple[float, float]]
+
+    @property
+    def size(self) -> float:
+        """The absolute effect: half the change of one axis's effect as the other one goes over."""
+        (a, b), (c, d) = self.means
+        return abs(d - c - b + a) / 2
 
 
 @dataclass(frozen=True)
@@ -269,9 +318,10 @@ class Provenance:
 class Result:
     """Everything the report says, in the order of its sections.
 
-    metric: what arms are judged by: "val/loss", or "val/bits_per_byte" where tokenizers differ. answer: sentences.
-    tests: which comparisons were tested together, and how. warnings: what was not controlled, in sentences. speed: of
-    the arms side by side; None where that was not measured, and costs have the speeds that the runs logged.
+    metric: what arms are judged by: "val/loss", or "val/bits_per_byte" where tokenizers differ. verdict: one sentence.
+    answer: several. tests: which comparisons were tested together, and how. warnings: what was not controlled, in
+    sentences. notes: what else a reader must know. speed: of the arms side by side; None where that was not measured,
+    and costs have the speeds that the runs logged. trials: every run that the study lists, at every learning rate.
     """
 
     study: Study
@@ -289,3 +339,8 @@ class Result:
     provenance: Provenance
     warnings: tuple[str, ...]
     speed: StudySpeed | None = None
+    verdict: str = ""
+    notes: tuple[str, ...] = ()
+    difference_curves: tuple[DifferenceCurve, ...] = ()
+    interactions: tuple[Interaction, ...] = ()
+    trials: tuple[Trial, ...] = ()

@@ -60,10 +60,17 @@ FOLLOWS = {
 
 
 def different_settings(reference: Trial, trial: Trial, is_swept: bool) -> dict[str, tuple[Any, Any]]:
-    """Config keys in which two runs differ, those of names, seeds and places left out, with (reference's, trial's)."""
-    keys = [key for key in _keys([reference, trial]) if not belongs(key, (*OWN, *_swept(is_swept)))]
+    """What two runs differ in, names, seeds and places left out, with (reference's, trial's).
+
+    The groups of which they choose other options, and the config keys that no such group stands for.
+    """
+    ours, theirs = trial.facts["choices"], reference.facts["choices"]
+    options = {group: (theirs.get(group), ours.get(group)) for group in ours if not belongs(group, (*OWN, "hydra"))}
+    groups = {group: pair for group, pair in options.items() if pair[0] != pair[1]}
+    told = [key for group in groups for key in GROUPS.get(group, (group,))]
+    keys = [key for key in _keys([reference, trial]) if not belongs(key, (*OWN, *_swept(is_swept), *told))]
     pairs = {key: (reference.config.get(key), trial.config.get(key)) for key in keys}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    return groups | {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def planned_settings(axes: Collection[str], match: str, configs: Sequence[DictConfig]) -> list[dict[str, Any]]:

@@ -61,6 +61,13 @@ class PairedDifference:
         """Whether p is below 5%: the interval excludes zero."""
         return self.p < LEVEL
 
+    @property
+    def verdict(self) -> str:
+        """`lower` or `higher` where that is significant, `not significant`, or `not tested`."""
+        if math.isnan(self.p):
+            return "not tested"
+        return "not significant" if not self.significant else "lower" if self.mean < 0 else "higher"
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -76,6 +83,11 @@ class Effect:
     change: PairedDifference
     aliases: tuple[tuple[str, ...], ...] = ()
 
+    @property
+    def name(self) -> str:
+        """`norm`, or `norm × ffn` for an interaction."""
+        return term_name(self.axes)
+
 
 @dataclass(frozen=True)
 class Contrast:
@@ -90,6 +102,11 @@ class Contrast:
     low: float
     high: float
     p: float
+
+
+def term_name(axes: Sequence[str]) -> str:
+    """The name of a main effect or an interaction."""
+    return " \u00d7 ".join(axes)
 
 
 def estimate(values: Sequence[float]) -> Estimate:

@@ -13,7 +13,7 @@ from rich.table import Table
 from .result import FIXED_COSTS, MEASURED_COSTS, ArmResult, Comparison, Inference, Result, Spread
 from .speed import StudySpeed
 from .statistics import Estimate, PairedDifference
-from .words import UNITS, number, short, signed
+from .words import UNITS, UNKNOWN, number, plus_minus, short, three_digits
 
 REACHED = ("tokens", "flops", "seconds")
 RANGE: dict[str, Callable[[Sequence[float]], float]] = {"low": min, "high": max}
@@ -45,45 +45,42 @@ def print_table(result: Result) -> None:
     """Print the arms, what was found, and what was not controlled; 80 columns are enough."""
     console = Console(highlight=False, markup=False, emoji=False)
     is_ladder = any(arm.to_previous for arm in result.arms)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=result.study.name, title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=result.study.heading, title_justify="left")
     table.add_column("arm", overflow="fold")
     loss_unit = "val loss" if result.metric == "val/loss" else "bits/byte"
-    for title in (loss_unit, "to step before" if is_ladder else "to baseline", "params", "KV B/token", "tokens/s"):
+    for title in (loss_unit, "to step before" if is_ladder else "to baseline"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("verdict", min_width=11)  # "not significant" in two lines
+    for title in ("params", "KV B/\ntoken", "tokens/s"):
         table.add_column(title, justify="right", no_wrap=True)
     for arm in result.arms:
-        table.add_row(*_cells(arm, result, is_ladder))
+        table.add_row(*_cells(arm, result))
     console.print(table)
-    console.print(
-        f"{UNITS[result.metric]}, ± half the 95% interval, of differences simultaneous; * significant at 5% (max-t)\n"
-    )
-    for sentence in result.answer:
+    console.print(f"{UNITS[result.metric]}, ± half the 95% interval; lower and higher: significant at 5% (max-t)\n")
+    for sentence in dict.fromkeys((result.verdict, *result.answer)):
         console.print(sentence)
-    if result.warnings:
-        console.print("\nNot controlled:")
-    for warning in result.warnings:
-        console.print(f"- {warning}")
+    for title, sentences in (("Not controlled", result.warnings), ("Notes", result.notes)):
+        if sentences:
+            console.print(f"\n{title}:")
+        for sentence in sentences:
+            console.print(f"- {sentence}")
 
 
-def _cells(arm: ArmResult, result: Result, is_ladder: bool) -> tuple[str, ...]:
+def _cells(arm: ArmResult, result: Result) -> tuple[str, ...]:
     """What the terminal shows of an arm."""
-    comparison = arm.to_previous if is_ladder else arm.to_baseline
-    mark = "*" if comparison and comparison.significant else " "
     return (
         arm.name,
         _plus_minus(arm.judged(result.metric)),
-        f"{_plus_minus(comparison.difference, is_difference=True)}{mark}" if comparison else "",
+        _plus_minus(arm.comparison.difference, is_difference=True) if arm.comparison else "",
+        arm.verdict,
         short(arm.costs.get("params")),
         number(arm.costs.get("kv_cache/bytes_per_token")),
-        number(arm.costs.get("perf/tokens_per_second")),
+        three_digits(arm.costs.get("perf/tokens_per_second")),
     )
 
 
-def _plus_minus(estimate: Estimate | PairedDifference | None, is_difference: bool = False) -> str:
-    """A mean with half its interval, where there is one."""
-    if estimate is None:
-        return number(None)
-    mean = signed(estimate.mean) if is_difference else number(estimate.mean, 4)
-    return mean if math.isnan(estimate.low) else f"{mean} ±{(estimate.high - estimate.low) / 2:.4f}"
+def _plus_minus(found: Estimate | PairedDifference | None, is_difference: bool = False) -> str:
+    return plus_minus(found.mean, found.low, found.high, is_difference) if found else UNKNOWN
 
 
 def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:

@@ -30,12 +30,26 @@ def signed(value: float | None, decimals: int = 4) -> str:
     return f"{value:+,.{decimals}f}".replace("-", MINUS) if known(value) else UNKNOWN
 
 
+def decimals(low: float, high: float) -> int:
+    """As many as show two digits of an interval's half-width: a mean is known no better. 4 without an interval."""
+    half = (high - low) / 2
+    return min(max(1 - math.floor(math.log10(half)), 0), 6) if known(half) and half > 0 else 4
+
+
 def with_interval(mean: float | None, low: float, high: float, is_difference: bool = False) -> str:
     """A mean and its interval, in brackets where there is one."""
-    show = signed if is_difference else number
-    has_interval = known(mean) and known(low) and known(high)
+    show, digits = (signed if is_difference else number), decimals(low, high)
+    if not (known(mean) and known(low) and known(high)):
+        return show(mean, digits)
     # No line may break inside the brackets.
-    return f"{show(mean, 4)} [{show(low, 4)},\u00a0{show(high, 4)}]" if has_interval else show(mean, 4)
+    return f"{show(mean, digits)} [{show(low, digits)},\u00a0{show(high, digits)}]"
+
+
+def plus_minus(mean: float, low: float, high: float, is_difference: bool = False) -> str:
+    """A mean and half its interval, where there is one."""
+    show, digits = (signed if is_difference else number), decimals(low, high)
+    half = f" \u00b1{number((high - low) / 2, digits)}" if known(high - low) else ""
+    return f"{show(mean, digits)}{half}"
 
 
 def p_value(p: float) -> str:
@@ -43,6 +57,11 @@ def p_value(p: float) -> str:
     if not known(p):
         return ""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
+def bare_p(p: float) -> str:
+    """For a column of p."""
+    return p_value(p).removeprefix("p = ").removeprefix("p ") or UNKNOWN
 
 
 def seed_range(needed: tuple[int | None, int | None]) -> str:
@@ -90,6 +109,11 @@ def learning_rate(value: float | None) -> str:
 def count(n: int, noun: str) -> str:
     """`1 seed`, `3 seeds`."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def conjoin(items: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([*([", ".join(items[:-1])] if len(items) > 1 else []), *items[-1:]])
 
 
 def enumerate_some(items: Sequence[str], limit: int, separator: str = ", ") -> str:

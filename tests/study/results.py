@@ -12,9 +12,11 @@ from llama_lab.study.result import (
     Comparison,
     Curve,
     CurveMetric,
+    DifferenceCurve,
     Divergence,
     Front,
     Inference,
+    Interaction,
     LearningRates,
     Lengths,
     Provenance,
@@ -76,6 +78,16 @@ def curve(arm: str, metric: CurveMetric, final: float, points: int, speed: float
     )
 
 
+def difference_curve(comparison: Comparison) -> DifferenceCurve:
+    """A difference that grows from nothing to that of the comparison, with its interval all the way."""
+    found = comparison.difference
+    shares = [(i + 1) / 12 for i in range(12)]
+    mean, low, high = (
+        [found.mean * share + end for share in shares] for end in (0, found.low - found.mean, found.high - found.mean)
+    )
+    return DifferenceCurve(comparison.arm, comparison.against, [TOKENS * share for share in shares], mean, low, high)
+
+
 def trials(arm: str, seeds: int, loss: float = 3.7) -> tuple[Trial, ...]:
     """Finished runs, a little worse with every seed."""
     found = [{"val/loss": loss + seed / 100, "val/bits_per_byte": 0.42 * loss + seed / 100} for seed in range(seeds)]
@@ -90,7 +102,7 @@ def arm_result(index: int, name: str, loss: float, previous: str | None, base: s
     few_heads = "gqa" in name or "untied" in name
     return ArmResult(
         arm=Arm(name, {}, members, previous, 0.0012 * index - 0.003),
-        learning_rate=None,
+        learning_rates=(),
         trials=trials(name, seeds, loss),
         loss=estimate(loss, n=seeds),
         bits=estimate(loss * 0.4196, 0.002, n=seeds),
@@ -173,6 +185,8 @@ def result(losses: dict[str, float], seeds: int = 3, points: int = 195) -> Resul
             "name: null\nseed: 1\ntrain:\n  tokens: 1600000.0\n  batch_size: 16\n" + "  long_key: " + "x" * 150 + "\n",
         ),
         warnings=(),
+        verdict="Of 6 steps, 4 lowered the loss.",
+        difference_curves=tuple(difference_curve(arm.to_previous) for arm in arms if arm.to_previous),
     )
 
 
@@ -197,7 +211,7 @@ def warned() -> Result:
         "The runs saw different data: 2 values of data_hash. Their losses cannot be compared.",
         "3 of 21 runs were made from a checkout with changes that no commit holds.",
     )
-    return replace(found, warnings=warnings, study=replace(found.study, notes=("Matched by ffn width.",)))
+    return replace(found, warnings=warnings, notes=("Matched by ffn width.",))
 
 
 def in_bits() -> Result:
@@ -224,6 +238,9 @@ def factorial() -> Result:
             Effect(("position",), PairedDifference(3, -0.083, 0.003, -0.091, -0.075, 6e-6)),
             Effect(("ffn",), PairedDifference(3, -0.026, 0.003, -0.034, -0.018, 5e-4), (("norm", "position"),)),
             Effect(("norm", "ffn"), PairedDifference(3, 0.012, 0.003, 0.004, 0.02, 0.02)),
+        ),
+        interactions=(
+            Interaction(("norm", "ffn"), (("layernorm", "rmsnorm"), ("relu", "swiglu")), ((3.9, 3.862), (3.884, 3.87))),
         ),
     )
 
@@ -312,6 +329,7 @@ def everything() -> Result:
         warned(),
         inference=measured().inference,
         effects=factorial().effects,
+        interactions=factorial().interactions,
         learning_rates=swept().learning_rates,
         divergences=swept().divergences,
         lengths=long().lengths,
@@ -332,7 +350,8 @@ def unfinished() -> Result:
         for arm in found.arms
     )
     divergences = tuple(Divergence(arm.name, 1, "failed", math.nan, "killed") for arm in arms)
-    return replace(found, arms=arms, curves=(), front=Front((), ()), divergences=divergences, answer=())
+    nothing = {"curves": (), "difference_curves": (), "front": Front((), ()), "answer": ()}
+    return replace(found, arms=arms, divergences=divergences, **nothing)
 
 
 def unknown() -> Result:
@@ -370,7 +389,11 @@ def unknown() -> Result:
                 (CacheSize("bfloat16", 256, spread_out, spread_out),),
             ),
         ),
+        difference_curves=tuple(
+            replace(c, mean=[nan] * 12, low=[nan] * 12, high=[nan] * 12) for c in found.difference_curves
+        ),
         effects=(Effect(("norm",), PairedDifference(1, nan)),),
+        interactions=(),
         learning_rates=(LearningRates("vanilla", [nan] * 5, [nothing] * 5, [0] * 5, nan, False, nan),),
         lengths=(Lengths("vanilla", 256, [256], [nothing], {256: (nans, nans)}),),
     )

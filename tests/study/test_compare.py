@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from llama_lab.cli import compare_command
+from llama_lab.study.record import Study
 from tests.conftest import Command, Ran, RunTrain
+from tests.study.synthetic import write_study
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +144,25 @@ def test_a_run_that_was_cut_off_in_the_middle_of_a_line_is_read_up_to_it(
     ran = compare("cut")
     assert (ran.code, ran.err) == (0, "")
     assert "vanilla/seed=1" in ran.out
+
+
+def test_a_comparison_has_the_title_that_is_asked_for_and_else_one_of_design_and_baseline(
+    compare: Command, tmp_path: Path
+) -> None:
+    facts = {"near": {"choices": {"norm": "layernorm", "position": "rope"}}}
+    write_study(tmp_path / "study", {"base": 0.0, "near": 0.0}, seeds=(1, 2), facts=facts)
+    ran = compare(tmp_path / "study", "--group-by", "norm", "--title", "Two norms")
+    assert (ran.code, ran.err) == (0, "")
+    assert Study.load(ran.cwd / "comparison").heading == "Two norms"
+    assert "Two norms" in ran.out
+    assert "<h1>Two norms</h1>" in (ran.cwd / "comparison" / "report.html").read_text(encoding="utf-8")
+    ran = compare(tmp_path / "study", "--group-by", "norm")
+    assert Study.load(ran.cwd / "comparison").heading == "Comparison: norm=rmsnorm and 1 other arm"
+
+
+def test_the_record_of_a_study_made_before_has_a_title_of_design_and_baseline(tmp_path: Path) -> None:
+    write_study(tmp_path, {"base": 0.0, "a": 0.0, "b": 0.0}, (1,), design="leave_one_out")
+    record = (tmp_path / "study.yaml").read_text()
+    (tmp_path / "study.yaml").write_text(record.replace("title: ''\n", ""))
+    assert "title" not in (tmp_path / "study.yaml").read_text()
+    assert Study.load(tmp_path).heading == "Leave one out: base and 2 other arms"

@@ -20,7 +20,8 @@ def warnings_of(folder: Path, plant: Callable[[Path, Study], None], **settings: 
     """What is told of a study of two arms and three seeds, in which `plant` has changed something."""
     study = write_study(folder, settings.pop("arms", {"layernorm": 0.0, "rmsnorm": -0.02}), **settings)
     plant(folder, study)
-    return list(analyse(study, folder).warnings)
+    result = analyse(study, folder)
+    return [*result.warnings, *(note for note in result.notes if note == ONE_RATE)]
 
 
 def run_of(folder: Path, study: Study, seed: int = 2) -> Path:
@@ -45,7 +46,7 @@ def test_a_clean_study_of_learning_rates_has_no_remark(tmp_path: Path) -> None:
 
 def test_rates_that_were_chosen_on_the_runs_that_are_compared_are_named(tmp_path: Path) -> None:
     (found,) = warnings_of(tmp_path, nothing, rates=RATES, design="learning_rate")
-    assert found.startswith("The learning rate of layernorm, rmsnorm was chosen on the runs that are compared")
+    assert found.startswith("The learning rate of layernorm, rmsnorm was chosen on the runs that are compared,")
 
 
 def test_a_run_that_is_judged_at_another_rate_than_its_tuning_runs_choose_is_named(tmp_path: Path) -> None:

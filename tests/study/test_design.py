@@ -18,6 +18,7 @@ from llama_lab.study.design import (
     AddOne,
     Context,
     Depth,
+    Design,
     Factorial,
     KVHeads,
     Ladder,
@@ -79,7 +80,7 @@ def test_an_axis_on_which_both_agree_gives_no_arm_and_is_told() -> None:
     assert names(variants) == ["gpt2", "+rmsnorm", "+rope", "+swiglu", "+gqa_window"]
     assert variants.notes == (
         "No arm for block: gpt2 and mistral both have prenorm.",
-        "Not the whole way: gpt2 and mistral also differ on embedding, init.",
+        "gpt2 and mistral also differ on embedding, init, which no arm changes.",
     )
 
 
@@ -184,3 +185,27 @@ def test_context_trains_short_and_evaluates_long() -> None:
 def test_what_cannot_be_is_refused_by_its_key(design: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         design.variants(CONFIGS)
+
+
+@pytest.mark.parametrize(
+    ("design", "title"),
+    [
+        (Ladder("vanilla", "llama2"), "From vanilla to llama2, one change at a time"),
+        (AddOne("vanilla", "llama2"), "What each part of llama2 does for vanilla"),
+        (LeaveOneOut("vanilla", "llama2"), "What each part of llama2 does for it"),
+        (
+            Factorial("vanilla", "llama2", ["block", "norm", "ffn"]),
+            "Block, norm and ffn between vanilla and llama2: all combinations",
+        ),
+        (
+            Factorial("vanilla", "llama2", ["block", "norm", "ffn"], 0.5),
+            "Block, norm and ffn between vanilla and llama2: 1 in 2 combinations",
+        ),
+        (Recipes("vanilla", "llama2"), "llama2 compared with vanilla"),
+        (KVHeads("llama2", [4, 1]), "llama2 with 4 and 1 key and value heads"),
+        (Depth("vanilla", ["postnorm", "prenorm"], [2, 4], [0.0]), "postnorm and prenorm at 2 and 4 layers"),
+        (Context("vanilla", ["rope", "alibi"], [1, 2]), "rope and alibi at the trained context and beyond"),
+    ],
+)
+def test_a_study_has_a_title_that_a_person_would_write(design: Design, title: str) -> None:
+    assert design.variants(CONFIGS).title == title

@@ -12,18 +12,20 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from llama_lab.study import alt, charts, words
+from llama_lab.study import charts, words
+from llama_lab.study.analysis import analyse
 from llama_lab.study.page import write_page
-from llama_lab.study.record import Arm
+from llama_lab.study.record import Arm, Study
 from llama_lab.study.result import Front, Reach, Result
-from llama_lab.study.statistics import Estimate
+from llama_lab.study.statistics import Estimate, PairedDifference
 from tests.study import results
+from tests.study.synthetic import plant_end, remove_run, run_folder, write_study
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 FLAGS += ["--disable-sync", "--no-first-run", "--disable-quic"]
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='hacked=1'>\"&amp;%{x}</title>"
-NUMBER = re.compile(r"\d\.\d")
+NUMBER = re.compile(r"\d[.\d]\d?")
 
 browsing = [
     pytest.mark.browser,
@@ -132,7 +134,8 @@ def renamed(result: Result, old: str, new: str) -> Result:
             for key, found in (("to_previous", arm.to_previous), ("to_baseline", arm.to_baseline))
         }
         arms.append(replace(arm, arm=exchange(arm.arm), **pairs))
-    parts = {
+    steps = tuple(replace(c, name=swap(c.name), against=swap(c.against)) for c in result.difference_curves)
+    parts = {"difference_curves": steps} | {
         name: tuple(replace(part, arm=swap(part.arm)) for part in getattr(result, name))
         for name in ("curves", "inference", "learning_rates", "divergences", "lengths")
     }
@@ -164,8 +167,9 @@ def test_every_chart_says_in_words_what_it_shows_with_numbers(opened: Open) -> N
     texts = report.page.eval_on_selector_all("figure [role=img]", "all => all.map(one => one.ariaLabel)")
     assert len(texts) == report.figures()
     assert all(len(text) > 60 and NUMBER.search(text) for text in texts), texts
-    assert "block=prenorm \u22120.1261 [\u22120.1442,\u00a0\u22120.1080] against norm=rmsnorm" in texts[0]
-    assert "not significant" in texts[0]
+    assert "norm \u22120.0040 [\u22120.0120,\u00a0+0.0040], not significant" in texts[0]
+    first = opened(results.ladder()).page.locator("figure [role=img]").first.get_attribute("aria-label")
+    assert "block=prenorm \u22120.126 [\u22120.144,\u00a0\u22120.108] against norm=rmsnorm, lower" in first
     assert all(len(text) > 20 for text in report.page.locator("figcaption").all_inner_texts())
 
 
@@ -186,7 +190,7 @@ def test_choices_change_the_axis_and_the_loss_and_the_range(opened: Open) -> Non
     assert report.plot(title, "traces.every(trace => trace.meta.view.includes('training loss'))")
     assert report.plot(title, "plot.layout.yaxis.title.text") == "training loss, nats per token"
     assert report.plot(title, "plot._fullLayout.yaxis.range[1]") < 6
-    report.page.get_by_text("from the start", exact=True).click()
+    report.page.locator("figure").nth(report.figure(title)).get_by_text("from the start", exact=True).click()
     assert report.plot(title, "plot._fullLayout.yaxis.range[1]") > 8
 
 
@@ -250,7 +254,7 @@ def test_of_inference_a_page_shows_what_was_measured(opened: Open, part: str, dr
     assert section.locator("figure").count() == section.locator("table").count() == 1
     assert report.figure(drawn)
     assert section.get_by_role("columnheader", name=missing, exact=True).count() == 0
-    assert report.charts() == report.figures() == 6
+    assert report.charts() == report.figures() == 7
     assert report.complaints == []
 
 
@@ -282,11 +286,11 @@ def test_a_table_of_inference_shows_the_mean_with_the_lowest_and_the_highest_see
     assert "<span>695</span><span>681\u00a0to\u00a0709</span>" in body(results.measured(), tmp_path)
 
 
-def test_the_texts_of_inference_tell_speed_gain_and_size() -> None:
-    arms = results.measured().inference
-    assert "1 sequence at once: vanilla 849 at 64, " in alt.decoding_speeds(arms)
-    assert "695 at 256, there 5.93 times that without the cache; norm=rmsnorm" in alt.decoding_speeds(arms)
-    assert "vanilla 512 KiB at 256 tokens in bfloat16, 1.00 of its formula; " in alt.cache_sizes(arms)
+def test_the_texts_of_inference_tell_speed_gain_and_size(tmp_path: Path) -> None:
+    write_page(results.measured(), tmp_path / "report.html")
+    text = own_text(tmp_path / "report.html")
+    assert 'aria-label="Decoding speed: vanilla 1 256 695, 681\u00a0to\u00a0709 5.93\u00d7, ' in text
+    assert 'aria-label="KV cache of one sequence: vanilla bfloat16 256 512 KiB 512 KiB; ' in text
 
 
 @in_browser
@@ -312,11 +316,14 @@ def test_of_many_arms_one_can_be_seen_alone(opened: Open) -> None:
     report = opened(results.many())
     title = "Loss over training"
     legend = report.page.locator("figure").nth(report.figure(title)).locator(".legend")
-    legend.get_by_role("button", name="All / none").click()
+    switch = legend.get_by_role("button", name="All / none")
+    switch.click()
+    assert report.plot(title, "[...new Set(traces.map(trace => trace.meta.arm))].length") == 40
+    switch.click()
     assert report.plot(title, "traces.length") == 0
     legend.locator("[data-arm]").nth(5).click()
     assert report.plot(title, "[...new Set(traces.map(trace => trace.meta.arm))].length") == 1
-    legend.get_by_role("button", name="All / none").click()
+    switch.click()
     assert report.plot(title, "[...new Set(traces.map(trace => trace.meta.arm))].length") == 40
 
 
@@ -366,8 +373,8 @@ def test_an_arm_with_a_hostile_name_is_shown_and_does_nothing(opened: Open, arm:
     assert report.charts() == report.figures() == 11
     assert report.page.locator("tbody th", has_text="<script>").count() > 3
     assert report.page.locator(".legend button", has_text="<script>").count() > 3
-    button = report.page.locator(".legend button", has_text="<script>").first
-    button.click()
+    figure = report.page.locator("figure").nth(report.figure("Loss over training"))
+    figure.locator(".legend button", has_text="<script>").click()
     assert report.plot("Loss over training", "traces.some(trace => trace.meta.arm.includes('script'))") is False
 
 
@@ -377,7 +384,7 @@ def test_200_runs_open_within_5_seconds_from_a_file_below_20_megabytes(opened: O
     assert sum(len(arm.trials) for arm in results.many().arms) == 200
     assert report.file.stat().st_size < 20e6
     assert report.seconds < 5
-    assert report.charts() == report.figures() == 5
+    assert report.charts() == report.figures() == 6
     assert report.complaints == []
 
 
@@ -393,11 +400,11 @@ def only(count: int, seeds: int = 3) -> Result:
     [
         (lambda: only(1), 3),
         (lambda: only(1, seeds=1), 3),
-        (lambda: only(3, seeds=1), 5),
+        (lambda: only(3, seeds=1), 6),
         (results.unfinished, 0),
         (results.unknown, 0),
-        (lambda: replace(only(3), arms=(), curves=(), front=Front((), ())), 0),
-        (results.in_bits, 5),
+        (lambda: replace(only(3), arms=(), curves=(), difference_curves=(), front=Front((), ())), 0),
+        (results.in_bits, 6),
     ],
     ids=["one arm", "one run", "one seed", "no finished run", "nan everywhere", "no arms", "bits per byte"],
 )
@@ -434,13 +441,15 @@ def test_a_section_without_data_is_left_out(tmp_path: Path) -> None:
     assert shown(results.everything()) == titles
 
 
-def test_warnings_stand_above_the_answer_and_notes_in_a_box_of_their_own(tmp_path: Path) -> None:
+def test_warnings_stand_above_the_answer_and_notes_below_everything(tmp_path: Path) -> None:
     result = results.warned()
     write_page(result, tmp_path / "report.html")
     text = own_text(tmp_path / "report.html")
     body = text[text.index("<body>") :]
-    for sentence in (*result.warnings, *result.study.notes):
-        assert body.index(sentence) < body.index(result.answer[0])
+    for sentence in result.warnings:
+        assert body.index(result.verdict) < body.index(sentence) < body.index(result.answer[0])
+    for note in result.notes:
+        assert body.index(note) > body.index("How it was made")
     write_page(results.ladder(), tmp_path / "report.html")
     assert "Not controlled" not in own_text(tmp_path / "report.html")
 
@@ -448,8 +457,10 @@ def test_warnings_stand_above_the_answer_and_notes_in_a_box_of_their_own(tmp_pat
 def test_the_table_tells_what_is_not_significant_how_many_seeds_it_takes_and_the_tests(tmp_path: Path) -> None:
     write_page(results.ladder(), tmp_path / "report.html")
     text = own_text(tmp_path / "report.html")
-    assert "p = 0.60; not significant; 64 or more seeds needed" in text
-    assert "p &lt; 0.001" in text
+    cells = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text))
+    interval = "\u22120.0029 [\u22120.0111, +0.0053]"
+    assert f"norm=rmsnorm vanilla {interval} 0.60 not significant 3 64 or more seeds" in cells
+    assert re.search(r"block=prenorm norm=rmsnorm \S+ \S+ \S+ &lt; 0.001 lower 3", cells)
     assert "intervals and p are simultaneous (max-t over the 6 steps)" in text
 
 
@@ -476,7 +487,6 @@ def test_curves_of_arms_that_are_judged_in_bits_are_in_bits(tmp_path: Path) -> N
     figure = charts.curves(results.in_bits())
     assert figure.layout.yaxis.title.text == "validation loss, bits per byte"
     assert list(figure.layout.meta["choices"]["Loss"]) == ["validation loss"]
-    assert "Validation loss over training, in bits per byte" in alt.curves(results.in_bits())
 
 
 @pytest.mark.parametrize(
@@ -503,8 +513,8 @@ def test_no_two_of_200_arms_look_alike_and_the_baseline_is_solid_black() -> None
 def test_a_difference_is_hollow_exactly_where_it_is_not_significant() -> None:
     rows = charts.difference_rows(results.ladder(), "previous")
     (points,) = charts.differences(rows, "", "").data
-    assert [colour == "white" for colour in points.marker.color] == [not row.significant for row in rows]
-    assert [row.significant for row in rows] == [False, True, True, True, True, True]
+    assert [colour == "white" for colour in points.marker.color] == [not row.found.significant for row in rows]
+    assert [row.found.significant for row in rows] == [False, True, True, True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -538,7 +548,13 @@ def test_long_names_keep_in_charts_what_sets_them_apart() -> None:
         (words.signed(0.01234), "+0.0123"),
         (words.number(math.nan), "\u2013"),
         (words.number(None), "\u2013"),
-        (words.with_interval(3.71, 3.7, 3.72), "3.7100 [3.7000,\u00a03.7200]"),
+        (words.with_interval(3.71, 3.7, 3.72), "3.710 [3.700,\u00a03.720]"),
+        (words.with_interval(3.71, 3.6, 3.82), "3.71 [3.60,\u00a03.82]"),
+        (words.with_interval(120.4, 80, 160.8), "120 [80,\u00a0161]"),
+        (words.with_interval(-0.00123, -0.0015, -0.00096, True), "\u22120.00123 [\u22120.00150,\u00a0\u22120.00096]"),
+        (words.plus_minus(3.71, 3.6, 3.82), "3.71 \u00b10.11"),
+        (words.plus_minus(3.71, math.nan, math.nan), "3.7100"),
+        (words.with_interval(3.71, 3.71, 3.71), "3.7100 [3.7100,\u00a03.7100]"),
         (words.with_interval(3.71, math.nan, math.nan), "3.7100"),
         (words.p_value(0.00099), "p < 0.001"),
         (words.p_value(0.0312), "p = 0.031"),
@@ -585,4 +601,221 @@ def test_tokens_to_the_baselines_loss_are_censored_where_a_run_ended_before(tmp_
     text = body(replace(found, arms=(found.arms[0], *arms, *found.arms[3:])), tmp_path)
     assert "not reached in 2 of 3 seeds" in text
     assert "&gt;1.00\u00d7, 0.92\u00d7, &gt;1.00\u00d7" in text
-    assert "0.4297 [0.3800,\u00a00.4900]" in text
+    assert "0.430 [0.380,\u00a00.490]" in text
+
+
+def shown_in(report: Opened, selector: str) -> dict[str, float]:
+    """Where on the page the first such element is."""
+    return report.page.eval_on_selector(selector, "one => one.getBoundingClientRect().toJSON()")
+
+
+@in_browser
+def test_the_first_screen_has_title_verdict_warnings_and_the_whole_figure(opened: Open) -> None:
+    warning = "Runs differ in commit: 0c6e11a in norm=rmsnorm; 1c6e11a in vanilla; their code may differ." * 2
+    report = opened(replace(results.ladder(), warnings=(warning,) * 9))
+    bottoms = [shown_in(report, selector)["bottom"] for selector in ("h1", ".verdict", ".warnings", ".plot")]
+    assert bottoms == sorted(bottoms)
+    assert bottoms[-1] <= 900
+    summary = report.page.locator(".warnings summary")
+    assert summary.inner_text() == "7 more warnings"
+    summary.click()
+    assert report.page.locator(".warnings li").last.is_visible()
+
+
+def test_the_title_is_the_study_s_own_and_else_of_design_and_baseline(tmp_path: Path) -> None:
+    found = results.ladder()
+    assert "<h1>Ladder: vanilla and 6 other arms</h1>" in body(found, tmp_path)
+    titled = replace(found, study=replace(found.study, title="Norms <b>"))
+    assert "<h1>Norms &lt;b&gt;</h1>" in body(titled, tmp_path)
+    assert found.study.name not in body(replace(titled, study=replace(titled.study, command="")), tmp_path)
+
+
+@in_browser
+@pytest.mark.parametrize("arms", [7, 20])
+def test_the_table_of_arms_is_whole_at_1200_pixels_with_a_line_or_two_for_each_arm(opened: Open, arms: int) -> None:
+    result = results.ladder() if arms == 7 else of_many(20)
+    report = opened(result)
+    heads = report.page.locator("table").first.locator("thead th").all_inner_texts()
+    assert heads == [
+        "Arm",
+        "Parameters",
+        "FLOPs per token",
+        "Tokens per second",
+        "Loss",
+        "Difference to the step before",
+        "Verdict",
+        "KV cache per token",
+    ]
+    assert report.page.eval_on_selector(".table", "one => one.scrollWidth <= one.clientWidth")
+    heights = "rows => Math.max(...rows.map(row => row.getBoundingClientRect().height))"
+    assert report.page.locator("table").first.locator("tbody tr").evaluate_all(heights) < 60
+
+
+@in_browser
+def test_a_table_that_scrolls_has_a_shadow_where_it_goes_on(opened: Open) -> None:
+    report = opened(results.ladder(), 400, 844)
+    assert report.page.eval_on_selector(".table", "one => one.scrollWidth > one.clientWidth")
+    assert "local, scroll" in report.page.eval_on_selector(
+        ".table", "one => getComputedStyle(one).backgroundAttachment"
+    )
+
+
+def of_many(arms: int, seeds: int = 3) -> Result:
+    """A ladder of so many arms with long names."""
+    names = [f"attention=gqa,model.n_kv_heads={i},position=rope_yarn" for i in range(arms)]
+    return results.result({name: 3.95 - 0.006 * i + 0.02 * math.sin(i) for i, name in enumerate(names)}, seeds, 20)
+
+
+@in_browser
+def test_of_20_arms_curves_open_with_those_that_differ_most_and_say_so(opened: Open) -> None:
+    result = of_many(20)
+    report = opened(result)
+    names = "[...new Set(traces.map(trace => trace.meta.arm))]"
+    steps = sorted((arm.to_previous for arm in result.arms[1:]), key=lambda c: -abs(c.difference.mean))
+    assert set(report.plot("Difference over training", names)) == {step.arm for step in steps[:4]}
+    drawn = {result.study.baseline, *(step.arm for step in steps[:5])}
+    assert set(report.plot("Loss over training", names)) == drawn
+    figure = report.page.locator("figure").nth(report.figure("Loss over training"))
+    assert "Of 20 the 6 that differ most are shown; press a name for the others." in figure.inner_text()
+    figure.locator("[aria-pressed=false]").first.click()
+    assert len(report.plot("Loss over training", names)) == 7
+
+
+def row(name: str, mean: float, half: float) -> charts.Row:
+    found = PairedDifference(3, mean, 0.01, mean - half, mean + half, 0.5 if abs(mean) < half else 0.001)
+    return charts.Row(name, "base", found)
+
+
+def test_an_interval_that_would_squeeze_all_others_ends_in_an_arrow_with_its_end() -> None:
+    rows = [row("a", 0.01, 0.02), row("b", -0.03, 0.02), row("c", 0.02, 0.02), row("wide", 0.01, 0.9)]
+    least, most = charts.reach(rows)
+    assert (least, most) == pytest.approx((-0.0625, 0.0625))
+    figure = charts.differences(rows, "", "")
+    texts = [label.text for label in figure.layout.annotations]
+    assert texts[3].startswith("\u25c0 \u22120.89 wide")
+    assert texts[4:] == ["+0.91 \u25b6"]
+    (points,) = figure.data
+    assert points.x[3] + points.error_x.array[3] == pytest.approx(most)
+    assert list(points.marker.symbol) == ["circle"] * 4
+
+
+def test_a_difference_far_beyond_all_others_is_written_beside_its_arrow() -> None:
+    rows = [row("a", 0.01, 0.02), row("b", -0.03, 0.02), row("c", 0.02, 0.02), row("far", 0.6, 0.02)]
+    figure = charts.differences(rows, "", "")
+    assert figure.layout.annotations[4].text == "+0.600 [+0.580,\u00a0+0.620] \u25b6"
+    assert figure.data[0].marker.symbol[3] == "triangle-right"
+
+
+def test_an_axis_covers_all_intervals_where_none_is_much_longer() -> None:
+    rows = [row("a", 0.01, 0.02), row("b", -0.12, 0.02), row("c", 0.02, 0.05)]
+    assert charts.reach(rows) == pytest.approx((-0.14, 0.07))
+    assert charts.reach(rows[:1]) == pytest.approx((-0.01, 0.03))
+    assert charts.reach([]) == (0, 0)
+
+
+@in_browser
+def test_a_factorial_begins_with_its_effects_and_interactions(opened: Open) -> None:
+    report = opened(results.factorial())
+    titles = report.page.evaluate("[...document.querySelectorAll('.plot')].map(plot => plot.layout.title.text)")
+    assert titles[:2] == ["Main effects and interactions", "Interactions: mean loss at each combination"]
+    heads = [table.locator("th").first.inner_text() for table in report.page.locator("table").all()[:3]]
+    assert heads == ["Effect", "Axes", "Arm"]
+    assert "aliased" in report.page.locator("section").first.inner_text().lower()
+    assert report.complaints == []
+
+
+def test_interactions_are_drawn_at_the_means_with_a_line_for_each_level_of_the_second_axis() -> None:
+    first, second = charts.interactions(results.factorial()).data
+    assert (list(first.x), list(first.y)) == (["layernorm", "rmsnorm"], [3.9, 3.884])
+    assert (list(second.y), second.text[1]) == ([3.862, 3.87], "swiglu")
+
+
+def test_of_many_interactions_the_largest_are_drawn_and_the_page_says_so(tmp_path: Path) -> None:
+    (one,) = results.factorial().interactions
+    pairs = [(f"a{i}", f"b{i}") for i in range(10)]
+    many = tuple(replace(one, axes=pair, means=((3.9, 3.8), (3.9, 3.8 + 0.01 * i))) for i, pair in enumerate(pairs))
+    result = replace(results.factorial(), interactions=many)
+    assert [found.axes for found in charts.shown_interactions(result)] == pairs[4:]
+    assert "The 6 largest of 10 interactions; the table has all." in body(result, tmp_path)
+
+
+def test_bands_are_drawn_where_differences_are_tested() -> None:
+    result = results.ladder()
+    curve = result.difference_curves[0]
+    band, line = charts.difference_curves(result).data[:2]
+    assert (line.name, line.y[-1]) == (curve.name, pytest.approx(curve.mean[-1], rel=1e-5))
+    assert band.y[11] == pytest.approx(curve.low[-1], rel=1e-5)
+    assert band.y[12] == pytest.approx(curve.high[-1], rel=1e-5)
+    untested = charts.difference_curves(only(3, seeds=1)).data
+    assert [trace.mode for trace in untested] == ["lines+markers"] * 2
+
+
+def test_the_page_links_what_lies_beside_it(tmp_path: Path) -> None:
+    assert "Files:" not in body(results.ladder(), tmp_path)
+    for name in ("summary.csv", "study.yaml", "speed.json"):
+        (tmp_path / name).touch()
+    (tmp_path / "export").mkdir()
+    text = body(results.ladder(), tmp_path)
+    assert re.findall(r'<a href="([^"#]+)">', text) == ["summary.csv", "study.yaml", "speed.json", "export/"]
+
+
+def from_disk(folder: Path, seeds: tuple[int, ...] = (1, 2, 3), **settings: Any) -> tuple[Path, Study]:
+    return folder, write_study(folder, {"base": 0.0, "near": 0.0, "better": -0.2}, seeds, **settings)
+
+
+def lacking(folder: Path) -> tuple[Path, Study]:
+    folder, study = from_disk(folder)
+    for name, seed in (("near", 1), ("better", 3)):
+        remove_run(run_folder(folder, study, name, seed))
+    return folder, study
+
+
+def without_one(folder: Path) -> tuple[Path, Study]:
+    folder, study = from_disk(folder)
+    for seed in (1, 2, 3):
+        plant_end(run_folder(folder, study, "better", seed), "failed", "CUDA out of memory", 5)
+    return folder, study
+
+
+def all_diverged(folder: Path) -> tuple[Path, Study]:
+    folder, study = from_disk(folder, seeds=(1, 2), rates=(1e-3, 2e-3), design="learning_rate")
+    for arm in study.arms:
+        for member in arm.members:
+            plant_end(folder / member.folder, "diverged", "the training loss is nan at step 60", 5)
+    return folder, study
+
+
+@in_browser
+@pytest.mark.parametrize(
+    ("make", "verdict"),
+    [
+        (lambda folder: from_disk(folder, seeds=(1,)), "Nothing can be concluded from one seed."),
+        (lambda folder: from_disk(folder, seeds=(1, 2)), "Of 2 steps, "),
+        (lacking, "No step changed the loss significantly."),
+        (without_one, "near did not change the loss significantly: "),
+        (all_diverged, "Nothing can be compared: "),
+    ],
+    ids=["one seed", "two seeds", "seeds missing", "no finished run", "all rates diverge"],
+)
+def test_a_study_that_went_badly_has_a_readable_page(
+    opened: Open, tmp_path: Path, make: Callable[[Path], tuple[Path, Study]], verdict: str
+) -> None:
+    folder, study = make(tmp_path / "study")
+    report = opened(analyse(study, folder))
+    assert report.page.locator(".verdict").inner_text().startswith(verdict)
+    assert report.charts() == report.figures()
+    assert report.complaints == []
+    assert report.page.evaluate("document.documentElement.scrollWidth") <= 1200
+    assert report.page.locator("table").first.locator("tbody tr").count() == 3
+
+
+@in_browser
+def test_60_arms_have_a_readable_page(opened: Open) -> None:
+    report = opened(of_many(60))
+    assert report.charts() == report.figures()
+    assert report.complaints == []
+    seeds = report.page.locator("details", has_text="Every seed: final")
+    assert seeds.locator("tbody tr").count() == 60
+    assert not seeds.locator("table").is_visible()
+    seeds.locator("summary").click()
+    assert seeds.locator("table").is_visible()

@@ -1,6 +1,7 @@
 """The table fits a terminal, and summary.csv holds every number to its last digit."""
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from llama_lab.study.analysis import analyse
 from llama_lab.study.result import Result
 from llama_lab.study.table import print_table, summary_rows, write_summary_csv
+from llama_lab.study.tables import tables
 
 from .synthetic import plant_end, run_folder, write_study
 
@@ -87,17 +89,21 @@ def test_the_table_fits_80_columns_with_all_of_its_numbers(
     assert step is not None
     assert step.nats is not None
     (line,) = [line for line in out.splitlines() if line.strip().startswith("rmsnorm ") and "1.84 M" in line]
-    assert f"{loss.mean:.4f} ±{(loss.high - loss.low) / 2:.4f}" in line
-    assert f"{abs(step.nats.mean):.4f} ±{(step.nats.high - step.nats.low) / 2:.4f}*" in line
+    assert 0.02 < loss.high - loss.low < 0.2, "three decimals"
+    assert f"{loss.mean:.3f} ±{(loss.high - loss.low) / 2:.3f}" in line
+    assert re.search(rf"{abs(step.nats.mean):.3f} ±{(step.nats.high - step.nats.low) / 2:.3f} +lower ", line)
     assert line.split()[-2:] == ["2,048", "12,000"]
     assert "…" not in out
 
 
-def test_only_what_is_significant_has_a_mark(
+def test_the_table_has_the_verdicts_of_the_page(
     result: Result, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [line for line in printed(result, capsys, monkeypatch).splitlines() if "1.84 M" in line]
-    assert ["*" in row for row in rows] == [False, True, False]
+    verdicts = tables(result)["arms"].cells("Verdict")
+    assert verdicts == ["vanilla \u2013", "rmsnorm lower", "olmo not tested"]
+    for row, verdict in zip(rows, verdicts, strict=True):
+        assert f" {verdict.partition(' ')[2]} " in row
 
 
 def test_the_answer_and_the_warnings_follow_the_table(
@@ -127,6 +133,6 @@ def test_a_study_in_bits_says_so(
     assert "bits/byte" in out
     assert "val loss" not in out
     assert result.arms[1].bits is not None
-    assert f"{result.arms[1].bits.mean:.4f} ±" in out
+    assert f"{result.arms[1].bits.mean:.3f} ±" in out
     assert summary_rows(result)[1]["to_baseline_nats_mean"] is None
     assert summary_rows(result)[1]["to_baseline_bits_mean"] is not None

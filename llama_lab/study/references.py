@@ -1,0 +1,163 @@
+"""What a paper should cite: the sources of the options that runs chose, and of the statistics, as BibTeX."""
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).with_suffix(".bib")
+
+Keys = tuple[str, ...]
+
+VANILLA: Keys = ("vaswani2017attention",)
+RELU: Keys = ("nair2010relu",)
+GELU: Keys = ("hendrycks2016gelu",)
+ROPE: Keys = ("su2021rope",)
+OLMO2: Keys = ("olmo2024two",)
+GEMMA2: Keys = ("gemma2024two",)
+LLAMA: Keys = ("touvron2023llama",)
+LLAMA2: Keys = ("touvron2023llama2",)
+LLAMA3: Keys = ("grattafiori2024llama3",)
+GPT2: Keys = ("radford2019gpt2",)
+PYTHIA: Keys = ("biderman2023pythia",)
+FALCON: Keys = ("almazrouei2023falcon",)
+NEOX: Keys = ("black2022neox",)
+TIED: Keys = ("press2017tying",)
+NONE: Keys = ()  # of what nobody needs to be cited for
+
+# The keys of each option of a config group, in the order in which they are cited.
+SOURCES: dict[str, dict[str, Keys]] = {
+    "norm": {
+        "layernorm": ("ba2016layernorm",),
+        "layernorm_1e-6": ("ba2016layernorm",),
+        "none": NONE,
+        "rmsnorm": ("zhang2019rmsnorm",),
+        "rmsnorm_1e-6": ("zhang2019rmsnorm",),
+        "rmsnorm_offset": ("zhang2019rmsnorm", "gemma2024"),
+    },
+    "block": {
+        "parallel": ("wang2021gptj", *FALCON),
+        "parallel_two_norms": NEOX,
+        "postnorm": VANILLA,
+        "prenorm": (*GPT2, "xiong2020layernorm"),
+        "reordered": OLMO2,
+        "sandwich": ("ding2021cogview", *GEMMA2),
+    },
+    "position": {
+        "alibi": ("press2022alibi",),
+        "learned": GPT2,
+        "none": ("kazemnejad2023nope",),
+        "relative": ("raffel2020t5",),
+        "rope": ROPE,
+        "rope_500k": (*ROPE, *LLAMA3),
+        "rope_linear": (*ROPE, "chen2023interpolation"),
+        "rope_llama3": (*ROPE, *LLAMA3),
+        "rope_ntk": (*ROPE, "bloc97ntk"),
+        "rope_quarter": (*ROPE, *NEOX),
+        "rope_yarn": (*ROPE, "peng2023yarn"),
+        "sinusoidal": VANILLA,
+        "sinusoidal_concatenated": (*VANILLA, "keskar2019ctrl"),
+    },
+    "attention": {
+        "gqa": ("ainslie2023gqa",),
+        "gqa_gemma2": ("ainslie2023gqa", *GEMMA2),
+        "gqa_window": ("ainslie2023gqa", "beltagy2020longformer", "jiang2023mistral"),
+        "mha": VANILLA,
+        "mha_bias": VANILLA,
+        "mha_qk_norm": (*VANILLA, "henry2020qknorm", *OLMO2),
+        "mqa": ("shazeer2019mqa",),
+    },
+    "ffn": {
+        "bilinear": ("shazeer2020glu",),
+        "geglu": ("shazeer2020glu",),
+        "geglu_tanh": ("shazeer2020glu",),
+        "gelu": GELU,
+        "gelu_bias": GELU,
+        "gelu_tanh": GELU,
+        "gelu_tanh_bias": GELU,
+        "glu": ("dauphin2017glu", "shazeer2020glu"),
+        "reglu": ("shazeer2020glu",),
+        "relu": (*VANILLA, *RELU),
+        "relu2": ("so2021primer",),
+        "relu_bias": (*VANILLA, *RELU),
+        "silu": ("elfwing2018silu", "ramachandran2017swish"),
+        "swiglu": ("shazeer2020glu",),
+    },
+    "embedding": {
+        "scaled": (*VANILLA, *TIED),
+        "scaled_bias": (*VANILLA, *TIED, "keskar2019ctrl"),
+        "scaled_softcap": (*VANILLA, *TIED, *GEMMA2),
+        "tied": TIED,
+        "tied_norm": (*TIED, "lescao2022bloom"),
+        "untied": NONE,
+    },
+    "init": {
+        "normal": ("radford2018gpt",),
+        "scaled": GPT2,
+        "trunc": OLMO2,
+        "xavier": ("glorot2010xavier",),
+    },
+    "arch": {
+        "bloom": ("lescao2022bloom",),
+        "ctrl": ("keskar2019ctrl",),
+        "falcon": FALCON,
+        "gemma2": GEMMA2,
+        "gpt1": ("radford2018gpt",),
+        "gpt2": GPT2,
+        "gpt_neox": (*NEOX, *PYTHIA),
+        "llama": LLAMA,
+        "llama2": LLAMA2,
+        "llama3": LLAMA3,
+        "mistral": ("jiang2023mistral",),
+        "olmo2": OLMO2,
+        "opt": ("zhang2022opt",),
+        "vanilla": VANILLA,
+    },
+    "size": {
+        **dict.fromkeys(("pico", "nano", "micro", "mini", "small"), NONE),
+        **dict.fromkeys(("gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl"), GPT2),
+        **dict.fromkeys(("llama_7b", "llama_13b", "llama_33b", "llama_65b"), LLAMA),
+        **dict.fromkeys(("llama3_8b", "llama3_70b", "llama3_405b"), LLAMA3),
+        **dict.fromkeys((f"pythia_{size}" for size in ("70m", "160m", "410m", "1b", "1b4", "6b9")), PYTHIA),
+        **dict.fromkeys(("gemma2_2b", "gemma2_9b"), GEMMA2),
+        "bloom_7b": ("lescao2022bloom",),
+        "falcon_7b": FALCON,
+        "llama2_70b": LLAMA2,
+        "llama3_1b": NONE,  # Llama 3.2, which has no paper
+        "mistral_7b": ("jiang2023mistral",),
+        "olmo2_7b": OLMO2,
+        "tinyllama_1b": ("zhang2024tinyllama",),
+    },
+    "tokenizer": {"bpe": ("sennrich2016bpe", *GPT2), "byte": NONE, "char": NONE},
+    "optim": {"adamw": ("loshchilov2019adamw",)},
+    "schedule": {"constant": NONE, "cosine": ("loshchilov2017sgdr",), "linear": NONE, "wsd": ("hu2024minicpm",)},
+}
+
+# Of what is no option of a group.
+MAX_T: Keys = ("hothorn2008simultaneous", "hasler2008heteroscedasticity")
+MODERATION: Keys = ("smyth2004moderated", "horn1975heteroscedastic")
+DEGREES_OF_FREEDOM: Keys = ("satterthwaite1946",)
+EQUIVALENCE: Keys = ("schuirmann1987equivalence",)
+SENSITIVITY: Keys = ("wortsman2023proxies",)
+Z_LOSS: Keys = ("chowdhery2022palm",)
+DESIGNS: dict[str, Keys] = {
+    "factorial": ("box2005experimenters",),
+    "depth": ("xiong2020layernorm", "wang2022deepnet"),
+    "context": ("press2022alibi",),
+}
+
+
+def sources(group: str, option: str) -> Keys:
+    """What to cite for an option of a config group; nothing for one that is not ours."""
+    return SOURCES.get(group, {}).get(option, NONE)
+
+
+@cache
+def entries() -> dict[str, str]:
+    """Every entry of references.bib, by its key."""
+    return {entry[1]: entry[0] for entry in re.finditer(r"^@\w+\{(\S+),$.*?^\}$", FILE.read_text(), re.M | re.S)}
+
+
+def bibliography(keys: Iterable[str]) -> str:
+    """The BibTeX of these keys, each once and in the order of the alphabet."""
+    return "\n\n".join(entries()[key] for key in sorted(set(keys))) + "\n"

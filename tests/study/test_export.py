@@ -401,6 +401,23 @@ def test_overwrite_replaces_an_export_and_nothing_else(result: Result, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["paper"]
 
 
+def test_overwrite_replaces_no_folder_that_holds_no_export(result: Result, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="holds no export that --overwrite could replace; name another folder"):
+        write_export(result, tmp_path, overwrite=True)
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_export_goes_where_a_link_leads(result: Result, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    write_export(result, tmp_path / "link")
+    write_export(result, tmp_path / "link", overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there" / "runs.csv").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
+
+
 def test_a_file_in_the_place_of_the_folder_is_refused(result: Result, tmp_path: Path) -> None:
     (tmp_path / "paper").write_text("mine")
     with pytest.raises(ConfigError, match="is a file; name a folder"):

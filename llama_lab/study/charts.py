@@ -178,7 +178,7 @@ def differences(rows: list[Row], title: str, axis: str) -> go.Figure:
     )
     shared = set.intersection(*(set(row.label.split(",")) for row in rows)) if rows else set()
     height = ROW_HEIGHT if len(rows) <= MOST_HIGH_ROWS else LOW_ROW_HEIGHT
-    lift = {**LABEL, "yshift": height / 3}
+    lift = {**LABEL, "yshift": height / 3 + 3}
     labels = [{**lift, "text": _label(row, shared, least), "y": i} for i, row in enumerate(rows)]
     right = {**lift, "x": 1, "xanchor": "right", "bgcolor": "rgba(0,0,0,0)"}
     beyond = [(i, row) for i, row in enumerate(rows) if row.ends[1] > most]

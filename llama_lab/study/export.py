@@ -33,11 +33,14 @@ def check_export(folder: Path, overwrite: bool) -> None:
     """Raise ConfigError unless an export can take the place of `folder`: of nothing, or, told so, of another export."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--export {folder}: is a file; name a folder")
-    held = _files(folder)
-    if held and not overwrite:
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not overwrite:
         raise ConfigError(f"--export {folder}: is not empty; name another folder, or add --overwrite")
-    listed = (folder / CONTENTS).read_text(encoding="utf-8").splitlines() if CONTENTS in held else []
-    if strange := sorted(held - {CONTENTS, *listed}):
+    contents = folder / CONTENTS
+    if not contents.exists():
+        raise ConfigError(f"--export {folder}: holds no export that --overwrite could replace; name another folder")
+    if strange := sorted(_files(folder) - {CONTENTS, *contents.read_text(encoding="utf-8").splitlines()}):
         raise ConfigError(
             f"--export {folder}: holds {strange[0]}, which no export wrote and --overwrite would delete; name another "
             "folder"
@@ -162,7 +165,7 @@ def _listed(files: Iterable[str]) -> Iterator[str]:
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
     """An empty folder beside `folder`, which takes its place at the end, unless writing failed: then it is deleted."""
-    folder = folder.absolute()
+    folder = folder.resolve()  # where a link leads
     fresh, old = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
     for left in (fresh, old):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)

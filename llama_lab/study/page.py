@@ -44,6 +44,10 @@ class Chart:
     @property
     def json(self) -> Markup:
         """The figure for Plotly.js; Plotly escapes what would end a script element."""
+        hidden = self.hidden
+        for trace in self.figure.data:
+            if trace.meta and trace.meta["arm"] in hidden:
+                trace.visible = False
         return Markup(self.figure.to_json())
 
     @property

@@ -359,7 +359,7 @@ def _term_columns(levels: Sequence[dict[str, int]]) -> dict[Term, Columns]:
 
 
 def _estimable(blocks: Columns, columns: dict[Term, Columns]) -> tuple[list[Term], dict[Term, list[Term]]]:
-    """The terms that can be told apart, in order of preference, and for each those that cannot be told from it."""
+    """The terms that can be told apart, in order of preference, and for each those that it is aliased with."""
     kept: list[Term] = []
     aliases: dict[Term, list[Term]] = {}
     design = blocks

@@ -346,7 +346,7 @@ def unfinished() -> Result:
     """No run came to its end."""
     found = ladder()
     arms = tuple(
-        ArmResult(arm.arm, None, tuple(replace(trial, status="failed") for trial in arm.trials), None, None)
+        ArmResult(arm.arm, (), tuple(replace(trial, status="failed") for trial in arm.trials), None, None)
         for arm in found.arms
     )
     divergences = tuple(Divergence(arm.name, 1, "failed", math.nan, "killed") for arm in arms)

@@ -209,8 +209,16 @@ def test_methods_tell_of_tuned_learning_rates(tmp_path: Path) -> None:
     synthetic.write_study(tmp_path, {"a": 0.0, "b": -0.1}, SEEDS, rates=(1e-3, 2e-3, 4e-3), best_rates={"b": 4e-3})
     text = prose(analysed(tmp_path))
     assert "each of the learning rates 0.001, 0.002, 0.004." in text
-    assert "0.002 for a, 0.004 for b" in text
+    assert "0.002 for a; 0.004 for b" in text
     assert "not tuned" not in text
+
+
+def test_methods_tell_of_tuning_seeds(tmp_path: Path) -> None:
+    best = {"b": 4e-3}
+    synthetic.write_study(tmp_path, {"a": 0, "b": 0}, SEEDS, rates=(1e-3, 2e-3, 4e-3), best_rates=best, tuned=True)
+    text = prose(analysed(tmp_path))
+    assert "on a tuning seed of its own" in text
+    assert "Tried were 0.001, 0.002, 0.004; chosen were 0.002 for a; 0.004 for b." in text
 
 
 def test_methods_of_runs_that_never_began_claim_nothing_of_them(tmp_path: Path) -> None:
@@ -399,6 +407,23 @@ def test_overwrite_replaces_an_export_and_nothing_else(result: Result, tmp_path:
         write_export(result, folder, overwrite=True)
     assert (folder / "tables" / "mine.txt").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["paper"]
+
+
+def test_overwrite_replaces_no_folder_that_holds_no_export(result: Result, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="holds no export that --overwrite could replace; name another folder"):
+        write_export(result, tmp_path, overwrite=True)
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_export_goes_where_a_link_leads(result: Result, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    write_export(result, tmp_path / "link")
+    write_export(result, tmp_path / "link", overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there" / "runs.csv").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(result: Result, tmp_path: Path) -> None:

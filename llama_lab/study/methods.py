@@ -137,8 +137,9 @@ def _arms(result: Result) -> list[Sentence]:
 
 
 def _seeds(result: Result) -> list[Sentence]:
-    by_arm = {arm.name: [trial for trial in result.trials if trial.arm == arm.name] for arm in result.arms}
-    seeds = [", ".join(map(str, sorted({t.seed for t in by_arm[trial.arm]}))) for trial in result.trials]
+    judged = [trial for arm in result.arms for trial in arm.trials]
+    by_arm = {arm.name: ", ".join(map(str, sorted({trial.seed for trial in arm.trials}))) for arm in result.arms}
+    seeds = [by_arm[trial.arm] for trial in judged]
     ends: dict[str, int] = {}
     for trial in result.trials:
         ends[trial.status] = ends.get(trial.status, 0) + 1
@@ -146,7 +147,7 @@ def _seeds(result: Result) -> list[Sentence]:
     finished = f"{ends.get('done', 0)} of {count(len(result.trials), 'run')} finished" + (
         f" ({others})" if others else ""
     )
-    return [(f"Seeds are {_told(result.trials, seeds)}; {finished}.",), _pairing(result.trials)]
+    return [(f"Seeds are {_told(judged, seeds)}; {finished}.",), _pairing(result.trials)]
 
 
 def _pairing(trials: Sequence[Trial]) -> Sentence:

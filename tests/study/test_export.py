@@ -217,6 +217,7 @@ def test_methods_tell_of_tuning_seeds(tmp_path: Path) -> None:
     best = {"b": 4e-3}
     synthetic.write_study(tmp_path, {"a": 0, "b": 0}, SEEDS, rates=(1e-3, 2e-3, 4e-3), best_rates=best, tuned=True)
     text = prose(analysed(tmp_path))
+    assert "Seeds are 1, 2, 3; 24 of 24 runs finished." in text
     assert "on a tuning seed of its own" in text
     assert "Tried were 0.001, 0.002, 0.004; chosen were 0.002 for a; 0.004 for b." in text
 

@@ -189,9 +189,11 @@ def _effects(result: Result, found: Mapping[str, Table]) -> Section:
 
 
 def _differences(result: Result, found: Mapping[str, Table]) -> Section:
+    is_long = result.study.is_chain and len(result.arms) > 2
+    ends = "; tested are the first step and, by a paired t-test of its own, the last arm" if is_long else ""
     kinds: tuple[tuple[charts.Against, str, str], ...] = (
         ("previous", "Change at each step", "Each arm against the one before. "),
-        ("baseline", f"Change from {result.study.baseline}", f"Each arm against {result.study.baseline}. "),
+        ("baseline", f"Change from {result.study.baseline}", f"Each arm against {result.study.baseline}{ends}. "),
     )
     drawn: list[Chart] = []
     for against, title, caption in kinds:

@@ -145,14 +145,13 @@ def _not_significant(findings: Sequence[Finding], metric: Metric) -> list[str]:
     in_order = ", in this order" if 1 < len(unclear) <= MOST_LIMITS else ""
     have = sorted({f.difference.n for f in unclear})
     seeds = count(have[0], "seed") if len(have) == 1 else f"{have[0]} to {have[-1]} seeds"
-    changes = [f.difference for f in unclear]
-    limits = [number(max(-d.low, d.high), decimals(d.low, d.high)) for d in changes]
+    limits = [(max(-d.low, d.high), decimals(d.low, d.high)) for d in (f.difference for f in unclear)]
     if len(unclear) > MOST_LIMITS:  # of each the table tells
-        limits = [max(limits, key=float)]
+        limits = [max(limits)]
     names = conjoin([f.name for f in unclear])
     sentences = [
         f"{names} {_are(unclear)} not significant with {seeds}; {_its(unclear)} changing the loss by more than "
-        f"{conjoin(limits)} {UNITS[metric]} is excluded{in_order}."
+        f"{conjoin([number(limit, digits) for limit, digits in limits])} {UNITS[metric]} is excluded{in_order}."
     ]
     if len(unclear) <= MOST_LIMITS and (
         needed := [seed_range(f.comparison.seeds_needed) for f in unclear if f.comparison and f.comparison.seeds_needed]

@@ -42,7 +42,7 @@ def confounds(
     """
     begun = [trial for trial in trials if trial.status != NOT_BEGUN]
     return (
-        *_unfinished(trials),
+        *_unfinished(study, trials),
         *_missing_seeds(arms),
         *_single_seeds(arms),
         *unequal_surroundings(begun),
@@ -62,9 +62,12 @@ def confounds(
     )
 
 
-def _unfinished(trials: Sequence[Trial]) -> Iterator[str]:
-    for status in sorted({trial.status for trial in trials} - {"done"}):
-        runs = [trial for trial in trials if trial.status == status]
+def _unfinished(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
+    """All but tuning runs that diverged: these have told what they were to tell of their learning rate."""
+    members = (member for arm in study.arms for member in arm.members)
+    told = [t for m, t in zip(members, trials, strict=True) if m.tunes is None or t.status != "diverged"]
+    for status in sorted({trial.status for trial in told} - {"done"}):
+        runs = [trial for trial in told if trial.status == status]
         yield f"{count(len(runs), 'run')} did not finish ({status}): {named(runs, ())}."
 
 

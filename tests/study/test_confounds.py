@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,16 @@ RATES = (1e-3, 2e-3, 4e-3)
 
 def test_a_clean_study_of_learning_rates_has_no_remark(tmp_path: Path) -> None:
     assert warnings_of(tmp_path, nothing, rates=RATES, tuned=True, design="learning_rate") == []
+
+
+def test_a_tuning_run_that_diverged_is_no_fault(tmp_path: Path) -> None:
+    def plant(folder: Path, study: Study, status: str) -> None:
+        plant_end(run_folder(folder, study, "rmsnorm", 1002, 4e-3), status, "nan", 5)
+
+    tuned = partial(warnings_of, rates=RATES, tuned=True, design="learning_rate")
+    assert tuned(tmp_path / "diverged", partial(plant, status="diverged")) == []
+    (found,) = tuned(tmp_path / "failed", partial(plant, status="failed"))
+    assert found == "1 run did not finish (failed): rmsnorm-lr=0.004/seed=1002."
 
 
 def test_rates_that_were_chosen_on_the_runs_that_are_compared_are_named(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_tuning_run_that_diverged_is_no_fault(tmp_path: Path) -> None:
 
     tuned = partial(warnings_of, rates=RATES, tuned=True, design="learning_rate")
     assert tuned(tmp_path / "diverged", partial(plant, status="diverged")) == []
-    (found,) = tuned(tmp_path / "failed", partial(plant, status="failed"))
+    found, *_ = tuned(tmp_path / "failed", partial(plant, status="failed"))
     assert found == "1 run did not finish (failed): rmsnorm-lr=0.004/seed=1002."
 
 

@@ -14,6 +14,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 
+from llama_lab import faults
 from llama_lab.cli import eval_command, train_command
 from llama_lab.config import override_key
 
@@ -122,6 +123,12 @@ def run_train(environment: dict[str, str], tmp_path_factory: pytest.TempPathFact
 Command = Callable[..., Ran]
 
 
+@pytest.fixture(autouse=True)
+def forget_components() -> None:
+    """What one test has built is no user's component in the next."""
+    faults._components.clear()
+
+
 @pytest.fixture
 def in_process(
     environment: dict[str, str],
@@ -135,7 +142,6 @@ def in_process(
         monkeypatch.delenv(name)
     for name in ("NETRC", "LLAMA_LAB_CACHE"):
         monkeypatch.setenv(name, environment[name])
-    monkeypatch.setattr("llama_lab.faults._components", set())  # those of other tests' commands
 
     def run(function: Callable[[], None], script: str, *overrides: str) -> Ran:
         for name in ("HYDRA_FULL_ERROR", "LLAMA_LAB_TRACEBACK"):  # the command sets them

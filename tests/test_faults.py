@@ -2,12 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from llama_lab import faults
 from tests.conftest import Command, Ran
 
 NORM = """import os
@@ -38,7 +36,7 @@ PLACE = f"users_lab/norm.py:{LINE}, in fail_at"
 
 
 @pytest.fixture
-def norm(tmp_path: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def norm(tmp_path: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The overrides of a run with a norm of the user's, which fails at the moment that FAIL_AT names."""
     package, conf = tmp_path / "package", tmp_path / "conf"
     (package / "users_lab").mkdir(parents=True)
@@ -46,8 +44,7 @@ def norm(tmp_path: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> It
     (conf / "norm").mkdir(parents=True)
     (conf / "norm" / "mine.yaml").write_text("# @package model.norm\n_target_: users_lab.norm.Norm\n_partial_: true\n")
     monkeypatch.syspath_prepend(package)
-    yield [f"--config-dir={conf}", *tiny, "norm=mine", "train.tokens=512", "arm=a"]
-    faults._components.discard("users_lab")
+    return [f"--config-dir={conf}", *tiny, "norm=mine", "train.tokens=512", "arm=a"]
 
 
 def assert_told(ran: Ran) -> None:

@@ -393,7 +393,8 @@ def test_a_kill_while_old_runs_are_cleared_lets_no_old_weights_in(study: Callabl
 def test_an_experiment_may_hold_a_study_but_not_a_seed(study: Callable[..., Ran], tmp_path: Path) -> None:
     (tmp_path / "my_conf" / "experiment").mkdir(parents=True)
     experiment = tmp_path / "my_conf" / "experiment" / "mine.yaml"
-    text = "# @package _global_\ndefaults:\n  - override /study: ladder\nstudy:\n  axes: [norm]\n  seeds: [4]\n"
+    text = "# @package _global_\ndefaults:\n  - override /study: ladder\nstudy:\n"
+    text += "  axes: [norm]\n  seeds: [4]\n  learning_rates: null\n"
     experiment.write_text(text + "name: ours\n")
     ran = study("--config-dir=my_conf", "experiment=mine", *SHORT)
     assert (ran.code, ran.err) == (0, "")

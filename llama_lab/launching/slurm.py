@@ -70,11 +70,15 @@ class SlurmJob(Execution):
         return 0.0 if seen.began is None else max(0.0, (seen.ended or time.time()) - seen.began)
 
     def has_ended(self) -> bool:
-        """Whether there is a result, or no job any more that could write one."""
+        """Whether there is a result, or no job any more that could write one.
+
+        Of a run that crashed, srun may bring the last lines after the result: they are there once its job is over.
+        """
         is_over = self.seen.state in ENDED or self.seen.job_id not in self._watch.jobs()
-        if self._has_result():
+        returned = self.returned()
+        if returned is not None and (is_over or returned[0] != JobStatus.FAILED):
             return True
-        if not is_over:
+        if not is_over and returned is None:
             self._over_since = None
         elif self._over_since is None:
             self._over_since = time.monotonic()

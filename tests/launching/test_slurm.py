@@ -2,21 +2,25 @@
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from hydra.core.utils import JobStatus
 
 from llama_lab.errors import ConfigError
 from llama_lab.launching import slurm, slurm_cluster
-from llama_lab.launching.slurm_cluster import Settings, Shape
+from llama_lab.launching.slurm_cluster import Seen, Settings, Shape
 from tests.conftest import TRAIN, RunTrain, last_of_each
 from tests.launching.conftest import Sweep, mark, status
 from tests.launching.tasks import PATIENCE, wait_for
@@ -199,7 +203,10 @@ def test_a_study_comes_to_its_report(run_train: RunTrain, tiny: list[str]) -> No
 
 
 @on_slurm
-def test_a_crash_of_one_run_is_told_with_its_last_lines_and_takes_nothing_else_down(sweep: Sweep) -> None:
+def test_a_crash_of_one_run_is_told_with_its_last_lines_and_takes_nothing_else_down(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "GRACE_SECONDS", 10.0)
     ran = sweep(*ON_SLURM, "train.prompt='odd raise'", "seed=1,2")
     log = Path("runs/llama/a/seed=1/output.log")
     assert ran.code == 1
@@ -207,6 +214,26 @@ def test_a_crash_of_one_run_is_told_with_its_last_lines_and_takes_nothing_else_d
     assert "  RuntimeError: fire" in ran.out, "of the traceback"
     assert "the last words" in (ran.cwd / log).read_text()
     assert status(ran, 2) == "done"
+
+
+def test_a_crashed_run_has_ended_when_its_job_has_and_not_with_its_result_since_srun_brings_its_last_lines_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "GRACE_SECONDS", 10.0)
+    seen = Seen("7_0", "RUNNING", "node1", "", time.time(), None, tmp_path)
+    watched = SimpleNamespace(jobs=lambda: {"7_0": seen}, files=lambda folder: set(os.listdir(folder)))
+    job = SimpleNamespace(run=SimpleNamespace(folder=SimpleNamespace(path=tmp_path / "run")))
+    execution = slurm.SlurmJob(cast(Any, job), seen, cast(Any, watched))
+    result = tmp_path / "0.result"
+    result.write_bytes(pickle.dumps((JobStatus.COMPLETED, None)))
+    assert execution.has_ended()
+    result.write_bytes(pickle.dumps((JobStatus.FAILED, RuntimeError("fire"))))
+    assert not execution.has_ended()
+    monkeypatch.setattr(slurm, "GRACE_SECONDS", 0.0)
+    assert execution.has_ended(), "for a job that stays, nobody waits for ever"
+    monkeypatch.setattr(slurm, "GRACE_SECONDS", 10.0)
+    seen = replace(seen, state="FAILED", ended=time.time())
+    assert execution.has_ended()
 
 
 @on_slurm

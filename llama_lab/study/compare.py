@@ -36,13 +36,13 @@ def compare(
     folder. overwrite: an earlier export. Raises ConfigError for a path without runs, runs that the grouping does not
     tell apart, or an `export` that holds other files.
     """
-    if export is None:
-        _report(paths, group_by, baseline, out, title, trust)
-        return
-    from .export import check_export, write_export  # draws with matplotlib, which takes a second to import
+    if export is not None:
+        from .export import check_export, write_export  # draws with matplotlib, which takes a second to import
 
-    check_export(export, overwrite)
-    write_export(_report(paths, group_by, baseline, out, title, trust), export, overwrite)
+        check_export(export, overwrite)
+    result = _report(paths, group_by, baseline, out, title, trust)
+    if export is not None:
+        write_export(result, export, overwrite)
 
 
 def _report(

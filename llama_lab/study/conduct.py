@@ -30,7 +30,7 @@ from .request import Composer, read_request, run_config
 from .speed import FILE as SPEED
 from .speed import StudySpeed
 from .trial import is_run
-from .tuning import at_best_rates, extended, state
+from .tuning import settle, state
 from .words import count
 
 
@@ -72,8 +72,8 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
     refuse_old_grid(plan)
     results: list[tuple[PlannedRun, JobReturn]] = []
     while True:
-        plan = extended(plan)
-        waiting = prepare(plan, overwrite, tried={run.member.folder for run, _ in results})
+        plan, judged = settle(plan)
+        waiting = prepare(plan, judged, overwrite, tried={run.member.folder for run, _ in results})
         if not waiting:
             return plan, results
         results += launch(waiting, launcher)
@@ -94,14 +94,13 @@ def measure(plan: Plan, launcher: Launcher) -> None:
         sys.stderr.write(f"failed: the arms' speeds could not be measured: {result._return_value}\n")
 
 
-def prepare(plan: Plan, overwrite: bool, tried: Collection[str] = ()) -> list[PlannedRun]:
+def prepare(plan: Plan, judged: Sequence[PlannedRun], overwrite: bool, tried: Collection[str]) -> list[PlannedRun]:
     """Write the study's record, and return the runs that can train now, their folders ready for them.
 
-    A run that is judged can as soon as its learning rate is known. tried: folders of runs that this command has started
+    judged: those of the judged runs whose learning rate is known. tried: folders of runs that this command has started
     before: one that crashed waits for the next. Raises ConfigError for runs with other settings than they have now,
     unless they may be overwritten.
     """
-    judged = at_best_rates(plan)
     known = {run.member.folder for run in judged}
     early = [run for run in plan.runs if run.member.folder not in known and is_run(run.run.folder.path)]
     if early and not overwrite:

@@ -100,7 +100,7 @@ def write_figures(result: Result, folder: Path) -> None:
 
 
 def steps(result: Result) -> Figure | None:
-    """What each step was worth."""
+    """The change at each step."""
     return _forest(charts.difference_rows(result, "previous"), result)
 
 
@@ -284,7 +284,7 @@ SEEDS = "Bars: 95% intervals over seeds."
 
 # Each figure with its caption.
 FIGURES: dict[Callable[[Result], Figure | None], str] = {
-    steps: f"What each step was worth: mean over seeds of the paired difference to the step before. {INTERVALS}",
+    steps: f"Change at each step: mean over seeds of the paired difference to the step before. {INTERVALS}",
     differences: f"Mean over seeds of the paired difference to the baseline. {INTERVALS}",
     effects: "Main effects, the change as one axis goes to its other level, averaged over all settings of the others, "
     f"and interactions, half the change of one effect as the other axis goes over. {INTERVALS}",

@@ -33,32 +33,25 @@ def state(planned: PlannedRun, plan: Plan) -> State:
     return known.get(status["status"], "unfinished")
 
 
-def at_best_rates(plan: Plan) -> list[PlannedRun]:
-    """The runs that are judged, each at the best learning rate of its tuning runs; none that still waits for these."""
+def settle(plan: Plan) -> tuple[Plan, list[PlannedRun]]:
+    """What tuning has told so far, from one reading of its runs.
+
+    The plan, with another tuning run wherever it is to go on beyond an end of its grid; and the runs that are judged,
+    each at its best learning rate, without those that still wait for it.
+    """
     if not plan.rates:
-        return plan.runs
-    found = []
+        return plan, plan.runs
+    arms, judged = [], []
     for arm in plan.arms:
         tuning = tuning_by_seed(arm)
         for run in arm.runs:
-            losses = final_losses(tuning[run.member.seed], plan)
-            if losses and next_rate(losses, plan) is None:
-                found.append(arm.at(replace(run.member, learning_rate=best_rate(losses))))
-    return by_seed(found)
-
-
-def extended(plan: Plan) -> Plan:
-    """The plan with the tuning runs that it takes to go on where the best learning rate is an end of its grid."""
-    arms = []
-    for arm in plan.arms:
-        further: list[PlannedRun] = []
-        for tunes, runs in tuning_by_seed(arm).items():
-            seed = runs[0].member.seed
+            runs = tuning[run.member.seed]
             while (losses := final_losses(runs, plan)) and (rate := next_rate(losses, plan)):
-                runs.append(arm.at(tuning_member(arm.variant.name, rate, seed, tunes)))
-                further.append(runs[-1])
-        arms.append(replace(arm, tuning=(*arm.tuning, *further)))
-    return with_arms(plan, arms)
+                runs.append(arm.at(tuning_member(arm.variant.name, rate, runs[0].member.seed, run.member.seed)))
+            if losses:
+                judged.append(arm.at(replace(run.member, learning_rate=best_rate(losses))))
+        arms.append(replace(arm, tuning=tuple(run for runs in tuning.values() for run in runs)))
+    return with_arms(plan, arms), by_seed(judged)
 
 
 def next_rate(losses: Losses, plan: Plan) -> float | None:

@@ -2,36 +2,31 @@
 
 import argparse
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import hydra
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 
-from llama_lab.arguments import readable
-from llama_lab.config import CONF_DIR, flatten, override_key, register_resolvers
-from llama_lab.errors import FAILED, INTERRUPTED, USER_ERROR, ConfigError, FinishedRunError, RunFailedError, suggestion
-from llama_lab.faults import users_faults_told
+from llama_lab.config.arguments import readable
+from llama_lab.config.components import CONF_DIR, override_key, register_resolvers
+from llama_lab.config.faults import users_faults_told
+from llama_lab.config.keys import groups
+from llama_lab.config.messages import USER_ERRORS, exit_with, one_line
+from llama_lab.config.value_types import check_kinds, default_settings
+from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
 from llama_lab.files import disk_errors_told
-from llama_lab.job import check_complete, check_devices, check_job, check_launcher, plan_job
-from llama_lab.keys import groups, homes, nearest, options
-from llama_lab.kinds import check_kinds, default_settings
+from llama_lab.training.prepare import check_complete, check_devices, check_job, check_launcher, plan_job
 
 if TYPE_CHECKING:
-    from llama_lab.training.folder import RunFolder
+    from llama_lab.runs.folder import RunFolder
     from llama_lab.training.run import Run
-
-USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
 
 
 def train_command() -> None:
@@ -106,8 +101,8 @@ def compare_command() -> None:
     args = parser.parse_args()
     if args.overwrite and not args.export:
         exit_with(ConfigError("--overwrite: replaces an earlier export; name its folder with --export"))
-    from llama_lab.study.compare import compare  # takes seconds to import
-    from llama_lab.trust import Trust
+    from llama_lab.config.trust import Trust
+    from llama_lab.study.report.compare import compare  # takes seconds to import
 
     try:
         with disk_errors_told(f"--out {args.out or 'comparison'}"):
@@ -189,8 +184,8 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     if cfg.measure:
         measure(run)
         return
-    from llama_lab.training.display import print_result
-    from llama_lab.training.hardware import current_rank
+    from llama_lab.devices.hardware import current_rank
+    from llama_lab.display import print_result
     from llama_lab.training.run import train  # after the checks: torch and lightning take seconds to import
 
     outcome = train(run)
@@ -206,10 +201,10 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
 
 def measure(job: "Run") -> None:
     """Measure the speeds of a study's arms, and write its report again."""
+    from llama_lab.config.trust import Trust
+    from llama_lab.devices.hardware import current_rank
     from llama_lab.study.measure import measure_study
-    from llama_lab.study.report import write_report
-    from llama_lab.training.hardware import current_rank
-    from llama_lab.trust import Trust
+    from llama_lab.study.report.write import write_report
 
     measure_study(job)
     if current_rank() == 0:
@@ -219,9 +214,9 @@ def measure(job: "Run") -> None:
 def print_plan(cfg: DictConfig) -> None:
     """Tell what a run would take, and train nothing."""
     check_job(cfg, HydraConfig.get().runtime.choices)
-    from llama_lab.training.plan_table import print_training_plan
-    from llama_lab.training.planner import plan_training  # after the checks: torch takes seconds to import
-    from llama_lab.training.run import quiet_libraries
+    from llama_lab.display import quiet_libraries
+    from llama_lab.estimate.estimate import plan_training  # after the checks: torch takes seconds to import
+    from llama_lab.estimate.table import print_training_plan
 
     quiet_libraries()
     print_training_plan(plan_training(cfg))
@@ -243,58 +238,3 @@ def closing_words(outcome: str, folder: "RunFolder") -> str:
 def wants_traceback() -> bool:
     """Whether the user set HYDRA_FULL_ERROR=1, before we did."""
     return os.environ["LLAMA_LAB_TRACEBACK"] == "1"
-
-
-def exit_with(error: BaseException, config: str = "config") -> NoReturn:
-    """Tell a user's error in one line, and exit. config: the name of the one that was being composed."""
-    sys.stderr.write(f"error: {one_line(error, config)}\n")
-    sys.exit(USER_ERROR)
-
-
-def one_line(error: BaseException, config: str = "config") -> str:
-    """What went wrong, naming the key, the value and the fix where Hydra knows them."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, option = error.missing_cfg_file.rpartition("/")
-        return (
-            f"{group}={option}: no such option{suggestion(option, error.options)}; choose {' | '.join(error.options)}"
-        )
-    message = str(error)
-    if isinstance(error, OverrideParseException):
-        reason = message.splitlines()[0]
-        return f"{error.override}: cannot be read, {reason}; write key=value, and quote what is special: 'key=[a,b]'"
-    if match := re.match(r"Could not override '([^'@]+)", message.removeprefix(f"In '{config}': ")):
-        return unknown_option(match[1]) if match[1] == "experiment" else unknown_key(match[1], config)
-    return " ".join(line.strip() for line in message.splitlines() if line.strip())
-
-
-def unknown_key(key: str, config: str) -> str:
-    """The message for a key or group that does not exist, with the choice that has it, or the nearest one that does."""
-    problem = f"{key}={typed_value(key)}: no such key"
-    if config != "config":
-        return f"{problem}{suggestion(key, known_keys(config))}; `--cfg job` shows them all, `--help` the groups"
-    if having := homes(key):
-        return f"{problem} here, it belongs to {' and '.join(having)}; choose that, or leave this out"
-    near = nearest(key, known_keys(config))
-    hint = f" (did you mean {near}?)" if near else ""
-    return f"{problem}{hint}; `--cfg job` shows them all, `--help` the groups"
-
-
-def unknown_option(group: str) -> str:
-    """The message for an option of a group that has none of our own."""
-    return f"{group}={typed_value(group)}: no such option; name the folder that holds {group}/ with --config-dir"
-
-
-def typed_value(key: str) -> str:
-    """What the command line sets a key to."""
-    return next((o.partition("=")[2] for o in sys.argv[1:] if override_key(o) == key), "")
-
-
-def known_keys(config: str) -> list[str]:
-    """Every key of the config as the command line's group choices compose it, and every group."""
-    typed = (o.partition("=") for o in sys.argv[1:])
-    ours = [(group, option) for group, _, option in typed if group in groups() and option in options(group)]
-    choices = [f"{group}={option}" for group, option in ours if config == "config"]
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        cfg = hydra.compose(config, overrides=choices)
-    return [*(groups() if config == "config" else []), *flatten(OmegaConf.to_container(cfg))]

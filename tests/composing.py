@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from torch import nn
 
-from llama_lab.config import CONF_DIR, build_model, register_resolvers
+from llama_lab.config.components import CONF_DIR, build_model, register_resolvers
 from llama_lab.model import Decoder
 
 register_resolvers()

@@ -14,9 +14,9 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 
-from llama_lab import faults
 from llama_lab.cli import eval_command, train_command
-from llama_lab.config import override_key
+from llama_lab.config import faults
+from llama_lab.config.components import override_key
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 

@@ -18,8 +18,8 @@ import torch
 import yaml
 from omegaconf import OmegaConf
 
-from llama_lab.config import CONF_DIR
-from llama_lab.training.run import open_dataset
+from llama_lab.config.components import CONF_DIR
+from llama_lab.data.open import open_dataset
 from tests.composing import decoder, options
 from tests.conftest import TRAIN, Command, Ran, last_of_each
 from tests.training.tiny import identical, repeatable, rows, trained_state

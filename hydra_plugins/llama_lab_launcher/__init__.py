@@ -12,8 +12,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 if TYPE_CHECKING:
+    from llama_lab.devices.hardware import Hardware
     from llama_lab.launching.engine import Engine
-    from llama_lab.training.hardware import Hardware
 
 # Engines are imported where they are made: it takes seconds, and Hydra loads plugins at every start.
 

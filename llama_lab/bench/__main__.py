@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
-from llama_lab.cli import exit_with
+from llama_lab.config.messages import exit_with
 from llama_lab.errors import ConfigError, suggestion
 
 COMPONENTS = ("norm", "ffn", "attention", "decoding", "caching")

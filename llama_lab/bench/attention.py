@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llama_lab.devices.memory import CLEAR, peak_memory_bytes, reset_peak_memory
 from llama_lab.evaluation.speed import inference
 from llama_lab.model.attention import reference_attention
-from llama_lab.training.memory import CLEAR, peak_memory_bytes, reset_peak_memory
 
 from .measurement import Measurement, measure, ratios
 

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from llama_lab.config import CONF_DIR, build
+from llama_lab.config.components import CONF_DIR, build
 from llama_lab.model.feedforward import GatedFeedForward
 
 from .measurement import Measurement, backward, measure

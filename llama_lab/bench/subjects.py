@@ -7,10 +7,10 @@ import hydra
 import torch
 from omegaconf import DictConfig
 
-from llama_lab.config import CONF_DIR, build_model, register_resolvers
+from llama_lab.config.components import CONF_DIR, build_model, register_resolvers
+from llama_lab.devices.hardware import choose_accelerator
 from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.model.generate import Step
-from llama_lab.training.hardware import choose_accelerator
 
 EAGER, COMPILED = "ours, eager", "ours, compiled"
 

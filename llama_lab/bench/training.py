@@ -18,16 +18,16 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import nn
 
-from llama_lab.config import CONF_DIR, build, build_model, register_resolvers
+from llama_lab.config.components import CONF_DIR, build, build_model, register_resolvers
 from llama_lab.data.module import TokenDataModule
+from llama_lab.data.open import open_dataset
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.data.windows import TrainWindows
+from llama_lab.display import open_display, quiet_libraries
 from llama_lab.model import measure_cost
+from llama_lab.runs.metrics import MetricsCSV
 from llama_lab.training.callbacks import SLOW_STEPS, Checkpointing, Monitor, StopRequest
-from llama_lab.training.display import open_display
-from llama_lab.training.metrics import MetricsCSV
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.run import open_dataset, quiet_libraries
 
 STEPS, ROUNDS = 43, 5
 

@@ -180,3 +180,11 @@ class BPETokenizer:
 def _finish(tokenizer: Tokenizer) -> TextTokenizer:
     tokenizer.add_special_tokens([END_OF_TEXT])
     return TextTokenizer(tokenizer)
+
+
+def encode_prompt(key: str, prompt: str, tokenizer: TextTokenizer) -> list[int]:
+    """The ids of the prompt that setting `key` holds. Raises ConfigError for text that the tokenizer has no ids for."""
+    try:
+        return tokenizer.encode(prompt)
+    except ConfigError as error:
+        raise ConfigError(f"{key}={prompt}: {error}") from None

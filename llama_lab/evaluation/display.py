@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from llama_lab.training.display import VISIBLE
+from llama_lab.display import VISIBLE
 from llama_lab.units import in_bytes
 
 QUARTER = 4

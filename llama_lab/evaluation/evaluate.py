@@ -9,16 +9,16 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from llama_lab.config.trust import Trust
+from llama_lab.config.value_types import is_kind
 from llama_lab.data.tokens import TokenDataset
+from llama_lab.devices.hardware import Hardware, choose_hardware
+from llama_lab.display import quiet_libraries
 from llama_lab.errors import ConfigError, suggestion
-from llama_lab.kinds import is_kind
 from llama_lab.model import Decoder
-from llama_lab.training.folder import EVALUATION, STATUS, RunFolder
-from llama_lab.training.hardware import Hardware, choose_hardware
-from llama_lab.training.length import batch_tokens, check_multiples, evaluating_on, evaluation, surroundings
-from llama_lab.training.run import quiet_libraries
-from llama_lab.trust import Trust
+from llama_lab.runs.folder import EVALUATION, STATUS, RunFolder
 
+from .lengths import batch_tokens, check_multiples, evaluating_on, evaluation, surroundings
 from .load import TrainedRun, load_run, reading
 from .memory import cache_losses, cache_sizes
 from .speed import generation_speed

@@ -8,16 +8,16 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from llama_lab.config import build_model
+from llama_lab.config.components import build_model
+from llama_lab.config.trust import Trust, read_stored
+from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import TextTokenizer
 from llama_lab.data.tokens import TokenDataset
+from llama_lab.display import open_display
 from llama_lab.errors import ConfigError, first_line
 from llama_lab.model import Decoder
-from llama_lab.training.checkpoint import read_checkpoint
-from llama_lab.training.display import open_display
-from llama_lab.training.folder import RESOLVED, TOKENIZER, RunFolder
-from llama_lab.training.run import open_dataset
-from llama_lab.trust import Trust, read_stored
+from llama_lab.runs.checkpoint import read_checkpoint
+from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
 
 ENVIRONMENT = "environment.json"
 PARTS = ("data", "model", "tokenizer", "train", "trainer")  # of a config, that an evaluation reads
@@ -27,7 +27,7 @@ PARTS = ("data", "model", "tokenizer", "train", "trainer")  # of a config, that 
 class TrainedRun:
     """A run's config, tokenizer, and model with the weights of its last checkpoint, after `step` optimizer steps.
 
-    facts: environment.json, see `llama_lab/study/trial.py`.
+    facts: environment.json, see `llama_lab/runs/record.py`.
     """
 
     folder: RunFolder

@@ -9,7 +9,8 @@ import torch
 from llama_lab.data.windows import Tokens
 from llama_lab.model import Decoder
 from llama_lab.model.cost import kv_bytes
-from llama_lab.training.length import sums_by_position
+
+from .lengths import sums_by_position
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from omegaconf import DictConfig
 
-from llama_lab.data.tokenizer import TextTokenizer
+from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
+from llama_lab.display import VISIBLE
 from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.model.generate import check_prompts
-from llama_lab.training.display import VISIBLE
-from llama_lab.training.run import encode_prompt
 
 from .load import TrainedRun
 

@@ -8,10 +8,10 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig
 
-from llama_lab.config import override_key
+from llama_lab.config.components import override_key
+from llama_lab.devices.hardware import Hardware
 from llama_lab.errors import ConfigError, RunFailedError
-from llama_lab.training.folder import OUTPUT, held
-from llama_lab.training.hardware import Hardware
+from llama_lab.runs.folder import OUTPUT, held
 
 from .jobs import Job
 

@@ -9,9 +9,9 @@ from hydra.core.singleton import Singleton
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from llama_lab.job import plan_job
-from llama_lab.study.request import run_config
-from llama_lab.training.hardware import Hardware
+from llama_lab.devices.hardware import Hardware
+from llama_lab.study.design.parsing import run_config
+from llama_lab.training.prepare import plan_job
 from llama_lab.training.run import Run, check_folder
 
 from .task import Function, Task

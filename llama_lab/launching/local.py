@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 import torch
 from omegaconf import DictConfig
 
+from llama_lab.devices.hardware import Hardware, choose_accelerator, choose_hardware, usable_cores
 from llama_lab.errors import ConfigError
-from llama_lab.training.hardware import Hardware, choose_accelerator, choose_hardware, usable_cores
 
 from .engine import Engine, Execution, with_devices
 from .jobs import Job

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llama_lab.training.folder import STATUS
-from llama_lab.training.metrics import COLUMNS
+from llama_lab.runs.folder import STATUS
+from llama_lab.runs.metrics import COLUMNS
 from llama_lab.training.run import Run
 
 TAIL = 4096  # bytes of metrics.csv, some twenty rows

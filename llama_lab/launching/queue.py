@@ -6,7 +6,7 @@ from collections import Counter
 
 from hydra.core.utils import JobReturn, JobStatus
 
-from llama_lab.cli import USER_ERRORS, one_line
+from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.errors import FinishedRunError, RunFailedError
 from llama_lab.training.callbacks import StopRequest
 from llama_lab.units import duration

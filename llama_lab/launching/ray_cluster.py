@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from llama_lab.devices.hardware import usable_cores
 from llama_lab.errors import ConfigError, first_line
-from llama_lab.training.hardware import usable_cores
 
 from .slots import setting_error
 

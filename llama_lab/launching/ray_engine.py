@@ -11,9 +11,9 @@ import torch
 from hydra.core.utils import JobStatus
 from omegaconf import DictConfig
 
+from llama_lab.devices.hardware import Hardware, choose_accelerator, choose_hardware, hardware_elsewhere
 from llama_lab.errors import ConfigError, first_line
-from llama_lab.training.folder import OUTPUT
-from llama_lab.training.hardware import Hardware, choose_accelerator, choose_hardware, hardware_elsewhere
+from llama_lab.runs.folder import OUTPUT
 
 from .child import End, Origin
 from .engine import Engine, Execution, with_devices

@@ -21,11 +21,11 @@ from typing import Any
 from hydra.core.utils import JobStatus
 from omegaconf import DictConfig
 
+from llama_lab.devices.hardware import Hardware, hardware_elsewhere
 from llama_lab.errors import ConfigError
-from llama_lab.study.request import run_config
-from llama_lab.training import environment
-from llama_lab.training.folder import CHANGEABLE, OUTPUT, changes, settled
-from llama_lab.training.hardware import Hardware, hardware_elsewhere
+from llama_lab.runs import environment
+from llama_lab.runs.folder import CHANGEABLE, OUTPUT, changes, settled
+from llama_lab.study.design.parsing import run_config
 
 from .engine import Engine, Execution
 from .jobs import Job

@@ -66,7 +66,7 @@ def modified(file: Path) -> int | None:
 
 def run_task(file: Path, is_first: bool) -> tuple[Any, Any]:
     """Run the task in `file`; its status, and its return value or error."""
-    from llama_lab.training.folder import RESOLVED
+    from llama_lab.runs.folder import RESOLVED
 
     from .task import Task
     from .worker import run

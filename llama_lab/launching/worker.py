@@ -17,7 +17,7 @@ from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from omegaconf.basecontainer import BaseContainer
 
-from llama_lab.config import register_resolvers
+from llama_lab.config.components import register_resolvers
 from llama_lab.errors import INTERRUPTED, ConfigError, RunFailedError
 from llama_lab.files import replacing
 

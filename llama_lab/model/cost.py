@@ -13,7 +13,7 @@ Nothing is computed: a decoder built under `torch.device("meta")` answers for an
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -211,3 +211,11 @@ def check_uses(model: Decoder) -> None:
                 f"{name}: {class_name(user)} uses a {type(unit).__name__} {used / tokens.numel():g} times per token, "
                 f"where once is counted; give it {HOOKS}"
             )
+
+
+def cost_metrics(cost: Cost) -> dict[str, float]:
+    """A model's costs under the names that summaries and dashboards use."""
+    costs = asdict(cost)
+    costs["kv_cache/bytes_per_token"] = costs.pop("kv_bytes_per_token")
+    costs["kv_cache/bytes"] = costs.pop("kv_bytes")
+    return costs

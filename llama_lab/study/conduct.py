@@ -13,25 +13,25 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
+from llama_lab.config.faults import OURS
+from llama_lab.config.trust import Trust, targets
+from llama_lab.devices.hardware import current_rank
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
-from llama_lab.faults import OURS
-from llama_lab.job import plan_job
-from llama_lab.training.folder import CHANGEABLE, held
-from llama_lab.training.hardware import current_rank
+from llama_lab.formatting import count
+from llama_lab.runs.folder import CHANGEABLE, held
+from llama_lab.runs.record import is_run
+from llama_lab.study.design.dry_run import print_plan
+from llama_lab.study.design.parsing import Composer, read_request, run_config
+from llama_lab.study.design.plan import Plan, PlannedRun, plan_study, quoted
+from llama_lab.study.design.tuning import settle, state
+from llama_lab.training.prepare import plan_job
 from llama_lab.training.run import train
-from llama_lab.trust import Trust, targets
 
-from .dry_run import print_plan
 from .measure import finished_run, measure_study
-from .plan import Plan, PlannedRun, plan_study, quoted
 from .progress import Progress
-from .record import FILE, SUMMARY, Study
-from .request import Composer, read_request, run_config
 from .speed import FILE as SPEED
 from .speed import StudySpeed
-from .trial import is_run
-from .tuning import settle, state
-from .words import count
+from .study import FILE, SUMMARY, Study
 
 
 def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) -> None:
@@ -51,13 +51,15 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
         plan, results = train_all(plan, launcher, request.overwrite)
         if request.measure_speed:
             measure(plan, launcher)
-        from .report import write_report  # after the runs, and not in each of them: SciPy and Plotly take a second
+        from llama_lab.study.report.write import (
+            write_report,  # after the runs, and not in each of them: SciPy and Plotly take a second
+        )
 
         named = (OmegaConf.to_container(run.run.cfg) for run in plan.runs)  # what tunes them names nothing else
         result = write_report(plan.folder, Trust(targets=frozenset(t for cfg in named for t in targets(cfg))))
     tell_failures(results)
     if results and cfg.logger.wandb:
-        from .dashboard import log_report
+        from llama_lab.study.report.dashboard import log_report
 
         log_report(result, plan.folder, cfg.logger)
     if any(run.status != "diverged" or not run.is_tuning for run in result.divergences):

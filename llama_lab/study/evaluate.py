@@ -6,16 +6,16 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from llama_lab.config.trust import Trust
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.display import print_evaluation
 from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.evaluation.plot import plot_evaluation
-from llama_lab.trust import Trust
+from llama_lab.runs.record import is_run
+from llama_lab.study.report.compare import run_folders
+from llama_lab.study.report.write import write_report
 
-from .compare import run_folders
-from .record import FILE, Study
-from .report import write_report
-from .trial import is_run
+from .study import FILE, Study
 
 
 def evaluate_all(wanted: str, settings: DictConfig) -> bool:

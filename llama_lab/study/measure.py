@@ -10,23 +10,24 @@ from statistics import median
 
 import torch
 
-from llama_lab.config import build_model
+from llama_lab.config.components import build_model
+from llama_lab.config.trust import Trust, stored_config
 from llama_lab.data.module import TokenDataModule, micro_batches_per_step
+from llama_lab.data.open import open_dataset
 from llama_lab.data.tokens import TokenDataset
+from llama_lab.devices.hardware import check_started, current_rank
+from llama_lab.display import open_display, quiet_libraries
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.evaluate import place
 from llama_lab.evaluation.speed import NEW_TOKENS, decoding
+from llama_lab.runs.folder import RESOLVED, RunFolder
 from llama_lab.timing import time_in_turn
 from llama_lab.training.callbacks import SLOW_STEPS, StepTimes
-from llama_lab.training.display import open_display
-from llama_lab.training.folder import RESOLVED, RunFolder
-from llama_lab.training.hardware import check_started, current_rank
-from llama_lab.training.run import Run, build_module, leave_process_group, make_trainer, open_dataset, quiet_libraries
-from llama_lab.trust import Trust, stored_config
+from llama_lab.training.run import Run, build_module, leave_process_group, make_trainer
 
-from .record import FILE as STUDY
-from .record import Arm, Study
 from .speed import ArmSpeed, StudySpeed
+from .study import FILE as STUDY
+from .study import Arm, Study
 
 ROUNDS = 5
 STEPS = 3  # of training in a round that count

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from .trial import Trial
-from .words import enumerate_some
+from llama_lab.formatting import enumerate_some
+from llama_lab.runs.record import Trial
 
 MOST_NAMES = 8  # in one sentence
 MOST_KEYS = 4  # in one sentence

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from llama_lab.training.folder import RunFolder
+from llama_lab.runs.folder import RunFolder
 from llama_lab.training.run import Outcome, Run
 from llama_lab.units import duration
 
-from .record import Study
+from .study import Study
 
 
 class Progress:

@@ -5,12 +5,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config import flatten
-from llama_lab.training.folder import CHANGEABLE, belongs, settled
+from llama_lab.config.components import flatten
+from llama_lab.runs.folder import CHANGEABLE, belongs, settled
+from llama_lab.runs.record import Trial
 
 from .naming import by_value, disagreement, first_and_more, values_in
-from .record import Arm, Study
-from .trial import Trial
+from .study import Arm, Study
 
 # Settings that may differ: of where a run computes; of its name and seed, which pairing takes care of; of the model,
 # which is what arms are about; of the text and how much of it is read, since the hashes of data and tokenizer are

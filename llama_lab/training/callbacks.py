@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
+from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
+from llama_lab.devices.throughput import Speed, Stopwatch, synchronize
 from llama_lab.model import Cost
+from llama_lab.runs.checkpoint import discard, replace_checkpoint, stable
 
-from .checkpoint import discard, replace_checkpoint, stable
-from .memory import peak_memory_bytes, reset_peak_memory
 from .module import LanguageModel
-from .throughput import Speed, Stopwatch, synchronize
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SLOW_STEPS = 3  # steps of a process that no speed includes: kernels compile, caches fill

@@ -12,9 +12,8 @@ from urllib.parse import urlparse
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from llama_lab.files import replacing
-
-from .folder import WANDB_ID
-from .metrics import MetricsLogger
+from llama_lab.runs.folder import WANDB_ID
+from llama_lab.runs.metrics import MetricsLogger
 
 
 def wandb_mode() -> str:

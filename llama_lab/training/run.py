@@ -1,12 +1,10 @@
 """One run, from a composed config to a finished folder."""
 
-import logging
 import math
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,29 +13,31 @@ import torch
 from lightning.pytorch.loggers.logger import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config import build, build_model, model_cost, override_key
+from llama_lab.config.components import build, build_model, model_cost, override_key
+from llama_lab.config.faults import users_faults_told
 from llama_lab.data.module import TokenDataModule, micro_batches_per_step
-from llama_lab.data.tokenizer import TextTokenizer
+from llama_lab.data.open import open_dataset
+from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
 from llama_lab.data.tokens import TokenDataset
+from llama_lab.devices.hardware import Hardware, check_started, choose_hardware, current_rank
+from llama_lab.devices.strategy import make_plugins, make_strategy
+from llama_lab.devices.throughput import peak_flops
+from llama_lab.display import open_display, quiet_libraries
 from llama_lab.errors import ConfigError
-from llama_lab.faults import users_faults_told
+from llama_lab.evaluation.lengths import check_multiples, evaluation
 from llama_lab.files import disk_errors_told
-from llama_lab.model import Cost, Decoder, Sampling, generate
+from llama_lab.model import Decoder, Sampling, generate
+from llama_lab.model.cost import cost_metrics
+from llama_lab.runs.checkpoint import before, checkpoint_step, consolidate, discard, load_checkpoint, newest_whole
+from llama_lab.runs.environment import environment
+from llama_lab.runs.folder import EVALUATION, SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, held
+from llama_lab.runs.metrics import MetricsCSV, read_metrics
 
 from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monitor, StopRequest
-from .checkpoint import before, checkpoint_step, consolidate, discard, load_checkpoint, newest_whole
-from .display import Display, open_display
-from .environment import environment
-from .extension import tell_what_differs, with_earlier_warmup
-from .folder import EVALUATION, SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, held
-from .hardware import Hardware, check_started, choose_hardware, current_rank
-from .length import check_multiples, evaluation
 from .loggers import TensorBoard, WandbMetrics, log_hparams, start_wandb
-from .metrics import MetricsCSV, read_metrics
+from .longer_budget import tell_what_differs, with_earlier_warmup
 from .module import LanguageModel
 from .schedule import steps_alike
-from .strategy import make_plugins, make_strategy
-from .throughput import peak_flops
 
 MAX_TOKENS = 1e18  # so that whatever is counted fits into 64 bits
 Outcome = Literal["done", "diverged", "interrupted"]
@@ -221,38 +221,6 @@ def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
     return module
 
 
-def quiet_libraries() -> None:
-    """Silence Lightning's banners and tips: what a user needs to know of hardware and progress, we print."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it tells what it raises, too
-    warnings.filterwarnings("ignore", module="lightning.*")
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-
-
-def open_dataset(cfg: DictConfig, display: Display | None = None) -> TokenDataset:
-    """The token folder that `cfg` describes, built if need be, which `display` shows. Raises ConfigError."""
-    dataset = TokenDataset.open_or_build(
-        build(cfg.data.source, "data.source"),
-        build(cfg.tokenizer, "tokenizer"),
-        cfg.data.val_fraction,
-        cfg.data.cache_dir,
-        display.prepare if display else None,
-        cfg.data.get("val_tokens"),  # the config of an older run has none, nor any bound
-    )
-    if display and dataset.times:
-        display.tell(dataset.describe_build())
-    return dataset
-
-
-def encode_prompt(key: str, prompt: str, tokenizer: TextTokenizer) -> list[int]:
-    """The ids of the prompt that setting `key` holds. Raises ConfigError for text that the tokenizer has no ids for."""
-    try:
-        return tokenizer.encode(prompt)
-    except ConfigError as error:
-        raise ConfigError(f"{key}={prompt}: {error}") from None
-
-
 def run_facts(run: Run, dataset: TokenDataset, model: Decoder) -> dict[str, Any]:
     """What identifies a run in its summary and on dashboards."""
     kernels = sorted({layer.kernel for layer in model.attention_layers})
@@ -285,14 +253,6 @@ def token_to_position_ratio(model: Decoder, tokens: torch.Tensor) -> float | Non
     x = model.embedding(tokens[None])
     added = model.position.embed(x, torch.arange(len(tokens))) - x
     return float(x.norm() / added.norm()) if added.any() else None
-
-
-def cost_metrics(cost: Cost) -> dict[str, float]:
-    """A model's costs under the names that summaries and dashboards use."""
-    costs = asdict(cost)
-    costs["kv_cache/bytes_per_token"] = costs.pop("kv_bytes_per_token")
-    costs["kv_cache/bytes"] = costs.pop("kv_bytes")
-    return costs
 
 
 @contextmanager

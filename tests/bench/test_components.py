@@ -13,10 +13,10 @@ from llama_lab.bench.generation import generate_uncached, kv_computations, measu
 from llama_lab.bench.measurement import Measurement, backward, measurement_table, measurements_of, timing_text
 from llama_lab.bench.norm import layer_norm, rms_norm
 from llama_lab.bench.subjects import TINY
+from llama_lab.devices.memory import CLEAR
 from llama_lab.model import Sampling, generate
 from llama_lab.model.norm import LayerNorm, RMSNorm
 from llama_lab.timing import Timing
-from llama_lab.training.memory import CLEAR
 from tests.composing import lively
 from tests.composing import options as all_options
 

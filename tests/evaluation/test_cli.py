@@ -16,10 +16,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from llama_lab.arguments import literal
-from llama_lab.config import CONF_DIR
+from llama_lab.config.arguments import literal
+from llama_lab.config.components import CONF_DIR
 from llama_lab.evaluation import evaluate as evaluate_module
-from llama_lab.training.folder import RunFolder
+from llama_lab.runs.folder import RunFolder
 from tests.conftest import Command
 
 EVAL = Path(__file__).parents[2] / "eval.py"

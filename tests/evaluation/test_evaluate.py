@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.evaluate import evaluate
-from llama_lab.training.folder import RunFolder
+from llama_lab.runs.folder import RunFolder
 from tests.composing import eval_settings
 from tests.conftest import Ran
 

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.evaluate import check_done
 from llama_lab.evaluation.load import TrainedRun, load_run
-from llama_lab.training.folder import RESOLVED, RunFolder
+from llama_lab.runs.folder import RESOLVED, RunFolder
 
 LAST = Path("checkpoints/last.ckpt")
 Copied = Callable[[Path], Path]

@@ -10,7 +10,7 @@ from llama_lab.data.windows import Tokens
 from llama_lab.evaluation.memory import cache_dtypes, cache_losses, cache_sizes
 from llama_lab.model import Decoder
 from tests.composing import decoder, lively, options
-from tests.training.test_length import stream
+from tests.evaluation.test_lengths import stream
 
 MODELS = {
     "plain": ["attention=gqa"],

@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from llama_lab.cli import hydra_command
-from llama_lab.training.folder import RunFolder
+from llama_lab.runs.folder import RunFolder
 
 PATIENCE = 60  # seconds, on a busy machine
 

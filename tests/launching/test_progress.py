@@ -10,7 +10,7 @@ from rich.console import Console
 
 from llama_lab.launching.board import Board, Row, View
 from llama_lab.launching.progress import Progress, latest_metrics, queue_seconds_left, read_progress
-from llama_lab.training.metrics import MetricsCSV
+from llama_lab.runs.metrics import MetricsCSV
 from llama_lab.training.run import Run
 from tests.training.tiny import planned
 

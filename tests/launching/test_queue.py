@@ -15,7 +15,7 @@ import torch
 from omegaconf import OmegaConf
 
 from llama_lab.launching import child
-from llama_lab.training.folder import write_yaml
+from llama_lab.runs.folder import write_yaml
 from tests.composing import compose_config
 from tests.conftest import TRAIN, Ran
 from tests.launching.conftest import ON_CPU, Sweep, folder, mark, status

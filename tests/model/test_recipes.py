@@ -8,7 +8,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from llama_lab.config import CONF_DIR, build_model
+from llama_lab.config.components import CONF_DIR, build_model
 from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder
 from llama_lab.model.init import ResidualOutput

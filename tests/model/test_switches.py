@@ -7,10 +7,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from llama_lab.config import build_model, flatten
+from llama_lab.config.components import build_model, flatten
 from llama_lab.errors import ConfigError
-from llama_lab.job import check_complete
 from llama_lab.model import Decoder, measure_cost
+from llama_lab.training.prepare import check_complete
 from tests.composing import compose_config, decoder, options
 
 # What a group's options set: the component, and the size that belongs to it.

@@ -5,8 +5,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from llama_lab.study.record import Arm, Member, Study
-from llama_lab.study.result import (
+from llama_lab.runs.record import Trial
+from llama_lab.study.report.result import (
     ArmResult,
     CacheSize,
     Comparison,
@@ -25,7 +25,7 @@ from llama_lab.study.result import (
     Spread,
 )
 from llama_lab.study.statistics import Effect, Estimate, PairedDifference
-from llama_lab.study.trial import Trial
+from llama_lab.study.study import Arm, Member, Study
 
 TOKENS = 1_597_440
 LADDER = {

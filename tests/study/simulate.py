@@ -20,10 +20,10 @@ from unittest.mock import patch
 import numpy as np
 from scipy import stats
 
-from llama_lab.study import analysis
-from llama_lab.study.record import Arm, Member, Study
-from llama_lab.study.result import Result
-from llama_lab.study.trial import Trial, read_trial
+from llama_lab.runs.record import Trial, read_trial
+from llama_lab.study.report import analysis
+from llama_lab.study.report.result import Result
+from llama_lab.study.study import Arm, Member, Study
 
 from .synthetic import BASE_LOSS, BYTES_PER_TOKEN, write_run
 

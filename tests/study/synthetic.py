@@ -20,12 +20,12 @@ import torch
 import yaml
 from omegaconf import OmegaConf
 
-from llama_lab.config import build_model
+from llama_lab.config.components import build_model
 from llama_lab.model import measure_cost
+from llama_lab.model.cost import cost_metrics
 from llama_lab.model.norm import RMSNorm
-from llama_lab.study.record import Arm, Member, Study
-from llama_lab.training.metrics import COLUMNS
-from llama_lab.training.run import cost_metrics
+from llama_lab.runs.metrics import COLUMNS
+from llama_lab.study.study import Arm, Member, Study
 
 BASE_LOSS = 3.7  # of an arm without effect, in nats per token, before the seed's and the run's share
 BYTES_PER_TOKEN = 3.4383843898315534

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from llama_lab.errors import ConfigError
+from llama_lab.runs.folder import RunFolder
+from llama_lab.runs.record import read_trial
 from llama_lab.study.evaluate import found_runs
-from llama_lab.study.trial import read_trial
-from llama_lab.training.folder import RunFolder
 from tests.conftest import Command, Ran
 
 ARMS = ("vanilla", "+rmsnorm")

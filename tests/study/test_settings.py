@@ -10,9 +10,10 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config import CONF_DIR, flatten
-from llama_lab.study.analysis import analyse
-from llama_lab.study.design import (
+from llama_lab.config.components import CONF_DIR, flatten
+from llama_lab.runs.folder import settled
+from llama_lab.runs.record import Trial
+from llama_lab.study.design.designs import (
     AddOne,
     Context,
     Depth,
@@ -23,14 +24,13 @@ from llama_lab.study.design import (
     LeaveOneOut,
     Recipes,
 )
-from llama_lab.study.record import Arm, Member, Study
+from llama_lab.study.report.analysis import analyse
 from llama_lab.study.settings import FOLLOWS, GROUPS, planned_settings, unequal_settings
-from llama_lab.study.trial import Trial
-from llama_lab.training.folder import settled
+from llama_lab.study.study import Arm, Member, Study
 from tests.composing import compose_config
+from tests.study.design.test_designs import Composed
 
 from .synthetic import plant_config, run_folder, write_study
-from .test_design import Composed
 
 SEEDS = (1, 2)
 composed = cache(compose_config)

@@ -15,10 +15,10 @@ import yaml
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from llama_lab.config import build_model
-from llama_lab.study.analysis import analyse
-from llama_lab.study.record import Study
-from llama_lab.training.folder import RunFolder
+from llama_lab.config.components import build_model
+from llama_lab.runs.folder import RunFolder
+from llama_lab.study.report.analysis import analyse
+from llama_lab.study.study import Study
 from tests.conftest import Command, Ran, RunTrain
 from tests.training.offline import OfflineRun
 

@@ -14,10 +14,10 @@ from llama_lab.data.source import TextFiles
 from llama_lab.data.tokenizer import ByteTokenizer
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
+from llama_lab.runs.checkpoint import checkpoint_step
+from llama_lab.runs.folder import RunFolder
 from llama_lab.training import run as run_module
 from llama_lab.training.callbacks import Monitor
-from llama_lab.training.checkpoint import checkpoint_step
-from llama_lab.training.folder import RunFolder
 from tests.conftest import Command
 from tests.training.test_resume import RUN, at, whole  # noqa: F401
 from tests.training.tiny import identical, planned, repeatable, rows, trained_state

@@ -14,7 +14,7 @@ from torch.optim import SGD
 
 from llama_lab.data import ValWindows
 from llama_lab.model import Decoder
-from llama_lab.training.folder import RunFolder
+from llama_lab.runs.folder import RunFolder
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.run import train
 from tests.composing import decoder

@@ -10,9 +10,9 @@ from typing import Any
 import lightning as L
 import pytest
 
-from llama_lab.training import checkpoint
+from llama_lab.runs import checkpoint
+from llama_lab.runs.folder import RunFolder
 from llama_lab.training.callbacks import Checkpointing, Monitor
-from llama_lab.training.folder import RunFolder
 from llama_lab.training.run import train
 from tests.conftest import Command, Ran, RunTrain, last_of_each
 from tests.training.tiny import identical, planned, repeatable, rows, trained_state

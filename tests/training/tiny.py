@@ -10,16 +10,17 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 
-from llama_lab.config import build, build_model
+from llama_lab.config.components import build, build_model
 from llama_lab.data import TokenDataset
 from llama_lab.data.module import TokenDataModule
+from llama_lab.data.open import open_dataset
+from llama_lab.devices.throughput import Stopwatch
+from llama_lab.display import LogDisplay, quiet_libraries
 from llama_lab.model import Decoder, measure_cost
+from llama_lab.runs.folder import RunFolder
 from llama_lab.training.callbacks import Monitor
-from llama_lab.training.display import LogDisplay
-from llama_lab.training.folder import RunFolder
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.run import Outcome, Run, begun, check_folder, fit, open_dataset, plan, quiet_libraries
-from llama_lab.training.throughput import Stopwatch
+from llama_lab.training.run import Outcome, Run, begun, check_folder, fit, plan
 from tests.composing import compose_config
 
 

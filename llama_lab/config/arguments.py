@@ -1,0 +1,98 @@
+"""What was typed, made into what Hydra reads: flags first, and texts and paths quoted where its grammar needs it."""
+
+import os
+import re
+from collections.abc import Sequence
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from llama_lab.errors import ConfigError
+
+from .components import override_key
+from .trust import escape
+
+TEXTS = ("run", "prompt", "resume", "measure", "train.prompt")  # whatever they hold, it is one text
+FOLDERS = ("run", "resume", "measure", "runs_dir")  # in which nothing else makes ~ the home folder
+PATHS = (*FOLDERS, "data.files", "data.cache_dir")
+QUOTED = r"""(['"])((?!\1)[^\\]|\\.)*\1"""  # from the first character to the last, as `"a" or "b"` is not
+ITEM = r"(?:\[[^][]*\]|[^][,])+"  # of a list of paths; brackets inside are a pattern's
+STRUCTURE = "[](){},'\""  # what Hydra's lists, calls and quotes are made of
+
+
+def readable(arguments: Sequence[str]) -> list[str]:
+    """The command line as Hydra reads it. Raises ConfigError if it gives a key twice."""
+    arguments = flags_first(arguments)
+    check_once(arguments)
+    return [literal(argument) for argument in arguments]
+
+
+def flags_first(arguments: Sequence[str]) -> list[str]:
+    """Flags and their values before the overrides: argparse takes no overrides on both sides of a flag."""
+    overrides = get_args_parser().parse_intermixed_args(arguments).overrides
+    flags = list(arguments)
+    for override in overrides:
+        flags.remove(override)
+    return [*flags, *overrides]
+
+
+def check_once(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for a key that is given twice: Hydra would take the last in silence."""
+    given: dict[str, str] = {}
+    for argument in arguments:
+        if argument.startswith("-") or ("=" not in argument and not argument.startswith("~")):
+            continue
+        key = override_key(argument)
+        if key in given:
+            earlier = "it" if given[key] == argument else given[key]
+            raise ConfigError(f"{argument}: {earlier} is there already; give every key once")
+        given[key] = argument
+
+
+def literal(argument: str) -> str:
+    """An argument as Hydra's grammar takes it: a text or path is quoted where need be, unless it is already, or null.
+
+    So `prompt="def main("`, `resume=runs/llama/base/seed=1` and `data.files=[été.txt]` need no quotes beyond the
+    shell's.
+    """
+    typed, equals, value = argument.partition("=")
+    key = override_key(argument)
+    if argument.startswith("-") or not equals or value == "null" or re.fullmatch(QUOTED, value, re.DOTALL):
+        return argument
+    if key in FOLDERS:
+        value = os.path.expanduser(value)  # as the shell does at the beginning of a word
+    if key in TEXTS:
+        value = escape(value)
+    elif is_read(f"{typed}={value}", key in FOLDERS):
+        return f"{typed}={value}"
+    elif key in PATHS and (items := list_items(value)):
+        return f"{typed}=[{','.join(map(quote, items))}]"
+    elif value.startswith("[") or (set(value) & set(STRUCTURE) and key not in PATHS) or not value.isprintable():
+        return argument  # something that is meant for the grammar, which tells what is wrong with it
+    return f"{typed}={quote(value)}"
+
+
+def is_read(argument: str, is_folder: bool) -> bool:
+    """Whether Hydra can read an argument, and a folder as text: it takes 2024 for a number."""
+    try:
+        value = OverridesParser.create().parse_override(argument).value()
+    except HydraException:
+        return False
+    return not (is_folder and isinstance(value, bool | int | float))
+
+
+def list_items(value: str) -> list[str]:
+    """What a list of paths holds: `[my books/*.txt,b[0-9].txt]`; empty if it is none."""
+    if not re.fullmatch(rf"\[{ITEM}(,{ITEM})*\]", value):
+        return []
+    return [item.strip() for item in re.findall(ITEM, value[1:-1])]
+
+
+def quote(value: str) -> str:
+    """A value between quotes of Hydra's, unless it is already."""
+    if re.fullmatch(QUOTED, value, re.DOTALL):
+        return value
+    value = re.sub(r'(\\*)"', r'\1\1\\"', value)
+    value = re.sub(r"(\\+)\Z", r"\1\1", value)
+    return f'"{value}"'

@@ -1,0 +1,172 @@
+"""From a composed config to objects: resolvers, model building, and the checks that need no training."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from llama_lab.errors import ConfigError
+
+from .faults import remember_components, users_frame
+
+if TYPE_CHECKING:
+    from llama_lab.model import Cost, Decoder
+
+PACKAGE = Path(__file__).parents[1]
+CONF_DIR = next(d for d in (PACKAGE / "conf", PACKAGE.parent / "conf") if d.is_dir())  # a wheel's, or a checkout's
+ROPE = "llama_lab.model.position.Rope"
+
+
+def head_dim(dim: int, n_heads: int) -> int:
+    """dim / n_heads; raises ConfigError unless it is whole."""
+    for key, value in (("dim", dim), ("n_heads", n_heads)):
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"model.{key}={value}: must be a positive whole number")
+    if dim % n_heads:
+        raise ConfigError(
+            f"model.n_heads={n_heads}: does not divide model.dim={dim}; "
+            f"choose a divisor, or set model.head_dim to use another width"
+        )
+    return dim // n_heads
+
+
+def ungated_width(dim: int, mlp_ratio: float) -> int:
+    """mlp_ratio times dim, to the nearest multiple of 8."""
+    check_ratio(mlp_ratio)
+    return max(8, 8 * round(mlp_ratio * dim / 8))
+
+
+def gated_width(dim: int, mlp_ratio: float) -> int:
+    """Two thirds of the ungated width, to the nearest multiple of 8, so that parameters stay equal (Shazeer 2020)."""
+    check_ratio(mlp_ratio)
+    return max(8, 8 * round(2 / 3 * mlp_ratio * dim / 8))
+
+
+def check_ratio(mlp_ratio: float) -> None:
+    """Raise ConfigError unless the ratio is a positive number."""
+    if not isinstance(mlp_ratio, int | float) or mlp_ratio <= 0:
+        raise ConfigError(f"size.mlp_ratio={mlp_ratio}: must be a positive number")
+
+
+def token_signal(std: float, scale: float, norm_input: bool) -> float:
+    """Standard deviation of the embedded tokens at step 0, which positions that are added to them start with."""
+    return 1.0 if norm_input else std * scale
+
+
+RESOLVERS: dict[str, Callable[..., Any]] = {
+    "lab.head_dim": head_dim,
+    "lab.gated_width": gated_width,
+    "lab.ungated_width": ungated_width,
+    "lab.token_signal": token_signal,
+    "lab.power": lambda base, exponent: base**exponent,
+    "lab.half": lambda n: n // 2,
+}
+
+
+def register_resolvers() -> None:
+    """Teach OmegaConf the arithmetic that the configs use. Idempotent."""
+    for name, function in RESOLVERS.items():
+        OmegaConf.register_new_resolver(name, function, replace=True)
+
+
+def build(node: DictConfig, path: str, **overrides: Any) -> Any:
+    """Instantiate a node; an error in it becomes a ConfigError that begins with the key, `path` included."""
+    remember_components(flatten(OmegaConf.to_container(node)))
+    try:
+        return instantiate(node, **overrides)
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, ConfigError):
+            raise cause from None
+        place = users_frame(error)
+        if isinstance(cause, ValueError) and (place is None or re.match(r"[\w.]+=", str(cause))):
+            raise ConfigError(f"{path}.{cause}") from None
+        message = " ".join(str(cause or error).split())
+        if place:
+            message = f"{type(cause).__name__}: {message} ({place})"
+        raise ConfigError(f"{path}: cannot be built, {message}; HYDRA_FULL_ERROR=1 shows where") from cause
+
+
+def build_model(cfg: DictConfig, vocab_size: int) -> Any:
+    """The decoder that `cfg.model` describes, for a tokenizer of `vocab_size` ids. Raises ConfigError."""
+    wanted = cfg.model.vocab_size
+    if wanted is not None and wanted < vocab_size:
+        raise ConfigError(
+            f"model.vocab_size={wanted}: the tokenizer has {vocab_size} ids; "
+            f"raise it to at least that, or leave it null to follow the tokenizer"
+        )
+    check_window(cfg.model)
+    return build(cfg.model, "model", vocab_size=wanted or vocab_size)
+
+
+def model_cost(model: "Decoder") -> "Cost":
+    """What a model costs at its context. Raises ConfigError for a component that does not say what it costs."""
+    from llama_lab.model import measure_cost  # torch takes seconds to import
+
+    try:
+        return measure_cost(model)
+    except ValueError as error:
+        raise ConfigError(f"model.{error}") from error
+
+
+def check_window(model: DictConfig) -> None:
+    """Raise ConfigError for an attention window that no sequence is long enough to feel."""
+    window = model.attention.get("window")
+    if window is not None and window >= model.max_seq_len:
+        raise ConfigError(
+            f"model.attention.window={window}: hides nothing at model.max_seq_len={model.max_seq_len}; "
+            f"make it smaller, or null"
+        )
+
+
+def check_idle(model: DictConfig) -> None:
+    """Raise ConfigError for settings that work, but not as they say. Asked of new runs alone: older ones have them."""
+    attention, position = model.attention, model.position
+    if attention.get("window") is not None and attention.get("global_every") is not None:
+        check_global_layers(attention.global_every, model.n_layers)
+    if position.get("_target_") == ROPE:
+        check_rotary_fraction(position.fraction, model.head_dim)
+
+
+def check_global_layers(every: int, n_layers: int) -> None:
+    """Raise ConfigError unless some layers ignore the window, and some do not."""
+    key = f"model.attention.global_every={every}"
+    possible = f"a number from 2 to {n_layers}, or null" if n_layers > 1 else "null"
+    if every > n_layers:
+        raise ConfigError(f"{key}: no layer of model.n_layers={n_layers} would ignore the window; choose {possible}")
+    if every == 1:
+        raise ConfigError(
+            f"{key}: all layers would ignore the window; choose {possible}, or model.attention.window=null"
+        )
+
+
+def check_rotary_fraction(fraction: float, head_dim: int) -> None:
+    """Raise ConfigError for a fraction of a head that is no whole number of dimensions."""
+    turned = fraction * head_dim
+    if not 0 < fraction < 1 or abs(turned - round(turned)) < 1e-3:
+        return
+    below = int(turned) // 2 * 2
+    even = [n for n in (below, below + 2) if 2 <= n <= head_dim]
+    choices = " or ".join(f"{n / head_dim:.6g} ({n})" for n in even)
+    raise ConfigError(
+        f"model.position.fraction={fraction}: {turned:.4g} of model.head_dim={head_dim} dimensions cannot turn; choose "
+        f"{choices or 'another head_dim'}"
+    )
+
+
+def override_key(override: str) -> str:
+    """The key that an override of the command line sets, adds or takes away: `norm` of `+norm=none`."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested config as one level: `{"train.tokens": 2e6}`; lists are values."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    return {
+        k: v for key, child in node.items() for k, v in flatten(child, f"{prefix}.{key}" if prefix else key).items()
+    }

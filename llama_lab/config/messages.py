@@ -1,0 +1,73 @@
+"""What a user did wrong, told in one line that names the key, the value and the fix."""
+
+import re
+import sys
+from typing import NoReturn
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from llama_lab.errors import USER_ERROR, ConfigError, suggestion
+
+from .components import CONF_DIR, flatten, override_key
+from .keys import groups, homes, nearest, options
+
+USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
+
+
+def exit_with(error: BaseException, config: str = "config") -> NoReturn:
+    """Tell a user's error in one line, and exit. config: the name of the one that was being composed."""
+    sys.stderr.write(f"error: {one_line(error, config)}\n")
+    sys.exit(USER_ERROR)
+
+
+def one_line(error: BaseException, config: str = "config") -> str:
+    """What went wrong, naming the key, the value and the fix where Hydra knows them."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        return (
+            f"{group}={option}: no such option{suggestion(option, error.options)}; choose {' | '.join(error.options)}"
+        )
+    message = str(error)
+    if isinstance(error, OverrideParseException):
+        reason = message.splitlines()[0]
+        return f"{error.override}: cannot be read, {reason}; write key=value, and quote what is special: 'key=[a,b]'"
+    if match := re.match(r"Could not override '([^'@]+)", message.removeprefix(f"In '{config}': ")):
+        return unknown_option(match[1]) if match[1] == "experiment" else unknown_key(match[1], config)
+    return " ".join(line.strip() for line in message.splitlines() if line.strip())
+
+
+def unknown_key(key: str, config: str) -> str:
+    """The message for a key or group that does not exist, with the choice that has it, or the nearest one that does."""
+    problem = f"{key}={typed_value(key)}: no such key"
+    if config != "config":
+        return f"{problem}{suggestion(key, known_keys(config))}; `--cfg job` shows them all, `--help` the groups"
+    if having := homes(key):
+        return f"{problem} here, it belongs to {' and '.join(having)}; choose that, or leave this out"
+    near = nearest(key, known_keys(config))
+    hint = f" (did you mean {near}?)" if near else ""
+    return f"{problem}{hint}; `--cfg job` shows them all, `--help` the groups"
+
+
+def unknown_option(group: str) -> str:
+    """The message for an option of a group that has none of our own."""
+    return f"{group}={typed_value(group)}: no such option; name the folder that holds {group}/ with --config-dir"
+
+
+def typed_value(key: str) -> str:
+    """What the command line sets a key to."""
+    return next((o.partition("=")[2] for o in sys.argv[1:] if override_key(o) == key), "")
+
+
+def known_keys(config: str) -> list[str]:
+    """Every key of the config as the command line's group choices compose it, and every group."""
+    typed = (o.partition("=") for o in sys.argv[1:])
+    ours = [(group, option) for group, _, option in typed if group in groups() and option in options(group)]
+    choices = [f"{group}={option}" for group, option in ours if config == "config"]
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        cfg = hydra.compose(config, overrides=choices)
+    return [*(groups() if config == "config" else []), *flatten(OmegaConf.to_container(cfg))]

@@ -1,0 +1,126 @@
+"""Every setting has the kind of value that its default has: a word where a number belongs is refused by its key."""
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from llama_lab.errors import ConfigError, suggestion
+
+from .components import flatten
+from .keys import group_of, options
+
+Kind = type | str
+"""A type, or a word that stands for itself."""
+
+# Settings that may be null, with the kinds that they have otherwise.
+NULLABLE: dict[str, tuple[Kind, ...]] = {
+    "name": (str, int),
+    "arm": (str, int),
+    "resume": (str,),
+    "measure": (str,),
+    "device": (str,),
+    "study.axes": (list,),
+    "study.learning_rates": (list,),
+    "study.tuning_seeds": (list,),
+    "study.kv_heads": (list,),
+    "train.micro_batch_size": (int,),
+    "train.grad_clip": (float,),
+    "data.document_chars": (int,),
+    "data.val_tokens": (int,),
+    "tokenizer.sample_bytes": (int,),
+    "model.vocab_size": (int,),
+    "model.position.scaling": (dict,),
+    "model.attention.window": (int,),
+    "model.attention.global_every": (int,),
+    "model.attention.qk_norm": (str,),
+    "model.attention.softcap": (float,),
+    "model.embedding.logit_softcap": (float,),
+    "cache_dtype": (str,),
+    "prompt": (str,),
+    "max_new_tokens": (int,),
+    "top_k": (int,),
+    "top_p": (float,),
+    "min_p": (float,),
+}
+NOT_NULLABLE: dict[str, tuple[Kind, ...]] = {
+    "run": (str,),
+    "data.files": (list, str),
+    "trainer.devices": (int, "auto"),
+    "trainer.precision": (str, int),  # 16 is refused with the precisions that there are
+    "trainer.num_nodes": (int, "auto"),
+}
+
+WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number, and finite",
+    str: "text",
+    list: "a list",
+    dict: "a component",
+}
+
+
+def default_settings(choices: Mapping[str, str | None], config: str = "config") -> dict[str, Any]:
+    """A config's settings with these group choices and no key changed, on one level; mandatory ones are None."""
+    # An experiment is no default: it is as easily mistyped as the command line.
+    groups = {g: option for g, option in choices.items() if option and g != "experiment" and not g.startswith("hydra/")}
+    overrides = tuple(f"{group}={option}" for group, option in groups.items())
+    return dict(composed_settings(config, overrides, GlobalHydra.instance().config_loader()))
+
+
+@lru_cache(maxsize=256)
+def composed_settings(config: str, overrides: tuple[str, ...], loader: ConfigLoader) -> dict[str, Any]:
+    """`default_settings`, once for the many jobs of a sweep that differ in keys alone. loader: Hydra's present one."""
+    defaults = hydra.compose(config, overrides=list(overrides))
+    for key, value in flatten(OmegaConf.to_container(defaults)).items():
+        if value == "???":
+            OmegaConf.update(defaults, key, None)
+    return flatten(OmegaConf.to_container(defaults, resolve=True))
+
+
+def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
+    """Raise ConfigError for a setting that no config file declares, or one of another kind than its default."""
+    written = flatten(OmegaConf.to_container(cfg))
+    for key, value in flatten(OmegaConf.to_container(cfg, resolve=True)).items():
+        if any(default is None and key.startswith(f"{parent}.") for parent, default in defaults.items()):
+            continue  # part of a component in the place of null
+        if any(default.startswith(f"{key}.") for default in defaults):
+            raise ConfigError(f"{key}={value}: is no single setting; {component_advice(key, value)}")
+        if key not in defaults:
+            raise ConfigError(f"{key}={value}: nothing reads this key; leave it out, or see them all with `--cfg job`")
+        if str(written[key]).startswith("${"):
+            continue  # what it stands for is checked where it is set
+        kinds = NULLABLE.get(key) or NOT_NULLABLE.get(key) or (type(defaults[key]),)
+        if (value is None and key in NULLABLE) or kinds == (type(None),):
+            continue
+        if not any(is_kind(value, kind) for kind in kinds):
+            wanted = " or ".join(kind if isinstance(kind, str) else WORDS.get(kind, kind.__name__) for kind in kinds)
+            raise ConfigError(f"{key}={'null' if value is None else value}: must be {wanted}")
+
+
+def component_advice(key: str, value: object) -> str:
+    """What to write instead of a value in the place of a component, or of several settings."""
+    group = group_of(key)
+    if group is None:
+        return f"set its own keys, such as {key}.<key>=<value>"
+    if value in options(group):
+        return f"a component is chosen by its group, {group}={value}"
+    known = options(group)
+    return f"a component is chosen by its group, {group}={' | '.join(known)}{suggestion(str(value), known)}"
+
+
+def is_kind(value: object, kind: Kind) -> bool:
+    """Whether a value counts as a kind: whole numbers are numbers too, but true and false are not."""
+    if isinstance(kind, str):
+        return value == kind
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)

@@ -1,0 +1,169 @@
+"""What a person sees while a run goes on: a bar in a terminal, plain lines in a file, and a table at the end."""
+
+import logging
+import sys
+import time
+import warnings
+from typing import Any, Self
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from llama_lab.runs.folder import SAMPLE, RunFolder
+from llama_lab.units import duration, in_bytes
+
+SHOWN = {"train/loss": "loss {:.3f}", "val/loss": "val {:.3f}", "perf/tokens_per_second": "{:,.0f} tokens/s"}
+
+
+# A sample may hold any character; those that would steer the terminal are shown as their pictures.
+VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+
+
+def describe(metrics: dict[str, float]) -> str:
+    """The metrics worth watching, in one short line."""
+    return "  ".join(text.format(metrics[name]) for name, text in SHOWN.items() if name in metrics)
+
+
+class TerminalDisplay:
+    """A progress bar per phase. Use as a context manager."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"))
+        self._bar = Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console)
+        self._tasks: dict[str, TaskID] = {}
+        self._steps = steps
+        self._latest: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def prepare(self, done_bytes: int, total_bytes: int, phase: str) -> None:
+        """The data has come this far in `phase`."""
+        self._show(phase, done_bytes, total_bytes, "")
+
+    def tell(self, line: str) -> None:
+        """Leave a line above the bars."""
+        self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def update(self, step: int, metrics: dict[str, float]) -> None:
+        """Training has come to `step`."""
+        self._latest |= metrics
+        self._show("training", step, self._steps, describe(self._latest))
+
+    def _show(self, phase: str, done: int, total: int, note: str) -> None:
+        """Move a phase's bar."""
+        if phase not in self._tasks:
+            self._tasks[phase] = self._bar.add_task(phase, total=total, note=note)
+        self._bar.update(self._tasks[phase], completed=done, note=note)
+
+
+class LogDisplay:
+    """A line every few seconds, for files and pipes: the bar would fill them with control characters."""
+
+    def __init__(self, console: Console, steps: int, every_seconds: float = 10.0) -> None:
+        self._console = console
+        self._steps = steps
+        self._every = every_seconds
+        self._began = time.monotonic()
+        self._last = -float("inf")
+        self._phase = ""
+        self._latest: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def prepare(self, done_bytes: int, total_bytes: int, phase: str) -> None:
+        """The data has come this far in `phase`."""
+        if self._due(phase):
+            time_left = self._time_left(done_bytes, total_bytes)
+            self._print(f"{phase}: {done_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB{time_left}")
+
+    def tell(self, line: str) -> None:
+        """Print a line of its own."""
+        self._print(line)
+
+    def update(self, step: int, metrics: dict[str, float]) -> None:
+        """Training has come to `step`."""
+        self._latest |= metrics
+        if (self._latest and self._due("training")) or step == self._steps or "val/loss" in metrics:
+            self._print(f"step {step}/{self._steps}  {describe(self._latest)}")
+
+    def _due(self, phase: str) -> bool:
+        """Whether a phase begins, or enough time has passed."""
+        if phase == self._phase and time.monotonic() - self._last < self._every:
+            return False
+        if phase != self._phase:
+            self._phase, self._began = phase, time.monotonic()
+        return True
+
+    def _time_left(self, done: int, total: int) -> str:
+        """How long the rest of the phase will take at its speed so far; nothing before it has one."""
+        seconds = time.monotonic() - self._began
+        return f", {duration(seconds * (total - done) / done)} left" if done and done < total else ""
+
+    def _print(self, line: str) -> None:
+        """One line, at once."""
+        self._last = time.monotonic()
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+Display = TerminalDisplay | LogDisplay
+
+
+def open_display(steps: int, rank: int) -> Display:
+    """The display that standard output can show; on other ranks than 0, one that shows nothing."""
+    console = Console(quiet=rank != 0)
+    return TerminalDisplay(console, steps) if sys.stdout.isatty() else LogDisplay(console, steps)
+
+
+def print_result(folder: RunFolder) -> None:
+    """The end of a run, from its folder: its table, a sample of its text, and where everything is."""
+    summary, sample = folder.read_json("summary.json"), (folder.path / SAMPLE).read_text(encoding="utf-8")
+    console = Console(highlight=False)
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for label, value in summary_rows(summary):
+        table.add_row(label, value)
+    console.print(table)
+    if sample:
+        console.print(Panel(Text(sample.translate(VISIBLE)), title="sample", title_align="left"))
+    console.print(Text(f"everything is in {folder.path}"), soft_wrap=True)
+
+
+def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the table shows of a summary, as text."""
+    active, speed = summary["params_active"], summary.get("perf/tokens_per_second")
+    return [
+        ("parameters", f"{summary['params']:,}"),
+        ("  without embeddings", f"{summary['params_non_embedding']:,}"),
+        *([("  active per token", f"{active:,}")] if active < summary["params"] else []),
+        ("tokens seen", f"{summary['tokens']:,.0f}"),
+        ("val loss", f"{summary['val/loss']:.4f} nats/token"),
+        ("  of unigram frequencies", f"{summary['unigram_entropy']:.4f} nats/token"),
+        ("val bits per byte", f"{summary['val/bits_per_byte']:.4f}"),
+        *([("training speed", f"{speed:,.0f} tokens/s")] if speed is not None else []),
+        *([("model FLOPs utilisation", f"{summary['perf/mfu']:.1%}")] if "perf/mfu" in summary else []),
+        ("peak memory", in_bytes(summary["perf/peak_memory_bytes"])),
+        ("KV cache per token, 16-bit", in_bytes(summary["kv_cache/bytes_per_token"])),
+        (f"KV cache at {summary['seq_len']:,} tokens", in_bytes(summary["kv_cache/bytes"])),
+    ]
+
+
+def quiet_libraries() -> None:
+    """Silence Lightning's banners and tips: what a user needs to know of hardware and progress, we print."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it tells what it raises, too
+    warnings.filterwarnings("ignore", module="lightning.*")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")

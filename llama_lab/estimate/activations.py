@@ -1,0 +1,164 @@
+"""How much memory the activations of a training step take: measured, on tensors that have shapes and no data."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import Function
+from torch.nn.functional import rms_norm
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from llama_lab.config.components import build, build_model
+from llama_lab.model import Decoder
+from llama_lab.training.module import LanguageModel
+
+
+class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the tensors that are made while it is on and live together: their `peak`. Views are free."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {id(x.untyped_storage()) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor) and id(x.untyped_storage()) not in before:
+                self._count(x.untyped_storage())
+        return out
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage until it is freed."""
+        key, size = id(storage), storage.nbytes()
+        if key in self._known:
+            return
+
+        def freed(_: object) -> None:
+            del self._known[key]
+            self.live -= size
+
+        self._known[key] = weakref.ref(storage, freed)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+
+class FusedRMSNorm(Function):
+    """What PyTorch's kernel for GPUs keeps of an RMSNorm: its input, and a number per row. On fake tensors only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        """A tensor like `x`."""
+        ctx.save_for_backward(x, x.new_empty(*x.shape[:-1], 1), weight)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        """Tensors like `x` and `weight`."""
+        x, _, weight = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
+
+
+class GPUKernels(TorchFunctionMode):
+    """Fused kernels where a CPU writes out, and keeps, the steps: RMSNorm. Attention is fused on both."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is rms_norm:
+            return FusedRMSNorm.apply(args[0], kwargs["weight"])  # type: ignore[no-untyped-call]
+        return func(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What training takes of a model that a config describes, by its parts, for any number of layers and sequences.
+
+    steps: of the training. dtype: of the parameters. mixed: whether bf16 autocast is on.
+    """
+
+    cfg: DictConfig
+    vocab_size: int
+    steps: int
+    dtype: torch.dtype
+    mixed: bool
+
+    def optimizer_bytes(self) -> int:
+        """The states that the optimizer keeps after a step."""
+        return self._of_any_depth(self._optimizer_bytes)
+
+    def activation_bytes(self, sequences: int) -> int:
+        """Peak of a forward and backward pass over whole contexts, without parameters and gradients.
+
+        What is alive together is what autograd keeps (Korthikanti et al. 2022, section 4.1, count it by hand), the
+        autocast's copies of the weights, and the temporaries of the moment, of which the float32 logits are the most.
+        """
+        return self._of_any_depth(lambda layers: self._activation_bytes(layers, sequences))
+
+    def _of_any_depth(self, measure: Callable[[int], int]) -> int:
+        """`measure` at the config's depth, from two shallow models: every period of layers needs the same."""
+        layers: int = self.cfg.model.n_layers
+        period: int = self.cfg.model.attention.get("global_every") or 1
+        shallow = 2 * period + layers % period
+        if layers <= shallow + period:
+            return measure(layers)
+        first, second = measure(shallow), measure(shallow + period)
+        return first + (layers - shallow) // period * (second - first)
+
+    def _optimizer_bytes(self, layers: int) -> int:
+        """See `optimizer_bytes`, for so many layers."""
+        model = self._model(layers)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            module = self._module(model)
+            optimizer = module.configure_optimizers()["optimizer"]
+            optimizer.step()
+            states = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
+            return sum(x.numel() * x.itemsize for x in states)
+
+    def _activation_bytes(self, layers: int, sequences: int) -> int:
+        """See `activation_bytes`, for so many layers."""
+        model = self._model(layers)
+        with FakeTensorMode(allow_non_fake_inputs=True), GPUKernels():
+            tokens = torch.zeros(sequences, self.cfg.model.max_seq_len, dtype=torch.long)
+            return step_bytes(self._module(model), tokens, self.mixed)
+
+    def _model(self, layers: int) -> Decoder:
+        """The decoder with so many layers, on the meta device."""
+        cfg = OmegaConf.merge(self.cfg, {"model": {"n_layers": layers}})
+        with torch.device("meta"):
+            model = build_model(cfg, self.vocab_size)  # type: ignore[arg-type]
+        return model.to(self.dtype)  # type: ignore[no-any-return]
+
+    def _module(self, model: Decoder) -> LanguageModel:
+        """What would train; on a CPU, since meta tensors know neither autocast nor kernels. To be called with fakes."""
+        cfg = self.cfg
+        allocate(model)
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)  # so that backward passes add to it, as after the first micro-batch of a step
+        optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
+        return LanguageModel(model, optimizer, schedule, self.steps, 1, z_loss=cfg.train.z_loss)
+
+
+def allocate(model: nn.Module) -> None:
+    """Put a meta model's parameters on the CPU, without values. Unlike `to_empty`, this leaves tied ones tied."""
+    twins = {p: nn.Parameter(torch.empty_like(p, device="cpu")) for p in model.parameters()}
+    for module in model.modules():
+        for name, p in list(module.named_parameters(recurse=False)):
+            setattr(module, name, twins[p])
+
+
+def step_bytes(module: LanguageModel, tokens: Tensor, mixed: bool) -> int:
+    """Peak bytes of a training step's forward and backward pass beside parameters and gradients, which are there."""
+    memory = PeakMemory()
+    with memory:
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            loss = module.training_step((tokens, tokens), 0)
+        torch.autograd.backward(loss)
+    return memory.peak

@@ -1,0 +1,328 @@
+"""What a run would take on devices that are not here: memory of each, FLOPs, time, and what would fit instead.
+
+Memory of one device is the sum of what lives together at the peak of a step (Rajbhandari et al. 2020, ZeRO, section 3):
+weights, gradients, the optimizer's states, and the activations of one micro-batch. With P parameters in bf16-mixed,
+Lightning keeps the first three in float32: 16 bytes per parameter with AdamW; bf16-true halves that.
+
+DDP: every device holds all of it, and PyTorch's reducer a second copy of the gradients, its buckets. Autocast keeps a
+bf16 copy of the weights of all linear layers from the forward pass to the backward pass.
+
+FSDP: weights, gradients and states are cut into as many shards as there are devices (ZeRO-3). In bf16, a device also
+gathers the block at work and the one after it, and has the gradients of one; what belongs to no block (token table,
+head, last norm) stays gathered for the whole step, with its gradients.
+
+Not counted: the CUDA context, NCCL's buffers, kernels' workspaces and fragmentation, for which `USABLE` leaves room.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from llama_lab.config.components import build, build_model, model_cost
+from llama_lab.data.module import micro_batches_per_step, multiples_around
+from llama_lab.devices import gpus as devices
+from llama_lab.devices.gpus import Device
+from llama_lab.devices.hardware import check_strategy, choose_precision
+from llama_lab.errors import ConfigError, suggestion
+from llama_lab.model import Cost
+from llama_lab.training.run import budget_steps
+
+from .activations import Footprint
+
+USABLE = 0.95  # of a device's memory: about what is left beside the CUDA context and fragmentation
+MOST_DEVICES = 2**17
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What memory depends on beside the model. devices: over all nodes. micro_batch: sequences at once, per device."""
+
+    sharded: bool
+    devices: int
+    batch_size: int
+    micro_batch: int
+    seq_len: int
+
+    @property
+    def layout(self) -> str:
+        """How the devices share the work."""
+        if self.sharded:
+            return "FSDP"
+        return "DDP" if self.devices > 1 else "one device"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one device. buckets: of DDP's gradients. working: bf16 copies of weights, or FSDP's gathered blocks."""
+
+    weights: int
+    gradients: int
+    buckets: int
+    optimizer: int
+    working: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.gradients + self.buckets + self.optimizer + self.working + self.activations
+
+
+class MemoryModel:
+    """The memory of a run, for any `Setup`. Raises ConfigError for a model that cannot be built."""
+
+    def __init__(self, cfg: DictConfig, vocab_size: int, steps: int, precision: str) -> None:
+        self.cfg, self.vocab_size, self.steps = cfg, vocab_size, steps
+        self.mixed = precision == "bf16-mixed"
+        self.dtype = torch.float32 if self.mixed else torch.bfloat16
+        with torch.device("meta"):
+            self.model = build_model(cfg, vocab_size)
+        self.params = count(self.model)
+        self.largest_block = max(count(block) for block in self.model.blocks)
+        self.outside = self.params - sum(count(block) for block in self.model.blocks)
+        self.linear = sum(p.numel() for p in {m.weight for m in self.model.modules() if isinstance(m, nn.Linear)})
+        self.optimizer = self._footprint(self.dtype, cfg.model.max_seq_len).optimizer_bytes()
+        self._activations = cache(self._measure)
+
+    def memory(self, setup: Setup) -> Memory:
+        """What one device holds at the peak of a step."""
+        held = self._held(setup)
+        measured = self._activations(setup.sharded, setup.micro_batch, setup.seq_len)
+        return replace(held, activations=measured - (0 if setup.sharded else held.working))
+
+    def fits(self, setup: Setup, limit: float) -> bool:
+        """Whether one device holds at most `limit` bytes; measures nothing where that is clear without."""
+        return self._held(setup).total <= limit and self.memory(setup).total <= limit
+
+    def _held(self, setup: Setup) -> Memory:
+        """What one device holds whatever it reads: all but the activations."""
+        shards = setup.devices if setup.sharded else 1
+        weights = math.ceil(self.params / shards) * self.dtype.itemsize
+        copies = 2 * self.linear if self.mixed else 0
+        gathered = 2 * (2 * self.outside + 3 * self.largest_block)
+        return Memory(
+            weights=weights,
+            gradients=weights,
+            buckets=weights if setup.layout == "DDP" else 0,
+            optimizer=math.ceil(self.optimizer / shards),
+            working=gathered if setup.sharded else copies,
+            activations=0,
+        )
+
+    def _measure(self, sharded: bool, sequences: int, seq_len: int) -> int:
+        """Peak of a micro-batch, with autocast's copies of the weights unless FSDP has gathered them in bf16."""
+        return self._footprint(torch.bfloat16 if sharded else self.dtype, seq_len).activation_bytes(sequences)
+
+    def _footprint(self, dtype: torch.dtype, seq_len: int) -> Footprint:
+        """The measurement at a context of `seq_len`."""
+        cfg = OmegaConf.merge(self.cfg, {"model": {"max_seq_len": seq_len}})
+        return Footprint(cfg, self.vocab_size, self.steps, dtype, self.mixed)  # type: ignore[arg-type]
+
+
+def count(module: nn.Module) -> int:
+    """Parameters, tied ones once."""
+    return sum(p.numel() for p in module.parameters())
+
+
+@dataclass(frozen=True)
+class Column:
+    """One way to lay the run out. nearest: the nearest setup that fits where this one does not; None if none does."""
+
+    setup: Setup
+    memory: Memory
+    fits: bool
+    nearest: Setup | None
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What a run would take.
+
+    device_name, device, precision, mfu: what it is for. vocabulary: where the number of ids is from. tokens: of whole
+    steps, over all devices. batch_asked: sequences of a step as configured, where the devices cannot share them.
+    """
+
+    device_name: str
+    device: Device
+    precision: str
+    mfu: float
+    vocab_size: int
+    vocabulary: str
+    cost: Cost
+    tokens: int
+    per_node: int
+    batch_asked: int
+    columns: tuple[Column, ...]
+
+    @property
+    def setup(self) -> Setup:
+        """The run as it is asked for."""
+        return self.columns[0].setup
+
+    @property
+    def usable(self) -> float:
+        """Bytes that a run may take of a device."""
+        return USABLE * self.device.memory
+
+    @property
+    def flops(self) -> float:
+        """Of the whole training."""
+        return self.tokens * self.cost.train_flops_per_token
+
+    @property
+    def seconds(self) -> float:
+        """Of training alone, without evaluation and checkpoints."""
+        return self.flops / (self.setup.devices * self.device.peak * self.mfu)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of one device."""
+        return self.device.peak * self.mfu / self.cost.train_flops_per_token
+
+
+def plan_training(cfg: DictConfig) -> TrainingPlan:
+    """The plan of the run that `cfg` describes, on the device that it names. Raises ConfigError."""
+    if not 0 < cfg.plan_mfu <= 1:
+        raise ConfigError(f"plan_mfu={cfg.plan_mfu:g}: must be above 0 and at most 1, such as 0.4")
+    if cfg.trainer.accelerator not in ("auto", "gpu"):
+        raise ConfigError(f"trainer.accelerator={cfg.trainer.accelerator}: a plan is for GPUs; leave it out")
+    name, device = find_device(cfg.device)
+    precision = choose_precision(cfg.trainer.precision, "gpu", has_bf16=True)
+    if not precision.startswith("bf16"):
+        raise ConfigError(f"trainer.precision={precision}: a plan knows peaks of bf16 only; choose auto or bf16-true")
+    setup = asked_setup(cfg)
+    vocab_size, vocabulary = planned_vocabulary(cfg)
+    steps = budget_steps(cfg, setup.batch_size)
+    model = MemoryModel(cfg, vocab_size, steps, precision)
+    layouts = [setup] if setup.sharded or setup.devices == 1 else [setup, replace(setup, sharded=True)]
+    return TrainingPlan(
+        device_name=name,
+        device=device,
+        precision=precision,
+        mfu=cfg.plan_mfu,
+        vocab_size=model.model.vocab_size,
+        vocabulary=vocabulary,
+        cost=model_cost(model.model),
+        tokens=steps * setup.batch_size * setup.seq_len,
+        per_node=asked_count(cfg, "devices"),
+        batch_asked=cfg.train.batch_size,
+        columns=tuple(plan_column(layout, model, USABLE * device.memory) for layout in layouts),
+    )
+
+
+def find_device(wanted: str | None) -> tuple[str, Device]:
+    """A device and its name: `wanted`, or this machine's. Raises ConfigError for one that we do not know."""
+    known = devices.options()
+    if wanted is not None:
+        if wanted not in known:
+            raise ConfigError(
+                f"device={wanted}: unknown{suggestion(wanted, known)}; choose {' | '.join(known)}, or null for this "
+                f"machine's"
+            )
+        return wanted, known[wanted]
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device=null: this machine has no GPU to plan for; choose {' | '.join(known)}")
+    name = torch.cuda.get_device_name()
+    device = devices.named(name)
+    if device is None or "MIG" in name:
+        raise ConfigError(f"device=null: we do not know the peak of this machine's {name}; choose {' | '.join(known)}")
+    return name, replace(device, memory=torch.cuda.get_device_properties().total_memory)
+
+
+def asked_setup(cfg: DictConfig) -> Setup:
+    """The run as configured, with the nearest batch where the devices cannot share the one asked for.
+
+    Raises ConfigError for numbers that cannot be.
+    """
+    check_strategy(cfg.trainer.strategy)
+    world, micro = asked_count(cfg, "devices") * asked_count(cfg, "num_nodes"), cfg.train.micro_batch_size
+    budget_steps(cfg, 1)  # for its checks of numbers, before they are computed with
+    batch_size = nearest_multiple(cfg.train.batch_size, world * (micro or 1))
+    accumulate = micro_batches_per_step(batch_size, micro, world)
+    micro = batch_size // world // accumulate
+    return Setup(cfg.trainer.strategy == "fsdp", world, batch_size, micro, cfg.model.max_seq_len)
+
+
+def asked_count(cfg: DictConfig, key: str) -> int:
+    """How many `devices` per node, or `num_nodes`, the plan is for: one for `auto`. Raises ConfigError."""
+    asked = cfg.trainer[key]
+    if asked != "auto" and asked < 1:
+        raise ConfigError(f"trainer.{key}={asked}: a plan needs a number, such as trainer.{key}=8")
+    return 1 if asked == "auto" else int(asked)
+
+
+def nearest_multiple(number: int, unit: int) -> int:
+    """The positive multiple of `unit` nearest to `number`, the lower of two."""
+    return min(multiples_around(number, unit), key=lambda multiple: abs(multiple - number))
+
+
+def planned_vocabulary(cfg: DictConfig) -> tuple[int, str]:
+    """How many ids the tokenizer would have, read from the config alone, and the key that says so.
+
+    Raises ConfigError for a tokenizer that learns the number from its text.
+    """
+    if cfg.model.vocab_size is not None:
+        return cfg.model.vocab_size, "model.vocab_size"
+    tokenizer = build(cfg.tokenizer, "tokenizer")
+    if tokenizer.vocabulary_from == "nothing":
+        return tokenizer.train(iter(())).vocab_size, "tokenizer"
+    if "vocab_size" not in cfg.tokenizer:
+        raise ConfigError(
+            "model.vocab_size=null: this tokenizer learns its vocabulary from the text, which a plan does not read; "
+            "give a number, such as model.vocab_size=128"
+        )
+    return cfg.tokenizer.vocab_size, "tokenizer.vocab_size"
+
+
+def plan_column(setup: Setup, model: MemoryModel, limit: float) -> Column:
+    """A setup's memory, and where that exceeds `limit` bytes, the nearest setup that does not."""
+    fits = model.fits(setup, limit)
+    window = model.cfg.model.attention.get("window") or 1
+    return Column(setup, model.memory(setup), fits, None if fits else nearest_fit(setup, model, limit, window))
+
+
+def nearest_fit(setup: Setup, model: MemoryModel, limit: float, shortest: int) -> Setup | None:
+    """The first of `alternatives` that takes at most `limit` bytes."""
+    return next((s for s in alternatives(setup, shortest) if model.fits(s, limit)), None)
+
+
+def alternatives(setup: Setup, shortest: int) -> Iterator[Setup]:
+    """Other setups, the nearest first: smaller micro-batches, FSDP, on more devices, and then with shorter contexts.
+
+    Devices double and contexts halve; contexts, which change what is trained, come after all numbers of devices, and
+    then in the order of how often one or the other was done. shortest: contexts stay longer than this.
+    """
+    yield from smaller_micro_batches(setup)
+    worlds = [max(setup.devices, 2)]
+    while 2 * worlds[-1] <= MOST_DEVICES:
+        worlds.append(2 * worlds[-1])
+    contexts = [setup.seq_len]
+    while contexts[-1] // 2 > shortest:
+        contexts.append(contexts[-1] // 2)
+    for world in worlds:
+        yield from sharded(setup, world, setup.seq_len)
+    for changes in range(1, len(worlds) + len(contexts)):
+        for halved in range(1, min(changes + 1, len(contexts))):
+            if changes - halved < len(worlds):
+                yield from sharded(setup, worlds[changes - halved], contexts[halved])
+
+
+def smaller_micro_batches(setup: Setup) -> Iterator[Setup]:
+    """The same with smaller micro-batches, which divide a device's share of the batch, from the largest."""
+    share = setup.batch_size // setup.devices
+    for micro in range(setup.micro_batch - 1, 0, -1):
+        if share % micro == 0:
+            yield replace(setup, micro_batch=micro)
+
+
+def sharded(setup: Setup, world: int, seq_len: int) -> Iterator[Setup]:
+    """FSDP over `world` devices, with micro-batches from as large as before to single sequences."""
+    batch_size = nearest_multiple(setup.batch_size, world)
+    largest = min(setup.micro_batch, batch_size // world)
+    above = Setup(True, world, batch_size, largest + 1, seq_len)
+    yield from smaller_micro_batches(above)

@@ -1,0 +1,127 @@
+"""A training plan on the terminal: what the run is and takes, the memory of a device, and what would fit instead."""
+
+from dataclasses import fields
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from llama_lab.units import duration, in_bytes
+
+from .estimate import USABLE, Column, Memory, Setup, TrainingPlan
+
+ROWS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "buckets": "  and DDP's buckets of them",
+    "optimizer": "optimizer",
+    "working": "bf16 copies; gathered blocks",
+    "activations": "activations",
+}
+
+
+def print_training_plan(plan: TrainingPlan) -> None:
+    """Print it all, within 80 columns."""
+    console = Console(highlight=False)
+    console.print(facts_table(plan))
+    console.print(memory_table(plan))
+    for line in (*verdicts(plan), *assumptions(plan)):
+        console.print(line, markup=False)
+
+
+def facts_table(plan: TrainingPlan) -> Table:
+    """What the run is, and what it takes as a whole."""
+    table = Table(show_header=False, box=box.SIMPLE, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    setup, cost = plan.setup, plan.cost
+    for row in (
+        ("parameters", f"{cost.params:,}"),
+        ("  without embeddings", f"{cost.params_non_embedding:,}"),
+        *([("  active per token", f"{cost.params_active:,}")] if cost.params_active < cost.params else []),
+        ("tokens", f"{plan.tokens:,}"),
+        ("batch", f"{setup.batch_size:,} sequences of {setup.seq_len:,} tokens"),
+        ("training FLOPs per token", f"{cost.train_flops_per_token:.3g}"),
+        ("training FLOPs", f"{plan.flops:.3g}"),
+        ("devices", f"{setup.devices:,} x {plan.device_name}"),
+        (f"time at {plan.mfu:.0%} MFU", duration(plan.seconds)),
+        ("tokens/s per device", f"{plan.tokens_per_second:,.0f}"),
+        ("KV cache per token, 16-bit", in_bytes(cost.kv_bytes_per_token)),
+        (f"KV cache at {setup.seq_len:,} tokens", in_bytes(cost.kv_bytes)),
+    ):
+        table.add_row(*row)
+    return table
+
+
+def memory_table(plan: TrainingPlan) -> Table:
+    """The memory of one device, part by part, for each way to lay the run out."""
+    title = f"memory per device, {plan.setup.micro_batch:,} x {plan.setup.seq_len:,} tokens at once"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for column in plan.columns:
+        table.add_column(column.setup.layout, justify="right")
+    for field in fields(Memory):
+        parts = [getattr(column.memory, field.name) for column in plan.columns]
+        if any(parts):
+            table.add_row(ROWS[field.name], *map(gigabytes, parts))
+    table.add_section()
+    table.add_row("all", *(gigabytes(column.memory.total) for column in plan.columns))
+    room = f"of {gigabytes(plan.usable)}, {USABLE:.0%} of one {plan.device_name}"
+    table.add_row(room, *("fits" if column.fits else "does not fit" for column in plan.columns))
+    return table
+
+
+def verdicts(plan: TrainingPlan) -> list[str]:
+    """A line on everything that does not fit, with the nearest setting that does."""
+    lines = []
+    if plan.setup.batch_size != plan.batch_asked:
+        lines.append(
+            f"train.batch_size={plan.batch_asked} cannot be shared by {plan.setup.devices:,} devices; planned with the "
+            f"nearest that can, train.batch_size={plan.setup.batch_size}"
+        )
+    return lines + [verdict(plan, column) for column in plan.columns if not column.fits]
+
+
+def verdict(plan: TrainingPlan, column: Column) -> str:
+    """What would fit in the place of a column that does not."""
+    asked = column.setup
+    if column.nearest is None:
+        return (
+            f"{asked.layout} does not fit, and nothing does on any number of them, at any micro-batch or context: "
+            f"choose a device of more memory"
+        )
+    sharing = [column.nearest.layout] if column.nearest.sharded != asked.sharded else []
+    settings = " ".join([*sharing, *changes(plan, asked, column.nearest)])
+    return f"{asked.layout} does not fit; the nearest that does: {settings}"
+
+
+def changes(plan: TrainingPlan, asked: Setup, nearest: Setup) -> list[str]:
+    """The settings in which `nearest` differs, as they are typed."""
+    nodes = asked.devices // plan.per_node
+    world = (
+        f"trainer.devices={nearest.devices}" if nodes == 1 else f"trainer.num_nodes={nearest.devices // plan.per_node}"
+    )
+    typed = {
+        "devices": world,
+        "batch_size": f"train.batch_size={nearest.batch_size}",
+        "micro_batch": f"train.micro_batch_size={nearest.micro_batch}",
+        "seq_len": f"model.max_seq_len={nearest.seq_len}",
+    }
+    return [text for name, text in typed.items() if getattr(nearest, name) != getattr(asked, name)]
+
+
+def assumptions(plan: TrainingPlan) -> list[str]:
+    """What the numbers rest on."""
+    return [
+        f"Assumed: {plan.vocab_size:,} ids ({plan.vocabulary}); trainer.precision={plan.precision}; plan_mfu="
+        f"{plan.mfu:g} of {plan.device.peak / 1e12:,.0f} TFLOP/s; GB are 1e9 bytes; eager, without recomputation.",
+        "Not counted: CUDA context, NCCL, fragmentation (the room left); evaluation, checkpoints, stops.",
+    ]
+
+
+def gigabytes(count: float) -> str:
+    """Bytes in a unit a person can read."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return "-" if count == 0 else f"{count:,.0f} B"

@@ -1,0 +1,181 @@
+"""Train short, evaluate long: the loss at other context lengths than the one of training, and by position."""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from omegaconf import DictConfig
+from torch import Tensor
+
+from llama_lab.config.value_types import is_kind
+from llama_lab.data import IGNORE, ValWindows
+from llama_lab.data.tokens import TokenDataset
+from llama_lab.data.windows import Tokens
+from llama_lab.devices.hardware import Hardware
+from llama_lab.errors import ConfigError
+from llama_lab.model import Decoder
+
+MAX_BUCKETS = 64
+
+
+@dataclass(frozen=True)
+class LengthLoss:
+    """What a token stream costs a model that reads it in windows of `length` tokens.
+
+    loss: mean nats per token; None where there is none, and `note` says why.
+    positions, losses, tokens: for each bucket of positions its mean position, mean nats per token, and number of
+        predicted tokens, by which the losses are to be weighted. Position p, from 0, predicts from p + 1 tokens.
+    """
+
+    length: int
+    loss: float | None = None
+    positions: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    note: str = ""
+
+
+def check_multiples(key: str, multiples: Collection[Any]) -> None:
+    """Raise ConfigError for a multiple of the context, of setting `key`, that is no number, or out of range."""
+    for multiple in multiples:
+        if not is_kind(multiple, float) or not 1 <= multiple <= 1e6:
+            raise ConfigError(
+                f"{key}={list(multiples)}: {multiple} is no multiple of the context; give numbers from 1 to 1e6"
+            )
+
+
+def evaluation(
+    cfg: DictConfig,
+    dataset: TokenDataset,
+    model: Decoder,
+    hardware: Hardware,
+    step: int,
+    multiples: Sequence[float],
+) -> dict[str, Any]:
+    """What eval.json holds of the losses of a run's `model` after `step` steps, on one device.
+
+    The validation loss is that of the first of `lengths`, the trained one; `multiples` of it follow. `model` is left in
+    the precision of `hardware`. Raises ConfigError if the loss is no number.
+    """
+    if multiples:
+        times = ", ".join(f"{multiple:g}" for multiple in multiples)
+        print(f"evaluating at {times} x {model.max_seq_len:,} tokens", flush=True)
+    if hardware.precision == "bf16-true":
+        model.bfloat16()
+    with hardware.autocast():
+        lengths = losses_at_lengths(model, dataset.val, multiples, batch_tokens(cfg), hardware.torch_device)
+    trained = lengths[0]
+    if trained.loss is None:
+        why = trained.note.removeprefix("cannot: ")
+        raise ConfigError(f"model.max_seq_len={model.max_seq_len}: no validation loss, {why}")
+    return {
+        **surroundings(hardware, step),
+        "val/loss": trained.loss,
+        "val/perplexity": math.exp(trained.loss) if trained.loss < 700 else None,  # beyond what a float holds
+        "val/bits_per_byte": trained.loss / math.log(2) / dataset.bytes_per_token,
+        "val_tokens": dataset.val_tokens,
+        "lengths": [asdict(length) for length in lengths],
+    }
+
+
+def batch_tokens(cfg: DictConfig) -> int:
+    """Tokens that a run's device reads at once."""
+    return int((cfg.train.micro_batch_size or cfg.train.batch_size) * cfg.model.max_seq_len)
+
+
+def surroundings(hardware: Hardware, step: int) -> dict[str, Any]:
+    """What all parts of an eval.json share: of which step it is, and where it was measured."""
+    return {
+        "step": step,
+        "device": hardware.device_name,
+        "precision": hardware.precision,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def losses_at_lengths(
+    model: Decoder, tokens: Tokens, multiples: Sequence[float], batch_tokens: int, device: torch.device
+) -> list[LengthLoss]:
+    """The losses of the stream `tokens` at the trained length, and then, ascending, at further multiples of it.
+
+    Lengths are rounded to whole tokens. At each the stream is read in non-overlapping windows, so that every token but
+    the first is predicted once; a batch holds about `batch_tokens` tokens, but at least one window.
+    """
+    longer = {round(multiple * model.max_seq_len) for multiple in multiples} - {model.max_seq_len}
+    with evaluating_on(model, device):
+        return [
+            loss_at_length(model, tokens, length, batch_tokens, device)
+            for length in (model.max_seq_len, *sorted(longer))
+        ]
+
+
+@contextmanager
+def evaluating_on(model: Decoder, device: torch.device) -> Iterator[None]:
+    """Have `model` on `device` in eval mode, without gradients, and leave it as it was."""
+    home, training = model.embedding.tokens.weight.device, model.training
+    model.to(device).eval()
+    try:
+        # Eager, since a compiled model would be compiled again for every length.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        model.to(home).train(training)
+
+
+def loss_at_length(model: Decoder, tokens: Tokens, length: int, batch_tokens: int, device: torch.device) -> LengthLoss:
+    """The loss of the stream in windows of `length` tokens, or why there is none."""
+    end = model.position.max_positions
+    if end is not None and length > end:
+        return LengthLoss(length, note=f"cannot: {type(model.position).__name__.lower()} positions end at {end}")
+    predicted = len(tokens) - 1
+    if predicted < length:  # the last positions would have no loss
+        return LengthLoss(length, note=f"cannot: the validation text has {predicted} tokens, less than one window")
+    try:
+        nll, counts = sums_by_position(model, tokens, length, batch_tokens, device)
+    except torch.OutOfMemoryError:  # a trained run is not to fail for a length that it was not trained at
+        return LengthLoss(length, note="cannot: out of memory")
+    loss = float(nll.sum() / counts.sum())
+    if not math.isfinite(loss):
+        return LengthLoss(length, note=f"cannot: the loss is {loss}")
+    width = math.ceil(length / MAX_BUCKETS)
+    buckets = list(zip(*(torch.split(x, width) for x in (nll, counts, torch.arange(length))), strict=True))
+    return LengthLoss(
+        length,
+        loss,
+        positions=[float(positions.double().mean()) for _, _, positions in buckets],
+        losses=[float(nll.sum() / counts.sum()) for nll, counts, _ in buckets],
+        tokens=[int(counts.sum()) for _, counts, _ in buckets],
+    )
+
+
+def sums_by_position(
+    model: Decoder,
+    tokens: Tokens,
+    length: int,
+    batch_tokens: int,
+    device: torch.device,
+    cache_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Nats paid at each position, summed over windows in float64, and how many tokens: `(length,)` both.
+
+    With a `cache_dtype`, keys and values are read from a KV cache of it, and so as it rounds them.
+    """
+    windows = ValWindows(tokens, length)
+    size = max(1, batch_tokens // length)
+    nll, counts = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.int64)
+    for start in range(0, len(windows), size):
+        batch = [windows[i] for i in range(start, min(start + size, len(windows)))]
+        inputs, targets = (torch.stack([torch.from_numpy(ids) for ids in side]) for side in zip(*batch, strict=True))
+        cache = None if cache_dtype is None else model.new_cache(len(inputs), length, cache_dtype)
+        logits = model(inputs.to(device), cache).float()
+        paid = F.cross_entropy(
+            logits.flatten(0, 1), targets.to(device).flatten(), ignore_index=IGNORE, reduction="none"
+        )
+        nll += paid.view_as(targets).cpu().double().sum(0)  # Apple's devices have no float64
+        counts += (targets != IGNORE).sum(0)
+    return nll, counts

@@ -1,0 +1,292 @@
+"""A run's folder: `runs/<name>/<arm>/seed=<n>/`, and what may be done to it."""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from filelock import FileLock, Timeout
+from omegaconf import DictConfig, OmegaConf
+
+from llama_lab.config.components import flatten, override_key
+from llama_lab.config.keys import COMPONENTS, keys_of, option_file
+from llama_lab.config.trust import escape, stored_config, with_text
+from llama_lab.errors import ConfigError, FinishedRunError, first_line
+from llama_lab.files import replacing
+
+from .checkpoint import checkpoint_step, discard, go_back_to, newest_whole, stable
+
+Status = Literal["running", "interrupted", "done", "diverged", "failed"]
+
+LOCK = ".lock"
+OUTPUT = "output.log"  # of the run's processes, where a launcher gives it some; there before the run begins
+STATUS = "status.json"
+SAMPLE = "sample.txt"
+TOKENIZER = "tokenizer.json"
+EVALUATION = "eval.json"
+WANDB_ID = "wandb_id"
+ENVIRONMENT = "environment.json"
+OVERRIDES = "overrides.yaml"
+RESOLVED = "resolved.yaml"  # the last file that a beginning run writes
+
+# What going on reads of a run, with the parts that each file must have.
+NEEDED: dict[str, tuple[str, ...]] = {
+    STATUS: ("status", "message"),
+    ENVIRONMENT: (),
+    OVERRIDES: (),
+    RESOLVED: ("data", "model", "schedule", "train"),
+}
+
+# Settings of where a run computes and how it is watched, not of what it computes: they make no arm of their own, and
+# may change when an unfinished run goes on.
+CHANGEABLE = (
+    "overwrite",
+    "resume",
+    "runs_dir",
+    "plan",
+    "device",
+    "plan_mfu",
+    "measure",
+    "trust",
+    "data.cache_dir",
+    "logger",
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.strategy",
+    "train.log_every",
+    "train.checkpoint_every",
+    "train.sample_tokens",
+    "train.prompt",
+)
+UNNAMED = ("name", "arm", "seed", "hydra", *CHANGEABLE)
+# Those that may also change when a finished run is trained further.
+EXTENDABLE = (*CHANGEABLE, "train.tokens", "train.evaluations", "schedule.warmup")
+# Settings that older runs lack; null stands for what those did. An older run may go on with another value, since its
+# hashes tell whether that changes its data.
+ADDED = ("data.val_tokens", "tokenizer.sample_bytes")
+
+
+def arm_name(overrides: list[str]) -> str:
+    """A short folder name from the command line's overrides: `norm=layernorm-position=sinusoidal`, or `base` for none.
+
+    Values that no file name should hold are rewritten, and what would be too long ends in a hash.
+    """
+    has_name = any(o.startswith("name=") for o in overrides)
+    unnamed = UNNAMED if has_name else (*UNNAMED, "arch")  # without a name of its own, the run has the recipe's
+    keys = {o: override_key(o) for o in overrides}
+    named = sorted(o.lstrip("+") for o, key in keys.items() if key != "trainer" and not belongs(key, unnamed))
+    full = "-".join(named)
+    short = re.sub(r"[^A-Za-z0-9=.+_-]+", "_", full)
+    if short != full or len(short) > 100:
+        short = f"{short[:90]}-{hashlib.blake2b(full.encode(), digest_size=3).hexdigest()}"
+    return short if full else "base"
+
+
+def belongs(key: str, roots: tuple[str, ...]) -> bool:
+    """Whether `key` is one of `roots` or below one."""
+    return any(key == root or key.startswith(f"{root}.") for root in roots)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make a folder, and keep other processes out of it. Raises ConfigError if one is at work in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise ConfigError(f"name: another process is training in {folder}; wait, or choose another name") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def write_yaml(content: Any, file: Path) -> None:
+    """Replace a YAML file in one move. `${` in a text is written so that it stays text."""
+    with replacing(file) as fresh:
+        OmegaConf.save(OmegaConf.create(with_text(content, escape)), fresh)
+
+
+def check_no_file(path: Path, runs_dir: str) -> None:
+    """Raise ConfigError if a file is where the folder `path` should be, or a folder above it."""
+    if blocked := next((p for p in (path, *path.parents) if p.is_file()), None):
+        raise ConfigError(f"runs_dir={runs_dir}: {blocked} is a file; choose a folder")
+
+
+class RunFolder:
+    """The files of one run. Reading never writes; `begin` makes the folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint = path / "checkpoints" / "last.ckpt"
+        self.metrics = path / "metrics.csv"
+
+    def read_status(self) -> dict[str, Any] | None:
+        """status.json, None if there is none."""
+        return self.read_json(STATUS) if (self.path / STATUS).exists() else None
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A JSON file of the run."""
+        return json.loads((self.path / name).read_text())  # type: ignore[no-any-return]
+
+    def config(self) -> DictConfig:
+        """The run's config. Raises ConfigError for a file that holds none."""
+        return stored_config(self.path / RESOLVED)
+
+    def write_status(self, status: Status, message: str = "") -> None:
+        """Replace status.json; `message` says why, in one line."""
+        self.write_json(STATUS, {"status": status, "message": message})
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Replace a JSON file in one move."""
+        with replacing(self.path / name) as fresh:
+            fresh.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def check_files(self, setting: str, remedy: str) -> None:
+        """Raise ConfigError, from the `setting` to the `remedy`, if a file that going on needs is damaged."""
+        for name, parts in NEEDED.items():
+            file = self.path / name
+            if not file.exists():
+                continue
+            try:
+                read = json.loads if file.suffix == ".json" else yaml.safe_load
+                content = read(file.read_bytes())
+            except (ValueError, yaml.YAMLError) as error:
+                raise ConfigError(f"{setting}: {file} is damaged, {first_line(error)}; {remedy}") from error
+            is_whole = isinstance(content, list) if name == OVERRIDES else isinstance(content, dict)
+            if not is_whole or not all(part in content for part in parts):
+                raise ConfigError(f"{setting}: {file} is damaged, it is not all that a run writes; {remedy}")
+
+    def check(self, cfg: DictConfig, choices: Mapping[str, str]) -> None:
+        """Raise ConfigError unless `cfg` of these choices per group may start or go on here. Writes nothing."""
+        check_no_file(self.path, cfg.runs_dir)
+        if not (self.path / STATUS).exists():
+            if cfg.resume:
+                raise ConfigError(f"resume={cfg.resume}: holds no run; name a run's folder, or leave resume out")
+            ours = (LOCK, OUTPUT, f"{STATUS}.tmp")
+            if self.path.exists() and any(file.name not in ours for file in self.path.iterdir()):
+                raise ConfigError(f"name: {self.path} holds files that are no run; choose another name or runs_dir")
+            return
+        if cfg.overwrite or not (self.path / RESOLVED).exists():  # without it: killed as it began, or was cleared
+            return
+        self.check_files("name", "restore it, choose another name, or start over with overwrite=true")
+        finished = self.read_json(STATUS)["status"] == "done"
+        changed = self.changed_keys(cfg, EXTENDABLE if cfg.resume else CHANGEABLE)
+        if finished and not cfg.resume:
+            raise (ConfigError if changed else FinishedRunError)(
+                f"name: {self.path} already holds a finished run; choose another name or seed, start over with "
+                f"overwrite=true, or train it further with resume={self.path} train.tokens=<more>"
+            )
+        if changed:
+            key, old, new = self.changed_group(changed[0][0], choices) or changed[0]
+            raise ConfigError(
+                f"{key}={new}: the run in {self.path} has {key}={old}; give the same settings to go on, "
+                f"choose another name, or start over with overwrite=true"
+            )
+
+    def changed_group(self, key: str, choices: Mapping[str, str]) -> tuple[str, Any, Any] | None:
+        """(group, option before, option now) of the choice that set a key in another way; None if none did."""
+        before = self.read_json(ENVIRONMENT).get("choices", {})
+        differ = [group for group in before.keys() & choices.keys() if before[group] != choices[group]]
+        for group in sorted(differ, key=lambda group: (group != "arch", group)):  # which chooses other groups
+            chosen = {group, *COMPONENTS} & {*differ} if group == "arch" else {group}
+            files = [option_file(g, option) for g in chosen for option in (before[g], choices[g])]
+            if any(key in keys_of(file) for file in files if file.exists()):
+                return group, before[group], choices[group]
+        return None
+
+    def changed_keys(self, cfg: DictConfig, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
+        """(key, old value, new value) of every setting that differs from the run's own and may not."""
+        return changes(OmegaConf.to_container(self.config(), resolve=True), settled(cfg), changeable)
+
+    def begin(self, cfg: DictConfig, overrides: list[str], environment: dict[str, Any]) -> Path | None:
+        """Make the folder for a run of `cfg`; return the checkpoint to go on from, None to start.
+
+        environment.json tells of this session, and below `earlier_sessions` of those before it. Raises ConfigError,
+        and writes nothing, if the checkpoint comes from other data or another precision, or none is whole.
+        """
+        if cfg.overwrite or not (self.path / RESOLVED).exists():
+            self.clear()
+        checkpoint = self.checkpoint_for(cfg)
+        sessions = [] if checkpoint is None else self._earlier_sessions(cfg, environment)
+        if checkpoint == stable(self.checkpoint):
+            (self.path / WANDB_ID).unlink(missing_ok=True)  # W&B would not forget the decay
+            go_back_to(checkpoint, self.checkpoint)
+            checkpoint = self.checkpoint
+        elif checkpoint is not None and checkpoint != self.checkpoint:
+            discard(self.checkpoint)  # torn: it must not become the one before the next
+        self.write_status("running")
+        self.checkpoint.parent.mkdir(exist_ok=True)
+        self.write_json(ENVIRONMENT, environment | {"earlier_sessions": sessions})
+        write_yaml(overrides, self.path / OVERRIDES)
+        write_yaml(settled(cfg), self.path / RESOLVED)
+        return checkpoint
+
+    def checkpoint_for(self, cfg: DictConfig) -> Path | None:
+        """The checkpoint that `cfg` goes on from: the last, or with a larger budget than before the stable one.
+
+        The latter only if the last is further, and so in the decay, which a larger budget has later. None if there is
+        none; raises ConfigError if none is whole. Changes nothing, so that all ranks choose the same.
+        """
+        last = newest_whole(self.checkpoint)
+        earlier = stable(self.checkpoint)
+        if last is None or not earlier.exists():
+            return last
+        grows = cfg.train.tokens > self.config().train.tokens
+        return newest_whole(earlier) if grows and checkpoint_step(earlier) < checkpoint_step(last) else last
+
+    def _earlier_sessions(self, cfg: DictConfig, environment: dict[str, Any]) -> list[dict[str, Any]]:
+        """The environments of the sessions that led to the checkpoint."""
+        last = self.read_json(ENVIRONMENT)
+        for key in ("data_hash", "tokenizer_hash", "precision"):
+            if key in last and last[key] != environment.get(key):
+                added = [] if key == "precision" else self._added(cfg)
+                remedy = f"it began without bounds, so go on with {' '.join(added)}" if added else "restore that"
+                raise ConfigError(
+                    f"{key}={environment.get(key)}: the checkpoint in {self.path} was trained with {last[key]}; "
+                    f"{remedy}, choose another name, or start over with overwrite=true"
+                )
+        return [*last.pop("earlier_sessions", []), last]
+
+    def _added(self, cfg: DictConfig) -> list[str]:
+        """The overrides that make `cfg` do what the run did without the settings `ADDED`."""
+        old, new = flatten(OmegaConf.to_container(self.config(), resolve=True)), flatten(settled(cfg))
+        return [f"{key}=null" for key in ADDED if key not in old and new.get(key) is not None]
+
+    def clear(self) -> None:
+        """Delete everything but the lock, which this process holds, and the output, which it may be writing.
+
+        The config goes first and the status last, so that a kill in between leaves what `begin` clears again.
+        """
+        files = list(self.path.iterdir())
+        for file in sorted(files, key=lambda file: (file.name == STATUS, file.name != RESOLVED)):
+            if file.is_dir():
+                shutil.rmtree(file)
+            elif file.name not in (LOCK, OUTPUT):
+                file.unlink()
+
+
+def settled(cfg: DictConfig) -> dict[str, Any]:
+    """The config with everything resolved, and the paths of the data independent of the working directory."""
+    config = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(config, dict)
+    for node in (config["data"], config["data"]["source"]):
+        if "files" in node:
+            files = [node["files"]] if isinstance(node["files"], str) else node["files"]
+            node["files"] = [str(Path(file).expanduser().absolute()) for file in files]
+    return config  # type: ignore[return-value]
+
+
+def changes(before: Any, now: Any, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
+    """(key, value before, value now) of every setting in which two `settled` configs differ and may not."""
+    old, new = flatten(before), flatten(now)
+    added = [key for key in ADDED if key not in old]
+    keys = [key for key in sorted(old.keys() | new.keys() - added) if not belongs(key, changeable)]
+    return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]

@@ -1,0 +1,366 @@
+"""Designs: which arms a study has. A design knows recipes and options by name, and nothing of models.
+
+A class per design; `conf/study/` holds one option for each. To add one, write a class with `variants` and a YAML.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Protocol
+
+from omegaconf import DictConfig
+
+from llama_lab.config.value_types import WORDS, is_kind
+from llama_lab.errors import ConfigError, suggestion
+from llama_lab.formatting import conjoin
+
+# The groups that make an architecture, in the order in which a ladder takes them.
+COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An arm before it is composed.
+
+    overrides: what makes it, on top of what all arms share. axes: its level on each axis. previous: the arm that its
+    step is counted from. reference: the arm whose size it is matched to, itself for none.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    axes: dict[str, str]
+    reference: str
+    previous: str | None = None
+
+
+@dataclass(frozen=True)
+class Variants:
+    """The arms of a design, the baseline first.
+
+    notes: what a reader must know of them, in sentences. title: of the report; default: one of design and baseline.
+    """
+
+    arms: tuple[Variant, ...]
+    notes: tuple[str, ...] = ()
+    title: str = ""
+
+
+class Configs(Protocol):
+    """Composes configs with what all arms share; the study's own settings left out."""
+
+    def recipes(self) -> list[str]:
+        """The names of the recipes."""
+
+    def config(self, *overrides: str) -> DictConfig:
+        """The config of these overrides."""
+
+    def choices(self, *overrides: str) -> dict[str, str]:
+        """The option of every group that they choose."""
+
+
+class Design(Protocol):
+    """What a study's YAML builds. Its name is the option's."""
+
+    def variants(self, configs: Configs) -> Variants:
+        """The arms. Raises ConfigError for an axis, a recipe or a level that cannot be."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Two recipes and the axes on which one becomes the other: axis -> (the base's option, the target's)."""
+
+    base: str
+    target: str
+    axes: dict[str, tuple[str, str]]
+    notes: tuple[str, ...]
+
+    def label(self, axis: str) -> str:
+        """The target's option as a part of an arm's name: alone where it speaks for itself."""
+        option = self.axes[axis][1]
+        shared = sum(target == option for _, target in self.axes.values()) > 1
+        return f"{axis}={option}" if axis in ("embedding", "init") or option == "none" or shared else option
+
+    def options(self, turned: Sequence[str]) -> dict[str, str]:
+        """The option on every axis, `turned` ones as in the target."""
+        return {axis: levels[axis in turned] for axis, levels in self.axes.items()}
+
+    def variant(
+        self, name: str, turned: Sequence[str], reference: str, recipe: str | None = None, previous: str | None = None
+    ) -> Variant:
+        """The arm with these axes turned; groups that are no axis stay as in `recipe`, the base unless told."""
+        options = self.options(turned)
+        overrides = (f"arch={recipe or self.base}", *(f"{axis}={option}" for axis, option in options.items()))
+        return Variant(name, overrides, options, reference, previous)
+
+
+def draw_line(base: str, target: str, axes: Sequence[str] | None, configs: Configs) -> Line:
+    """The line between two recipes along `axes`, all that differ unless told. Raises ConfigError."""
+    ends = {key: choices_of(recipe, key, configs) for key, recipe in (("base", base), ("target", target))}
+    if axes is not None and not axes:
+        raise ConfigError(f"study.axes=[]: names no axis; leave it out, or choose among {', '.join(COMPONENTS)}")
+    differ = [axis for axis in COMPONENTS if ends["base"][axis] != ends["target"][axis]]
+    for axis in axes or ():
+        if axis not in COMPONENTS:
+            raise ConfigError(
+                f"study.axes: {axis} is no axis{suggestion(str(axis), COMPONENTS)}; "
+                f"choose among {', '.join(COMPONENTS)}"
+            )
+    if len(set(axes or ())) < len(axes or ()):
+        raise ConfigError(f"study.axes=[{','.join(axes or ())}]: names an axis twice")
+    used = [axis for axis in (axes if axes is not None else differ) if axis in differ]
+    if not used:
+        asked = f" on {', '.join(axes)}" if axes else ""
+        raise ConfigError(
+            f"study.target={target}: is the same as study.base={base}{asked}; they differ on {', '.join(differ) or '-'}"
+        )
+    agreed = [
+        f"No arm for {axis}: {base} and {target} both have {ends['base'][axis]}."
+        for axis in axes or ()
+        if axis not in differ
+    ]
+    left = [axis for axis in differ if axis not in used]
+    partial = [f"{base} and {target} also differ on {', '.join(left)}, which no arm changes."] if left else []
+    levels = {axis: (ends["base"][axis], ends["target"][axis]) for axis in used}
+    return Line(base, target, levels, (*agreed, *partial))
+
+
+def choices_of(recipe: str, key: str, configs: Configs) -> dict[str, str]:
+    """The options that a recipe chooses. Raises ConfigError if there is no such recipe."""
+    known = configs.recipes()
+    if recipe not in known:
+        raise ConfigError(
+            f"study.{key}={recipe}: no such recipe{suggestion(recipe, known)}; choose {' | '.join(known)}"
+        )
+    return configs.choices(f"arch={recipe}")
+
+
+@dataclass(frozen=True)
+class AlongLine:
+    """What the designs between two recipes share; axes: all on which these differ, unless told."""
+
+    base: str
+    target: str
+    axes: Sequence[str] | None = None
+
+    def line(self, configs: Configs) -> Line:
+        """The line between the two. Raises ConfigError."""
+        return draw_line(self.base, self.target, self.axes, configs)
+
+
+class Ladder(AlongLine):
+    """From base to target, one axis after the other; each arm is compared with the one before."""
+
+    def variants(self, configs: Configs) -> Variants:
+        """The base, then a rung per axis."""
+        line = self.line(configs)
+        arms = [line.variant(self.base, (), self.base)]
+        for i, axis in enumerate(line.axes):
+            name = f"+{line.label(axis)}"
+            arms.append(line.variant(name, list(line.axes)[: i + 1], self.base, previous=arms[-1].name))
+        return Variants(tuple(arms), line.notes, f"From {self.base} to {self.target}, one change at a time")
+
+
+class AddOne(AlongLine):
+    """The base, and the base with one axis at a time as in the target."""
+
+    def variants(self, configs: Configs) -> Variants:
+        """The base, then an arm per axis."""
+        line = self.line(configs)
+        arms = [line.variant(self.base, (), self.base)]
+        for axis in line.axes:
+            arms.append(line.variant(f"{self.base}+{line.label(axis)}", [axis], self.base))
+        return Variants(tuple(arms), line.notes, f"What each part of {self.target} does for {self.base}")
+
+
+class LeaveOneOut(AlongLine):
+    """The target, and the target with one axis at a time as in the base."""
+
+    def variants(self, configs: Configs) -> Variants:
+        """The target, then an arm per axis."""
+        line = self.line(configs)
+        whole = list(line.axes)
+        arms = [line.variant(self.target, whole, self.target, self.target)]
+        for axis in line.axes:
+            kept = [other for other in whole if other != axis]
+            arms.append(line.variant(f"{self.target}-{line.label(axis)}", kept, self.target, self.target))
+        return Variants(tuple(arms), line.notes, f"What each part of {self.target} does for it")
+
+
+@dataclass(frozen=True)
+class Factorial(AlongLine):
+    """Every combination of base and target on the axes, or a regular fraction of them (Box, Hunter & Hunter, ch. 6).
+
+    fraction: 1 for all; 0.5, 0.25, ... for the half, quarter, ... that confounds least, base included.
+    """
+
+    fraction: float = 1.0
+
+    def variants(self, configs: Configs) -> Variants:
+        """The base, then the other combinations."""
+        line = self.line(configs)
+        names = list(line.axes)
+        arms = []
+        for levels in sorted(combinations(len(names), self.fraction)):
+            turned = [axis for axis, is_on in zip(names, levels, strict=True) if is_on]
+            parts = [self.base, *(line.label(axis) for axis in turned)]
+            arms.append(line.variant("+".join(parts), turned, self.base))
+        share = "all combinations" if self.fraction == 1 else f"1 in {1 / self.fraction:g} combinations"
+        title = f"{conjoin(names)} between {self.base} and {self.target}: {share}"
+        return Variants(tuple(arms), line.notes, title[0].upper() + title[1:])
+
+
+def combinations(n_axes: int, fraction: float) -> list[tuple[bool, ...]]:
+    """The combinations of a two-level factorial: all, or the `fraction` of best resolution. Raises ConfigError."""
+    if fraction == 1:
+        return list(product((False, True), repeat=n_axes))
+    from pyDOE3 import fracfact
+
+    found = {0.5**n: generators for n in range(1, n_axes) if (generators := fraction_generators(n_axes, n))}
+    if fraction not in found:
+        possible = ", ".join(f"{known:g}" for known in (1, *found))
+        raise ConfigError(f"study.fraction={fraction:g}: with {n_axes} axes choose {possible}")
+    rows = fracfact(found[fraction]) > 0
+    # Turned by one of its own rows a regular fraction stays one, of equal resolution, and the base is among its rows.
+    return [tuple(bool(on) for on in row) for row in rows ^ rows[0]]
+
+
+def fraction_generators(n_axes: int, halvings: int) -> str:
+    """The generators of the fraction that confounds least; empty where none can tell all axes apart."""
+    from pyDOE3 import fracfact_opt
+
+    if 2 ** (n_axes - halvings) <= n_axes:  # a row for the mean and one for each axis
+        return ""
+    try:
+        return str(fracfact_opt(n_axes, halvings)[0])
+    except ValueError:  # pyDOE3 finds no saturated designs
+        return ""
+
+
+@dataclass(frozen=True)
+class Recipes:
+    """Two whole recipes."""
+
+    base: str
+    target: str
+
+    def variants(self, configs: Configs) -> Variants:
+        """The base and the target."""
+        if self.base == self.target:
+            raise ConfigError(f"study.target={self.target}: is the same as study.base")
+        for key, recipe in (("base", self.base), ("target", self.target)):
+            choices_of(recipe, key, configs)
+        return Variants(
+            tuple(Variant(name, (f"arch={name}",), {"arch": name}, self.base) for name in (self.base, self.target)),
+            title=f"{self.target} compared with {self.base}",
+        )
+
+
+@dataclass(frozen=True)
+class KVHeads:
+    """One recipe with every number of key and value heads that divides its heads: MHA, GQA-n, MQA.
+
+    kv_heads: these numbers instead. Raises ConfigError for a recipe that has no grouped-query attention.
+    """
+
+    base: str
+    kv_heads: Sequence[int] | None = None
+
+    def variants(self, configs: Configs) -> Variants:
+        """Most heads first."""
+        choices_of(self.base, "base", configs)
+        model = configs.config(f"arch={self.base}").model
+        if not model.attention._target_.endswith(".GroupedQueryAttention"):
+            raise ConfigError(
+                f"study.base={self.base}: its attention has a fixed number of key and value heads; add attention=gqa"
+            )
+        if self.kv_heads is not None:
+            check_levels("kv_heads", self.kv_heads, int)
+        n_heads = model.n_heads
+        divisors = [n for n in range(n_heads, 0, -1) if n_heads % n == 0]
+        wanted = divisors if self.kv_heads is None else sorted(set(self.kv_heads), reverse=True)
+        for n in wanted:
+            if n not in divisors:
+                raise ConfigError(
+                    f"study.kv_heads: {n} does not divide model.n_heads={n_heads}; choose among {divisors}"
+                )
+        names = {n: "mha" if n == n_heads else "mqa" if n == 1 else f"gqa-{n}" for n in wanted}
+        return Variants(
+            tuple(
+                Variant(name, (f"arch={self.base}", f"model.n_kv_heads={n}"), {"n_kv_heads": str(n)}, names[wanted[0]])
+                for n, name in names.items()
+            ),
+            title=f"{self.base} with {conjoin([str(n) for n in names])} key and value heads",
+        )
+
+
+@dataclass(frozen=True)
+class Depth:
+    """Blocks over depths, with and without warm-up (Xiong et al. 2020; Wang et al. 2022, DeepNet).
+
+    warmups: fractions of the budget. Arms are matched to, and compared with, the first block at their own depth and
+    warm-up.
+    """
+
+    base: str
+    blocks: Sequence[str]
+    depths: Sequence[int]
+    warmups: Sequence[float]
+
+    def variants(self, configs: Configs) -> Variants:
+        """By depth, then warm-up, then block."""
+        choices_of(self.base, "base", configs)
+        check_levels("blocks", self.blocks, str)
+        check_levels("depths", self.depths, int)
+        check_levels("warmups", self.warmups, float)
+        arms = []
+        for depth, warmup in product(self.depths, self.warmups):
+            names = {block: f"{block}-{depth}-warmup={warmup:g}" for block in self.blocks}
+            for block, name in names.items():
+                overrides = (
+                    f"arch={self.base}",
+                    f"block={block}",
+                    f"model.n_layers={depth}",
+                    f"schedule.warmup={warmup}",
+                )
+                axes = {"block": block, "n_layers": str(depth), "warmup": f"{warmup:g}"}
+                first = names[self.blocks[0]]
+                arms.append(Variant(name, overrides, axes, first, previous=None if name == first else first))
+        return Variants(
+            tuple(arms),
+            ("Arms are matched within one depth: deeper ones have more parameters.",),
+            f"{conjoin(self.blocks)} at {conjoin([str(depth) for depth in self.depths])} layers",
+        )
+
+
+@dataclass(frozen=True)
+class Context:
+    """Position encodings trained short and evaluated long (Press et al. 2021).
+
+    lengths: multiples of the context that every run is evaluated at.
+    """
+
+    base: str
+    positions: Sequence[str]
+    lengths: Sequence[float]
+
+    def variants(self, configs: Configs) -> Variants:
+        """An arm per position encoding."""
+        choices_of(self.base, "base", configs)
+        check_levels("positions", self.positions, str)
+        check_levels("lengths", self.lengths, float)
+        lengths = f"train.eval_lengths=[{','.join(f'{length:g}' for length in self.lengths)}]"
+        first = self.positions[0]
+        return Variants(
+            tuple(
+                Variant(position, (f"arch={self.base}", f"position={position}", lengths), {"position": position}, first)
+                for position in self.positions
+            ),
+            title=f"{conjoin(self.positions)} at the trained context and beyond",
+        )
+
+
+def check_levels(key: str, levels: Sequence[object], kind: type) -> None:
+    """Raise ConfigError for a list of levels that is empty, names one twice, or holds something of another kind."""
+    if not levels or len(set(levels)) < len(levels) or not all(is_kind(level, kind) for level in levels):
+        shown = f"study.{key}=[{','.join(map(str, levels))}]"
+        raise ConfigError(f"{shown}: must hold one or more levels, each once, each {WORDS[kind]}")

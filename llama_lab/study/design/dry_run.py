@@ -1,0 +1,136 @@
+"""The table of a study's arms before they train: width, parameters, FLOPs, KV-cache bytes, time."""
+
+import time
+
+import torch
+import torch.nn.functional as F
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch.optim import Optimizer
+
+from llama_lab.config.components import build_model
+from llama_lab.devices.throughput import synchronize
+from llama_lab.formatting import count, short
+from llama_lab.model import Decoder
+from llama_lab.training.run import build_module
+from llama_lab.units import duration
+
+from .plan import Plan, PlannedArm, residual_notes
+
+TIMED_STEPS = 3
+LARGEST_TIMED = 300e6  # parameters: a larger model may not fit into this machine
+
+
+def print_plan(plan: Plan, timed: bool) -> None:
+    """Print the arms with their costs, with times if `timed`, and what matching leaves."""
+    console = Console(highlight=False)
+    elsewhere = plan.runs[0].run.hardware.elsewhere
+    speed = flops_per_second(plan) if timed and not elsewhere else None
+    if timed and elsewhere:
+        console.print("no times: the runs are for another machine")
+    elif timed and speed is None:
+        console.print(f"no times: {plan.study.baseline} has more than {LARGEST_TIMED / 1e6:.0f} M parameters to try")
+    tuning = f", {count(len(plan.tuning), 'run')} to tune them" if plan.tuning else ""
+    title = f"{plan.study.name}: {len(plan.arms)} arms, {len(plan.runs)} runs{tuning}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("arm", overflow="fold")
+    for column in (
+        "width",
+        "params",
+        "without\nembed.",
+        "residual",
+        "FLOPs\n/token",
+        "KV B\n/token",
+        *(["time"] if speed else []),
+    ):
+        table.add_column(column, justify="right")
+    for arm in plan.arms:
+        table.add_row(*row(arm, speed))
+    console.print(table)
+    for line in (*legend(plan, speed), *power(plan), *plan.study.notes, *residual_notes(plan.study.match, plan.arms)):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def row(arm: PlannedArm, speed: float | None) -> list[str]:
+    """An arm's line of the table."""
+    cost = arm.cost
+    cells = [
+        arm.variant.name,
+        str(arm.width),
+        short(cost.params),
+        short(cost.params_non_embedding),
+        "-" if arm.residual is None else f"{arm.residual:+.2%}",
+        short(cost.flops_per_token),
+        f"{cost.kv_bytes_per_token:,}",
+    ]
+    return [*cells, duration(seconds(arm, speed))] if speed else cells
+
+
+def seconds(arm: PlannedArm, speed: float) -> float:
+    """Training time of one arm's runs, one after the other."""
+    tokens = sum(run.run.steps * run.run.tokens_per_step for run in (*arm.runs, *arm.tuning))
+    return tokens * arm.cost.train_flops_per_token / speed
+
+
+def legend(plan: Plan, speed: float | None) -> list[str]:
+    """What the table's columns mean, and the time of the whole."""
+    matched = {
+        "params": "widths match parameters without embeddings",
+        "flops": "widths match FLOPs per token",
+        "none": "textbook widths, nothing is matched (match=none)",
+    }[plan.study.match]
+    lines = [f"{matched}; KV bytes are for 16 bits; FLOPs are those of a forward pass"]
+    if speed:
+        whole = duration(sum(seconds(arm, speed) for arm in plan.arms))
+        lines.append(
+            f"about {whole} of training, one run after the other, without evaluation: from {TIMED_STEPS} timed steps "
+            f"of {plan.study.baseline} here ({speed / 1e9:,.1f} GFLOP/s)"
+        )
+    return lines
+
+
+def power(plan: Plan) -> list[str]:
+    """The smallest difference that the study could see; a factorial averages over arms, and sees smaller ones."""
+    seeds = len({run.member.seed for run in plan.runs})
+    if seeds == 1:
+        return ["one seed: nothing will be tested; study.seeds=[1,2,3] or more are"]
+    if plan.study.design == "factorial" or len(plan.arms) == 1:
+        return []
+    from llama_lab.study.statistics import smallest_difference  # SciPy takes a second
+
+    smallest = smallest_difference(len(plan.arms), seeds)
+    return [
+        f"{seeds} seeds would find a difference of {smallest:.1f} run-sd (80% power): {0.005 * smallest:.3f} nats per "
+        f"token if runs of an arm differ by 0.005 beyond what their seeds share"
+    ]
+
+
+def flops_per_second(plan: Plan) -> float | None:
+    """What training the baseline reaches on this device, from a few steps; None for a model too large to try."""
+    arm = plan.arms[0]
+    if arm.cost.params > LARGEST_TIMED:
+        return None
+    run = arm.runs[0].run
+    device = run.hardware.torch_device
+    batch = run.cfg.train.micro_batch_size or run.cfg.train.batch_size
+    model = build_model(run.cfg, plan.dataset.vocab_size).to(device)
+    if run.hardware.precision == "bf16-true":
+        model.bfloat16()
+    optimizer = build_module(run, model, plan.dataset.val_bytes).configure_optimizers()["optimizer"]
+    tokens = torch.randint(model.vocab_size, (batch, model.max_seq_len + 1), device=device)
+    with torch.autocast(device.type, torch.bfloat16, enabled=run.hardware.precision == "bf16-mixed"):
+        took = min(time_step(model, optimizer, tokens) for _ in range(TIMED_STEPS + 1))  # the first one also warms up
+    return float(batch * model.max_seq_len * arm.cost.train_flops_per_token / took)
+
+
+def time_step(model: Decoder, optimizer: Optimizer, tokens: torch.Tensor) -> float:
+    """Seconds of one training step."""
+    synchronize(tokens.device)
+    began = time.perf_counter()
+    loss = F.cross_entropy(model(tokens[:, :-1]).float().flatten(0, 1), tokens[:, 1:].flatten())
+    torch.autograd.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    synchronize(tokens.device)
+    return time.perf_counter() - began

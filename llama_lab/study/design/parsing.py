@@ -1,0 +1,231 @@
+"""What the command line asks of a study, checked and taken apart: the study's own settings, and those of its runs."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, flag_override
+
+from llama_lab.config.components import build, override_key
+from llama_lab.config.value_types import check_kinds, default_settings
+from llama_lab.errors import ConfigError
+from llama_lab.runs.folder import arm_name
+from llama_lab.training.prepare import check_complete, folder_name
+
+from .designs import Design
+from .matching import MATCHED
+
+# Settings that a study gives each of its runs, with what to use instead.
+RESERVED = {
+    "arch": "a study's recipes are study.base and study.target",
+    "seed": "a study's seeds are study.seeds",
+    "arm": "a study names its arms",
+    "resume": "a study goes on by the same command",
+    "plan": "study.dry_run=true prints a study's arms with their costs, and trains nothing",
+    "device": "a study trains on this machine; study.dry_run=true prints what its arms cost",
+    "plan_mfu": "a study trains on this machine; study.dry_run=true prints what its arms cost",
+    "measure": "a study measures speeds at its end; study.measure_speed=false leaves that out",
+    "trust": "a study builds what its own command names",
+    "overwrite": "study.overwrite=true retrains the runs whose settings have changed",
+}
+# Keys of every study; the others are its design's. And those that change nothing about the runs there are.
+COMMON = (
+    "seeds",
+    "learning_rates",
+    "tuning_seeds",
+    "extend_rates",
+    "margin",
+    "measure_speed",
+    "dry_run",
+    "overwrite",
+)
+UNNAMED = tuple(f"study.{key}" for key in COMMON if key != "learning_rates")
+TUNING_SEED = 1000  # above the judged one, unless others are given
+
+
+@dataclass(frozen=True)
+class Request:
+    """A study to conduct. option: of the group `study`. name: of its folder. shared: overrides of all of its runs.
+
+    tuning_seeds: by judged seed; empty where no learning rates are searched. launcher: option of the group
+    `hydra/launcher`.
+    """
+
+    option: str
+    name: str
+    runs_dir: str
+    design: Design
+    seeds: tuple[int, ...]
+    learning_rates: tuple[float, ...] | None
+    tuning_seeds: dict[int, int]
+    extend_rates: bool
+    margin: float | None
+    match: str
+    measure_speed: bool
+    dry_run: bool
+    overwrite: bool
+    shared: tuple[str, ...]
+    launcher: str
+
+
+def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str) -> Request:
+    """Take a composed command apart. Raises ConfigError.
+
+    cfg: with Hydra's node. default_recipe: the option of `arch` where nobody has chosen one.
+    """
+    choices = dict(cfg.hydra.runtime.choices)
+    option = choices["study"]
+    cfg = without(cfg, "hydra")
+    check_complete(cfg)
+    defaults = default_settings(choices)
+    check_kinds(cfg, defaults)
+    keys = {argument: override_key(argument) for argument in arguments}
+    if "arch" in keys.values() or choices["arch"] != default_recipe:  # an experiment chooses, too
+        raise ConfigError(f"arch={choices['arch']}: {RESERVED['arch']}")
+    for key in RESERVED.keys() - {"arch"}:
+        if key in keys.values() or cfg[key] != defaults[key]:
+            raise ConfigError(f"{key}={str(cfg[key]).lower()}: {RESERVED[key]}")
+    refuse_sweeps(arguments)
+    if cfg.match not in (*MATCHED, "none"):
+        raise ConfigError(f"match={cfg.match}: unknown; choose {', '.join(MATCHED)} or none")
+    naming = [a for a, key in keys.items() if key not in ("study", *UNNAMED)]
+    seeds, rates = checked_seeds(cfg.study.seeds), checked_rates(cfg.study.learning_rates)
+    if rates is None and "study.extend_rates" in keys.values() and cfg.study.extend_rates:
+        raise ConfigError("study.extend_rates=true: there is no grid to extend; give study.learning_rates")
+    return Request(
+        option=option,
+        name=folder_name("name", cfg.name, study_name(option, naming)),
+        runs_dir=cfg.runs_dir,
+        design=build(OmegaConf.create({key: value for key, value in cfg.study.items() if key not in COMMON}), "study"),
+        seeds=seeds,
+        learning_rates=rates,
+        tuning_seeds=checked_tuning_seeds(cfg.study.tuning_seeds, seeds, rates),
+        extend_rates=cfg.study.extend_rates,
+        margin=checked_margin(cfg.study.margin),
+        match=cfg.match,
+        measure_speed=cfg.study.measure_speed,
+        dry_run=cfg.study.dry_run,
+        overwrite=cfg.study.overwrite,
+        shared=tuple(
+            a for a, key in keys.items() if key not in ("study", "match", "name") and key.split(".")[0] != "study"
+        ),
+        launcher=choices["hydra/launcher"],
+    )
+
+
+def refuse_sweeps(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for a list of values to sweep over: the design alone makes arms."""
+    for argument, override in zip(arguments, OverridesParser.create().parse_overrides(list(arguments)), strict=True):
+        if override.is_sweep_override():
+            raise ConfigError(
+                f"{argument}: a study takes one value; start a study for each, or write a list as '[1,2]'"
+            )
+
+
+def checked_seeds(seeds: Sequence[Any], key: str = "seeds") -> tuple[int, ...]:
+    """Raise ConfigError unless they are distinct whole numbers, at least one."""
+    if not seeds or len(set(seeds)) < len(seeds) or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise ConfigError(f"study.{key}={list(seeds)}: must be whole numbers, each once, such as [1,2,3]")
+    return tuple(seeds)
+
+
+def checked_tuning_seeds(
+    wanted: Sequence[Any] | None, seeds: Sequence[int], rates: Sequence[float] | None
+) -> dict[int, int]:
+    """The seed that tunes each judged one; none without a grid of rates. Raises ConfigError unless all are distinct."""
+    if rates is None:
+        if wanted is not None:
+            raise ConfigError("study.tuning_seeds: there are no rates to choose; give study.learning_rates, or null")
+        return {}
+    if wanted is None:
+        wanted = [seed + TUNING_SEED for seed in seeds]
+    tuning = checked_seeds(wanted, "tuning_seeds")
+    if len(tuning) != len(seeds):
+        raise ConfigError(
+            f"study.tuning_seeds={list(tuning)}: must be as many as study.seeds={list(seeds)}, one for each: a seed "
+            f"that tunes several makes all of them wrong together"
+        )
+    if both := sorted({*seeds} & {*tuning}):
+        raise ConfigError(
+            f"study.tuning_seeds={list(tuning)}: {', '.join(map(str, both))} would be judged too (study.seeds), and a "
+            f"rate chosen on runs that are compared is too good; give other seeds"
+        )
+    return dict(zip(seeds, tuning, strict=True))
+
+
+def checked_rates(rates: Sequence[Any] | None) -> tuple[float, ...] | None:
+    """Raise ConfigError unless they are distinct positive numbers, at least two; None stays None."""
+    if rates is None:
+        return None
+    if len(set(rates)) < max(2, len(rates)) or not all(isinstance(rate, int | float) and rate > 0 for rate in rates):
+        raise ConfigError(
+            f"study.learning_rates={list(rates)}: must be two or more positive numbers, each once; null takes optim.lr"
+        )
+    return tuple(sorted(float(rate) for rate in rates))
+
+
+def checked_margin(margin: Any) -> float | None:
+    """Raise ConfigError unless it is a positive number; None stays None."""
+    if margin is None:
+        return None
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
+        raise ConfigError(f"study.margin={margin}: must be a positive change of the loss, such as 0.02, or null")
+    return float(margin)
+
+
+def study_name(option: str, arguments: Sequence[str]) -> str:
+    """A folder name from what was typed: `ladder`, or `ladder-base=gpt2-size=micro`."""
+    rest = arm_name([argument.removeprefix("study.") for argument in arguments])
+    return option if rest == "base" else f"{option}-{rest}"
+
+
+def without(cfg: DictConfig, *keys: str) -> DictConfig:
+    """A config without these keys, where it has them."""
+    with flag_override(cfg, ["struct", "readonly"], False):
+        for key in keys:
+            cfg.pop(key, None)
+    return cfg
+
+
+class Composer:
+    """Composes the configs of a study's runs, with the overrides that all of them share: `Configs` for designs."""
+
+    def __init__(self, loader: ConfigLoader, shared: Sequence[str]) -> None:
+        self._loader = loader
+        self._shared = list(shared)
+
+    def recipes(self) -> list[str]:
+        """The options of `arch`, those of the user's own folders too."""
+        return self._loader.get_group_options("arch")
+
+    def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
+        """The config of a run, and its choice per group."""
+        try:
+            cfg = self._loader.load_configuration("config", [*overrides, *self._shared], RunMode.RUN)
+        except ConfigCompositionException as error:
+            if not (key := re.search(r"Could not override '([^']+)'", str(error))):
+                raise
+            raise ConfigError(
+                f"{key[1]}: there is no such key with {' '.join(overrides)}; leave it out, or choose the group that "
+                f"has it for all arms"
+            ) from None
+        return run_config(cfg, dict(cfg.hydra.runtime.choices))
+
+    def config(self, *overrides: str) -> DictConfig:
+        """The config of a run."""
+        return self.compose(*overrides)[0]
+
+    def choices(self, *overrides: str) -> dict[str, Any]:
+        """The option of every group in a run."""
+        return self.compose(*overrides)[1]
+
+
+def run_config(cfg: DictConfig, choices: dict[str, Any]) -> tuple[DictConfig, dict[str, Any]]:
+    """A run's config and choices, without the study that an experiment may have chosen."""
+    return without(cfg, "hydra", "study", "match"), choices | {"study": None}

@@ -1,0 +1,268 @@
+"""From a request to runs: every arm composed, checked, built on the meta device and matched, before one trains."""
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from llama_lab.config.components import build_model, model_cost, override_key
+from llama_lab.data.open import open_dataset
+from llama_lab.data.tokenizer import encode_prompt
+from llama_lab.data.tokens import TokenDataset
+from llama_lab.devices.hardware import Hardware
+from llama_lab.display import open_display
+from llama_lab.errors import ConfigError
+from llama_lab.model import Cost, Decoder
+from llama_lab.runs.folder import check_no_file
+from llama_lab.study.settings import planned_settings
+from llama_lab.study.study import Arm, Member, Study
+from llama_lab.training.prepare import check_devices, folder_name, plan_job
+from llama_lab.training.run import Run, build_module, plan
+
+from .designs import Variant, Variants
+from .matching import AIM, match_width
+from .parsing import Composer, Request
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run, and the overrides that start it."""
+
+    member: Member
+    overrides: tuple[str, ...]
+    run: Run
+
+
+@dataclass(frozen=True)
+class PlannedArm:
+    """An arm of the design with its real width and costs. residual: see `Matched`; None where nothing is matched.
+
+    runs: those that are judged, at the config's learning rate. tuning: those that choose another. at: the run of a
+    member of this arm.
+    """
+
+    variant: Variant
+    width: int
+    cost: Cost
+    residual: float | None
+    runs: tuple[PlannedRun, ...]
+    tuning: tuple[PlannedRun, ...]
+    at: Callable[[Member], PlannedRun]
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All runs, for the record."""
+        return tuple(run.member for run in (*self.runs, *self.tuning))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study that could start, its arms in the design's order. dataset: what all of its runs train on.
+
+    rates: the grid of learning rates, empty where none are searched. extend_rates: whether tuning goes on beyond it.
+    """
+
+    study: Study
+    folder: Path
+    arms: tuple[PlannedArm, ...]
+    dataset: TokenDataset
+    rates: tuple[float, ...]
+    extend_rates: bool
+
+    @property
+    def runs(self) -> list[PlannedRun]:
+        """All runs that are judged."""
+        return by_seed(run for arm in self.arms for run in arm.runs)
+
+    @property
+    def tuning(self) -> list[PlannedRun]:
+        """All runs that learning rates are chosen by."""
+        return by_seed(run for arm in self.arms for run in arm.tuning)
+
+
+def with_arms(plan: Plan, arms: Sequence[PlannedArm]) -> Plan:
+    """The plan with more runs in its arms, and in its record."""
+    recorded = tuple(replace(was, members=arm.members) for was, arm in zip(plan.study.arms, arms, strict=True))
+    return replace(plan, arms=tuple(arms), study=replace(plan.study, arms=recorded))
+
+
+def by_seed(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
+    """One seed of all arms after the other: stopped early, a study has still compared equals."""
+    found = list(runs)
+    seeds = list(dict.fromkeys(run.member.seed for run in found))
+    return sorted(found, key=lambda run: seeds.index(run.member.seed))
+
+
+@dataclass(frozen=True)
+class Composed:
+    """An arm's config and choice per group, as its first run has them but for the name of its folder."""
+
+    variant: Variant
+    cfg: DictConfig
+    choices: dict[str, Any]
+    hardware: Hardware
+
+
+def plan_study(request: Request, composer: Composer, choose: Callable[[DictConfig], Hardware] | None = None) -> Plan:
+    """Plan all runs of a study. Raises ConfigError for an arm that cannot be composed, built, matched or trained.
+
+    choose: the hardware that a run will have, by its group `trainer`; this machine's if None.
+    """
+    variants = request.design.variants(composer)
+    folder = Path(request.runs_dir) / request.name
+    check_no_file(folder, request.runs_dir)
+    check_free(request, variants.arms)
+    composed = [check_arm(variant, composer, request.launcher, choose) for variant in variants.arms]
+    with open_display(steps=1, rank=0) as display:
+        dataset = open_dataset(composed[0].cfg, display)
+    arms = plan_arms(request, composed, dataset)
+    study = describe(request, variants, arms)
+    return Plan(study, folder, arms, dataset, request.learning_rates or (), request.extend_rates)
+
+
+def check_free(request: Request, variants: Sequence[Variant]) -> None:
+    """Raise ConfigError for a setting on the command line that the study sets itself, arm by arm."""
+    ours = {override.partition("=")[0] for variant in variants for override in variant.overrides}
+    ours |= {"optim.lr"} if request.learning_rates else set()
+    ours |= {"model.hidden_dim"} if request.match != "none" else set()
+    for argument in request.shared:
+        key = override_key(argument)
+        if key in ours:
+            or_fix = ", or search none with study.learning_rates=null" if key == "optim.lr" else ""
+            raise ConfigError(f"{argument}: the study sets {key} itself, arm by arm; leave it out{or_fix}")
+
+
+def check_arm(
+    variant: Variant, composer: Composer, launcher: str, choose: Callable[[DictConfig], Hardware] | None
+) -> Composed:
+    """Compose an arm and check all that needs neither data nor model. Raises ConfigError."""
+    cfg, choices = composer.compose(*variant.overrides)
+    folder_name("arm", variant.name, "")
+    check_devices(cfg, launcher)
+    run = plan_job(copy.deepcopy(cfg), choices, [], choose)
+    return Composed(variant, cfg, choices, run.hardware)
+
+
+def plan_arms(request: Request, composed: Sequence[Composed], dataset: TokenDataset) -> tuple[PlannedArm, ...]:
+    """Build every arm on the meta device and match it to its reference, which is planned before it."""
+    arms: dict[str, PlannedArm] = {}
+    for arm in sorted(composed, key=lambda arm: arm.variant.reference != arm.variant.name):
+        reference = arms[arm.variant.reference].cost if arm.variant.reference in arms else None
+        try:
+            arms[arm.variant.name] = plan_arm(request, arm, dataset, reference)
+        except ConfigError as error:
+            raise ConfigError(f"{error} (arm {arm.variant.name})") from None
+    return tuple(arms[arm.variant.name] for arm in composed)
+
+
+def plan_arm(request: Request, arm: Composed, dataset: TokenDataset, reference: Cost | None) -> PlannedArm:
+    """Build an arm, match it unless it is a reference, and plan its runs."""
+    cfg = arm.cfg
+    dataset.require_windows(cfg.model.max_seq_len, cfg.train.batch_size)
+    encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
+    width, residual = cfg.model.hidden_dim, None
+    cost = cost_at(cfg, dataset, width)
+    if request.match != "none":
+        residual = 0.0
+        if reference is not None:
+            matched = match_width(lambda w: cost_at(cfg, dataset, w), width, request.match, reference)
+            width, cost, residual = matched.width, matched.cost, matched.residual
+    settings = {} if request.match == "none" else {"model.hidden_dim": width}
+    at = partial(plan_run, request, arm, settings)
+    name = arm.variant.name
+    runs = tuple(at(Member(f"{name}/seed={seed}", seed)) for seed in request.seeds)
+    tuning = tuple(
+        at(tuning_member(name, rate, by, seed))
+        for seed, by in request.tuning_seeds.items()
+        for rate in request.learning_rates or ()
+    )
+    build_module(runs[0].run, meta_model(runs[0].run.cfg, dataset), dataset.val_bytes)
+    return PlannedArm(arm.variant, width, cost, residual, runs, tuning, at)
+
+
+def tuning_member(arm: str, rate: float, seed: int, tunes: int) -> Member:
+    """A run on one seed that helps to choose the learning rate of another."""
+    return Member(f"{arm}-lr={rate:g}/seed={seed}", seed, rate, tunes)
+
+
+def plan_run(request: Request, arm: Composed, settings: dict[str, Any], member: Member) -> PlannedRun:
+    """One run, and the overrides by which its own command would start it."""
+    folder = member.folder.partition("/")[0]
+    settings = {"name": request.name, "arm": folder, "seed": member.seed} | settings
+    if member.learning_rate is not None:
+        settings["optim.lr"] = member.learning_rate
+    overrides = (*arm.variant.overrides, *request.shared, *(f"{key}={quoted(v)}" for key, v in settings.items()))
+    cfg = copy.deepcopy(arm.cfg)
+    for key, value in settings.items():
+        OmegaConf.update(cfg, key, value)
+    run = plan(cfg, request.name, folder, list(overrides), arm.choices, lambda _: arm.hardware)
+    return PlannedRun(member, overrides, run)
+
+
+def quoted(value: Any) -> str:
+    """A value as Hydra's grammar takes it."""
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def meta_model(cfg: DictConfig, dataset: TokenDataset) -> Decoder:
+    """A run's model without memory for its weights."""
+    with torch.device("meta"):
+        model: Decoder = build_model(cfg, dataset.vocab_size)
+    return model
+
+
+def cost_at(cfg: DictConfig, dataset: TokenDataset, width: int) -> Cost:
+    """What an arm costs with a feed-forward of this width."""
+    cfg = copy.deepcopy(cfg)
+    cfg.model.hidden_dim = width
+    return model_cost(meta_model(cfg, dataset))
+
+
+def describe(request: Request, variants: Variants, arms: Sequence[PlannedArm]) -> Study:
+    """The study's record."""
+    axes = {axis for arm in arms for axis in arm.variant.axes}
+    settings = planned_settings(axes, request.match, [arm.runs[0].run.cfg for arm in arms])
+    return Study(
+        name=request.name,
+        design=request.option,
+        baseline=variants.arms[0].name,
+        arms=tuple(
+            Arm(
+                name=arm.variant.name,
+                axes=arm.variant.axes,
+                members=arm.members,
+                previous=arm.variant.previous,
+                residual=arm.residual,
+                settings=own,
+            )
+            for arm, own in zip(arms, settings, strict=True)
+        ),
+        match=request.match,
+        notes=(*variants.notes, *rate_notes(request)),
+        margin=request.margin,
+        title=variants.title,
+    )
+
+
+def rate_notes(request: Request) -> list[str]:
+    """What a reader must know of a grid of learning rates, if there is one."""
+    if request.learning_rates is None:
+        return []
+    low, high = min(request.learning_rates), max(request.learning_rates)
+    further = ", and beyond them where the best is an end of the grid" if request.extend_rates else ""
+    return [
+        f"Each judged run has the learning rate that is best on a tuning seed of its own, of "
+        f"{len(request.learning_rates)} from {low:g} to {high:g}{further}."
+    ]
+
+
+def residual_notes(match: str, arms: Sequence[PlannedArm]) -> list[str]:
+    """A sentence on the arms that rounding leaves further from their reference than we aim at, if there are any."""
+    far = [arm for arm in arms if arm.residual is not None and abs(arm.residual) > AIM]
+    named = ", ".join(f"{arm.variant.name} {arm.residual:+.2%}" for arm in far)
+    return [f"Widths are whole numbers, so {match} are not equal to {AIM:.1%}: {named}."] if far else []

@@ -1,0 +1,1 @@
+"""From the runs of a study to its report."""

@@ -1,0 +1,651 @@
+"""The analysis of a study: from the folders of its runs to everything that its report says."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from llama_lab.config.trust import Trust
+from llama_lab.formatting import count
+from llama_lab.runs.record import NOT_BEGUN, Trial, is_run, missing_trial, read_trial
+from llama_lab.study.learning_rate import Losses, best_rate, is_on_edge
+from llama_lab.study.settings import different_settings
+from llama_lab.study.speed import ArmSpeed, StudySpeed
+from llama_lab.study.statistics import (
+    Contrast,
+    Effect,
+    Estimate,
+    Fit,
+    PairedDifference,
+    describe,
+    estimate,
+    factorial_effects,
+    first_reach,
+    fit_blocked,
+    judge,
+    paired_contrast,
+    paired_difference,
+    pareto_front,
+    seeds_needed,
+)
+from llama_lab.study.study import Arm, Member, Study
+
+from .cautions import cautions
+from .confounds import confounds, one_rate
+from .inference import inference
+from .result import (
+    FIXED_COSTS,
+    MEASURED_COSTS,
+    ArmResult,
+    Comparison,
+    Curve,
+    CurveMetric,
+    DifferenceCurve,
+    Divergence,
+    Front,
+    Interaction,
+    LearningRates,
+    Lengths,
+    Metric,
+    Provenance,
+    Reach,
+    Result,
+    ranked,
+)
+from .surroundings import surroundings
+from .verdict import answer
+
+MAX_POINTS = 200  # of a curve
+MAX_JUDGED = 40  # of a curve of differences
+
+Runs = list[tuple[Member, Trial]]
+Pair = tuple[str, str]  # an arm, and what it is compared with
+_METRICS: tuple[Metric, ...] = ("val/loss", "val/bits_per_byte")
+
+
+def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008, it cannot be changed
+    """Read every run that a study lists, from `folder` or from where its path leads, and compare its arms.
+
+    Runs that never began, or did not finish, are told of and left out of what is compared.
+    """
+    runs = {arm.name: _read(arm, folder) for arm in study.arms}
+    trials = [trial for members in runs.values() for _, trial in members]
+    metric = _metric(trials)
+    rates = tuple(_learning_rates(name, members) for name, members in runs.items() if _is_swept(members))
+    judged = {name: _judged(members) for name, members in runs.items()}
+    speed = StudySpeed.load(folder)
+    blocks = _blocks(judged, metric)
+    compared = _comparisons(study, judged, blocks, metric, is_final=True)
+    arms = _arm_results(study, judged, metric, compared, speed, is_swept=bool(rates))
+    effects = _effects(study, judged, metric) if study.design == "factorial" else ()
+    tests = _tests(study, compared, effects)
+    lengths = tuple(found for name, of_arm in judged.items() if (found := _lengths(name, _measured(of_arm))))
+    verdict, sentences = answer(study, arms, effects, lengths, metric, tests)
+    return Result(
+        study=study,
+        metric=metric,
+        tests=tests,
+        verdict=verdict,
+        answer=sentences,
+        arms=arms,
+        curves=tuple(curve for arm in arms if arm.trials for curve in _curves(arm.name, arm.trials, metric)),
+        front=_front(arms, metric),
+        inference=tuple(filter(None, (inference(arm.name, arm.trials) for arm in arms))),
+        effects=effects,
+        learning_rates=rates,
+        divergences=tuple(
+            _divergence(member, trial) for members in runs.values() for member, trial in members if not trial.done
+        ),
+        lengths=lengths,
+        provenance=_provenance(trials, {t.seed for of_arm in judged.values() for t in of_arm}, judged[study.baseline]),
+        warnings=(
+            *confounds(study, arms, trials, rates, speed, trust),
+            *cautions(study, arms, metric, blocks.noise() if blocks else {}),
+        ),
+        notes=(*study.notes, *one_rate(study, trials, is_swept=bool(rates))),
+        speed=speed,
+        difference_curves=_difference_curves(study, judged, metric),
+        interactions=_interactions(study, arms, metric) if effects else (),
+        trials=tuple(trials),
+    )
+
+
+def _read(arm: Arm, folder: Path) -> Runs:
+    """The runs of an arm, under the name that the study gives it; runs may have been made under another."""
+    runs = []
+    for member in arm.members:
+        path = folder / member.folder
+        trial = read_trial(path) if is_run(path) else missing_trial(path, arm.name, member.seed)
+        runs.append((member, replace(trial, arm=arm.name)))
+    return runs
+
+
+def _metric(trials: Sequence[Trial]) -> Metric:
+    """Nats per token mean the same only of the same tokens."""
+    tokens = {(t.facts.get("tokenizer_hash"), t.facts.get("data_hash")) for t in trials if t.status != NOT_BEGUN}
+    return "val/loss" if len(tokens) < 2 else "val/bits_per_byte"
+
+
+# --- learning rates ---
+
+
+def _by_rate(runs: Runs) -> dict[float, list[Trial]]:
+    """The trials at each learning rate that a study sweeps, in ascending order."""
+    rates = sorted({member.learning_rate for member, _ in runs if member.learning_rate is not None})
+    return {rate: [trial for member, trial in runs if member.learning_rate == rate] for rate in rates}
+
+
+def _is_swept(runs: Runs) -> bool:
+    return len(_by_rate(runs)) > 1
+
+
+def _tuned(runs: Runs) -> Mapping[int, Losses]:
+    """By judged seed, the losses of its tuning runs that came to an end."""
+    found: dict[int, dict[float, float]] = {}
+    for member, trial in runs:
+        if member.tunes is not None and member.learning_rate is not None and trial.status in ("done", "diverged"):
+            loss = trial.summary["val/loss"] if trial.done else math.inf
+            found.setdefault(member.tunes, {})[member.learning_rate] = loss
+    return found
+
+
+def _best_rate(by_rate: dict[float, list[Trial]]) -> float:
+    """The rate with the lowest mean among those with the most finished seeds; nan if no run finished."""
+    losses = {rate: _losses(trials, "val/loss") for rate, trials in by_rate.items()}
+    finished = {rate: of_rate for rate, of_rate in losses.items() if of_rate}
+    return min(finished, key=lambda r: (-len(finished[r]), fmean(finished[r])), default=math.nan)
+
+
+def _judged(runs: Runs) -> list[Trial]:
+    """The trials that an arm is judged by: not those that tune it.
+
+    Where learning rates are swept without tuning runs, those at the best rate; all, where none is swept or finished.
+    """
+    if any(member.tunes is not None for member, _ in runs):
+        return [trial for member, trial in runs if member.tunes is None]
+    best = _best_rate(_by_rate(runs)) if _is_swept(runs) else math.nan
+    return [trial for member, trial in runs if math.isnan(best) or member.learning_rate == best]
+
+
+def _learning_rates(arm: str, runs: Runs) -> LearningRates:
+    """The losses of one arm over its grid."""
+    by_rate, tuned = _by_rate(runs), _tuned(runs)
+    rates = list(by_rate)
+    best = _best_rate(by_rate)
+    on_edge = any(map(is_on_edge, tuned.values())) if tuned else best in (rates[0], rates[-1])
+    return LearningRates(
+        arm=arm,
+        rates=rates,
+        loss=[_estimate(trials, "val/loss") for trials in by_rate.values()],
+        diverged=[sum(trial.status == "diverged" for trial in trials) for trials in by_rate.values()],
+        best=best,
+        on_edge=on_edge,
+        sensitivity=_sensitivity(list(by_rate.values())),
+        chosen={seed: best_rate(losses) for seed, losses in tuned.items()},
+    )
+
+
+def _sensitivity(by_rate: Sequence[list[Trial]]) -> float:
+    """See LearningRates; nan if no run finished. A diverged run counts as one that knows frequencies alone."""
+    capped = []
+    for trials in by_rate:
+        ended = [trial for trial in trials if trial.status in ("done", "diverged")]
+        losses = [min(t.summary.get("val/loss", math.inf), t.facts["unigram_entropy"]) for t in ended]
+        if losses:
+            capped.append(fmean(losses))
+    if not any(trial.done for trials in by_rate for trial in trials):
+        return math.nan
+    return fmean(capped) - min(capped)
+
+
+# --- arms and comparisons ---
+
+
+def _arm_results(
+    study: Study,
+    judged: dict[str, list[Trial]],
+    metric: Metric,
+    compared: dict[Pair, Comparison],
+    speed: StudySpeed | None,
+    is_swept: bool,
+) -> tuple[ArmResult, ...]:
+    """Each arm, with how it compares to the arm before it and to the baseline."""
+    baseline, speeds = judged[study.baseline], speed.arms if speed else {}
+    targets = {trial.seed: trial.summary[metric] for trial in _finished(baseline)}
+    return tuple(
+        ArmResult(
+            arm=arm,
+            learning_rates=_rates(judged[arm.name]),
+            trials=tuple(judged[arm.name]),
+            loss=_estimate(judged[arm.name], "val/loss"),
+            bits=_estimate(judged[arm.name], "val/bits_per_byte"),
+            to_previous=compared.get((arm.name, arm.previous)) if arm.previous else None,
+            to_baseline=compared.get((arm.name, study.baseline)) if arm.name != study.baseline else None,
+            to_reach=_to_reach(judged[arm.name], metric, targets, speeds.get(arm.name)),
+            reach=_reach(judged[arm.name], baseline, metric),
+            costs=_costs(judged[arm.name], speeds.get(arm.name)),
+            difference=_difference(judged[arm.previous] if arm.previous else baseline, judged[arm.name], is_swept),
+        )
+        for arm in study.arms
+    )
+
+
+def _begun(trials: Sequence[Trial]) -> list[Trial]:
+    return [trial for trial in trials if trial.status != NOT_BEGUN]
+
+
+def _finished(trials: Sequence[Trial]) -> list[Trial]:
+    return [trial for trial in trials if trial.done]
+
+
+def _losses(trials: Sequence[Trial], metric: Metric) -> list[float]:
+    return [trial.summary[metric] for trial in _finished(trials)]
+
+
+def _estimate(trials: Sequence[Trial], metric: Metric) -> Estimate | None:
+    losses = _losses(trials, metric)
+    return estimate(losses) if losses else None
+
+
+def _rates(trials: Sequence[Trial]) -> tuple[float, ...]:
+    """The learning rates of an arm's runs, in ascending order, each once."""
+    return tuple(sorted({trial.config["optim.lr"] for trial in _begun(trials) if "optim.lr" in trial.config}))
+
+
+def _difference(
+    reference: Sequence[Trial], trials: Sequence[Trial], is_swept: bool
+) -> dict[str, tuple[object, object]]:
+    ours, theirs = _begun(trials), _begun(reference)
+    return different_settings(theirs[0], ours[0], is_swept) if ours and theirs else {}
+
+
+def _family(study: Study) -> list[Pair]:
+    """The pairs, (arm, its reference), that are tested together: one family answers the question of the design.
+
+    That of a factorial are its effects.
+    """
+    if study.design == "factorial":
+        return []
+    steps = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
+    return steps or [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
+
+
+def _ends(study: Study) -> list[Pair]:
+    """The last arm of a ladder against its first, which is a question of its own; none for a ladder of one step."""
+    return [(study.arms[-1].name, study.baseline)] if study.is_chain and len(study.arms) > 2 else []
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The model of arm and seed, of all arms that did not diverge. cells: (arm, seed) of its values."""
+
+    fit: Fit
+    cells: list[tuple[str, int]]
+
+    def weights(self, comparison: Comparison) -> list[float]:
+        """The mean difference as a weighted sum of the values."""
+        share = {comparison.arm: 1 / len(comparison.seeds), comparison.against: -1 / len(comparison.seeds)}
+        return [share.get(arm, 0.0) if seed in comparison.seeds else 0.0 for arm, seed in self.cells]
+
+    def noise(self) -> dict[str, float]:
+        """Of each arm, the standard deviation over that of the typical one; less than three arms do not tell."""
+        of_arm = {
+            arm: float(self.fit.noise[group]) for (arm, _), group in zip(self.cells, self.fit.groups, strict=True)
+        }
+        return of_arm if len(of_arm) > 2 else {}
+
+
+def _comparisons(
+    study: Study, judged: dict[str, list[Trial]], blocks: Blocks | None, metric: Metric, is_final: bool
+) -> dict[Pair, Comparison]:
+    """Every arm against the one before it and against the baseline; pairs without a common seed left out.
+
+    is_final: whether to tell how many seeds are needed, which takes longer than all else.
+    """
+    pairs = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
+    pairs += [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
+    found = {pair: c for pair in pairs if (c := _compare(*pair, judged, metric))}
+    testable = {pair: c for pair, c in found.items() if not c.untested and c.difference.sd > 0}
+    family = {pair: testable[pair] for pair in _family(study) if pair in testable}
+    if family and blocks:
+        contrasts = judge(blocks.fit, np.array([blocks.weights(comparison) for comparison in family.values()]))
+        for (pair, comparison), contrast in zip(family.items(), contrasts, strict=True):
+            found[pair] = _tested(comparison, contrast, len(family), is_final)
+    for pair in _ends(study):
+        if pair in testable:  # by no more than their own runs: what the arms between share with them falls on the way
+            found[pair] = _tested(testable[pair], paired_contrast(testable[pair].difference), 1, is_final)
+    return found
+
+
+def _compare(arm: str, against: str, judged: dict[str, list[Trial]], metric: Metric) -> Comparison | None:
+    """Over the seeds that both have finished, as yet untested; None without any."""
+    ours, theirs = ({t.seed: t.summary for t in _finished(judged[name])} for name in (arm, against))
+    seeds = tuple(sorted(ours.keys() & theirs.keys()))
+    if not seeds:
+        return None
+    nats, bits = (
+        describe(
+            np.array([ours[seed][key] - theirs[seed][key] for seed in seeds]),
+            scale=max(max(ours[seed][key], theirs[seed][key]) for seed in seeds),
+        )
+        for key in _METRICS
+    )
+    untested = _of_other_texts(arm, against, judged) or _diverged(arm, against, judged)
+    return Comparison(arm, against, seeds, nats if metric == "val/loss" else None, bits, untested=untested)
+
+
+def _diverged(arm: str, against: str, judged: dict[str, list[Trial]]) -> str:
+    """Which of the two diverged, and how often: a mean over the survivors is no mean of the arm."""
+    runs = {name: [trial.status == "diverged" for trial in judged[name]] for name in (arm, against)}
+    told = [f"{name} diverged in {sum(ends)} of {count(len(ends), 'seed')}" for name, ends in runs.items() if any(ends)]
+    return " and ".join(told)
+
+
+def _of_other_texts(arm: str, against: str, judged: dict[str, list[Trial]]) -> str:
+    texts = {trial.facts.get("data_hash") for name in (arm, against) for trial in _finished(judged[name])}
+    return f"{arm} and {against} were trained on different texts" if len(texts) > 1 else ""
+
+
+def _blocks(judged: dict[str, list[Trial]], metric: Metric) -> Blocks | None:
+    """None where no arm finished without a divergence."""
+    arms = {name: trials for name, trials in judged.items() if not any(t.status == "diverged" for t in trials)}
+    seeds = sorted({trial.seed for trials in arms.values() for trial in _finished(trials)})
+    losses = np.full((len(arms), len(seeds)), np.nan)
+    for row, trials in enumerate(arms.values()):
+        for trial in _finished(trials):
+            losses[row, seeds.index(trial.seed)] = trial.summary[metric]
+    names = list(arms)
+    cells = [(names[row], seeds[column]) for row, column in np.argwhere(~np.isnan(losses))]
+    return Blocks(fit_blocked(losses), cells) if cells else None
+
+
+def _tested(comparison: Comparison, contrast: Contrast, family: int, is_final: bool) -> Comparison:
+    """With the interval and p of its contrast, which is in the unit that arms are judged in."""
+    nats, bits = comparison.nats, comparison.bits
+    if nats:  # of one tokenizer, so that the other unit differs by a factor
+        factor = bits.sd / nats.sd
+        bits = replace(bits, low=factor * contrast.low, high=factor * contrast.high, p=contrast.p)
+        nats = _with_test(nats, contrast)
+    else:
+        bits = _with_test(bits, contrast)
+    found = replace(comparison, nats=nats, bits=bits)
+    if found.significant or not is_final:
+        return found
+    return replace(found, seeds_needed=seeds_needed(contrast, len(comparison.seeds), family))
+
+
+def _with_test(difference: PairedDifference, contrast: Contrast) -> PairedDifference:
+    return replace(difference, low=contrast.low, high=contrast.high, p=contrast.p)
+
+
+def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Effect]) -> str:
+    """Which comparisons were tested together, and how."""
+    sizes = [
+        sum(pair in compared and not math.isnan(compared[pair].difference.p) for pair in pairs)
+        for pairs in (_family(study), _ends(study))
+    ]
+    known_effects = sum(not math.isnan(effect.change.p) for effect in effects)
+    noun = "step" if any(arm.previous for arm in study.arms) else "comparison to the baseline"
+    plural = "steps" if noun == "step" else "comparisons to the baseline"
+    families = [f"max-t over the {sizes[0]} {noun if sizes[0] == 1 else plural}"] if sizes[0] else []
+    families += [f"max-t over the {count(known_effects, 'effect')}"] if known_effects else []
+    families += ["a paired t-test of the last arm against the first"] if sizes[1] else []
+    return " and, on its own, ".join(families) or "none"
+
+
+def _to_reach(
+    trials: Sequence[Trial], metric: Metric, targets: dict[int, float], speed: ArmSpeed | None
+) -> dict[str, float]:
+    """What it took to come down to the target of its seed, along the validation curves; empty where one did not.
+
+    Seconds are those of the speed that was measured side by side; without one, those that the runs logged.
+    """
+    reached = []
+    for trial in (trial for trial in trials if trial.seed in targets):
+        rows = [row for row in trial.metrics if metric in row]
+        losses = [row[metric] for row in rows]
+        target = targets[trial.seed]
+        tokens, seconds = (first_reach([row[x] for row in rows], losses, target) for x in ("tokens", "seconds"))
+        if tokens is None or seconds is None:
+            return {}
+        if speed:
+            seconds = tokens / speed.costs["perf/tokens_per_second"]
+        reached.append({"tokens": tokens, "flops": tokens * trial.facts["train_flops_per_token"], "seconds": seconds})
+    return {key: fmean([one[key] for one in reached]) for key in reached[0]} if reached else {}
+
+
+def _reach(trials: Sequence[Trial], baseline: Sequence[Trial], metric: Metric) -> Reach | None:
+    """None without a seed that both have finished, or without curves."""
+    ratios, censored = {}, set()
+    references = {trial.seed: trial for trial in _finished(baseline)}
+    for trial in (trial for trial in _finished(trials) if trial.seed in references):
+        reference = references[trial.seed]
+        (tokens, losses), (their_tokens, their_losses) = (_validation(one, metric) for one in (trial, reference))
+        target = reference.summary[metric]
+        took, took_there = first_reach(tokens, losses, target), first_reach(their_tokens, their_losses, target)
+        if not tokens or not took_there:
+            continue
+        ratios[trial.seed] = (tokens[-1] if took is None else took) / took_there
+        if took is None:
+            censored.add(trial.seed)
+    if not ratios:
+        return None
+    logs = estimate([math.log(ratio) for ratio in ratios.values()])
+    whole = Estimate(logs.n, math.exp(logs.mean), logs.sd, math.exp(logs.low), math.exp(logs.high))
+    return Reach(ratios, frozenset(censored), None if censored else whole)
+
+
+def _validation(trial: Trial, metric: Metric) -> tuple[list[float], list[float]]:
+    """The tokens of a run's evaluations, and its losses there."""
+    rows = [row for row in trial.metrics if metric in row]
+    return [row["tokens"] for row in rows], [row[metric] for row in rows]
+
+
+def _costs(trials: Sequence[Trial], speed: ArmSpeed | None) -> dict[str, float]:
+    """What an arm costs: from its config, and measured, as the mean over its finished runs.
+
+    speed: as measured side by side, which the runs' own yields to.
+    """
+    begun, finished = _begun(trials), _finished(trials)
+    fixed = {key: begun[0].facts[key] for key in FIXED_COSTS if begun and key in begun[0].facts}
+    logged = {key: [trial.summary[key] for trial in finished if key in trial.summary] for key in MEASURED_COSTS}
+    costs = fixed | {key: fmean(values) for key, values in logged.items() if values}
+    if speed is None:
+        return costs
+    if "perf/mfu" in costs:  # in proportion to the speed
+        costs["perf/mfu"] *= speed.costs["perf/tokens_per_second"] / costs["perf/tokens_per_second"]
+    return costs | speed.costs
+
+
+# --- what is drawn ---
+
+
+def _curves(arm: str, trials: Sequence[Trial], metric: Metric) -> list[Curve]:
+    """The curves of the finished runs; where there are none, of the others, as far as all of them came.
+
+    Of the training loss only where arms are judged in its unit, nats per token.
+    """
+    shown = _finished(trials) or [trial for trial in trials if trial.metrics]
+    drawn: tuple[CurveMetric, ...] = (metric, "train/loss") if metric == "val/loss" else (metric,)
+    return [curve for one in drawn if (curve := _curve(arm, shown, one))]
+
+
+def _curve(arm: str, trials: Sequence[Trial], metric: CurveMetric) -> Curve | None:
+    rows = [{row["tokens"]: row for row in trial.metrics if metric in row} for trial in trials]
+    tokens = _thin(sorted(set.intersection(*map(set, rows))), MAX_POINTS) if rows else []
+    if not tokens:
+        return None
+
+    def over_runs(combine: Callable[[list[float]], float], key: str) -> list[float]:
+        return [combine([run[at][key] for run in rows]) for at in tokens]
+
+    return Curve(
+        arm=arm,
+        metric=metric,
+        tokens=tokens,
+        flops=[at * trials[0].facts["train_flops_per_token"] for at in tokens],
+        seconds=over_runs(fmean, "seconds"),
+        mean=over_runs(fmean, metric),
+        low=over_runs(min, metric),
+        high=over_runs(max, metric),
+    )
+
+
+def _thin(xs: list[float], most: int) -> list[float]:
+    """At most so many of them at even distances, the last included."""
+    stride = math.ceil(len(xs) / most)
+    return xs[::-1][::stride][::-1] if xs else xs
+
+
+def _difference_curves(study: Study, judged: dict[str, list[Trial]], metric: Metric) -> tuple[DifferenceCurve, ...]:
+    """The report's comparisons, or the effects of a factorial, at every evaluation that all finished runs share.
+
+    Each is judged exactly as the final losses are, which stand at the end; runs of unequal length have no common end.
+    """
+    rows = {name: [(trial, _evaluations(trial)) for trial in trials] for name, trials in judged.items()}
+    finished = [(trial, of_run) for runs in rows.values() for trial, of_run in runs if trial.done]
+    shared = set.intersection(*(set(of_run) for _, of_run in finished)) if finished else set()
+    ends = {trial.summary["tokens"] for trial, _ in finished}
+    if len(ends) == 1:
+        shared = {tokens for tokens in shared if tokens < min(ends)} | ends
+    curves: dict[Pair, DifferenceCurve] = {}
+    for tokens in _thin(sorted(shared), MAX_JUDGED):
+        then = {
+            name: [replace(trial, summary=of_run[tokens]) if trial.done else trial for trial, of_run in runs]
+            for name, runs in rows.items()
+            if ends != {tokens}
+        }
+        for name, found in _differences(study, then or judged, metric).items():
+            curve = curves.setdefault(name, DifferenceCurve(*name, [], [], [], []))
+            for values, value in (
+                (curve.tokens, tokens),
+                (curve.mean, found.mean),
+                (curve.low, found.low),
+                (curve.high, found.high),
+            ):
+                values.append(value)
+    return tuple(curves.values())
+
+
+def _evaluations(trial: Trial) -> dict[float, dict[str, float]]:
+    """The rows of a run's evaluations by tokens."""
+    return {row["tokens"]: row for row in trial.metrics if all(metric in row for metric in _METRICS)}
+
+
+def _differences(study: Study, judged: dict[str, list[Trial]], metric: Metric) -> Mapping[Pair, PairedDifference]:
+    """What the design asks for: by arm and reference, or by effect and nothing."""
+    if study.design == "factorial":
+        return {(effect.name, ""): effect.change for effect in _effects(study, judged, metric)}
+    compared = _comparisons(study, judged, _blocks(judged, metric), metric, is_final=False)
+    return {pair: compared[pair].difference for pair in _family(study) if pair in compared}
+
+
+def _interactions(study: Study, arms: Sequence[ArmResult], metric: Metric) -> tuple[Interaction, ...]:
+    """Of each pair of axes, over the seeds that all arms have finished; without pairs of which a fraction lacks one."""
+    _, means = ranked(arms, metric)
+    base = next(arm for arm in study.arms if arm.name == study.baseline).axes
+    others = {axis: next((a.axes[axis] for a in study.arms if a.axes[axis] != base[axis]), "") for axis in base}
+    levels = {axis: (base[axis], other) for axis, other in others.items() if other}
+    found = []
+    for first, second in combinations(levels, 2):
+        cells = [
+            [means[a.name] for a in arms if a.name in means and (a.arm.axes[first], a.arm.axes[second]) == (one, other)]
+            for one in levels[first]
+            for other in levels[second]
+        ]
+        if all(cells):
+            a, b, c, d = map(fmean, cells)
+            found.append(Interaction((first, second), (levels[first], levels[second]), ((a, b), (c, d))))
+    return tuple(found)
+
+
+def _front(arms: Sequence[ArmResult], metric: Metric) -> Front:
+    return Front(
+        kv_cache=_best_trades(arms, metric, "kv_cache/bytes_per_token", 1),
+        throughput=_best_trades(arms, metric, "perf/tokens_per_second", -1),
+    )
+
+
+def _best_trades(arms: Sequence[ArmResult], metric: Metric, cost: str, sign: int) -> tuple[str, ...]:
+    """The arms on the front of loss, over common seeds, and one cost; sign -1: more of it is better.
+
+    An arm without it is left out.
+    """
+    _, means = ranked(arms, metric)
+    known = [
+        (arm.name, sign * arm.costs[cost], means[arm.name]) for arm in arms if cost in arm.costs and arm.name in means
+    ]
+    on_front = pareto_front([cost for _, cost, _ in known], [loss for _, _, loss in known])
+    return tuple(name for (name, _, _), is_on in zip(known, on_front, strict=True) if is_on)
+
+
+def _effects(study: Study, judged: dict[str, list[Trial]], metric: Metric) -> tuple[Effect, ...]:
+    """The effects of a two-level factorial: -1 is the baseline's option, +1 the other."""
+    base = next(arm for arm in study.arms if arm.name == study.baseline).axes
+    runs = [(arm, trial) for arm in study.arms for trial in _finished(judged[arm.name])]
+    if not runs:
+        return ()
+    levels = [{axis: -1 if arm.axes[axis] == option else 1 for axis, option in base.items()} for arm, _ in runs]
+    return tuple(factorial_effects(levels, [t.seed for _, t in runs], [t.summary[metric] for _, t in runs]))
+
+
+def _divergence(member: Member, trial: Trial) -> Divergence:
+    tokens = max((row["tokens"] for row in trial.metrics), default=0.0)
+    is_tuning = member.tunes is not None
+    return Divergence(trial.arm, trial.seed, trial.status, tokens, trial.message, member.learning_rate, is_tuning)
+
+
+def _measured(trials: Sequence[Trial]) -> list[Trial]:
+    """Those evaluated at several context lengths."""
+    return [trial for trial in _finished(trials) if trial.lengths]
+
+
+def _lengths(arm: str, trials: Sequence[Trial]) -> Lengths | None:
+    """Over the lengths that all of the trials were evaluated at, if any; the first is the trained one."""
+    by_length = [{entry["length"]: entry for entry in trial.lengths} for trial in trials]
+    lengths = [n for n in (by_length[0] if by_length else ()) if all(n in entries for entries in by_length)]
+    if not lengths:
+        return None
+    losses = {n: [e[n]["loss"] for e in by_length if e[n]["loss"] is not None] for n in lengths}
+    known = {n: [entries[n] for entries in by_length if entries[n]["losses"]] for n in lengths}
+    return Lengths(
+        arm=arm,
+        trained=lengths[0],
+        lengths=lengths,
+        loss=[estimate(losses[n]) if losses[n] else None for n in lengths],
+        by_position={
+            n: (_means([e["positions"] for e in entries]), _means([e["losses"] for e in entries]))
+            for n, entries in known.items()
+            if entries
+        },
+        changes=[_change(by_length, lengths[0], n) for n in lengths],
+    )
+
+
+def _change(by_length: Sequence[dict[int, dict[str, Any]]], trained: int, length: int) -> PairedDifference | None:
+    """The loss at a length minus that at the trained one, over the runs that have both."""
+    pairs = [(entries[length]["loss"], entries[trained]["loss"]) for entries in by_length]
+    known = [pair for pair in pairs if None not in pair]
+    return paired_difference(*zip(*known, strict=True)) if known else None
+
+
+def _means(lists: Sequence[Sequence[float]]) -> list[float]:
+    """The mean list of several of one length."""
+    return [fmean(values) for values in zip(*lists, strict=True)]
+
+
+def _provenance(trials: Sequence[Trial], seeds: Collection[int], baseline: Sequence[Trial]) -> Provenance:
+    facts = [surroundings(trial) for trial in _begun(trials)]
+    names = facts[0] if facts else {}
+    first = next(iter(_begun(baseline)), None)
+    return Provenance(
+        seeds=tuple(sorted(seeds)),
+        environment={name: dict(Counter(values[name] for values in facts)) for name in names},
+        baseline_config=(first.path / "resolved.yaml").read_text() if first else "",
+    )

@@ -1,0 +1,188 @@
+"""What runs have on record, held against each other and against what it can be recomputed from."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from math import isclose
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from llama_lab.config.components import build_model, model_cost
+from llama_lab.config.trust import Trust, stored_config
+from llama_lab.errors import ConfigError, first_line
+from llama_lab.formatting import enumerate_some, number, three_digits
+from llama_lab.model import Cost
+from llama_lab.model.cost import cost_metrics
+from llama_lab.runs.folder import RESOLVED, belongs
+from llama_lab.runs.record import NOT_BEGUN, Trial
+from llama_lab.study.naming import MOST_KEYS, by_value, named, run_name
+from llama_lab.study.settings import RATE, SEEDS
+from llama_lab.study.study import Study
+
+MOST_UNEQUAL = 1.5  # of the fastest over the slowest run of an arm
+
+# What a run's record states of its model, as a sentence calls it.
+SIZES = {
+    "params": "parameters",
+    "params_non_embedding": "parameters without embeddings",
+    "flops_per_token": "FLOPs per token",
+    "train_flops_per_token": "FLOPs per token of training",
+    "kv_cache/bytes_per_token": "bytes of KV cache per token",
+    "kv_cache/bytes": "bytes of KV cache",
+}
+ENDS = ("tokens", "train/loss", "val/loss", "val/bits_per_byte")  # which a summary has from the last rows of a curve
+
+
+def misrecorded(study: Study, trials: Sequence[Trial], trust: Trust) -> Iterator[str]:
+    """A sentence for everything on record that cannot be so.
+
+    trials: one for each of the study's members, in their order. trust: what their configs may name to be rebuilt.
+    """
+    begun = [trial for trial in trials if trial.status != NOT_BEGUN]
+    yield from _mislabelled(study, trials)
+    yield from _copies(begun)
+    yield from _unlike_their_curves(begun)
+    yield from _of_another_size(begun, trust)
+    yield from _unequal_speeds(study, begun)
+
+
+def recomputed(trial: Trial, trust: Trust) -> Cost | str:
+    """What the model of a run's settings costs; why that cannot be known, where it cannot."""
+    model = stored_config(trial.path / RESOLVED).get("model")
+    if not isinstance(model, DictConfig):
+        return f"{RESOLVED} holds no model"
+    if "vocab_size" not in trial.facts:
+        return "environment.json has no vocab_size"
+    try:
+        trust.check(model, RESOLVED, lambda package: f"--trust {package} to llama-lab-compare")
+    except ConfigError as error:
+        return str(error)
+    model = model.copy()
+    model.seed = 0  # of initial values, of which a model without memory has none
+    return _cost(OmegaConf.to_yaml(model), trial.facts["vocab_size"])
+
+
+@lru_cache(maxsize=256)
+def _cost(model: str, vocab_size: int) -> Cost | str:
+    """`recomputed` from YAML."""
+    try:
+        with torch.device("meta"):
+            return model_cost(build_model(OmegaConf.create({"model": OmegaConf.create(model)}), vocab_size))
+    except Exception as error:  # a config names any class, and that raises what it likes
+        return first_line(error)
+
+
+def _of_another_size(trials: Sequence[Trial], trust: Trust) -> Iterator[str]:
+    """Runs whose record states another size than their model has."""
+    models = by_value(trials, [_model(trial) for trial in trials])
+    costs = {run.path: cost for runs in models.values() for cost in [recomputed(runs[0], trust)] for run in runs}
+    unknown = [trial for trial in trials if isinstance(costs[trial.path], str)]
+    for why, runs in by_value(unknown, [str(costs[trial.path]) for trial in unknown]).items():
+        yield f"The sizes on record of {named(runs, trials)} cannot be checked: {why}."
+    wrong = {trial.path: _misstated(trial, cost) for trial in trials if isinstance(cost := costs[trial.path], Cost)}
+    misstating = [trial for trial in trials if wrong.get(trial.path)]
+    for what, runs in by_value(misstating, [wrong[trial.path] for trial in misstating]).items():
+        yield f"The record of {named(runs, trials)} states another size than the model has: {what}."
+
+
+def _model(trial: Trial) -> str:
+    """All settings that a model's costs follow from, so that each model is built once."""
+    settings = [pair for pair in sorted(trial.config.items()) if belongs(pair[0], ("model",)) and pair[0] not in SEEDS]
+    return str((settings, trial.facts.get("vocab_size")))
+
+
+def _misstated(trial: Trial, cost: Cost) -> str:
+    """`1,104,154 parameters instead of 1,840,256`, and so on; empty if all is right."""
+    real = cost_metrics(cost)
+    found = {}
+    for stated in (trial.facts, trial.summary):
+        for key, noun in SIZES.items():
+            if key in stated and not isclose(stated[key], real[key], rel_tol=1e-6):
+                found[key] = f"{number(stated[key])} {noun} instead of {number(real[key])}"
+    return enumerate_some(list(found.values()), MOST_KEYS)
+
+
+def _mislabelled(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
+    """Runs that were trained with another seed, or at another rate, than the study lists them with."""
+    members = [member for arm in study.arms for member in arm.members]
+    for member, trial in zip(members, trials, strict=True):
+        if trial.status == NOT_BEGUN:
+            continue
+        pairs: list[tuple[str, Any, Any]] = [("seed", member.seed, trial.seed)]
+        pairs.append(("seed", member.seed, trial.config.get("seed", trial.seed)))
+        if member.learning_rate is not None:
+            pairs.append((RATE, member.learning_rate, trial.config.get(RATE)))
+        for key, listed, real in dict.fromkeys(pair for pair in pairs if pair[1] != pair[2]):
+            yield f"{run_name(trial)} is listed with {key}={listed}, and was trained with {key}={real}."
+
+
+def _copies(trials: Sequence[Trial]) -> Iterator[str]:
+    """Runs that lost the same at every evaluation, to the last digit: as no two of different seeds or arms do."""
+    finished = [trial for trial in trials if trial.done and "val/loss" in trial.summary]
+    losses = {trial.path: _losses(trial) for trial in finished}
+    by_arm: dict[str, dict[tuple[Any, Any], Trial]] = {}
+    for trial in finished:
+        by_arm.setdefault(trial.arm, {})[trial.seed, trial.config.get(RATE)] = trial
+    original: dict[str, str] = {}  # of each arm: itself, or the first one that it equals
+    for arm, own in by_arm.items():
+        equal = (other for other in original.values() if _are_equal(own, by_arm[other], losses))
+        original[arm] = next(equal, arm)
+    for arm in by_arm:
+        if alike := [other for other in by_arm if original[other] == arm and other != arm]:
+            yield (
+                f"{enumerate_some([arm, *alike], MOST_KEYS)} have the same losses at every seed: one is a copy of "
+                f"another, or their settings do the same."
+            )
+    apart = [trial for trial in finished if original[trial.arm] == trial.arm]
+    for runs in by_value(apart, [losses[trial.path] for trial in apart]).values():
+        if len(runs) > 1:
+            yield f"{named(runs, ())} have the same losses, to the last digit: one is a copy of another."
+
+
+def _losses(trial: Trial) -> str:
+    """All validation losses of a run, and the one that it is judged by."""
+    curve = [(row["tokens"], row["val/loss"]) for row in trial.metrics if "val/loss" in row]
+    return str((trial.summary["val/loss"], curve))
+
+
+def _are_equal(
+    ours: Mapping[tuple[Any, Any], Trial], theirs: Mapping[tuple[Any, Any], Trial], losses: Mapping[Any, str]
+) -> bool:
+    """Whether two arms have the same losses at every seed that both have, and have one."""
+    common = ours.keys() & theirs.keys()
+    return bool(common) and all(losses[ours[key].path] == losses[theirs[key].path] for key in common)
+
+
+def _unlike_their_curves(trials: Sequence[Trial]) -> Iterator[str]:
+    """Runs whose summary.json does not end as their metrics.csv does."""
+    finished = [trial for trial in trials if trial.done]
+    for key in ENDS:
+        pairs = [(trial.summary.get(key), _last(trial, key)) for trial in finished]
+        texts = ["" if ends[0] == ends[1] else f"{_shown(ends[0])} for {_shown(ends[1])}" for ends in pairs]
+        for text, runs in by_value(finished, texts).items():
+            if text:
+                yield f"summary.json and metrics.csv disagree on the last {key} of {named(runs, finished)}: {text}."
+
+
+def _last(trial: Trial, key: str) -> float | None:
+    return next((row[key] for row in reversed(trial.metrics) if key in row), None)
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:.10g}"
+
+
+def _unequal_speeds(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
+    """Arms whose runs were not equally fast, though they do the same."""
+    key = "perf/tokens_per_second"
+    for arm in study.arms:
+        runs = [trial for trial in trials if trial.arm == arm.name and trial.done and trial.summary.get(key)]
+        runs.sort(key=lambda trial: trial.summary[key])
+        if runs and runs[-1].summary[key] > MOST_UNEQUAL * runs[0].summary[key]:
+            slow, fast = (f"{three_digits(run.summary[key])} in {run_name(run)}" for run in (runs[0], runs[-1]))
+            ratio = number(runs[-1].summary[key] / runs[0].summary[key], 1)
+            yield (
+                f"Logged speeds within {arm.name} differ by a factor of {ratio}, from {slow} to {fast} tokens per "
+                f"second: something else took part in them, and they cannot be compared."
+            )

@@ -1,0 +1,664 @@
+"""The report's charts, one function each: from a Result to a Plotly figure.
+
+A figure has no legend: the page writes one of buttons, which wrap on a phone and which the keyboard reaches. For it,
+each trace of an arm carries `meta`: `arm`, its name; `view`, the options with all of which it is seen, where the figure
+has several; `x`, what its points are plotted over under each name of an axis. The layout's `meta["choices"]` holds what
+a reader may choose, by group and option, with the change to the layout that goes with it; the first option is the one
+that the figure opens with.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Literal
+
+from plotly import graph_objects as go
+from plotly.subplots import make_subplots
+
+from llama_lab import formatting as words
+from llama_lab.study.statistics import Estimate, PairedDifference, term_name
+
+from .result import Curve, DifferenceCurve, Inference, Interaction, Result, Speed, Spread
+
+# Okabe and Ito's colours, which colour-blind readers tell apart; without yellow, which nobody sees on white.
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
+BETTER, WORSE, UNCLEAR, INK, GRID = "#0072B2", "#D55E00", "#767676", "#222222", "#E4E4E4"
+COLOUR_OF = {"lower": BETTER, "higher": WORSE}  # by verdict
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+AXIS = {"gridcolor": GRID, "zeroline": False, "linecolor": "#999999", "ticks": "outside", "tickcolor": "#999999"}
+AXIS |= {"automargin": True}
+BARE = {"showticklabels": False, "ticks": "", "showgrid": False, "showline": False, "zeroline": False}
+BARE |= {"fixedrange": True}
+ZERO = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1.5, "zerolinelayer": "below traces"}
+LATE: dict[str, Any] = {  # what is shown of curves
+    "without the first fifth": {},
+    "from the start": {"yaxis.range": None, "yaxis.autorange": True},
+}
+TITLE = {"font": {"size": 15}, "x": 0, "xref": "container", "y": 1, "yref": "container", "yanchor": "top"}
+TITLE |= {"pad": {"t": 12}}
+LABEL = {
+    "x": 0,
+    "xref": "paper",
+    "xanchor": "left",
+    "yshift": 15,
+    "showarrow": False,
+    "bgcolor": "rgba(255,255,255,0.8)",
+}
+
+ROW_HEIGHT, LOW_ROW_HEIGHT, MOST_HIGH_ROWS = 44, 32, 8
+SQUEEZED = 5.0  # times longer than all others: an interval that the axis does not cover
+MOST_LINES = 6  # that a chart opens with
+MOST_BANDS = 4
+MOST_PANELS = 6
+LABEL_LENGTH = 34  # that fits into a phone's width
+KV_CACHE: dict[str, Callable[[Speed], Spread | None]] = {
+    "used": lambda speed: speed.decode,
+    "not used": lambda speed: speed.uncached,
+}
+LOSS = {"val/loss": "validation loss", "val/bits_per_byte": "validation loss", "train/loss": "training loss"}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How an arm looks in every chart."""
+
+    colour: str
+    dash: str
+    symbol: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a chart of differences. against: what it is the difference to; empty for an effect."""
+
+    label: str
+    against: str
+    found: PairedDifference
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The interval, or the mean twice where there is none."""
+        found = self.found
+        return (found.low, found.high) if math.isfinite(found.high - found.low) else (found.mean, found.mean)
+
+    @property
+    def text(self) -> str:
+        """Everything in words."""
+        interval = words.with_interval(self.found.mean, self.found.low, self.found.high, is_difference=True)
+        return f"{self.label} {interval}{f' against {self.against}' if self.against else ''}, {self.found.verdict}"
+
+
+def styles(result: Result) -> dict[str, Style]:
+    """A look for each arm, black and solid for the baseline; the cycles' lengths share no divisor, so 210 differ."""
+    return _styles(sorted((arm.name for arm in result.arms), key=lambda name: name != result.study.baseline))
+
+
+def curve_styles(result: Result) -> dict[str, Style]:
+    """The look of each curve of differences: its arm's, or one for each effect."""
+    looks = styles(result)
+    effects = _styles([curve.name for curve in result.difference_curves if not curve.against])
+    return {curve.name: (looks if curve.against else effects)[curve.name] for curve in result.difference_curves}
+
+
+def _styles(names: Sequence[str]) -> dict[str, Style]:
+    cycles = (COLOURS, DASHES, SYMBOLS)
+    return {name: Style(*(cycle[i % len(cycle)] for cycle in cycles)) for i, name in enumerate(names)}
+
+
+def foremost(result: Result) -> set[str]:
+    """The arms that a chart of lines opens with: of many the baseline, and those that differ most."""
+    others = [(arm.name, abs(c.difference.mean)) for arm in result.arms if (c := arm.comparison)]
+    if len(result.arms) <= MOST_LINES + 2:
+        return {arm.name for arm in result.arms}
+    return {result.study.baseline, *_largest(others, MOST_LINES - 1)}
+
+
+def foremost_curves(result: Result) -> set[str]:
+    """The curves of differences that are seen at first, those that end furthest from zero."""
+    return _largest([(curve.name, abs(curve.mean[-1])) for curve in result.difference_curves], MOST_BANDS)
+
+
+def _largest(found: Iterable[tuple[str, float]], most: int) -> set[str]:
+    known = [(name, size) for name, size in found if math.isfinite(size)]
+    return {name for name, _ in sorted(known, key=lambda pair: -pair[1])[:most]}
+
+
+def axis_of(metric: str) -> str:
+    """The title of a loss's axis."""
+    return f"{LOSS[metric]}, {words.UNITS[metric]}"
+
+
+Against = Literal["previous", "baseline"]
+
+
+def difference_rows(result: Result, against: Against) -> list[Row]:
+    """The arms' differences to the step before, or to the baseline."""
+    found = [arm.to_previous if against == "previous" else arm.to_baseline for arm in result.arms]
+    return [Row(c.arm, c.against, c.difference) for c in found if c and math.isfinite(c.difference.mean)]
+
+
+def effect_rows(result: Result) -> list[Row]:
+    """Main effects and interactions."""
+    return [Row(e.name, "", e.change) for e in result.effects if math.isfinite(e.change.mean)]
+
+
+def differences(rows: list[Row], title: str, axis: str) -> go.Figure:
+    """A point and its 95% interval per row, on a line of its own; hollow where it is not significant.
+
+    What is much longer than all others ends in an arrow at the edge, with the number beside it.
+    """
+    least, most = reach(rows)
+    means = [min(max(row.found.mean, least), most) for row in rows]
+    ends = [(max(low, least), min(high, most)) for low, high in (row.ends for row in rows)]
+    colours = [COLOUR_OF.get(row.found.verdict, UNCLEAR) for row in rows]
+    symbols = [
+        "triangle-left" if row.found.mean < least else "triangle-right" if row.found.mean > most else "circle"
+        for row in rows
+    ]
+    fills = [colour if row.found.significant else "white" for row, colour in zip(rows, colours, strict=True)]
+    points = go.Scatter(
+        x=means,
+        y=list(range(len(rows))),
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [high - mean for (_, high), mean in zip(ends, means, strict=True)],
+            "arrayminus": [mean - low for (low, _), mean in zip(ends, means, strict=True)],
+            "thickness": 1.5,
+            "width": 4,
+            "color": INK,
+        },
+        mode="markers",
+        marker={"size": 11, "color": fills, "line": {"width": 2, "color": colours}, "symbol": symbols},
+        text=[escape(row.text) for row in rows],
+        hovertemplate="%{text}<extra></extra>",
+    )
+    shared = set.intersection(*(set(row.label.split(",")) for row in rows)) if rows else set()
+    height = ROW_HEIGHT if len(rows) <= MOST_HIGH_ROWS else LOW_ROW_HEIGHT
+    lift = {**LABEL, "yshift": height / 3 + 3}
+    labels = [{**lift, "text": _label(row, shared, least), "y": i} for i, row in enumerate(rows)]
+    right = {**lift, "x": 1, "xanchor": "right", "bgcolor": "rgba(0,0,0,0)"}
+    beyond = [(i, row) for i, row in enumerate(rows) if row.ends[1] > most]
+    labels += [
+        {**right, "text": f"{_end(row, row.ends[1], row.found.mean > most)} \u25b6", "y": i} for i, row in beyond
+    ]
+    figure = _figure([points], title, axis, None, height=90 + height * max(len(rows), 2))
+    figure.update_layout(annotations=labels)
+    space = 0.06 * (most - least) or 0.1
+    figure.update_xaxes(ZERO, range=[least - space, most + space], nticks=6)
+    # From the top down, with room for the first one's label.
+    figure.update_yaxes(BARE, range=[len(rows) - 0.5, -0.9])
+    return figure
+
+
+def reach(rows: Sequence[Row]) -> tuple[float, float]:
+    """From where to where an axis goes: over zero and all intervals but those that would squeeze all others."""
+    ends = [end for row in rows for end in row.ends]
+    sizes = sorted(max(map(abs, row.ends)) for row in rows)
+    most = max(sizes, default=0.0)
+    for n in range(max(2, math.ceil(len(sizes) / 2)), len(sizes)):  # most rows, and two at least, are no exceptions
+        if sizes[n] > SQUEEZED * sizes[n - 1] > 0:
+            most = 1.25 * sizes[n - 1]
+            break
+    return max(min([0.0, *ends]), -most), min(max([0.0, *ends]), most)
+
+
+def difference_curves(result: Result) -> go.Figure:
+    """The differences over training, each with a band that is its simultaneous interval."""
+    looks, first = curve_styles(result), foremost_curves(result)
+    traces = [trace for curve in result.difference_curves for trace in _difference_curve(curve, looks[curve.name])]
+    axis = f"change of validation loss, {words.UNITS[result.metric]}"
+    figure = _figure(traces, "Difference over training", "tokens", axis, height=430)
+    figure.update_xaxes(exponentformat="SI", nticks=7)
+    # Whatever is drawn at first in full, and of the others at least the line.
+    bounds = [
+        (curve.tokens, [curve.mean, *((curve.low, curve.high) if curve.name in first else ())])
+        for curve in result.difference_curves
+    ]
+    figure.update_yaxes(ZERO, range=late_range(bounds))
+    figure.layout.meta = {"choices": {"Show": LATE}}
+    return figure
+
+
+def interactions(result: Result) -> go.Figure:
+    """A panel for each pair of axes, of many the largest interactions: a line where the second axis has one level."""
+    shown = shown_interactions(result)
+    columns = min(2, len(shown))
+    rows = math.ceil(len(shown) / 2)
+    titles = [escape(term_name(found.axes)) for found in shown]
+    gaps = {"vertical_spacing": 0.36 / max(rows, 2), "horizontal_spacing": 0.06}
+    figure = make_subplots(rows, columns, shared_yaxes="all", subplot_titles=titles, **gaps)
+    for i, found in enumerate(shown):
+        place = {"row": i // columns + 1, "col": i % columns + 1}
+        figure.add_traces(_interaction(found), rows=[place["row"]] * 2, cols=[place["col"]] * 2)
+        figure.update_xaxes(AXIS, range=[-0.25, 1.9], showgrid=False, **place)
+        figure.update_yaxes(AXIS, title={"text": words.UNITS[result.metric]} if i % columns == 0 else None, **place)
+    means = [mean for found in shown for row in found.means for mean in row]
+    space = 0.15 * (max(means) - min(means)) or 0.1
+    figure.update_yaxes(range=[min(means) - space, max(means) + space])
+    figure.update_annotations(font={"size": 13})
+    return _dress(figure, "Interactions: mean loss at each combination", 70 + 200 * rows).update_layout(margin_t=76)
+
+
+def shown_interactions(result: Result) -> list[Interaction]:
+    """All, or the largest ones, in their order."""
+    largest = sorted(result.interactions, key=lambda found: -found.size)[:MOST_PANELS]
+    return [found for found in result.interactions if found in largest]
+
+
+def curves(result: Result) -> go.Figure:
+    """Loss over training: the mean of the seeds, and a band from the lowest to the highest."""
+    looks = styles(result)
+    present = {metric: name for metric, name in LOSS.items() if any(c.metric == metric for c in result.curves)}
+    first = next(iter(present), "val/loss")
+    traces = [trace for curve in result.curves for trace in _curve(curve, looks[curve.arm], curve.metric == first)]
+    figure = _figure(traces, "Loss over training", "tokens", axis_of(first), height=430)
+    late = {
+        metric: late_range([(c.tokens, [c.mean, c.low, c.high]) for c in result.curves if c.metric == metric])
+        for metric in present
+    }
+    figure.update_xaxes(exponentformat="SI", nticks=7)
+    figure.update_yaxes(range=late.get(first))
+    losses = {
+        name: {"yaxis.range": late[metric], "yaxis.title.text": axis_of(metric)} for metric, name in present.items()
+    }
+    axes = {"tokens": "tokens", "training FLOPs": "training FLOPs", "seconds": "seconds of training"}
+    figure.layout.meta = {
+        "choices": {
+            "Loss": losses,
+            "Over": {name: {"xaxis.title.text": title} for name, title in axes.items()},
+            "Show": LATE,
+        }
+    }
+    return figure
+
+
+def kv_cache_front(result: Result) -> go.Figure:
+    """Loss against the memory that generating a token takes."""
+    figure = _front(result, "kv_cache/bytes_per_token", result.front.kv_cache, False, "KV cache: %{customdata}")
+    figure.update_layout(title_text="Loss against KV cache", xaxis_title_text="KV-cache size per token, 16-bit")
+    return _octaves(figure, words.size)
+
+
+def throughput_front(result: Result) -> go.Figure:
+    """Loss against the speed of training."""
+    figure = _front(result, "perf/tokens_per_second", result.front.throughput, True, "%{x:,.0f} tokens per second")
+    figure.update_layout(title_text="Loss against speed", xaxis_title_text="training speed, tokens per second")
+    return figure.update_xaxes(nticks=6)
+
+
+def decoding_speeds(result: Result) -> go.Figure:
+    """Tokens per second over context length, for each batch size, with the KV cache and without it."""
+    looks = styles(result)
+    batch_sizes = sorted({speed.batch_size for arm in result.inference for speed in arm.speeds})
+    traces = [
+        _decoding(arm, looks[arm.arm], batch_size, use)
+        for batch_size in batch_sizes
+        for use in KV_CACHE
+        for arm in result.inference
+    ]
+    drawn = [trace for trace in traces if trace.x]
+    figure = _figure(drawn, "Decoding speed", "context, tokens", "tokens per second", height=380)
+    figure.update_yaxes(rangemode="tozero", tickformat=",")
+    return _choose(_ticks(figure, _all_x(figure), words.number), "Batch", "KV cache")
+
+
+def cache_sizes(result: Result) -> go.Figure:
+    """The measured bytes of one sequence's KV cache over context length, for each type of its elements."""
+    looks = styles(result)
+    dtypes = dict.fromkeys(cache.dtype for arm in result.inference for cache in arm.caches)
+    traces = [_cache(arm, looks[arm.arm], dtype) for dtype in dtypes for arm in result.inference]
+    drawn = [trace for trace in traces if trace.x]
+    figure = _figure(drawn, "KV cache of one sequence", "context, tokens", "measured size", height=380)
+    return _choose(_octaves(_ticks(figure, _all_x(figure), words.number), words.size, "y"), "Elements")
+
+
+def learning_rates(result: Result) -> go.Figure:
+    """Final loss over learning rate: the best one ringed, diverged runs as crosses in a strip above."""
+    looks = styles(result)
+    traces = []
+    for sweep in result.learning_rates:
+        found = [(rate, loss) for rate, loss in zip(sweep.rates, sweep.loss, strict=True) if loss]
+        traces.append(_means(sweep.arm, looks[sweep.arm], found))
+        traces[-1].update(hovertemplate="%{fullData.name}<br>learning rate %{x:.3g}: %{text}<extra></extra>")
+        best = [loss.mean for rate, loss in found if rate == sweep.best]
+        ring = {"symbol": "circle-open", "size": 19, "color": looks[sweep.arm].colour, "line": {"width": 2}}
+        traces.append(_marks(sweep.arm, [sweep.best] * len(best), best, ring, "the best of %{fullData.name}"))
+    diverged = [sweep for sweep in result.learning_rates if any(sweep.diverged)]
+    for line, sweep in enumerate(diverged):
+        bad = [(rate, n) for rate, n in zip(sweep.rates, sweep.diverged, strict=True) if n]
+        cross = {"symbol": "x-thin", "size": 8, "line": {"width": 2.5, "color": looks[sweep.arm].colour}}
+        marks = _marks(sweep.arm, [rate for rate, _ in bad], [line] * len(bad), cross, "%{fullData.name}: %{text}")
+        traces.append(marks.update(text=[f"{words.count(n, 'run')} diverged" for _, n in bad], yaxis="y2"))
+    figure = _figure(traces, "Loss over learning rate", "learning rate", axis_of(result.metric), height=400)
+    strip = min(0.4, 0.05 * (len(diverged) + 1)) if diverged else 0
+    figure.update_layout(yaxis_domain=[0, 1 - strip])
+    if diverged:
+        title = {"text": "diverged", "font": {"size": 11}}
+        lines = {"domain": [1 - strip + 0.02, 1], "range": [-0.8, len(diverged) - 0.2]}
+        figure.update_layout(yaxis2={**BARE, **lines, "title": title})
+    rates = sorted({rate for sweep in result.learning_rates for rate in sweep.rates if math.isfinite(rate)})
+    return _ticks(figure, rates, words.learning_rate)
+
+
+def context_lengths(result: Result) -> go.Figure:
+    """Loss over context length, in multiples of the trained one."""
+    looks = styles(result)
+    traces = []
+    for arm in result.lengths:
+        found = [(length / arm.trained, loss) for length, loss in zip(arm.lengths, arm.loss, strict=True) if loss]
+        hover = f"%{{fullData.name}}<br>%{{x:.3g}}{words.TIMES} the trained length: %{{text}}<extra></extra>"
+        traces.append(_means(arm.arm, looks[arm.arm], found).update(hovertemplate=hover))
+    axis = "context length / trained length"
+    figure = _figure(traces, "Loss over context length", axis, "validation loss, nats per token", height=380)
+    ratios = sorted({length / arm.trained for arm in result.lengths for length in arm.lengths})
+    return _mark_trained(_ticks(figure, ratios, lambda ratio: f"{ratio:.3g}{words.TIMES}"), {1})
+
+
+def positions(result: Result) -> go.Figure:
+    """Loss by position in the context, for each context length that was measured."""
+    looks = styles(result)
+    lengths = sorted({length for arm in result.lengths for length in arm.by_position}, reverse=True)
+    traces = [
+        _line(arm.arm, looks[arm.arm], *arm.by_position[length]).update(
+            meta={"arm": arm.arm, "view": [_tokens(length)]},
+            hovertemplate="%{fullData.name}<br>position %{x:.0f}: %{y:.4f}<extra></extra>",
+        )
+        for length in lengths
+        for arm in result.lengths
+        if length in arm.by_position
+    ]
+    figure = _figure(traces, "Loss by position", "position in the context", "validation loss, nats per token", 380)
+    _choose(figure, "Context")
+    return _mark_trained(_octaves(figure, words.number), {arm.trained for arm in result.lengths})
+
+
+def _figure(traces: list[Any], title: str, x: str, y: str | None, height: int) -> go.Figure:
+    """A chart of one pair of axes."""
+    return _dress(go.Figure(traces), title, height).update_layout(
+        xaxis={**AXIS, "title": {"text": x, "standoff": 8}},
+        yaxis={**AXIS, "title": {"text": y, "standoff": 8}},
+    )
+
+
+def _dress(figure: go.Figure, title: str, height: int) -> go.Figure:
+    """What all charts have in common."""
+    return figure.update_layout(
+        template="none",
+        title={**TITLE, "text": title},
+        height=height,
+        margin={"l": 12, "r": 14, "t": 44, "b": 12},
+        showlegend=False,
+        hovermode="closest",
+        font={"family": FONT, "size": 12, "color": INK},
+        hoverlabel={"bgcolor": "white", "font": {"color": INK}, "align": "left"},
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+    )
+
+
+def _label(row: Row, shared: set[str], least: float) -> str:
+    """The row's name, and, where it goes on beyond the left edge, how far."""
+    end = f"\u25c0 {_end(row, row.ends[0], row.found.mean < least)} " if row.ends[0] < least else ""
+    note = "" if row.found.significant else f" <span style='color:{UNCLEAR}'>{row.found.verdict}</span>"
+    return f"{end}{escape(_short_name(row.label, shared))}{note}"
+
+
+def _short_name(name: str, shared: set[str]) -> str:
+    """A long name without the settings that all have; its end, which sets it apart, is never cut off."""
+    if len(name) > LABEL_LENGTH:
+        name = ",".join(setting for setting in name.split(",") if setting not in shared) or name
+    tail = LABEL_LENGTH // 3
+    return name if len(name) <= LABEL_LENGTH else f"{name[: LABEL_LENGTH - tail - 1]}…{name[-tail:]}"
+
+
+def _end(row: Row, end: float, is_all: bool) -> str:
+    """An end of an interval beyond the edge, or, where all of it is, mean and interval."""
+    found = row.found
+    if is_all:
+        return words.with_interval(found.mean, found.low, found.high, is_difference=True)
+    return words.signed(end, words.decimals(*row.ends))
+
+
+def _interaction(found: Interaction) -> list[go.Scatter]:
+    """A line for each level of the second axis over those of the first one, named at its end."""
+    ends = found.means[1]
+    return [
+        go.Scatter(
+            x=[escape(level) for level in found.levels[0]],
+            y=[found.means[0][j], found.means[1][j]],
+            text=["", escape(level)],
+            mode="lines+markers+text",
+            textposition="top right" if (ends[j], j) > (ends[1 - j], 1 - j) else "bottom right",
+            cliponaxis=False,
+            line={"color": colour, "dash": dash, "width": 2},
+            marker={"symbol": symbol, "size": 8},
+            hovertemplate=f"%{{x}}, {escape(level)}: %{{y:.4f}}<extra></extra>",
+        )
+        for j, (level, (colour, dash, symbol)) in enumerate(
+            zip(found.levels[1], ((INK, "solid", "circle"), (BETTER, "dash", "square")), strict=True)
+        )
+    ]
+
+
+def _difference_curve(curve: DifferenceCurve, style: Style) -> list[go.Scatter]:
+    """A comparison's mean, and its band where it was tested."""
+    points = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
+    mean = _line(curve.name, style, [curve.tokens[i] for i in points], [_round(curve.mean[i]) for i in points])
+    found = (words.with_interval(curve.mean[i], curve.low[i], curve.high[i], is_difference=True) for i in points)
+    mean.update(customdata=list(found), hovertemplate="%{fullData.name}<br>%{customdata} at %{x:.3s}<extra></extra>")
+    tested = [i for i in points if math.isfinite(curve.low[i])]
+    return [_band(curve.name, style, curve.tokens, curve.low, curve.high, tested), mean] if tested else [mean]
+
+
+def _band(
+    arm: str, style: Style, x: Sequence[float], low: Sequence[float], high: Sequence[float], points: list[int]
+) -> go.Scatter:
+    """From low to high at these points."""
+    return go.Scatter(
+        x=[x[i] for i in points + points[::-1]],
+        y=[_round(low[i]) for i in points] + [_round(high[i]) for i in points[::-1]],
+        fill="toself",
+        fillcolor=style.colour,
+        opacity=0.18,
+        mode="none",
+        hoverinfo="skip",
+        meta={"arm": arm},
+    )
+
+
+def _curve(curve: Curve, style: Style, visible: bool) -> list[go.Scatter]:
+    """A curve's mean and, where seeds differ, its band."""
+    points = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
+    mean = _line(curve.arm, style, [curve.tokens[i] for i in points], [_round(curve.mean[i]) for i in points])
+    mean.update(meta=_over(curve, points), hovertemplate="%{fullData.name}<br>%{y:.4f} at %{x:.3s}<extra></extra>")
+    band = _band(curve.arm, style, curve.tokens, curve.low, curve.high, points)
+    band.update(meta=_over(curve, points + points[::-1]))
+    seeds_differ = any(curve.low[i] < curve.high[i] for i in points)
+    return [trace.update(visible=visible) for trace in ([band, mean] if seeds_differ else [mean])]
+
+
+def _over(curve: Curve, points: list[int]) -> dict[str, Any]:
+    axes = {"tokens": curve.tokens, "training FLOPs": curve.flops, "seconds": curve.seconds}
+    x = {name: [_round(values[i]) for i in points] for name, values in axes.items()}
+    return {"arm": curve.arm, "view": [LOSS[curve.metric]], "x": x}
+
+
+def late_range(found: Iterable[tuple[list[float], list[list[float]]]]) -> list[float] | None:
+    """From the lowest to the highest value after a fifth of training: what is before would flatten all the rest.
+
+    found: of each curve the tokens, and its values there.
+    """
+    late = [
+        value
+        for tokens, lines in found
+        for line in lines
+        for at, value in zip(tokens, line, strict=True)
+        if at >= max(tokens) / 5 and math.isfinite(value)
+    ]
+    if not late:
+        return None
+    space = 0.05 * (max(late) - min(late)) or 0.1
+    return [min(late) - space, max(late) + space]
+
+
+def front_points(result: Result, cost: str) -> dict[str, tuple[float, Estimate]]:
+    """Every arm's cost, or gain, and its loss."""
+    return {
+        arm.name: (arm.costs[cost], loss)
+        for arm in result.arms
+        if (loss := arm.judged(result.metric)) and math.isfinite(loss.mean) and arm.costs.get(cost, 0) > 0
+    }
+
+
+def front_corners(
+    points: dict[str, tuple[float, Estimate]], front: Sequence[str], is_gain: bool
+) -> list[tuple[float, float]]:
+    """The line through the arms on the front, to the edges: straight up where nothing is cheaper, else level."""
+    corners = sorted((points[name][0], points[name][1].mean) for name in front if name in points)
+    if not corners:
+        return []
+    (left, first), (right, last) = corners[0], corners[-1]
+    worst = max(loss.mean for _, loss in points.values())
+    least, most = min(x for x, _ in points.values()), max(x for x, _ in points.values())
+    start, end = ((least, first), (right, worst)) if is_gain else ((left, worst), (most, last))
+    return [start, *corners, end]
+
+
+def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hover: str) -> go.Figure:
+    """Every arm's loss over a cost, or a gain, and the line past which none gets."""
+    looks = styles(result)
+    points = front_points(result, cost)
+    corners = front_corners(points, front, is_gain)
+    line = go.Scatter(
+        x=[x for x, _ in corners],
+        y=[y for _, y in corners],
+        mode="lines",
+        line={"color": "#888888", "width": 1.5, "dash": "dot", "shape": "vh" if is_gain else "hv"},
+        hoverinfo="skip",
+    )
+    arms = [
+        _means(name, looks[name], [point]).update(
+            mode="markers",
+            customdata=[words.size(point[0])],
+            hovertemplate=f"%{{fullData.name}}<br>{hover}<br>loss %{{text}}<extra></extra>",
+        )
+        for name, point in points.items()
+    ]
+    return _figure([line, *arms], "", "", axis_of(result.metric), height=380)
+
+
+def _line(arm: str, style: Style, x: Iterable[float], y: Iterable[float]) -> go.Scatter:
+    """An arm's line; its markers, of which only some are drawn, tell apart what colour and dash do not."""
+    return go.Scatter(
+        x=list(x),
+        y=list(y),
+        name=escape(arm),
+        mode="lines+markers",
+        line={"color": style.colour, "dash": style.dash, "width": 2},
+        marker={"symbol": style.symbol, "color": style.colour, "size": 7, "maxdisplayed": 8},
+        meta={"arm": arm},
+    )
+
+
+def _decoding(arm: Inference, style: Style, batch_size: int, use: str) -> go.Scatter:
+    """An arm's speed with one batch size and one use of the KV cache."""
+    speeds = [speed for speed in arm.speeds if speed.batch_size == batch_size]
+    found = [(speed.context, spread) for speed in speeds if (spread := KV_CACHE[use](speed))]
+    return _means(arm.arm, style, found).update(
+        meta={"arm": arm.arm, "view": [words.count(batch_size, "sequence"), use]},
+        hovertemplate="%{fullData.name}<br>%{y:,.3~f} tokens per second at %{x:,}<extra></extra>",
+    )
+
+
+def _cache(arm: Inference, style: Style, dtype: str) -> go.Scatter:
+    """An arm's cache with one type of elements."""
+    trace = _means(arm.arm, style, [(cache.context, cache.measured) for cache in arm.caches if cache.dtype == dtype])
+    return trace.update(
+        meta={"arm": arm.arm, "view": [dtype]},
+        customdata=[words.size(y) for y in trace.y],
+        hovertemplate="%{fullData.name}<br>%{customdata} at %{x:,} tokens<extra></extra>",
+    )
+
+
+def _means(arm: str, style: Style, found: Iterable[tuple[float, Estimate | Spread]]) -> go.Scatter:
+    """An arm's means over something, each with a bar from its low to its high."""
+    points = sorted(((x, one) for x, one in found if math.isfinite(one.mean)), key=lambda point: point[0])
+    means = [one for _, one in points]
+    trace = _line(arm, style, [x for x, _ in points], [one.mean for one in means])
+    text = [words.with_interval(one.mean, one.low, one.high) for one in means]
+    bars = {**_errors(means), "color": style.colour}
+    return trace.update(error_y=bars, marker={"size": 9, "maxdisplayed": 0}, text=text)
+
+
+def _marks(arm: str, x: list[float], y: list[float], marker: dict[str, Any], hover: str) -> go.Scatter:
+    trace = go.Scatter(x=x, y=y, name=escape(arm), mode="markers", marker=marker, meta={"arm": arm})
+    return trace.update(hovertemplate=f"{hover}<extra></extra>")
+
+
+def _errors(found: Sequence[Estimate | Spread]) -> dict[str, Any]:
+    """Plotly's error bars for intervals; none where there is no interval."""
+    up = [one.high - one.mean if math.isfinite(one.high) else 0 for one in found]
+    down = [one.mean - one.low if math.isfinite(one.low) else 0 for one in found]
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.5, "width": 4}
+
+
+def _choose(figure: go.Figure, *groups: str) -> go.Figure:
+    """Let a reader choose among the views of the traces, an option of each group; the first trace's is seen first."""
+    views = [trace.meta["view"] for trace in figure.data]
+    for trace, view in zip(figure.data, views, strict=True):
+        trace.visible = view == views[0]
+    options = zip(groups, zip(*views, strict=True), strict=False)  # there are none without a trace
+    figure.layout.meta = {"choices": {group: {option: {} for option in found} for group, found in options}}
+    return figure
+
+
+def _all_x(figure: go.Figure) -> list[float]:
+    return sorted({x for trace in figure.data for x in trace.x})
+
+
+def _ticks(figure: go.Figure, values: list[float], text: Callable[[float], str], axis: str = "x") -> go.Figure:
+    """A logarithmic axis, with a tick at each of these values if they are few."""
+    figure.layout[f"{axis}axis"].type = "log"
+    if values and len(values) <= 7:
+        figure.layout[f"{axis}axis"].update(tickvals=values, ticktext=[text(value) for value in values])
+    return figure
+
+
+def octaves(values: Iterable[float]) -> list[float]:
+    """The powers of two from the lowest of these values to the highest; every second, or fourth, if there are many."""
+    logs = [math.log2(value) for value in values]
+    lowest, highest = math.floor(min(logs)), math.ceil(max(logs))
+    return [2.0**power for power in range(lowest, highest + 1, max(1, (highest - lowest) // 4))]
+
+
+def _octaves(figure: go.Figure, text: Callable[[float], str], axis: str = "x") -> go.Figure:
+    """A logarithmic axis with ticks at powers of two."""
+    found = [value for trace in figure.data for value in trace[axis] or () if math.isfinite(value) and value > 0]
+    if not found:
+        return figure
+    figure = _ticks(figure, octaves(found), text, axis)
+    figure.layout[f"{axis}axis"].range = [math.log10(min(found)) - 0.15, math.log10(max(found)) + 0.15]
+    return figure
+
+
+def _mark_trained(figure: go.Figure, lengths: set[int]) -> go.Figure:
+    """A line where the trained context ends."""
+    for length in sorted(lengths):
+        figure.add_vline(x=length, line={"color": INK, "width": 1, "dash": "dot"})
+        above = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "font": {"size": 11}}
+        figure.add_annotation(above, x=math.log10(length), xref="x", text="trained")
+    return figure
+
+
+def _tokens(length: int) -> str:
+    return f"{length:,} tokens"
+
+
+def _round(value: float) -> float:
+    """To six digits, which is more than a screen shows, and a third of the file's size."""
+    return float(f"{value:.6g}")

@@ -1,0 +1,180 @@
+"""A study for a paper: its figures, tables, runs, methods and references, as files of one folder."""
+
+import csv
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from llama_lab.errors import ConfigError
+from llama_lab.files import disk_errors_told
+from llama_lab.runs.record import NOT_BEGUN, Trial
+from llama_lab.study.settings import RATE
+from llama_lab.study.study import SUMMARY
+
+from .figures import write_figures
+from .markup import latex_table, markdown_table
+from .methods import cited, methods, methods_latex, methods_markdown
+from .references import bibliography
+from .result import FIXED_COSTS, MEASURED_COSTS, Result
+from .summary import write_summary_csv
+from .surroundings import surroundings
+from .tables import Table, tables
+
+CONTENTS = "contents.txt"  # the files of an export, by which one is told from a folder that holds anything else
+FIGURES, TABLES = "figures", "tables"
+LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
+CURVES = (*LOSSES, "optim/lr", "optim/grad_norm")
+HASHES = ("data_hash", "tokenizer_hash")
+
+
+def check_export(folder: Path, overwrite: bool) -> None:
+    """Raise ConfigError unless an export can take the place of `folder`: of nothing, or, told so, of another export."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--export {folder}: is a file; name a folder")
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not overwrite:
+        raise ConfigError(f"--export {folder}: is not empty; name another folder, or add --overwrite")
+    contents = folder / CONTENTS
+    if not contents.exists():
+        raise ConfigError(f"--export {folder}: holds no export that --overwrite could replace; name another folder")
+    if strange := sorted(_files(folder) - {CONTENTS, *contents.read_text(encoding="utf-8").splitlines()}):
+        raise ConfigError(
+            f"--export {folder}: holds {strange[0]}, which no export wrote and --overwrite would delete; name another "
+            "folder"
+        )
+
+
+def write_export(result: Result, folder: Path, overwrite: bool = False) -> None:
+    """Write everything into `folder` in one move, and print what was written. Raises ConfigError; see check_export."""
+    check_export(folder, overwrite)
+    with disk_errors_told(f"--export {folder}"), _replacing(folder) as fresh:
+        _write(result, fresh)
+        written = sorted(_files(fresh))
+        (fresh / CONTENTS).write_text("".join(f"{name}\n" for name in written), encoding="utf-8")
+    print(f"exported to {folder}:")
+    for line in _listed(written):
+        print(f"  {line}")
+
+
+def _write(result: Result, folder: Path) -> None:
+    write_runs(result, folder / "runs.csv")
+    write_curves(result, folder / "curves.csv")
+    write_summary_csv(result, folder / SUMMARY)
+    paragraphs = methods(result)
+    _write_text(folder / "methods.md", methods_markdown(paragraphs))
+    _write_text(folder / "methods.tex", methods_latex(paragraphs))
+    _write_text(folder / "references.bib", bibliography(cited(paragraphs)))
+    for part in (FIGURES, TABLES):
+        (folder / part).mkdir()
+    write_figures(result, folder / FIGURES)
+    for slug, table in tables(result).items():
+        write_table(table, slug, folder / TABLES)
+
+
+def write_table(table: Table, slug: str, folder: Path) -> None:
+    """Write a table in each format."""
+    _write_rows(folder / f"{slug}.csv", [table.head, *table.rows])
+    _write_text(folder / f"{slug}.md", markdown_table(table))
+    _write_text(folder / f"{slug}.tex", latex_table(table, slug))
+
+
+def write_runs(result: Result, path: Path) -> None:
+    """Write a row per run; what is not known is empty. judged: whether the run is one that its arm is judged by.
+
+    tunes_seed: the judged seed whose learning rate the run helped to choose.
+    """
+    axes = list(dict.fromkeys(axis for arm in result.study.arms for axis in arm.axes))
+    levels = {arm.name: arm.axes for arm in result.study.arms}
+    members = [member for arm in result.study.arms for member in arm.members]
+    judged = {(arm.name, trial.path) for arm in result.arms for trial in arm.trials}
+    rows = [
+        {
+            "arm": trial.arm,
+            **{f"axis:{axis}": levels[trial.arm].get(axis) for axis in axes},
+            "seed": trial.seed,
+            "learning_rate": trial.config.get(RATE, member.learning_rate),
+            "status": trial.status,
+            "judged": (trial.arm, trial.path) in judged,
+            "tunes_seed": member.tunes,
+            **{name: trial.summary.get(name) for name in ("tokens", "step", "seconds", *LOSSES)},
+            **{name: trial.facts.get(name) for name in FIXED_COSTS},
+            **{name: trial.summary.get(name) for name in MEASURED_COSTS},
+            **{name: trial.facts.get(name) for name in HASHES},
+            **_surroundings(trial),
+        }
+        for trial, member in zip(result.trials, members, strict=True)
+    ]
+    _write_records(path, rows)
+
+
+def write_curves(result: Result, path: Path) -> None:
+    """Write a row per run, step and metric that was logged there."""
+    rows = (
+        {"arm": trial.arm, "seed": trial.seed, "learning_rate": trial.config.get(RATE)}
+        | {"step": int(row["step"]), "tokens": int(row["tokens"]), "metric": metric, "value": row[metric]}
+        for trial in result.trials
+        for row in trial.metrics
+        for metric in CURVES
+        if metric in row
+    )
+    _write_records(path, rows)
+
+
+def _surroundings(trial: Trial) -> dict[str, str]:
+    """What a run ran on and with, by the names of the report; without the hashes, which runs.csv has in full."""
+    if trial.status == NOT_BEGUN:
+        return {}
+    return {name: value for name, value in surroundings(trial).items() if name not in ("data", "tokenizer")}
+
+
+def _write_records(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows with a column for each key that any of them has."""
+    rows = list(rows)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    _write_rows(path, [columns, *([row.get(column) for column in columns] for row in rows)])
+
+
+def _write_rows(path: Path, rows: Iterable[list[Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _files(folder: Path) -> set[str]:
+    """All files below a folder, by their paths in it."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
+def _listed(files: Iterable[str]) -> Iterator[str]:
+    """The files in a few lines: those that differ in their endings alone together."""
+    together: dict[str, dict[str, list[str]]] = {}
+    for file in map(Path, files):
+        together.setdefault(file.parent.as_posix(), {}).setdefault(file.stem, []).append(file.suffix)
+    for folder, stems in together.items():
+        names = ", ".join(f"{stem}{'|'.join(endings) if folder == '.' else ''}" for stem, endings in stems.items())
+        endings = dict.fromkeys(ending for found in stems.values() for ending in found)
+        yield names if folder == "." else f"{folder}/ ({', '.join(endings)}): {names}"
+
+
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """An empty folder beside `folder`, which takes its place at the end, unless writing failed: then it is deleted."""
+    folder = folder.resolve()  # where a link leads
+    fresh, old = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
+    for left in (fresh, old):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    try:
+        yield fresh
+        if folder.exists():
+            folder.rename(old)
+        fresh.rename(folder)
+    finally:
+        for left in (fresh, old):
+            shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,71 @@
+"""What generating costs an arm: speeds and cache sizes, from what eval.json holds of its runs."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import Any
+
+from llama_lab.runs.record import Trial
+
+from .result import CacheSize, Inference, Speed, Spread
+
+TIMED = ("prefill", "decode", "uncached")
+
+Entries = list[dict[str, Any]]  # one of each run, of the same measurement
+
+
+def inference(arm: str, trials: Sequence[Trial]) -> Inference | None:
+    """What was measured in all of the trials in which anything was; None if there is nothing."""
+    speeds = tuple(map(_speed, _shared(trials, "speed", "batch_size", "context")))
+    caches = _shared(trials, "cache", "batch_size", "dtype", "context")
+    # A batch's cache is that of one sequence, once for each: the smallest batch is nearest to a sequence alone.
+    smallest = min((entries[0]["batch_size"] for entries in caches), default=0)
+    sizes = tuple(_cache_size(entries) for entries in caches if entries[0]["batch_size"] == smallest)
+    return Inference(arm, speeds, sizes) if speeds or sizes else None
+
+
+def rounds(entry: dict[str, Any], part: str) -> list[float]:
+    """The seconds of one of TIMED in every round; none where it was not measured."""
+    return entry.get(part) or []
+
+
+def _shared(trials: Sequence[Trial], part: str, *keys: str) -> list[Entries]:
+    """The entries of every trial that has the part, for each combination of the keys' values that they all have."""
+    measured = [trial.evaluation[part] for trial in trials if trial.evaluation.get(part)]
+    by_trial = [{tuple(entry[key] for key in keys): entry for entry in entries} for entries in measured]
+    combinations = by_trial[0] if by_trial else ()
+    return [[entries[one] for entries in by_trial] for one in combinations if all(one in e for e in by_trial)]
+
+
+def _speed(entries: Entries) -> Speed:
+    batch_size = entries[0]["batch_size"]
+    prefill, decode, uncached = ([_median(rounds(entry, part)) for entry in entries] for part in TIMED)
+    return Speed(
+        batch_size=batch_size,
+        context=entries[0]["context"],
+        runs=len(entries),
+        decode=_spread([batch_size / seconds for seconds in decode]),
+        uncached=_spread([batch_size / seconds for seconds in uncached]),
+        gain=_spread([without / seconds for without, seconds in zip(uncached, decode, strict=True)]),
+        prefill=_spread(prefill),
+    )
+
+
+def _cache_size(entries: Entries) -> CacheSize:
+    first = entries[0]
+    measured, formula = (
+        Spread(fmean(found), min(found), max(found))
+        for found in ([e[key] / e["batch_size"] for e in entries] for key in ("measured_bytes", "formula_bytes"))
+    )
+    return CacheSize(first["dtype"], first["context"], measured, formula)
+
+
+def _median(seconds: Sequence[float]) -> float:
+    """nan if there are none, or if one is no time that anything takes."""
+    return median(seconds) if seconds and all(0 < one < math.inf for one in seconds) else math.nan
+
+
+def _spread(values: Sequence[float]) -> Spread | None:
+    """None if one of them is not known."""
+    is_known = all(map(math.isfinite, values))
+    return Spread(fmean(values), min(values), max(values)) if is_known else None

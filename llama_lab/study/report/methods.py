@@ -1,0 +1,407 @@
+"""A study's methods as a paper tells them: what the records of its runs say, and where these differ."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from llama_lab.formatting import UNITS, count, learning_rate, number, percent, three_digits
+from llama_lab.runs.record import NOT_BEGUN, Trial
+from llama_lab.study.naming import disagreement
+from llama_lab.study.settings import RATE, SEEDS
+from llama_lab.units import duration
+
+from . import references
+from .markup import latex, markdown
+from .references import Keys, sources
+from .result import Result
+from .surroundings import UNCOMMITTED, surroundings
+
+Part = str | Keys  # a text, or what is cited after it
+Sentence = tuple[Part, ...]
+
+MOST_NAMED = 12  # arms; of more, runs.csv tells the names
+
+DESIGNS = {
+    "ladder": "a ladder: each arm is the one before it with one more change",
+    "add_one": "one change at a time: each arm is the baseline with one change",
+    "leave_one_out": "leave-one-out: each arm is the baseline with one change taken back",
+    "factorial": "a factorial of two levels on each axis",
+    "learning_rate": "two recipes, each over a grid of learning rates",
+    "kv_heads": "one model with different numbers of key and value heads",
+    "depth": "blocks at several depths, with several lengths of warm-up",
+    "context": "position encodings, evaluated at contexts longer than those that they were trained on",
+    "comparison": "runs put together after they were made",
+}
+MATCHES = {
+    "params": "The feed-forward width of an arm was chosen so that it has as many parameters without embeddings as the "
+    "arm that it is matched to",
+    "flops": "The feed-forward width of an arm was chosen so that its forward pass takes as many FLOPs per token as "
+    "that of the arm that it is matched to",
+    "none": "The sizes of the arms were not matched",
+    "": "Whether the sizes of the arms were matched is not recorded",
+}
+CHOICES = {
+    "arch": "They start from the recipe",
+    "size": "Their size is",
+    "block": "Their block is",
+    "norm": "Their norm is",
+    "position": "Their position encoding is",
+    "ffn": "Their feed-forward is",
+    "attention": "Their attention is",
+    "embedding": "Their embedding is",
+    "init": "Their initialisation is",
+}
+TEXTS = {"StandardLibrary": "the source code of Python's standard library", "TextFiles": "a collection of text files"}
+TOKENIZERS = {
+    "BPETokenizer": "byte-level byte-pair encoding, learnt from the training text",
+    "ByteTokenizer": "one token per byte",
+    "CharTokenizer": "one token per character",
+}
+OPTIMIZERS = {"adamw": "AdamW"}
+SCHEDULES = {
+    "constant": "a constant learning rate",
+    "cosine": "a cosine schedule",
+    "linear": "a linear schedule",
+    "wsd": "a warm-up, stable, decay schedule",
+}
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A few sentences with a title."""
+
+    title: str
+    sentences: tuple[Sentence, ...]
+
+
+def methods(result: Result) -> list[Paragraph]:
+    """The paragraphs that have something to say."""
+    runs = [trial for trial in result.trials if trial.status != NOT_BEGUN]
+    found = [Paragraph("Design", (*_arms(result), *_seeds(result)))]
+    if runs:
+        found += [
+            Paragraph("Models", (*_models(result, runs), *_matching(result))),
+            Paragraph("Data", (*_text(runs), *_tokenizer(runs))),
+            Paragraph("Training", (*_budget(runs), *_optimization(runs), *_learning_rates(result, runs))),
+            Paragraph("Statistics", _statistics(result)),
+            Paragraph("Hardware and software", (*_hardware(runs), *_speeds(result), *_software(runs))),
+        ]
+    found.append(Paragraph("Not controlled", tuple((warning,) for warning in result.warnings)))
+    return [paragraph for paragraph in found if paragraph.sentences]
+
+
+def cited(paragraphs: Iterable[Paragraph]) -> set[str]:
+    """The keys of all sources."""
+    parts = (part for paragraph in paragraphs for sentence in paragraph.sentences for part in sentence)
+    return {key for part in parts if isinstance(part, tuple) for key in part}
+
+
+def methods_markdown(paragraphs: Iterable[Paragraph]) -> str:
+    """Markdown, with citations as Pandoc reads them."""
+
+    def cite(keys: Keys) -> str:
+        return f" [{'; '.join(f'@{key}' for key in keys)}]"
+
+    return "\n\n".join(f"**{one.title}.** {_written(one, markdown, cite)}" for one in paragraphs) + "\n"
+
+
+def methods_latex(paragraphs: Iterable[Paragraph]) -> str:
+    """LaTeX, to be read by another file."""
+
+    def cite(keys: Keys) -> str:
+        return rf"~\cite{{{','.join(keys)}}}"
+
+    return "\n\n".join(f"\\paragraph{{{one.title}.}}\n{_written(one, latex, cite)}" for one in paragraphs) + "\n"
+
+
+def _written(paragraph: Paragraph, text: Callable[[str], str], cite: Callable[[Keys], str]) -> str:
+    return " ".join(
+        "".join(text(part) if isinstance(part, str) else cite(part) if part else "" for part in sentence)
+        for sentence in paragraph.sentences
+    )
+
+
+# --- what each paragraph says ---
+
+
+def _arms(result: Result) -> list[Sentence]:
+    study, names = result.study, [arm.name for arm in result.arms]
+    listed = f": {', '.join(names)}" if len(names) <= MOST_NAMED else ""
+    design = DESIGNS.get(study.design, f"of the design {study.design}")
+    keys = references.DESIGNS.get(study.design, references.NONE)
+    return [
+        (f"The study is {design}", keys, "."),
+        (f"It has {count(len(names), 'arm')}{listed}; the baseline is {study.baseline}.",),
+        *((note,) for note in study.notes),
+    ]
+
+
+def _seeds(result: Result) -> list[Sentence]:
+    judged = [trial for arm in result.arms for trial in arm.trials]
+    by_arm = {arm.name: ", ".join(map(str, sorted({trial.seed for trial in arm.trials}))) for arm in result.arms}
+    seeds = [by_arm[trial.arm] for trial in judged]
+    ends: dict[str, int] = {}
+    for trial in result.trials:
+        ends[trial.status] = ends.get(trial.status, 0) + 1
+    others = ", ".join(f"{n} {status}" for status, n in ends.items() if status != "done")
+    finished = f"{ends.get('done', 0)} of {count(len(result.trials), 'run')} finished" + (
+        f" ({others})" if others else ""
+    )
+    return [(f"Seeds are {_told(judged, seeds)}; {finished}.",), _pairing(result.trials)]
+
+
+def _pairing(trials: Sequence[Trial]) -> Sentence:
+    """Whether runs of one seed share what a seed decides, as their configs say."""
+    by_seed: dict[int, set[tuple[object, ...]]] = {}
+    for trial in trials:
+        if trial.config:
+            by_seed.setdefault(trial.seed, set()).add(tuple(trial.config.get(key) for key in SEEDS))
+    if all(len(found) == 1 for found in by_seed.values()):
+        return (
+            "Seeds are paired: runs of one seed read their training text in the same order and draw each parameter's "
+            "initial values from the same seed, and arms are compared within seeds.",
+        )
+    return (f"Arms are compared within seeds, but {' or '.join(SEEDS)} differs between runs of one seed.",)
+
+
+def _models(result: Result, runs: Sequence[Trial]) -> list[Sentence]:
+    layers, dim, heads, context = (
+        _of_config(runs, f"model.{key}") for key in ("n_layers", "dim", "n_heads", "max_seq_len")
+    )
+    shape = f"{layers} layers, {dim} dimensions, {heads} attention heads and a context of {context} tokens"
+    found: list[Sentence] = [(f"The models have {shape}.",)]
+    params = [arm.costs["params_non_embedding"] for arm in result.arms if "params_non_embedding" in arm.costs]
+    if params:
+        low, high = number(min(params)), number(max(params))
+        found.append((f"They have {low if low == high else f'{low} to {high}'} parameters without embeddings.",))
+    for group, beginning in CHOICES.items():
+        if options := dict.fromkeys(t.facts["choices"][group] for t in runs if t.facts["choices"].get(group)):
+            found.append((f"{beginning} ", *_listed(group, options), "."))
+    found.append((f"Dropout is {_of_config(runs, 'model.dropout')}.",))
+    return found
+
+
+def _listed(group: str, options: Iterable[str]) -> list[Part]:
+    """Options with their sources: `layernorm [1], or rmsnorm [2]`."""
+    parts: list[Part] = []
+    for i, option in enumerate(options):
+        parts += [", or " if i else "", option, sources(group, option)]
+    return parts
+
+
+def _matching(result: Result) -> list[Sentence]:
+    match = result.study.match
+    residuals = [abs(arm.arm.residual) for arm in result.arms if arm.arm.residual is not None]
+    left = f"; what remains is at most {percent(max(residuals))}" if residuals and match in ("params", "flops") else ""
+    return [(f"{MATCHES.get(match, f'The sizes of the arms were matched in {match}')}{left}.",)]
+
+
+def _text(runs: Sequence[Trial]) -> list[Sentence]:
+    texts = [TEXTS.get(name, name) for name in _classes(runs, "data.source._target_")]
+    hashes = [trial.facts.get("data_hash", "unknown")[:12] for trial in runs]
+    held_out = [percent(trial.config.get("data.val_fraction")) for trial in runs]
+    bounds = [trial.config.get("data.val_tokens") for trial in runs]
+    read = [f"at most {bound:,} tokens of them are read" if bound else "all of them are read" for bound in bounds]
+    return [
+        (f"The text is {_told(runs, texts)}, with the hash {_told(runs, hashes)}.",),
+        (
+            f"Of its documents, {_told(runs, held_out)}, chosen by the hash of their text, are held out for "
+            f"validation; {_told(runs, read)}.",
+        ),
+    ]
+
+
+def _tokenizer(runs: Sequence[Trial]) -> list[Sentence]:
+    kinds = [TOKENIZERS.get(name, name) for name in _classes(runs, "tokenizer._target_")]
+    options = dict.fromkeys(trial.facts["choices"].get("tokenizer", "") for trial in runs)
+    keys = tuple(dict.fromkeys(key for option in options for key in sources("tokenizer", option)))
+    sizes = [number(trial.facts.get("vocab_size")) for trial in runs]
+    hashes = [trial.facts.get("tokenizer_hash", "unknown")[:12] for trial in runs]
+    lengths = [three_digits(trial.facts.get("bytes_per_token")) for trial in runs]
+    return [
+        (f"The tokenizer is {_told(runs, kinds)}", keys, f", with the hash {_told(runs, hashes)}."),
+        (f"Its vocabulary has {_told(runs, sizes)} tokens, which have {_told(runs, lengths)} bytes on average.",),
+    ]
+
+
+def _budget(runs: Sequence[Trial]) -> list[Sentence]:
+    tokens = [number(trial.config.get("train.tokens")) for trial in runs]
+    steps = [number(trial.summary.get("step")) for trial in runs if trial.done]
+    done = [trial for trial in runs if trial.done]
+    batch, context = _of_config(runs, "train.batch_size"), _of_config(runs, "model.max_seq_len")
+    in_steps = f", which are {_told(done, steps)} steps" if done else ""
+    return [
+        (
+            f"The budget of a run is {_told(runs, tokens)} tokens, in batches of {batch} sequences of {context} tokens"
+            f"{in_steps}.",
+        ),
+    ]
+
+
+def _optimization(runs: Sequence[Trial]) -> list[Sentence]:
+    optimizers = [OPTIMIZERS.get(name, name) for name in _classes(runs, "optim._target_")]
+    schedules = [SCHEDULES.get(name, name) for name in _classes(runs, "schedule._target_")]
+    keys = {
+        group: tuple(
+            dict.fromkeys(key for trial in runs for key in sources(group, trial.facts["choices"].get(group, "")))
+        )
+        for group in ("optim", "schedule")
+    }
+    clips = [trial.config.get("train.grad_clip") for trial in runs]
+    clipping = [f"gradients clipped at a norm of {clip:g}" if clip else "gradients not clipped" for clip in clips]
+    found: list[Sentence] = [
+        (
+            f"The optimizer is {_told(runs, optimizers)}",
+            keys["optim"],
+            f"{_settings(runs, 'optim', RATE)}, with {_told(runs, schedules)}",
+            keys["schedule"],
+            f"{_settings(runs, 'schedule')} and {_told(runs, clipping)}.",
+        )
+    ]
+    if any(trial.config.get("train.z_loss") for trial in runs):
+        found.append((f"The weight of the z-loss is {_of_config(runs, 'train.z_loss')}", references.Z_LOSS, "."))
+    return found
+
+
+def _settings(runs: Sequence[Trial], group: str, without: str = "") -> str:
+    """` (beta1 0.9, beta2 0.95)`: the settings of a group that are numbers."""
+    keys = dict.fromkeys(key for trial in runs for key in trial.config if key.startswith(f"{group}."))
+    shown = [key for key in keys if key != without and any(_is_number(trial.config.get(key)) for trial in runs)]
+    listed = ", ".join(f"{key.removeprefix(f'{group}.')} {_of_config(runs, key)}" for key in shown)
+    return f" ({listed})" if listed else ""
+
+
+def _learning_rates(result: Result, runs: Sequence[Trial]) -> list[Sentence]:
+    if not result.learning_rates:
+        rates = [learning_rate(trial.config.get(RATE)) for trial in runs]
+        return [(f"The peak learning rate is {_told(runs, rates)}; it was not tuned.",)]
+    found: list[Sentence] = []
+    grids = {sweep.arm: ", ".join(map(learning_rate, sweep.rates)) for sweep in result.learning_rates}
+    swept = [trial for trial in result.trials if trial.arm in grids]
+    tried = _told(swept, [grids[t.arm] for t in swept])
+    chosen = {sweep.arm: sorted({*sweep.chosen.values()} or {sweep.best}) for sweep in result.learning_rates}
+    shown = "; ".join(f"{', '.join(map(learning_rate, rates))} for {arm}" for arm, rates in chosen.items())
+    if any(sweep.chosen for sweep in result.learning_rates):
+        found.append(
+            (
+                "Each judged run was trained at the learning rate with the lowest final validation loss on a tuning "
+                f"seed of its own, one for each judged seed, which is not compared. Tried were {tried}; chosen were "
+                f"{shown}.",
+            )
+        )
+    else:
+        found.append((f"Every seed was trained at each of the learning rates {tried}.",))
+        found.append(
+            (
+                "An arm is judged at the rate with the lowest mean validation loss among those at which most of its "
+                f"seeds finished: {shown}.",
+            )
+        )
+    found.append(
+        ("The sensitivity to the learning rate is that of the loss averaged over the grid", references.SENSITIVITY, ".")
+    )
+    return found
+
+
+def _statistics(result: Result) -> tuple[Sentence, ...]:
+    found: list[Sentence] = [
+        (
+            f"Arms are judged by their final validation loss in {UNITS[result.metric]}, the mean over all validation "
+            "tokens that are read.",
+        ),
+        ("Intervals of the loss of an arm are 95% intervals over seeds by Student's t.",),
+    ]
+    is_max_t, is_factorial = "max-t" in result.tests, result.study.design == "factorial"
+    if result.tests == "none":
+        found.append(("Differences are means over the seeds that both arms have finished, and were not tested.",))
+    elif is_max_t and is_factorial:
+        found.append(("Effects are estimated by least squares within each seed; an effect is its mean over seeds.",))
+    else:
+        found.append(("Differences are means over the seeds that both arms have finished.",))
+    if result.tests != "none":
+        found.append(
+            (
+                f"They were tested by {result.tests}",
+                references.MAX_T if is_max_t else references.NONE,
+                ", two-sided at 5%.",
+            )
+        )
+    if is_max_t:
+        what = "effect over seeds" if is_factorial else "arm, in a model of arm and seed,"
+        found.append(
+            (
+                f"The variance of each {what} is shrunk towards the typical one",
+                references.MODERATION,
+                "; degrees of freedom are Satterthwaite's",
+                references.DEGREES_OF_FREEDOM,
+                "; p is adjusted for the family, and its 95% intervals are simultaneous.",
+            )
+        )
+    if result.study.margin is not None:
+        found.append(
+            (
+                f"Changes of less than {result.study.margin:g} {UNITS[result.metric]} count as none, by two one-sided "
+                "tests",
+                references.EQUIVALENCE,
+                ".",
+            )
+        )
+    return tuple(found)
+
+
+def _hardware(runs: Sequence[Trial]) -> list[Sentence]:
+    facts = _facts(runs, "devices", "device", "precision", "CPU threads", "attention kernel", "platform")
+    seconds = [trial.summary["seconds"] for trial in runs if isfinite(trial.summary.get("seconds", float("nan")))]
+    took = f" {count(len(seconds), 'finished run')} took {duration(sum(seconds))} together." if seconds else ""
+    return [(f"Runs were made with {facts}.{took}",)]
+
+
+def _speeds(result: Result) -> list[Sentence]:
+    speed = result.speed
+    if speed is None:
+        return []
+    rounds = max(len(arm.train) for arm in speed.arms.values())
+    return [
+        (
+            f"Speeds are medians of {count(rounds, 'round')}, in each of which every arm had its turn, on "
+            f"{speed.devices} x {speed.device} in {speed.precision} with {speed.threads} CPU threads.",
+        )
+    ]
+
+
+def _software(runs: Sequence[Trial]) -> list[Sentence]:
+    facts = _facts(runs, "llama-lab", "commit", UNCOMMITTED, "python", "torch", "lightning", "numpy", "tokenizers")
+    return [(f"Software: {facts}.",)]
+
+
+# --- how runs are told of ---
+
+
+def _facts(runs: Sequence[Trial], *names: str) -> str:
+    """`device cpu, precision 32-true`."""
+    values = [surroundings(trial) for trial in runs]
+    return ", ".join(f"{name} {_told(runs, [one[name] for one in values])}" for name in names)
+
+
+def _of_config(runs: Sequence[Trial], key: str) -> str:
+    return _told(runs, [_shown(trial.config.get(key)) for trial in runs])
+
+
+def _told(runs: Sequence[Trial], values: Sequence[str]) -> str:
+    """The one value of all runs, or each with the runs that have it."""
+    return f"({disagreement(runs, values)})" if len(set(values)) > 1 else values[0] if values else "unknown"
+
+
+def _classes(runs: Sequence[Trial], key: str) -> list[str]:
+    """The class or function of a component."""
+    return [str(trial.config.get(key, "unknown")).rpartition(".")[2] for trial in runs]
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:,.10g}" if _is_number(value) else str(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

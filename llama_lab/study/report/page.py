@@ -1,0 +1,297 @@
+"""report.html: a study's result as one file that needs no network, for a screen, a phone and paper."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from plotly import graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from llama_lab import formatting as words
+from llama_lab.study.speed import FILE as SPEED
+from llama_lab.study.study import FILE, SUMMARY
+
+from . import charts
+from .result import Result
+from .tables import Table, tables
+
+TEMPLATE = "page.html.j2"
+BESIDE = (SUMMARY, FILE, SPEED, "export/")  # what may lie in the page's folder
+MATCHES = {"params": "matched in parameters", "flops": "matched in FLOPs per token", "none": "not matched in size"}
+MOST_NAMED = 8  # seeds of a line, and arms that it takes to draw only some of them
+SIGNIFICANT = (
+    "Bars: 95% intervals. Filled: significant at 5% (max-t), which is where the simultaneous interval excludes zero. "
+    "Left is better."
+)
+MOST_TOLD = 12  # arms in the text for readers who do not see a chart; the tables hold all
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure with what stands around it.
+
+    alt: what it shows, in words. caption: how to read it. looks: of each line that the legend switches. shown: those
+    that it opens with; None for all.
+    """
+
+    figure: go.Figure
+    alt: str
+    caption: str
+    looks: Mapping[str, charts.Style] = field(default_factory=dict)
+    shown: Collection[str] | None = None
+    wide: bool = False
+
+    @property
+    def json(self) -> Markup:
+        """The figure for Plotly.js; Plotly escapes what would end a script element."""
+        hidden = self.hidden
+        for trace in self.figure.data:
+            if trace.meta and trace.meta["arm"] in hidden:
+                trace.visible = False
+        return Markup(self.figure.to_json())
+
+    @property
+    def legend(self) -> dict[str, charts.Style]:
+        """The lines that are there, with their looks."""
+        drawn = {trace.meta["arm"] for trace in self.figure.data if trace.meta}
+        return {name: style for name, style in self.looks.items() if name in drawn}
+
+    @property
+    def hidden(self) -> set[str]:
+        """The lines that a reader must switch on to see."""
+        return set() if self.shown is None else set(self.legend) - set(self.shown)
+
+    @property
+    def full_caption(self) -> str:
+        """The caption, and what the chart does not show at first."""
+        shown = len(self.legend) - len(self.hidden)
+        note = f" Of {len(self.legend)} the {shown} that differ most are shown; press a name for the others."
+        return self.caption + (note if self.hidden else "")
+
+    @property
+    def has_points(self) -> bool:
+        """Whether there is anything to draw."""
+        return any(words.known(y) for trace in self.figure.data for y in trace.y)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether arms are drawn as lines, and not as points alone."""
+        return any("lines" in trace.mode for trace in self.figure.data if trace.meta)
+
+    @property
+    def choices(self) -> dict[str, list[str]]:
+        """What a reader may choose: options by group; a group with one option is no choice."""
+        groups = (self.figure.layout.meta or {}).get("choices", {})
+        return {group: list(options) for group, options in groups.items() if len(options) > 1}
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of the page; left out if it has nothing to say."""
+
+    title: str
+    text: tuple[str, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    tables: tuple[Table, ...] = ()
+    command: str = ""
+    folds: bool = True  # long tables
+
+
+def write_page(result: Result, path: Path) -> None:
+    """Write the report of a study. It links what lies in its folder by then."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template(TEMPLATE).render(
+        result=result,
+        facts=_facts(result),
+        files=[name for name in BESIDE if (path.parent / name).exists()],
+        sections=_sections(result),
+        plotly_js=Markup(get_plotlyjs()),
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def _facts(result: Result) -> str:
+    """What was compared, in a line."""
+    study, seeds = result.study, result.provenance.seeds
+    some = len(seeds) <= MOST_NAMED
+    named = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds)) or words.UNKNOWN}"
+    parts = [
+        study.design.replace("_", "-").capitalize(),
+        words.count(len(result.arms), "arm"),
+        f"baseline {study.baseline}",
+        named if some else words.count(len(seeds), "seed"),
+        MATCHES.get(study.match, "matching not recorded"),
+    ]
+    return " · ".join(parts)
+
+
+def _sections(result: Result) -> list[Section]:
+    found = tables(result)
+    sections = [
+        _effects(result, found),
+        _differences(result, found),
+        Section("Findings", result.answer, tables=_of(found, "differences", "losses", "seeds")),
+        _training(result, found),
+        _cost(result, found),
+        _inference(result, found),
+        _learning_rates(result, found),
+        _lengths(result, found),
+        Section("Runs that did not finish", tables=_of(found, "unfinished")),
+        Section("How it was made", tables=_of(found, "settings", "environment"), command=result.study.command),
+    ]
+    drawn = [replace(one, charts=tuple(chart for chart in one.charts if chart.has_points)) for one in sections]
+    return [section for section in drawn if section.text or section.charts or section.tables or section.command]
+
+
+def _of(found: Mapping[str, Table], *slugs: str) -> tuple[Table, ...]:
+    return tuple(found[slug] for slug in slugs if slug in found)
+
+
+def _alt(what: str, found: Iterable[str]) -> str:
+    """What a chart shows, for readers who do not see it."""
+    return f"{what}: {words.enumerate_some(list(found), MOST_TOLD, '; ')}."
+
+
+def _lines(
+    result: Result, figure: go.Figure, table: Table | None, columns: Iterable[str], caption: str, wide: bool = False
+) -> Chart:
+    """A chart with a line or a point for each arm; its alternative text is of these columns of a table."""
+    told = table.cells(*columns) if table else ()
+    looks = charts.styles(result)
+    chart = Chart(figure, _alt(figure.layout.title.text, told), caption, looks, charts.foremost(result), wide)
+    return chart if chart.has_lines else replace(chart, shown=None)
+
+
+def _effects(result: Result, found: Mapping[str, Table]) -> Section:
+    rows = charts.effect_rows(result)
+    drawn = []
+    if rows:
+        caption = (
+            "Main effect: the change of the loss as one axis goes from the baseline's option to the other, averaged "
+            "over all settings of the others. Interaction: half the change of one axis's effect as the other one "
+            f"changes. {SIGNIFICANT}"
+        )
+        drawn.append(_forest(result, rows, "Main effects and interactions", caption))
+    if result.interactions:
+        shown, known = len(charts.shown_interactions(result)), len(result.interactions)
+        some = f" The {shown} largest of {known} interactions; the table has all." if shown < known else ""
+        caption = f"Lines that are not parallel are an interaction. Over the seeds that all arms have finished.{some}"
+        alt = _alt("Mean loss at each combination of two axes", found["interactions"].cells())
+        drawn.append(Chart(charts.interactions(result), alt, caption))
+    told = _of(found, "effects", "interactions")
+    return Section("Main effects and interactions", charts=tuple(drawn), tables=told, folds=False)
+
+
+def _differences(result: Result, found: Mapping[str, Table]) -> Section:
+    is_long = result.study.is_chain and len(result.arms) > 2
+    ends = "; tested are the first step and, by a paired t-test of its own, the last arm" if is_long else ""
+    kinds: tuple[tuple[charts.Against, str, str], ...] = (
+        ("previous", "Change at each step", "Each arm against the one before. "),
+        ("baseline", f"Change from {result.study.baseline}", f"Each arm against {result.study.baseline}{ends}. "),
+    )
+    drawn: list[Chart] = []
+    for against, title, caption in kinds:
+        rows = charts.difference_rows(result, against)
+        if rows and not result.effects:
+            drawn.append(_forest(result, rows, title, caption + ("" if drawn else SIGNIFICANT)))
+    return Section("Arms", charts=tuple(drawn), tables=_of(found, "arms"), folds=False)
+
+
+def _forest(result: Result, rows: list[charts.Row], title: str, caption: str) -> Chart:
+    """A chart of differences."""
+    axis = f"change of validation loss, {words.UNITS[result.metric]}"
+    alt = _alt(f"{title}, {axis}", (row.text for row in rows))
+    return Chart(charts.differences(rows, title, axis), alt, caption)
+
+
+def _training(result: Result, found: Mapping[str, Table]) -> Section:
+    drawn = []
+    if any(len(curve.tokens) > 1 for curve in result.difference_curves):
+        ends = (
+            f"{curve.name} {words.with_interval(curve.mean[-1], curve.low[-1], curve.high[-1], is_difference=True)}"
+            for curve in result.difference_curves
+        )
+        caption = (
+            "Mean of the paired differences at every evaluation that all runs share. Bands: the simultaneous 95% "
+            "intervals of the same test at that evaluation; the last one is the reported interval. A band that leaves "
+            "zero on the way is not a finding: each evaluation is one more look."
+        )
+        drawn.append(
+            Chart(
+                charts.difference_curves(result),
+                _alt("Difference over training, at its end", ends),
+                caption,
+                charts.curve_styles(result),
+                charts.foremost_curves(result),
+                wide=True,
+            )
+        )
+    if result.curves:
+        caption = (
+            "Lines: mean over seeds. Bands: from the lowest to the highest seed. Press an arm's name to hide it; "
+            "drag over the chart to zoom, double-click to go back."
+        )
+        drawn.append(_lines(result, charts.curves(result), found.get("losses"), (), caption, wide=True))
+    return Section("Training", charts=tuple(drawn), tables=_of(found, "reach"))
+
+
+def _cost(result: Result, found: Mapping[str, Table]) -> Section:
+    caption = (
+        "Dotted: the arms that no other one beats in both mean loss and {}; their intervals play no part in it. Means "
+        "for it are over the seeds that all arms have finished. Bars: 95% intervals over seeds."
+    )
+    fronts = (
+        ("kv_cache/bytes_per_token", charts.kv_cache_front, "KV-cache size per token", "KV cache per token"),
+        ("perf/tokens_per_second", charts.throughput_front, "training speed", "Tokens per second"),
+    )
+    drawn = tuple(
+        _lines(result, draw(result), found.get("arms"), ("Loss", column), caption.format(name))
+        for cost, draw, name, column in fronts
+        if any(arm.judged(result.metric) and words.known(arm.costs.get(cost)) for arm in result.arms)
+    )
+    return Section("Cost", charts=drawn, tables=_of(found, "costs"))
+
+
+def _inference(result: Result, found: Mapping[str, Table]) -> Section:
+    drawn = []
+    if any(arm.speeds for arm in result.inference):
+        caption = (
+            "At the end of a context, all sequences of a batch together. Bars: from the lowest to the highest seed."
+        )
+        columns = ("Sequences", "Context", "Tokens per second", "Gain")
+        drawn.append(_lines(result, charts.decoding_speeds(result), found.get("decoding"), columns, caption))
+    if any(arm.caches for arm in result.inference):
+        caption = "Of the cache's tensors as they are when generating; a window's stops growing at its length."
+        drawn.append(_lines(result, charts.cache_sizes(result), found.get("caches"), (), caption))
+    return Section("Inference", charts=tuple(drawn), tables=_of(found, "decoding", "caches"))
+
+
+def _learning_rates(result: Result, found: Mapping[str, Table]) -> Section:
+    if not result.learning_rates:
+        return Section("Learning rate")
+    caption = "Rings: each arm's best learning rate. Crosses above: runs that diverged. Bars: 95% intervals over seeds."
+    chart = _lines(result, charts.learning_rates(result), found.get("learning_rates"), (), caption, wide=True)
+    return Section("Learning rate", charts=(chart,), tables=_of(found, "learning_rates"))
+
+
+def _lengths(result: Result, found: Mapping[str, Table]) -> Section:
+    if not result.lengths:
+        return Section("Context length")
+    table = found.get("lengths")
+    caption = "A line ends where the arm's position encoding does. Bars: 95% intervals over seeds."
+    drawn = [_lines(result, charts.context_lengths(result), table, (), caption)]
+    if any(arm.by_position for arm in result.lengths):
+        caption = (
+            "Mean over seeds. Dotted: the last position that the arms were trained on. An arm is missing where its "
+            "position encoding ends before the chosen context does."
+        )
+        drawn.append(_lines(result, charts.positions(result), table, (), caption))
+    return Section("Context length", charts=tuple(drawn), tables=_of(found, "lengths"))

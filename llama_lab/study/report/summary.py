@@ -1,0 +1,152 @@
+"""The result of a study as a table: every number in summary.csv, the few that matter on the terminal."""
+
+import csv
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from llama_lab.formatting import UNITS, UNKNOWN, number, plus_minus, short, three_digits
+from llama_lab.study.speed import StudySpeed
+from llama_lab.study.statistics import Estimate, PairedDifference
+
+from .result import FIXED_COSTS, MEASURED_COSTS, ArmResult, Comparison, Inference, Result, Spread
+
+REACHED = ("tokens", "flops", "seconds")
+RANGE: dict[str, Callable[[Sequence[float]], float]] = {"low": min, "high": max}
+
+
+def summary_rows(result: Result) -> list[dict[str, Any]]:
+    """A row per arm, all with the same keys; None for what is not known. Losses in nats per token, bits per byte."""
+    axes = list(dict.fromkeys(axis for arm in result.study.arms for axis in arm.axes))
+    inference = {found.arm: found for found in result.inference}
+    rows = [
+        _row(arm, axes, result.provenance.seeds)
+        | _inference_columns(inference.get(arm.name))
+        | _speed_columns(result.speed, arm.name)
+        for arm in result.arms
+    ]
+    return [{key: None if _is_nan(value) else value for key, value in row.items()} for row in rows]
+
+
+def write_summary_csv(result: Result, path: Path) -> None:
+    """Write the rows with every digit, so that two reports can be compared number for number; empty if not known."""
+    rows = summary_rows(result)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def print_table(result: Result) -> None:
+    """Print the arms, what was found, and what was not controlled; 80 columns are enough."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    is_ladder = any(arm.to_previous for arm in result.arms)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=result.study.heading, title_justify="left")
+    table.add_column("arm", overflow="fold")
+    loss_unit = "val loss" if result.metric == "val/loss" else "bits/byte"
+    for title in (loss_unit, "to step before" if is_ladder else "to baseline"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("verdict", min_width=11)  # "not significant" in two lines
+    for title in ("params", "KV B/\ntoken", "tokens/s"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for arm in result.arms:
+        table.add_row(*_cells(arm, result))
+    console.print(table)
+    console.print(f"{UNITS[result.metric]}, ± half the 95% interval; lower and higher: significant at 5% (max-t)\n")
+    for sentence in dict.fromkeys((result.verdict, *result.answer)):
+        console.print(sentence)
+    for title, sentences in (("Not controlled", result.warnings), ("Notes", result.notes)):
+        if sentences:
+            console.print(f"\n{title}:")
+        for sentence in sentences:
+            console.print(f"- {sentence}")
+
+
+def _cells(arm: ArmResult, result: Result) -> tuple[str, ...]:
+    """What the terminal shows of an arm."""
+    return (
+        arm.name,
+        _plus_minus(arm.judged(result.metric)),
+        _plus_minus(arm.comparison.difference, is_difference=True) if arm.comparison else "",
+        arm.verdict,
+        short(arm.costs.get("params")),
+        number(arm.costs.get("kv_cache/bytes_per_token")),
+        three_digits(arm.costs.get("perf/tokens_per_second")),
+    )
+
+
+def _plus_minus(found: Estimate | PairedDifference | None, is_difference: bool = False) -> str:
+    return plus_minus(found.mean, found.low, found.high, is_difference) if found else UNKNOWN
+
+
+def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+    """An arm's row; nan may be among its values."""
+    losses = {trial.seed: trial.summary["val/loss"] for trial in arm.trials if trial.done}
+    rates = {trial.seed: trial.config.get("optim.lr") for trial in arm.trials}
+    return {
+        "arm": arm.name,
+        **{f"axis:{axis}": arm.arm.axes.get(axis) for axis in axes},
+        "seeds": sum(trial.done for trial in arm.trials),
+        "diverged": sum(trial.status == "diverged" for trial in arm.trials),
+        "learning_rate": arm.learning_rates[0] if len(arm.learning_rates) == 1 else None,
+        **_estimate_columns("val_loss", arm.loss),
+        **_estimate_columns("val_bits_per_byte", arm.bits),
+        **_comparison_columns("previous", arm.to_previous),
+        **_comparison_columns("baseline", arm.to_baseline),
+        **{f"{name}_to_reach_baseline": arm.to_reach.get(name) for name in REACHED},
+        **{name: arm.costs.get(name) for name in (*FIXED_COSTS, *MEASURED_COSTS)},
+        "residual": arm.arm.residual,
+        **{f"val_loss:seed={seed}": losses.get(seed) for seed in seeds},
+        **{f"learning_rate:seed={seed}": rates.get(seed) for seed in seeds},
+        "width": next((trial.config.get("model.hidden_dim") for trial in arm.trials if trial.config), None),
+    }
+
+
+def _estimate_columns(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    return {f"{name}_{part}": getattr(estimate, part, None) for part in ("mean", "sd", "low", "high")}
+
+
+def _comparison_columns(name: str, comparison: Comparison | None) -> dict[str, Any]:
+    """What an arm is compared with by `name`, and how it compares."""
+    columns: dict[str, Any] = {f"{name}_arm": comparison.against if comparison else None}
+    for unit in ("nats", "bits"):
+        difference = getattr(comparison, unit, None)
+        for part in ("n", "mean", "sd", "low", "high", "p"):
+            columns[f"to_{name}_{unit}_{part}"] = getattr(difference, part, None)
+    needed = comparison.seeds_needed if comparison else None
+    columns |= {
+        f"to_{name}_seeds_needed_{end}": n for end, n in zip(("from", "to"), needed or (None, None), strict=True)
+    }
+    return columns
+
+
+def _inference_columns(inference: Inference | None) -> dict[str, float | None]:
+    """Of one sequence, at the largest context; the cache with the first type of elements that was measured."""
+    speed = inference.speed(1) if inference else None
+    cache = inference.cache(inference.caches[0].dtype) if inference and inference.caches else None
+    return {
+        "decode_tokens_per_second": _mean(getattr(speed, "decode", None)),
+        "decode_tokens_per_second_uncached": _mean(getattr(speed, "uncached", None)),
+        "prefill_seconds": _mean(getattr(speed, "prefill", None)),
+        "kv_cache_measured_bytes": _mean(getattr(cache, "measured", None)),
+    }
+
+
+def _speed_columns(speed: StudySpeed | None, arm: str) -> dict[str, float | None]:
+    """The range of the rounds in which speeds were measured side by side, and the speed of decoding then."""
+    found = speed.arms.get(arm) if speed else None
+    columns = {f"perf/tokens_per_second_{end}": of(found.train) if found else None for end, of in RANGE.items()}
+    return columns | ({"decode_tokens_per_second": found.costs["decode_tokens_per_second"]} if found else {})
+
+
+def _mean(spread: Spread | None) -> float | None:
+    return spread.mean if spread else None
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)

@@ -1,0 +1,106 @@
+"""What runs ran on and with, in their last session and in those before it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from llama_lab.config.components import override_key
+from llama_lab.runs.record import Trial
+from llama_lab.study.naming import by_value, disagreement, named, sentence, values_in
+
+# What it means that runs differ in a fact of `surroundings`.
+CONSEQUENCES = {
+    "device": "their speeds cannot be compared, and their losses differ by rounding",
+    "devices": "their speeds cannot be compared, and their losses differ by rounding, with shards in bf16 more so",
+    "precision": "a part of the difference in loss may be rounding",
+    "attention kernel": "their speeds are not those of their architectures",
+    "data": "their losses are of different texts",
+    "tokenizer": "their nats per token mean different things",
+    "CPU threads": "their speeds cannot be compared",
+    "torch": "their kernels and rounding may differ",
+    "llama-lab": "their code may differ",
+    "commit": "their code may differ",
+}
+UNCOMMITTED = "uncommitted changes"
+
+
+def surroundings(trial: Trial) -> dict[str, str]:
+    """What a run ran on and with, by the names that a report uses; hashes and commits by their first 12 digits."""
+    return _surroundings(trial.facts)
+
+
+def _surroundings(facts: Mapping[str, Any]) -> dict[str, str]:
+    git = facts.get("git") or {}
+    versions = facts.get("versions", {})
+    values = {
+        "device": facts.get("device"),
+        "devices": f"{facts.get('devices', 1)}{' shards' if facts.get('sharded') else ''}",
+        "precision": facts.get("precision"),
+        "attention kernel": facts.get("attention_kernel"),
+        "data": facts.get("data_hash", "")[:12],
+        "tokenizer": facts.get("tokenizer_hash", "")[:12],
+        "python": facts.get("python"),
+        **{library: versions.get(library) for library in ("torch", "lightning", "numpy", "tokenizers", "llama-lab")},
+        "platform": facts.get("platform"),
+        "CPU threads": facts.get("cpu_threads"),
+        "commit": git.get("commit", "")[:12],
+        UNCOMMITTED: "yes" if git.get("dirty") else "no" if git else None,
+    }
+    return {name: str(value or "unknown") for name, value in values.items()}
+
+
+def unequal_surroundings(trials: Sequence[Trial]) -> Iterator[str]:
+    """A sentence for every fact in which runs, or the sessions of one run, differ."""
+    yield from _between_runs(trials)
+    yield from _between_sessions(trials)
+    yield from _uncommitted(trials)
+    yield from _resumed(trials)
+
+
+def _between_runs(trials: Sequence[Trial]) -> Iterator[str]:
+    all_values = [surroundings(trial) for trial in trials]
+    for fact in all_values[0] if all_values else ():
+        if fact != UNCOMMITTED and (values := disagreement(trials, [v[fact] for v in all_values])):
+            yield sentence(f"Runs differ in {fact}: {values}", CONSEQUENCES.get(fact, ""))
+
+
+def _sessions(trial: Trial) -> list[Mapping[str, Any]]:
+    """The environments of a run's sessions, the first one first."""
+    return [*trial.facts.get("earlier_sessions", []), trial.facts]
+
+
+def _between_sessions(trials: Sequence[Trial]) -> Iterator[str]:
+    """What a run that was stopped went on with, where that is something else."""
+    histories = [[_surroundings(session) for session in _sessions(trial)] for trial in trials]
+    for fact in histories[0][0] if histories else ():
+        paths = [" then ".join(_without_repeats([session[fact] for session in history])) for history in histories]
+        found = {path: runs for path, runs in by_value(trials, paths).items() if " then " in path}
+        if found and fact != UNCOMMITTED:
+            yield sentence(
+                f"Sessions of one run differ in {fact}: {values_in(found, trials)}", CONSEQUENCES.get(fact, "")
+            )
+
+
+def _without_repeats(values: Sequence[str]) -> list[str]:
+    return [value for i, value in enumerate(values) if i == 0 or value != values[i - 1]]
+
+
+def _uncommitted(trials: Sequence[Trial]) -> Iterator[str]:
+    dirty = [t for t in trials if any((session.get("git") or {}).get("dirty") for session in _sessions(t))]
+    if dirty:
+        yield f"The code had uncommitted changes: {named(dirty, trials)}. Its commit does not tell what ran."
+
+
+def _resumed(trials: Sequence[Trial]) -> Iterator[str]:
+    if runs := [trial for trial in trials if _is_resumed(trial)]:
+        yield (
+            f"Trained further by resume=: {named(runs, trials)}. Their budget and their schedule are not those that "
+            f"they began with."
+        )
+
+
+def _is_resumed(trial: Trial) -> bool:
+    """Whether any session was started to go on beyond the run's first budget."""
+    commands = [argument for session in _sessions(trial) for argument in session.get("command", [])[1:]]
+    return bool(trial.config.get("resume")) or any(
+        override_key(argument) == "resume" and argument.partition("=")[2] not in ("", "null") for argument in commands
+    )

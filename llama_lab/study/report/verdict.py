@@ -1,0 +1,269 @@
+"""What a study found: a verdict in one sentence, and a few more."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llama_lab.formatting import (
+    UNITS,
+    conjoin,
+    count,
+    decimals,
+    enumerate_some,
+    number,
+    p_value,
+    seed_range,
+    with_interval,
+)
+from llama_lab.study.statistics import Effect, PairedDifference, term_name
+from llama_lab.study.study import Study
+
+from .result import ArmResult, Comparison, Lengths, Metric, ranked
+
+MOST_NAMED = 6  # arms with their numbers in one sentence
+MOST_LIMITS = 3  # that a sentence tells one by one
+NOTHING = "Nothing can be concluded from one seed."
+UNCOMPARED = "Nothing can be compared: no arm shares a finished seed with what it is compared with."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A step, an arm or an effect; what it did to the loss, as numbers and in words."""
+
+    name: str
+    difference: PairedDifference
+    change: str
+    comparison: Comparison | None = None  # of arms; None for an effect
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether there is a p."""
+        return not math.isnan(self.difference.p)
+
+
+def answer(
+    study: Study,
+    arms: Sequence[ArmResult],
+    effects: Sequence[Effect],
+    lengths: Sequence[Lengths],
+    metric: Metric,
+    tests: str,
+) -> tuple[str, tuple[str, ...]]:
+    """The verdict, and sentences, the last of them about the longest context that was measured, if any was."""
+    # Nats per token of different tokenizers cannot be ranked.
+    at_longest = _at_longest(lengths) if metric == "val/loss" else []
+    verdict, sentences = _compared(study, arms, effects, metric, tests)
+    return verdict, (*sentences, *at_longest)
+
+
+def _compared(
+    study: Study, arms: Sequence[ArmResult], effects: Sequence[Effect], metric: Metric, tests: str
+) -> tuple[str, tuple[str, ...]]:
+    """A factorial is answered by its effects, a ladder by its steps, all else by arm and baseline."""
+    steps = [arm.to_previous for arm in arms if arm.to_previous]
+    others = [arm.to_baseline for arm in arms if arm.to_baseline]
+    compared = steps or others
+    diverged = _diverged(arms)
+    if not compared:
+        return UNCOMPARED, (*diverged, UNCOMPARED)
+    if max(comparison.bits.n for comparison in compared) == 1:
+        return NOTHING, (*diverged, NOTHING, *(_first_to_last(study, arms, metric) if study.is_chain else ()))
+    is_factorial = any(not math.isnan(effect.change.p) for effect in effects)
+    noun, against = ("step", "") if steps else ("arm", f"Compared with {study.baseline}, ")
+    if is_factorial:
+        findings, noun, against = [_of_effect(effect, metric) for effect in effects], "effect", ""
+    else:
+        findings = [Finding(c.arm, c.difference, _change(c.difference, metric), c) for c in compared]
+    final = _first_to_last(study, arms, metric) if study.is_chain else _lowest(arms, metric)
+    return _verdict(findings, noun, against, metric), (
+        *diverged,
+        *_significant(findings, noun, against),
+        *_not_significant(findings, metric),
+        *_within(study, findings, metric),
+        *_untested(findings),
+        *(final if len(compared) > 1 else ()),
+        *([f"Significant is at 5% by {tests}; intervals are simultaneous ones of these."] if tests != "none" else []),
+    )
+
+
+def _diverged(arms: Sequence[ArmResult]) -> list[str]:
+    """How often each arm diverged, which says more of it than the mean of what is left."""
+    runs = {arm.name: [trial.status == "diverged" for trial in arm.trials] for arm in arms}
+    return [
+        f"{name} diverged in {sum(ends)} of {count(len(ends), 'seed')}: it is not tested over those that are left."
+        for name, ends in runs.items()
+        if any(ends)
+    ]
+
+
+def _verdict(findings: Sequence[Finding], noun: str, against: str, metric: Metric) -> str:
+    """How many helped and hurt, and which did most."""
+    tested = [f for f in findings if f.is_tested]
+    clear = sorted((f for f in tested if f.difference.significant), key=lambda f: -abs(f.difference.mean))
+    if not tested:
+        return f"No {noun} could be tested."
+    if len(findings) == 1:
+        change = {"lower": "lowered the loss", "higher": "raised the loss"}
+        verb = change.get(tested[0].difference.verdict, "did not change the loss significantly")
+        return f"{against}{tested[0].name} {verb}: {_interval(tested[0].difference, metric)}."
+    if not clear:
+        return f"{against}{'no' if against else 'No'} {noun} changed the loss significantly."
+    verbs = {"lower": "lowered the loss", "higher": "raised it"}
+    counts = {verdict: sum(f.difference.verdict == verdict for f in clear) for verdict in verbs}
+    if not counts["lower"]:
+        verbs["higher"] = "raised the loss"
+    told = conjoin([f"{n} {verbs[verdict]}" for verdict, n in counts.items() if n])
+    most = f"{clear[0].name} {'changed it most' if len(clear) > 1 else 'did'}"
+    return f"Of {count(len(findings), noun)}, {told}; {most}: {_interval(clear[0].difference, metric)}."
+
+
+def _of_effect(effect: Effect, metric: Metric) -> Finding:
+    aliases = f" (aliased with {conjoin([term_name(axes) for axes in effect.aliases])})" if effect.aliases else ""
+    return Finding(effect.name + aliases, effect.change, _change(effect.change, metric))
+
+
+def _interval(found: PairedDifference, metric: Metric) -> str:
+    return f"{with_interval(found.mean, found.low, found.high, is_difference=True)} {UNITS[metric]}"
+
+
+def _change(found: PairedDifference, metric: Metric) -> str:
+    """With its interval and p."""
+    return ", ".join(filter(None, [_interval(found, metric), p_value(found.p)]))
+
+
+def _significant(findings: Sequence[Finding], noun: str, against: str) -> list[str]:
+    """What helped and what hurt."""
+    sentences = []
+    for verb, sign in (("lowered", -1), ("raised", 1)):
+        clear = [f for f in findings if f.difference.significant and f.difference.mean * sign > 0]
+        if len(clear) > MOST_NAMED:
+            clear.sort(key=lambda f: -abs(f.difference.mean))
+        chosen = [f"{f.name} ({f.change})" for f in clear]
+        if chosen and len(findings) == 1:
+            sentences.append(f"{against}{findings[0].name} {verb} the loss: {findings[0].change}.")
+        elif chosen:
+            named = conjoin(chosen) if len(chosen) <= MOST_NAMED else enumerate_some(chosen, MOST_NAMED)
+            subject = f"{len(chosen)} of {count(len(findings), noun)}"
+            sentences.append(f"{against}{subject} {verb} the loss: {named}.")
+    return sentences
+
+
+def _not_significant(findings: Sequence[Finding], metric: Metric) -> list[str]:
+    """What may be noise, what it cannot be more than, and how many seeds would tell."""
+    unclear = [f for f in findings if f.is_tested and not f.difference.significant]
+    if not unclear:
+        return []
+    in_order = ", in this order" if 1 < len(unclear) <= MOST_LIMITS else ""
+    have = sorted({f.difference.n for f in unclear})
+    seeds = count(have[0], "seed") if len(have) == 1 else f"{have[0]} to {have[-1]} seeds"
+    limits = [(max(-d.low, d.high), decimals(d.low, d.high)) for d in (f.difference for f in unclear)]
+    if len(unclear) > MOST_LIMITS:  # of each the table tells
+        limits = [max(limits)]
+    names = conjoin([f.name for f in unclear])
+    sentences = [
+        f"{names} {_are(unclear)} not significant with {seeds}; {_its(unclear)} changing the loss by more than "
+        f"{conjoin([number(limit, digits) for limit, digits in limits])} {UNITS[metric]} is excluded{in_order}."
+    ]
+    if len(unclear) <= MOST_LIMITS and (
+        needed := [seed_range(f.comparison.seeds_needed) for f in unclear if f.comparison and f.comparison.seeds_needed]
+    ):
+        sentences.append(
+            f"Finding {_its(unclear, 'such a change', 'such changes')} would need {conjoin(needed)}{in_order}."
+        )
+    return sentences
+
+
+def _within(study: Study, findings: Sequence[Finding], metric: Metric) -> list[str]:
+    """Which changes are too small to matter: two one-sided tests, which the interval within the margin is."""
+    if study.margin is None:
+        return []
+    margin = f"study.margin={study.margin:g} {UNITS[metric]}"
+    within = [f.name for f in findings if f.is_tested and max(-f.difference.low, f.difference.high) < study.margin]
+    if not within:
+        return [f"No change is shown to be within {margin}."]
+    return [f"{conjoin(within)} {'changes' if len(within) == 1 else 'change'} the loss by less than {margin}."]
+
+
+def _untested(findings: Sequence[Finding]) -> list[str]:
+    """What was not tested, and why."""
+    untested = [f.comparison for f in findings if f.comparison and f.comparison.untested]
+    sentences = [f"{c.arm} is not tested against {c.against}: {c.untested}." for c in untested]
+    others = [f for f in findings if f.comparison and not f.is_tested and not f.comparison.untested]
+    sentences += [_without_spread(f.comparison) for f in others if f.comparison and f.difference.sd == 0]
+    if single := [f.name for f in others if f.difference.n == 1]:
+        sentences.append(f"Nothing can be concluded about {conjoin(single)}, from one seed.")
+    return sentences
+
+
+def _without_spread(comparison: Comparison) -> str:
+    """A comparison that is the same in every seed, which no noise is."""
+    pair = f"{comparison.arm} and {comparison.against}"
+    seeds = count(len(comparison.seeds), "seed")
+    if comparison.difference.mean == 0:
+        return f"{pair} are identical: their losses are equal in each of {seeds}."
+    return f"{pair} differ by exactly as much in each of {seeds}, which is no evidence."
+
+
+def _first_to_last(study: Study, arms: Sequence[ArmResult], metric: Metric) -> list[str]:
+    """From the baseline to the last arm."""
+    last = arms[-1].to_baseline
+    if last is None:
+        return []
+    is_clear = last.significant or last.difference.sd == 0
+    verdict = (
+        f", which is not tested: {last.untested}"
+        if last.untested
+        else ", which may be noise"
+        if last.bits.n == 1
+        else ""
+        if is_clear
+        else ", not significant"
+    )
+    change = _change(last.difference, metric)
+    return [f"From the first arm, {study.baseline}, to the last, {last.arm}, the loss changed by {change}{verdict}."]
+
+
+def _lowest(arms: Sequence[ArmResult], metric: Metric) -> list[str]:
+    """The arm with the lowest mean over the seeds that all have finished."""
+    seeds, means = ranked(arms, metric)
+    if not means:
+        return ["Arms are not ranked: no seed was finished by all of them."]
+    every = {trial.seed for arm in arms for trial in arm.trials}
+    over = f", over the {count(len(seeds), 'seed')} that all have finished" if len(seeds) < len(every) else ""
+    name = min(means, key=lambda name: means[name])
+    loss = next(loss for arm in arms if arm.name == name and (loss := arm.judged(metric)))
+    mean = number(means[name], decimals(loss.low, loss.high))
+    return [f"The lowest mean loss is that of {name}{over}: {mean} {UNITS[metric]}."]
+
+
+def _at_longest(lengths: Sequence[Lengths]) -> list[str]:
+    """Whose loss holds and whose does not at the longest context, each against its own at the length of training."""
+    longer = [
+        (n, arm.arm, change)
+        for arm in lengths
+        for n, change in zip(arm.lengths, arm.changes, strict=True)
+        if n > arm.trained
+    ]
+    longest = max((n for n, _, change in longer if change), default=None)
+    at_longest = {arm: change for n, arm, change in longer if n == longest}
+    known = sorted(((c.mean, f"{name} ({_rise(c)})") for name, c in at_longest.items() if c), key=lambda pair: pair[0])
+    if longest is None:
+        return []
+    (_, least), (_, most) = known[0], known[-1]
+    rises = f"of {least} rises least and that of {most} most" if len(known) > 1 else f"of {least} changes"
+    sentences = [f"At {longest:,} tokens, against its own at the length of training, the loss {rises}."]
+    if none := [name for name, change in at_longest.items() if change is None]:
+        sentences.append(f"{conjoin(none)} could not be evaluated at that length.")
+    return sentences
+
+
+def _rise(change: PairedDifference) -> str:
+    return f"{_interval(change, 'val/loss')}, {count(change.n, 'seed')}"
+
+
+def _its(items: Sequence[object], one: str = "its", several: str = "their") -> str:
+    return one if len(items) == 1 else several
+
+
+def _are(items: Sequence[object]) -> str:
+    return "is" if len(items) == 1 else "are"

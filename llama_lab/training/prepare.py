@@ -1,0 +1,135 @@
+"""From a composed config to a planned run: every check that needs neither data nor model, in one place."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+
+from llama_lab.config.components import check_idle, override_key
+from llama_lab.config.keys import groups
+from llama_lab.config.value_types import check_kinds, default_settings
+from llama_lab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llama_lab.devices.hardware import Hardware
+
+    from .run import Run
+
+OWN_PROCESSES = ("local_gpus", "slurm", "ray")  # launchers that start each run in processes of its own
+MEASURING = ("measure", "trust", "data.cache_dir")  # settings of a command that measures, beside its hardware
+# Of the settings that have no default.
+EXAMPLES = {"data.files": "data.files=[book.txt]", "run": "run=runs/llama/base/seed=1"}
+
+
+def plan_job(
+    cfg: DictConfig,
+    choices: Mapping[str, str | None],
+    overrides: list[str],
+    choose: "Callable[[DictConfig], Hardware] | None" = None,
+) -> "Run":
+    """The run that a job's config, choice per group and overrides ask for. Raises ConfigError, looks at no folder.
+
+    choose: the hardware for the group `trainer`; this machine's if None.
+    """
+    check_job(cfg, choices)
+    check_measuring(cfg, overrides)
+    from llama_lab.runs.folder import arm_name
+
+    from .run import plan  # after the checks: torch and lightning take seconds to import
+
+    name = folder_name("name", cfg.name, str(choices["arch"]))
+    arm = folder_name("arm", cfg.arm, arm_name(overrides))
+    ours = {group: str(option) for group, option in choices.items() if option is not None and group in groups()}
+    return plan(cfg, name, arm, overrides, ours, choose)
+
+
+def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
+    """Raise ConfigError for settings that are missing, of the wrong kind, or without a use."""
+    check_groups(choices)
+    check_complete(cfg)
+    defaults = default_settings(choices)
+    check_kinds(cfg, defaults)
+    check_idle(cfg.model)
+    if "study" in cfg:
+        raise ConfigError(f"study={choices['study']}: takes the place of a sweep, one study per command")
+    for key in ("device", "plan_mfu"):
+        if not cfg.plan and cfg[key] != defaults[key]:
+            raise ConfigError(f"{key}={cfg[key]}: is for a plan; add plan=true, or leave it out to train")
+
+
+def check_measuring(cfg: DictConfig, overrides: list[str]) -> None:
+    """Raise ConfigError for a setting that the measuring of a study takes from its runs."""
+    if cfg.measure is None:
+        if cfg.trust:
+            raise ConfigError(f"trust={list(cfg.trust)}: is for configs that are stored; leave it out, or add measure=")
+        return
+    for override in overrides:
+        key = override_key(override)
+        if key not in MEASURING and key.partition(".")[0] not in ("trainer", "hydra", "hydra/launcher"):
+            raise ConfigError(f"{override}: measure= trains what the study's runs have trained; leave it out")
+
+
+def folder_name(key: str, name: str | int | None, default: str) -> str:
+    """What the user calls a folder, or what it is called otherwise. Raises ConfigError for one that leads elsewhere."""
+    if name is None:
+        return default
+    if len(os.fsencode(str(name))) > 255:
+        raise ConfigError(f"{key}={str(name)[:20]}...: is too long for a folder; use at most 255 letters")
+    if not re.fullmatch(r"(?!\.+$)[\w.=+-]+", str(name)):
+        raise ConfigError(f"{key}={name}: names a folder below runs_dir; use letters, digits and . _ = + - only")
+    return str(name)
+
+
+def check_devices(cfg: DictConfig, launcher: str) -> None:
+    """Raise ConfigError for a run of several processes in a sweep, unless its launcher gives each one of its own.
+
+    With any other, `auto` becomes one device, in place. launcher: the option of `hydra/launcher`.
+    """
+    if launcher not in OWN_PROCESSES:
+        for key in ("devices", "num_nodes"):
+            if cfg.trainer[key] == "auto":
+                cfg.trainer[key] = 1
+    devices, nodes = cfg.trainer.devices, cfg.trainer.num_nodes
+    if nodes not in (1, "auto") and launcher != "slurm":
+        raise ConfigError(
+            f"trainer.num_nodes={nodes}: hydra/launcher={launcher} trains on one machine; set trainer.num_nodes=1, "
+            f"or choose hydra/launcher=slurm"
+        )
+    if devices != 1 and launcher not in OWN_PROCESSES:
+        raise ConfigError(
+            f"trainer.devices={devices}: hydra/launcher={launcher} trains on one device, since the processes of the "
+            f"others would start the sweep again; set trainer.devices=1, or choose hydra/launcher=local_gpus"
+        )
+
+
+def check_launcher(launcher: str | None) -> None:
+    """Raise ConfigError for a launcher that has nothing to launch. launcher: the option of `hydra/launcher`."""
+    if launcher not in (None, "basic"):
+        raise ConfigError(
+            f"hydra/launcher={launcher}: starts the runs of a sweep or a study, and this is neither; add --multirun or "
+            f"a study, or leave it out"
+        )
+
+
+def check_groups(choices: Mapping[str, str | None]) -> None:
+    """Raise ConfigError for a group of ours that was taken away."""
+    for group in groups():
+        if group not in choices:
+            raise ConfigError(
+                f"~{group}: a run needs a choice of {group}; leave this out for the default, or see --help"
+            )
+
+
+def check_complete(cfg: DictConfig) -> None:
+    """Raise ConfigError for a mandatory value that is missing, or an interpolation that cannot be resolved."""
+    try:
+        OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except (MissingMandatoryValue, InterpolationResolutionError) as error:
+        message = str(error).splitlines()[0]
+        if missing := re.search(r"Missing mandatory value: (\S+)", message):
+            example = EXAMPLES.get(missing[1])  # ??? means the same wherever it is typed
+            raise ConfigError(f"{missing[1]}=???: needs a value{f', such as {example}' if example else ''}") from None
+        raise ConfigError(message.rpartition("resolving interpolation: ")[2]) from None  # a resolver's, wrapped

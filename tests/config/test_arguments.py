@@ -1,0 +1,125 @@
+"""What a person types at a shell reaches Hydra as it was meant."""
+
+import sys
+from collections.abc import Callable
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from llama_lab.cli import eval_command, train_command
+from llama_lab.config.arguments import literal, readable
+from llama_lab.config.components import CONF_DIR
+from llama_lab.errors import ConfigError
+from tests.conftest import Command
+
+AT_HOME = "/home/me"
+
+
+def composed(argument: str) -> object:
+    """The value that an argument sets."""
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        cfg = compose("config", overrides=["data=text", literal(argument)])
+    return OmegaConf.to_container(cfg)["data" if argument.startswith("data.") else "runs_dir"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["my runs", "été", "日本", "a&b", "runs (2)", "a=b", "a'b", 'a"b', "a;b#c!", "2024", "1e3", "true", "../x/y"],
+)
+def test_a_path_needs_no_quotes_beyond_the_shell_s(path: str) -> None:
+    assert composed(f"runs_dir={path}") == path
+
+
+@pytest.mark.parametrize(
+    ("typed", "files"),
+    [
+        ("[mon été.txt,b c.txt]", ["mon été.txt", "b c.txt"]),
+        ("[été.txt, b.txt]", ["été.txt", "b.txt"]),
+        ("['a,b.txt',b.txt]", ["a,b.txt", "b.txt"]),
+        ("[books/x[0-9].txt]", ["books/x[0-9].txt"]),
+        ("[l'été.txt]", ["l'été.txt"]),
+        ("mon été.txt", "mon été.txt"),
+    ],
+)
+def test_a_list_of_paths_needs_none_either(typed: str, files: object) -> None:
+    assert composed(f"data.files={typed}")["files"] == files  # type: ignore[index]
+
+
+def test_the_home_folder_is_what_the_shell_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", AT_HOME)
+    assert literal("runs_dir=~/runs") == f"runs_dir={AT_HOME}/runs"
+    assert literal("resume=~/runs/a") == f'resume="{AT_HOME}/runs/a"'
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "norm=rmsnorm,layernorm",
+        "seed=range(1,4)",
+        "data.files=[book.txt]",
+        "data.files=[a.txt],[b.txt]",
+        "data.files=['books/**/*.txt','more.parquet']",
+        "runs_dir=a,b",
+        "runs_dir=${oc.env:HOME}/runs",
+        "model.position.scaling={_target_: a.B, factor: 2}",
+        "train.eval_lengths=[1,2]",
+        "train.tokens=[1",
+        "data.files=???",
+        "~optim",
+        "--multirun",
+        "--config-dir=/tmp/été=1",
+    ],
+)
+def test_what_hydra_reads_or_a_person_has_to_mend_is_left_as_it_is(argument: str) -> None:
+    assert literal(argument) == argument
+
+
+def test_flags_come_first_wherever_they_were_typed() -> None:
+    typed = ["norm=a,b", "--multirun", "seed=1,2", "--config-dir", "my conf", "name=x", "-c", "job"]
+    assert readable(typed) == ["--multirun", "--config-dir", "my conf", "-c", "job", "norm=a,b", "seed=1,2", "name=x"]
+
+
+def test_a_flag_between_overrides_is_read(command: Command) -> None:
+    ran = command("model.dim=64", "--cfg", "job", "seed=7", "--resolve")
+    assert (ran.code, ran.err) == (0, "")
+    cfg = OmegaConf.create(ran.out)
+    assert (cfg.model.dim, cfg.model.seed) == (64, 7)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["norm=rmsnorm", "seed=1", "norm=layernorm"], "norm=layernorm: norm=rmsnorm is there already; "),
+        (["seed=1", "seed=1"], "seed=1: it is there already; "),
+        (["train.tokens=1e6", "++train.tokens=2e6"], "++train.tokens=2e6: train.tokens=1e6 is there already; "),
+        (["optim=adamw", "--multirun", "~optim"], "~optim: optim=adamw is there already; "),
+    ],
+)
+def test_a_key_given_twice_is_refused(typed: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        readable(typed)
+    assert str(refused.value) == f"{message}give every key once"
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (train_command, ["norm=none", "norm=rmsnorm"]),
+        (train_command, ["study=ladder", "name=a", "name=b"]),
+        (eval_command, ["run=a", "run=b"]),
+    ],
+)
+def test_every_command_refuses_a_key_given_twice(
+    function: Callable[[], None],
+    arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("HYDRA_FULL_ERROR", "LLAMA_LAB_TRACEBACK"):  # the command sets them
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setattr(sys, "argv", ["command", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        function()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"error: {arguments[-1]}: {arguments[-2]} is there already; give every key once\n"

@@ -1,0 +1,386 @@
+"""Sharded training is the training of one device, its checkpoints in parts included, whatever kills it."""
+
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from llama_lab.devices.strategy import shard
+from llama_lab.errors import ConfigError
+from llama_lab.evaluation.load import load_run
+from llama_lab.runs import checkpoint
+from llama_lab.runs.checkpoint import (
+    before,
+    checkpoint_step,
+    consolidate,
+    load_checkpoint,
+    newest_whole,
+    read_checkpoint,
+)
+from llama_lab.runs.folder import RunFolder
+from llama_lab.training.run import train
+from tests.composing import decoder, options
+from tests.conftest import Command, Ran, RunTrain
+from tests.training.test_resume import Moment, Power, cut, while_replacing_the_checkpoint
+from tests.training.tiny import identical, planned, repeatable, rows, trained_state
+
+# 40 steps of several micro-batches, with a limit on the gradient that bites, and one table for both ends. At most
+# checkpoints there are losses that are not logged yet.
+RUN = [
+    "embedding=tied",
+    "train.tokens=10240",
+    "train.micro_batch_size=2",
+    "train.grad_clip=0.5",
+    "train.log_every=4",
+    "train.evaluations=2",
+    "train.checkpoint_every=10",
+]
+SHARDED = ["trainer=fsdp", "trainer.accelerator=cpu", "trainer.devices=2"]
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
+
+
+@pytest.fixture(autouse=True)
+def on_loopback() -> Iterator[None]:
+    """Run inside this process as if it were a fresh one: Lightning leaves a rank in the environment."""
+    with patch.dict(os.environ, LOOPBACK):
+        yield
+
+
+@pytest.fixture(scope="module")
+def one(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run on one device."""
+    run = planned(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('one')}")
+    assert train(run) == "done"
+    return run.folder.path
+
+
+@pytest.fixture(scope="module")
+def two(tiny: list[str], run_train: RunTrain) -> Ran:
+    """The same run in two shards."""
+    return run_train(*tiny, *RUN, *SHARDED, **LOOPBACK)
+
+
+@pytest.fixture(scope="module")
+def killed(tiny: list[str], run_train: RunTrain, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The same in two shards, both of whose processes the kernel kills after step 33."""
+    cwd = tmp_path_factory.mktemp("killed")
+    script = cwd / "killed.py"
+    script.write_text(
+        "import os, signal\n"
+        "from llama_lab.cli import train_command\n"
+        "from llama_lab.training.callbacks import Checkpointing\n"
+        "save = Checkpointing.on_train_batch_end\n"
+        "def on_train_batch_end(self, trainer, *rest):\n"
+        "    save(self, trainer, *rest)\n"
+        "    if trainer.global_step == 33:\n"
+        "        trainer.strategy.barrier()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Checkpointing.on_train_batch_end = on_train_batch_end\n"
+        "train_command()\n"
+    )
+    return run_train(*tiny, *RUN, *SHARDED, cwd=cwd, script=script, **LOOPBACK)
+
+
+@pytest.fixture
+def left(killed: Ran, tmp_path: Path) -> RunFolder:
+    """A copy of what the killed run left, below `name/arm/seed=1`."""
+    path = tmp_path / "runs" / "name" / "arm" / "seed=1"
+    shutil.copytree(killed.run, path)
+    return RunFolder(path)
+
+
+def assert_same_curve(run: Path, expected: Path) -> None:
+    """Two runs log the same, to what sums in another order leave of float32."""
+    ours, theirs = repeatable(run), repeatable(expected)
+    assert [row.keys() for row in ours] == [row.keys() for row in theirs]
+    for row, other in zip(ours, theirs, strict=True):
+        assert row == pytest.approx(other, abs=1e-6 if "val/loss" in row else 1e-5)
+
+
+def assert_close(a: Any, b: Any) -> None:
+    """Two nests of dicts and lists have the same form, and tensors of the same kind that differ by rounding alone."""
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_close(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        for x, y in zip(a, b, strict=True):
+            assert_close(x, y)
+    elif isinstance(a, torch.Tensor):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+    else:
+        assert a == b
+
+
+# The same training
+
+
+def test_two_shards_log_the_losses_and_the_gradient_norm_of_one_device(two: Ran, one: Path) -> None:
+    assert (two.code, two.err) == (0, "")
+    assert two.out.count("│ parameters") == 1, "each rank prints"
+    assert_same_curve(two.run, one)
+    assert len(rows(one)) == 11 + 2
+    assert any(row.get("optim/grad_norm", 0) > 0.5 for row in rows(one)), "nothing is clipped"
+
+
+def test_a_sharded_run_ends_with_the_one_checkpoint_file_of_one_device(two: Ran, one: Path) -> None:
+    assert [file.name for file in (two.run / "checkpoints").iterdir()] == ["last.ckpt"]
+    ours, theirs = (torch.load(RunFolder(run).checkpoint, weights_only=True) for run in (two.run, one))
+    assert ours.keys() == theirs.keys()
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "train_losses", "global_step"):
+        assert_close(ours[key], theirs[key])
+    ours = ours["state_dict"]
+    assert ours["model.embedding.head.weight"].data_ptr() == ours["model.embedding.tokens.weight"].data_ptr()
+    assert RunFolder(two.run).read_json("summary.json")["val/loss"] == rows(two.run)[-1]["val/loss"]
+    assert (two.run / "sample.txt").read_text() == (one / "sample.txt").read_text()
+
+
+def test_the_evaluation_of_a_sharded_run_finds_the_loss_that_its_training_found(two: Ran, evaluating: Command) -> None:
+    ran = evaluating(f"run={two.run}", "eval.parts=[loss]", "trainer.accelerator=cpu")
+    assert (ran.code, ran.err) == (0, "")
+    found = RunFolder(two.run).read_json("eval.json")
+    assert found["val/loss"] == pytest.approx(rows(two.run)[-1]["val/loss"], abs=1e-6)
+
+
+@pytest.fixture
+def mesh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """This process alone, as a group."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+ZOO = [
+    *(f"arch={name}" for name in options("arch")),
+    *(f"position={name}" for name in options("position")),
+    *(f"embedding={name}" for name in options("embedding")),
+    *(f"block={name}" for name in options("block")),
+]
+
+
+def test_every_architecture_has_the_weights_logits_and_gradients_that_it_has_whole(mesh: Any) -> None:
+    tokens = torch.arange(24).view(2, 12)
+    for choice in ZOO:
+        whole, sharded = decoder(choice), decoder(choice)
+        shard(sharded, mesh, mixed=False)
+        assert all(isinstance(parameter, DTensor) for parameter in sharded.parameters()), choice
+        for (name, weight), (_, expected) in zip(sharded.state_dict().items(), whole.state_dict().items(), strict=True):
+            assert torch.equal(weight.full_tensor(), expected), f"{choice}: {name}"
+        losses = [F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()) for model in (whole, sharded)]
+        for loss in losses:
+            loss.backward()
+        torch.testing.assert_close(*losses, msg=choice)
+        for ours, expected in zip(sharded.parameters(), whole.parameters(), strict=True):
+            assert isinstance(ours.grad, DTensor)
+            torch.testing.assert_close(ours.grad.full_tensor(), expected.grad, msg=choice)
+
+
+def test_mixed_precision_gathers_weights_in_bf16_and_keeps_them_and_their_gradients_in_float32(mesh: Any) -> None:
+    model = decoder()
+    gathered: set[torch.dtype] = set()
+    shard(model, mesh, mixed=True)
+    for block in model.blocks:
+        assert isinstance(block, FSDPModule)
+        policy = block._get_fsdp_state()._fsdp_param_group.mp_policy  # type: ignore[attr-defined]
+        assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
+        block.ffn.register_forward_pre_hook(lambda ffn, _: gathered.update(p.dtype for p in ffn.parameters()))
+    model(torch.arange(24).view(2, 12)).float().square().mean().backward()
+    assert gathered == {torch.bfloat16}
+    assert {p.dtype for p in model.parameters()} == {p.grad.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("setting", ["trainer.precision=bf16-mixed", "trainer.precision=bf16-true"])
+def test_in_bf16_one_shard_is_near_the_run_of_one_device(setting: str, tiny: list[str], tmp_path: Path) -> None:
+    curves = []
+    for name, trainer in (("whole", "cpu"), ("sharded", "fsdp")):
+        overrides = [f"trainer={trainer}", "trainer.accelerator=cpu", f"runs_dir={tmp_path / name}"]
+        run = planned(*tiny, "train.tokens=2560", setting, *overrides)
+        assert train(run) == "done"
+        curves.append([row["val/loss"] for row in rows(run.folder.path) if "val/loss" in row])
+    assert curves[0] == pytest.approx(curves[1], abs=5e-3)
+
+
+@pytest.mark.slow
+def test_a_compiled_sharded_run_is_the_run_of_one_device(one: Path, tiny: list[str], tmp_path: Path) -> None:
+    run = planned(*tiny, *RUN, *SHARDED[:2], "trainer.compile=true", f"runs_dir={tmp_path}")
+    assert train(run) == "done"
+    assert torch._dynamo.utils.counters["frames"]["ok"] > 0
+    assert_same_curve(run.folder.path, one)
+
+
+# Checkpoints in parts
+
+
+def test_a_killed_sharded_run_leaves_a_part_of_each_process(killed: Ran) -> None:
+    assert killed.code == -signal.SIGKILL
+    folder = RunFolder(killed.run)
+    parts = ["0_of_2.ckpt", "1_of_2.ckpt"]
+    for path, step in ((folder.checkpoint, 30), (before(folder.checkpoint), 20)):
+        assert sorted(file.name for file in path.iterdir()) == parts
+        assert checkpoint_step(path) == step
+    sizes = [(folder.checkpoint / part).stat().st_size for part in parts]
+    assert sizes[1] < 0.6 * sum(sizes)
+    assert sizes[0] < 0.7 * sum(sizes), "rank 0 has written more than its rows"
+
+
+@pytest.mark.slow
+def test_a_killed_sharded_run_goes_on_to_the_same_numbers(
+    killed: Ran, tiny: list[str], run_train: RunTrain, one: Path, tmp_path: Path
+) -> None:
+    cwd = tmp_path / "again"
+    shutil.copytree(killed.cwd, cwd)
+    again = run_train(*tiny, *RUN, *SHARDED, cwd=cwd, **LOOPBACK)
+    assert (again.code, again.err) == (0, "")
+    assert "step 20/" not in again.out, "it started over"
+    assert_same_curve(again.run, one)
+    assert [file.name for file in (again.run / "checkpoints").iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.parametrize("trainer", ["trainer=cpu", "trainer=fsdp"])
+def test_one_device_goes_on_from_the_parts_of_two(
+    trainer: str, left: RunFolder, one: Path, tiny: list[str], tmp_path: Path
+) -> None:
+    run = planned(*tiny, *RUN, trainer, "trainer.accelerator=cpu", f"runs_dir={tmp_path / 'runs'}")
+    assert run.folder.path == left.path
+    assert train(run) == "done"
+    assert_same_curve(left.path, one)
+    assert_close(trained_state(left.path), trained_state(one))
+
+
+def test_shards_go_on_from_the_file_of_one_device(one: Path, two: Ran, tiny: list[str], tmp_path: Path) -> None:
+    ends = []
+    for trainer, source in (("cpu", one), ("fsdp", one), ("fsdp", two.run), ("cpu", two.run)):
+        folder = tmp_path / str(len(ends)) / "arm" / "seed=1"
+        shutil.copytree(source, folder)
+        longer = [f'resume="{folder}"', "train.tokens=15360", f"trainer={trainer}", "trainer.accelerator=cpu"]
+        run = planned(*tiny, *RUN, *longer)
+        assert train(run) == "done"
+        ends.append(trained_state(folder))
+        assert ends[-1]["global_step"] == 60
+    for end in ends[1:]:
+        assert_close(end["state_dict"], ends[0]["state_dict"])
+
+
+def truncated(part: Path) -> None:
+    part.write_bytes(part.read_bytes()[:-1])
+
+
+def flipped(part: Path) -> None:
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "cut": truncated,
+    "flipped": flipped,
+    "empty": lambda part: part.write_bytes(b""),
+    "missing": Path.unlink,
+    "another step's": lambda part: shutil.copy(before(part.parent) / part.name, part) and None,
+    "of other processes": lambda part: part.rename(part.with_name("0_of_1.ckpt")) and None,
+    "none of ours": lambda part: torch.save({"weights": torch.ones(2)}, part),
+}
+
+
+@pytest.mark.parametrize("part", ["0_of_2.ckpt", "1_of_2.ckpt"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_part_is_noticed_and_the_checkpoint_before_it_chosen(
+    damage: str, part: str, left: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert newest_whole(left.checkpoint) == left.checkpoint
+    DAMAGE[damage](left.checkpoint / part)
+    with pytest.raises(ConfigError, match=r"last\.ckpt: is damaged, "):
+        read_checkpoint(left.checkpoint)
+    assert newest_whole(left.checkpoint) == before(left.checkpoint)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_empty_folder_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is damaged, FileNotFoundError: it is empty"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_part_with_code_is_refused_and_the_code_not_run(left: RunFolder, tmp_path: Path) -> None:
+    from tests.runs.test_checkpoint import Code
+
+    torch.save({"global_step": 30, "rows": Code(tmp_path / "ran")}, left.checkpoint / "1_of_2.ckpt")
+    with pytest.raises(ConfigError, match="reading it could run code"):
+        read_checkpoint(left.checkpoint)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_run_with_a_damaged_part_goes_on_from_the_checkpoint_before_to_the_same_end(
+    left: RunFolder, one: Path, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    truncated(left.checkpoint / "1_of_2.ckpt")
+    run = planned(*tiny, *RUN, "trainer=fsdp", "trainer.accelerator=cpu", f"runs_dir={tmp_path / 'runs'}")
+    assert train(run) == "done"
+    assert "last.ckpt: is damaged" in capsys.readouterr().err
+    assert_same_curve(left.path, one)
+
+
+def test_a_run_in_parts_can_write(left: RunFolder) -> None:
+    run = load_run(left.path)
+    assert run.step == 30
+    joined = read_checkpoint(left.checkpoint)["state_dict"]
+    assert torch.equal(run.model.embedding.head.weight, joined["model.embedding.head.weight"])
+
+
+# Joining the parts
+
+
+def while_the_file_is_written(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    def save(_: object, file: Path) -> None:
+        file.write_bytes(b"half")
+        act()
+
+    monkeypatch.setattr(checkpoint, "write_file", save)
+
+
+def while_the_checkpoint_before_is_deleted(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    def rmtree(folder: Path) -> None:
+        next(folder.iterdir()).unlink()
+        act()
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", rmtree)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        while_the_file_is_written,
+        while_the_checkpoint_before_is_deleted,
+        while_replacing_the_checkpoint(1),
+        while_replacing_the_checkpoint(2),
+    ],
+    ids=["writing", "deleting", "moving the parts", "moving the file"],
+)
+def test_a_kill_while_parts_are_joined_leaves_a_whole_checkpoint_and_joining_goes_on(
+    moment: Moment, left: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = load_checkpoint(left.checkpoint)
+    with monkeypatch.context() as patched:
+        moment(patched, cut)
+        with pytest.raises(Power):
+            consolidate(left.checkpoint)
+    newest = newest_whole(left.checkpoint)
+    assert newest is not None
+    assert identical(load_checkpoint(newest)["optimizer_states"], expected["optimizer_states"])
+    consolidate(left.checkpoint)
+    assert left.checkpoint.is_file()
+    assert identical(load_checkpoint(left.checkpoint)["state_dict"], expected["state_dict"])

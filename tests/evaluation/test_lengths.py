@@ -1,0 +1,239 @@
+"""Train short, evaluate long: every position encoding at longer contexts, by position, and what cannot be had."""
+
+import json
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from llama_lab.data.windows import Tokens
+from llama_lab.errors import ConfigError
+from llama_lab.evaluation.evaluate import evaluate
+from llama_lab.evaluation.lengths import LengthLoss, losses_at_lengths
+from llama_lab.model import Decoder
+from llama_lab.runs.folder import RunFolder
+from llama_lab.training.run import train
+from tests.composing import decoder, eval_settings, options
+from tests.conftest import Command, Ran
+from tests.training.tiny import pieces, planned
+
+CPU = torch.device("cpu")
+CONTEXT = 32  # of size=pico
+ENDLESS = [position for position in options("position") if position != "learned"]
+ATTENTION = {
+    "plain": ["attention=gqa"],
+    "window": ["attention=gqa", "model.attention.window=5", "model.attention.global_every=2"],
+    "soft-capped": ["attention=gqa_gemma2", "model.attention.window=16"],  # its own follows the model's context
+}
+
+
+def lively(*overrides: str) -> Decoder:
+    """A model whose attention is far from uniform, and whose loss depends on the position."""
+    model = decoder(*overrides)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, 0.0, 0.3, generator=generator)
+    return model
+
+
+def stream(length: int) -> Tokens:
+    """Random tokens."""
+    return np.random.default_rng(0).integers(0, 97, length).astype(np.uint16)
+
+
+def at_lengths(model: Decoder, tokens: Tokens, *multiples: float, batch_tokens: int = 4 * CONTEXT) -> list[LengthLoss]:
+    """The losses on the CPU."""
+    return losses_at_lengths(model, tokens, multiples, batch_tokens, CPU)
+
+
+@torch.no_grad()
+def paid_by_hand(model: Decoder, tokens: Tokens, length: int) -> list[list[float]]:
+    """For each position, what its targets cost in nats: one window after the other, read in chunks through a cache."""
+    paid: list[list[float]] = [[] for _ in range(length)]
+    for start in range(0, len(tokens) - 1, length):
+        window = torch.from_numpy(tokens[start : start + length + 1].astype(np.int64))
+        cache = model.new_cache(1, length)
+        logits = torch.cat([model(chunk[None], cache)[0] for chunk in window[:-1].split(7)])
+        for position, nll in enumerate(F.cross_entropy(logits, window[1:], reduction="none").tolist()):
+            paid[position].append(nll)
+    return paid
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize("position", ENDLESS)
+def test_a_longer_context_costs_what_a_model_built_for_it_pays_through_its_cache(position: str, attention: str) -> None:
+    settings = [f"position={position}", *ATTENTION[attention]]
+    if position == "rope_yarn":
+        settings.append(f"model.position.scaling.original_max_seq_len={CONTEXT}")
+    model, tokens = lively(*settings), stream(225)  # three windows of 64, and half of one
+    built_for_it = decoder(*settings, f"model.max_seq_len={2 * CONTEXT}").eval()
+    built_for_it.load_state_dict(model.state_dict())
+    paid = paid_by_hand(built_for_it.double(), tokens, 64)
+    _, long = at_lengths(model, tokens, 2)
+    assert long.loss == pytest.approx(sum(map(sum, paid)) / 224, abs=1e-4)
+    assert long.losses == pytest.approx([sum(costs) / len(costs) for costs in paid], abs=1e-3)
+
+
+def test_the_trained_length_has_the_loss_of_the_ordinary_validation(tiny: list[str], tmp_path: Path) -> None:
+    parts = pieces(*tiny, f"runs_dir={tmp_path}", "train.tokens=2560")
+    assert parts.fit() == "done"
+    for batch_tokens in (1, 8 * CONTEXT, 10**6):
+        (trained,) = at_lengths(parts.module.model, parts.dataset.val, batch_tokens=batch_tokens)
+        assert trained.loss == pytest.approx(parts.rows[-1]["val/loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_a_run_is_evaluated_in_its_precision(precision: str, tiny: list[str], tmp_path: Path) -> None:
+    run = planned(
+        *tiny,
+        f"runs_dir={tmp_path}",
+        "train.tokens=2560",
+        f"trainer.precision={precision}",
+        "trainer.accelerator=cpu",
+        "train.eval_lengths=[1]",
+    )
+    assert train(run) == "done"
+    summary, result = run.folder.read_json("summary.json"), run.folder.read_json("eval.json")
+    for name in ("val/loss", "val/bits_per_byte"):
+        assert result[name] == pytest.approx(summary[name], abs=1e-6)
+    assert evaluate(run.folder.path, eval_settings("eval.parts=[loss]", "trainer.accelerator=cpu")) == result
+
+
+def test_the_trained_length_comes_first_and_once_and_then_the_others_from_the_shortest() -> None:
+    model, tokens = lively(), stream(300)
+    for multiples in ([4, 1.5, 2], [1, 2, 1.5, 4, 2], [1.49, 2.01, 4, 1]):  # rounded to whole tokens
+        assert [found.length for found in at_lengths(model, tokens, *multiples)] == [32, 48, 64, 128]
+
+
+@pytest.mark.parametrize("multiple", [1, 1.5, 2.03, 3.5, 4.7])
+def test_buckets_of_positions_weighted_by_their_tokens_give_back_the_loss(multiple: float) -> None:
+    model, tokens = lively().eval(), stream(500)
+    found = at_lengths(model, tokens, multiple)[-1]
+    assert len(found.losses) == len(found.positions) == len(found.tokens) <= 64
+    assert sum(found.tokens) == 499
+    weighted = sum(loss * count for loss, count in zip(found.losses, found.tokens, strict=True))
+    assert weighted / 499 == pytest.approx(found.loss, rel=1e-12)
+    width = -(-found.length // 64)
+    paid = paid_by_hand(model, tokens, found.length)
+    starts = range(0, found.length, width)
+    expected = [list(chain(*paid[start : start + width])) for start in starts]
+    assert found.losses == pytest.approx([sum(costs) / len(costs) for costs in expected], abs=1e-4)
+    ends = [min(start + width, found.length) for start in starts]
+    assert found.positions == [(start + end - 1) / 2 for start, end in zip(starts, ends, strict=True)]
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 100, 128, 10**6])
+def test_every_token_is_read_once_in_batches_no_larger_than_asked_for_or_of_one_window(batch_tokens: int) -> None:
+    model, tokens = lively(), stream(300)
+    batches: list[Tensor] = []
+    model.register_forward_pre_hook(lambda _, inputs: batches.append(inputs[0]))
+    found = at_lengths(model, tokens, 2.5, batch_tokens=batch_tokens)
+    for length in (32, 80):
+        mine = [batch for batch in batches if batch.shape[1] == length]
+        assert torch.cat([batch.flatten() for batch in mine])[:299].tolist() == tokens[:-1].tolist()
+        assert sum(len(batch) for batch in mine) == -(-299 // length)
+        assert all(len(batch) == 1 or batch.numel() <= batch_tokens for batch in mine)
+    assert [sum(entry.tokens) for entry in found] == [299, 299]
+
+
+def test_learned_positions_are_told_that_they_cannot_go_further() -> None:
+    trained, longer = at_lengths(lively("position=learned"), stream(300), 2)
+    assert trained.loss is not None
+    assert longer == LengthLoss(64, note="cannot: learned positions end at 32")
+
+
+def test_a_text_shorter_than_a_window_is_not_read() -> None:
+    note = "cannot: the validation text has 63 tokens, less than one window"
+    assert at_lengths(lively(), stream(64), 2, 1e6)[1:] == [LengthLoss(n, note=note) for n in (64, 32_000_000)]
+    assert at_lengths(lively(), stream(65), 2)[1].tokens == [1] * 64
+
+
+def out_of_memory(x: Tensor) -> Tensor:
+    raise torch.OutOfMemoryError("no room")
+
+
+@pytest.mark.parametrize(
+    ("fault", "note"),
+    [(lambda x: x * torch.nan, "cannot: the loss is nan"), (out_of_memory, "cannot: out of memory")],
+)
+def test_what_fails_at_a_longer_context_leaves_the_other_lengths(
+    fault: Callable[[Tensor], Tensor], note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = lively()
+    monkeypatch.setattr(model.position, "embed", lambda x, positions: fault(x) if len(positions) == 64 else x)
+    trained, double, triple = at_lengths(model, stream(300), 2, 3)
+    assert double == LengthLoss(64, note=note)
+    assert trained.loss is not None
+    assert triple.loss is not None
+
+
+def test_the_model_is_evaluated_without_dropout_and_left_as_it_was() -> None:
+    model = lively("model.dropout=0.5").train()
+    assert at_lengths(model, stream(100), 2) == at_lengths(model, stream(100), 2)
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("value", ["0.5", "0", "-2", "nan", "inf", "1e9", "true", "two", "null", "[2]"])
+def test_a_multiple_that_is_no_number_from_1_up_is_refused(value: str, tiny: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"^train\.eval_lengths=\[1, .*\]: .* is no multiple of the context; give "):
+        planned(*tiny, f"train.eval_lengths=[1,{value}]")
+
+
+def test_bad_lengths_are_refused_in_one_line_before_anything_is_written(command: Command, tiny: list[str]) -> None:
+    refused = command(*tiny, "train.eval_lengths=[2,0.5]")
+    assert refused.code == 2
+    assert refused.err == (
+        "error: train.eval_lengths=[2, 0.5]: 0.5 is no multiple of the context; give numbers from 1 to 1e6\n"
+    )
+    assert not (refused.cwd / "runs").exists()
+
+
+LENGTHS = ["train.tokens=2560", "train.eval_lengths=[1,2]"]
+
+
+def test_a_run_and_an_evaluation_of_its_folder_find_the_same_at_all_lengths(command: Command, tiny: list[str]) -> None:
+    ran = command(*tiny, *LENGTHS)
+    assert (ran.code, ran.err) == (0, "")
+    assert "evaluating at 1, 2 x 32 tokens\n" in ran.out
+    written = json.loads((ran.run / "eval.json").read_text())
+    summary = json.loads((ran.run / "summary.json").read_text())
+    assert (written["step"], [entry["length"] for entry in written["lengths"]]) == (10, [32, 64])
+    assert written["val/loss"] == written["lengths"][0]["loss"] == pytest.approx(summary["val/loss"], abs=1e-6)
+    assert written["lengths"][1]["loss"] > 0
+    (ran.run / "eval.json").unlink()
+    assert evaluate(ran.run, eval_settings("eval.parts=[length]", "eval.lengths=[1,2]")) == written
+    assert json.loads((ran.run / "eval.json").read_text()) == written
+
+
+def test_a_run_whose_positions_end_is_done_all_the_same(command: Command, tiny: list[str]) -> None:
+    ran = command(*tiny, *LENGTHS, "position=learned")
+    assert ran.code == 0
+    trained, longer = json.loads((ran.run / "eval.json").read_text())["lengths"]
+    assert trained["loss"] > 0
+    assert (longer["loss"], longer["note"]) == (None, "cannot: learned positions end at 32")
+
+
+def test_a_run_that_asks_for_no_lengths_leaves_its_evaluation_to_eval_py(finished: Ran) -> None:
+    assert not (finished.run / "eval.json").exists()
+
+
+def test_a_run_killed_in_this_evaluation_is_not_done_and_makes_up_for_it(
+    command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("llama_lab.training.run.evaluation", killed)
+        stopped = command(*tiny, *LENGTHS)
+    status = RunFolder(stopped.run).read_status()
+    assert status is not None
+    assert status["status"] != "done"
+    assert command(*tiny, *LENGTHS).code == 0
+    assert (stopped.run / "eval.json").exists()

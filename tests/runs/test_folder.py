@@ -1,0 +1,316 @@
+"""A run's folder: its name, who may write into it, and when a run may start or go on there."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from llama_lab.errors import ConfigError
+from llama_lab.runs.folder import LOCK, RESOLVED, UNNAMED, RunFolder, arm_name, held
+from tests.composing import compose_config
+from tests.conftest import Command
+from tests.training.tiny import planned
+
+# Names of arms
+
+KEYS = st.from_regex(r"[a-z_]{1,12}(\.[a-z_]{1,12}){0,3}", fullmatch=True).filter(
+    lambda key: key.split(".")[0] not in {root.split(".")[0] for root in (*UNNAMED, "arch")}
+)
+VALUES = st.one_of(
+    st.text(st.characters(exclude_categories=("Cs",)), max_size=150),
+    st.sampled_from(["rope", "1e-3", "[a.txt,b/c.txt]", "[a.txt,b_c.txt]", "a b", "a_b", "..", "/etc/passwd"]),
+)
+OVERRIDES = st.lists(st.builds("{}={}".format, KEYS, VALUES), max_size=6, unique_by=lambda o: o.split("=")[0])
+
+
+@given(OVERRIDES)
+def test_an_arm_s_name_is_a_short_file_name_on_every_system(overrides: list[str]) -> None:
+    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9=.+_-]{0,99}", arm_name(overrides))
+
+
+@given(OVERRIDES, st.randoms(use_true_random=False))
+def test_an_arm_s_name_does_not_depend_on_the_order_of_the_overrides(overrides: list[str], order: object) -> None:
+    shuffled = sorted(overrides, key=lambda _: order.random())  # type: ignore[attr-defined]
+    assert arm_name(shuffled) == arm_name(overrides)
+
+
+@given(OVERRIDES, OVERRIDES)
+def test_different_overrides_make_different_arms(some: list[str], others: list[str]) -> None:
+    assume(set(some) != set(others))
+    assert arm_name(some) != arm_name(others)
+
+
+@given(KEYS, VALUES, VALUES)
+@example("data.files", "[a b.txt]", "[a_b.txt]")
+def test_different_values_of_one_key_make_different_arms(key: str, one: str, other: str) -> None:
+    assume(one != other)
+    assert arm_name([f"{key}={one}"]) != arm_name([f"{key}={other}"])
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "name=mine",
+        "seed=7",
+        "runs_dir=/elsewhere",
+        "overwrite=true",
+        "resume=runs/llama/base/seed=1",
+        "train.log_every=3",
+        "train.prompt=def",
+        "logger=none",
+        "logger.wandb_project=mine",
+        "trainer=ddp",
+        "trainer.devices=2",
+        "data.cache_dir=/scratch",
+        "hydra.verbose=true",
+        "+hydra.verbose=true",
+    ],
+)
+def test_where_and_how_a_run_is_watched_makes_no_arm(override: str) -> None:
+    assert arm_name(["norm=layernorm", override]) == "norm=layernorm"
+    assert arm_name([override]) == "base"
+
+
+def test_ordinary_overrides_are_readable_in_the_name() -> None:
+    assert arm_name(["position=sinusoidal", "norm=layernorm"]) == "norm=layernorm-position=sinusoidal"
+    assert arm_name(["optim.lr=1e-3", "+model.extra=2"]) == "model.extra=2-optim.lr=1e-3"
+
+
+def test_a_key_that_only_begins_like_an_unnamed_one_is_named() -> None:
+    assert arm_name(["seeds=3"]) == "seeds=3"
+    assert arm_name(["data.cache_directory=x"]) == "data.cache_directory=x"
+
+
+def test_two_recipes_under_one_name_are_two_arms() -> None:
+    assert arm_name(["name=mine", "arch=gpt2"]) != arm_name(["name=mine", "arch=llama2"])
+
+
+# What may be done in a folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "seed=1")
+
+
+def begun(folder: RunFolder, *overrides: str, status: str) -> None:
+    """Leave a run in a folder, with a checkpoint and that status."""
+    with held(folder.path):
+        folder.begin(compose_config("size=pico", *overrides), list(overrides), {})
+        torch.save({"state_dict": {}, "global_step": 0}, folder.checkpoint)
+        folder.write_status(status, "why")  # type: ignore[arg-type]
+
+
+def check(folder: RunFolder, *overrides: str) -> None:
+    folder.check(compose_config("size=pico", *overrides), {})
+
+
+def refusal(folder: RunFolder, *overrides: str) -> str:
+    """The one line that refuses to train there, which changes nothing."""
+    before = contents(folder.path)
+    with pytest.raises(ConfigError) as error:
+        check(folder, *overrides)
+    assert contents(folder.path) == before
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def contents(path: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file's bytes and time."""
+    return {str(f): (f.read_bytes(), f.stat().st_mtime_ns) for f in path.rglob("*") if f.is_file()}
+
+
+def test_checking_a_folder_that_is_not_there_does_not_make_it(folder: RunFolder) -> None:
+    check(folder)
+    assert not folder.path.exists()
+
+
+def test_a_finished_run_is_refused_and_the_message_says_how_to_go_on(folder: RunFolder) -> None:
+    begun(folder, status="done")
+    message = refusal(folder)
+    assert str(folder.path) in message
+    for fix in ("another name", "overwrite=true", f"resume={folder.path} train.tokens=<more>"):
+        assert fix in message
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted", "failed", "diverged"])
+def test_an_unfinished_run_goes_on_with_the_same_settings(status: str, folder: RunFolder) -> None:
+    begun(folder, "model.dropout=0.1", status=status)
+    check(folder, "model.dropout=0.1")
+    check(folder, "model.dropout=0.1", "logger=none", "trainer.devices=2", "runs_dir=elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "old", "new"),
+    [
+        ("optim.lr=1e-4", "optim.lr", "0.002", "0.0001"),
+        ("train.tokens=1e6", "train.tokens", "2000000.0", "1000000.0"),
+        ("data.seed=5", "data.seed", "1", "5"),
+        ("trainer.precision=bf16-true", "trainer.precision", "auto", "bf16-true"),
+        ("norm=layernorm", "model.norm._target_", "llama_lab.model.norm.RMSNorm", "llama_lab.model.norm.LayerNorm"),
+    ],
+)
+def test_an_unfinished_run_with_other_settings_is_refused_naming_key_old_and_new_value(
+    override: str, key: str, old: str, new: str, folder: RunFolder
+) -> None:
+    begun(folder, "train.tokens=2e6", status="interrupted")
+    message = refusal(folder, "train.tokens=2e6", override)
+    assert message.startswith(f"{key}={new}: ")
+    assert f"{key}={old};" in message
+    assert "overwrite=true" in message
+
+
+def test_an_unfinished_run_goes_on_from_a_token_cache_that_moved(folder: RunFolder) -> None:
+    begun(folder, "data.cache_dir=/old", status="interrupted")
+    check(folder, "data.cache_dir=/new")
+
+
+def forget(folder: RunFolder, *keys: str) -> None:
+    """Take settings out of a run's config, as if it had been made before there were any such."""
+    cfg = OmegaConf.load(folder.path / RESOLVED)
+    for key in keys:
+        group, name = key.split(".")
+        del cfg[group][name]
+    OmegaConf.save(cfg, folder.path / RESOLVED)
+
+
+BOUNDS = ("data.val_tokens", "tokenizer.sample_bytes")
+
+
+def test_a_run_from_before_the_bounds_goes_on_with_any(folder: RunFolder) -> None:
+    begun(folder, status="interrupted")
+    forget(folder, *BOUNDS)
+    check(folder)
+    check(folder, "data.val_tokens=null", "tokenizer.sample_bytes=null")
+    with pytest.raises(ConfigError, match=r"data\.val_fraction=0\.1: "):
+        check(folder, "data.val_fraction=0.1")
+
+
+@pytest.mark.parametrize("key", BOUNDS)
+def test_a_run_with_bounds_goes_on_with_the_same_alone(key: str, folder: RunFolder) -> None:
+    begun(folder, f"{key}=1000", status="interrupted")
+    check(folder, f"{key}=1000")
+    assert refusal(folder, f"{key}=null").startswith(f"{key}=None: the run in {folder.path} has {key}=1000;")
+
+
+@pytest.mark.parametrize("fact", ["data_hash", "tokenizer_hash"])
+def test_a_run_from_before_the_bounds_whose_data_they_change_is_told_how_to_go_on(fact: str, folder: RunFolder) -> None:
+    begun(folder, status="interrupted")
+    folder.write_json("environment.json", {fact: "old"})
+    unbounded = compose_config("size=pico", "data.val_tokens=null", "tokenizer.sample_bytes=null")
+    with pytest.raises(ConfigError, match=f"{fact}=new: .* was trained with old; restore that, "):
+        folder.begin(unbounded, [], {fact: "new"})
+    forget(folder, *BOUNDS)
+    with pytest.raises(ConfigError, match=r"go on with data\.val_tokens=null tokenizer\.sample_bytes=null, ") as error:
+        folder.begin(compose_config("size=pico"), [], {fact: "new"})
+    assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match=f"{fact}=new: .* was trained with old; restore that, "):
+        folder.begin(unbounded, [], {fact: "new"})
+    assert folder.begin(unbounded, [], {fact: "old"}) == folder.checkpoint
+
+
+def test_resume_may_change_the_budget_of_a_finished_run_and_nothing_that_it_computes(folder: RunFolder) -> None:
+    begun(folder, status="done")
+    check(folder, f"resume='{folder.path}'", "train.tokens=3e6", "train.evaluations=5")
+    assert refusal(folder, f"resume='{folder.path}'", "train.tokens=3e6", "optim.lr=1").startswith("optim.lr=1: ")
+
+
+def test_overwrite_starts_over_whatever_the_folder_held(folder: RunFolder) -> None:
+    begun(folder, status="done")
+    (folder.path / "tensorboard").mkdir()
+    (folder.path / "tensorboard" / "events").touch()
+    cfg = compose_config("size=pico", "optim.lr=1", "overwrite=true")
+    folder.check(cfg, {})
+    with held(folder.path):
+        assert folder.begin(cfg, ["optim.lr=1"], {}) is None
+    files = {str(f.relative_to(folder.path)) for f in folder.path.rglob("*") if f.is_file()}
+    assert files - {LOCK} == {"status.json", "resolved.yaml", "overrides.yaml", "environment.json"}
+
+
+def test_a_run_that_begins_again_is_given_its_checkpoint(folder: RunFolder) -> None:
+    begun(folder, status="interrupted")
+    with held(folder.path):
+        assert folder.begin(compose_config("size=pico"), [], {}) == folder.checkpoint
+
+
+@pytest.mark.parametrize("overrides", [[], ["overwrite=true"]])
+def test_a_folder_of_other_files_is_refused_and_left_alone(overrides: list[str], folder: RunFolder) -> None:
+    folder.path.mkdir()
+    (folder.path / "thesis.tex").write_text("years of work")
+    message = refusal(folder, *overrides)
+    assert str(folder.path) in message
+    assert "another name" in message
+
+
+@pytest.fixture
+def other_process(folder: RunFolder) -> Iterator[subprocess.Popen[str]]:
+    """Another process that is training in the folder."""
+    folder.path.mkdir()
+    code = "import sys, filelock; f = filelock.FileLock(sys.argv[1]); f.acquire(); print('held', flush=True); input()"
+    arguments = [sys.executable, "-c", code, str(folder.path / LOCK)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        ("arch=gpt2", "arch=llama", "arch=llama: the run in .* has arch=gpt2; "),
+        ("norm=layernorm", "norm=rmsnorm", "norm=rmsnorm: the run in .* has norm=layernorm; "),
+        ("schedule=wsd", "schedule=cosine", "schedule=cosine: the run in .* has schedule=wsd; "),
+        ("norm=layernorm", "optim.lr=5", "norm=rmsnorm: the run in .* has norm=layernorm; "),
+        ("optim.lr=3", "optim.lr=5", "optim.lr=5: the run in .* has optim.lr=3; "),
+        ("model.norm.eps=1", "optim.lr=0.002", r"model.norm.eps=1e-05: the run in .* has model.norm.eps=1; "),
+        ("logger=wandb", "model.norm.eps=1", r"model.norm.eps=1: the run in .* has model.norm.eps=1e-05; "),
+    ],
+)
+def test_settings_that_differ_are_told_by_the_group_that_chose_them(
+    before: str, now: str, told: str, command: Command, tiny: list[str], tmp_path: Path
+) -> None:
+    run = [*tiny, "arm=a", "name=n"]
+    assert command(*run, "train.tokens=256", before).code == 0
+    (status,) = tmp_path.rglob("status.json")
+    status.write_text('{"status": "interrupted", "message": ""}')
+    for more in ([], [f"resume={status.parent}"]):
+        ran = command(*run, "train.tokens=256", now, *more)
+        assert ran.code == 2
+        assert re.match(f"error: {told}", ran.err), ran.err
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "- 5\nb: c", "5", "\x00"])
+@pytest.mark.parametrize("name", ["status.json", "resolved.yaml", "overrides.yaml", "environment.json"])
+def test_a_damaged_file_is_named_unless_the_run_starts_over(folder: RunFolder, name: str, content: str) -> None:
+    begun(folder, status="interrupted")
+    check(folder)
+    (folder.path / name).write_text(content)
+    if (name, content) == ("overrides.yaml", "[]"):  # which is what it holds
+        return
+    check(folder, "overwrite=true")
+    with pytest.raises(ConfigError, match=rf"^name: {folder.path / name} is damaged, .*overwrite=true$"):
+        check(folder)
+    with pytest.raises(ConfigError, match=rf"^resume={folder.path}: .*{name} is damaged, .*; restore it, or train"):
+        planned(f"resume='{folder.path}'")
+
+
+def test_two_processes_cannot_train_in_one_folder(folder: RunFolder, other_process: subprocess.Popen[str]) -> None:
+    with pytest.raises(ConfigError, match=r"another process .*; wait, or choose another name"), held(folder.path):
+        pytest.fail("both hold it")
+
+
+def test_a_killed_process_holds_no_folder(folder: RunFolder, other_process: subprocess.Popen[str]) -> None:
+    other_process.kill()
+    other_process.wait()
+    with held(folder.path):
+        assert os.listdir(folder.path) == [LOCK]

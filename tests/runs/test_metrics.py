@@ -1,0 +1,67 @@
+"""metrics.csv: every row is on disk at once, and a kill at any byte costs at most the row being written."""
+
+from pathlib import Path
+
+import pytest
+
+from llama_lab.runs.metrics import COLUMNS, MetricsCSV, read_metrics
+
+ROWS = [
+    {"step": 10, "tokens": 2560, "seconds": 0.1, "train/loss": 5.25, "perf/peak_memory_bytes": 460435456},
+    {"step": 19, "tokens": 4864, "seconds": 0.2, "val/loss": 4.081794818544569, "val/bits_per_byte": 1 / 3},
+    {"step": 20, "tokens": 5120, "seconds": 0.3, "train/loss": 1e-300, "perf/peak_memory_bytes": 460566528},
+]
+
+
+def written(folder: Path) -> MetricsCSV:
+    """A table that holds ROWS."""
+    table = MetricsCSV(folder / "metrics.csv")
+    for row in ROWS:
+        table.log_metrics({k: v for k, v in row.items() if k != "step"}, step=int(row["step"]))
+    return table
+
+
+def test_rows_come_back_as_they_were_logged_to_the_last_bit(tmp_path: Path) -> None:
+    assert read_metrics(written(tmp_path).path) == ROWS
+
+
+def test_a_row_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    for number, row in enumerate(ROWS):
+        MetricsCSV(path).log_metrics({"tokens": row["tokens"]}, step=int(row["step"]))
+        assert len(path.read_text().splitlines()) == number + 2
+    assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
+
+
+def test_a_resumed_run_forgets_the_rows_after_its_step_and_keeps_the_others_exactly(tmp_path: Path) -> None:
+    table = written(tmp_path)
+    table.forget_after(19)
+    assert read_metrics(table.path) == ROWS[:2]
+    table.log_metrics({"tokens": 5120}, step=20)
+    assert read_metrics(table.path) == [*ROWS[:2], {"step": 20, "tokens": 5120}]
+    table.forget_after(0)
+    assert read_metrics(table.path) == []
+
+
+def test_there_is_nothing_to_forget_before_the_first_row(tmp_path: Path) -> None:
+    MetricsCSV(tmp_path / "metrics.csv").forget_after(5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_cut_short_by_a_kill_is_left_out_whichever_its_last_byte(tmp_path: Path) -> None:
+    table = written(tmp_path)
+    content = table.path.read_bytes()
+    for cut in range(content.index(b"\n") + 1, len(content)):
+        table.path.write_bytes(content[:cut])
+        whole = content[:cut].count(b"\n") - 1
+        assert read_metrics(table.path) in (ROWS[:whole], ROWS[: whole + 1]), content[:cut]
+        table.forget_after(100)  # as a resumed run does before it logs
+        table.log_metrics({"tokens": 7680}, step=30)
+        assert read_metrics(table.path)[whole:][-1] == {"step": 30, "tokens": 7680}
+
+
+def test_an_unknown_metric_is_refused_by_its_name_and_harms_no_row(tmp_path: Path) -> None:
+    table = written(tmp_path)
+    with pytest.raises(ValueError, match="train/lost"):
+        table.log_metrics({"tokens": 1, "train/lost": 2.0}, step=21)
+    assert read_metrics(table.path) == ROWS

@@ -1,0 +1,81 @@
+"""The feed-forward width that makes an arm as large, or as expensive, as its reference."""
+
+import functools
+from itertools import permutations
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from llama_lab.config.components import build_model
+from llama_lab.errors import ConfigError
+from llama_lab.model import Cost, measure_cost
+from llama_lab.study.design.matching import AIM, MATCHED, match_width
+from tests.composing import compose_config, options
+
+SIZES = ("nano", "mini", "pythia_70m")
+
+
+@functools.cache
+def config(recipe: str, size: str) -> DictConfig:
+    return compose_config(f"arch={recipe}", f"size={size}")
+
+
+@functools.cache
+def cost(recipe: str, size: str, width: int | None = None) -> Cost:
+    """Of a recipe with a feed-forward of this width, its textbook width unless told."""
+    cfg = config(recipe, size)
+    cfg = cfg.copy()
+    if width is not None:
+        cfg.model.hidden_dim = width
+    with torch.device("meta"):
+        return measure_cost(build_model(cfg, 4096))
+
+
+@pytest.mark.parametrize("match", ["params", "flops"])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_pair_of_recipes_is_matched_and_what_remains_is_told_exactly(match: str, size: str) -> None:
+    measure = MATCHED[match]
+    for base, arm in permutations(options("arch"), 2):
+        reference = cost(base, size)
+        textbook = config(arm, size).model.hidden_dim
+        matched = match_width(functools.partial(cost, arm, size), textbook, match, reference)
+        assert matched.cost == cost(arm, size, matched.width)
+        assert matched.residual == measure(matched.cost) / measure(reference) - 1
+        if reference.params >= 10e6:
+            assert abs(matched.residual) <= AIM
+            assert matched.width % 8 == 0, "only tiny models need odd widths"
+
+
+@pytest.mark.parametrize("match", ["params", "flops"])
+def test_no_other_width_of_that_kind_comes_nearer(match: str) -> None:
+    reference, measure = cost("vanilla", "nano"), MATCHED[match]
+    matched = match_width(functools.partial(cost, "llama2", "nano"), 344, match, reference)
+    for width in (matched.width - 8, matched.width + 8):
+        assert abs(measure(cost("llama2", "nano", width)) / measure(reference) - 1) > abs(matched.residual)
+
+
+def test_a_recipe_matched_to_itself_keeps_its_width() -> None:
+    matched = match_width(functools.partial(cost, "llama", "nano"), 344, "params", cost("llama", "nano"))
+    assert (matched.width, matched.residual) == (344, 0.0)
+
+
+def test_params_and_flops_ask_for_different_widths_where_the_window_saves_flops() -> None:
+    widths = [
+        match_width(functools.partial(cost, "mistral", "nano"), 344, match, cost("llama2", "nano")).width
+        for match in ("params", "flops")
+    ]
+    assert widths[0] < widths[1]
+
+
+def test_a_width_that_would_have_to_be_negative_is_refused() -> None:
+    small = compose_config("arch=llama", "size=nano", "model.n_layers=1")
+    with torch.device("meta"):
+        reference = measure_cost(build_model(small, 4096))
+    with pytest.raises(ConfigError, match="without any feed-forward this arm still has more params"):
+        match_width(functools.partial(cost, "llama", "nano"), 344, "params", reference)
+
+
+def test_a_feed_forward_that_ignores_its_width_is_refused() -> None:
+    with pytest.raises(ConfigError, match="match=params: the feed-forward's width does not change"):
+        match_width(lambda width: cost("llama", "nano"), 344, "params", cost("vanilla", "nano"))

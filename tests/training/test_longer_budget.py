@@ -1,0 +1,134 @@
+"""A run that is given more tokens ends as if it had always had them, where its schedule allows that; or says so."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from llama_lab.runs.checkpoint import before, checkpoint_step, stable
+from llama_lab.runs.folder import RunFolder
+from llama_lab.training.callbacks import Checkpointing, Monitor
+from llama_lab.training.run import train
+from tests.training.test_resume import Power, at, cut
+from tests.training.tiny import identical, planned, repeatable, rows, trained_state
+
+# 40 steps or 60, four of them warm-up; with schedule=wsd the last ten of 40, or 15 of 60, are decay.
+SHORT = ("train.tokens=10240", "schedule.warmup=0.1", "train.evaluations=4")
+LONG = ("train.tokens=15360", "train.evaluations=5")
+RUN = ("train.log_every=3", "train.checkpoint_every=7", "model.dropout=0.1", "schedule.final=0.1")
+WSD = (*RUN, "schedule=wsd", "schedule.decay=0.25")
+CONSTANT = (*RUN[:-1], "schedule=constant")
+
+
+def extended(folder: Path) -> list[str]:
+    return [f"resume='{folder}'", *LONG]
+
+
+def in_one_go(tiny: list[str], schedule: tuple[str, ...], runs_dir: Path) -> Path:
+    """The folder of a run that has the larger budget from the start, and as long a warm-up."""
+    run = planned(*tiny, *schedule, *LONG, f"schedule.warmup={4 / 60}", f"runs_dir={runs_dir}")
+    assert train(run) == "done"
+    return run.folder.path
+
+
+def short(tiny: list[str], schedule: tuple[str, ...], runs_dir: Path) -> tuple[list[str], Path]:
+    """The settings and the folder of a run that has come to the end of the smaller budget."""
+    overrides = [*tiny, *schedule, *SHORT, f"runs_dir={runs_dir}"]
+    run = planned(*overrides)
+    assert train(run) == "done"
+    return overrides, run.folder.path
+
+
+@pytest.mark.parametrize("schedule", [CONSTANT, WSD], ids=["constant", "wsd"])
+def test_a_longer_budget_ends_at_the_same_last_bit_as_if_it_had_been_the_first(
+    schedule: tuple[str, ...], tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = in_one_go(tiny, schedule, tmp_path / "whole")
+    overrides, folder = short(tiny, schedule, tmp_path)
+    (folder / "wandb_id").write_text("abcd1234")
+    other = "schedule.warmup=0.3"  # not 0.1
+    assert train(planned(*overrides, *extended(folder), other)) == "done"
+    assert (folder / "wandb_id").exists() == (schedule is CONSTANT), "W&B keeps rows that are void"
+    assert identical(trained_state(folder), trained_state(whole))
+    assert repeatable(folder)[-2:] == repeatable(whole)[-2:], "the last step, and its evaluation"
+    rates = [{row["step"]: row["optim/lr"] for row in rows(run) if "optim/lr" in row} for run in (folder, whole)]
+    assert {step: rate for step, rate in rates[0].items() if step != 40} == rates[1], "40 was the last, and has a row"
+    steps = [row["step"] for row in rows(folder)]
+    assert steps == sorted(steps)
+    evaluated = [row["step"] for row in rows(folder) if "val/loss" in row]
+    assert evaluated == [10, 20, 30, *([40] if schedule is CONSTANT else [36]), 48, 60]
+    assert capsys.readouterr().err == f"{other}: comes too late, the run keeps its warm-up of 4 steps\n"
+    settings = [(run / "resolved.yaml").read_text().split("schedule:")[1].split("\n")[3] for run in (folder, whole)]
+    assert settings[0] == settings[1], "another warm-up than that of the run which it equals"
+
+
+@pytest.mark.parametrize("step", [34, 50])
+def test_a_longer_budget_that_is_killed_goes_on_with_the_same_command(
+    step: int, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = in_one_go(tiny, WSD, tmp_path / "whole")
+    overrides, folder = short(tiny, WSD, tmp_path)
+    more = [*overrides, *extended(folder)]
+    with monkeypatch.context() as patched:
+        at(Monitor, "on_train_batch_end", step)(patched, cut)
+        with pytest.raises(Power):
+            train(planned(*more))
+    RunFolder(folder).write_status("running")
+    assert train(planned(*more)) == "done"
+    assert identical(trained_state(folder), trained_state(whole))
+
+
+def test_a_run_with_a_decay_keeps_the_checkpoint_before_it_and_a_kill_there_loses_nothing(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [*tiny, *WSD, *SHORT, f"runs_dir={tmp_path}"]
+    run = planned(*overrides)
+    last = run.folder.checkpoint
+    with monkeypatch.context() as patched:
+        at(Checkpointing, "on_validation_end", 30)(patched, cut)
+        with pytest.raises(Power):
+            train(run)
+    assert (checkpoint_step(last), checkpoint_step(stable(last))) == (28, 30)
+    run.folder.write_status("running")
+    assert train(planned(*overrides)) == "done"
+    assert (checkpoint_step(last), checkpoint_step(stable(last))) == (40, 30)
+    assert sorted(file.name for file in last.parent.iterdir()) == ["last.ckpt", "stable.ckpt"]
+    assert not before(stable(last)).exists()
+
+
+def test_a_run_that_is_given_more_in_its_stable_phase_goes_on_where_it_is(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = in_one_go(tiny, WSD, tmp_path / "whole")
+    overrides = [*tiny, *WSD, *SHORT, f"runs_dir={tmp_path}"]
+    run = planned(*overrides)
+    with monkeypatch.context() as patched:
+        at(Monitor, "on_train_batch_end", 23)(patched, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert train(run) == "interrupted"
+    capsys.readouterr()
+    again = planned(*overrides, *extended(run.folder.path))
+    assert checkpoint_step(again.folder.checkpoint_for(again.cfg)) == 23
+    assert train(again) == "done"
+    assert identical(trained_state(run.folder.path), trained_state(whole))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_a_schedule_that_has_seen_the_end_says_that_the_rate_rises_again(
+    schedule: str, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides, folder = short(tiny, (*RUN, f"schedule={schedule}"), tmp_path)
+    assert train(planned(*overrides, *extended(folder))) == "done"
+    told = capsys.readouterr().err
+    assert told.startswith("train.tokens=15360: the learning rate of the first 40 steps was that of a smaller budget")
+    assert told.count("\n") == 1
+
+
+def test_a_wsd_run_without_the_checkpoint_before_its_decay_says_that_the_rate_rises_again(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides, folder = short(tiny, WSD, tmp_path)
+    stable(RunFolder(folder).checkpoint).unlink()
+    assert train(planned(*overrides, *extended(folder))) == "done"
+    assert "rises again" in capsys.readouterr().err

@@ -18,7 +18,7 @@ NOT_BEGUN = "missing"
 
 
 @dataclass(frozen=True)
-class Trial:
+class Record:
     """A run's folder, read. Losses are in nats per token.
 
     status: running, interrupted, done, diverged, failed; "missing" for a run that a study lists but that left nothing.
@@ -63,7 +63,7 @@ def is_run(path: Path) -> bool:
     return all((path / name).is_file() for name in ("status.json", RESOLVED, "environment.json"))
 
 
-def read_trial(path: Path) -> Trial:
+def read_record(path: Path) -> Record:
     """Read a run's folder. Raises ConfigError if it holds no run."""
     if not is_run(path):
         raise ConfigError(f"{path}: holds no run; name folders of runs or studies, such as runs/llama/base/seed=1")
@@ -72,7 +72,7 @@ def read_trial(path: Path) -> Trial:
     facts = _read_json(path / "environment.json")
     metrics = path / "metrics.csv"
     summary = _read_json(path / "summary.json") if status["status"] == "done" else {}
-    return Trial(
+    return Record(
         path=path,
         arm=facts["arm"],
         seed=facts["seed"],
@@ -93,9 +93,9 @@ def _evaluation(path: Path, summary: dict[str, Any]) -> dict[str, Any]:
     return found if summary and found.get("step") == summary.get("step") else {}
 
 
-def missing_trial(path: Path, arm: str, seed: int) -> Trial:
+def missing_record(path: Path, arm: str, seed: int) -> Record:
     """A run that a study lists, but that left nothing behind."""
-    return Trial(path, arm, seed, NOT_BEGUN, "never began", {}, {}, {}, [], {})
+    return Record(path, arm, seed, NOT_BEGUN, "never began", {}, {}, {}, [], {})
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -3,40 +3,40 @@
 from collections.abc import Sequence
 
 from llama_lab.formatting import enumerate_some
-from llama_lab.runs.record import Trial
+from llama_lab.runs.record import Record
 
 MOST_NAMES = 8  # in one sentence
 MOST_KEYS = 4  # in one sentence
 
 
-def disagreement(trials: Sequence[Trial], values: Sequence[str]) -> str:
+def disagreement(records: Sequence[Record], values: Sequence[str]) -> str:
     """`cuda in rmsnorm/seed=2; cpu in gpt2, rmsnorm/seed=1`, the rarest value first; empty where all agree."""
-    groups = by_value(trials, values)
-    return values_in(groups, trials) if len(groups) > 1 else ""
+    groups = by_value(records, values)
+    return values_in(groups, records) if len(groups) > 1 else ""
 
 
-def by_value(trials: Sequence[Trial], values: Sequence[str]) -> dict[str, list[Trial]]:
+def by_value(records: Sequence[Record], values: Sequence[str]) -> dict[str, list[Record]]:
     """The runs that have each value."""
-    groups: dict[str, list[Trial]] = {}
-    for trial, value in zip(trials, values, strict=True):
-        groups.setdefault(value, []).append(trial)
+    groups: dict[str, list[Record]] = {}
+    for record, value in zip(records, values, strict=True):
+        groups.setdefault(value, []).append(record)
     return groups
 
 
-def values_in(groups: dict[str, list[Trial]], every: Sequence[Trial]) -> str:
+def values_in(groups: dict[str, list[Record]], every: Sequence[Record]) -> str:
     """`cuda in rmsnorm/seed=2; cpu in gpt2, rmsnorm/seed=1`, the rarest value first."""
     rarest_first = sorted(groups.items(), key=lambda group: len(group[1]))
     return "; ".join(f"{value} in {named(runs, every)}" for value, runs in rarest_first)
 
 
-def named(runs: Sequence[Trial], every: Sequence[Trial]) -> str:
+def named(runs: Sequence[Record], every: Sequence[Record]) -> str:
     """The arms all of whose runs in `every` are among `runs`, and the other runs one by one."""
-    partial = {trial.arm for trial in every if trial not in runs} if every else {trial.arm for trial in runs}
+    partial = {record.arm for record in every if record not in runs} if every else {record.arm for record in runs}
     names = [run_name(run) if run.arm in partial else run.arm for run in runs]
     return enumerate_some(list(dict.fromkeys(names)), MOST_NAMES)
 
 
-def run_name(run: Trial) -> str:
+def run_name(run: Record) -> str:
     """`rmsnorm/seed=2`, or `rmsnorm-lr=0.001/seed=2` where learning rates are swept, as its folder says."""
     folder, seed = run.path.parent.name, run.path.name
     arm = folder if folder.startswith(f"{run.arm}-lr=") else run.arm

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import flatten
 from llama_lab.runs.folder import CHANGEABLE, belongs, settled
-from llama_lab.runs.record import Trial
+from llama_lab.runs.record import Record
 
 from .naming import by_value, disagreement, first_and_more, values_in
 from .study import Arm, Study
@@ -59,17 +59,17 @@ FOLLOWS = {
 }
 
 
-def different_settings(reference: Trial, trial: Trial, is_swept: bool) -> dict[str, tuple[Any, Any]]:
-    """What two runs differ in, names, seeds and places left out, with (reference's, trial's).
+def different_settings(reference: Record, record: Record, is_swept: bool) -> dict[str, tuple[Any, Any]]:
+    """What two runs differ in, names, seeds and places left out, with (reference's, record's).
 
     The groups of which they choose other options, and the config keys that no such group stands for.
     """
-    ours, theirs = trial.facts["choices"], reference.facts["choices"]
+    ours, theirs = record.facts["choices"], reference.facts["choices"]
     options = {group: (theirs.get(group), ours.get(group)) for group in ours if not belongs(group, (*OWN, "hydra"))}
     groups = {group: pair for group, pair in options.items() if pair[0] != pair[1]}
     told = [key for group in groups for key in GROUPS.get(group, (group,))]
-    keys = [key for key in _keys([reference, trial]) if not belongs(key, (*OWN, *_swept(is_swept), *told))]
-    pairs = {key: (reference.config.get(key), trial.config.get(key)) for key in keys}
+    keys = [key for key in _keys([reference, record]) if not belongs(key, (*OWN, *_swept(is_swept), *told))]
+    pairs = {key: (reference.config.get(key), record.config.get(key)) for key in keys}
     return groups | {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -96,77 +96,77 @@ def _is_varied(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
     return len({text_of(config, key) for config in configs}) > 1
 
 
-def unequal_settings(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
+def unequal_settings(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
     """A sentence for every setting that differs between runs without a right to."""
-    yield from _unequal(study, trials, is_swept)
-    yield from _mixed_arms(study, trials, is_swept)
+    yield from _unequal(study, records, is_swept)
+    yield from _mixed_arms(study, records, is_swept)
     if study.design == "comparison":
-        yield from _ungrouped(study, trials)
+        yield from _ungrouped(study, records)
     else:
-        yield from _unplanned(study, trials)
-        yield from _off_axis(study, trials)
-    yield from _unpaired(trials)
+        yield from _unplanned(study, records)
+        yield from _off_axis(study, records)
+    yield from _unpaired(records)
 
 
-def _unequal(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
+def _unequal(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
     """The settings that all arms should share."""
-    for key, values in _different(trials, _shared(study, trials, is_swept)).items():
+    for key, values in _different(records, _shared(study, records, is_swept)).items():
         yield f"{key} differs: {values}."
 
 
-def _mixed_arms(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
+def _mixed_arms(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
     """The settings that may differ between arms, but not within one, whose runs are averaged."""
-    ignored = (*OWN, *TEXT, "train.tokens", *_swept(is_swept), *_planned(study), *_shared(study, trials, is_swept))
-    keys = [key for key in _keys(trials) if not belongs(key, ignored)]
+    ignored = (*OWN, *TEXT, "train.tokens", *_swept(is_swept), *_planned(study), *_shared(study, records, is_swept))
+    keys = [key for key in _keys(records) if not belongs(key, ignored)]
     for arm in study.arms:
-        runs = [trial for trial in trials if trial.arm == arm.name]
+        runs = [record for record in records if record.arm == arm.name]
         if found := _different(runs, keys):
             yield f"Runs that are averaged as {arm.name} differ in {first_and_more(found)}."
 
 
-def _ungrouped(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
+def _ungrouped(study: Study, records: Sequence[Record]) -> Iterator[str]:
     """What sets the models of a comparison's arms apart, but is none of the settings that it groups runs by."""
     axes = _axes(study)
     if "arm" in axes:  # an arm of its own name stands for all of its settings
         return
     grouped = axes | (GROUPS.keys() - {"size"} if "arch" in axes else set())
     others = [group for group in GROUPS if group not in grouped]
-    choices = {group: [str(t.facts["choices"].get(group, UNSET)) for t in trials] for group in others}
-    groups = {group: values for group, options in choices.items() if (values := disagreement(trials, options))}
+    choices = {group: [str(t.facts["choices"].get(group, UNSET)) for t in records] for group in others}
+    groups = {group: values for group, options in choices.items() if (values := disagreement(records, options))}
     matched = (WIDTH,) if _is_matched(study.match) else ()
     told = (*SEEDS, *COMPARED, *matched, *grouped, *_stands_for(grouped), *_stands_for(groups))
-    keys = [key for key in _keys(trials) if belongs(key, MODEL) and not belongs(key, told)]
-    if found := groups | _different(trials, keys):
+    keys = [key for key in _keys(records) if belongs(key, MODEL) and not belongs(key, told)]
+    if found := groups | _different(records, keys):
         yield f"Arms differ in more than what they are grouped by: {first_and_more(found)}."
 
 
-def _unplanned(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
+def _unplanned(study: Study, records: Sequence[Record]) -> Iterator[str]:
     """The settings that the study's plan gave to each arm, where it has recorded them, and a run does not have."""
     arms = {arm.name: arm for arm in study.arms}
     found = {}
     for key in _planned(study):
-        pairs = [(text_of(trial.config, key), text_of(arms[trial.arm].settings or {}, key)) for trial in trials]
-        groups = by_value(trials, ["" if has == wanted else f"{has} instead of {wanted}" for has, wanted in pairs])
+        pairs = [(text_of(record.config, key), text_of(arms[record.arm].settings or {}, key)) for record in records]
+        groups = by_value(records, ["" if has == wanted else f"{has} instead of {wanted}" for has, wanted in pairs])
         groups.pop("", None)
         if groups:
-            found[key] = values_in(groups, trials)
+            found[key] = values_in(groups, records)
     if found:
         yield f"Runs have other settings than the study planned: {first_and_more(found)}."
 
 
-def _off_axis(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
+def _off_axis(study: Study, records: Sequence[Record]) -> Iterator[str]:
     """The settings of the model in which arms differ, though their levels on the axes that can change them are equal.
 
     Of a study that has recorded its plan: those in which that gives all arms the same.
     """
-    planned, axes, keys = _planned(study), _axes(study), _keys(trials)
+    planned, axes, keys = _planned(study), _axes(study), _keys(records)
     arms = {arm.name: arm for arm in study.arms}
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for key in keys:
         if not belongs(key, MODEL) or belongs(key, (*OWN, *COMPARED, *planned)):
             continue
         movers = () if planned else _movers(key, axes, study.match, keys)
-        for runs in _with_equal_levels(trials, arms, movers):
+        for runs in _with_equal_levels(records, arms, movers):
             if values := _different(_of_whole_arms(runs, key), [key]).get(key):
                 found.setdefault(movers, {}).setdefault(key, values)
     for movers, different in found.items():
@@ -197,26 +197,26 @@ def _is_named(key: str, axis: str) -> bool:
 
 
 def _with_equal_levels(
-    trials: Sequence[Trial], arms: Mapping[str, Arm], axes: Sequence[str]
-) -> Iterable[Sequence[Trial]]:
+    records: Sequence[Record], arms: Mapping[str, Arm], axes: Sequence[str]
+) -> Iterable[Sequence[Record]]:
     """The runs whose arms have the same levels on these axes."""
-    return by_value(trials, [str([arms[trial.arm].axes.get(axis) for axis in axes]) for trial in trials]).values()
+    return by_value(records, [str([arms[record.arm].axes.get(axis) for axis in axes]) for record in records]).values()
 
 
-def _of_whole_arms(trials: Sequence[Trial], key: str) -> list[Trial]:
+def _of_whole_arms(records: Sequence[Record], key: str) -> list[Record]:
     """The runs of arms that have one value of a setting: where an arm has several, it is named for that."""
     values: dict[str, set[str]] = {}
-    for trial in trials:
-        values.setdefault(trial.arm, set()).add(text_of(trial.config, key))
-    return [trial for trial in trials if len(values[trial.arm]) == 1]
+    for record in records:
+        values.setdefault(record.arm, set()).add(text_of(record.config, key))
+    return [record for record in records if len(values[record.arm]) == 1]
 
 
-def _unpaired(trials: Sequence[Trial]) -> Iterator[str]:
+def _unpaired(records: Sequence[Record]) -> Iterator[str]:
     """Pairs share the order of their data and the seed of their parameters."""
     for key in SEEDS:
-        for seed in sorted({trial.seed for trial in trials}):
-            pairs = [trial for trial in trials if trial.seed == seed]
-            if values := disagreement(pairs, [str(trial.config.get(key)) for trial in pairs]):
+        for seed in sorted({record.seed for record in records}):
+            pairs = [record for record in records if record.seed == seed]
+            if values := disagreement(pairs, [str(record.config.get(key)) for record in pairs]):
                 yield f"{key} differs between the runs of seed {seed}: {values}."
 
 
@@ -241,11 +241,11 @@ def _stands_for(groups: Iterable[str]) -> list[str]:
     return [key for group in groups for key in GROUPS.get(group, ())]
 
 
-def _keys(trials: Sequence[Trial]) -> list[str]:
-    return sorted({key for trial in trials for key in trial.config})
+def _keys(records: Sequence[Record]) -> list[str]:
+    return sorted({key for record in records for key in record.config})
 
 
-def _shared(study: Study, trials: Sequence[Trial], is_swept: bool) -> list[str]:
+def _shared(study: Study, records: Sequence[Record], is_swept: bool) -> list[str]:
     """The settings of which no arm should have a value of its own.
 
     Those for which no axis is a group, the key, or its end, such as `warmup`, and that no plan gives to arms.
@@ -254,16 +254,16 @@ def _shared(study: Study, trials: Sequence[Trial], is_swept: bool) -> list[str]:
     ignored = (*OWN, *TEXT, *MODEL, "train.tokens", *_swept(is_swept))
     return [
         key
-        for key in _keys(trials)
+        for key in _keys(records)
         if (key in COMPARED or not belongs(key, ignored))
         and key not in planned
         and not any(_is_named(key, axis) for axis in axes)
     ]
 
 
-def _different(trials: Sequence[Trial], keys: Sequence[str]) -> dict[str, str]:
+def _different(records: Sequence[Record], keys: Sequence[str]) -> dict[str, str]:
     """Those of the keys in which runs differ, with the runs that have each value."""
-    found = {key: disagreement(trials, [text_of(trial.config, key) for trial in trials]) for key in keys}
+    found = {key: disagreement(records, [text_of(record.config, key) for record in records]) for key in keys}
     return {key: values for key, values in found.items() if values}
 
 

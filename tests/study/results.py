@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from llama_lab.runs.record import Trial
+from llama_lab.runs.record import Record
 from llama_lab.study.report.result import (
     ArmResult,
     CacheSize,
@@ -88,11 +88,11 @@ def difference_curve(comparison: Comparison) -> DifferenceCurve:
     return DifferenceCurve(comparison.arm, comparison.against, [TOKENS * share for share in shares], mean, low, high)
 
 
-def trials(arm: str, seeds: int, loss: float = 3.7) -> tuple[Trial, ...]:
+def records(arm: str, seeds: int, loss: float = 3.7) -> tuple[Record, ...]:
     """Finished runs, a little worse with every seed."""
     found = [{"val/loss": loss + seed / 100, "val/bits_per_byte": 0.42 * loss + seed / 100} for seed in range(seeds)]
     path = Path("runs") / arm
-    return tuple(Trial(path, arm, s + 1, "done", "", {}, {}, summary, [], {}) for s, summary in enumerate(found))
+    return tuple(Record(path, arm, s + 1, "done", "", {}, {}, summary, [], {}) for s, summary in enumerate(found))
 
 
 def arm_result(index: int, name: str, loss: float, previous: str | None, base: str, seeds: int) -> ArmResult:
@@ -103,7 +103,7 @@ def arm_result(index: int, name: str, loss: float, previous: str | None, base: s
     return ArmResult(
         arm=Arm(name, {}, members, previous, 0.0012 * index - 0.003),
         learning_rates=(),
-        trials=trials(name, seeds, loss),
+        records=records(name, seeds, loss),
         loss=estimate(loss, n=seeds),
         bits=estimate(loss * 0.4196, 0.002, n=seeds),
         to_reach={"tokens": TOKENS * faster, "flops": 1.39e13 * faster, "seconds": 128.4 * faster}
@@ -346,7 +346,7 @@ def unfinished() -> Result:
     """No run came to its end."""
     found = ladder()
     arms = tuple(
-        ArmResult(arm.arm, (), tuple(replace(trial, status="failed") for trial in arm.trials), None, None)
+        ArmResult(arm.arm, (), tuple(replace(record, status="failed") for record in arm.records), None, None)
         for arm in found.arms
     )
     divergences = tuple(Divergence(arm.name, 1, "failed", math.nan, "killed") for arm in arms)

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import numpy as np
 from scipy import stats
 
-from llama_lab.runs.record import Trial, read_trial
+from llama_lab.runs.record import Record, read_record
 from llama_lab.study.report import analysis
 from llama_lab.study.report.result import Result
 from llama_lab.study.study import Arm, Member, Study
@@ -174,7 +174,7 @@ def analysed(losses: np.ndarray, diverged: np.ndarray, design: str) -> Result:
     """The result of a study with these losses, (arms, seeds) or (rates, arms, seeds), without a file for each run."""
     rates: Sequence[float | None] = RATES if losses.ndim == 3 else (None,)
     losses, diverged = (array.reshape(len(rates), *losses.shape[-2:]) for array in (losses, diverged))
-    trials: dict[Path, Trial] = {}
+    records: dict[Path, Record] = {}
     arms = []
     for a, name in enumerate(NAMES):
         members = []
@@ -182,13 +182,13 @@ def analysed(losses: np.ndarray, diverged: np.ndarray, design: str) -> Result:
             for s in range(losses.shape[-1]):
                 member = Member(f"{name}-{r}/seed={s}", s, rate)
                 members.append(member)
-                trials[Path(member.folder)] = trial(name, s, float(losses[r, a, s]), bool(diverged[r, a, s]))
+                records[Path(member.folder)] = record(name, s, float(losses[r, a, s]), bool(diverged[r, a, s]))
         previous = NAMES[a - 1] if design == "ladder" and a else None
         arms.append(Arm(name, {"arm": name}, tuple(members), previous, 0.0))
     study = Study("simulated", design, NAMES[0], tuple(arms), "params")
     instead = {
         "is_run": lambda path: True,
-        "read_trial": trials.__getitem__,
+        "read_record": records.__getitem__,
         "confounds": lambda *args: (),  # no verdict depends on these, and they take longer
         "_difference": lambda *args: {},
         "_difference_curves": lambda *args: (),
@@ -198,15 +198,15 @@ def analysed(losses: np.ndarray, diverged: np.ndarray, design: str) -> Result:
         return analysis.analyse(study, Path())
 
 
-_template: list[Trial] = []
+_template: list[Record] = []
 
 
-def trial(arm: str, seed: int, loss: float, diverged: bool) -> Trial:
+def record(arm: str, seed: int, loss: float, diverged: bool) -> Record:
     """A run as it would be read."""
     if not _template:
         folder = Path(tempfile.mkdtemp()) / "run"
         write_run(folder, "arm", 1, BASE_LOSS)
-        _template.append(read_trial(folder))
+        _template.append(read_record(folder))
     (found,) = _template
     config = found.config | {"seed": seed, "model.seed": seed, "data.seed": seed}
     if diverged:

@@ -7,7 +7,7 @@ import pytest
 
 from llama_lab.errors import ConfigError
 from llama_lab.runs.folder import RunFolder
-from llama_lab.runs.record import read_trial
+from llama_lab.runs.record import read_record
 from llama_lab.study.evaluate import found_runs
 from tests.conftest import Command, Ran
 
@@ -37,8 +37,8 @@ def test_a_study_is_evaluated_in_one_go_and_its_report_is_written_again(climb: P
     assert (ran.code, ran.err) == (0, "")
     for arm in ARMS:
         for seed in (1, 2):
-            trial = read_trial(climb / arm / f"seed={seed}")
-            assert [entry["length"] for entry in trial.lengths] == [32, 64]
+            record = read_record(climb / arm / f"seed={seed}")
+            assert [entry["length"] for entry in record.lengths] == [32, 64]
     order = [line.removesuffix(": length") for line in ran.out.splitlines() if line.endswith(": length")]
     assert order == [str(climb / arm / f"seed={seed}") for seed in (1, 2) for arm in ARMS], "arms take turns"
     assert "run 4 of 4" in ran.out

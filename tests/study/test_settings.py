@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import CONF_DIR, flatten
 from llama_lab.runs.folder import settled
-from llama_lab.runs.record import Trial
+from llama_lab.runs.record import Record
 from llama_lab.study.design.designs import (
     AddOne,
     Context,
@@ -98,14 +98,14 @@ def unrecorded(study: Study) -> Study:
 
 def told(study: Study, configs: dict[str, Config], is_swept: bool = False, **planted: Config) -> list[str]:
     """What is told of the study's runs, the settings of some arms changed."""
-    trials = []
+    records = []
     for arm in study.arms:
         for member in arm.members:
             own = {"seed": member.seed, "model.seed": member.seed, "data.seed": member.seed, "arm": arm.name}
             config = configs[arm.name] | own | planted.get(arm.name, {})
             path = Path(member.folder)
-            trials.append(Trial(path, arm.name, member.seed, "done", "", config, {"choices": {}}, {}, [], {}))
-    return list(unequal_settings(study, trials, is_swept))
+            records.append(Record(path, arm.name, member.seed, "done", "", config, {"choices": {}}, {}, [], {}))
+    return list(unequal_settings(study, records, is_swept))
 
 
 LINES = [("vanilla", "llama2"), ("ctrl", "bloom")]

@@ -122,7 +122,7 @@ def test_max_t_gives_rs_intervals_and_p_of_all_pairs_in_a_blocked_model() -> Non
 
 
 def test_max_t_gives_multcomps_p_of_all_pairs_of_five_groups() -> None:
-    """The cholesterol trial of Westfall et al. (1999), ten patients in each group, by glht(mcp(trt = "Tukey"))."""
+    """The cholesterol record of Westfall et al. (1999), ten patients in each group, by glht(mcp(trt = "Tukey"))."""
     means = np.array([5.782, 9.225, 12.375, 15.361, 20.948])
     pairs = all_pairs(5)
     found = max_t(pairs @ means, pairs @ pairs.T * 1.443**2 / 2, np.full(10, 45.0))

@@ -278,7 +278,7 @@ def test_each_judged_run_takes_the_rate_that_is_best_on_its_own_tuning_seed(stud
     expected = {f"{arm}/seed={s}": best_of(folder, arm, s + 1000, 1e-3, 4e-3) for arm in arms for s in (1, 2)}
     assert rates(folder) == expected
     result = analyse(Study.load(folder), folder)
-    assert [trial.seed for trial in result.arms[1].trials] == [1, 2], "what tunes is not compared"
+    assert [record.seed for record in result.arms[1].records] == [1, 2], "what tunes is not compared"
     assert result.provenance.seeds == (1, 2)
     assert result.learning_rates[1].chosen == {s: expected[f"llama2/seed={s}"] for s in (1, 2)}
     before = written(folder)

@@ -13,7 +13,7 @@ import numpy as np
 
 from llama_lab.config.trust import Trust
 from llama_lab.formatting import count
-from llama_lab.runs.record import NOT_BEGUN, Trial, is_run, missing_trial, read_trial
+from llama_lab.runs.record import NOT_BEGUN, Record, is_run, missing_record, read_record
 from llama_lab.study.learning_rate import Losses, best_rate, is_on_edge
 from llama_lab.study.settings import different_settings
 from llama_lab.study.speed import ArmSpeed, StudySpeed
@@ -64,7 +64,7 @@ from .verdict import answer
 MAX_POINTS = 200  # of a curve
 MAX_JUDGED = 40  # of a curve of differences
 
-Runs = list[tuple[Member, Trial]]
+Runs = list[tuple[Member, Record]]
 Pair = tuple[str, str]  # an arm, and what it is compared with
 _METRICS: tuple[Metric, ...] = ("val/loss", "val/bits_per_byte")
 
@@ -75,8 +75,8 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     Runs that never began, or did not finish, are told of and left out of what is compared.
     """
     runs = {arm.name: _read(arm, folder) for arm in study.arms}
-    trials = [trial for members in runs.values() for _, trial in members]
-    metric = _metric(trials)
+    records = [record for members in runs.values() for _, record in members]
+    metric = _metric(records)
     rates = tuple(_learning_rates(name, members) for name, members in runs.items() if _is_swept(members))
     judged = {name: _judged(members) for name, members in runs.items()}
     speed = StudySpeed.load(folder)
@@ -94,25 +94,25 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         verdict=verdict,
         answer=sentences,
         arms=arms,
-        curves=tuple(curve for arm in arms if arm.trials for curve in _curves(arm.name, arm.trials, metric)),
+        curves=tuple(curve for arm in arms if arm.records for curve in _curves(arm.name, arm.records, metric)),
         front=_front(arms, metric),
-        inference=tuple(filter(None, (inference(arm.name, arm.trials) for arm in arms))),
+        inference=tuple(filter(None, (inference(arm.name, arm.records) for arm in arms))),
         effects=effects,
         learning_rates=rates,
         divergences=tuple(
-            _divergence(member, trial) for members in runs.values() for member, trial in members if not trial.done
+            _divergence(member, record) for members in runs.values() for member, record in members if not record.done
         ),
         lengths=lengths,
-        provenance=_provenance(trials, {t.seed for of_arm in judged.values() for t in of_arm}, judged[study.baseline]),
+        provenance=_provenance(records, {t.seed for of_arm in judged.values() for t in of_arm}, judged[study.baseline]),
         warnings=(
-            *confounds(study, arms, trials, rates, speed, trust),
+            *confounds(study, arms, records, rates, speed, trust),
             *cautions(study, arms, metric, blocks.noise() if blocks else {}),
         ),
-        notes=(*study.notes, *one_rate(study, trials, is_swept=bool(rates))),
+        notes=(*study.notes, *one_rate(study, records, is_swept=bool(rates))),
         speed=speed,
         difference_curves=_difference_curves(study, judged, metric),
         interactions=_interactions(study, arms, metric) if effects else (),
-        trials=tuple(trials),
+        records=tuple(records),
     )
 
 
@@ -121,24 +121,24 @@ def _read(arm: Arm, folder: Path) -> Runs:
     runs = []
     for member in arm.members:
         path = folder / member.folder
-        trial = read_trial(path) if is_run(path) else missing_trial(path, arm.name, member.seed)
-        runs.append((member, replace(trial, arm=arm.name)))
+        record = read_record(path) if is_run(path) else missing_record(path, arm.name, member.seed)
+        runs.append((member, replace(record, arm=arm.name)))
     return runs
 
 
-def _metric(trials: Sequence[Trial]) -> Metric:
+def _metric(records: Sequence[Record]) -> Metric:
     """Nats per token mean the same only of the same tokens."""
-    tokens = {(t.facts.get("tokenizer_hash"), t.facts.get("data_hash")) for t in trials if t.status != NOT_BEGUN}
+    tokens = {(t.facts.get("tokenizer_hash"), t.facts.get("data_hash")) for t in records if t.status != NOT_BEGUN}
     return "val/loss" if len(tokens) < 2 else "val/bits_per_byte"
 
 
 # --- learning rates ---
 
 
-def _by_rate(runs: Runs) -> dict[float, list[Trial]]:
-    """The trials at each learning rate that a study sweeps, in ascending order."""
+def _by_rate(runs: Runs) -> dict[float, list[Record]]:
+    """The records at each learning rate that a study sweeps, in ascending order."""
     rates = sorted({member.learning_rate for member, _ in runs if member.learning_rate is not None})
-    return {rate: [trial for member, trial in runs if member.learning_rate == rate] for rate in rates}
+    return {rate: [record for member, record in runs if member.learning_rate == rate] for rate in rates}
 
 
 def _is_swept(runs: Runs) -> bool:
@@ -148,29 +148,29 @@ def _is_swept(runs: Runs) -> bool:
 def _tuned(runs: Runs) -> Mapping[int, Losses]:
     """By judged seed, the losses of its tuning runs that came to an end."""
     found: dict[int, dict[float, float]] = {}
-    for member, trial in runs:
-        if member.tunes is not None and member.learning_rate is not None and trial.status in ("done", "diverged"):
-            loss = trial.summary["val/loss"] if trial.done else math.inf
+    for member, record in runs:
+        if member.tunes is not None and member.learning_rate is not None and record.status in ("done", "diverged"):
+            loss = record.summary["val/loss"] if record.done else math.inf
             found.setdefault(member.tunes, {})[member.learning_rate] = loss
     return found
 
 
-def _best_rate(by_rate: dict[float, list[Trial]]) -> float:
+def _best_rate(by_rate: dict[float, list[Record]]) -> float:
     """The rate with the lowest mean among those with the most finished seeds; nan if no run finished."""
-    losses = {rate: _losses(trials, "val/loss") for rate, trials in by_rate.items()}
+    losses = {rate: _losses(records, "val/loss") for rate, records in by_rate.items()}
     finished = {rate: of_rate for rate, of_rate in losses.items() if of_rate}
     return min(finished, key=lambda r: (-len(finished[r]), fmean(finished[r])), default=math.nan)
 
 
-def _judged(runs: Runs) -> list[Trial]:
-    """The trials that an arm is judged by: not those that tune it.
+def _judged(runs: Runs) -> list[Record]:
+    """The records that an arm is judged by: not those that tune it.
 
     Where learning rates are swept without tuning runs, those at the best rate; all, where none is swept or finished.
     """
     if any(member.tunes is not None for member, _ in runs):
-        return [trial for member, trial in runs if member.tunes is None]
+        return [record for member, record in runs if member.tunes is None]
     best = _best_rate(_by_rate(runs)) if _is_swept(runs) else math.nan
-    return [trial for member, trial in runs if math.isnan(best) or member.learning_rate == best]
+    return [record for member, record in runs if math.isnan(best) or member.learning_rate == best]
 
 
 def _learning_rates(arm: str, runs: Runs) -> LearningRates:
@@ -182,8 +182,8 @@ def _learning_rates(arm: str, runs: Runs) -> LearningRates:
     return LearningRates(
         arm=arm,
         rates=rates,
-        loss=[_estimate(trials, "val/loss") for trials in by_rate.values()],
-        diverged=[sum(trial.status == "diverged" for trial in trials) for trials in by_rate.values()],
+        loss=[_estimate(records, "val/loss") for records in by_rate.values()],
+        diverged=[sum(record.status == "diverged" for record in records) for records in by_rate.values()],
         best=best,
         on_edge=on_edge,
         sensitivity=_sensitivity(list(by_rate.values())),
@@ -191,15 +191,15 @@ def _learning_rates(arm: str, runs: Runs) -> LearningRates:
     )
 
 
-def _sensitivity(by_rate: Sequence[list[Trial]]) -> float:
+def _sensitivity(by_rate: Sequence[list[Record]]) -> float:
     """See LearningRates; nan if no run finished. A diverged run counts as one that knows frequencies alone."""
     capped = []
-    for trials in by_rate:
-        ended = [trial for trial in trials if trial.status in ("done", "diverged")]
+    for records in by_rate:
+        ended = [record for record in records if record.status in ("done", "diverged")]
         losses = [min(t.summary.get("val/loss", math.inf), t.facts["unigram_entropy"]) for t in ended]
         if losses:
             capped.append(fmean(losses))
-    if not any(trial.done for trials in by_rate for trial in trials):
+    if not any(record.done for records in by_rate for record in records):
         return math.nan
     return fmean(capped) - min(capped)
 
@@ -209,7 +209,7 @@ def _sensitivity(by_rate: Sequence[list[Trial]]) -> float:
 
 def _arm_results(
     study: Study,
-    judged: dict[str, list[Trial]],
+    judged: dict[str, list[Record]],
     metric: Metric,
     compared: dict[Pair, Comparison],
     speed: StudySpeed | None,
@@ -217,12 +217,12 @@ def _arm_results(
 ) -> tuple[ArmResult, ...]:
     """Each arm, with how it compares to the arm before it and to the baseline."""
     baseline, speeds = judged[study.baseline], speed.arms if speed else {}
-    targets = {trial.seed: trial.summary[metric] for trial in _finished(baseline)}
+    targets = {record.seed: record.summary[metric] for record in _finished(baseline)}
     return tuple(
         ArmResult(
             arm=arm,
             learning_rates=_rates(judged[arm.name]),
-            trials=tuple(judged[arm.name]),
+            records=tuple(judged[arm.name]),
             loss=_estimate(judged[arm.name], "val/loss"),
             bits=_estimate(judged[arm.name], "val/bits_per_byte"),
             to_previous=compared.get((arm.name, arm.previous)) if arm.previous else None,
@@ -236,32 +236,32 @@ def _arm_results(
     )
 
 
-def _begun(trials: Sequence[Trial]) -> list[Trial]:
-    return [trial for trial in trials if trial.status != NOT_BEGUN]
+def _begun(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.status != NOT_BEGUN]
 
 
-def _finished(trials: Sequence[Trial]) -> list[Trial]:
-    return [trial for trial in trials if trial.done]
+def _finished(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.done]
 
 
-def _losses(trials: Sequence[Trial], metric: Metric) -> list[float]:
-    return [trial.summary[metric] for trial in _finished(trials)]
+def _losses(records: Sequence[Record], metric: Metric) -> list[float]:
+    return [record.summary[metric] for record in _finished(records)]
 
 
-def _estimate(trials: Sequence[Trial], metric: Metric) -> Estimate | None:
-    losses = _losses(trials, metric)
+def _estimate(records: Sequence[Record], metric: Metric) -> Estimate | None:
+    losses = _losses(records, metric)
     return estimate(losses) if losses else None
 
 
-def _rates(trials: Sequence[Trial]) -> tuple[float, ...]:
+def _rates(records: Sequence[Record]) -> tuple[float, ...]:
     """The learning rates of an arm's runs, in ascending order, each once."""
-    return tuple(sorted({trial.config["optim.lr"] for trial in _begun(trials) if "optim.lr" in trial.config}))
+    return tuple(sorted({record.config["optim.lr"] for record in _begun(records) if "optim.lr" in record.config}))
 
 
 def _difference(
-    reference: Sequence[Trial], trials: Sequence[Trial], is_swept: bool
+    reference: Sequence[Record], records: Sequence[Record], is_swept: bool
 ) -> dict[str, tuple[object, object]]:
-    ours, theirs = _begun(trials), _begun(reference)
+    ours, theirs = _begun(records), _begun(reference)
     return different_settings(theirs[0], ours[0], is_swept) if ours and theirs else {}
 
 
@@ -302,7 +302,7 @@ class Blocks:
 
 
 def _comparisons(
-    study: Study, judged: dict[str, list[Trial]], blocks: Blocks | None, metric: Metric, is_final: bool
+    study: Study, judged: dict[str, list[Record]], blocks: Blocks | None, metric: Metric, is_final: bool
 ) -> dict[Pair, Comparison]:
     """Every arm against the one before it and against the baseline; pairs without a common seed left out.
 
@@ -323,7 +323,7 @@ def _comparisons(
     return found
 
 
-def _compare(arm: str, against: str, judged: dict[str, list[Trial]], metric: Metric) -> Comparison | None:
+def _compare(arm: str, against: str, judged: dict[str, list[Record]], metric: Metric) -> Comparison | None:
     """Over the seeds that both have finished, as yet untested; None without any."""
     ours, theirs = ({t.seed: t.summary for t in _finished(judged[name])} for name in (arm, against))
     seeds = tuple(sorted(ours.keys() & theirs.keys()))
@@ -340,26 +340,26 @@ def _compare(arm: str, against: str, judged: dict[str, list[Trial]], metric: Met
     return Comparison(arm, against, seeds, nats if metric == "val/loss" else None, bits, untested=untested)
 
 
-def _diverged(arm: str, against: str, judged: dict[str, list[Trial]]) -> str:
+def _diverged(arm: str, against: str, judged: dict[str, list[Record]]) -> str:
     """Which of the two diverged, and how often: a mean over the survivors is no mean of the arm."""
-    runs = {name: [trial.status == "diverged" for trial in judged[name]] for name in (arm, against)}
+    runs = {name: [record.status == "diverged" for record in judged[name]] for name in (arm, against)}
     told = [f"{name} diverged in {sum(ends)} of {count(len(ends), 'seed')}" for name, ends in runs.items() if any(ends)]
     return " and ".join(told)
 
 
-def _of_other_texts(arm: str, against: str, judged: dict[str, list[Trial]]) -> str:
-    texts = {trial.facts.get("data_hash") for name in (arm, against) for trial in _finished(judged[name])}
+def _of_other_texts(arm: str, against: str, judged: dict[str, list[Record]]) -> str:
+    texts = {record.facts.get("data_hash") for name in (arm, against) for record in _finished(judged[name])}
     return f"{arm} and {against} were trained on different texts" if len(texts) > 1 else ""
 
 
-def _blocks(judged: dict[str, list[Trial]], metric: Metric) -> Blocks | None:
+def _blocks(judged: dict[str, list[Record]], metric: Metric) -> Blocks | None:
     """None where no arm finished without a divergence."""
-    arms = {name: trials for name, trials in judged.items() if not any(t.status == "diverged" for t in trials)}
-    seeds = sorted({trial.seed for trials in arms.values() for trial in _finished(trials)})
+    arms = {name: records for name, records in judged.items() if not any(t.status == "diverged" for t in records)}
+    seeds = sorted({record.seed for records in arms.values() for record in _finished(records)})
     losses = np.full((len(arms), len(seeds)), np.nan)
-    for row, trials in enumerate(arms.values()):
-        for trial in _finished(trials):
-            losses[row, seeds.index(trial.seed)] = trial.summary[metric]
+    for row, records in enumerate(arms.values()):
+        for record in _finished(records):
+            losses[row, seeds.index(record.seed)] = record.summary[metric]
     names = list(arms)
     cells = [(names[row], seeds[column]) for row, column in np.argwhere(~np.isnan(losses))]
     return Blocks(fit_blocked(losses), cells) if cells else None
@@ -400,40 +400,40 @@ def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Eff
 
 
 def _to_reach(
-    trials: Sequence[Trial], metric: Metric, targets: dict[int, float], speed: ArmSpeed | None
+    records: Sequence[Record], metric: Metric, targets: dict[int, float], speed: ArmSpeed | None
 ) -> dict[str, float]:
     """What it took to come down to the target of its seed, along the validation curves; empty where one did not.
 
     Seconds are those of the speed that was measured side by side; without one, those that the runs logged.
     """
     reached = []
-    for trial in (trial for trial in trials if trial.seed in targets):
-        rows = [row for row in trial.metrics if metric in row]
+    for record in (record for record in records if record.seed in targets):
+        rows = [row for row in record.metrics if metric in row]
         losses = [row[metric] for row in rows]
-        target = targets[trial.seed]
+        target = targets[record.seed]
         tokens, seconds = (first_reach([row[x] for row in rows], losses, target) for x in ("tokens", "seconds"))
         if tokens is None or seconds is None:
             return {}
         if speed:
             seconds = tokens / speed.costs["perf/tokens_per_second"]
-        reached.append({"tokens": tokens, "flops": tokens * trial.facts["train_flops_per_token"], "seconds": seconds})
+        reached.append({"tokens": tokens, "flops": tokens * record.facts["train_flops_per_token"], "seconds": seconds})
     return {key: fmean([one[key] for one in reached]) for key in reached[0]} if reached else {}
 
 
-def _reach(trials: Sequence[Trial], baseline: Sequence[Trial], metric: Metric) -> Reach | None:
+def _reach(records: Sequence[Record], baseline: Sequence[Record], metric: Metric) -> Reach | None:
     """None without a seed that both have finished, or without curves."""
     ratios, censored = {}, set()
-    references = {trial.seed: trial for trial in _finished(baseline)}
-    for trial in (trial for trial in _finished(trials) if trial.seed in references):
-        reference = references[trial.seed]
-        (tokens, losses), (their_tokens, their_losses) = (_validation(one, metric) for one in (trial, reference))
+    references = {record.seed: record for record in _finished(baseline)}
+    for record in (record for record in _finished(records) if record.seed in references):
+        reference = references[record.seed]
+        (tokens, losses), (their_tokens, their_losses) = (_validation(one, metric) for one in (record, reference))
         target = reference.summary[metric]
         took, took_there = first_reach(tokens, losses, target), first_reach(their_tokens, their_losses, target)
         if not tokens or not took_there:
             continue
-        ratios[trial.seed] = (tokens[-1] if took is None else took) / took_there
+        ratios[record.seed] = (tokens[-1] if took is None else took) / took_there
         if took is None:
-            censored.add(trial.seed)
+            censored.add(record.seed)
     if not ratios:
         return None
     logs = estimate([math.log(ratio) for ratio in ratios.values()])
@@ -441,20 +441,20 @@ def _reach(trials: Sequence[Trial], baseline: Sequence[Trial], metric: Metric) -
     return Reach(ratios, frozenset(censored), None if censored else whole)
 
 
-def _validation(trial: Trial, metric: Metric) -> tuple[list[float], list[float]]:
+def _validation(record: Record, metric: Metric) -> tuple[list[float], list[float]]:
     """The tokens of a run's evaluations, and its losses there."""
-    rows = [row for row in trial.metrics if metric in row]
+    rows = [row for row in record.metrics if metric in row]
     return [row["tokens"] for row in rows], [row[metric] for row in rows]
 
 
-def _costs(trials: Sequence[Trial], speed: ArmSpeed | None) -> dict[str, float]:
+def _costs(records: Sequence[Record], speed: ArmSpeed | None) -> dict[str, float]:
     """What an arm costs: from its config, and measured, as the mean over its finished runs.
 
     speed: as measured side by side, which the runs' own yields to.
     """
-    begun, finished = _begun(trials), _finished(trials)
+    begun, finished = _begun(records), _finished(records)
     fixed = {key: begun[0].facts[key] for key in FIXED_COSTS if begun and key in begun[0].facts}
-    logged = {key: [trial.summary[key] for trial in finished if key in trial.summary] for key in MEASURED_COSTS}
+    logged = {key: [record.summary[key] for record in finished if key in record.summary] for key in MEASURED_COSTS}
     costs = fixed | {key: fmean(values) for key, values in logged.items() if values}
     if speed is None:
         return costs
@@ -466,18 +466,18 @@ def _costs(trials: Sequence[Trial], speed: ArmSpeed | None) -> dict[str, float]:
 # --- what is drawn ---
 
 
-def _curves(arm: str, trials: Sequence[Trial], metric: Metric) -> list[Curve]:
+def _curves(arm: str, records: Sequence[Record], metric: Metric) -> list[Curve]:
     """The curves of the finished runs; where there are none, of the others, as far as all of them came.
 
     Of the training loss only where arms are judged in its unit, nats per token.
     """
-    shown = _finished(trials) or [trial for trial in trials if trial.metrics]
+    shown = _finished(records) or [record for record in records if record.metrics]
     drawn: tuple[CurveMetric, ...] = (metric, "train/loss") if metric == "val/loss" else (metric,)
     return [curve for one in drawn if (curve := _curve(arm, shown, one))]
 
 
-def _curve(arm: str, trials: Sequence[Trial], metric: CurveMetric) -> Curve | None:
-    rows = [{row["tokens"]: row for row in trial.metrics if metric in row} for trial in trials]
+def _curve(arm: str, records: Sequence[Record], metric: CurveMetric) -> Curve | None:
+    rows = [{row["tokens"]: row for row in record.metrics if metric in row} for record in records]
     tokens = _thin(sorted(set.intersection(*map(set, rows))), MAX_POINTS) if rows else []
     if not tokens:
         return None
@@ -489,7 +489,7 @@ def _curve(arm: str, trials: Sequence[Trial], metric: CurveMetric) -> Curve | No
         arm=arm,
         metric=metric,
         tokens=tokens,
-        flops=[at * trials[0].facts["train_flops_per_token"] for at in tokens],
+        flops=[at * records[0].facts["train_flops_per_token"] for at in tokens],
         seconds=over_runs(fmean, "seconds"),
         mean=over_runs(fmean, metric),
         low=over_runs(min, metric),
@@ -503,21 +503,21 @@ def _thin(xs: list[float], most: int) -> list[float]:
     return xs[::-1][::stride][::-1] if xs else xs
 
 
-def _difference_curves(study: Study, judged: dict[str, list[Trial]], metric: Metric) -> tuple[DifferenceCurve, ...]:
+def _difference_curves(study: Study, judged: dict[str, list[Record]], metric: Metric) -> tuple[DifferenceCurve, ...]:
     """The report's comparisons, or the effects of a factorial, at every evaluation that all finished runs share.
 
     Each is judged exactly as the final losses are, which stand at the end; runs of unequal length have no common end.
     """
-    rows = {name: [(trial, _evaluations(trial)) for trial in trials] for name, trials in judged.items()}
-    finished = [(trial, of_run) for runs in rows.values() for trial, of_run in runs if trial.done]
+    rows = {name: [(record, _evaluations(record)) for record in records] for name, records in judged.items()}
+    finished = [(record, of_run) for runs in rows.values() for record, of_run in runs if record.done]
     shared = set.intersection(*(set(of_run) for _, of_run in finished)) if finished else set()
-    ends = {trial.summary["tokens"] for trial, _ in finished}
+    ends = {record.summary["tokens"] for record, _ in finished}
     if len(ends) == 1:
         shared = {tokens for tokens in shared if tokens < min(ends)} | ends
     curves: dict[Pair, DifferenceCurve] = {}
     for tokens in _thin(sorted(shared), MAX_JUDGED):
         then = {
-            name: [replace(trial, summary=of_run[tokens]) if trial.done else trial for trial, of_run in runs]
+            name: [replace(record, summary=of_run[tokens]) if record.done else record for record, of_run in runs]
             for name, runs in rows.items()
             if ends != {tokens}
         }
@@ -533,12 +533,12 @@ def _difference_curves(study: Study, judged: dict[str, list[Trial]], metric: Met
     return tuple(curves.values())
 
 
-def _evaluations(trial: Trial) -> dict[float, dict[str, float]]:
+def _evaluations(record: Record) -> dict[float, dict[str, float]]:
     """The rows of a run's evaluations by tokens."""
-    return {row["tokens"]: row for row in trial.metrics if all(metric in row for metric in _METRICS)}
+    return {row["tokens"]: row for row in record.metrics if all(metric in row for metric in _METRICS)}
 
 
-def _differences(study: Study, judged: dict[str, list[Trial]], metric: Metric) -> Mapping[Pair, PairedDifference]:
+def _differences(study: Study, judged: dict[str, list[Record]], metric: Metric) -> Mapping[Pair, PairedDifference]:
     """What the design asks for: by arm and reference, or by effect and nothing."""
     if study.design == "factorial":
         return {(effect.name, ""): effect.change for effect in _effects(study, judged, metric)}
@@ -585,30 +585,30 @@ def _best_trades(arms: Sequence[ArmResult], metric: Metric, cost: str, sign: int
     return tuple(name for (name, _, _), is_on in zip(known, on_front, strict=True) if is_on)
 
 
-def _effects(study: Study, judged: dict[str, list[Trial]], metric: Metric) -> tuple[Effect, ...]:
+def _effects(study: Study, judged: dict[str, list[Record]], metric: Metric) -> tuple[Effect, ...]:
     """The effects of a two-level factorial: -1 is the baseline's option, +1 the other."""
     base = next(arm for arm in study.arms if arm.name == study.baseline).axes
-    runs = [(arm, trial) for arm in study.arms for trial in _finished(judged[arm.name])]
+    runs = [(arm, record) for arm in study.arms for record in _finished(judged[arm.name])]
     if not runs:
         return ()
     levels = [{axis: -1 if arm.axes[axis] == option else 1 for axis, option in base.items()} for arm, _ in runs]
     return tuple(factorial_effects(levels, [t.seed for _, t in runs], [t.summary[metric] for _, t in runs]))
 
 
-def _divergence(member: Member, trial: Trial) -> Divergence:
-    tokens = max((row["tokens"] for row in trial.metrics), default=0.0)
+def _divergence(member: Member, record: Record) -> Divergence:
+    tokens = max((row["tokens"] for row in record.metrics), default=0.0)
     is_tuning = member.tunes is not None
-    return Divergence(trial.arm, trial.seed, trial.status, tokens, trial.message, member.learning_rate, is_tuning)
+    return Divergence(record.arm, record.seed, record.status, tokens, record.message, member.learning_rate, is_tuning)
 
 
-def _measured(trials: Sequence[Trial]) -> list[Trial]:
+def _measured(records: Sequence[Record]) -> list[Record]:
     """Those evaluated at several context lengths."""
-    return [trial for trial in _finished(trials) if trial.lengths]
+    return [record for record in _finished(records) if record.lengths]
 
 
-def _lengths(arm: str, trials: Sequence[Trial]) -> Lengths | None:
-    """Over the lengths that all of the trials were evaluated at, if any; the first is the trained one."""
-    by_length = [{entry["length"]: entry for entry in trial.lengths} for trial in trials]
+def _lengths(arm: str, records: Sequence[Record]) -> Lengths | None:
+    """Over the lengths that all of the records were evaluated at, if any; the first is the trained one."""
+    by_length = [{entry["length"]: entry for entry in record.lengths} for record in records]
     lengths = [n for n in (by_length[0] if by_length else ()) if all(n in entries for entries in by_length)]
     if not lengths:
         return None
@@ -640,8 +640,8 @@ def _means(lists: Sequence[Sequence[float]]) -> list[float]:
     return [fmean(values) for values in zip(*lists, strict=True)]
 
 
-def _provenance(trials: Sequence[Trial], seeds: Collection[int], baseline: Sequence[Trial]) -> Provenance:
-    facts = [surroundings(trial) for trial in _begun(trials)]
+def _provenance(records: Sequence[Record], seeds: Collection[int], baseline: Sequence[Record]) -> Provenance:
+    facts = [surroundings(record) for record in _begun(records)]
     names = facts[0] if facts else {}
     first = next(iter(_begun(baseline)), None)
     return Provenance(

@@ -15,7 +15,7 @@ from llama_lab.formatting import enumerate_some, number, three_digits
 from llama_lab.model import Cost
 from llama_lab.model.cost import cost_metrics
 from llama_lab.runs.folder import RESOLVED, belongs
-from llama_lab.runs.record import NOT_BEGUN, Trial
+from llama_lab.runs.record import NOT_BEGUN, Record
 from llama_lab.study.naming import MOST_KEYS, by_value, named, run_name
 from llama_lab.study.settings import RATE, SEEDS
 from llama_lab.study.study import Study
@@ -34,25 +34,25 @@ SIZES = {
 ENDS = ("tokens", "train/loss", "val/loss", "val/bits_per_byte")  # which a summary has from the last rows of a curve
 
 
-def misrecorded(study: Study, trials: Sequence[Trial], trust: Trust) -> Iterator[str]:
+def misrecorded(study: Study, records: Sequence[Record], trust: Trust) -> Iterator[str]:
     """A sentence for everything on record that cannot be so.
 
-    trials: one for each of the study's members, in their order. trust: what their configs may name to be rebuilt.
+    records: one for each of the study's members, in their order. trust: what their configs may name to be rebuilt.
     """
-    begun = [trial for trial in trials if trial.status != NOT_BEGUN]
-    yield from _mislabelled(study, trials)
+    begun = [record for record in records if record.status != NOT_BEGUN]
+    yield from _mislabelled(study, records)
     yield from _copies(begun)
     yield from _unlike_their_curves(begun)
     yield from _of_another_size(begun, trust)
     yield from _unequal_speeds(study, begun)
 
 
-def recomputed(trial: Trial, trust: Trust) -> Cost | str:
+def recomputed(record: Record, trust: Trust) -> Cost | str:
     """What the model of a run's settings costs; why that cannot be known, where it cannot."""
-    model = stored_config(trial.path / RESOLVED).get("model")
+    model = stored_config(record.path / RESOLVED).get("model")
     if not isinstance(model, DictConfig):
         return f"{RESOLVED} holds no model"
-    if "vocab_size" not in trial.facts:
+    if "vocab_size" not in record.facts:
         return "environment.json has no vocab_size"
     try:
         trust.check(model, RESOLVED, lambda package: f"--trust {package} to llama-lab-compare")
@@ -60,7 +60,7 @@ def recomputed(trial: Trial, trust: Trust) -> Cost | str:
         return str(error)
     model = model.copy()
     model.seed = 0  # of initial values, of which a model without memory has none
-    return _cost(OmegaConf.to_yaml(model), trial.facts["vocab_size"])
+    return _cost(OmegaConf.to_yaml(model), record.facts["vocab_size"])
 
 
 @lru_cache(maxsize=256)
@@ -73,57 +73,59 @@ def _cost(model: str, vocab_size: int) -> Cost | str:
         return first_line(error)
 
 
-def _of_another_size(trials: Sequence[Trial], trust: Trust) -> Iterator[str]:
+def _of_another_size(records: Sequence[Record], trust: Trust) -> Iterator[str]:
     """Runs whose record states another size than their model has."""
-    models = by_value(trials, [_model(trial) for trial in trials])
+    models = by_value(records, [_model(record) for record in records])
     costs = {run.path: cost for runs in models.values() for cost in [recomputed(runs[0], trust)] for run in runs}
-    unknown = [trial for trial in trials if isinstance(costs[trial.path], str)]
-    for why, runs in by_value(unknown, [str(costs[trial.path]) for trial in unknown]).items():
-        yield f"The sizes on record of {named(runs, trials)} cannot be checked: {why}."
-    wrong = {trial.path: _misstated(trial, cost) for trial in trials if isinstance(cost := costs[trial.path], Cost)}
-    misstating = [trial for trial in trials if wrong.get(trial.path)]
-    for what, runs in by_value(misstating, [wrong[trial.path] for trial in misstating]).items():
-        yield f"The record of {named(runs, trials)} states another size than the model has: {what}."
+    unknown = [record for record in records if isinstance(costs[record.path], str)]
+    for why, runs in by_value(unknown, [str(costs[record.path]) for record in unknown]).items():
+        yield f"The sizes on record of {named(runs, records)} cannot be checked: {why}."
+    wrong = {
+        record.path: _misstated(record, cost) for record in records if isinstance(cost := costs[record.path], Cost)
+    }
+    misstating = [record for record in records if wrong.get(record.path)]
+    for what, runs in by_value(misstating, [wrong[record.path] for record in misstating]).items():
+        yield f"The record of {named(runs, records)} states another size than the model has: {what}."
 
 
-def _model(trial: Trial) -> str:
+def _model(record: Record) -> str:
     """All settings that a model's costs follow from, so that each model is built once."""
-    settings = [pair for pair in sorted(trial.config.items()) if belongs(pair[0], ("model",)) and pair[0] not in SEEDS]
-    return str((settings, trial.facts.get("vocab_size")))
+    settings = [pair for pair in sorted(record.config.items()) if belongs(pair[0], ("model",)) and pair[0] not in SEEDS]
+    return str((settings, record.facts.get("vocab_size")))
 
 
-def _misstated(trial: Trial, cost: Cost) -> str:
+def _misstated(record: Record, cost: Cost) -> str:
     """`1,104,154 parameters instead of 1,840,256`, and so on; empty if all is right."""
     real = cost_metrics(cost)
     found = {}
-    for stated in (trial.facts, trial.summary):
+    for stated in (record.facts, record.summary):
         for key, noun in SIZES.items():
             if key in stated and not isclose(stated[key], real[key], rel_tol=1e-6):
                 found[key] = f"{number(stated[key])} {noun} instead of {number(real[key])}"
     return enumerate_some(list(found.values()), MOST_KEYS)
 
 
-def _mislabelled(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
+def _mislabelled(study: Study, records: Sequence[Record]) -> Iterator[str]:
     """Runs that were trained with another seed, or at another rate, than the study lists them with."""
     members = [member for arm in study.arms for member in arm.members]
-    for member, trial in zip(members, trials, strict=True):
-        if trial.status == NOT_BEGUN:
+    for member, record in zip(members, records, strict=True):
+        if record.status == NOT_BEGUN:
             continue
-        pairs: list[tuple[str, Any, Any]] = [("seed", member.seed, trial.seed)]
-        pairs.append(("seed", member.seed, trial.config.get("seed", trial.seed)))
+        pairs: list[tuple[str, Any, Any]] = [("seed", member.seed, record.seed)]
+        pairs.append(("seed", member.seed, record.config.get("seed", record.seed)))
         if member.learning_rate is not None:
-            pairs.append((RATE, member.learning_rate, trial.config.get(RATE)))
+            pairs.append((RATE, member.learning_rate, record.config.get(RATE)))
         for key, listed, real in dict.fromkeys(pair for pair in pairs if pair[1] != pair[2]):
-            yield f"{run_name(trial)} is listed with {key}={listed}, and was trained with {key}={real}."
+            yield f"{run_name(record)} is listed with {key}={listed}, and was trained with {key}={real}."
 
 
-def _copies(trials: Sequence[Trial]) -> Iterator[str]:
+def _copies(records: Sequence[Record]) -> Iterator[str]:
     """Runs that lost the same at every evaluation, to the last digit: as no two of different seeds or arms do."""
-    finished = [trial for trial in trials if trial.done and "val/loss" in trial.summary]
-    losses = {trial.path: _losses(trial) for trial in finished}
-    by_arm: dict[str, dict[tuple[Any, Any], Trial]] = {}
-    for trial in finished:
-        by_arm.setdefault(trial.arm, {})[trial.seed, trial.config.get(RATE)] = trial
+    finished = [record for record in records if record.done and "val/loss" in record.summary]
+    losses = {record.path: _losses(record) for record in finished}
+    by_arm: dict[str, dict[tuple[Any, Any], Record]] = {}
+    for record in finished:
+        by_arm.setdefault(record.arm, {})[record.seed, record.config.get(RATE)] = record
     original: dict[str, str] = {}  # of each arm: itself, or the first one that it equals
     for arm, own in by_arm.items():
         equal = (other for other in original.values() if _are_equal(own, by_arm[other], losses))
@@ -134,51 +136,51 @@ def _copies(trials: Sequence[Trial]) -> Iterator[str]:
                 f"{enumerate_some([arm, *alike], MOST_KEYS)} have the same losses at every seed: one is a copy of "
                 f"another, or their settings do the same."
             )
-    apart = [trial for trial in finished if original[trial.arm] == trial.arm]
-    for runs in by_value(apart, [losses[trial.path] for trial in apart]).values():
+    apart = [record for record in finished if original[record.arm] == record.arm]
+    for runs in by_value(apart, [losses[record.path] for record in apart]).values():
         if len(runs) > 1:
             yield f"{named(runs, ())} have the same losses, to the last digit: one is a copy of another."
 
 
-def _losses(trial: Trial) -> str:
+def _losses(record: Record) -> str:
     """All validation losses of a run, and the one that it is judged by."""
-    curve = [(row["tokens"], row["val/loss"]) for row in trial.metrics if "val/loss" in row]
-    return str((trial.summary["val/loss"], curve))
+    curve = [(row["tokens"], row["val/loss"]) for row in record.metrics if "val/loss" in row]
+    return str((record.summary["val/loss"], curve))
 
 
 def _are_equal(
-    ours: Mapping[tuple[Any, Any], Trial], theirs: Mapping[tuple[Any, Any], Trial], losses: Mapping[Any, str]
+    ours: Mapping[tuple[Any, Any], Record], theirs: Mapping[tuple[Any, Any], Record], losses: Mapping[Any, str]
 ) -> bool:
     """Whether two arms have the same losses at every seed that both have, and have one."""
     common = ours.keys() & theirs.keys()
     return bool(common) and all(losses[ours[key].path] == losses[theirs[key].path] for key in common)
 
 
-def _unlike_their_curves(trials: Sequence[Trial]) -> Iterator[str]:
+def _unlike_their_curves(records: Sequence[Record]) -> Iterator[str]:
     """Runs whose summary.json does not end as their metrics.csv does."""
-    finished = [trial for trial in trials if trial.done]
+    finished = [record for record in records if record.done]
     for key in ENDS:
-        pairs = [(trial.summary.get(key), _last(trial, key)) for trial in finished]
+        pairs = [(record.summary.get(key), _last(record, key)) for record in finished]
         texts = ["" if ends[0] == ends[1] else f"{_shown(ends[0])} for {_shown(ends[1])}" for ends in pairs]
         for text, runs in by_value(finished, texts).items():
             if text:
                 yield f"summary.json and metrics.csv disagree on the last {key} of {named(runs, finished)}: {text}."
 
 
-def _last(trial: Trial, key: str) -> float | None:
-    return next((row[key] for row in reversed(trial.metrics) if key in row), None)
+def _last(record: Record, key: str) -> float | None:
+    return next((row[key] for row in reversed(record.metrics) if key in row), None)
 
 
 def _shown(value: float | None) -> str:
     return "none" if value is None else f"{value:.10g}"
 
 
-def _unequal_speeds(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
+def _unequal_speeds(study: Study, records: Sequence[Record]) -> Iterator[str]:
     """Arms whose runs were not equally fast, though they do the same."""
     key = "perf/tokens_per_second"
     for arm in study.arms:
-        runs = [trial for trial in trials if trial.arm == arm.name and trial.done and trial.summary.get(key)]
-        runs.sort(key=lambda trial: trial.summary[key])
+        runs = [record for record in records if record.arm == arm.name and record.done and record.summary.get(key)]
+        runs.sort(key=lambda record: record.summary[key])
         if runs and runs[-1].summary[key] > MOST_UNEQUAL * runs[0].summary[key]:
             slow, fast = (f"{three_digits(run.summary[key])} in {run_name(run)}" for run in (runs[0], runs[-1]))
             ratio = number(runs[-1].summary[key] / runs[0].summary[key], 1)

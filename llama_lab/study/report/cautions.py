@@ -52,7 +52,7 @@ def _noisy(noise: Mapping[str, float]) -> Iterator[str]:
 
 def _unigram(arms: Sequence[ArmResult]) -> Iterator[str]:
     for arm in arms:
-        entropies = [t.facts["unigram_entropy"] for t in arm.trials if t.done and "unigram_entropy" in t.facts]
+        entropies = [t.facts["unigram_entropy"] for t in arm.records if t.done and "unigram_entropy" in t.facts]
         if arm.loss and entropies and arm.loss.mean > UNIGRAM * min(entropies):
             yield (
                 f"{arm.name} ends at {number(arm.loss.mean, 3)} nats per token, where token frequencies alone give "
@@ -63,7 +63,7 @@ def _unigram(arms: Sequence[ArmResult]) -> Iterator[str]:
 def _tokens_of_text(arms: Sequence[ArmResult], metric: Metric) -> Iterator[str]:
     """How much text a token is, where arms have different tokenizers."""
     lengths = {
-        arm.name: next((t.facts["bytes_per_token"] for t in arm.trials if "bytes_per_token" in t.facts), math.nan)
+        arm.name: next((t.facts["bytes_per_token"] for t in arm.records if "bytes_per_token" in t.facts), math.nan)
         for arm in arms
     }
     known = {name: length for name, length in lengths.items() if not math.isnan(length)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llama_lab.config.trust import Trust
 from llama_lab.errors import ConfigError, suggestion
-from llama_lab.runs.record import Trial, is_run, read_trial
+from llama_lab.runs.record import Record, is_run, read_record
 from llama_lab.study.study import FILE, Arm, Member, Study
 
 from .result import Result
@@ -80,13 +80,13 @@ def absolute(study: Study, folder: Path) -> Study:
 
 def put_together(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
     """One arm per combination of the values of `group_by`, or per run name and arm; the first one is the baseline."""
-    trials = [read_trial(folder) for path in paths for folder in run_folders(path)]
-    groups: dict[str, list[Trial]] = {}
+    records = [read_record(folder) for path in paths for folder in run_folders(path)]
+    groups: dict[str, list[Record]] = {}
     axes: dict[str, dict[str, str]] = {}
-    for trial in trials:
-        levels = {key: value_of(trial, key) for key in group_by} or {"arm": f"{trial.facts['name']}/{trial.arm}"}
+    for record in records:
+        levels = {key: value_of(record, key) for key in group_by} or {"arm": f"{record.facts['name']}/{record.arm}"}
         name = ", ".join(f"{key}={value}" for key, value in levels.items()) if group_by else levels["arm"]
-        groups.setdefault(name, []).append(trial)
+        groups.setdefault(name, []).append(record)
         axes[name] = levels
     arms = tuple(Arm(name, axes[name], arm_members(name, members)) for name, members in groups.items())
     return Study("comparison", "comparison", arms[0].name, arms)
@@ -106,29 +106,29 @@ def run_folders(path: Path) -> list[Path]:
     return found
 
 
-def value_of(trial: Trial, key: str) -> str:
+def value_of(record: Record, key: str) -> str:
     """A run's choice in a config group, or a setting of its config. Raises ConfigError for a key it does not have."""
-    known = {**trial.config, **trial.facts["choices"]}
+    known = {**record.config, **record.facts["choices"]}
     if key not in known:
-        raise ConfigError(f"--group-by {key}: {trial.path} has no such setting{suggestion(key, known)}")
+        raise ConfigError(f"--group-by {key}: {record.path} has no such setting{suggestion(key, known)}")
     return str(known[key])
 
 
-def arm_members(name: str, trials: Sequence[Trial]) -> tuple[Member, ...]:
+def arm_members(name: str, records: Sequence[Record]) -> tuple[Member, ...]:
     """The runs of one arm, over seeds and, if they differ in it, learning rates. Raises ConfigError for two alike."""
-    is_swept = len({trial.config.get(SWEPT) for trial in trials}) > 1
-    first: dict[tuple[int, float | None], Trial] = {}
-    for trial in trials:
-        other = first.setdefault((trial.seed, trial.config.get(SWEPT)), trial)
-        if other.path.absolute() != trial.path.absolute():
-            differ = [key for key in trial.config if trial.config[key] != other.config.get(key) and key != "name"]
+    is_swept = len({record.config.get(SWEPT) for record in records}) > 1
+    first: dict[tuple[int, float | None], Record] = {}
+    for record in records:
+        other = first.setdefault((record.seed, record.config.get(SWEPT)), record)
+        if other.path.absolute() != record.path.absolute():
+            differ = [key for key in record.config if record.config[key] != other.config.get(key) and key != "name"]
             raise ConfigError(
-                f"{trial.path}: has seed {trial.seed} of {name}, as {other.path} has; tell them apart by --group-by "
+                f"{record.path}: has seed {record.seed} of {name}, as {other.path} has; tell them apart by --group-by "
                 f"{','.join(differ[:3]) or 'another key'}"
             )
     return tuple(
-        Member(str(trial.path.absolute()), trial.seed, trial.config.get(SWEPT) if is_swept else None)
-        for trial in first.values()
+        Member(str(record.path.absolute()), record.seed, record.config.get(SWEPT) if is_swept else None)
+        for record in first.values()
     )
 
 

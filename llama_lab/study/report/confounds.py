@@ -8,7 +8,7 @@ from typing import Any
 
 from llama_lab.config.trust import Trust
 from llama_lab.formatting import TIMES, count, enumerate_some, learning_rate, number, percent
-from llama_lab.runs.record import NOT_BEGUN, Trial
+from llama_lab.runs.record import NOT_BEGUN, Record
 from llama_lab.study.naming import MOST_NAMES, by_value, disagreement, named, sentence, values_in
 from llama_lab.study.settings import RATE, SEEDS, unequal_settings
 from llama_lab.study.speed import StudySpeed
@@ -30,25 +30,25 @@ MEASURED_WITH = {"device": "device", "precision": "precision", "CPU threads": "t
 def confounds(
     study: Study,
     arms: Sequence[ArmResult],
-    trials: Sequence[Trial],
+    records: Sequence[Record],
     rates: Sequence[LearningRates],
     speed: StudySpeed | None,
     trust: Trust,
 ) -> tuple[str, ...]:
     """A sentence for everything that was not controlled.
 
-    trials: all of the study, each with the name that the study gives its arm. rates: of the arms that sweep them.
+    records: all of the study, each with the name that the study gives its arm. rates: of the arms that sweep them.
     speed: of the arms side by side. trust: what the configs of runs may name to be rebuilt.
     """
-    begun = [trial for trial in trials if trial.status != NOT_BEGUN]
+    begun = [record for record in records if record.status != NOT_BEGUN]
     return (
-        *_unfinished(study, trials),
+        *_unfinished(study, records),
         *_missing_seeds(arms),
         *_single_seeds(arms),
         *unequal_surroundings(begun),
         *_unequal_tokens(begun),
         *unequal_settings(study, begun, is_swept=bool(rates)),
-        *misrecorded(study, trials, trust),
+        *misrecorded(study, records, trust),
         *_same_seeds(arms),
         *_unmatched(study, arms),
         *_unequal_search(study, begun, is_swept=bool(rates)),
@@ -62,17 +62,17 @@ def confounds(
     )
 
 
-def _unfinished(study: Study, trials: Sequence[Trial]) -> Iterator[str]:
+def _unfinished(study: Study, records: Sequence[Record]) -> Iterator[str]:
     """All but tuning runs that diverged: these have told what they were to tell of their learning rate."""
     members = (member for arm in study.arms for member in arm.members)
-    told = [t for m, t in zip(members, trials, strict=True) if m.tunes is None or t.status != "diverged"]
-    for status in sorted({trial.status for trial in told} - {"done"}):
-        runs = [trial for trial in told if trial.status == status]
+    told = [t for m, t in zip(members, records, strict=True) if m.tunes is None or t.status != "diverged"]
+    for status in sorted({record.status for record in told} - {"done"}):
+        runs = [record for record in told if record.status == status]
         yield f"{count(len(runs), 'run')} did not finish ({status}): {named(runs, ())}."
 
 
 def _missing_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
-    finished = {arm.name: {trial.seed for trial in arm.trials if trial.done} for arm in arms}
+    finished = {arm.name: {record.seed for record in arm.records if record.done} for arm in arms}
     every = set().union(*finished.values())
     for name, seeds in finished.items():
         if not seeds:
@@ -87,11 +87,11 @@ def _single_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
         yield f"Only one seed: {enumerate_some(single, MOST_NAMES)}. How much seeds differ is not known."
 
 
-def _unequal_tokens(trials: Sequence[Trial]) -> Iterator[str]:
+def _unequal_tokens(records: Sequence[Record]) -> Iterator[str]:
     """The budgets, and, where these are equal, what finished runs were really trained on."""
-    finished = [trial for trial in trials if trial.done]
-    budgets = disagreement(trials, [f"{trial.config['train.tokens']:,.0f}" for trial in trials])
-    trained = disagreement(finished, [f"{trial.summary['tokens']:,.0f}" for trial in finished])
+    finished = [record for record in records if record.done]
+    budgets = disagreement(records, [f"{record.config['train.tokens']:,.0f}" for record in records])
+    trained = disagreement(finished, [f"{record.summary['tokens']:,.0f}" for record in finished])
     if values := budgets or trained:
         yield sentence(f"Training tokens differ: {values}", "more training alone lowers the loss")
 
@@ -99,10 +99,10 @@ def _unequal_tokens(trials: Sequence[Trial]) -> Iterator[str]:
 def _same_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
     """Seeds of an arm that are seeds by their name alone."""
     for arm in arms:
-        by_seeds: dict[tuple[Any, ...], list[Trial]] = {}
-        for trial in arm.trials:
-            if trial.status != NOT_BEGUN:
-                by_seeds.setdefault(tuple(trial.config.get(key) for key in SEEDS), []).append(trial)
+        by_seeds: dict[tuple[Any, ...], list[Record]] = {}
+        for record in arm.records:
+            if record.status != NOT_BEGUN:
+                by_seeds.setdefault(tuple(record.config.get(key) for key in SEEDS), []).append(record)
         for (data, model), runs in by_seeds.items():
             if len({run.seed for run in runs}) > 1:
                 same = f"data.seed={data} and model.seed={model}"
@@ -127,14 +127,14 @@ def _unmatched(study: Study, arms: Sequence[ArmResult]) -> Iterator[str]:
                 yield f"{arm.name} has {size} than {study.baseline}."
 
 
-def _unequal_search(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
+def _unequal_search(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
     """Arms that had different learning rates to be best at."""
     tuned = any(arm.tuning for arm in study.arms)  # more rates find no lower loss on a seed that has not chosen them
     if not is_swept or tuned or RATE in {axis for arm in study.arms for axis in arm.axes}:
         return
-    found = {arm.name: {t.config[RATE] for t in trials if t.arm == arm.name} for arm in study.arms}
-    grids = [", ".join(map(learning_rate, sorted(found[trial.arm]))) for trial in trials]
-    if values := disagreement(trials, grids):
+    found = {arm.name: {t.config[RATE] for t in records if t.arm == arm.name} for arm in study.arms}
+    grids = [", ".join(map(learning_rate, sorted(found[record.arm]))) for record in records]
+    if values := disagreement(records, grids):
         yield f"Learning rates searched differ: {values}; the best of more rates is lower by chance alone."
 
 
@@ -154,11 +154,11 @@ def _rates_on_edge(rates: Sequence[LearningRates]) -> Iterator[str]:
 def _mistuned(rates: Sequence[LearningRates], arms: Sequence[ArmResult]) -> Iterator[str]:
     """Runs that are judged at another rate than their tuning runs choose."""
     chosen = {(of_arm.arm, seed): rate for of_arm in rates for seed, rate in of_arm.chosen.items()}
-    for trial in (trial for arm in arms for trial in arm.trials if trial.status != NOT_BEGUN):
-        own, best = trial.config.get(RATE), chosen.get((trial.arm, trial.seed))
+    for record in (record for arm in arms for record in arm.records if record.status != NOT_BEGUN):
+        own, best = record.config.get(RATE), chosen.get((record.arm, record.seed))
         if best is not None and own != best:
             yield (
-                f"{named([trial], ())} is judged at the learning rate {learning_rate(own)}, where its tuning runs "
+                f"{named([record], ())} is judged at the learning rate {learning_rate(own)}, where its tuning runs "
                 f"choose {learning_rate(best)}."
             )
 
@@ -172,21 +172,21 @@ def _chosen_on_judged(rates: Sequence[LearningRates]) -> Iterator[str]:
         )
 
 
-def one_rate(study: Study, trials: Sequence[Trial], is_swept: bool) -> Iterator[str]:
+def one_rate(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
     """A note on arms that had no learning rate of their own, as most have not."""
-    rates = {trial.config.get(RATE) for trial in trials if trial.status != NOT_BEGUN}
+    rates = {record.config.get(RATE) for record in records if record.status != NOT_BEGUN}
     if not is_swept and len(rates) == 1 and len(study.arms) > 1:
         rate = learning_rate(*rates)
         yield f"One learning rate for all arms, {rate}: an arm with another optimum is at a disadvantage."
 
 
-def _doubtful_speeds(speed: StudySpeed, arms: Sequence[ArmResult], trials: Sequence[Trial]) -> Iterator[str]:
+def _doubtful_speeds(speed: StudySpeed, arms: Sequence[ArmResult], records: Sequence[Record]) -> Iterator[str]:
     """What is wrong with speeds that were measured side by side."""
     here = (speed.device, speed.devices, speed.precision, speed.threads)
-    runs = [(t, tuple(t.facts.get(key) for key in ("device", "devices", "precision", "cpu_threads"))) for t in trials]
-    elsewhere = [(trial, hardware) for trial, hardware in runs if hardware != here]
+    runs = [(t, tuple(t.facts.get(key) for key in ("device", "devices", "precision", "cpu_threads"))) for t in records]
+    elsewhere = [(record, hardware) for record, hardware in runs if hardware != here]
     if elsewhere:
-        places = values_in(by_value([t for t, _ in elsewhere], [_hardware(*h) for _, h in elsewhere]), trials)
+        places = values_in(by_value([t for t, _ in elsewhere], [_hardware(*h) for _, h in elsewhere]), records)
         yield f"Speeds were measured on {_hardware(*here)}, but runs trained on other hardware: {places}."
     unquiet = [name for name, arm in speed.arms.items() if any(map(_is_spread, (arm.train, arm.decode)))]
     if unquiet:
@@ -209,19 +209,19 @@ def _hardware(device: object, devices: object, precision: object, threads: objec
 
 def _unequal_measuring(arms: Sequence[ArmResult]) -> Iterator[str]:
     """What the speeds of inference were measured on, with, and at."""
-    trials = _with_part(arms, "speed")
-    facts = {name: [str(t.evaluation.get(key, "unknown")) for t in trials] for name, key in MEASURED_WITH.items()}
-    facts["largest context"] = [f"{max(one['context'] for one in t.evaluation['speed']):,}" for t in trials]
+    records = _with_part(arms, "speed")
+    facts = {name: [str(t.evaluation.get(key, "unknown")) for t in records] for name, key in MEASURED_WITH.items()}
+    facts["largest context"] = [f"{max(one['context'] for one in t.evaluation['speed']):,}" for t in records]
     for fact, found in facts.items():
-        if values := disagreement(trials, found):
+        if values := disagreement(records, found):
             yield f"Measurements of inference differ in {fact}: {values}; their speeds cannot be compared."
 
 
 def _unquiet(arms: Sequence[ArmResult]) -> Iterator[str]:
     """Speeds that something else on the machine took part in."""
-    trials = _with_part(arms, "speed")
-    if found := [trial for trial in trials if any(map(_is_unquiet, trial.evaluation["speed"]))]:
-        names = enumerate_some(list(dict.fromkeys(trial.arm for trial in found)), MOST_NAMES)
+    records = _with_part(arms, "speed")
+    if found := [record for record in records if any(map(_is_unquiet, record.evaluation["speed"]))]:
+        names = enumerate_some(list(dict.fromkeys(record.arm for record in found)), MOST_NAMES)
         spread = f"more than {MOST_UNQUIET}{TIMES} the fastest"
         yield f"The machine was not quiet while inference was measured: a round took {spread} in {names}."
 
@@ -233,9 +233,9 @@ def _is_unquiet(entry: dict[str, Any]) -> bool:
 def _unlike_the_formula(arms: Sequence[ArmResult]) -> Iterator[str]:
     """Arms whose KV cache is not of the size that the cost model gives it, with one example each."""
     found = {
-        trial.arm: (entry["measured_bytes"], entry["formula_bytes"], entry["context"])
-        for trial in _with_part(arms, "cache")
-        for entry in trial.evaluation["cache"]
+        record.arm: (entry["measured_bytes"], entry["formula_bytes"], entry["context"])
+        for record in _with_part(arms, "cache")
+        for entry in record.evaluation["cache"]
         if entry["measured_bytes"] != entry["formula_bytes"]
     }
     for arm, (measured, formula, context) in found.items():
@@ -243,6 +243,6 @@ def _unlike_the_formula(arms: Sequence[ArmResult]) -> Iterator[str]:
         yield f"The KV cache of {arm} is not what its formula says: at {context:,} tokens {sizes}."
 
 
-def _with_part(arms: Sequence[ArmResult], part: str) -> list[Trial]:
+def _with_part(arms: Sequence[ArmResult], part: str) -> list[Record]:
     """The runs that arms are judged by and that have been evaluated in this."""
-    return [trial for arm in arms for trial in arm.trials if trial.evaluation.get(part)]
+    return [record for arm in arms for record in arm.records if record.evaluation.get(part)]

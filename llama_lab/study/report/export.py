@@ -9,7 +9,7 @@ from typing import Any
 
 from llama_lab.errors import ConfigError
 from llama_lab.files import disk_errors_told
-from llama_lab.runs.record import NOT_BEGUN, Trial
+from llama_lab.runs.record import NOT_BEGUN, Record
 from llama_lab.study.settings import RATE
 from llama_lab.study.study import SUMMARY
 
@@ -89,23 +89,23 @@ def write_runs(result: Result, path: Path) -> None:
     axes = list(dict.fromkeys(axis for arm in result.study.arms for axis in arm.axes))
     levels = {arm.name: arm.axes for arm in result.study.arms}
     members = [member for arm in result.study.arms for member in arm.members]
-    judged = {(arm.name, trial.path) for arm in result.arms for trial in arm.trials}
+    judged = {(arm.name, record.path) for arm in result.arms for record in arm.records}
     rows = [
         {
-            "arm": trial.arm,
-            **{f"axis:{axis}": levels[trial.arm].get(axis) for axis in axes},
-            "seed": trial.seed,
-            "learning_rate": trial.config.get(RATE, member.learning_rate),
-            "status": trial.status,
-            "judged": (trial.arm, trial.path) in judged,
+            "arm": record.arm,
+            **{f"axis:{axis}": levels[record.arm].get(axis) for axis in axes},
+            "seed": record.seed,
+            "learning_rate": record.config.get(RATE, member.learning_rate),
+            "status": record.status,
+            "judged": (record.arm, record.path) in judged,
             "tunes_seed": member.tunes,
-            **{name: trial.summary.get(name) for name in ("tokens", "step", "seconds", *LOSSES)},
-            **{name: trial.facts.get(name) for name in FIXED_COSTS},
-            **{name: trial.summary.get(name) for name in MEASURED_COSTS},
-            **{name: trial.facts.get(name) for name in HASHES},
-            **_surroundings(trial),
+            **{name: record.summary.get(name) for name in ("tokens", "step", "seconds", *LOSSES)},
+            **{name: record.facts.get(name) for name in FIXED_COSTS},
+            **{name: record.summary.get(name) for name in MEASURED_COSTS},
+            **{name: record.facts.get(name) for name in HASHES},
+            **_surroundings(record),
         }
-        for trial, member in zip(result.trials, members, strict=True)
+        for record, member in zip(result.records, members, strict=True)
     ]
     _write_records(path, rows)
 
@@ -113,21 +113,21 @@ def write_runs(result: Result, path: Path) -> None:
 def write_curves(result: Result, path: Path) -> None:
     """Write a row per run, step and metric that was logged there."""
     rows = (
-        {"arm": trial.arm, "seed": trial.seed, "learning_rate": trial.config.get(RATE)}
+        {"arm": record.arm, "seed": record.seed, "learning_rate": record.config.get(RATE)}
         | {"step": int(row["step"]), "tokens": int(row["tokens"]), "metric": metric, "value": row[metric]}
-        for trial in result.trials
-        for row in trial.metrics
+        for record in result.records
+        for row in record.metrics
         for metric in CURVES
         if metric in row
     )
     _write_records(path, rows)
 
 
-def _surroundings(trial: Trial) -> dict[str, str]:
+def _surroundings(record: Record) -> dict[str, str]:
     """What a run ran on and with, by the names of the report; without the hashes, which runs.csv has in full."""
-    if trial.status == NOT_BEGUN:
+    if record.status == NOT_BEGUN:
         return {}
-    return {name: value for name, value in surroundings(trial).items() if name not in ("data", "tokenizer")}
+    return {name: value for name, value in surroundings(record).items() if name not in ("data", "tokenizer")}
 
 
 def _write_records(path: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any
 
-from llama_lab.runs.record import Trial
+from llama_lab.runs.record import Record
 
 from .result import CacheSize, Inference, Speed, Spread
 
@@ -14,10 +14,10 @@ TIMED = ("prefill", "decode", "uncached")
 Entries = list[dict[str, Any]]  # one of each run, of the same measurement
 
 
-def inference(arm: str, trials: Sequence[Trial]) -> Inference | None:
-    """What was measured in all of the trials in which anything was; None if there is nothing."""
-    speeds = tuple(map(_speed, _shared(trials, "speed", "batch_size", "context")))
-    caches = _shared(trials, "cache", "batch_size", "dtype", "context")
+def inference(arm: str, records: Sequence[Record]) -> Inference | None:
+    """What was measured in all of the records in which anything was; None if there is nothing."""
+    speeds = tuple(map(_speed, _shared(records, "speed", "batch_size", "context")))
+    caches = _shared(records, "cache", "batch_size", "dtype", "context")
     # A batch's cache is that of one sequence, once for each: the smallest batch is nearest to a sequence alone.
     smallest = min((entries[0]["batch_size"] for entries in caches), default=0)
     sizes = tuple(_cache_size(entries) for entries in caches if entries[0]["batch_size"] == smallest)
@@ -29,12 +29,12 @@ def rounds(entry: dict[str, Any], part: str) -> list[float]:
     return entry.get(part) or []
 
 
-def _shared(trials: Sequence[Trial], part: str, *keys: str) -> list[Entries]:
-    """The entries of every trial that has the part, for each combination of the keys' values that they all have."""
-    measured = [trial.evaluation[part] for trial in trials if trial.evaluation.get(part)]
-    by_trial = [{tuple(entry[key] for key in keys): entry for entry in entries} for entries in measured]
-    combinations = by_trial[0] if by_trial else ()
-    return [[entries[one] for entries in by_trial] for one in combinations if all(one in e for e in by_trial)]
+def _shared(records: Sequence[Record], part: str, *keys: str) -> list[Entries]:
+    """The entries of every record that has the part, for each combination of the keys' values that they all have."""
+    measured = [record.evaluation[part] for record in records if record.evaluation.get(part)]
+    by_run = [{tuple(entry[key] for key in keys): entry for entry in entries} for entries in measured]
+    combinations = by_run[0] if by_run else ()
+    return [[entries[one] for entries in by_run] for one in combinations if all(one in e for e in by_run)]
 
 
 def _speed(entries: Entries) -> Speed:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from llama_lab.formatting import UNITS, count, learning_rate, number, percent, three_digits
-from llama_lab.runs.record import NOT_BEGUN, Trial
+from llama_lab.runs.record import NOT_BEGUN, Record
 from llama_lab.study.naming import disagreement
 from llama_lab.study.settings import RATE, SEEDS
 from llama_lab.units import duration
@@ -76,7 +76,7 @@ class Paragraph:
 
 def methods(result: Result) -> list[Paragraph]:
     """The paragraphs that have something to say."""
-    runs = [trial for trial in result.trials if trial.status != NOT_BEGUN]
+    runs = [record for record in result.records if record.status != NOT_BEGUN]
     found = [Paragraph("Design", (*_arms(result), *_seeds(result)))]
     if runs:
         found += [
@@ -137,25 +137,25 @@ def _arms(result: Result) -> list[Sentence]:
 
 
 def _seeds(result: Result) -> list[Sentence]:
-    judged = [trial for arm in result.arms for trial in arm.trials]
-    by_arm = {arm.name: ", ".join(map(str, sorted({trial.seed for trial in arm.trials}))) for arm in result.arms}
-    seeds = [by_arm[trial.arm] for trial in judged]
+    judged = [record for arm in result.arms for record in arm.records]
+    by_arm = {arm.name: ", ".join(map(str, sorted({record.seed for record in arm.records}))) for arm in result.arms}
+    seeds = [by_arm[record.arm] for record in judged]
     ends: dict[str, int] = {}
-    for trial in result.trials:
-        ends[trial.status] = ends.get(trial.status, 0) + 1
+    for record in result.records:
+        ends[record.status] = ends.get(record.status, 0) + 1
     others = ", ".join(f"{n} {status}" for status, n in ends.items() if status != "done")
-    finished = f"{ends.get('done', 0)} of {count(len(result.trials), 'run')} finished" + (
+    finished = f"{ends.get('done', 0)} of {count(len(result.records), 'run')} finished" + (
         f" ({others})" if others else ""
     )
-    return [(f"Seeds are {_told(judged, seeds)}; {finished}.",), _pairing(result.trials)]
+    return [(f"Seeds are {_told(judged, seeds)}; {finished}.",), _pairing(result.records)]
 
 
-def _pairing(trials: Sequence[Trial]) -> Sentence:
+def _pairing(records: Sequence[Record]) -> Sentence:
     """Whether runs of one seed share what a seed decides, as their configs say."""
     by_seed: dict[int, set[tuple[object, ...]]] = {}
-    for trial in trials:
-        if trial.config:
-            by_seed.setdefault(trial.seed, set()).add(tuple(trial.config.get(key) for key in SEEDS))
+    for record in records:
+        if record.config:
+            by_seed.setdefault(record.seed, set()).add(tuple(record.config.get(key) for key in SEEDS))
     if all(len(found) == 1 for found in by_seed.values()):
         return (
             "Seeds are paired: runs of one seed read their training text in the same order and draw each parameter's "
@@ -164,7 +164,7 @@ def _pairing(trials: Sequence[Trial]) -> Sentence:
     return (f"Arms are compared within seeds, but {' or '.join(SEEDS)} differs between runs of one seed.",)
 
 
-def _models(result: Result, runs: Sequence[Trial]) -> list[Sentence]:
+def _models(result: Result, runs: Sequence[Record]) -> list[Sentence]:
     layers, dim, heads, context = (
         _of_config(runs, f"model.{key}") for key in ("n_layers", "dim", "n_heads", "max_seq_len")
     )
@@ -196,11 +196,11 @@ def _matching(result: Result) -> list[Sentence]:
     return [(f"{MATCHES.get(match, f'The sizes of the arms were matched in {match}')}{left}.",)]
 
 
-def _text(runs: Sequence[Trial]) -> list[Sentence]:
+def _text(runs: Sequence[Record]) -> list[Sentence]:
     texts = [TEXTS.get(name, name) for name in _classes(runs, "data.source._target_")]
-    hashes = [trial.facts.get("data_hash", "unknown")[:12] for trial in runs]
-    held_out = [percent(trial.config.get("data.val_fraction")) for trial in runs]
-    bounds = [trial.config.get("data.val_tokens") for trial in runs]
+    hashes = [record.facts.get("data_hash", "unknown")[:12] for record in runs]
+    held_out = [percent(record.config.get("data.val_fraction")) for record in runs]
+    bounds = [record.config.get("data.val_tokens") for record in runs]
     read = [f"at most {bound:,} tokens of them are read" if bound else "all of them are read" for bound in bounds]
     return [
         (f"The text is {_told(runs, texts)}, with the hash {_told(runs, hashes)}.",),
@@ -211,23 +211,23 @@ def _text(runs: Sequence[Trial]) -> list[Sentence]:
     ]
 
 
-def _tokenizer(runs: Sequence[Trial]) -> list[Sentence]:
+def _tokenizer(runs: Sequence[Record]) -> list[Sentence]:
     kinds = [TOKENIZERS.get(name, name) for name in _classes(runs, "tokenizer._target_")]
-    options = dict.fromkeys(trial.facts["choices"].get("tokenizer", "") for trial in runs)
+    options = dict.fromkeys(record.facts["choices"].get("tokenizer", "") for record in runs)
     keys = tuple(dict.fromkeys(key for option in options for key in sources("tokenizer", option)))
-    sizes = [number(trial.facts.get("vocab_size")) for trial in runs]
-    hashes = [trial.facts.get("tokenizer_hash", "unknown")[:12] for trial in runs]
-    lengths = [three_digits(trial.facts.get("bytes_per_token")) for trial in runs]
+    sizes = [number(record.facts.get("vocab_size")) for record in runs]
+    hashes = [record.facts.get("tokenizer_hash", "unknown")[:12] for record in runs]
+    lengths = [three_digits(record.facts.get("bytes_per_token")) for record in runs]
     return [
         (f"The tokenizer is {_told(runs, kinds)}", keys, f", with the hash {_told(runs, hashes)}."),
         (f"Its vocabulary has {_told(runs, sizes)} tokens, which have {_told(runs, lengths)} bytes on average.",),
     ]
 
 
-def _budget(runs: Sequence[Trial]) -> list[Sentence]:
-    tokens = [number(trial.config.get("train.tokens")) for trial in runs]
-    steps = [number(trial.summary.get("step")) for trial in runs if trial.done]
-    done = [trial for trial in runs if trial.done]
+def _budget(runs: Sequence[Record]) -> list[Sentence]:
+    tokens = [number(record.config.get("train.tokens")) for record in runs]
+    steps = [number(record.summary.get("step")) for record in runs if record.done]
+    done = [record for record in runs if record.done]
     batch, context = _of_config(runs, "train.batch_size"), _of_config(runs, "model.max_seq_len")
     in_steps = f", which are {_told(done, steps)} steps" if done else ""
     return [
@@ -238,16 +238,16 @@ def _budget(runs: Sequence[Trial]) -> list[Sentence]:
     ]
 
 
-def _optimization(runs: Sequence[Trial]) -> list[Sentence]:
+def _optimization(runs: Sequence[Record]) -> list[Sentence]:
     optimizers = [OPTIMIZERS.get(name, name) for name in _classes(runs, "optim._target_")]
     schedules = [SCHEDULES.get(name, name) for name in _classes(runs, "schedule._target_")]
     keys = {
         group: tuple(
-            dict.fromkeys(key for trial in runs for key in sources(group, trial.facts["choices"].get(group, "")))
+            dict.fromkeys(key for record in runs for key in sources(group, record.facts["choices"].get(group, "")))
         )
         for group in ("optim", "schedule")
     }
-    clips = [trial.config.get("train.grad_clip") for trial in runs]
+    clips = [record.config.get("train.grad_clip") for record in runs]
     clipping = [f"gradients clipped at a norm of {clip:g}" if clip else "gradients not clipped" for clip in clips]
     found: list[Sentence] = [
         (
@@ -258,26 +258,26 @@ def _optimization(runs: Sequence[Trial]) -> list[Sentence]:
             f"{_settings(runs, 'schedule')} and {_told(runs, clipping)}.",
         )
     ]
-    if any(trial.config.get("train.z_loss") for trial in runs):
+    if any(record.config.get("train.z_loss") for record in runs):
         found.append((f"The weight of the z-loss is {_of_config(runs, 'train.z_loss')}", references.Z_LOSS, "."))
     return found
 
 
-def _settings(runs: Sequence[Trial], group: str, without: str = "") -> str:
+def _settings(runs: Sequence[Record], group: str, without: str = "") -> str:
     """` (beta1 0.9, beta2 0.95)`: the settings of a group that are numbers."""
-    keys = dict.fromkeys(key for trial in runs for key in trial.config if key.startswith(f"{group}."))
-    shown = [key for key in keys if key != without and any(_is_number(trial.config.get(key)) for trial in runs)]
+    keys = dict.fromkeys(key for record in runs for key in record.config if key.startswith(f"{group}."))
+    shown = [key for key in keys if key != without and any(_is_number(record.config.get(key)) for record in runs)]
     listed = ", ".join(f"{key.removeprefix(f'{group}.')} {_of_config(runs, key)}" for key in shown)
     return f" ({listed})" if listed else ""
 
 
-def _learning_rates(result: Result, runs: Sequence[Trial]) -> list[Sentence]:
+def _learning_rates(result: Result, runs: Sequence[Record]) -> list[Sentence]:
     if not result.learning_rates:
-        rates = [learning_rate(trial.config.get(RATE)) for trial in runs]
+        rates = [learning_rate(record.config.get(RATE)) for record in runs]
         return [(f"The peak learning rate is {_told(runs, rates)}; it was not tuned.",)]
     found: list[Sentence] = []
     grids = {sweep.arm: ", ".join(map(learning_rate, sweep.rates)) for sweep in result.learning_rates}
-    swept = [trial for trial in result.trials if trial.arm in grids]
+    swept = [record for record in result.records if record.arm in grids]
     tried = _told(swept, [grids[t.arm] for t in swept])
     chosen = {sweep.arm: sorted({*sweep.chosen.values()} or {sweep.best}) for sweep in result.learning_rates}
     shown = "; ".join(f"{', '.join(map(learning_rate, rates))} for {arm}" for arm, rates in chosen.items())
@@ -349,9 +349,9 @@ def _statistics(result: Result) -> tuple[Sentence, ...]:
     return tuple(found)
 
 
-def _hardware(runs: Sequence[Trial]) -> list[Sentence]:
+def _hardware(runs: Sequence[Record]) -> list[Sentence]:
     facts = _facts(runs, "devices", "device", "precision", "CPU threads", "attention kernel", "platform")
-    seconds = [trial.summary["seconds"] for trial in runs if isfinite(trial.summary.get("seconds", float("nan")))]
+    seconds = [record.summary["seconds"] for record in runs if isfinite(record.summary.get("seconds", float("nan")))]
     took = f" {count(len(seconds), 'finished run')} took {duration(sum(seconds))} together." if seconds else ""
     return [(f"Runs were made with {facts}.{took}",)]
 
@@ -369,7 +369,7 @@ def _speeds(result: Result) -> list[Sentence]:
     ]
 
 
-def _software(runs: Sequence[Trial]) -> list[Sentence]:
+def _software(runs: Sequence[Record]) -> list[Sentence]:
     facts = _facts(runs, "llama-lab", "commit", UNCOMMITTED, "python", "torch", "lightning", "numpy", "tokenizers")
     return [(f"Software: {facts}.",)]
 
@@ -377,24 +377,24 @@ def _software(runs: Sequence[Trial]) -> list[Sentence]:
 # --- how runs are told of ---
 
 
-def _facts(runs: Sequence[Trial], *names: str) -> str:
+def _facts(runs: Sequence[Record], *names: str) -> str:
     """`device cpu, precision 32-true`."""
-    values = [surroundings(trial) for trial in runs]
+    values = [surroundings(record) for record in runs]
     return ", ".join(f"{name} {_told(runs, [one[name] for one in values])}" for name in names)
 
 
-def _of_config(runs: Sequence[Trial], key: str) -> str:
-    return _told(runs, [_shown(trial.config.get(key)) for trial in runs])
+def _of_config(runs: Sequence[Record], key: str) -> str:
+    return _told(runs, [_shown(record.config.get(key)) for record in runs])
 
 
-def _told(runs: Sequence[Trial], values: Sequence[str]) -> str:
+def _told(runs: Sequence[Record], values: Sequence[str]) -> str:
     """The one value of all runs, or each with the runs that have it."""
     return f"({disagreement(runs, values)})" if len(set(values)) > 1 else values[0] if values else "unknown"
 
 
-def _classes(runs: Sequence[Trial], key: str) -> list[str]:
+def _classes(runs: Sequence[Record], key: str) -> list[str]:
     """The class or function of a component."""
-    return [str(trial.config.get(key, "unknown")).rpartition(".")[2] for trial in runs]
+    return [str(record.config.get(key, "unknown")).rpartition(".")[2] for record in runs]
 
 
 def _shown(value: object) -> str:

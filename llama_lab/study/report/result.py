@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from llama_lab.formatting import UNKNOWN
-from llama_lab.runs.record import Trial
+from llama_lab.runs.record import Record
 from llama_lab.study.speed import StudySpeed
 from llama_lab.study.statistics import Effect, Estimate, PairedDifference, SeedRange
 from llama_lab.study.study import Arm, Study
@@ -76,7 +76,7 @@ class Reach:
 class ArmResult:
     """An arm at the learning rates it is judged at.
 
-    learning_rates: those of its runs, each once. trials: all of them at these rates, finished or not. loss, bits: of
+    learning_rates: those of its runs, each once. records: all of them at these rates, finished or not. loss, bits: of
     the finished ones; None without any. to_reach: what it took to reach the baseline's final loss at the same seed:
     "tokens", "flops" (of training) and "seconds", means over seeds; empty where not every seed came there. reach: the
     tokens of every seed. costs: of FIXED_COSTS, and means over seeds of MEASURED_COSTS, what is known. difference:
@@ -86,7 +86,7 @@ class ArmResult:
 
     arm: Arm
     learning_rates: tuple[float, ...]
-    trials: tuple[Trial, ...]
+    records: tuple[Record, ...]
     loss: Estimate | None
     bits: Estimate | None
     to_previous: Comparison | None = None
@@ -119,7 +119,7 @@ class ArmResult:
 
     def mean_over(self, seeds: Collection[int], metric: Metric) -> float:
         """The mean loss of the finished runs with these seeds, at least one."""
-        return fmean(trial.summary[metric] for trial in self.trials if trial.done and trial.seed in seeds)
+        return fmean(record.summary[metric] for record in self.records if record.done and record.seed in seeds)
 
 
 def ranked(arms: Sequence[ArmResult], metric: Metric) -> tuple[tuple[int, ...], dict[str, float]]:
@@ -127,7 +127,7 @@ def ranked(arms: Sequence[ArmResult], metric: Metric) -> tuple[tuple[int, ...], 
 
     Survivors of a divergence would otherwise be ranked against runs on other seeds.
     """
-    finished = {arm.name: {trial.seed for trial in arm.trials if trial.done} for arm in arms}
+    finished = {arm.name: {record.seed for record in arm.records if record.done} for arm in arms}
     common = set.intersection(*filter(None, finished.values())) if any(finished.values()) else set()
     means = {arm.name: arm.mean_over(common, metric) for arm in arms if common and finished[arm.name]}
     return tuple(sorted(common)), means
@@ -321,7 +321,7 @@ class Result:
     metric: what arms are judged by: "val/loss", or "val/bits_per_byte" where tokenizers differ. verdict: one sentence.
     answer: several. tests: which comparisons were tested together, and how. warnings: what was not controlled, in
     sentences. notes: what else a reader must know. speed: of the arms side by side; None where that was not measured,
-    and costs have the speeds that the runs logged. trials: every run that the study lists, at every learning rate.
+    and costs have the speeds that the runs logged. records: every run that the study lists, at every learning rate.
     """
 
     study: Study
@@ -343,4 +343,4 @@ class Result:
     notes: tuple[str, ...] = ()
     difference_curves: tuple[DifferenceCurve, ...] = ()
     interactions: tuple[Interaction, ...] = ()
-    trials: tuple[Trial, ...] = ()
+    records: tuple[Record, ...] = ()

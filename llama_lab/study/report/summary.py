@@ -86,13 +86,13 @@ def _plus_minus(found: Estimate | PairedDifference | None, is_difference: bool =
 
 def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
     """An arm's row; nan may be among its values."""
-    losses = {trial.seed: trial.summary["val/loss"] for trial in arm.trials if trial.done}
-    rates = {trial.seed: trial.config.get("optim.lr") for trial in arm.trials}
+    losses = {record.seed: record.summary["val/loss"] for record in arm.records if record.done}
+    rates = {record.seed: record.config.get("optim.lr") for record in arm.records}
     return {
         "arm": arm.name,
         **{f"axis:{axis}": arm.arm.axes.get(axis) for axis in axes},
-        "seeds": sum(trial.done for trial in arm.trials),
-        "diverged": sum(trial.status == "diverged" for trial in arm.trials),
+        "seeds": sum(record.done for record in arm.records),
+        "diverged": sum(record.status == "diverged" for record in arm.records),
         "learning_rate": arm.learning_rates[0] if len(arm.learning_rates) == 1 else None,
         **_estimate_columns("val_loss", arm.loss),
         **_estimate_columns("val_bits_per_byte", arm.bits),
@@ -103,7 +103,7 @@ def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str,
         "residual": arm.arm.residual,
         **{f"val_loss:seed={seed}": losses.get(seed) for seed in seeds},
         **{f"learning_rate:seed={seed}": rates.get(seed) for seed in seeds},
-        "width": next((trial.config.get("model.hidden_dim") for trial in arm.trials if trial.config), None),
+        "width": next((record.config.get("model.hidden_dim") for record in arm.records if record.config), None),
     }
 
 

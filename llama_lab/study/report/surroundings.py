@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llama_lab.config.components import override_key
-from llama_lab.runs.record import Trial
+from llama_lab.runs.record import Record
 from llama_lab.study.naming import by_value, disagreement, named, sentence, values_in
 
 # What it means that runs differ in a fact of `surroundings`.
@@ -23,9 +23,9 @@ CONSEQUENCES = {
 UNCOMMITTED = "uncommitted changes"
 
 
-def surroundings(trial: Trial) -> dict[str, str]:
+def surroundings(record: Record) -> dict[str, str]:
     """What a run ran on and with, by the names that a report uses; hashes and commits by their first 12 digits."""
-    return _surroundings(trial.facts)
+    return _surroundings(record.facts)
 
 
 def _surroundings(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -48,35 +48,35 @@ def _surroundings(facts: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value or "unknown") for name, value in values.items()}
 
 
-def unequal_surroundings(trials: Sequence[Trial]) -> Iterator[str]:
+def unequal_surroundings(records: Sequence[Record]) -> Iterator[str]:
     """A sentence for every fact in which runs, or the sessions of one run, differ."""
-    yield from _between_runs(trials)
-    yield from _between_sessions(trials)
-    yield from _uncommitted(trials)
-    yield from _resumed(trials)
+    yield from _between_runs(records)
+    yield from _between_sessions(records)
+    yield from _uncommitted(records)
+    yield from _resumed(records)
 
 
-def _between_runs(trials: Sequence[Trial]) -> Iterator[str]:
-    all_values = [surroundings(trial) for trial in trials]
+def _between_runs(records: Sequence[Record]) -> Iterator[str]:
+    all_values = [surroundings(record) for record in records]
     for fact in all_values[0] if all_values else ():
-        if fact != UNCOMMITTED and (values := disagreement(trials, [v[fact] for v in all_values])):
+        if fact != UNCOMMITTED and (values := disagreement(records, [v[fact] for v in all_values])):
             yield sentence(f"Runs differ in {fact}: {values}", CONSEQUENCES.get(fact, ""))
 
 
-def _sessions(trial: Trial) -> list[Mapping[str, Any]]:
+def _sessions(record: Record) -> list[Mapping[str, Any]]:
     """The environments of a run's sessions, the first one first."""
-    return [*trial.facts.get("earlier_sessions", []), trial.facts]
+    return [*record.facts.get("earlier_sessions", []), record.facts]
 
 
-def _between_sessions(trials: Sequence[Trial]) -> Iterator[str]:
+def _between_sessions(records: Sequence[Record]) -> Iterator[str]:
     """What a run that was stopped went on with, where that is something else."""
-    histories = [[_surroundings(session) for session in _sessions(trial)] for trial in trials]
+    histories = [[_surroundings(session) for session in _sessions(record)] for record in records]
     for fact in histories[0][0] if histories else ():
         paths = [" then ".join(_without_repeats([session[fact] for session in history])) for history in histories]
-        found = {path: runs for path, runs in by_value(trials, paths).items() if " then " in path}
+        found = {path: runs for path, runs in by_value(records, paths).items() if " then " in path}
         if found and fact != UNCOMMITTED:
             yield sentence(
-                f"Sessions of one run differ in {fact}: {values_in(found, trials)}", CONSEQUENCES.get(fact, "")
+                f"Sessions of one run differ in {fact}: {values_in(found, records)}", CONSEQUENCES.get(fact, "")
             )
 
 
@@ -84,23 +84,23 @@ def _without_repeats(values: Sequence[str]) -> list[str]:
     return [value for i, value in enumerate(values) if i == 0 or value != values[i - 1]]
 
 
-def _uncommitted(trials: Sequence[Trial]) -> Iterator[str]:
-    dirty = [t for t in trials if any((session.get("git") or {}).get("dirty") for session in _sessions(t))]
+def _uncommitted(records: Sequence[Record]) -> Iterator[str]:
+    dirty = [t for t in records if any((session.get("git") or {}).get("dirty") for session in _sessions(t))]
     if dirty:
-        yield f"The code had uncommitted changes: {named(dirty, trials)}. Its commit does not tell what ran."
+        yield f"The code had uncommitted changes: {named(dirty, records)}. Its commit does not tell what ran."
 
 
-def _resumed(trials: Sequence[Trial]) -> Iterator[str]:
-    if runs := [trial for trial in trials if _is_resumed(trial)]:
+def _resumed(records: Sequence[Record]) -> Iterator[str]:
+    if runs := [record for record in records if _is_resumed(record)]:
         yield (
-            f"Trained further by resume=: {named(runs, trials)}. Their budget and their schedule are not those that "
+            f"Trained further by resume=: {named(runs, records)}. Their budget and their schedule are not those that "
             f"they began with."
         )
 
 
-def _is_resumed(trial: Trial) -> bool:
+def _is_resumed(record: Record) -> bool:
     """Whether any session was started to go on beyond the run's first budget."""
-    commands = [argument for session in _sessions(trial) for argument in session.get("command", [])[1:]]
-    return bool(trial.config.get("resume")) or any(
+    commands = [argument for session in _sessions(record) for argument in session.get("command", [])[1:]]
+    return bool(record.config.get("resume")) or any(
         override_key(argument) == "resume" and argument.partition("=")[2] not in ("", "null") for argument in commands
     )

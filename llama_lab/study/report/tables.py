@@ -123,7 +123,7 @@ def _losses(result: Result) -> Table:
 def _seed_losses(result: Result) -> Table:
     """What the means and intervals are made of."""
     against = {c.arm: c.against for arm in result.arms if (c := arm.to_previous or arm.to_baseline)}
-    losses = {arm.name: {t.seed: t.summary[result.metric] for t in arm.trials if t.done} for arm in result.arms}
+    losses = {arm.name: {t.seed: t.summary[result.metric] for t in arm.records if t.done} for arm in result.arms}
 
     def cell(seed: int, arm: ArmResult) -> str:
         loss = losses[arm.name].get(seed)
@@ -367,8 +367,8 @@ def _spread(spread: Spread | None, show: Callable[[float], str]) -> str:
 
 
 def _seeds(arm: ArmResult) -> str:
-    finished = sum(trial.done for trial in arm.trials)
-    return f"{finished}" if finished == len(arm.trials) else f"{finished} of {len(arm.trials)}"
+    finished = sum(record.done for record in arm.records)
+    return f"{finished}" if finished == len(arm.records) else f"{finished} of {len(arm.records)}"
 
 
 def _reach(reach: Reach | None) -> str:

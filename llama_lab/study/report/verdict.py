@@ -88,7 +88,7 @@ def _compared(
 
 def _diverged(arms: Sequence[ArmResult]) -> list[str]:
     """How often each arm diverged, which says more of it than the mean of what is left."""
-    runs = {arm.name: [trial.status == "diverged" for trial in arm.trials] for arm in arms}
+    runs = {arm.name: [record.status == "diverged" for record in arm.records] for arm in arms}
     return [
         f"{name} diverged in {sum(ends)} of {count(len(ends), 'seed')}: it is not tested over those that are left."
         for name, ends in runs.items()
@@ -228,7 +228,7 @@ def _lowest(arms: Sequence[ArmResult], metric: Metric) -> list[str]:
     seeds, means = ranked(arms, metric)
     if not means:
         return ["Arms are not ranked: no seed was finished by all of them."]
-    every = {trial.seed for arm in arms for trial in arm.trials}
+    every = {record.seed for arm in arms for record in arm.records}
     over = f", over the {count(len(seeds), 'seed')} that all have finished" if len(seeds) < len(every) else ""
     name = min(means, key=lambda name: means[name])
     loss = next(loss for arm in arms if arm.name == name and (loss := arm.judged(metric)))

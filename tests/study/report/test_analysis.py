@@ -154,7 +154,7 @@ def test_runs_may_lie_elsewhere(tmp_path: Path) -> None:
 def test_runs_that_were_made_under_another_name_bear_that_of_their_arm(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"ours": 0.0, "theirs": -0.1}, facts={"theirs": {"arm": "base", "device": "cuda"}})
     result = analyse(study, tmp_path)
-    assert {trial.arm for trial in arm(result, "theirs").trials} == {"theirs"}
+    assert {record.arm for record in arm(result, "theirs").records} == {"theirs"}
     assert any("cuda in theirs" in warning for warning in result.warnings)
 
 
@@ -273,7 +273,7 @@ def test_a_diverged_run_is_told_of_and_left_out_of_its_pair(tmp_path: Path) -> N
     assert comparison.seeds == (1, 3)
     assert arm(result, "postnorm").to_reach == {}
     assert all(c.tokens[-1] > 0.95 * STEPS * TOKENS_PER_STEP for c in result.curves)  # of the runs that finished
-    assert len(arm(result, "postnorm").trials) == 3
+    assert len(arm(result, "postnorm").records) == 3
 
 
 def test_survivors_of_a_divergence_are_not_judged_and_the_answer_says_how_many_diverged(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_each_arm_is_judged_at_its_best_learning_rate(tmp_path: Path) -> None:
     )
     result = analyse(study, tmp_path)
     assert (arm(result, "base").learning_rates, arm(result, "arm").learning_rates) == ((2e-3,), (4e-3,))
-    assert len(arm(result, "arm").trials) == 3
+    assert len(arm(result, "arm").records) == 3
     base, other = result.learning_rates
     assert (base.best, base.on_edge) == (2e-3, False)
     assert (other.best, other.on_edge) == (4e-3, True)

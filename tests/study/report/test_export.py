@@ -77,14 +77,14 @@ def prose(result: Result) -> str:
 def test_runs_csv_has_every_run_with_its_numbers(paper: Path, result: Result) -> None:
     found = rows(paper / "runs.csv")
     assert [(row["arm"], int(row["seed"])) for row in found] == [(arm, seed) for arm in ARMS for seed in SEEDS]
-    for row, trial in zip(found, result.trials, strict=True):
-        assert row["axis:arm"] == trial.arm
-        assert row["status"] == trial.status
+    for row, record in zip(found, result.records, strict=True):
+        assert row["axis:arm"] == record.arm
+        assert row["status"] == record.status
         assert float(row["learning_rate"]) == synthetic.BEST_RATE
         for metric in ("val/loss", "val/bits_per_byte", "train/loss", "tokens", "perf/tokens_per_second"):
-            assert row[metric] == (str(trial.summary[metric]) if trial.done else "")
+            assert row[metric] == (str(record.summary[metric]) if record.done else "")
         for fact in ("params", "flops_per_token", "kv_cache/bytes", "data_hash", "tokenizer_hash", "device"):
-            assert row[fact] == str(trial.facts[fact])
+            assert row[fact] == str(record.facts[fact])
         assert (row["torch"], row["commit"]) == ("2.13.0+cpu", "799d2f66f95e")
 
 
@@ -101,10 +101,10 @@ def test_runs_csv_has_every_learning_rate_and_says_which_are_judged(tmp_path: Pa
 
 def test_curves_csv_has_what_every_run_logged(paper: Path, result: Result) -> None:
     found = rows(paper / "curves.csv")
-    for trial in result.trials:
+    for record in result.records:
         for metric in ("train/loss", "val/loss", "val/bits_per_byte", "optim/lr"):
-            logged = [(row["tokens"], row[metric]) for row in trial.metrics if metric in row]
-            wanted = {"arm": trial.arm, "seed": str(trial.seed), "metric": metric}
+            logged = [(row["tokens"], row[metric]) for row in record.metrics if metric in row]
+            wanted = {"arm": record.arm, "seed": str(record.seed), "metric": metric}
             of_run = [row for row in found if wanted.items() <= row.items()]
             assert [(float(row["tokens"]), float(row["value"])) for row in of_run] == logged
 

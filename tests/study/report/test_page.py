@@ -382,7 +382,7 @@ def test_an_arm_with_a_hostile_name_is_shown_and_does_nothing(opened: Open, arm:
 @in_browser
 def test_200_runs_open_within_5_seconds_from_a_file_below_20_megabytes(opened: Open) -> None:
     report = opened(results.many())
-    assert sum(len(arm.trials) for arm in results.many().arms) == 200
+    assert sum(len(arm.records) for arm in results.many().arms) == 200
     assert report.file.stat().st_size < 20e6
     assert report.seconds < 5
     assert report.charts() == report.figures() == 6
@@ -587,7 +587,7 @@ def test_every_seed_is_shown_with_its_own_difference(tmp_path: Path) -> None:
     result = results.ladder()
     write_page(result, tmp_path / "report.html")
     _, _, table = own_text(tmp_path / "report.html").partition("Every seed: final validation loss, nats per token")
-    first, second = ([t.summary["val/loss"] for t in arm.trials] for arm in result.arms[:2])
+    first, second = ([t.summary["val/loss"] for t in arm.records] for arm in result.arms[:2])
     for loss, reference in zip(second, first, strict=True):
         assert f"<span>{loss:.4f}</span><span>{words.signed(loss - reference)}</span>" in table
 

@@ -22,7 +22,7 @@ from llama_lab.config.messages import USER_ERRORS, exit_with, one_line
 from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
 from llama_lab.files import disk_errors_told
-from llama_lab.training.prepare import check_complete, check_devices, check_job, check_launcher, plan_job
+from llama_lab.training.prepare import check_complete, check_devices, check_job, check_launcher, requested_run
 
 if TYPE_CHECKING:
     from llama_lab.runs.folder import RunFolder
@@ -175,12 +175,12 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     job = HydraConfig.get()
     if not in_sweep:
         check_launcher(job.runtime.choices["hydra/launcher"])
-    if cfg.plan is True:
-        print_plan(cfg)
+    if cfg.estimate is True:
+        print_costs(cfg)
         return
     if in_sweep:
         check_devices(cfg, job.runtime.choices["hydra/launcher"])
-    run = plan_job(cfg, job.runtime.choices, list(job.overrides.task))
+    run = requested_run(cfg, job.runtime.choices, list(job.overrides.task))
     if cfg.measure:
         measure(run)
         return
@@ -211,15 +211,15 @@ def measure(job: "Run") -> None:
         write_report(job.folder.path, Trust.of_command(tuple(job.cfg.trust)))
 
 
-def print_plan(cfg: DictConfig) -> None:
+def print_costs(cfg: DictConfig) -> None:
     """Tell what a run would take, and train nothing."""
     check_job(cfg, HydraConfig.get().runtime.choices)
     from llama_lab.display import quiet_libraries
-    from llama_lab.estimate.estimate import plan_training  # after the checks: torch takes seconds to import
-    from llama_lab.estimate.table import print_training_plan
+    from llama_lab.estimate.estimate import estimate_training  # after the checks: torch takes seconds to import
+    from llama_lab.estimate.table import print_estimate
 
     quiet_libraries()
-    print_training_plan(plan_training(cfg))
+    print_estimate(estimate_training(cfg))
 
 
 def closing_words(outcome: str, folder: "RunFolder") -> str:

@@ -540,7 +540,8 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "long runs": (["runs_dir=" + 300 * "r"], "runs_dir=rrrr", "File name too long"),
     "long resume": (["resume=" + 300 * "r"], "resume=rrrr", "File name too long"),
     "launcher": (["hydra/launcher=local_gpus"], "hydra/launcher=local_gpus: starts the runs of a sweep", "--multirun"),
-    "launcher of a plan": (["hydra/launcher=slurm", "plan=true"], "hydra/launcher=slurm: starts the runs of", "study"),
+    "estimate": (["hydra/launcher=slurm", "estimate=true"], "hydra/launcher=slurm: starts the runs of", "study"),
+    "old name": (["plan=true"], "plan=true: no such key any more; it is called estimate", ""),
     # the machine
     "cores": (["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1000"], "trainer.devices=1000: on CPUs", ""),
     "precision 16": (["trainer.precision=16"], "trainer.precision=16: this ", "did you mean bf16-mixed?"),

@@ -16,6 +16,7 @@ from .components import CONF_DIR, flatten, override_key
 from .keys import groups, homes, nearest, options
 
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
+RENAMED = {"plan": "estimate", "plan_mfu": "estimate_mfu"}  # keys of earlier versions
 
 
 def exit_with(error: BaseException, config: str = "config") -> NoReturn:
@@ -45,6 +46,8 @@ def unknown_key(key: str, config: str) -> str:
     problem = f"{key}={typed_value(key)}: no such key"
     if config != "config":
         return f"{problem}{suggestion(key, known_keys(config))}; `--cfg job` shows them all, `--help` the groups"
+    if key in RENAMED:
+        return f"{problem} any more; it is called {RENAMED[key]}"
     if having := homes(key):
         return f"{problem} here, it belongs to {' and '.join(having)}; choose that, or leave this out"
     near = nearest(key, known_keys(config))

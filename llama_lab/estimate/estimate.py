@@ -140,7 +140,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class TrainingPlan:
+class Estimate:
     """What a run would take.
 
     device_name, device, precision, mfu: what it is for. vocabulary: where the number of ids is from. tokens: of whole
@@ -185,33 +185,33 @@ class TrainingPlan:
         return self.device.peak * self.mfu / self.cost.train_flops_per_token
 
 
-def plan_training(cfg: DictConfig) -> TrainingPlan:
-    """The plan of the run that `cfg` describes, on the device that it names. Raises ConfigError."""
-    if not 0 < cfg.plan_mfu <= 1:
-        raise ConfigError(f"plan_mfu={cfg.plan_mfu:g}: must be above 0 and at most 1, such as 0.4")
+def estimate_training(cfg: DictConfig) -> Estimate:
+    """What the run that `cfg` describes would take on the device that it names. Raises ConfigError."""
+    if not 0 < cfg.estimate_mfu <= 1:
+        raise ConfigError(f"estimate_mfu={cfg.estimate_mfu:g}: must be above 0 and at most 1, such as 0.4")
     if cfg.trainer.accelerator not in ("auto", "gpu"):
-        raise ConfigError(f"trainer.accelerator={cfg.trainer.accelerator}: a plan is for GPUs; leave it out")
+        raise ConfigError(f"trainer.accelerator={cfg.trainer.accelerator}: an estimate is for GPUs; leave it out")
     name, device = find_device(cfg.device)
     precision = choose_precision(cfg.trainer.precision, "gpu", has_bf16=True)
     if not precision.startswith("bf16"):
-        raise ConfigError(f"trainer.precision={precision}: a plan knows peaks of bf16 only; choose auto or bf16-true")
+        raise ConfigError(f"trainer.precision={precision}: only peaks of bf16 are known; choose auto or bf16-true")
     setup = asked_setup(cfg)
-    vocab_size, vocabulary = planned_vocabulary(cfg)
+    vocab_size, vocabulary = expected_vocabulary(cfg)
     steps = budget_steps(cfg, setup.batch_size)
     model = MemoryModel(cfg, vocab_size, steps, precision)
     layouts = [setup] if setup.sharded or setup.devices == 1 else [setup, replace(setup, sharded=True)]
-    return TrainingPlan(
+    return Estimate(
         device_name=name,
         device=device,
         precision=precision,
-        mfu=cfg.plan_mfu,
+        mfu=cfg.estimate_mfu,
         vocab_size=model.model.vocab_size,
         vocabulary=vocabulary,
         cost=model_cost(model.model),
         tokens=steps * setup.batch_size * setup.seq_len,
         per_node=asked_count(cfg, "devices"),
         batch_asked=cfg.train.batch_size,
-        columns=tuple(plan_column(layout, model, USABLE * device.memory) for layout in layouts),
+        columns=tuple(column_of(layout, model, USABLE * device.memory) for layout in layouts),
     )
 
 
@@ -226,7 +226,7 @@ def find_device(wanted: str | None) -> tuple[str, Device]:
             )
         return wanted, known[wanted]
     if not torch.cuda.is_available():
-        raise ConfigError(f"device=null: this machine has no GPU to plan for; choose {' | '.join(known)}")
+        raise ConfigError(f"device=null: this machine has no GPU to estimate for; choose {' | '.join(known)}")
     name = torch.cuda.get_device_name()
     device = devices.named(name)
     if device is None or "MIG" in name:
@@ -249,10 +249,10 @@ def asked_setup(cfg: DictConfig) -> Setup:
 
 
 def asked_count(cfg: DictConfig, key: str) -> int:
-    """How many `devices` per node, or `num_nodes`, the plan is for: one for `auto`. Raises ConfigError."""
+    """How many `devices` per node, or `num_nodes`, the estimate is for: one for `auto`. Raises ConfigError."""
     asked = cfg.trainer[key]
     if asked != "auto" and asked < 1:
-        raise ConfigError(f"trainer.{key}={asked}: a plan needs a number, such as trainer.{key}=8")
+        raise ConfigError(f"trainer.{key}={asked}: an estimate needs a number, such as trainer.{key}=8")
     return 1 if asked == "auto" else int(asked)
 
 
@@ -261,7 +261,7 @@ def nearest_multiple(number: int, unit: int) -> int:
     return min(multiples_around(number, unit), key=lambda multiple: abs(multiple - number))
 
 
-def planned_vocabulary(cfg: DictConfig) -> tuple[int, str]:
+def expected_vocabulary(cfg: DictConfig) -> tuple[int, str]:
     """How many ids the tokenizer would have, read from the config alone, and the key that says so.
 
     Raises ConfigError for a tokenizer that learns the number from its text.
@@ -273,13 +273,13 @@ def planned_vocabulary(cfg: DictConfig) -> tuple[int, str]:
         return tokenizer.train(iter(())).vocab_size, "tokenizer"
     if "vocab_size" not in cfg.tokenizer:
         raise ConfigError(
-            "model.vocab_size=null: this tokenizer learns its vocabulary from the text, which a plan does not read; "
+            "model.vocab_size=null: this tokenizer learns its vocabulary from the text, which is not read here; "
             "give a number, such as model.vocab_size=128"
         )
     return cfg.tokenizer.vocab_size, "tokenizer.vocab_size"
 
 
-def plan_column(setup: Setup, model: MemoryModel, limit: float) -> Column:
+def column_of(setup: Setup, model: MemoryModel, limit: float) -> Column:
     """A setup's memory, and where that exceeds `limit` bytes, the nearest setup that does not."""
     fits = model.fits(setup, limit)
     window = model.cfg.model.attention.get("window") or 1

@@ -1,4 +1,4 @@
-"""A training plan on the terminal: what the run is and takes, the memory of a device, and what would fit instead."""
+"""An estimate on the terminal: what the run is and takes, the memory of a device, and what would fit instead."""
 
 from dataclasses import fields
 
@@ -8,7 +8,7 @@ from rich.table import Table
 
 from llama_lab.units import duration, in_bytes
 
-from .estimate import USABLE, Column, Memory, Setup, TrainingPlan
+from .estimate import USABLE, Column, Estimate, Memory, Setup
 
 ROWS = {
     "weights": "weights",
@@ -20,32 +20,32 @@ ROWS = {
 }
 
 
-def print_training_plan(plan: TrainingPlan) -> None:
+def print_estimate(estimate: Estimate) -> None:
     """Print it all, within 80 columns."""
     console = Console(highlight=False)
-    console.print(facts_table(plan))
-    console.print(memory_table(plan))
-    for line in (*verdicts(plan), *assumptions(plan)):
+    console.print(facts_table(estimate))
+    console.print(memory_table(estimate))
+    for line in (*verdicts(estimate), *assumptions(estimate)):
         console.print(line, markup=False)
 
 
-def facts_table(plan: TrainingPlan) -> Table:
+def facts_table(estimate: Estimate) -> Table:
     """What the run is, and what it takes as a whole."""
     table = Table(show_header=False, box=box.SIMPLE, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    setup, cost = plan.setup, plan.cost
+    setup, cost = estimate.setup, estimate.cost
     for row in (
         ("parameters", f"{cost.params:,}"),
         ("  without embeddings", f"{cost.params_non_embedding:,}"),
         *([("  active per token", f"{cost.params_active:,}")] if cost.params_active < cost.params else []),
-        ("tokens", f"{plan.tokens:,}"),
+        ("tokens", f"{estimate.tokens:,}"),
         ("batch", f"{setup.batch_size:,} sequences of {setup.seq_len:,} tokens"),
         ("training FLOPs per token", f"{cost.train_flops_per_token:.3g}"),
-        ("training FLOPs", f"{plan.flops:.3g}"),
-        ("devices", f"{setup.devices:,} x {plan.device_name}"),
-        (f"time at {plan.mfu:.0%} MFU", duration(plan.seconds)),
-        ("tokens/s per device", f"{plan.tokens_per_second:,.0f}"),
+        ("training FLOPs", f"{estimate.flops:.3g}"),
+        ("devices", f"{setup.devices:,} x {estimate.device_name}"),
+        (f"time at {estimate.mfu:.0%} MFU", duration(estimate.seconds)),
+        ("tokens/s per device", f"{estimate.tokens_per_second:,.0f}"),
         ("KV cache per token, 16-bit", in_bytes(cost.kv_bytes_per_token)),
         (f"KV cache at {setup.seq_len:,} tokens", in_bytes(cost.kv_bytes)),
     ):
@@ -53,36 +53,36 @@ def facts_table(plan: TrainingPlan) -> Table:
     return table
 
 
-def memory_table(plan: TrainingPlan) -> Table:
+def memory_table(estimate: Estimate) -> Table:
     """The memory of one device, part by part, for each way to lay the run out."""
-    title = f"memory per device, {plan.setup.micro_batch:,} x {plan.setup.seq_len:,} tokens at once"
+    title = f"memory per device, {estimate.setup.micro_batch:,} x {estimate.setup.seq_len:,} tokens at once"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
-    for column in plan.columns:
+    for column in estimate.columns:
         table.add_column(column.setup.layout, justify="right")
     for field in fields(Memory):
-        parts = [getattr(column.memory, field.name) for column in plan.columns]
+        parts = [getattr(column.memory, field.name) for column in estimate.columns]
         if any(parts):
             table.add_row(ROWS[field.name], *map(gigabytes, parts))
     table.add_section()
-    table.add_row("all", *(gigabytes(column.memory.total) for column in plan.columns))
-    room = f"of {gigabytes(plan.usable)}, {USABLE:.0%} of one {plan.device_name}"
-    table.add_row(room, *("fits" if column.fits else "does not fit" for column in plan.columns))
+    table.add_row("all", *(gigabytes(column.memory.total) for column in estimate.columns))
+    room = f"of {gigabytes(estimate.usable)}, {USABLE:.0%} of one {estimate.device_name}"
+    table.add_row(room, *("fits" if column.fits else "does not fit" for column in estimate.columns))
     return table
 
 
-def verdicts(plan: TrainingPlan) -> list[str]:
+def verdicts(estimate: Estimate) -> list[str]:
     """A line on everything that does not fit, with the nearest setting that does."""
     lines = []
-    if plan.setup.batch_size != plan.batch_asked:
+    if estimate.setup.batch_size != estimate.batch_asked:
         lines.append(
-            f"train.batch_size={plan.batch_asked} cannot be shared by {plan.setup.devices:,} devices; planned with the "
-            f"nearest that can, train.batch_size={plan.setup.batch_size}"
+            f"train.batch_size={estimate.batch_asked} cannot be shared by {estimate.setup.devices:,} devices; "
+            f"estimated with the nearest that can, train.batch_size={estimate.setup.batch_size}"
         )
-    return lines + [verdict(plan, column) for column in plan.columns if not column.fits]
+    return lines + [verdict(estimate, column) for column in estimate.columns if not column.fits]
 
 
-def verdict(plan: TrainingPlan, column: Column) -> str:
+def verdict(estimate: Estimate, column: Column) -> str:
     """What would fit in the place of a column that does not."""
     asked = column.setup
     if column.nearest is None:
@@ -91,16 +91,15 @@ def verdict(plan: TrainingPlan, column: Column) -> str:
             f"choose a device of more memory"
         )
     sharing = [column.nearest.layout] if column.nearest.sharded != asked.sharded else []
-    settings = " ".join([*sharing, *changes(plan, asked, column.nearest)])
+    settings = " ".join([*sharing, *changes(estimate, asked, column.nearest)])
     return f"{asked.layout} does not fit; the nearest that does: {settings}"
 
 
-def changes(plan: TrainingPlan, asked: Setup, nearest: Setup) -> list[str]:
+def changes(estimate: Estimate, asked: Setup, nearest: Setup) -> list[str]:
     """The settings in which `nearest` differs, as they are typed."""
-    nodes = asked.devices // plan.per_node
-    world = (
-        f"trainer.devices={nearest.devices}" if nodes == 1 else f"trainer.num_nodes={nearest.devices // plan.per_node}"
-    )
+    per_node = estimate.per_node
+    one_node = asked.devices == per_node
+    world = f"trainer.devices={nearest.devices}" if one_node else f"trainer.num_nodes={nearest.devices // per_node}"
     typed = {
         "devices": world,
         "batch_size": f"train.batch_size={nearest.batch_size}",
@@ -110,11 +109,12 @@ def changes(plan: TrainingPlan, asked: Setup, nearest: Setup) -> list[str]:
     return [text for name, text in typed.items() if getattr(nearest, name) != getattr(asked, name)]
 
 
-def assumptions(plan: TrainingPlan) -> list[str]:
+def assumptions(estimate: Estimate) -> list[str]:
     """What the numbers rest on."""
     return [
-        f"Assumed: {plan.vocab_size:,} ids ({plan.vocabulary}); trainer.precision={plan.precision}; plan_mfu="
-        f"{plan.mfu:g} of {plan.device.peak / 1e12:,.0f} TFLOP/s; GB are 1e9 bytes; eager, without recomputation.",
+        f"Assumed: {estimate.vocab_size:,} ids ({estimate.vocabulary}); trainer.precision={estimate.precision}; "
+        f"estimate_mfu={estimate.mfu:g} of {estimate.device.peak / 1e12:,.0f} TFLOP/s; GB are 1e9 bytes; eager, "
+        "without recomputation.",
         "Not counted: CUDA context, NCCL, fragmentation (the room left); evaluation, checkpoints, stops.",
     ]
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, open_dict
 
 from llama_lab.devices.hardware import Hardware
 from llama_lab.study.design.parsing import run_config
-from llama_lab.training.prepare import plan_job
+from llama_lab.training.prepare import requested_run
 from llama_lab.training.run import Run, check_folder
 
 from .task import Function, Task
@@ -54,7 +54,7 @@ class Sweep:
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = self.first_index + index
         run_cfg, choices = run_config(config.copy(), dict(config.hydra.runtime.choices))
-        run = plan_job(run_cfg, choices, list(config.hydra.overrides.task), hardware)
+        run = requested_run(run_cfg, choices, list(config.hydra.overrides.task), hardware)
         check_folder(run)
         singletons = Singleton.get_state()["instances"]
         task = Task(Function.of(self.function), config, self.context, singletons, sys.argv[0])

@@ -48,8 +48,10 @@ CHANGEABLE = (
     "overwrite",
     "resume",
     "runs_dir",
-    "plan",
+    "estimate",
     "device",
+    "estimate_mfu",
+    "plan",  # the names of `estimate` and `estimate_mfu` in older runs
     "plan_mfu",
     "measure",
     "trust",

@@ -24,7 +24,7 @@ from llama_lab.study.design.dry_run import print_plan
 from llama_lab.study.design.parsing import Composer, read_request, run_config
 from llama_lab.study.design.plan import Plan, PlannedRun, plan_study, quoted
 from llama_lab.study.design.tuning import settle, state
-from llama_lab.training.prepare import plan_job
+from llama_lab.training.prepare import requested_run
 from llama_lab.training.run import train
 
 from .measure import finished_run, measure_study
@@ -188,7 +188,7 @@ def study_job(cfg: DictConfig) -> None:
     job = HydraConfig.get()
     overrides = list(job.overrides.task)
     cfg, choices = run_config(cfg, dict(job.runtime.choices))
-    run = plan_job(cfg, choices, overrides)
+    run = requested_run(cfg, choices, overrides)
     if cfg.measure:
         measure_study(run)
         return

@@ -1,4 +1,4 @@
-"""From a composed config to a planned run: every check that needs neither data nor model, in one place."""
+"""From a composed config to a run that can start: every check that needs neither data nor model, in one place."""
 
 import os
 import re
@@ -24,7 +24,7 @@ MEASURING = ("measure", "trust", "data.cache_dir")  # settings of a command that
 EXAMPLES = {"data.files": "data.files=[book.txt]", "run": "run=runs/llama/base/seed=1"}
 
 
-def plan_job(
+def requested_run(
     cfg: DictConfig,
     choices: Mapping[str, str | None],
     overrides: list[str],
@@ -38,12 +38,12 @@ def plan_job(
     check_measuring(cfg, overrides)
     from llama_lab.runs.folder import arm_name
 
-    from .run import plan  # after the checks: torch and lightning take seconds to import
+    from .run import new_run  # after the checks: torch and lightning take seconds to import
 
     name = folder_name("name", cfg.name, str(choices["arch"]))
     arm = folder_name("arm", cfg.arm, arm_name(overrides))
     ours = {group: str(option) for group, option in choices.items() if option is not None and group in groups()}
-    return plan(cfg, name, arm, overrides, ours, choose)
+    return new_run(cfg, name, arm, overrides, ours, choose)
 
 
 def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
@@ -55,9 +55,9 @@ def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
     check_idle(cfg.model)
     if "study" in cfg:
         raise ConfigError(f"study={choices['study']}: takes the place of a sweep, one study per command")
-    for key in ("device", "plan_mfu"):
-        if not cfg.plan and cfg[key] != defaults[key]:
-            raise ConfigError(f"{key}={cfg[key]}: is for a plan; add plan=true, or leave it out to train")
+    for key in ("device", "estimate_mfu"):
+        if not cfg.estimate and cfg[key] != defaults[key]:
+            raise ConfigError(f"{key}={cfg[key]}: is for an estimate; add estimate=true, or leave it out to train")
 
 
 def check_measuring(cfg: DictConfig, overrides: list[str]) -> None:

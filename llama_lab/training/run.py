@@ -68,7 +68,7 @@ class Run:
         return f"speeds of {self.folder.path}" if self.cfg.measure else f"{self.arm}/seed={self.cfg.seed}"
 
 
-def plan(
+def new_run(
     cfg: DictConfig,
     name: str,
     arm: str,

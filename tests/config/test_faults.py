@@ -68,7 +68,7 @@ def test_what_fails_in_a_run_is_told_with_its_place_and_the_status_says_failed(
 
 def test_what_fails_in_a_plan_is_told_alone(norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIL_AT", "training")
-    assert_told(command(*norm, "plan=true", "device=h100"))
+    assert_told(command(*norm, "estimate=true", "device=h100"))
 
 
 def test_what_fails_in_an_evaluation_is_told(

@@ -1,4 +1,4 @@
-"""What a plan says of memory equals what PyTorch allocates; what it says of time, what others have published."""
+"""What an estimate says of memory equals what PyTorch allocates; what it says of time, what others have published."""
 
 import math
 from dataclasses import replace
@@ -17,7 +17,7 @@ from llama_lab.config.components import build
 from llama_lab.devices.gpus import DEVICES, options
 from llama_lab.errors import ConfigError
 from llama_lab.estimate.activations import Footprint, FusedRMSNorm, allocate, step_bytes
-from llama_lab.estimate.estimate import MemoryModel, Setup, TrainingPlan, alternatives, plan_column, plan_training
+from llama_lab.estimate.estimate import Estimate, MemoryModel, Setup, alternatives, column_of, estimate_training
 from llama_lab.model import Decoder
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.run import build_module
@@ -30,8 +30,8 @@ BATCH = (4, 256)
 GIB = 2**30
 
 
-def planned_on(device: str, *overrides: str) -> TrainingPlan:
-    return plan_training(compose_config("plan=true", f"device={device}", *overrides))
+def estimated_on(device: str, *overrides: str) -> Estimate:
+    return estimate_training(compose_config("estimate=true", f"device={device}", *overrides))
 
 
 def model_of_memory(*overrides: str, precision: str = "bf16-mixed") -> MemoryModel:
@@ -164,8 +164,8 @@ def test_autocast_s_copies_of_the_weights_are_told_apart_from_activations() -> N
 
 def test_shards_on_128_devices_in_place_of_8_free_what_torchtitan_measured() -> None:
     """Tables 1 and 3 of its report of December 2024, Llama 3.1 8B: 82.4 and 67.0 GiB, all else being equal."""
-    plan = planned_on("h100", "arch=llama3", "size=llama3_8b", "trainer.devices=8", "train.tokens=1e9")
-    few = plan.columns[1].memory
+    estimate = estimated_on("h100", "arch=llama3", "size=llama3_8b", "trainer.devices=8", "train.tokens=1e9")
+    few = estimate.columns[1].memory
     states = few.weights + few.gradients + few.optimizer
     assert states * (1 - 8 / 128) == pytest.approx((82.4 - 67.0) * GIB, rel=0.1)
 
@@ -190,38 +190,40 @@ PUBLISHED = {
 @pytest.mark.parametrize("case", PUBLISHED)
 def test_published_speeds_are_plausible_utilisations(case: str) -> None:
     device, overrides, speed, (lowest, highest) = PUBLISHED[case]
-    plan = planned_on(device, *overrides, "train.tokens=1e9")
-    mfu = speed * plan.cost.train_flops_per_token / plan.device.peak
+    estimate = estimated_on(device, *overrides, "train.tokens=1e9")
+    mfu = speed * estimate.cost.train_flops_per_token / estimate.device.peak
     assert lowest < mfu < highest
-    assert replace(plan, mfu=mfu).tokens_per_second == pytest.approx(speed)
+    assert replace(estimate, mfu=mfu).tokens_per_second == pytest.approx(speed)
 
 
 def test_with_all_scores_counted_torchtitan_s_utilisation_is_its_own() -> None:
-    cost = planned_on("h100", "arch=llama3", "size=llama3_8b", "train.tokens=1e9").cost
+    cost = estimated_on("h100", "arch=llama3", "size=llama3_8b", "train.tokens=1e9").cost
     assert 6667 * 3 * cost.flops_per_token_dense / 989e12 == pytest.approx(0.39, abs=0.005)
     assert 5762 * 3 * cost.flops_per_token_dense / 989e12 == pytest.approx(0.335, abs=0.01)
 
 
 def test_llama_65b_at_its_own_utilisation_takes_about_21_days() -> None:
     overrides = ["arch=llama", "size=llama_65b", "trainer.devices=8", "trainer.num_nodes=256", "train.tokens=1.4e12"]
-    plan = planned_on("a100", *overrides, "train.batch_size=2048")
-    mfu = 380 * plan.cost.train_flops_per_token / 312e12
-    days = replace(plan, mfu=mfu).seconds / 86400
-    assert plan.setup.devices == 2048
+    estimate = estimated_on("a100", *overrides, "train.batch_size=2048")
+    mfu = 380 * estimate.cost.train_flops_per_token / 312e12
+    days = replace(estimate, mfu=mfu).seconds / 86400
+    assert estimate.setup.devices == 2048
     assert 20 < days < 22
 
 
 def test_time_is_flops_over_devices_peak_and_utilisation() -> None:
-    plan = planned_on("h100", "arch=llama2", "train.tokens=1e9", "trainer.devices=4", "plan_mfu=0.25")
-    assert plan.tokens == int(1e9) // (16 * 256) * 16 * 256
-    assert plan.seconds == pytest.approx(plan.tokens * plan.cost.train_flops_per_token / (4 * 989e12 * 0.25))
-    assert plan.tokens_per_second * 4 * plan.seconds == pytest.approx(plan.tokens)
+    estimate = estimated_on("h100", "arch=llama2", "train.tokens=1e9", "trainer.devices=4", "estimate_mfu=0.25")
+    assert estimate.tokens == int(1e9) // (16 * 256) * 16 * 256
+    assert estimate.seconds == pytest.approx(
+        estimate.tokens * estimate.cost.train_flops_per_token / (4 * 989e12 * 0.25)
+    )
+    assert estimate.tokens_per_second * 4 * estimate.seconds == pytest.approx(estimate.tokens)
 
 
 def test_parameters_are_exact() -> None:
-    plan = planned_on("h100", "arch=llama2", "size=llama2_70b", "train.tokens=1e9", "trainer.devices=64")
-    assert plan.cost.params == 68_976_648_192
-    assert plan.cost.kv_bytes == 4096 * 327_680
+    estimate = estimated_on("h100", "arch=llama2", "size=llama2_70b", "train.tokens=1e9", "trainer.devices=64")
+    assert estimate.cost.params == 68_976_648_192
+    assert estimate.cost.kv_bytes == 4096 * 327_680
 
 
 # What fits
@@ -245,7 +247,7 @@ def test_what_is_suggested_fits_and_nothing_nearer_does(
 ) -> None:
     model, limit = small(norm), 10**magnitude
     setup = Setup(sharded and devices > 1, devices, devices * share, share, 32)
-    column = plan_column(setup, model, limit)
+    column = column_of(setup, model, limit)
     assert column.fits == (model.memory(setup).total <= limit)
     assert column.fits == (column.memory.total <= limit)
     if column.fits:
@@ -282,24 +284,24 @@ def test_alternatives_are_smaller_micro_batches_then_shards_then_devices_then_sh
 )
 def test_the_nearest_setting_that_fits(overrides: list[str], layout: int, nearest: Setup) -> None:
     device = "h100" if "size=gpt2" not in overrides else "l4"
-    plan = planned_on(device, *overrides, "train.tokens=1e9")
-    assert plan.columns[layout].nearest == nearest
+    estimate = estimated_on(device, *overrides, "train.tokens=1e9")
+    assert estimate.columns[layout].nearest == nearest
 
 
 def test_a_model_that_no_number_of_devices_holds_has_no_nearest_setting() -> None:
-    plan = planned_on("l4", "arch=llama3", "size=llama3_405b", "train.tokens=1e10", "trainer.devices=8")
-    assert [column.nearest for column in plan.columns] == [None, None]
+    estimate = estimated_on("l4", "arch=llama3", "size=llama3_405b", "train.tokens=1e10", "trainer.devices=8")
+    assert [column.nearest for column in estimate.columns] == [None, None]
 
 
 # Devices
 
 
-def test_auto_is_one_device_and_a_sharded_run_is_planned_sharded() -> None:
-    one = planned_on("h100", "arch=llama2", "train.tokens=1e9")
+def test_auto_is_one_device_and_a_sharded_run_is_estimated_sharded() -> None:
+    one = estimated_on("h100", "arch=llama2", "train.tokens=1e9")
     assert (one.setup.devices, one.per_node, one.setup.layout) == (1, 1, "one device")
     overrides = ["arch=llama2", "train.tokens=1e9", "trainer.devices=4"]
-    _, beside = planned_on("h100", *overrides).columns
-    (sharded,) = planned_on("h100", *overrides, "trainer=fsdp").columns
+    _, beside = estimated_on("h100", *overrides).columns
+    (sharded,) = estimated_on("h100", *overrides, "trainer=fsdp").columns
     assert sharded == beside
     assert sharded.setup.layout == "FSDP"
 
@@ -307,16 +309,16 @@ def test_auto_is_one_device_and_a_sharded_run_is_planned_sharded() -> None:
 def test_devices_are_typed_in_lower_case_and_a_driver_s_name_finds_them() -> None:
     assert len(options()) == len(DEVICES)
     assert options()["a100_40gb"].memory == 40e9
-    assert planned_on("h100_pcie").device.peak == 756e12
+    assert estimated_on("h100_pcie").device.peak == 756e12
 
 
 # The command line
 
-PLAN = ["plan=true", "device=h100"]
+ESTIMATE = ["estimate=true", "device=h100"]
 
 
-def test_a_plan_is_printed_in_80_columns_and_writes_nothing(command: Command) -> None:
-    ran = command(*PLAN, "arch=llama2", "size=llama2_70b", "trainer.devices=64", "train.tokens=2e12")
+def test_an_estimate_is_printed_in_80_columns_and_writes_nothing(command: Command) -> None:
+    ran = command(*ESTIMATE, "arch=llama2", "size=llama2_70b", "trainer.devices=64", "train.tokens=2e12")
     assert (ran.code, ran.err) == (0, "")
     assert list(ran.cwd.iterdir()) == []
     assert max(len(line) for line in ran.out.splitlines()) <= 80
@@ -328,9 +330,9 @@ def test_a_plan_is_printed_in_80_columns_and_writes_nothing(command: Command) ->
         "DDP FSDP",
         "KV cache at 4,096 tokens 1.25 GiB",
         "does not fit",
-        "train.batch_size=16 cannot be shared by 64 devices; planned with the nearest that can, train.batch_size=64",
+        "train.batch_size=16 cannot be shared by 64 devices; estimated with the nearest that can, train.batch_size=64",
         "the nearest that does: FSDP model.max_seq_len=1024",
-        "32,000 ids (model.vocab_size); trainer.precision=bf16-mixed; plan_mfu=0.4",
+        "32,000 ids (model.vocab_size); trainer.precision=bf16-mixed; estimate_mfu=0.4",
     ):
         assert part in text
 
@@ -340,39 +342,48 @@ def test_a_plan_is_printed_in_80_columns_and_writes_nothing(command: Command) ->
     [(["tokenizer=byte"], "257 ids (tokenizer)"), (["tokenizer.vocab_size=500"], "500 ids (tokenizer.vocab_size)")],
 )
 def test_the_vocabulary_that_is_assumed_is_told(overrides: list[str], told: str, command: Command) -> None:
-    assert told in command(*PLAN, *overrides).out
+    assert told in command(*ESTIMATE, *overrides).out
 
 
-def test_a_sweep_prints_a_plan_for_each(command: Command) -> None:
-    ran = command("--multirun", *PLAN, "trainer.devices=1,8")
+def test_a_sweep_prints_an_estimate_for_each(command: Command) -> None:
+    ran = command("--multirun", *ESTIMATE, "trainer.devices=1,8")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.count("parameters") == 2
     assert "8 x h100" in ran.out
 
 
 BAD = {
-    "size": ([*PLAN, "size=llama_70b"], "size=llama_70b: no such option (did you mean llama"),
-    "device": (["plan=true", "device=h10"], "device=h10: unknown (did you mean h100?); choose "),
-    "device number": (["plan=true", "device=100"], "device=100: must be text"),
-    "no plan": (["device=h100"], "device=h100: is for a plan; add plan=true"),
-    "no plan, mfu": (["plan_mfu=0.5"], "plan_mfu=0.5: is for a plan; add plan=true"),
-    "mfu": ([*PLAN, "plan_mfu=40"], "plan_mfu=40: must be above 0 and at most 1"),
-    "plan": (["plan=maybe"], "plan=maybe: must be true or false"),
-    "study": (["plan=true", "study=ladder"], "plan=true: study.dry_run=true prints"),
+    "size": ([*ESTIMATE, "size=llama_70b"], "size=llama_70b: no such option (did you mean llama"),
+    "device": (["estimate=true", "device=h10"], "device=h10: unknown (did you mean h100?); choose "),
+    "device number": (["estimate=true", "device=100"], "device=100: must be text"),
+    "no estimate": (["device=h100"], "device=h100: is for an estimate; add estimate=true"),
+    "no estimate, mfu": (["estimate_mfu=0.5"], "estimate_mfu=0.5: is for an estimate; add estimate=true"),
+    "mfu": ([*ESTIMATE, "estimate_mfu=40"], "estimate_mfu=40: must be above 0 and at most 1"),
+    "estimate": (["estimate=maybe"], "estimate=maybe: must be true or false"),
+    "study": (["estimate=true", "study=ladder"], "estimate=true: study.dry_run=true prints"),
     "study's device": (["study=ladder", "device=h100"], "device=h100: a study trains on this machine"),
-    "all devices": ([*PLAN, "trainer=ddp"], "trainer.devices=-1: a plan needs a number, such as trainer.devices=8"),
-    "nodes": ([*PLAN, "trainer.num_nodes=0"], "trainer.num_nodes=0: a plan needs a number"),
-    "float32": ([*PLAN, "trainer.precision=32-true"], "trainer.precision=32-true: a plan knows peaks of bf16 only"),
-    "cpu": ([*PLAN, "trainer=cpu"], "trainer.accelerator=cpu: a plan is for GPUs"),
-    "char": ([*PLAN, "tokenizer=char"], "model.vocab_size=null: this tokenizer learns its vocabulary from the text"),
-    "budget": ([*PLAN, "train.tokens=100"], "train.tokens=100: must reach one step"),
-    "heads": ([*PLAN, "model.n_heads=5"], "model.n_heads=5: does not divide"),
-    "batch": ([*PLAN, "train.batch_size=0"], "train.batch_size=0: must be a positive whole number"),
+    "all devices": (
+        [*ESTIMATE, "trainer=ddp"],
+        "trainer.devices=-1: an estimate needs a number, such as",
+    ),
+    "nodes": ([*ESTIMATE, "trainer.num_nodes=0"], "trainer.num_nodes=0: an estimate needs a number"),
+    "float32": (
+        [*ESTIMATE, "trainer.precision=32-true"],
+        "trainer.precision=32-true: only peaks of bf16 are known",
+    ),
+    "cpu": ([*ESTIMATE, "trainer=cpu"], "trainer.accelerator=cpu: an estimate is for GPUs"),
+    "char": (
+        [*ESTIMATE, "tokenizer=char"],
+        "model.vocab_size=null: this tokenizer learns its vocabulary",
+    ),
+    "budget": ([*ESTIMATE, "train.tokens=100"], "train.tokens=100: must reach one step"),
+    "heads": ([*ESTIMATE, "model.n_heads=5"], "model.n_heads=5: does not divide"),
+    "batch": ([*ESTIMATE, "train.batch_size=0"], "train.batch_size=0: must be a positive whole number"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_plan_that_cannot_be_made_is_refused_in_one_line_with_the_fix(case: str, command: Command) -> None:
+def test_an_estimate_that_cannot_be_made_is_refused_in_one_line_with_the_fix(case: str, command: Command) -> None:
     overrides, beginning = BAD[case]
     ran = command(*overrides)
     assert ran.code == 2
@@ -381,8 +392,8 @@ def test_a_plan_that_cannot_be_made_is_refused_in_one_line_with_the_fix(case: st
     assert list(ran.cwd.iterdir()) == []
 
 
-def test_without_a_gpu_a_plan_needs_a_device() -> None:
+def test_without_a_gpu_an_estimate_needs_a_device() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(ConfigError, match=r"^device=null: this machine has no GPU to plan for; choose gb200 \| "):
-        plan_training(compose_config("plan=true"))
+    with pytest.raises(ConfigError, match=r"^device=null: this machine has no GPU to estimate for; choose gb200 \| "):
+        estimate_training(compose_config("estimate=true"))

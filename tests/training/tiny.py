@@ -20,13 +20,13 @@ from llama_lab.model import Decoder, measure_cost
 from llama_lab.runs.folder import RunFolder
 from llama_lab.training.callbacks import Monitor
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.run import Outcome, Run, begun, check_folder, fit, plan
+from llama_lab.training.run import Outcome, Run, begun, check_folder, fit, new_run
 from tests.composing import compose_config
 
 
 def planned(*overrides: str, arm: str = "arm") -> Run:
     """The run that `python train.py *overrides` would start."""
-    run = plan(compose_config(*overrides), "name", arm, list(overrides), {"norm": "rmsnorm"})
+    run = new_run(compose_config(*overrides), "name", arm, list(overrides), {"norm": "rmsnorm"})
     check_folder(run)
     return run
 

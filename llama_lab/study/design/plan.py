@@ -21,8 +21,8 @@ from llama_lab.model import Cost, Decoder
 from llama_lab.runs.folder import check_no_file
 from llama_lab.study.settings import planned_settings
 from llama_lab.study.study import Arm, Member, Study
-from llama_lab.training.prepare import check_devices, folder_name, plan_job
-from llama_lab.training.run import Run, build_module, plan
+from llama_lab.training.prepare import check_devices, folder_name, requested_run
+from llama_lab.training.run import Run, build_module, new_run
 
 from .designs import Variant, Variants
 from .matching import AIM, match_width
@@ -144,7 +144,7 @@ def check_arm(
     cfg, choices = composer.compose(*variant.overrides)
     folder_name("arm", variant.name, "")
     check_devices(cfg, launcher)
-    run = plan_job(copy.deepcopy(cfg), choices, [], choose)
+    run = requested_run(copy.deepcopy(cfg), choices, [], choose)
     return Composed(variant, cfg, choices, run.hardware)
 
 
@@ -200,7 +200,7 @@ def plan_run(request: Request, arm: Composed, settings: dict[str, Any], member: 
     cfg = copy.deepcopy(arm.cfg)
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)
-    run = plan(cfg, request.name, folder, list(overrides), arm.choices, lambda _: arm.hardware)
+    run = new_run(cfg, request.name, folder, list(overrides), arm.choices, lambda _: arm.hardware)
     return PlannedRun(member, overrides, run)
 
 

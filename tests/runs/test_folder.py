@@ -149,6 +149,15 @@ def test_an_unfinished_run_goes_on_with_the_same_settings(status: str, folder: R
     check(folder, "model.dropout=0.1", "logger=none", "trainer.devices=2", "runs_dir=elsewhere")
 
 
+def test_a_run_of_an_older_version_goes_on_though_keys_have_new_names(folder: RunFolder) -> None:
+    begun(folder, status="interrupted")
+    resolved = folder.path / RESOLVED
+    text = resolved.read_text()
+    assert "\nestimate: false\n" in text
+    resolved.write_text(text.replace("\nestimate: ", "\nplan: ").replace("\nestimate_mfu: ", "\nplan_mfu: "))
+    check(folder)
+
+
 @pytest.mark.parametrize(
     ("override", "key", "old", "new"),
     [

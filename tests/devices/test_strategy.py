@@ -79,7 +79,7 @@ def killed(tiny: list[str], run_train: RunTrain, tmp_path_factory: pytest.TempPa
     script.write_text(
         "import os, signal\n"
         "from llama_lab.cli import train_command\n"
-        "from llama_lab.training.callbacks import Checkpointing\n"
+        "from llama_lab.training.checkpointing import Checkpointing\n"
         "save = Checkpointing.on_train_batch_end\n"
         "def on_train_batch_end(self, trainer, *rest):\n"
         "    save(self, trainer, *rest)\n"

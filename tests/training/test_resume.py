@@ -12,7 +12,8 @@ import pytest
 
 from llama_lab.runs import checkpoint
 from llama_lab.runs.folder import RunFolder
-from llama_lab.training.callbacks import Checkpointing, Monitor
+from llama_lab.training.checkpointing import Checkpointing
+from llama_lab.training.monitor import Monitor
 from llama_lab.training.run import train
 from tests.conftest import Command, Ran, RunTrain, last_of_each
 from tests.training.tiny import identical, planned, repeatable, rows, trained_state
@@ -174,7 +175,7 @@ def killed(tiny: list[str], environment: dict[str, str], run_train: RunTrain, tm
     script.write_text(
         "import os, signal\n"
         "from llama_lab.cli import train_command\n"
-        "from llama_lab.training.callbacks import Checkpointing\n"
+        "from llama_lab.training.checkpointing import Checkpointing\n"
         "save = Checkpointing.on_train_batch_end\n"
         "def on_train_batch_end(self, trainer, *rest):\n"
         "    save(self, trainer, *rest)\n"

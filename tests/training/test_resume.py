@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 import pytest
+import torch
 
 from llama_lab.runs import checkpoint
 from llama_lab.runs.folder import RunFolder
@@ -160,6 +161,28 @@ def test_a_run_that_dies_goes_on_from_its_last_checkpoint_to_the_same_end(
     if run.folder.metrics.exists():
         with run.folder.metrics.open("a") as file:
             file.write("38,97")  # and a row half written
+    assert ends_as_the_whole_run(whole, *overrides)
+
+
+@pytest.mark.parametrize("moment", ["between two checkpoints", "at an evaluation and checkpoint"])
+def test_a_checkpoint_whose_batches_are_micro_batches_goes_on_to_the_same_end(
+    moment: str, whole: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
+    run = planned(*overrides)
+    with monkeypatch.context() as patched:
+        STOPS[moment](patched, lambda: stop(signal.SIGINT))
+        assert train(run) == "interrupted"
+    checkpoint = torch.load(run.folder.checkpoint, weights_only=True)
+    progress = checkpoint["loops"]["fit_loop"]
+    taken, seen = checkpoint["global_step"], 2 * checkpoint["global_step"]
+    for count in ("total", "current"):  # as Lightning's automatic optimization leaves them
+        progress["epoch_loop.manual_optimization.optim_step_progress"][count] = {"ready": 0, "completed": 0}
+        progress["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"][count]["completed"] = taken
+        batches = progress["epoch_loop.batch_progress"][count]
+        completed = seen - (batches["ready"] - batches["completed"])
+        batches.update(ready=seen, started=seen, processed=seen, completed=completed)
+    torch.save(checkpoint, run.folder.checkpoint)
     assert ends_as_the_whole_run(whole, *overrides)
 
 

@@ -103,11 +103,6 @@ class TokenDataModule(L.LightningDataModule):
         return self.trainer.global_rank if self.trainer else 0
 
     @property
-    def first_step(self) -> int:
-        """The optimizer step that training starts or goes on at."""
-        return self.trainer.global_step if self.trainer else 0
-
-    @property
     def rows(self) -> range:
         """The rows of a batch that this device takes."""
         share = self.batch_size // self.world_size
@@ -120,7 +115,7 @@ class TokenDataModule(L.LightningDataModule):
 
 
 class TrainBatches:
-    """One device's micro-batches of each optimizer step from ``first_step`` on, without end.
+    """One device's micro-batches of each optimizer step from the trainer's current one on, without end.
 
     So no step is the last of an epoch, to Lightning, and a run whose budget has grown goes on like any other. The state
     in a checkpoint is no position, only what the order of the data depends on: a run cannot be resumed on other data.
@@ -132,7 +127,7 @@ class TrainBatches:
     def __iter__(self) -> Iterator[list[Batch]]:
         # A generator: it asks for the first step when the first batch is due, by which time the checkpoint is restored.
         data = self._data
-        for step in itertools.count(data.first_step):
+        for step in itertools.count(data.trainer.global_step if data.trainer else 0):
             sequences = data.train_windows.batch(step, data.batch_size, data.rows)
             micro_batches = np.split(sequences, data.accumulate)
             yield [_to_tensors(rows[:, :-1], rows[:, 1:], data.pin_memory) for rows in micro_batches]

@@ -26,8 +26,10 @@ from llama_lab.data.windows import TrainWindows
 from llama_lab.display import open_display, quiet_libraries
 from llama_lab.model import measure_cost
 from llama_lab.runs.metrics import MetricsCSV
-from llama_lab.training.callbacks import SLOW_STEPS, Checkpointing, Monitor, StopRequest
+from llama_lab.training.checkpointing import Checkpointing
 from llama_lab.training.module import LanguageModel
+from llama_lab.training.monitor import SLOW_STEPS, Monitor
+from llama_lab.training.stop import StopRequest
 
 STEPS, ROUNDS = 43, 5
 
@@ -61,7 +63,7 @@ def lightning_loop(cfg: DictConfig, dataset: TokenDataset) -> float:
     seq_len, batch_size = cfg.model.max_seq_len, cfg.train.batch_size
     optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
     module = LanguageModel(model, optimizer, schedule, STEPS, dataset.val_bytes, cfg.train.grad_clip)
-    data = TokenDataModule(dataset, seq_len, batch_size, None, cfg.data.seed, STEPS)
+    data = TokenDataModule(dataset, seq_len, batch_size, None, cfg.data.seed)
     with tempfile.TemporaryDirectory() as folder, open_display(STEPS, rank=1) as display:
         monitor = Monitor(cfg.train.log_every, seq_len * batch_size, measure_cost(model), None, display)
         checkpointing = Checkpointing(Path(folder) / "last.ckpt", STEPS, STEPS + 1, StopRequest(), monitor.stopwatch)

@@ -1,5 +1,6 @@
 """The bridge to Lightning: which rows of which step each device reads, and where a resumed run goes on."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def micro_batches_per_step(batch_size: int, micro_batch_size: int | None, world_size: int) -> int:
-    """Return how many micro-batches a device runs per optimizer step: Lightning's ``accumulate_grad_batches``.
+    """Return how many micro-batches a device runs per optimizer step.
 
     ``batch_size`` counts sequences over all ``world_size`` devices, ``micro_batch_size`` those of one device and
     forward pass; None means a device's whole share. Raises ConfigError unless they divide.
@@ -42,15 +43,14 @@ def multiples_around(number: int, unit: int) -> list[int]:
 
 
 class TokenDataModule(L.LightningDataModule):
-    """Feeds a Trainer ``(inputs, targets)`` micro-batches from a token folder.
+    """Feeds a Trainer the micro-batches of one optimizer step after the other from a token folder.
 
     ``batch_size`` is the sequences of one optimizer step over all devices; each device takes an equal, contiguous
-    share of its rows, in micro-batches of ``micro_batch_size`` (None: the whole share). ``steps`` is the length of the
-    training in optimizer steps: one epoch, to Lightning.
+    share of its rows, in micro-batches of ``micro_batch_size`` (None: the whole share).
 
-    Training goes on at the trainer's ``global_step``, so that a resumed run reads exactly what it would have read.
-    The trainer needs ``max_steps=steps`` or less, ``accumulate_grad_batches=accumulate`` and
-    ``use_distributed_sampler=False``. Raises ConfigError for a text that is too short, or a negative seed.
+    Training goes on at the trainer's ``global_step``, so that a resumed run reads exactly what it would have read, and
+    ends at its ``max_steps``; the data has no end. The trainer needs ``use_distributed_sampler=False``. Raises
+    ConfigError for a text that is too short, or a negative seed.
     """
 
     def __init__(
@@ -60,7 +60,6 @@ class TokenDataModule(L.LightningDataModule):
         batch_size: int,
         micro_batch_size: int | None,
         seed: int,
-        steps: int,
     ):
         super().__init__()
         dataset.require_windows(seq_len, batch_size)
@@ -69,7 +68,6 @@ class TokenDataModule(L.LightningDataModule):
         self.batch_size = batch_size
         self.micro_batch_size = micro_batch_size
         self.seed = seed
-        self.steps = steps
         self.train_windows = TrainWindows(dataset.train, seq_len, seed)
         self.val_windows = ValWindows(dataset.val, seq_len)
 
@@ -84,13 +82,15 @@ class TokenDataModule(L.LightningDataModule):
         return micro_batches_per_step(self.batch_size, self.micro_batch_size, self.world_size)
 
     def train_dataloader(self) -> "TrainBatches":
-        """Return this device's training micro-batches, from the trainer's current step on.
+        """Return this device's training micro-batches, step by step, from the trainer's current step on.
 
-        Raises ValueError for a trainer that would leave the batch size or the length of the training unmet.
+        Raises ValueError for a trainer that would never end, or take several of our steps for one.
         """
-        if self.trainer:
-            self._check_trainer(self.trainer)
-            _count_from_last_step(self.trainer, self.accumulate)
+        if self.trainer and (self.trainer.max_steps < 0 or self.trainer.accumulate_grad_batches != 1):
+            raise ValueError(
+                f"Trainer(max_steps={self.trainer.max_steps}, accumulate_grad_batches="
+                f"{self.trainer.accumulate_grad_batches}) but the data has no end, and each of its batches is one step"
+            )
         return TrainBatches(self)
 
     def val_dataloader(self) -> "ValBatches":
@@ -103,11 +103,6 @@ class TokenDataModule(L.LightningDataModule):
         return self.trainer.global_rank if self.trainer else 0
 
     @property
-    def first_step(self) -> int:
-        """The optimizer step that training starts or goes on at."""
-        return self.trainer.global_step if self.trainer else 0
-
-    @property
     def rows(self) -> range:
         """The rows of a batch that this device takes."""
         share = self.batch_size // self.world_size
@@ -118,39 +113,24 @@ class TokenDataModule(L.LightningDataModule):
         """Whether batches are put where a GPU can copy them from while it computes."""
         return self.trainer is not None and isinstance(self.trainer.accelerator, CUDAAccelerator)
 
-    def _check_trainer(self, trainer: L.Trainer) -> None:
-        if not 0 <= trainer.max_steps <= self.steps:
-            raise ValueError(f"Trainer(max_steps={trainer.max_steps}) but the data has {self.steps} steps")
-        accumulates = trainer.lightning_module.automatic_optimization
-        if accumulates and trainer.accumulate_grad_batches != self.accumulate:
-            raise ValueError(
-                f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) but a batch of {self.batch_size} "
-                f"is {self.accumulate} micro-batches"
-            )
-
 
 class TrainBatches:
-    """One device's training micro-batches, as ``Batch``.
+    """One device's micro-batches of each optimizer step from the trainer's current one on, without end.
 
-    The length is that of the whole training, since Lightning counts on from the checkpoint's number of micro-batches;
-    an iteration yields those from ``first_step`` on. The state in a checkpoint is no position, only what the
-    order of the data depends on: a run cannot be resumed on other data.
+    So no step is the last of an epoch, to Lightning, and a run whose budget has grown goes on like any other. The state
+    in a checkpoint is no position, only what the order of the data depends on: a run cannot be resumed on other data.
     """
 
     def __init__(self, data: TokenDataModule):
         self._data = data
 
-    def __len__(self) -> int:
-        return self._data.steps * self._data.accumulate
-
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[list[Batch]]:
         # A generator: it asks for the first step when the first batch is due, by which time the checkpoint is restored.
         data = self._data
-        size = len(data.rows) // data.accumulate
-        for step in range(data.first_step, data.steps):
-            for start in range(data.rows.start, data.rows.stop, size):
-                sequences = data.train_windows.batch(step, data.batch_size, range(start, start + size))
-                yield _to_tensors(sequences[:, :-1], sequences[:, 1:], data.pin_memory)
+        for step in itertools.count(data.trainer.global_step if data.trainer else 0):
+            sequences = data.train_windows.batch(step, data.batch_size, data.rows)
+            micro_batches = np.split(sequences, data.accumulate)
+            yield [_to_tensors(rows[:, :-1], rows[:, 1:], data.pin_memory) for rows in micro_batches]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what determines the order of the data."""
@@ -197,20 +177,3 @@ class ValBatches:
 def _to_tensors(inputs: Ids, targets: Ids, pin_memory: bool) -> Batch:
     batch = torch.from_numpy(inputs).contiguous(), torch.from_numpy(targets).contiguous()
     return (batch[0].pin_memory(), batch[1].pin_memory()) if pin_memory else batch
-
-
-def _count_from_last_step(trainer: L.Trainer, accumulate: int) -> None:
-    """Set a restored trainer's count of micro-batches to those of its completed optimizer steps.
-
-    They differ if the checkpoint was written between the micro-batches of a step, whose gradient it does not hold, or
-    by a run with another number of micro-batches per step. The counters are left as a checkpoint at the end of the
-    last completed step has them: that step's last micro-batch processed, its hooks not yet completed.
-    """
-    loop = trainer.fit_loop.epoch_loop
-    loop.batch_progress.is_last_batch = False  # true in the checkpoint of a run that is now longer
-    seen = trainer.global_step * accumulate
-    if loop.batch_progress.current.ready == seen:
-        return
-    for count in (loop.batch_progress.total, loop.batch_progress.current):
-        count.load_state_dict({"ready": seen, "started": seen, "processed": seen, "completed": seen - 1})
-    loop._batches_that_stepped = trainer.global_step - 1

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.plugins import TorchCheckpointIO
-from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -32,6 +33,11 @@ def make_strategy(hardware: Hardware) -> Strategy | str:
     if hardware.sharded:
         return FullySharded()
     return DataParallel() if hardware.world_size > 1 else "auto"
+
+
+def unsynchronized(strategy: Strategy) -> AbstractContextManager[None]:
+    """The context of a backward pass whose gradients a later one of the same step will average over all devices."""
+    return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
 
 def make_plugins() -> list[Any]:
@@ -98,7 +104,8 @@ class FullySharded(DataParallel):
     Rajbhandari et al. 2020 (ZeRO, stage 3). Each block is gathered while it computes; what belongs to no block, and so
     may be tied, stays gathered from the forward pass to the end of the backward pass. In bf16-mixed the gathered
     weights are bf16, and with them the residual stream, which autocast alone keeps in float32; gradients are always
-    summed in float32. Checkpoints are folders, see `shards.py`.
+    summed in float32, after every micro-batch: to wait for the last one of a step, each device would have to keep the
+    gradients of the whole model. Checkpoints are folders, see `shards.py`.
 
     Lightning's own ModelParallelStrategy refuses bf16-mixed, and its checkpoints are a format of their own.
     """

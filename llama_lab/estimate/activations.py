@@ -155,10 +155,10 @@ def allocate(model: nn.Module) -> None:
 
 
 def step_bytes(module: LanguageModel, tokens: Tensor, mixed: bool) -> int:
-    """Peak bytes of a training step's forward and backward pass beside parameters and gradients, which are there."""
+    """Peak bytes of a micro-batch's forward and backward pass beside parameters and gradients, which are there."""
     memory = PeakMemory()
     with memory:
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-            loss = module.training_step((tokens, tokens), 0)
-        torch.autograd.backward(loss)
+            _, objective = module.loss(tokens, tokens)
+        torch.autograd.backward(objective)
     return memory.peak

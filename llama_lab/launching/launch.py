@@ -8,7 +8,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 from rich.console import Console
 
-from llama_lab.training.callbacks import StopRequest
+from llama_lab.training.stop import StopRequest
 
 from .board import Board
 from .engine import Engine

@@ -3,11 +3,14 @@
 Speeds that runs log are those of a machine that may do other work, and of another hour for each arm.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import lightning as L
 import torch
 
 from llama_lab.config.components import build_model
@@ -16,13 +19,14 @@ from llama_lab.data.module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.open import open_dataset
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.devices.hardware import check_started, current_rank
+from llama_lab.devices.throughput import synchronize
 from llama_lab.display import open_display, quiet_libraries
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.evaluate import place
 from llama_lab.evaluation.speed import NEW_TOKENS, decoding
 from llama_lab.runs.folder import RESOLVED, RunFolder
 from llama_lab.timing import time_in_turn
-from llama_lab.training.callbacks import SLOW_STEPS, StepTimes
+from llama_lab.training.monitor import SLOW_STEPS
 from llama_lab.training.run import Run, build_module, leave_process_group, make_trainer
 
 from .speed import ArmSpeed, StudySpeed
@@ -76,8 +80,8 @@ def job_of(run: Path, job: Run) -> Run:
     trust.check(cfg, f"measure={job.cfg.measure}: {run / RESOLVED}", lambda package: f"trust=[{package}]")
     cfg.trainer, cfg.data.cache_dir = job.cfg.trainer, job.cfg.data.cache_dir
     train = cfg.train
-    accumulate = micro_batches_per_step(train.batch_size, train.micro_batch_size, job.hardware.world_size)
-    return replace(job, cfg=cfg, steps=SLOW_STEPS + STEPS, accumulate=accumulate)
+    micro_batches_per_step(train.batch_size, train.micro_batch_size, job.hardware.world_size)  # for its checks
+    return replace(job, cfg=cfg, steps=SLOW_STEPS + STEPS)
 
 
 def measure_in_turn(jobs: Mapping[str, Run], dataset: TokenDataset) -> dict[str, ArmSpeed]:
@@ -100,10 +104,32 @@ def training_speed(job: Run, dataset: TokenDataset) -> float:
     model = build_model(cfg, dataset.vocab_size)
     module = build_module(job, model, dataset.val_bytes)
     seq_len, train = cfg.model.max_seq_len, cfg.train
-    data = TokenDataModule(dataset, seq_len, train.batch_size, train.micro_batch_size, cfg.data.seed, job.steps)
+    data = TokenDataModule(dataset, seq_len, train.batch_size, train.micro_batch_size, cfg.data.seed)
     times = StepTimes()
     make_trainer(job, module, [times], limit_val_batches=0).fit(module, data)
     return job.tokens_per_step / median(times.seconds[SLOW_STEPS:])
+
+
+class StepTimes(L.Callback):
+    """The seconds of every optimizer step, until the device has done it."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._began = 0.0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock."""
+        synchronize(pl_module.device)
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """After an optimizer step: note what it took."""
+        synchronize(pl_module.device)
+        now = time.perf_counter()
+        self.seconds.append(now - self._began)
+        self._began = now
 
 
 def decoding_speed(job: Run, dataset: TokenDataset) -> float:

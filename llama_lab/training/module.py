@@ -1,7 +1,8 @@
-"""The decoder as a LightningModule: loss, optimizer, exact validation."""
+"""The decoder as a LightningModule: the loss, the training step, the optimizer, exact validation."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from llama_lab.data import IGNORE
+from llama_lab.devices.strategy import unsynchronized
 from llama_lab.model import Decoder
 
 
@@ -23,9 +25,12 @@ class LanguageModel(L.LightningModule):
     grad_clip: largest norm of the gradient, None for no limit. z_loss: weight of the squared log-partition.
     val_bytes: UTF-8 bytes of the validation text, for bits per byte. seed: of dropout.
 
-    A batch is `(inputs, targets)`, both int64 `(B, T)`. All training micro-batches hold equally many tokens, so that
-    the mean over micro-batches and ranks is the mean over tokens; validation sums, since its last batch is smaller.
+    A training batch is the micro-batches of one optimizer step, each `(inputs, targets)`, both int64 `(B, T)`. All of
+    them hold equally many tokens, so that the mean over micro-batches and ranks is the mean over tokens; validation
+    sums, since its last batch is smaller.
     """
+
+    automatic_optimization = False
 
     def __init__(
         self,
@@ -47,29 +52,44 @@ class LanguageModel(L.LightningModule):
         self.seed = seed
         self.grad_norm: Tensor | None = None
         self._make_optimizer, self._schedule = optimizer, schedule
-        self._micro_losses: list[Tensor] = []  # of the present step
-        self._step_losses: list[Tensor] = []  # since they were logged
+        self._losses: list[Tensor] = []  # of the steps since they were logged
         self._val_nll, self._val_tokens = 0.0, 0
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
-        """The mean loss of a micro-batch, in nats per token."""
-        self._seed_dropout(batch_index)
-        inputs, targets = batch
+    def training_step(self, micro_batches: Sequence[tuple[Tensor, Tensor]], step: int) -> None:
+        """One optimizer step, on the mean gradient of all micro-batches and devices, clipped."""
+        optimizer: Any = self.optimizers()
+        schedule: Any = self.lr_schedulers()
+        count = len(micro_batches)
+        losses = []
+        for i, (inputs, targets) in enumerate(micro_batches):
+            # Dropout is a function of seed, micro-batch and rank, so that a resumed run drops what it would have.
+            torch.manual_seed((self.seed << 32) + ((step * count + i) << 12) + self.global_rank)
+            nll, objective = self.loss(inputs, targets)
+            losses.append(nll.detach())
+            between = nullcontext() if i == count - 1 else unsynchronized(self.trainer.strategy)
+            # Lightning runs all of this under autocast, and PyTorch advises against a backward pass under it.
+            with between, torch.autocast(self.device.type, enabled=False):
+                self.manual_backward(objective / count)
+        limit = math.inf if self.grad_clip is None else self.grad_clip
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        self._losses.append(torch.stack(losses).mean())
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean loss of a micro-batch in nats per token, and what is minimized: the same and the z-loss."""
         logits = self.model(inputs).float()
         nll: Tensor = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        self._micro_losses.append(nll.detach())
-        if self.z_loss:
-            nll = nll + self.z_loss * logits.logsumexp(-1).square().mean()
-        return nll
-
-    def _seed_dropout(self, batch_index: int) -> None:
-        """Make dropout a function of seed, micro-batch and rank, so that a resumed run drops what it would have."""
-        torch.manual_seed((self.seed << 32) + (batch_index << 12) + self.global_rank)
+        if not self.z_loss:
+            return nll, nll
+        return nll, nll + self.z_loss * logits.logsumexp(-1).square().mean()
 
     def pop_train_loss(self) -> float:
         """Mean training loss since the last call, over all ranks, without the z-loss. Waits for the device."""
-        loss = torch.stack(self._step_losses).mean()
-        self._step_losses.clear()
+        loss = torch.stack(self._losses).mean()
+        self._losses.clear()
         return float(self.trainer.strategy.reduce(loss, reduce_op="mean"))
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
@@ -91,26 +111,18 @@ class LanguageModel(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the losses not yet logged, averaged over all ranks, so that a resumed run logs the same mean."""
-        losses = self._step_losses
+        losses = self._losses
         if losses:
             losses = list(self.trainer.strategy.reduce(torch.stack(losses), reduce_op="mean").cpu())
         checkpoint["train_losses"] = losses
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take them up again."""
-        self._step_losses = [loss.to(self.device) for loss in checkpoint["train_losses"]]
-
-    def configure_gradient_clipping(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
-        """At the end of a step: keep its loss, clip, and keep the norm that the gradient had before."""
-        self._step_losses.append(torch.stack(self._micro_losses).mean())
-        self._micro_losses.clear()
-        limit = math.inf if self.grad_clip is None else self.grad_clip
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        self._losses = [loss.to(self.device) for loss in checkpoint["train_losses"]]
 
     def configure_optimizers(self) -> Any:
-        """The optimizer, and its schedule by the step."""
+        """The optimizer and its schedule, which counts steps."""
         optimizer = self._make_optimizer(self.model)
         # A function, not an object: LambdaLR saves an object's attributes, and an old budget would come back on resume.
         scheduler = LambdaLR(optimizer, lambda step: self._schedule(step, self.steps))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}

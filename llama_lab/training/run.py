@@ -33,11 +33,13 @@ from llama_lab.runs.environment import environment
 from llama_lab.runs.folder import EVALUATION, SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, held
 from llama_lab.runs.metrics import MetricsCSV, read_metrics
 
-from .callbacks import Checkpointing, DivergedError, InterruptedRunError, Monitor, StopRequest
+from .checkpointing import Checkpointing, InterruptedRunError
 from .loggers import TensorBoard, WandbMetrics, log_hparams, start_wandb
 from .longer_budget import tell_what_differs, with_earlier_warmup
 from .module import LanguageModel
+from .monitor import DivergedError, Monitor
 from .schedule import steps_alike
+from .stop import StopRequest
 
 MAX_TOKENS = 1e18  # so that whatever is counted fits into 64 bits
 Outcome = Literal["done", "diverged", "interrupted"]
@@ -55,7 +57,6 @@ class Run:
     folder: RunFolder
     hardware: Hardware
     steps: int
-    accumulate: int
 
     @property
     def tokens_per_step(self) -> int:
@@ -84,7 +85,7 @@ def new_run(
     steps = budget_steps(cfg, cfg.train.batch_size)
     micro_batches = cfg.train.batch_size // (cfg.train.micro_batch_size or 1)
     hardware = choose(cfg.trainer) if choose else choose_hardware(cfg.trainer, micro_batches)
-    accumulate = micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)
+    micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)  # for its checks
     folder = RunFolder(Path(cfg.measure or cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if cfg.resume:
         with disk_errors_told(f"resume={cfg.resume}"):
@@ -92,7 +93,7 @@ def new_run(
         cfg = with_earlier_warmup(cfg, folder, steps)
         arm_folder = folder.path.absolute().parent
         name, arm = arm_folder.parent.name, arm_folder.name
-    return Run(cfg, name, arm, overrides, choices, folder, hardware, steps, accumulate)
+    return Run(cfg, name, arm, overrides, choices, folder, hardware, steps)
 
 
 def budget_steps(cfg: DictConfig, batch_size: int) -> int:
@@ -165,7 +166,7 @@ def train_on_disk(run: Run) -> Outcome:
         dataset = open_dataset(cfg, display)
         prompt = encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
         data = TokenDataModule(
-            dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed, run.steps
+            dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed
         )
         model = build_model(cfg, dataset.vocab_size)
         cost = model_cost(model)
@@ -303,9 +304,7 @@ def fit(
         monitor.stopwatch,
         steps_alike(build(cfg.schedule, "schedule"), run.steps),
     )
-    trainer = make_trainer(
-        run, module, [monitor, checkpointing], logger=loggers, val_check_interval=evaluate_every * run.accumulate
-    )
+    trainer = make_trainer(run, module, [monitor, checkpointing], logger=loggers, val_check_interval=evaluate_every)
     outcome: Outcome | None = None
     try:
         with stop.listening():
@@ -342,7 +341,6 @@ def make_trainer(run: Run, module: LanguageModel, callbacks: list[L.Callback], *
         plugins=make_plugins(),
         precision=run.hardware.precision,  # type: ignore[arg-type]
         max_steps=run.steps,
-        accumulate_grad_batches=run.accumulate,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
         log_every_n_steps=run.cfg.train.log_every,

@@ -1,6 +1,7 @@
 """The data module under real trainers: a run resumed from anywhere reads exactly what it would have read."""
 
 import warnings
+from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from llama_lab.data import TokenDataset, TrainWindows, ValWindows
-from llama_lab.data.module import TokenDataModule, micro_batches_per_step
+from llama_lab.data.module import Batch, TokenDataModule, micro_batches_per_step
 from llama_lab.data.windows import IGNORE
 from llama_lab.errors import ConfigError
 from tests.data.texts import dataset, sentences
@@ -35,13 +36,13 @@ class Bigram(L.LightningModule):
         super().__init__()
         torch.manual_seed(0)
         self.table = torch.nn.Embedding(257, 257)
-        self.batches: list[torch.Tensor] = []  # (2, b, T): inputs and targets
+        self.batches: list[torch.Tensor] = []  # (2, b, T) of each micro-batch: inputs and targets
         self.validated: list[torch.Tensor] = []
 
-    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
-        inputs, targets = batch
-        self.batches.append(torch.stack(batch))
-        self.log("loss", 0.0)
+    def training_step(self, micro_batches: list[Batch], step: int) -> torch.Tensor:
+        self.batches.extend(map(torch.stack, micro_batches))
+        self.log("loss", 0.0, batch_size=BATCH)
+        inputs, targets = map(torch.cat, zip(*micro_batches, strict=True))
         return torch.nn.functional.cross_entropy(self.table(inputs).flatten(0, 1), targets.flatten())
 
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
@@ -63,7 +64,7 @@ class LoggedSteps(DummyLogger):
 
 
 class SaveAt(Callback):
-    """Write a checkpoint in the named hook, when so many micro-batches have been begun."""
+    """Write a checkpoint in the named hook, when so many steps have been begun."""
 
     def __init__(self, path: Path, hook: str, begun: int):
         self.path = path
@@ -79,8 +80,7 @@ def fit(
     data: TokenDataset,
     *callbacks: Callback,
     resume: Path | None = None,
-    steps: int = STEPS,
-    max_steps: int | None = None,
+    max_steps: int = STEPS,
     micro_batch_size: int = 2,
     logger: DummyLogger | None = None,
     limit_val_batches: float = 1,
@@ -88,12 +88,11 @@ def fit(
     """Train a fresh model, or one from a checkpoint."""
     model = Bigram()
     trainer = L.Trainer(
-        max_steps=max_steps or steps,
-        accumulate_grad_batches=micro_batches_per_step(BATCH, micro_batch_size, 1),
+        max_steps=max_steps,
         callbacks=list(callbacks),
         logger=logger or False,
         log_every_n_steps=1,
-        val_check_interval=4,
+        val_check_interval=2,
         check_val_every_n_epoch=None,
         use_distributed_sampler=False,
         accelerator="cpu",
@@ -102,9 +101,7 @@ def fit(
         enable_model_summary=False,
         limit_val_batches=limit_val_batches,
     )
-    trainer.fit(
-        model, datamodule=TokenDataModule(data, T, BATCH, micro_batch_size, seed=7, steps=steps), ckpt_path=resume
-    )
+    trainer.fit(model, datamodule=TokenDataModule(data, T, BATCH, micro_batch_size, seed=7), ckpt_path=resume)
     return model
 
 
@@ -131,14 +128,10 @@ def test_micro_batches_are_the_rows_of_each_step_in_order(
 @pytest.mark.parametrize(
     ("hook", "begun", "completed", "first"),
     [
-        ("on_train_batch_end", 10, 5, {}),  # between two steps
-        ("on_train_batch_end", 11, 5, {}),  # between the micro-batches of a step
-        ("on_train_batch_start", 12, 5, {}),
-        ("on_train_batch_end", 1, 0, {}),  # before the first step is complete
-        ("on_validation_end", 8, 4, {}),
-        ("on_train_batch_end", 10, 5, {"steps": 5}),  # at the end of a run that is then given more steps
-        ("on_train_end", 10, 5, {"steps": 5}),
-        ("on_train_end", 10, 5, {"max_steps": 5}),
+        ("on_train_batch_end", 5, 5, {}),
+        ("on_validation_end", 4, 4, {}),
+        ("on_train_batch_end", 5, 5, {"max_steps": 5}),  # at the end of a run that is then given more steps
+        ("on_train_end", 5, 5, {"max_steps": 5}),
     ],
 )
 def test_a_run_resumed_from_anywhere_is_the_run_that_never_stopped(
@@ -176,7 +169,7 @@ def test_lightnings_own_checkpoints_resume_exactly(
 def test_a_run_resumed_with_other_micro_batches_reads_the_same_rows(
     micro_batch_size: int, data: TokenDataset, whole_run: tuple[Bigram, list[int]], tmp_path: Path
 ) -> None:
-    fit(data, SaveAt(tmp_path / "x.ckpt", "on_train_batch_end", 10))
+    fit(data, SaveAt(tmp_path / "x.ckpt", "on_train_batch_end", 5))
     resumed = fit(data, resume=tmp_path / "x.ckpt", micro_batch_size=micro_batch_size)
     assert resumed.batches[0].shape == (2, micro_batch_size, T)
     assert torch.equal(torch.cat(resumed.batches, dim=1), torch.cat(whole_run[0].batches[10:], dim=1))
@@ -188,7 +181,7 @@ def test_a_run_resumed_with_other_micro_batches_reads_the_same_rows(
     [("data.seed", {"seed": 8}), ("train.batch_size", {"batch_size": 8}), ("model.max_seq_len", {"seq_len": 8})],
 )
 def test_a_checkpoint_of_another_order_of_data_is_refused(key: str, change: dict[str, int], data: TokenDataset) -> None:
-    settings = {"seq_len": T, "batch_size": BATCH, "micro_batch_size": 2, "seed": 7, "steps": STEPS}
+    settings = {"seq_len": T, "batch_size": BATCH, "micro_batch_size": 2, "seed": 7}
     state = TokenDataModule(data, **settings).train_dataloader().state_dict()
     changed = TokenDataModule(data, **(settings | change)).train_dataloader()
     with pytest.raises(ConfigError, match=rf"{key}={next(iter(change.values()))}: the checkpoint was trained with"):
@@ -196,7 +189,7 @@ def test_a_checkpoint_of_another_order_of_data_is_refused(key: str, change: dict
 
 
 def test_a_checkpoint_of_other_text_is_refused(data: TokenDataset, tmp_path: Path) -> None:
-    fit(data, SaveAt(tmp_path / "x.ckpt", "on_train_batch_end", 10))
+    fit(data, SaveAt(tmp_path / "x.ckpt", "on_train_batch_end", 5))
     other = dataset(tmp_path, sentences(30, seed=1))
     with pytest.raises(ConfigError, match=rf"data_hash={other.data_hash}: .* {data.data_hash}; "):
         fit(other, resume=tmp_path / "x.ckpt")
@@ -211,11 +204,9 @@ def on_device(module: TokenDataModule, rank: int, world_size: int) -> TokenDataM
         world_size=world_size,
         global_rank=rank,
         global_step=0,
-        max_steps=module.steps,
+        max_steps=STEPS,
         accelerator=None,
-        accumulate_grad_batches=module.batch_size // world_size // module.micro_batch_size,
-        lightning_module=SimpleNamespace(automatic_optimization=True),
-        fit_loop=L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu").fit_loop,
+        accumulate_grad_batches=1,
     )
     return module
 
@@ -224,15 +215,12 @@ def on_device(module: TokenDataModule, rank: int, world_size: int) -> TokenDataM
 def test_devices_share_the_rows_of_every_step(world_size: int, data: TokenDataset) -> None:
     windows = TrainWindows(data.train, T, seed=7)
     loaders = [
-        on_device(TokenDataModule(data, T, 8, 2, seed=7, steps=3), rank, world_size).train_dataloader()
+        on_device(TokenDataModule(data, T, 8, 2, seed=7), rank, world_size).train_dataloader()
         for rank in range(world_size)
     ]
-    accumulate = 8 // world_size // 2
-    assert {len(loader) for loader in loaders} == {3 * accumulate}
-    per_device = [list(loader) for loader in loaders]
-    for step in range(3):
-        mine = slice(step * accumulate, (step + 1) * accumulate)
-        inputs = torch.cat([inputs for batches in per_device for inputs, _ in batches[mine]])
+    for step, per_device in enumerate(islice(zip(*loaders, strict=True), 3)):
+        assert {len(micro_batches) for micro_batches in per_device} == {8 // world_size // 2}
+        inputs = torch.cat([inputs for inputs, _ in chain(*per_device)])
         assert torch.equal(inputs, torch.from_numpy(windows.batch(step, 8)[:, :-1]))
 
 
@@ -243,7 +231,7 @@ def test_devices_share_the_validation_windows_without_a_copy(
 ) -> None:
     per_device = []
     for rank in range(world_size):
-        module = TokenDataModule(data, T, 4 * 7 * 6, micro_batch_size, seed=7, steps=1)
+        module = TokenDataModule(data, T, 4 * 7 * 6, micro_batch_size, seed=7)
         per_device.append(list(on_device(module, rank, world_size).val_dataloader()))
     assert len({len(batches) for batches in per_device}) == 1
     targets = torch.cat([targets for batches in per_device for _, targets in batches])
@@ -262,9 +250,7 @@ def test_more_devices_than_windows_validate_in_step(tmp_path: Path) -> None:
     seq_len = data.val_tokens - 1  # two windows
     counts = []
     for rank in range(3):
-        ((inputs, targets),) = on_device(
-            TokenDataModule(data, seq_len, 3, 1, seed=0, steps=1), rank, 3
-        ).val_dataloader()
+        ((inputs, targets),) = on_device(TokenDataModule(data, seq_len, 3, 1, seed=0), rank, 3).val_dataloader()
         assert inputs.shape == targets.shape == (1, seq_len)
         counts.append(int((targets != IGNORE).sum()))
     assert counts == [seq_len, 1, 0]
@@ -299,48 +285,51 @@ def test_sizes_that_do_not_divide_are_refused(
 
 
 def test_a_device_takes_its_whole_share_by_default(data: TokenDataset) -> None:
-    module = TokenDataModule(data, T, BATCH, None, seed=0, steps=2)
-    assert [inputs.shape for inputs, _ in module.train_dataloader()] == [(BATCH, T)] * 2
+    module = TokenDataModule(data, T, BATCH, None, seed=0)
+    first_two = islice(module.train_dataloader(), 2)
+    assert [[inputs.shape for inputs, _ in micro_batches] for micro_batches in first_two] == [[(BATCH, T)]] * 2
     assert next(iter(module.val_dataloader()))[0].shape == (BATCH, T)
 
 
 def test_a_negative_seed_is_refused_when_the_module_is_made(data: TokenDataset) -> None:
     with pytest.raises(ConfigError, match=r"data\.seed=-1"):
-        TokenDataModule(data, T, BATCH, 2, seed=-1, steps=1)
+        TokenDataModule(data, T, BATCH, 2, seed=-1)
 
 
 def test_text_too_short_is_refused_when_the_module_is_made(data: TokenDataset) -> None:
     with pytest.raises(ConfigError, match=r"model\.max_seq_len=100000"):
-        TokenDataModule(data, 100_000, BATCH, 2, seed=0, steps=1)
+        TokenDataModule(data, 100_000, BATCH, 2, seed=0)
 
 
-@pytest.mark.parametrize("settings", [{"max_steps": STEPS + 1}, {"max_steps": -1}])
-def test_a_trainer_without_an_end_in_the_data_is_refused(settings: dict[str, int], data: TokenDataset) -> None:
-    with pytest.raises(ValueError, match=f"the data has {STEPS} steps"):
-        fit(data, **settings)
+def test_a_trainer_without_an_end_is_refused(data: TokenDataset) -> None:
+    with pytest.raises(ValueError, match=r"max_steps=-1.* the data has no end"):
+        fit(data, max_steps=-1)
 
 
-def test_a_trainer_that_accumulates_otherwise_is_refused(data: TokenDataset) -> None:
-    module = on_device(TokenDataModule(data, T, 8, 2, seed=7, steps=3), 0, 1)
-    module.trainer.accumulate_grad_batches = 1
-    with pytest.raises(ValueError, match=r"accumulate_grad_batches=1.* is 4 micro-batches"):
+def test_a_trainer_that_takes_several_steps_for_one_is_refused(data: TokenDataset) -> None:
+    module = on_device(TokenDataModule(data, T, 8, 2, seed=7), 0, 1)
+    module.trainer.accumulate_grad_batches = 4
+    with pytest.raises(ValueError, match=r"accumulate_grad_batches=4.* each of its batches is one step"):
         module.train_dataloader()
 
 
 def test_a_trainer_validates_on_every_token(whole_run: tuple[Bigram, list[int]], data: TokenDataset) -> None:
     validated = whole_run[0].validated
-    last = validated[-len(TokenDataModule(data, T, BATCH, 2, seed=7, steps=1).val_dataloader()) :]
+    last = validated[-len(TokenDataModule(data, T, BATCH, 2, seed=7).val_dataloader()) :]
     assert sum(int((targets != IGNORE).sum()) for _, targets in last) == data.val_tokens
 
 
 def test_batches_for_a_gpu_are_pinned(data: TokenDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[torch.Tensor] = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
-    module = on_device(TokenDataModule(data, T, BATCH, 2, seed=7, steps=1), 0, 1)
-    loaders = module.train_dataloader(), module.val_dataloader()
-    assert [list(loader) for loader in loaders]
+    module = on_device(TokenDataModule(data, T, BATCH, 2, seed=7), 0, 1)
+
+    def tensors() -> list[torch.Tensor]:
+        return list(chain(*next(iter(module.train_dataloader())), *module.val_dataloader()))
+
+    assert tensors()
     assert not pinned
     module.trainer.accelerator = CUDAAccelerator()
-    given = [tensor for loader in loaders for batch in loader for tensor in batch]
+    given = tensors()
     assert len(given) == len(pinned) > 0
     assert all(map(torch.equal, given, pinned))

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from llama_lab.config.components import flatten
 from llama_lab.config.value_types import check_kinds
+from llama_lab.data.module import micro_batches_per_step
 from llama_lab.devices.hardware import check_started, choose_hardware
 from llama_lab.devices.strategy import DataParallel, FullySharded, make_plugins, make_strategy
 from llama_lab.errors import ConfigError
@@ -72,7 +73,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> int:
 def test_auto_takes_as_many_gpus_as_can_share_the_batch(overrides: list[str], devices: int, gpus: int) -> None:
     run = planned(*overrides, "runs_dir=nowhere")
     assert (run.hardware.devices, run.hardware.num_nodes, run.hardware.world_size) == (devices, 1, devices)
-    assert run.hardware.world_size * run.accumulate * (run.cfg.train.micro_batch_size or 1) <= run.cfg.train.batch_size
+    batch_size, micro_batch_size = run.cfg.train.batch_size, run.cfg.train.micro_batch_size
+    accumulate = micro_batches_per_step(batch_size, micro_batch_size, run.hardware.world_size)
+    assert run.hardware.world_size * accumulate * (micro_batch_size or 1) <= batch_size
     assert run.hardware.spare == (0 if any("devices" in o or "cpu" in o for o in overrides) else 8 - devices)
 
 

@@ -6,7 +6,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pytest
@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from llama_lab.devices.strategy import shard
+from llama_lab.devices.strategy import DataParallel, shard
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.load import load_run
 from llama_lab.runs import checkpoint
@@ -29,11 +29,12 @@ from llama_lab.runs.checkpoint import (
     read_checkpoint,
 )
 from llama_lab.runs.folder import RunFolder
+from llama_lab.training.module import LanguageModel
 from llama_lab.training.run import train
 from tests.composing import decoder, options
 from tests.conftest import Command, Ran, RunTrain
 from tests.training.test_resume import Moment, Power, cut, while_replacing_the_checkpoint
-from tests.training.tiny import identical, planned, repeatable, rows, trained_state
+from tests.training.tiny import identical, pieces, planned, repeatable, rows, trained_state
 
 # 40 steps of several micro-batches, with a limit on the gradient that bites, and one table for both ends. At most
 # checkpoints there are losses that are not logged yet.
@@ -79,7 +80,7 @@ def killed(tiny: list[str], run_train: RunTrain, tmp_path_factory: pytest.TempPa
     script.write_text(
         "import os, signal\n"
         "from llama_lab.cli import train_command\n"
-        "from llama_lab.training.callbacks import Checkpointing\n"
+        "from llama_lab.training.checkpointing import Checkpointing\n"
         "save = Checkpointing.on_train_batch_end\n"
         "def on_train_batch_end(self, trainer, *rest):\n"
         "    save(self, trainer, *rest)\n"
@@ -122,6 +123,29 @@ def assert_close(a: Any, b: Any) -> None:
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
     else:
         assert a == b
+
+
+# Data parallel
+
+
+class Synced(LanguageModel):
+    """A model that notes whether its backward passes average gradients over devices."""
+
+    synced: ClassVar[list[bool]] = []
+
+    def backward(self, loss: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+        self.synced.append(self.trainer.strategy.model.require_backward_grad_sync)  # type: ignore[union-attr]
+        super().backward(loss, *arguments, **keywords)
+
+
+def test_gradients_are_averaged_once_a_step_after_its_last_micro_batch(
+    tiny: list[str], one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llama_lab.training.run.make_strategy", lambda hardware: DataParallel())
+    parts = pieces(*tiny, *RUN, f"runs_dir={tmp_path}", kind=Synced)
+    assert parts.fit() == "done"
+    assert Synced.synced == [False, False, False, True] * 40
+    assert repeatable(parts.run.folder.path) == repeatable(one)
 
 
 # The same training

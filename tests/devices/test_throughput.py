@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from torch import Tensor
 
 from llama_lab.devices.throughput import Speed, Stopwatch, peak_flops
 from llama_lab.display import LogDisplay
 from llama_lab.model import Cost
-from llama_lab.training.callbacks import SLOW_STEPS, Monitor
 from llama_lab.training.module import LanguageModel
+from llama_lab.training.monitor import SLOW_STEPS, Monitor
 from tests.training.tiny import Pieces, pieces
 
 COST = Cost(32, 1, 1, 1, 2e9, 2e9, 6e9, 8, 256)
@@ -89,10 +88,10 @@ class Timed(LanguageModel):
         self.clock = clock
         self.steps_taken = 0
 
-    def training_step(self, *arguments: Any) -> Tensor:
+    def training_step(self, *arguments: Any) -> None:
         self.clock.wait(COMPILING if self.steps_taken < SLOW_STEPS else STEP)
         self.steps_taken += 1
-        return super().training_step(*arguments)
+        super().training_step(*arguments)
 
     def validation_step(self, *arguments: Any) -> None:
         self.clock.wait(EVALUATION)

@@ -61,8 +61,8 @@ def allocated_peak(module: LanguageModel, tokens: torch.Tensor, mixed: bool) -> 
     """The peak of what PyTorch's allocator hands out in a forward and backward pass, as its profiler tells."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-            loss = module.training_step((tokens, tokens), 0)
-        torch.autograd.backward(loss)
+            _, objective = module.loss(tokens, tokens)
+        torch.autograd.backward(objective)
     events: list[Any] = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
     live = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
@@ -76,7 +76,7 @@ def allocated_peak(module: LanguageModel, tokens: torch.Tensor, mixed: bool) -> 
 def test_activations_of_fake_tensors_are_those_that_pytorch_allocates_for_real_ones(arch: str, mixed: bool) -> None:
     tokens = torch.zeros(BATCH, dtype=torch.long)
     real = module(decoder(*WIDE, f"arch={arch}"))
-    real.training_step((tokens, tokens), 0)  # what is allocated once, is
+    real.loss(tokens, tokens)  # what is allocated once, is
     assert faked_peak(mixed, f"arch={arch}") == pytest.approx(allocated_peak(real, tokens, mixed), abs=1000)
 
 
@@ -128,7 +128,7 @@ def test_weights_gradients_and_states_are_those_that_a_run_has_after_a_step(embe
     trained = build_module(run, decoder(f"embedding={embedding}", vocab_size=257), val_bytes=1)
     optimizer = trained.configure_optimizers()["optimizer"]
     tokens = torch.zeros(8, 32, dtype=torch.long)
-    torch.autograd.backward(trained.training_step((tokens, tokens), 0))
+    torch.autograd.backward(trained.loss(tokens, tokens)[1])
     optimizer.step()
     states = sum(x.nbytes for state in optimizer.state.values() for x in state.values())
     memory = MemoryModel(run.cfg, 257, run.steps, "bf16-mixed").memory(Setup(False, 1, 8, 8, 32))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llama_lab.errors import ConfigError
 from llama_lab.runs.checkpoint import before, checkpoint_step, newest_whole, read_checkpoint, replace_checkpoint
-from llama_lab.training.callbacks import Monitor
+from llama_lab.training.monitor import Monitor
 from llama_lab.training.run import train
 from tests.training.test_resume import RUN, at, ends_as_the_whole_run, whole  # noqa: F401
 from tests.training.tiny import planned

@@ -17,7 +17,7 @@ from llama_lab.errors import ConfigError
 from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import RunFolder
 from llama_lab.training import run as run_module
-from llama_lab.training.callbacks import Monitor
+from llama_lab.training.monitor import Monitor
 from tests.conftest import Command
 from tests.training.test_resume import RUN, at, whole  # noqa: F401
 from tests.training.tiny import identical, planned, repeatable, rows, trained_state

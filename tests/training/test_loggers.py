@@ -156,7 +156,7 @@ def test_runs_of_one_process_do_not_merge(swept: Ran) -> None:
 KILLED = """
 import os, signal
 from llama_lab.cli import train_command
-from llama_lab.training.callbacks import Checkpointing
+from llama_lab.training.checkpointing import Checkpointing
 save = Checkpointing.on_train_batch_end
 def on_train_batch_end(self, trainer, *rest):
     save(self, trainer, *rest)

@@ -8,7 +8,8 @@ import pytest
 
 from llama_lab.runs.checkpoint import before, checkpoint_step, stable
 from llama_lab.runs.folder import RunFolder
-from llama_lab.training.callbacks import Checkpointing, Monitor
+from llama_lab.training.checkpointing import Checkpointing
+from llama_lab.training.monitor import Monitor
 from llama_lab.training.run import train
 from tests.training.test_resume import Power, at, cut
 from tests.training.tiny import identical, planned, repeatable, rows, trained_state

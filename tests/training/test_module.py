@@ -99,7 +99,7 @@ def test_z_loss_adds_its_weight_times_the_mean_squared_log_partition() -> None:
         p.data.mul_(5)  # else all positions have the same log-partition
     tokens = torch.randint(97, (3, 33), generator=torch.Generator().manual_seed(0))
     batch = tokens[:, :-1], tokens[:, 1:]
-    plain, with_z = (language_model(model, z_loss).training_step(batch, 0) for z_loss in (0.0, 0.25))
+    plain, with_z = (language_model(model, z_loss).loss(*batch)[1] for z_loss in (0.0, 0.25))
     logits = model(batch[0]).double()
     cross_entropy = F.cross_entropy(logits.flatten(0, 1), batch[1].flatten())
     z = logits.exp().sum(-1).log().square().mean()
@@ -128,7 +128,7 @@ def test_micro_batches_leave_gradients_and_weights_as_one_batch_makes_them(setti
         parts = pieces(*settings, f"train.tokens={5 * STEP}", *overrides, optimizer=sgd(0.3), grad_clip=None)
         parts.fit()
         norms = [row["optim/grad_norm"] for row in parts.rows if "optim/grad_norm" in row]
-        runs.append((weights(parts.module.model), norms, parts.run))
+        runs.append((weights(parts.module.model), norms, parts.data))
     (whole, whole_norms, one), (split, split_norms, four) = runs
     assert (one.accumulate, four.accumulate) == (1, 4)
     assert len(whole_norms) == 5
@@ -149,8 +149,8 @@ def test_clipping_limits_the_gradient_and_logs_its_norm_before(limit: float | No
         grad_clip=limit,
     )
     model = copy.deepcopy(parts.module.model)
-    (batch,) = parts.data.train_dataloader()
-    language_model(model).training_step(batch, 0).backward()
+    (batch,) = next(iter(parts.data.train_dataloader()))
+    language_model(model).loss(*batch)[1].backward()
     unclipped = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters() if p.grad is not None))
     before = weights(parts.module.model)
     parts.fit()

@@ -9,10 +9,12 @@ from typing import Any
 
 import lightning as L
 import pytest
+import torch
 
 from llama_lab.runs import checkpoint
 from llama_lab.runs.folder import RunFolder
-from llama_lab.training.callbacks import Checkpointing, Monitor
+from llama_lab.training.checkpointing import Checkpointing
+from llama_lab.training.monitor import Monitor
 from llama_lab.training.run import train
 from tests.conftest import Command, Ran, RunTrain, last_of_each
 from tests.training.tiny import identical, planned, repeatable, rows, trained_state
@@ -162,6 +164,28 @@ def test_a_run_that_dies_goes_on_from_its_last_checkpoint_to_the_same_end(
     assert ends_as_the_whole_run(whole, *overrides)
 
 
+@pytest.mark.parametrize("moment", ["between two checkpoints", "at an evaluation and checkpoint"])
+def test_a_checkpoint_whose_batches_are_micro_batches_goes_on_to_the_same_end(
+    moment: str, whole: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
+    run = planned(*overrides)
+    with monkeypatch.context() as patched:
+        STOPS[moment](patched, lambda: stop(signal.SIGINT))
+        assert train(run) == "interrupted"
+    checkpoint = torch.load(run.folder.checkpoint, weights_only=True)
+    progress = checkpoint["loops"]["fit_loop"]
+    taken, seen = checkpoint["global_step"], 2 * checkpoint["global_step"]
+    for count in ("total", "current"):  # as Lightning's automatic optimization leaves them
+        progress["epoch_loop.manual_optimization.optim_step_progress"][count] = {"ready": 0, "completed": 0}
+        progress["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"][count]["completed"] = taken
+        batches = progress["epoch_loop.batch_progress"][count]
+        completed = seen - (batches["ready"] - batches["completed"])
+        batches.update(ready=seen, started=seen, processed=seen, completed=completed)
+    torch.save(checkpoint, run.folder.checkpoint)
+    assert ends_as_the_whole_run(whole, *overrides)
+
+
 def test_a_run_evaluates_once_at_each_of_its_evaluations_whatever_stops_it(whole: Path) -> None:
     assert [row["step"] for row in rows(whole) if "val/loss" in row] == [10, 20, 30, 40]
 
@@ -174,7 +198,7 @@ def killed(tiny: list[str], environment: dict[str, str], run_train: RunTrain, tm
     script.write_text(
         "import os, signal\n"
         "from llama_lab.cli import train_command\n"
-        "from llama_lab.training.callbacks import Checkpointing\n"
+        "from llama_lab.training.checkpointing import Checkpointing\n"
         "save = Checkpointing.on_train_batch_end\n"
         "def on_train_batch_end(self, trainer, *rest):\n"
         "    save(self, trainer, *rest)\n"

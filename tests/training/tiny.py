@@ -18,8 +18,8 @@ from llama_lab.devices.throughput import Stopwatch
 from llama_lab.display import LogDisplay, quiet_libraries
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.runs.folder import RunFolder
-from llama_lab.training.callbacks import Monitor
 from llama_lab.training.module import LanguageModel
+from llama_lab.training.monitor import Monitor
 from llama_lab.training.run import Outcome, Run, begun, check_folder, fit, new_run
 from tests.composing import compose_config
 
@@ -59,7 +59,7 @@ def pieces(*overrides: str, stopwatch: Stopwatch | None = None, **replaced: Any)
     cfg = run.cfg
     dataset = open_dataset(cfg)
     data = TokenDataModule(
-        dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed, run.steps
+        dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed
     )
     arguments: dict[str, Any] = {
         "kind": LanguageModel,

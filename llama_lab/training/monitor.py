@@ -1,13 +1,6 @@
-"""What happens beside the training step: metrics, checkpoints, and a clean stop."""
+"""What a run logs and shows while it trains."""
 
 import math
-import signal
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import lightning as L
@@ -16,20 +9,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
 from llama_lab.devices.throughput import Speed, Stopwatch, synchronize
 from llama_lab.model import Cost
-from llama_lab.runs.checkpoint import discard, replace_checkpoint, stable
 
 from .module import LanguageModel
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SLOW_STEPS = 3  # steps of a process that no speed includes: kernels compile, caches fill
 
 
 class DivergedError(Exception):
     """A loss is no longer a number."""
-
-
-class InterruptedRunError(Exception):
-    """The user asked to stop, and a checkpoint has been written."""
 
 
 class Display(Protocol):
@@ -66,7 +53,6 @@ class Monitor(L.Callback):
         self.evaluated_step = -1
         self._resumed_seconds = 0.0
         self._first_step = 0
-        self._seen_step = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Training seconds, so that the wall clock goes on when a run resumes."""
@@ -81,7 +67,7 @@ class Monitor(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock, and the search for the peak of memory."""
         reset_peak_memory(pl_module.device)
-        self._first_step = self._seen_step = trainer.global_step
+        self._first_step = trainer.global_step
         self.stopwatch.start(self._resumed_seconds)
 
     def on_train_batch_end(
@@ -89,9 +75,6 @@ class Monitor(L.Callback):
     ) -> None:
         """After an optimizer step: mark the speed, log if it is time."""
         step = trainer.global_step
-        if step == self._seen_step:
-            return
-        self._seen_step = step
         if step == self._first_step + SLOW_STEPS:
             synchronize(pl_module.device)
             self.speed.mark(step * self.tokens_per_step, self.stopwatch.seconds)
@@ -169,142 +152,3 @@ class Monitor(L.Callback):
         """Send metrics to all loggers."""
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)
-
-
-class StepTimes(L.Callback):
-    """The seconds of every optimizer step, until the device has done it."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self._seen_step = 0
-        self._began = 0.0
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock."""
-        synchronize(pl_module.device)
-        self._began = time.perf_counter()
-
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """After an optimizer step: note what it took."""
-        if trainer.global_step == self._seen_step:
-            return
-        self._seen_step = trainer.global_step
-        synchronize(pl_module.device)
-        now = time.perf_counter()
-        self.seconds.append(now - self._began)
-        self._began = now
-
-
-class StopRequest:
-    """Ctrl-C and SIGTERM as a flag that the training loop reads between steps; a second Ctrl-C stops at once.
-
-    A second SIGTERM does not: schedulers send several, and a save may be under way.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Catch the signals inside, and hand them back to whoever had them before."""
-        old = {number: signal.getsignal(number) for number in SIGNALS}
-        self.listen()
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
-
-    def listen(self) -> None:
-        """Catch the signals from now on."""
-        for number in SIGNALS:
-            signal.signal(number, self._request)
-
-    def _request(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            return
-        self.requested = True
-        print("\nstopping after this step; press Ctrl-C again to stop at once", file=sys.stderr, flush=True)
-
-
-class Checkpointing(L.Callback):
-    """Writes `last.ckpt` every `every` optimizer steps, at the end, and when asked to stop; always between two steps.
-
-    At a step that is evaluated (every `evaluate_every`), it waits for the evaluation, which a resumed run would skip.
-    The one before is kept beside it, and a kill leaves one of them. At `stable_step`, if that is not the last, it
-    writes `stable.ckpt`, too, for a larger budget to begin from. Raises InterruptedRunError after the checkpoint of a
-    requested stop.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        every: int,
-        evaluate_every: int,
-        stop: StopRequest,
-        stopwatch: Stopwatch,
-        stable_step: int = 0,
-    ) -> None:
-        self.path = path
-        self.stable_step = stable_step
-        self.every = every
-        self.evaluate_every = evaluate_every
-        self.stop = stop
-        self.stopwatch = stopwatch
-        self._saved_step = 0
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The step to start from needs no checkpoint. Take SIGTERM back from Lightning, which would stop unsaved."""
-        self.stop.listen()
-        self._saved_step = trainer.global_step
-        if trainer.is_global_zero and trainer.global_step < self.stable_step:
-            discard(stable(self.path))  # of a smaller budget, or written just before a kill
-
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """After an optimizer step that is not evaluated: save if it is time, stop if asked."""
-        is_step_end = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        if is_step_end and trainer.global_step % self.evaluate_every:
-            self._save_or_stop(trainer)
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """After an evaluation in training: the same."""
-        if trainer.state.fn == TrainerFn.FITTING:
-            self._save_or_stop(trainer)
-
-    def _save_or_stop(self, trainer: L.Trainer) -> None:
-        """Save if it is time; stop if asked, all ranks at the same step."""
-        step = trainer.global_step
-        if step == self._saved_step:
-            return
-        if step == self.stable_step and step < trainer.max_steps:
-            self._write(trainer, stable(self.path))
-        stopping = trainer.strategy.reduce_boolean_decision(self.stop.requested, all=False)
-        if stopping or step % self.every == 0 or step == trainer.max_steps:
-            self.save(trainer)
-        if stopping and step < trainer.max_steps:
-            raise InterruptedRunError
-
-    def save(self, trainer: L.Trainer) -> None:
-        """Write the last checkpoint."""
-        self._write(trainer, self.path)
-        self._saved_step = trainer.global_step
-
-    def _write(self, trainer: L.Trainer, path: Path) -> None:
-        """Write a checkpoint; the time it takes is not training."""
-        with self.stopwatch.paused():
-            fresh = path.with_suffix(".tmp")
-            if trainer.is_global_zero:
-                discard(fresh)  # what a kill has left
-            try:
-                trainer.save_checkpoint(fresh)
-            except OSError:
-                discard(fresh)  # half a checkpoint would fill a full disk
-                raise
-            if trainer.is_global_zero:
-                replace_checkpoint(fresh, path)

@@ -1,0 +1,108 @@
+"""When a run writes its checkpoints, and what becomes of older ones."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
+
+from llama_lab.devices.throughput import Stopwatch
+from llama_lab.runs.checkpoint import discard, replace_checkpoint, stable
+
+from .stop import StopRequest
+
+
+class InterruptedRunError(Exception):
+    """The user asked to stop, and a checkpoint has been written."""
+
+
+class Checkpointing(L.Callback):
+    """Writes `last.ckpt` every `every` optimizer steps, at the end, and when asked to stop; always between two steps.
+
+    At a step that is evaluated (every `evaluate_every`), it waits for the evaluation, which a resumed run would skip.
+    The one before is kept beside it, and a kill leaves one of them. At `stable_step`, if that is not the last, it
+    writes `stable.ckpt`, too, for a larger budget to begin from. Raises InterruptedRunError after the checkpoint of a
+    requested stop.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        every: int,
+        evaluate_every: int,
+        stop: StopRequest,
+        stopwatch: Stopwatch,
+        stable_step: int = 0,
+    ) -> None:
+        self.path = path
+        self.stable_step = stable_step
+        self.every = every
+        self.evaluate_every = evaluate_every
+        self.stop = stop
+        self.stopwatch = stopwatch
+        self._saved_step = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The step to start from needs no checkpoint. Take SIGTERM back from Lightning, which would stop unsaved."""
+        self.stop.listen()
+        self._saved_step = trainer.global_step
+        if trainer.is_global_zero and trainer.global_step < self.stable_step:
+            discard(stable(self.path))  # of a smaller budget, or written just before a kill
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Count in steps what a checkpoint counts in micro-batches, as they did when Lightning took the steps."""
+        step, progress = checkpoint["global_step"], checkpoint["loops"]["fit_loop"]
+        steps = progress["epoch_loop.manual_optimization.optim_step_progress"]
+        batches = progress["epoch_loop.batch_progress"]
+        if steps["total"]["completed"] == step:
+            return
+        for count in (steps["total"], steps["current"]):
+            count.update(ready=step, completed=step)
+        for count in (batches["total"], batches["current"]):
+            unfinished = count["ready"] - count["completed"]  # 1 before an evaluation, 0 after
+            count.update(ready=step, started=step, processed=step, completed=step - unfinished)
+        batches["is_last_batch"] = False
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """After an optimizer step that is not evaluated: save if it is time, stop if asked."""
+        if trainer.global_step % self.evaluate_every:
+            self._save_or_stop(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """After an evaluation in training: the same."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._save_or_stop(trainer)
+
+    def _save_or_stop(self, trainer: L.Trainer) -> None:
+        """Save if it is time; stop if asked, all ranks at the same step."""
+        step = trainer.global_step
+        if step == self._saved_step:
+            return
+        if step == self.stable_step and step < trainer.max_steps:
+            self._write(trainer, stable(self.path))
+        stopping = trainer.strategy.reduce_boolean_decision(self.stop.requested, all=False)
+        if stopping or step % self.every == 0 or step == trainer.max_steps:
+            self.save(trainer)
+        if stopping and step < trainer.max_steps:
+            raise InterruptedRunError
+
+    def save(self, trainer: L.Trainer) -> None:
+        """Write the last checkpoint."""
+        self._write(trainer, self.path)
+        self._saved_step = trainer.global_step
+
+    def _write(self, trainer: L.Trainer, path: Path) -> None:
+        """Write a checkpoint; the time it takes is not training."""
+        with self.stopwatch.paused():
+            fresh = path.with_suffix(".tmp")
+            if trainer.is_global_zero:
+                discard(fresh)  # what a kill has left
+            try:
+                trainer.save_checkpoint(fresh)
+            except OSError:
+                discard(fresh)  # half a checkpoint would fill a full disk
+                raise
+            if trainer.is_global_zero:
+                replace_checkpoint(fresh, path)

@@ -1,0 +1,43 @@
+"""A request to stop that training and sweeps answer when they can."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Ctrl-C and SIGTERM as a flag that the training loop reads between steps; a second Ctrl-C stops at once.
+
+    A second SIGTERM does not: schedulers send several, and a save may be under way.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Catch the signals inside, and hand them back to whoever had them before."""
+        old = {number: signal.getsignal(number) for number in SIGNALS}
+        self.listen()
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def listen(self) -> None:
+        """Catch the signals from now on."""
+        for number in SIGNALS:
+            signal.signal(number, self._request)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
+        self.requested = True
+        print("\nstopping after this step; press Ctrl-C again to stop at once", file=sys.stderr, flush=True)

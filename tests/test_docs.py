@@ -144,6 +144,13 @@ def test_a_command_is_one_that_the_program_takes(
         GlobalHydra.instance().clear()
 
 
+def test_commands_are_found_in_blocks_and_in_paragraphs() -> None:
+    block = "```bash\nsrun -n 2 python train.py a=1 \\\n  b=2  # two\n```\n"
+    text = f"Or `python train.py\nseed=2`.\n\n{block}`train.py` alone is none.\n"
+    assert list(commands(text)) == [["train.py", "a=1", "b=2"], ["train.py", "seed=2"]]
+    assert len(list(commands(PAGES["README.md"]))) > 20
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_leads_somewhere(page: str) -> None:
     folder = ROOT if (ROOT / page).exists() else ROOT / "docs"

@@ -1,0 +1,263 @@
+"""The documentation: its commands compose, its links and paths exist, its examples run, its tables are what is so."""
+
+import argparse
+import ast
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hydra import compose
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from llama_lab.bench.__main__ import parser as bench_parser
+from llama_lab.cli import compare_command
+from llama_lab.config.arguments import readable
+from llama_lab.config.components import CONF_DIR, override_key
+from llama_lab.config.value_types import check_kinds, default_settings
+from llama_lab.model import measure_cost
+from llama_lab.study.design.parsing import Composer, read_request, without
+from llama_lab.training.prepare import check_job, check_launcher
+from tests.composing import decoder, options
+from tests.conftest import Command, last_of_each
+
+ROOT = Path(__file__).parents[1]
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in (*ROOT.glob("*.md"), *sorted(ROOT.glob("docs/*.md")))}
+OURS = (".ci", "conf", "docs", "eval.py", "hydra_plugins", "llama_lab", "pyproject.toml", "tests", "train.py", *PAGES)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"`(my\w+/[\w./]+)`:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # of an example
+COMMAND = re.compile(r"^(?:\S+=\S+ )*(?:python (?:train|eval)\.py|python -m llama_lab\.bench|llama-lab-\w+)\s+(?=\S)")
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    """The fenced blocks of one language."""
+    return [body for language, body in BLOCK.findall(text) if language == kind]
+
+
+def spans(text: str) -> list[str]:
+    """What stands between backticks within a line or paragraph."""
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", BLOCK.sub("", text))]
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command of ours, from blocks of shell and from paragraphs; `torchrun ... train.py` is one."""
+    shell = [line for body in blocks(text, "bash") for line in body.replace("\\\n", " ").splitlines()]
+    for line in (*shell, *(span for span in spans(text) if COMMAND.match(span))):
+        for part in line.split("&&"):
+            words = shlex.split(part, comments=True)
+            names = [i for i, word in enumerate(words) if word in PROGRAMS]
+            if names and not part.startswith("pip "):
+                yield words[names[0] :]
+
+
+def jobs(overrides: Sequence[str]) -> Iterator[list[str]]:
+    """The overrides of every run of a sweep."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    values = [
+        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] if o.is_sweep_override() else [text]
+        for o, text in zip(parsed, overrides, strict=True)
+    ]
+    return map(list, product(*values))
+
+
+def check_train(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
+    """Compose every run, and check its settings as the program does before it trains."""
+    given = get_args_parser().parse_args(readable(arguments))
+    for overrides in jobs(given.overrides) if given.multirun else [given.overrides]:
+        cfg = compose("config", overrides=overrides, return_hydra_config=True)
+        choices = dict(cfg.hydra.runtime.choices)
+        if choices["study"]:
+            recipe = Composer(GlobalHydra.instance().config_loader(), ()).choices()["arch"]
+            read_request(cfg, [o for o in overrides if not override_key(o).startswith("hydra")], recipe)
+        else:
+            check_job(without(cfg, "hydra"), choices)
+            if not given.multirun:
+                check_launcher(choices["hydra/launcher"])
+
+
+def check_eval(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
+    """Compose the settings, and check them."""
+    given = get_args_parser().parse_args(readable(arguments))
+    overrides = given.overrides or ["run=here"]  # `--help`
+    check_kinds(compose("eval", overrides=overrides), default_settings({}, "eval"))
+
+
+def check_compare(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse, and compare nothing."""
+    monkeypatch.setattr("llama_lab.study.report.compare.compare", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["llama-lab-compare", *arguments])
+    compare_command()
+
+
+def check_bench(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
+    """Parse."""
+    assert isinstance(bench_parser().parse_args(arguments), argparse.Namespace)
+
+
+PROGRAMS: dict[str, Callable[[Sequence[str], pytest.MonkeyPatch], None]] = {
+    "train.py": check_train,
+    "llama-lab-train": check_train,
+    "eval.py": check_eval,
+    "llama-lab-eval": check_eval,
+    "llama-lab-compare": check_compare,
+    "llama_lab.bench": check_bench,
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that a reader of docs/extending.md has at its end."""
+    folder = tmp_path_factory.mktemp("project")
+    for name, content in FILE.findall(PAGES["extending.md"]):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(words, id=f"{page}: {shlex.join(words)}")
+        for page, text in PAGES.items()
+        for words in commands(text)
+    ],
+)
+def test_a_command_is_one_that_the_program_takes(
+    words: list[str], project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    path = create_config_search_path(str(CONF_DIR))
+    if "--config-dir" in words:
+        path.prepend("own", f"file://{project / words[words.index('--config-dir') + 1]}", anchor="schema")
+    GlobalHydra.instance().clear()
+    Hydra.create_main_hydra2("docs", path)
+    try:
+        PROGRAMS[words[0]](words[1:], monkeypatch)
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def test_commands_are_found_in_blocks_and_in_paragraphs() -> None:
+    block = "```bash\nsrun -n 2 python train.py a=1 \\\n  b=2  # two\n```\n"
+    text = f"Or `python train.py\nseed=2`.\n\n{block}`train.py` alone is none.\n"
+    assert list(commands(text)) == [["train.py", "a=1", "b=2"], ["train.py", "seed=2"]]
+    assert len(list(commands(PAGES["README.md"]))) > 20
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    folder = ROOT if (ROOT / page).exists() else ROOT / "docs"
+    for target in re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", PAGES[page])):
+        name, _, heading = target.partition("#")
+        if name.startswith("https://"):
+            continue
+        assert not name or (folder / name).exists(), target
+        headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", PAGES[Path(name or page).name]) if heading else "", re.M)
+        assert not heading or heading in [anchor(text) for text in headings], target
+
+
+def anchor(heading: str) -> str:
+    """What GitHub calls a heading."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_that_is_named_exists(page: str) -> None:
+    for span in spans(PAGES[page]):
+        if re.fullmatch(r"[\w./*-]+", span) and span.partition("/")[0] in OURS:
+            assert list(ROOT.glob(span.rstrip("/"))), span
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_says_to_be_in_a_file_is_defined_there(page: str) -> None:
+    for name, file in re.findall(r"`([\w.]+)`(?:\s+in\s+|\s+\()`(llama_lab/[\w/]+\.py)`", PAGES[page]):
+        source = (ROOT / file).read_text(encoding="utf-8")
+        assert re.search(rf"\b(def|class) {name.rpartition('.')[2]}\b", source), f"{name} in {file}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_examples_import_of_ours_exists(page: str) -> None:
+    for body in blocks(PAGES[page], "python"):
+        for node in ast.walk(ast.parse(body)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("llama_lab"):
+                assert {alias.name for alias in node.names} <= {*dir(import_module(str(node.module)))}
+
+
+TRAINED = [
+    pytest.param(words, id=shlex.join(words[3:]))
+    for words in commands(PAGES["extending.md"])
+    if words[0] == "llama-lab-train"
+]
+
+
+@pytest.mark.parametrize("words", TRAINED)
+def test_every_example_of_extending_trains(
+    words: list[str], project: Path, tiny: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(project)
+    arguments = [word.replace("my_conf", str(project / "my_conf")) for word in words[1:]]
+    keys = {override_key(word) for word in arguments}
+    ours = [o for o in tiny if "data" not in keys or override_key(o) == "data.cache_dir" or o[:4] != "data"]
+    if "study" not in keys:
+        ours.append("train.tokens=2560")
+    ran = command(*last_of_each([*ours, *arguments]))
+    assert (ran.code, ran.err) == (0, "")
+
+
+MODELS = {
+    "LLaMA 7B": ["arch=llama", "size=llama_7b"],
+    "Llama 2 70B": ["arch=llama2", "size=llama2_70b"],
+    "Llama 3 8B": ["arch=llama3", "size=llama3_8b"],
+    "Mistral 7B": ["arch=mistral", "size=mistral_7b"],
+    "Falcon 7B": ["arch=falcon", "size=falcon_7b"],
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_table_of_kv_caches_holds_the_bytes_that_the_modules_take(model: str) -> None:
+    row = re.search(
+        rf"^\| {model}\b.*?\| ([\d,]+) \| ([\d.]+) GiB \| ([\d.]+) GiB \|$", PAGES["evaluating.md"], re.MULTILINE
+    )
+    assert row is not None
+    built = decoder(*MODELS[model], vocab_size=1, device="meta")
+    assert measure_cost(built).kv_bytes_per_token == int(row[1].replace(",", ""))
+    for cell, length in ((row[2], 4096), (row[3], 32768)):
+        assert measure_cost(built, length).kv_bytes == float(cell) * 2**30
+
+
+# Options that the table of the README leaves to --help: variants of one that it names.
+VARIANTS = re.compile(r"_bias|_1e-6|_offset|_window|_gemma2|_qk_norm|_tanh|_500k|_quarter|_concatenated")
+
+
+@pytest.mark.parametrize(
+    "group", ["arch", "norm", "block", "position", "attention", "ffn", "init", "study", "schedule"]
+)
+def test_the_readme_lists_the_options_of_every_group(group: str) -> None:
+    (row,) = re.findall(rf"^\| .*`{group}`.* \| (.*) \|$", PAGES["README.md"], re.MULTILINE)
+    missing = [o for o in options(group) if not re.search(rf"\b{o}\b", row) and not VARIANTS.search(o)]
+    assert missing == []
+
+
+ARROWS = re.findall(r"^\| `llama_lab/(\w+)/` \| .* \| (.*) \|$", PAGES["design.md"], re.MULTILINE)
+
+
+@pytest.mark.parametrize(("room", "imported"), ARROWS)
+def test_a_room_imports_no_other_than_the_design_page_says(room: str, imported: str) -> None:
+    rooms = {name for name, _ in ARROWS}
+    found = set()
+    for file in (ROOT / "llama_lab" / room).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("llama_lab.") and not node.level:
+                found.add(str(node.module).split(".")[1])
+    assert found & rooms - {room} <= set(re.findall(r"\w+", imported))
+
+
+def test_every_room_is_on_the_design_page() -> None:
+    assert {name for name, _ in ARROWS} == {path.parent.name for path in (ROOT / "llama_lab").glob("*/__init__.py")}

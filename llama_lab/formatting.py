@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import TypeGuard
 
-from llama_lab.units import in_bytes
-
 UNITS = {"val/loss": "nats per token", "train/loss": "nats per token", "val/bits_per_byte": "bits per byte"}
 MINUS, UNKNOWN, TIMES = "\u2212", "\u2013", "\u00d7"
 
@@ -84,9 +82,22 @@ def short(value: float | None) -> str:
     return f"{value:.3g}".replace("-", MINUS)
 
 
-def size(count: float | None) -> str:
-    """Bytes in the unit that leaves the fewest digits: 512 KiB."""
-    return in_bytes(count) if known(count) else UNKNOWN
+def in_bytes(count: float | None) -> str:
+    """A number of bytes with a binary prefix: 512 KiB."""
+    if not known(count):
+        return UNKNOWN
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 2**power:
+            return f"{count / 2**power:,.4g} {unit}"
+    return f"{count:,.4g} B"
+
+
+def duration(seconds: float) -> str:
+    """A duration in a readable unit: `45 s`, `12 min`, `3.5 h`, `4.2 days`."""
+    for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (48 * 3600, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.{1 if unit == 'h' else 0}f} {unit}"
+    return f"{seconds / 86400:.1f} days"
 
 
 def percent(fraction: float | None) -> str:

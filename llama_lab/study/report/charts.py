@@ -16,7 +16,7 @@ from typing import Any, Literal
 from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
-from llama_lab import formatting as words
+from llama_lab import formatting as fmt
 from llama_lab.study.statistics import Estimate, PairedDifference, term_name
 
 from .result import Curve, DifferenceCurve, Inference, Interaction, Result, Speed, Spread
@@ -88,7 +88,7 @@ class Row:
     @property
     def text(self) -> str:
         """Everything in words."""
-        interval = words.with_interval(self.found.mean, self.found.low, self.found.high, is_difference=True)
+        interval = fmt.with_interval(self.found.mean, self.found.low, self.found.high, is_difference=True)
         return f"{self.label} {interval}{f' against {self.against}' if self.against else ''}, {self.found.verdict}"
 
 
@@ -129,7 +129,7 @@ def _largest(found: Iterable[tuple[str, float]], most: int) -> set[str]:
 
 def axis_of(metric: str) -> str:
     """The title of a loss's axis."""
-    return f"{LOSS[metric]}, {words.UNITS[metric]}"
+    return f"{LOSS[metric]}, {fmt.UNITS[metric]}"
 
 
 Against = Literal["previous", "baseline"]
@@ -211,7 +211,7 @@ def difference_curves(result: Result) -> go.Figure:
     """The differences over training, each with a band that is its simultaneous interval."""
     looks, first = curve_styles(result), foremost_curves(result)
     traces = [trace for curve in result.difference_curves for trace in _difference_curve(curve, looks[curve.name])]
-    axis = f"change of validation loss, {words.UNITS[result.metric]}"
+    axis = f"change of validation loss, {fmt.UNITS[result.metric]}"
     figure = _figure(traces, "Difference over training", "tokens", axis, height=430)
     figure.update_xaxes(exponentformat="SI", nticks=7)
     # Whatever is drawn at first in full, and of the others at least the line.
@@ -236,7 +236,7 @@ def interactions(result: Result) -> go.Figure:
         place = {"row": i // columns + 1, "col": i % columns + 1}
         figure.add_traces(_interaction(found), rows=[place["row"]] * 2, cols=[place["col"]] * 2)
         figure.update_xaxes(AXIS, range=[-0.25, 1.9], showgrid=False, **place)
-        figure.update_yaxes(AXIS, title={"text": words.UNITS[result.metric]} if i % columns == 0 else None, **place)
+        figure.update_yaxes(AXIS, title={"text": fmt.UNITS[result.metric]} if i % columns == 0 else None, **place)
     means = [mean for found in shown for row in found.means for mean in row]
     space = 0.15 * (max(means) - min(means)) or 0.1
     figure.update_yaxes(range=[min(means) - space, max(means) + space])
@@ -281,7 +281,7 @@ def kv_cache_front(result: Result) -> go.Figure:
     """Loss against the memory that generating a token takes."""
     figure = _front(result, "kv_cache/bytes_per_token", result.front.kv_cache, False, "KV cache: %{customdata}")
     figure.update_layout(title_text="Loss against KV cache", xaxis_title_text="KV-cache size per token, 16-bit")
-    return _octaves(figure, words.size)
+    return _octaves(figure, fmt.in_bytes)
 
 
 def throughput_front(result: Result) -> go.Figure:
@@ -304,7 +304,7 @@ def decoding_speeds(result: Result) -> go.Figure:
     drawn = [trace for trace in traces if trace.x]
     figure = _figure(drawn, "Decoding speed", "context, tokens", "tokens per second", height=380)
     figure.update_yaxes(rangemode="tozero", tickformat=",")
-    return _choose(_ticks(figure, _all_x(figure), words.number), "Batch", "KV cache")
+    return _choose(_ticks(figure, _all_x(figure), fmt.number), "Batch", "KV cache")
 
 
 def cache_sizes(result: Result) -> go.Figure:
@@ -314,7 +314,7 @@ def cache_sizes(result: Result) -> go.Figure:
     traces = [_cache(arm, looks[arm.arm], dtype) for dtype in dtypes for arm in result.inference]
     drawn = [trace for trace in traces if trace.x]
     figure = _figure(drawn, "KV cache of one sequence", "context, tokens", "measured size", height=380)
-    return _choose(_octaves(_ticks(figure, _all_x(figure), words.number), words.size, "y"), "Elements")
+    return _choose(_octaves(_ticks(figure, _all_x(figure), fmt.number), fmt.in_bytes, "y"), "Elements")
 
 
 def learning_rates(result: Result) -> go.Figure:
@@ -333,7 +333,7 @@ def learning_rates(result: Result) -> go.Figure:
         bad = [(rate, n) for rate, n in zip(sweep.rates, sweep.diverged, strict=True) if n]
         cross = {"symbol": "x-thin", "size": 8, "line": {"width": 2.5, "color": looks[sweep.arm].colour}}
         marks = _marks(sweep.arm, [rate for rate, _ in bad], [line] * len(bad), cross, "%{fullData.name}: %{text}")
-        traces.append(marks.update(text=[f"{words.count(n, 'run')} diverged" for _, n in bad], yaxis="y2"))
+        traces.append(marks.update(text=[f"{fmt.count(n, 'run')} diverged" for _, n in bad], yaxis="y2"))
     figure = _figure(traces, "Loss over learning rate", "learning rate", axis_of(result.metric), height=400)
     strip = min(0.4, 0.05 * (len(diverged) + 1)) if diverged else 0
     figure.update_layout(yaxis_domain=[0, 1 - strip])
@@ -342,7 +342,7 @@ def learning_rates(result: Result) -> go.Figure:
         lines = {"domain": [1 - strip + 0.02, 1], "range": [-0.8, len(diverged) - 0.2]}
         figure.update_layout(yaxis2={**BARE, **lines, "title": title})
     rates = sorted({rate for sweep in result.learning_rates for rate in sweep.rates if math.isfinite(rate)})
-    return _ticks(figure, rates, words.learning_rate)
+    return _ticks(figure, rates, fmt.learning_rate)
 
 
 def context_lengths(result: Result) -> go.Figure:
@@ -351,12 +351,12 @@ def context_lengths(result: Result) -> go.Figure:
     traces = []
     for arm in result.lengths:
         found = [(length / arm.trained, loss) for length, loss in zip(arm.lengths, arm.loss, strict=True) if loss]
-        hover = f"%{{fullData.name}}<br>%{{x:.3g}}{words.TIMES} the trained length: %{{text}}<extra></extra>"
+        hover = f"%{{fullData.name}}<br>%{{x:.3g}}{fmt.TIMES} the trained length: %{{text}}<extra></extra>"
         traces.append(_means(arm.arm, looks[arm.arm], found).update(hovertemplate=hover))
     axis = "context length / trained length"
     figure = _figure(traces, "Loss over context length", axis, "validation loss, nats per token", height=380)
     ratios = sorted({length / arm.trained for arm in result.lengths for length in arm.lengths})
-    return _mark_trained(_ticks(figure, ratios, lambda ratio: f"{ratio:.3g}{words.TIMES}"), {1})
+    return _mark_trained(_ticks(figure, ratios, lambda ratio: f"{ratio:.3g}{fmt.TIMES}"), {1})
 
 
 def positions(result: Result) -> go.Figure:
@@ -374,7 +374,7 @@ def positions(result: Result) -> go.Figure:
     ]
     figure = _figure(traces, "Loss by position", "position in the context", "validation loss, nats per token", 380)
     _choose(figure, "Context")
-    return _mark_trained(_octaves(figure, words.number), {arm.trained for arm in result.lengths})
+    return _mark_trained(_octaves(figure, fmt.number), {arm.trained for arm in result.lengths})
 
 
 def _figure(traces: list[Any], title: str, x: str, y: str | None, height: int) -> go.Figure:
@@ -420,8 +420,8 @@ def _end(row: Row, end: float, is_all: bool) -> str:
     """An end of an interval beyond the edge, or, where all of it is, mean and interval."""
     found = row.found
     if is_all:
-        return words.with_interval(found.mean, found.low, found.high, is_difference=True)
-    return words.signed(end, words.decimals(*row.ends))
+        return fmt.with_interval(found.mean, found.low, found.high, is_difference=True)
+    return fmt.signed(end, fmt.decimals(*row.ends))
 
 
 def _interaction(found: Interaction) -> list[go.Scatter]:
@@ -449,7 +449,7 @@ def _difference_curve(curve: DifferenceCurve, style: Style) -> list[go.Scatter]:
     """A comparison's mean, and its band where it was tested."""
     points = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
     mean = _line(curve.name, style, [curve.tokens[i] for i in points], [_round(curve.mean[i]) for i in points])
-    found = (words.with_interval(curve.mean[i], curve.low[i], curve.high[i], is_difference=True) for i in points)
+    found = (fmt.with_interval(curve.mean[i], curve.low[i], curve.high[i], is_difference=True) for i in points)
     mean.update(customdata=list(found), hovertemplate="%{fullData.name}<br>%{customdata} at %{x:.3s}<extra></extra>")
     tested = [i for i in points if math.isfinite(curve.low[i])]
     return [_band(curve.name, style, curve.tokens, curve.low, curve.high, tested), mean] if tested else [mean]
@@ -544,7 +544,7 @@ def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hov
     arms = [
         _means(name, looks[name], [point]).update(
             mode="markers",
-            customdata=[words.size(point[0])],
+            customdata=[fmt.in_bytes(point[0])],
             hovertemplate=f"%{{fullData.name}}<br>{hover}<br>loss %{{text}}<extra></extra>",
         )
         for name, point in points.items()
@@ -570,7 +570,7 @@ def _decoding(arm: Inference, style: Style, batch_size: int, use: str) -> go.Sca
     speeds = [speed for speed in arm.speeds if speed.batch_size == batch_size]
     found = [(speed.context, spread) for speed in speeds if (spread := KV_CACHE[use](speed))]
     return _means(arm.arm, style, found).update(
-        meta={"arm": arm.arm, "view": [words.count(batch_size, "sequence"), use]},
+        meta={"arm": arm.arm, "view": [fmt.count(batch_size, "sequence"), use]},
         hovertemplate="%{fullData.name}<br>%{y:,.3~f} tokens per second at %{x:,}<extra></extra>",
     )
 
@@ -580,7 +580,7 @@ def _cache(arm: Inference, style: Style, dtype: str) -> go.Scatter:
     trace = _means(arm.arm, style, [(cache.context, cache.measured) for cache in arm.caches if cache.dtype == dtype])
     return trace.update(
         meta={"arm": arm.arm, "view": [dtype]},
-        customdata=[words.size(y) for y in trace.y],
+        customdata=[fmt.in_bytes(y) for y in trace.y],
         hovertemplate="%{fullData.name}<br>%{customdata} at %{x:,} tokens<extra></extra>",
     )
 
@@ -590,7 +590,7 @@ def _means(arm: str, style: Style, found: Iterable[tuple[float, Estimate | Sprea
     points = sorted(((x, one) for x, one in found if math.isfinite(one.mean)), key=lambda point: point[0])
     means = [one for _, one in points]
     trace = _line(arm, style, [x for x, _ in points], [one.mean for one in means])
-    text = [words.with_interval(one.mean, one.low, one.high) for one in means]
+    text = [fmt.with_interval(one.mean, one.low, one.high) for one in means]
     bars = {**_errors(means), "color": style.colour}
     return trace.update(error_y=bars, marker={"size": 9, "maxdisplayed": 0}, text=text)
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator, NullLocator
 
-from llama_lab import formatting as words
+from llama_lab import formatting as fmt
 from llama_lab.study.statistics import Estimate, PairedDifference, term_name
 
 from . import charts
@@ -144,7 +144,7 @@ def difference_curves(result: Result) -> Figure | None:
     if not found:
         return None
     looks, wide = charts.curve_styles(result), charts.foremost_curves(result)
-    y = f"change of validation loss,\n{words.UNITS[result.metric]}"
+    y = f"change of validation loss,\n{fmt.UNITS[result.metric]}"
     figure, (panel,) = _panels([""], "tokens", y, looks={curve.name: looks[curve.name] for curve in found})
     for curve in found:
         if curve.name in wide:
@@ -206,7 +206,7 @@ def learning_rates(result: Result) -> Figure | None:
     if diverged:
         panel.text(0, 1.05, "diverged", transform=panel.transAxes, fontsize=SMALL)
     tried = sorted({rate for sweep in sweeps for rate in sweep.rates if math.isfinite(rate)})
-    _tick(panel.xaxis, tried[:: math.ceil(len(tried) / 6)], words.learning_rate)
+    _tick(panel.xaxis, tried[:: math.ceil(len(tried) / 6)], fmt.learning_rate)
     return figure
 
 
@@ -223,7 +223,7 @@ def context_lengths(result: Result) -> Figure | None:
     figure, (panel,) = _panels([""], x, y, looks=looks)
     for arm, points in found.items():
         _means(panel, looks[arm], points)
-    _octaves(panel, "x", [x for points in found.values() for x, _ in points], lambda ratio: f"{ratio:g}{words.TIMES}")
+    _octaves(panel, "x", [x for points in found.values() for x, _ in points], lambda ratio: f"{ratio:g}{fmt.TIMES}")
     panel.axvline(1, color=charts.INK, linestyle=":", linewidth=0.8)
     return figure
 
@@ -245,7 +245,7 @@ def positions(result: Result) -> Figure | None:
     for panel, arms in zip(panels, found.values(), strict=True):
         for arm, (x, losses) in arms.items():
             _line(panel, looks[arm], x, losses)
-        _octaves(panel, "x", [x for places, _ in arms.values() for x in places], words.number, most=4)
+        _octaves(panel, "x", [x for places, _ in arms.values() for x in places], fmt.number, most=4)
         for length in trained:
             panel.axvline(length, color=charts.INK, linestyle=":", linewidth=0.8)
     return figure
@@ -260,7 +260,7 @@ def decoding_speed(result: Result) -> Figure | None:
                 arm.arm: _known((s.context, spread_of(s)) for s in arm.speeds if s.batch_size == batch_size)
                 for arm in result.inference
             }
-            found[f"{words.count(batch_size, 'sequence')}\ncache {use}"] = arms
+            found[f"{fmt.count(batch_size, 'sequence')}\ncache {use}"] = arms
     return _over_context(result, found, "tokens per second", _from_zero)
 
 
@@ -275,7 +275,7 @@ def cache_sizes(result: Result) -> Figure | None:
     }
     sizes = [size.mean for arms in found.values() for points in arms.values() for _, size in points]
     return _over_context(
-        result, found, "KV cache of one sequence", lambda panel: _octaves(panel, "y", sizes, words.size)
+        result, found, "KV cache of one sequence", lambda panel: _octaves(panel, "y", sizes, fmt.in_bytes)
     )
 
 
@@ -316,7 +316,7 @@ def _forest(rows: Sequence[Row], result: Result) -> Figure | None:
     labels = list(_labels([row.label for row in rows], LABEL_LENGTH).values())
     lines = [1 + label.count("\n") for label in labels]
     places = [sum(lines[:i]) + (own - 1) / 2 for i, own in enumerate(lines)]
-    x = f"change of validation loss,\n{words.UNITS[result.metric]}"
+    x = f"change of validation loss,\n{fmt.UNITS[result.metric]}"
     figure, (panel,) = _panels([""], x, "", height=0.5 + 1.1 * LINE * max(sum(lines), 3))
     least, most = charts.reach(rows)
     for y, row in zip(places, rows, strict=True):
@@ -379,9 +379,9 @@ def _front(result: Result, cost: str, front: Sequence[str], is_gain: bool, x: st
         _means(panel, looks[arm], [point], marks_only=True)
     if is_gain:
         panel.xaxis.set_major_locator(MaxNLocator(5))
-        panel.xaxis.set_major_formatter(lambda value, _: words.number(value))
+        panel.xaxis.set_major_formatter(lambda value, _: fmt.number(value))
     else:
-        _octaves(panel, "x", [x for x, _ in points.values()], words.size)
+        _octaves(panel, "x", [x for x, _ in points.values()], fmt.in_bytes)
     return figure
 
 
@@ -398,14 +398,14 @@ def _over_context(
     for panel, arms in zip(panels, found.values(), strict=True):
         for arm, points in arms.items():
             _means(panel, looks[arm], points)
-        _octaves(panel, "x", [x for points in arms.values() for x, _ in points], words.number)
+        _octaves(panel, "x", [x for points in arms.values() for x, _ in points], fmt.number)
         finish(panel)
     return figure
 
 
 def _from_zero(panel: Axes) -> None:
     panel.set_ylim(bottom=0)
-    panel.yaxis.set_major_formatter(lambda value, _: words.number(value))
+    panel.yaxis.set_major_formatter(lambda value, _: fmt.number(value))
 
 
 def _panels(

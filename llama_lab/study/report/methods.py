@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from llama_lab.formatting import UNITS, count, learning_rate, number, percent, three_digits
+from llama_lab.formatting import UNITS, count, duration, learning_rate, number, percent, three_digits
 from llama_lab.runs.record import NOT_BEGUN, Record
 from llama_lab.study.naming import disagreement
 from llama_lab.study.settings import RATE, SEEDS
-from llama_lab.units import duration
 
 from . import references
 from .markup import latex, markdown

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from plotly import graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from llama_lab import formatting as words
+from llama_lab import formatting as fmt
 from llama_lab.study.speed import FILE as SPEED
 from llama_lab.study.study import FILE, SUMMARY
 
@@ -73,7 +73,7 @@ class Chart:
     @property
     def has_points(self) -> bool:
         """Whether there is anything to draw."""
-        return any(words.known(y) for trace in self.figure.data for y in trace.y)
+        return any(fmt.known(y) for trace in self.figure.data for y in trace.y)
 
     @property
     def has_lines(self) -> bool:
@@ -122,12 +122,12 @@ def _facts(result: Result) -> str:
     """What was compared, in a line."""
     study, seeds = result.study, result.provenance.seeds
     some = len(seeds) <= MOST_NAMED
-    named = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds)) or words.UNKNOWN}"
+    named = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds)) or fmt.UNKNOWN}"
     parts = [
         study.design.replace("_", "-").capitalize(),
-        words.count(len(result.arms), "arm"),
+        fmt.count(len(result.arms), "arm"),
         f"baseline {study.baseline}",
-        named if some else words.count(len(seeds), "seed"),
+        named if some else fmt.count(len(seeds), "seed"),
         MATCHES.get(study.match, "matching not recorded"),
     ]
     return " · ".join(parts)
@@ -157,7 +157,7 @@ def _of(found: Mapping[str, Table], *slugs: str) -> tuple[Table, ...]:
 
 def _alt(what: str, found: Iterable[str]) -> str:
     """What a chart shows, for readers who do not see it."""
-    return f"{what}: {words.enumerate_some(list(found), MOST_TOLD, '; ')}."
+    return f"{what}: {fmt.enumerate_some(list(found), MOST_TOLD, '; ')}."
 
 
 def _lines(
@@ -207,7 +207,7 @@ def _differences(result: Result, found: Mapping[str, Table]) -> Section:
 
 def _forest(result: Result, rows: list[charts.Row], title: str, caption: str) -> Chart:
     """A chart of differences."""
-    axis = f"change of validation loss, {words.UNITS[result.metric]}"
+    axis = f"change of validation loss, {fmt.UNITS[result.metric]}"
     alt = _alt(f"{title}, {axis}", (row.text for row in rows))
     return Chart(charts.differences(rows, title, axis), alt, caption)
 
@@ -216,7 +216,7 @@ def _training(result: Result, found: Mapping[str, Table]) -> Section:
     drawn = []
     if any(len(curve.tokens) > 1 for curve in result.difference_curves):
         ends = (
-            f"{curve.name} {words.with_interval(curve.mean[-1], curve.low[-1], curve.high[-1], is_difference=True)}"
+            f"{curve.name} {fmt.with_interval(curve.mean[-1], curve.low[-1], curve.high[-1], is_difference=True)}"
             for curve in result.difference_curves
         )
         caption = (
@@ -255,7 +255,7 @@ def _cost(result: Result, found: Mapping[str, Table]) -> Section:
     drawn = tuple(
         _lines(result, draw(result), found.get("arms"), ("Loss", column), caption.format(name))
         for cost, draw, name, column in fronts
-        if any(arm.judged(result.metric) and words.known(arm.costs.get(cost)) for arm in result.arms)
+        if any(arm.judged(result.metric) and fmt.known(arm.costs.get(cost)) for arm in result.arms)
     )
     return Section("Cost", charts=drawn, tables=_of(found, "costs"))
 

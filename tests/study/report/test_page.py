@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from llama_lab import formatting as words
+from llama_lab import formatting as fmt
 from llama_lab.study.report import charts
 from llama_lab.study.report.analysis import analyse
 from llama_lab.study.report.page import write_page
@@ -481,7 +481,7 @@ def test_the_edge_of_a_learning_rate_grid_is_told_once_in_its_section_beside_the
 
 
 def test_what_matching_left_is_told_once_beside_the_costs(tmp_path: Path) -> None:
-    assert body(results.ladder(), tmp_path).count(words.residual(results.ladder().arms[1].arm.residual)) == 1
+    assert body(results.ladder(), tmp_path).count(fmt.residual(results.ladder().arms[1].arm.residual)) == 1
 
 
 def test_curves_of_arms_that_are_judged_in_bits_are_in_bits(tmp_path: Path) -> None:
@@ -545,38 +545,38 @@ def test_long_names_keep_in_charts_what_sets_them_apart() -> None:
 @pytest.mark.parametrize(
     ("shown", "wanted"),
     [
-        (words.number(-1234.56, 1), "\u22121,234.6"),
-        (words.signed(0.01234), "+0.0123"),
-        (words.number(math.nan), "\u2013"),
-        (words.number(None), "\u2013"),
-        (words.with_interval(3.71, 3.7, 3.72), "3.710 [3.700,\u00a03.720]"),
-        (words.with_interval(3.71, 3.6, 3.82), "3.71 [3.60,\u00a03.82]"),
-        (words.with_interval(120.4, 80, 160.8), "120 [80,\u00a0161]"),
-        (words.with_interval(-0.00123, -0.0015, -0.00096, True), "\u22120.00123 [\u22120.00150,\u00a0\u22120.00096]"),
-        (words.plus_minus(3.71, 3.6, 3.82), "3.71 \u00b10.11"),
-        (words.plus_minus(3.71, math.nan, math.nan), "3.7100"),
-        (words.with_interval(3.71, 3.71, 3.71), "3.7100 [3.7100,\u00a03.7100]"),
-        (words.with_interval(3.71, math.nan, math.nan), "3.7100"),
-        (words.p_value(0.00099), "p < 0.001"),
-        (words.p_value(0.0312), "p = 0.031"),
-        (words.p_value(0.312), "p = 0.31"),
-        (words.p_value(math.nan), ""),
-        (words.short(2_892_800), "2.89 M"),
-        (words.short(1.39e13), "13.9 T"),
-        (words.short(12), "12"),
-        (words.three_digits(12_409.3), "12,409"),
-        (words.three_digits(69.71), "69.7"),
-        (words.three_digits(0.05123), "0.0512"),
-        (words.three_digits(0), "0"),
-        (words.three_digits(math.nan), "\u2013"),
-        (words.size(2048), "2 KiB"),
-        (words.size(1_049_706_496), "1,001 MiB"),
-        (words.size(100), "100 B"),
-        (words.percent(0.412), "41.2%"),
-        (words.residual(-0.003), "\u22120.30%"),
-        (words.learning_rate(3e-5), "3e\u22125"),
-        (words.count(1, "seed"), "1 seed"),
-        (words.enumerate_some(["a", "b", "c"], 2), "a, b, and 1 more"),
+        (fmt.number(-1234.56, 1), "\u22121,234.6"),
+        (fmt.signed(0.01234), "+0.0123"),
+        (fmt.number(math.nan), "\u2013"),
+        (fmt.number(None), "\u2013"),
+        (fmt.with_interval(3.71, 3.7, 3.72), "3.710 [3.700,\u00a03.720]"),
+        (fmt.with_interval(3.71, 3.6, 3.82), "3.71 [3.60,\u00a03.82]"),
+        (fmt.with_interval(120.4, 80, 160.8), "120 [80,\u00a0161]"),
+        (fmt.with_interval(-0.00123, -0.0015, -0.00096, True), "\u22120.00123 [\u22120.00150,\u00a0\u22120.00096]"),
+        (fmt.plus_minus(3.71, 3.6, 3.82), "3.71 \u00b10.11"),
+        (fmt.plus_minus(3.71, math.nan, math.nan), "3.7100"),
+        (fmt.with_interval(3.71, 3.71, 3.71), "3.7100 [3.7100,\u00a03.7100]"),
+        (fmt.with_interval(3.71, math.nan, math.nan), "3.7100"),
+        (fmt.p_value(0.00099), "p < 0.001"),
+        (fmt.p_value(0.0312), "p = 0.031"),
+        (fmt.p_value(0.312), "p = 0.31"),
+        (fmt.p_value(math.nan), ""),
+        (fmt.short(2_892_800), "2.89 M"),
+        (fmt.short(1.39e13), "13.9 T"),
+        (fmt.short(12), "12"),
+        (fmt.three_digits(12_409.3), "12,409"),
+        (fmt.three_digits(69.71), "69.7"),
+        (fmt.three_digits(0.05123), "0.0512"),
+        (fmt.three_digits(0), "0"),
+        (fmt.three_digits(math.nan), "\u2013"),
+        (fmt.in_bytes(2048), "2 KiB"),
+        (fmt.in_bytes(1_049_706_496), "1,001 MiB"),
+        (fmt.in_bytes(100), "100 B"),
+        (fmt.percent(0.412), "41.2%"),
+        (fmt.residual(-0.003), "\u22120.30%"),
+        (fmt.learning_rate(3e-5), "3e\u22125"),
+        (fmt.count(1, "seed"), "1 seed"),
+        (fmt.enumerate_some(["a", "b", "c"], 2), "a, b, and 1 more"),
     ],
 )
 def test_numbers_are_written_as_a_reader_wants_them(shown: str, wanted: str) -> None:
@@ -589,7 +589,7 @@ def test_every_seed_is_shown_with_its_own_difference(tmp_path: Path) -> None:
     _, _, table = own_text(tmp_path / "report.html").partition("Every seed: final validation loss, nats per token")
     first, second = ([t.summary["val/loss"] for t in arm.records] for arm in result.arms[:2])
     for loss, reference in zip(second, first, strict=True):
-        assert f"<span>{loss:.4f}</span><span>{words.signed(loss - reference)}</span>" in table
+        assert f"<span>{loss:.4f}</span><span>{fmt.signed(loss - reference)}</span>" in table
 
 
 def test_tokens_to_the_baselines_loss_are_censored_where_a_run_ended_before(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them: sensible digits, a true minus sign, units; what is not known is a dash."""
+"""Numbers as text: significant digits, thousands separators, true minus signs, units; a dash for an unknown value."""
 
 import math
 from collections.abc import Sequence
@@ -9,33 +9,33 @@ MINUS, UNKNOWN, TIMES = "\u2212", "\u2013", "\u00d7"
 
 
 def known(value: float | None) -> TypeGuard[float]:
-    """Whether there is a number to show."""
+    """Whether value is a finite number."""
     return value is not None and math.isfinite(value)
 
 
 def number(value: float | None, decimals: int = 0) -> str:
-    """1,234.5 with so many decimals."""
+    """Fixed decimals with thousands separators: 1,234.5."""
     return f"{value:,.{decimals}f}".replace("-", MINUS) if known(value) else UNKNOWN
 
 
 def three_digits(value: float | None) -> str:
-    """At least three digits of it, as a measurement has: 12,409; 69.7; 0.0512."""
+    """At least three significant digits: 12,409; 69.7; 0.0512."""
     return number(value, max(0, 2 - math.floor(math.log10(abs(value))))) if known(value) and value else number(value)
 
 
 def signed(value: float | None, decimals: int = 4) -> str:
-    """A difference, with its sign."""
+    """Like `number`, with an explicit sign."""
     return f"{value:+,.{decimals}f}".replace("-", MINUS) if known(value) else UNKNOWN
 
 
 def decimals(low: float, high: float) -> int:
-    """As many as show two digits of an interval's half-width: a mean is known no better. 4 without an interval."""
+    """Decimals that show two digits of an interval's half-width, as a mean is known no better; 4 without an interval."""
     half = (high - low) / 2
     return min(max(1 - math.floor(math.log10(half)), 0), 6) if known(half) and half > 0 else 4
 
 
 def with_interval(mean: float | None, low: float, high: float, is_difference: bool = False) -> str:
-    """A mean and its interval, in brackets where there is one."""
+    """`3.71 [3.60, 3.82]`; the mean alone if the interval is not finite."""
     show, digits = (signed if is_difference else number), decimals(low, high)
     if not (known(mean) and known(low) and known(high)):
         return show(mean, digits)
@@ -44,26 +44,26 @@ def with_interval(mean: float | None, low: float, high: float, is_difference: bo
 
 
 def plus_minus(mean: float, low: float, high: float, is_difference: bool = False) -> str:
-    """A mean and half its interval, where there is one."""
+    """`3.71 ±0.11`, the mean and the half-width; the mean alone if the interval is not finite."""
     show, digits = (signed if is_difference else number), decimals(low, high)
     half = f" \u00b1{number((high - low) / 2, digits)}" if known(high - low) else ""
     return f"{show(mean, digits)}{half}"
 
 
 def p_value(p: float) -> str:
-    """`p = 0.031`, or `p < 0.001`; empty where there is none."""
+    """`p = 0.031` or `p < 0.001`; empty if p is nan."""
     if not known(p):
         return ""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
 def bare_p(p: float) -> str:
-    """For a column of p."""
+    """`0.031` or `< 0.001`, for a column headed p."""
     return p_value(p).removeprefix("p = ").removeprefix("p ") or UNKNOWN
 
 
 def seed_range(needed: tuple[int | None, int | None]) -> str:
-    """`5 to 152 seeds`; `5 or more seeds` where nothing bounds them from above."""
+    """`5 to 152 seeds`, or `5 or more seeds` without an upper bound."""
     fewest, most = needed
     if fewest is None:
         return "over 10,000 seeds"
@@ -73,7 +73,7 @@ def seed_range(needed: tuple[int | None, int | None]) -> str:
 
 
 def short(value: float | None) -> str:
-    """Three digits and a prefix for a power of a thousand: 2.89 M."""
+    """Three significant digits with an SI prefix: 2.89 M."""
     if not known(value):
         return UNKNOWN
     for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
@@ -106,7 +106,7 @@ def percent(fraction: float | None) -> str:
 
 
 def residual(fraction: float | None) -> str:
-    """What matching left, with its sign."""
+    """A signed fraction as a percentage: −0.30%."""
     return f"{signed(100 * fraction, 2)}%" if known(fraction) else UNKNOWN
 
 
@@ -128,6 +128,6 @@ def conjoin(items: Sequence[str]) -> str:
 
 
 def enumerate_some(items: Sequence[str], limit: int, separator: str = ", ") -> str:
-    """The first items; how many more there are, if any."""
+    """The first `limit` items, and the number of the others: `a, b, and 3 more`."""
     more = [f"and {len(items) - limit} more"] if len(items) > limit else []
     return separator.join([*items[:limit], *more])

@@ -29,7 +29,7 @@ def signed(value: float | None, decimals: int = 4) -> str:
 
 
 def decimals(low: float, high: float) -> int:
-    """Decimals that show two digits of an interval's half-width, as a mean is known no better; 4 without an interval."""
+    """Decimals that show two digits of an interval's half-width: a mean is known no better. 4 without an interval."""
     half = (high - low) / 2
     return min(max(1 - math.floor(math.log10(half)), 0), 6) if known(half) and half > 0 else 4
 

@@ -25,7 +25,7 @@ from .result import (
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text, in rows; the lines after a cell's first are notes. words: columns that hold no numbers."""
+    """Rows of cells of text; the lines after a cell's first are notes. words: columns that hold text, not numbers."""
 
     caption: str
     head: list[str]
@@ -33,13 +33,13 @@ class Table:
     words: frozenset[str] = frozenset()
 
     def cells(self, *titles: str) -> list[str]:
-        """Each row as text: its name, and what it has in these columns; default: in all."""
+        """Each row as text: its name and its cells in these columns (default: all)."""
         kept = [i for i, title in enumerate(self.head) if i == 0 or not titles or title in titles]
         return [" ".join(row[i] for i in kept).replace("\n", ", ") for row in self.rows]
 
 
 def tables(result: Result) -> dict[str, Table]:
-    """The tables that have something to say, by slug, in the page's order."""
+    """The tables that are not empty, by slug, in the page's order."""
     found = {
         "effects": _effects(result),
         "interactions": _interactions(result),
@@ -61,7 +61,7 @@ def tables(result: Result) -> dict[str, Table]:
 
 
 def difference_title(result: Result) -> str:
-    """The head of the column of differences."""
+    """The title of the column of differences."""
     is_ladder = any(arm.to_previous for arm in result.arms)
     return f"Difference to {'the step before' if is_ladder else result.study.baseline}"
 
@@ -85,7 +85,6 @@ def _arms(result: Result) -> Table:
 
 
 def _differences(result: Result) -> Table:
-    """All comparisons."""
     compared = [c for arm in result.arms for c in (arm.to_previous, arm.to_baseline) if c]
     distinct = {(c.arm, c.against): c for c in compared if fmt.known(c.difference.mean)}
     columns: dict[str, Callable[[Comparison], str]] = {
@@ -96,7 +95,7 @@ def _differences(result: Result) -> Table:
         "Verdict": lambda c: c.difference.verdict,
         "Seeds": lambda c: str(c.difference.n),
         "Seeds needed": lambda c: fmt.seed_range(c.seeds_needed) if c.seeds_needed else fmt.UNKNOWN,
-        "In bits per byte": lambda c: _sure(c.bits) if c.nats else fmt.UNKNOWN,
+        "In bits per byte": lambda c: _with_interval(c.bits) if c.nats else fmt.UNKNOWN,
         "Why not tested": lambda c: c.untested or fmt.UNKNOWN,
     }
     caption = (
@@ -121,9 +120,8 @@ def _losses(result: Result) -> Table:
 
 
 def _seed_losses(result: Result) -> Table:
-    """What the means and intervals are made of."""
     against = {c.arm: c.against for arm in result.arms if (c := arm.to_previous or arm.to_baseline)}
-    losses = {arm.name: {t.seed: t.summary[result.metric] for t in arm.records if t.done} for arm in result.arms}
+    losses = {arm.name: {r.seed: r.summary[result.metric] for r in arm.records if r.done} for arm in result.arms}
 
     def cell(seed: int, arm: ArmResult) -> str:
         loss = losses[arm.name].get(seed)
@@ -142,7 +140,6 @@ def _seed_losses(result: Result) -> Table:
 
 
 def _to_reach(result: Result) -> Table:
-    """What it took to come to the baseline's final loss."""
     baseline = next((arm.to_reach for arm in result.arms if arm.name == result.study.baseline), {})
     columns: dict[str, Callable[[ArmResult], str]] = {
         "Tokens": lambda arm: _reached(arm.to_reach, baseline, "tokens", fmt.number),
@@ -151,18 +148,16 @@ def _to_reach(result: Result) -> Table:
         "Seconds": lambda arm: _reached(arm.to_reach, baseline, "seconds", fmt.number),
     }
     caption = (
-        f"What it took to reach the final loss of {result.study.baseline}, mean over seeds, and as a multiple of what "
-        f"the baseline took; {fmt.UNKNOWN} where not every seed reached it. Tokens over the baseline's: the "
-        "geometric mean of the ratios at each seed with its 95% interval, and the ratios; > where a run ended before. "
-        "Interpolated linearly between evaluations; with a learning rate that decays, a loss on the way is not what a "
-        "shorter budget would "
-        "give."
+        f"Cost of reaching the final loss of {result.study.baseline}, mean over seeds, and as a multiple of the "
+        f"baseline's cost; {fmt.UNKNOWN} if not every seed reached it. Tokens over the baseline's: the geometric mean "
+        "of the ratios at each seed with its 95% interval, and the ratios; > if a run ended before reaching it. "
+        "Interpolated linearly between evaluations; with a decaying learning rate, a loss on the way is not what a "
+        "shorter budget would give."
     )
     return _arm_table(result, caption, columns)
 
 
 def _costs(result: Result) -> Table:
-    """What each arm costs to train and to use."""
     columns: dict[str, Callable[[ArmResult], str]] = {
         "Parameters without embeddings": lambda arm: fmt.number(arm.costs.get("params_non_embedding")),
         "FLOPs per token, forward": lambda arm: fmt.short(arm.costs.get("flops_per_token")),
@@ -178,7 +173,7 @@ def _costs(result: Result) -> Table:
 
 
 def _speed(result: Result, arm: ArmResult, kind: Literal["train", "decode"], cost: str) -> str:
-    """A median with its rounds' range where speeds were measured side by side, else what the runs logged."""
+    """The median and range of the rounds if speeds were measured side by side, else what the runs logged."""
     if result.speed is None or arm.name not in result.speed.arms:
         return fmt.number(arm.costs.get(cost))
     rounds = getattr(result.speed.arms[arm.name], kind)
@@ -186,16 +181,15 @@ def _speed(result: Result, arm: ArmResult, kind: Literal["train", "decode"], cos
 
 
 def _speed_note(result: Result) -> str:
-    """How speeds were measured."""
     speed = result.speed
     if speed is None:
-        return "Speed of training: as the runs logged it, mean over seeds; it was not measured side by side."
+        return "Training speed: as logged by the runs, mean over seeds; it was not measured side by side."
     rounds = max(len(arm.train) for arm in speed.arms.values())
     hardware = f"{speed.devices} x {speed.device} in {speed.precision} with {speed.threads} CPU threads"
     return (
-        f"Speeds: medians of {rounds} rounds after the runs, in each of which every arm had its turn, with the lowest "
-        f"and the highest, on {hardware}. Decoding: tokens per second of one sequence on one device, at the end of the "
-        "context, with the KV cache, not compiled."
+        f"Speeds: median, lowest and highest of {rounds} rounds after the runs, each of which measured every arm, on "
+        f"{hardware}. Decoding: tokens per second of one sequence on one device, at the end of the context, with the "
+        "KV cache, not compiled."
     )
 
 
@@ -210,9 +204,9 @@ def _decoding(arms: Sequence[Inference]) -> Table:
         "Prefill, ms": lambda speed: _spread(speed.prefill, lambda seconds: fmt.three_digits(1e3 * seconds)),
     }
     caption = (
-        "Decoding at the end of the largest context that an arm was measured at, all sequences of a batch together, "
-        "with the KV cache and without it, and the former over the latter. Prefill: reading prompts that fill the "
-        "context. Of each run the median of its rounds; means over seeds and, below them, the lowest and the highest."
+        "Decoding at the end of the largest context that an arm was measured at, over all sequences of a batch, with "
+        "and without the KV cache, and the ratio of the two. Prefill: reading prompts that fill the context. Means "
+        "over seeds of the median round, and, below them, the lowest and the highest seed."
     )
     rows = [
         [arm.arm, *(show(speed) for show in columns.values())]
@@ -236,17 +230,14 @@ def _caches(arms: Sequence[Inference]) -> Table:
         for dtype in dict.fromkeys(cache.dtype for cache in arm.caches)
         if (cache := arm.cache(dtype))
     ]
-    caption = (
-        "KV cache of one sequence at the largest context that was measured: of its tensors, and by the cost model."
-    )
+    caption = "KV cache of one sequence at the largest measured context: from its tensors, and from the cost model."
     return _without_empty(Table(caption, ["Arm", *columns], rows, frozenset({"Elements"})))
 
 
 def _effects(result: Result) -> Table:
-    """The effects of a factorial."""
     columns: dict[str, Callable[[Effect], str]] = {
         "Effect": lambda effect: effect.name,
-        "Change of loss": lambda effect: _sure(effect.change),
+        "Change of loss": lambda effect: _with_interval(effect.change),
         "p": lambda effect: fmt.bare_p(effect.change.p),
         "Verdict": lambda effect: effect.change.verdict,
         "Aliased with": lambda effect: ", ".join(map(term_name, effect.aliases)) or fmt.UNKNOWN,
@@ -254,17 +245,16 @@ def _effects(result: Result) -> Table:
     rows = [[show(e) for show in columns.values()] for e in result.effects if fmt.known(e.change.mean)]
     caption = (
         f"In {fmt.UNITS[result.metric]}; negative is better. Intervals and p are simultaneous ({result.tests}). "
-        "Aliased: effects that a fraction of the combinations does not tell apart."
+        "Aliased: effects that a fraction of the combinations cannot separate."
     )
     return _without_empty(Table(caption, list(columns), rows, frozenset({"Verdict", "Aliased with"})))
 
 
 def _interactions(result: Result) -> Table:
-    """The means that interactions are made of."""
     digits = min((fmt.decimals(e.change.low, e.change.high) for e in result.effects), default=4)
     caption = (
-        f"Mean loss, {fmt.UNITS[result.metric]}, over the seeds that all arms have finished, with two axes as in the "
-        "baseline or changed."
+        f"Mean loss, {fmt.UNITS[result.metric]}, over the seeds that all arms have finished, with neither, one or both "
+        "of two axes changed from the baseline."
     )
     rows = [
         [term_name(found.axes), *(fmt.number(found.means[i][j], digits) for i, j in ((0, 0), (1, 0), (0, 1), (1, 1)))]
@@ -274,17 +264,15 @@ def _interactions(result: Result) -> Table:
 
 
 def _learning_rates(result: Result) -> Table:
-    """The best learning rate of each arm, and how much it matters."""
     return Table(
-        "Sensitivity: by how much the loss is above the best one, averaged over the grid, a diverged run counted with "
-        "the loss of unigram frequencies; 0 is insensitive (Wortsman et al. 2023).",
+        "Sensitivity: how far the loss is above the best one, averaged over the grid, where a diverged run counts with "
+        "the entropy of token frequencies; 0 is insensitive (Wortsman et al. 2023).",
         ["Arm", "Best learning rate", "Lowest mean loss", "Sensitivity", "Diverged runs"],
         [_sweep(sweep) for sweep in result.learning_rates],
     )
 
 
 def _unfinished(result: Result) -> Table:
-    """The runs that did not finish."""
     columns: dict[str, Callable[[Divergence], str]] = {
         "Arm": lambda run: run.arm,
         "Seed": lambda run: str(run.seed),
@@ -294,48 +282,45 @@ def _unfinished(result: Result) -> Table:
         "Why": lambda run: run.message,
     }
     rows = [[show(run) for show in columns.values()] for run in result.divergences]
-    table = Table("With the tokens they had seen by then.", list(columns), rows, frozenset({"Status", "Why"}))
+    table = Table("Tokens seen: at the last logged step.", list(columns), rows, frozenset({"Status", "Why"}))
     return _without_empty(table)
 
 
 def _lengths(result: Result) -> Table:
-    """The losses at several context lengths."""
     lengths = sorted({length for arm in result.lengths for length in arm.lengths})
     return Table(
-        f"Validation loss in nats per token; {fmt.UNKNOWN} where the position encoding ends before.",
+        f"Validation loss in nats per token; {fmt.UNKNOWN} beyond the end of the position encoding.",
         ["Arm", "Trained at", *(f"{length:,} tokens" for length in lengths)],
         [[arm.arm, f"{arm.trained:,}", *_losses_at(arm, lengths)] for arm in result.lengths],
     )
 
 
 def _environment(result: Result) -> Table:
-    """What the runs ran on."""
     rows = [
         [fact, "\n".join(f"{value} ({fmt.count(n, 'run')})" for value, n in values.items())]
         for fact, values in result.provenance.environment.items()
     ]
-    return Table("What the runs ran on", ["Fact", "Value"], rows, frozenset({"Value"}))
+    return Table("Hardware, software and data of the runs", ["Fact", "Value"], rows, frozenset({"Value"}))
 
 
 def _settings(result: Result) -> Table:
-    """The settings that arms differ in."""
     head = ["Arm", "Compared with", "Setting", "There", "Here"]
     rows = [
         [arm.name, arm.arm.previous or result.study.baseline, key, _setting(theirs), _setting(own)]
         for arm in result.arms
         for key, (theirs, own) in arm.difference.items()
     ]
-    return Table("Settings in which an arm differs from what it is compared with", head, rows, frozenset(head))
+    return Table("Settings in which an arm differs from the arm it is compared with", head, rows, frozenset(head))
 
 
 def _arm_table(result: Result, caption: str, columns: dict[str, Callable[[ArmResult], str]], *names: str) -> Table:
-    """A row per arm. names: columns of words."""
+    """A row per arm. names: columns that hold text."""
     rows = [[arm.name, *(show(arm) for show in columns.values())] for arm in result.arms]
     return _without_empty(Table(caption, ["Arm", *columns], rows, frozenset(names)))
 
 
 def _without_empty(table: Table) -> Table:
-    """The table without the columns in which nothing is known."""
+    """The table without the columns of unknown values."""
     kept = [i for i in range(len(table.head)) if any(row[i] != fmt.UNKNOWN for row in table.rows)]
     rows = [[row[i] for i in kept] for row in table.rows]
     return Table(table.caption, [table.head[i] for i in kept], rows, table.words)
@@ -350,10 +335,10 @@ def _plus_minus(estimate: Estimate | None) -> str:
 
 
 def _difference(comparison: Comparison | None) -> str:
-    return _sure(comparison.difference) if comparison else fmt.UNKNOWN
+    return _with_interval(comparison.difference) if comparison else fmt.UNKNOWN
 
 
-def _sure(found: PairedDifference) -> str:
+def _with_interval(found: PairedDifference) -> str:
     return fmt.with_interval(found.mean, found.low, found.high, is_difference=True)
 
 
@@ -372,7 +357,7 @@ def _seeds(arm: ArmResult) -> str:
 
 
 def _reach(reach: Reach | None) -> str:
-    """The mean ratio, or in how many seeds it is above what is known, and below it every seed's."""
+    """The mean ratio, or how many seeds are censored, and below it the ratio of each seed."""
     if not reach:
         return fmt.UNKNOWN
     found = reach.ratio
@@ -386,7 +371,7 @@ def _reach(reach: Reach | None) -> str:
 
 
 def _reached(own: dict[str, float], baseline: dict[str, float], key: str, show: Callable[[float], str]) -> str:
-    """What it took and, below it, as a multiple of what the baseline took."""
+    """A cost and, below it, the multiple of the baseline's cost."""
     value, reference = own.get(key), baseline.get(key)
     if not fmt.known(value):
         return fmt.UNKNOWN
@@ -414,5 +399,5 @@ def _losses_at(arm: Lengths, lengths: list[int]) -> list[str]:
 
 
 def _setting(value: Any) -> str:
-    """As a config file writes it."""
+    """A value in YAML's syntax."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -108,7 +108,7 @@ def test_the_answer_says_what_helped_what_hurt_and_what_is_not_significant(ladde
     assert "nats per token" in helped
     assert "bits per byte" not in " ".join(result.answer)
     assert hurt.startswith("1 of 4 steps raised the loss: relu (+0.1")
-    assert unclear.startswith("rmsnorm is not significant with 3 seeds; its changing the loss by more than 0.0")
+    assert unclear.startswith("rmsnorm is not significant with 3 seeds; a change of more than 0.0")
     assert unclear.endswith("nats per token is excluded.")
     assert needed.startswith("Finding such a change would need ")
     assert ends.startswith(f"From the first arm, vanilla, to the last, relu, the loss changed by {MINUS}0.1")
@@ -119,7 +119,7 @@ def test_what_is_excluded_is_what_the_interval_leaves_out(ladder: tuple[Path, Re
     step = arm(ladder[1], "rmsnorm").to_previous.nats
     assert 0.001 < (step.high - step.low) / 2 < 0.1
     digits = 3 if step.high - step.low > 0.02 else 4  # two of the half-width
-    assert f"by more than {max(-step.low, step.high):.{digits}f} nats" in ladder[1].answer[2]
+    assert f"of more than {max(-step.low, step.high):.{digits}f} nats" in ladder[1].answer[2]
 
 
 def test_seeds_are_needed_where_nothing_is_significant_and_nowhere_else(ladder: tuple[Path, Result]) -> None:
@@ -287,7 +287,7 @@ def test_survivors_of_a_divergence_are_not_judged_and_the_answer_says_how_many_d
     assert comparison.untested == "bold diverged in 2 of 5 seeds"
     assert not comparison.significant
     assert all(map(math.isnan, (comparison.nats.low, comparison.nats.high, comparison.nats.p)))
-    assert result.answer[0] == "bold diverged in 2 of 5 seeds: it is not tested over those that are left."
+    assert result.answer[0] == "bold diverged in 2 of 5 seeds: it is not tested over the others."
     assert "other (" in result.answer[1]
     assert "bold (" not in " ".join(result.answer)
     assert arm(result, "other").to_baseline.significant
@@ -502,7 +502,7 @@ def test_the_answer_tells_whose_loss_holds_at_the_longest_context_and_who_has_no
             at_longest = None if rise is None else base + rise + 0.001 * seed**2
             eval_json(tmp_path, study, name, seed, {256: base, 512: base, 1024: at_longest})
     result = analyse(study, tmp_path)
-    assert result.answer[-2].startswith("At 1,024 tokens, against its own at the length of training, the loss of alibi")
+    assert result.answer[-2].startswith("At 1,024 tokens, compared with the trained length, the loss of alibi")
     interval = stats.ttest_1samp([-0.009, -0.006, -0.001], 0).confidence_interval()
     shown = f"[{interval.low:+.3f},\u00a0{interval.high:+.3f}]".replace("-", MINUS)
     assert f"alibi ({MINUS}0.005 {shown} nats per token, 3 seeds) rises least and that of rope (+" in result.answer[-2]
@@ -510,7 +510,7 @@ def test_the_answer_tells_whose_loss_holds_at_the_longest_context_and_who_has_no
 
 
 def test_without_lengths_the_answer_says_nothing_of_them(ladder: tuple[Path, Result]) -> None:
-    assert not any("length of training" in sentence for sentence in ladder[1].answer)
+    assert not any("compared with the trained length" in sentence for sentence in ladder[1].answer)
 
 
 @pytest.mark.parametrize(("lengths", "shown"), [((512, 1024), [512]), ((1024,), None)])
@@ -761,5 +761,5 @@ def test_of_many_arms_that_are_not_significant_a_sentence_tells_the_largest_limi
     result = analyse(write_study(tmp_path, dict.fromkeys("abcdef", 0.0), design="recipes"), tmp_path)
     limits = [max(-d.low, d.high) for d in (a.to_baseline.nats for a in result.arms[1:])]
     (sentence,) = [s for s in result.answer if "is excluded" in s]
-    assert f"by more than {max(limits):.3f} nats per token is excluded." in sentence
+    assert f"of more than {max(limits):.3f} nats per token is excluded." in sentence
     assert not any("would need" in s for s in result.answer)

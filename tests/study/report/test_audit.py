@@ -180,8 +180,8 @@ def test_an_arm_that_is_a_copy_of_another_is_named_once(tmp_path: Path) -> None:
 
     (warning,) = warnings_of(tmp_path, plant)
     assert warning == (
-        "layernorm, rmsnorm have the same losses at every seed: one is a copy of another, or their settings do the "
-        "same."
+        "layernorm, rmsnorm have the same losses at every seed: one is a copy of another, or their settings are "
+        "equivalent."
     )
 
 

@@ -247,8 +247,8 @@ def test_seeds_that_share_their_seeds_are_told_of(tmp_path: Path) -> None:
 
     found = warnings_of(tmp_path, plant)
     assert found[:2] == [
-        f"{arm}/seed=1, {arm}/seed=2, {arm}/seed=3 have the same data.seed=1 and model.seed=1: they are no independent "
-        "seeds."
+        f"{arm}/seed=1, {arm}/seed=2, {arm}/seed=3 have the same data.seed=1 and model.seed=1: they are not "
+        "independent seeds."
         for arm in ("layernorm", "rmsnorm")
     ]
 
@@ -293,7 +293,7 @@ def test_an_arm_without_any_finished_run_is_named(tmp_path: Path) -> None:
 
 def test_one_seed_is_told_of(tmp_path: Path) -> None:
     found = warnings_of(tmp_path, nothing, seeds=(1,))
-    assert found[0] == "Only one seed: layernorm, rmsnorm. How much seeds differ is not known."
+    assert found[0] == "Only one seed: layernorm, rmsnorm. The variation over seeds is unknown."
 
 
 def test_what_matching_left_is_told_of_above_half_a_percent(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_methods_tell_of_tuning_seeds(tmp_path: Path) -> None:
     text = prose(analysed(tmp_path))
     assert "Seeds are 1, 2, 3; 24 of 24 runs finished." in text
     assert "on a tuning seed of its own" in text
-    assert "Tried were 0.001, 0.002, 0.004; chosen were 0.002 for a; 0.004 for b." in text
+    assert "The rates 0.001, 0.002, 0.004 were tried; the chosen ones are 0.002 for a; 0.004 for b." in text
 
 
 def test_methods_of_runs_that_never_began_claim_nothing_of_them(tmp_path: Path) -> None:

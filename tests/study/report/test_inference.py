@@ -219,8 +219,7 @@ def test_a_cache_that_is_not_what_its_formula_says_is_told_of_once_for_its_arm(t
             run_folder(tmp_path, study, "gqa", seed), cache=[cache(128, 1000), cache(256, 2000, excess=24)]
         )
     assert told(analyse(study, tmp_path)) == [
-        "The KV cache of gqa is not what its formula says: at 256 tokens 2,024 bytes are measured, and 2,000 by the "
-        "formula."
+        "The KV cache of gqa does not match its formula: 2,024 bytes measured at 256 tokens, 2,000 expected."
     ]
 
 

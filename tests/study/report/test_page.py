@@ -496,7 +496,7 @@ def test_curves_of_arms_that_are_judged_in_bits_are_in_bits(tmp_path: Path) -> N
         (results.ladder, "for 80% power, if the difference is within its own 80% interval"),
         (results.ladder, "Interpolated linearly between evaluations"),
         (results.ladder, "not what a shorter budget would give"),
-        (results.ladder, "both mean loss and training speed; their intervals play no part in it"),
+        (results.ladder, "both mean loss and training speed, regardless of their intervals"),
         (results.factorial, "intervals and p are simultaneous"),
     ],
 )
@@ -677,7 +677,7 @@ def test_of_20_arms_curves_open_with_those_that_differ_most_and_say_so(opened: O
     drawn = {result.study.baseline, *(step.arm for step in steps[:5])}
     assert set(report.plot("Loss over training", names)) == drawn
     figure = report.page.locator("figure").nth(report.figure("Loss over training"))
-    assert "Of 20 the 6 that differ most are shown; press a name for the others." in figure.inner_text()
+    assert "Of 20 the 6 that differ most are shown; press a name to show another." in figure.inner_text()
     figure.locator("[aria-pressed=false]").first.click()
     assert len(report.plot("Loss over training", names)) == 7
 

@@ -41,7 +41,7 @@ def test_an_earlier_session_with_something_else_is_named(tmp_path: Path, earlier
 def test_an_earlier_session_with_uncommitted_changes_is_named(tmp_path: Path) -> None:
     dirty = FACTS | {"git": {"commit": COMMIT, "dirty": True}}
     assert warnings_of(tmp_path, earlier_sessions=[dirty, FACTS]) == [
-        "The code had uncommitted changes: rmsnorm/seed=2. Its commit does not tell what ran."
+        "The code had uncommitted changes: rmsnorm/seed=2. The commit does not identify the code."
     ]
 
 
@@ -61,7 +61,7 @@ def test_a_finished_run_that_was_trained_further_is_named(
     tmp_path: Path, config: dict[str, Any], facts: dict[str, Any]
 ) -> None:
     (warning,) = warnings_of(tmp_path, config, **facts)
-    assert warning.startswith("Trained further by resume=: rmsnorm/seed=2. ")
+    assert warning.startswith("Trained further with resume=: rmsnorm/seed=2. ")
 
 
 def test_a_resume_that_is_null_trains_nothing_further(tmp_path: Path) -> None:

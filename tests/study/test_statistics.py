@@ -351,7 +351,7 @@ def test_an_interaction_is_half_the_change_of_one_effect_as_the_other_axis_goes_
     assert effects[("norm",)] == pytest.approx((with_block + without) / 2, abs=1e-5)
 
 
-def test_a_fraction_names_what_it_cannot_tell_apart_and_reports_it_once() -> None:
+def test_a_fraction_reports_inseparable_effects_once_with_their_aliases() -> None:
     half = [tuple(map(int, row)) for row in fracfact("a b c abc")]
     effects = {effect.axes: effect for effect in effects_of(half, noise=0.002)}
     assert effects[("norm",)].change.mean == pytest.approx(-0.1, abs=0.004)
@@ -412,7 +412,7 @@ def test_effects_that_vary_over_seeds_are_found_in_at_most_7_percent_of_studies_
     assert 0.02 <= np.mean(reported) <= 0.07
 
 
-def test_a_seed_whose_runs_cannot_tell_an_effect_is_left_out_of_it() -> None:
+def test_a_seed_whose_runs_cannot_estimate_an_effect_is_left_out_of_it() -> None:
     design = list(itertools.product((-1, 1), repeat=2))
     runs = [(dict(zip(AXES, levels, strict=False)), seed) for levels in design for seed in (1, 2, 3)]
     losses = [planted_loss(run, seed) + 0.001 * seed * run["norm"] for run, seed in runs]

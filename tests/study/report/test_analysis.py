@@ -260,7 +260,7 @@ def test_a_half_written_line_of_metrics_is_left_out(tmp_path: Path) -> None:
     assert arm(cut, "arm").loss == arm(whole, "arm").loss  # summary.json has it
 
 
-def test_a_diverged_run_is_told_of_and_left_out_of_its_pair(tmp_path: Path) -> None:
+def test_a_diverged_run_is_reported_and_left_out_of_its_pair(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "postnorm": 0.1})
     plant_end(run_folder(tmp_path, study, "postnorm", 2), "diverged", "the training loss is nan at step 60", 7)
     result = analyse(study, tmp_path)
@@ -329,7 +329,7 @@ def test_an_arm_that_always_diverged_has_no_loss_and_its_curve_ends_where_all_it
     assert result.front.kv_cache == ("prenorm",)
 
 
-def test_a_run_that_never_began_is_told_of(tmp_path: Path) -> None:
+def test_a_run_that_never_began_is_reported(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "arm": -0.1})
     remove_run(run_folder(tmp_path, study, "arm", 3))
     (divergence,) = analyse(study, tmp_path).divergences
@@ -494,7 +494,7 @@ def eval_json(folder: Path, study: Study, name: str, seed: int, losses: dict[int
     (run_folder(folder, study, name, seed) / "eval.json").write_text(json.dumps({"step": STEPS, "lengths": entries}))
 
 
-def test_the_answer_tells_whose_loss_holds_at_the_longest_context_and_who_has_none(tmp_path: Path) -> None:
+def test_the_answer_says_whose_loss_holds_at_the_longest_context_and_who_has_none(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"rope": 0.0, "alibi": 0.1, "none": 0.1, "learned": 0.0}, design="context")
     for seed in (1, 2, 3):
         base = 3.0 + seed
@@ -607,7 +607,7 @@ def test_a_loss_of_token_frequencies_is_called_that(tmp_path: Path) -> None:
     assert warning.startswith("stuck ends at 6.2")
 
 
-def test_across_tokenizers_the_text_per_token_is_told(tmp_path: Path) -> None:
+def test_across_tokenizers_the_text_per_token_is_reported(tmp_path: Path) -> None:
     other = {"tokenizer_hash": "byte", "bytes_per_token": 1.0, "vocab_size": 257}
     study = write_study(tmp_path, {"bpe": 0.0, "byte": -2.0}, facts={"byte": other})
     assert cautioned(analyse(study, tmp_path), "A token is 3.44 bytes in bpe, 1.00 bytes in byte")
@@ -630,7 +630,7 @@ def test_added_seeds_are_warned_of_and_how_often_they_were_looked_at(tmp_path: P
     assert cautioned(analyse(replace(study, looks=2), tmp_path), "Seeds were added after 2 reports: p and intervals no")
 
 
-def test_a_margin_tells_which_changes_are_too_small_to_matter(tmp_path: Path) -> None:
+def test_a_margin_shows_which_changes_are_too_small_to_matter(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "same": 0.0, "better": -0.2}, (1, 2, 3, 4, 5), design="recipes")
     limits = [max(-d.low, d.high) for d in (a.to_baseline.nats for a in analyse(study, tmp_path).arms[1:])]
     assert limits[0] < 0.02
@@ -757,7 +757,7 @@ def test_the_verdict_counts_what_helped_and_names_what_did_most(tmp_path: Path, 
     assert one.verdict == "Nothing can be concluded from one seed."
 
 
-def test_of_many_arms_that_are_not_significant_a_sentence_tells_the_largest_limit_alone(tmp_path: Path) -> None:
+def test_of_many_arms_that_are_not_significant_a_sentence_gives_the_largest_limit_alone(tmp_path: Path) -> None:
     result = analyse(write_study(tmp_path, dict.fromkeys("abcdef", 0.0), design="recipes"), tmp_path)
     limits = [max(-d.low, d.high) for d in (a.to_baseline.nats for a in result.arms[1:])]
     (sentence,) = [s for s in result.answer if "is excluded" in s]

@@ -123,7 +123,7 @@ def test_a_study_that_was_moved_is_still_found(compare: Command, studied: Path, 
         (["SWEEP", "--out", "STUDY"], "holds a study, which the comparison would replace"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(
+def test_wrong_arguments_are_reported_in_one_line(
     compare: Command, studied: Path, swept: Path, arguments: list[str], message: str
 ) -> None:
     paths = {"STUDY": str(studied / "runs" / "climb"), "SWEEP": str(swept)}

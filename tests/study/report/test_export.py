@@ -172,7 +172,7 @@ def check_latex(text: str) -> None:
 
 def test_methods_say_what_the_records_say(result: Result) -> None:
     text = prose(result)
-    for told in (
+    for sentence in (
         "a ladder: each arm is the one before it with one more change",
         "It has 4 arms",
         "Seeds are 1, 2, 3; 9 of 12 runs finished (3 diverged).",
@@ -188,7 +188,7 @@ def test_methods_say_what_the_records_say(result: Result) -> None:
         "device cpu, precision 32-true",
         "torch 2.13.0+cpu",
     ):
-        assert told in text
+        assert sentence in text
     for warning in result.warnings:
         assert latex(warning) in methods_latex(methods(result))
 
@@ -205,7 +205,7 @@ def test_methods_say_where_runs_differ(tmp_path: Path) -> None:
     assert "Seeds are paired" not in text
 
 
-def test_methods_tell_of_tuned_learning_rates(tmp_path: Path) -> None:
+def test_methods_describe_tuned_learning_rates(tmp_path: Path) -> None:
     synthetic.write_study(tmp_path, {"a": 0.0, "b": -0.1}, SEEDS, rates=(1e-3, 2e-3, 4e-3), best_rates={"b": 4e-3})
     text = prose(analysed(tmp_path))
     assert "each of the learning rates 0.001, 0.002, 0.004." in text
@@ -213,7 +213,7 @@ def test_methods_tell_of_tuned_learning_rates(tmp_path: Path) -> None:
     assert "not tuned" not in text
 
 
-def test_methods_tell_of_tuning_seeds(tmp_path: Path) -> None:
+def test_methods_describe_tuning_seeds(tmp_path: Path) -> None:
     best = {"b": 4e-3}
     synthetic.write_study(tmp_path, {"a": 0, "b": 0}, SEEDS, rates=(1e-3, 2e-3, 4e-3), best_rates=best, tuned=True)
     text = prose(analysed(tmp_path))

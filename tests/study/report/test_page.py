@@ -287,7 +287,7 @@ def test_a_table_of_inference_shows_the_mean_with_the_lowest_and_the_highest_see
     assert "<span>695</span><span>681\u00a0to\u00a0709</span>" in body(results.measured(), tmp_path)
 
 
-def test_the_texts_of_inference_tell_speed_gain_and_size(tmp_path: Path) -> None:
+def test_the_texts_of_inference_give_speed_gain_and_size(tmp_path: Path) -> None:
     write_page(results.measured(), tmp_path / "report.html")
     text = own_text(tmp_path / "report.html")
     assert 'aria-label="Decoding speed: vanilla 1 256 695, 681\u00a0to\u00a0709 5.93\u00d7, ' in text
@@ -455,7 +455,7 @@ def test_warnings_stand_above_the_answer_and_notes_below_everything(tmp_path: Pa
     assert "Not controlled" not in own_text(tmp_path / "report.html")
 
 
-def test_the_table_tells_what_is_not_significant_how_many_seeds_it_takes_and_the_tests(tmp_path: Path) -> None:
+def test_the_table_says_what_is_not_significant_how_many_seeds_it_takes_and_the_tests(tmp_path: Path) -> None:
     write_page(results.ladder(), tmp_path / "report.html")
     text = own_text(tmp_path / "report.html")
     cells = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text))
@@ -472,7 +472,7 @@ def body(result: Result, folder: Path) -> str:
     return re.sub(r"<script.*?</script>|aria-label=\".*?\"", "", text, flags=re.DOTALL)
 
 
-def test_the_edge_of_a_learning_rate_grid_is_told_once_in_its_section_beside_the_arm_that_is_there(
+def test_the_edge_of_a_learning_rate_grid_is_reported_once_in_its_section_beside_the_arm_that_is_there(
     tmp_path: Path,
 ) -> None:
     text = body(results.swept(), tmp_path)
@@ -480,7 +480,7 @@ def test_the_edge_of_a_learning_rate_grid_is_told_once_in_its_section_beside_the
     assert re.search(r"0\.03</span><span>edge of the grid</span>", text)
 
 
-def test_what_matching_left_is_told_once_beside_the_costs(tmp_path: Path) -> None:
+def test_what_matching_left_is_reported_once_beside_the_costs(tmp_path: Path) -> None:
     assert body(results.ladder(), tmp_path).count(fmt.residual(results.ladder().arms[1].arm.residual)) == 1
 
 

@@ -1,4 +1,4 @@
-"""The statistics agree with SciPy called directly, and hold what they promise over hundreds of simulated studies."""
+"""The statistics agree with SciPy, and keep their error rates over hundreds of simulated studies."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ STUDIES = 500
 RANDOM_SEED = 20261121
 
 
-pytestmark = pytest.mark.filterwarnings("error")  # a warning of SciPy or NumPy is a case that we did not think of
+pytestmark = pytest.mark.filterwarnings("error")  # a warning of SciPy or NumPy is an unhandled case
 
 
 def test_an_estimate_has_the_interval_of_scipys_one_sample_t_test() -> None:
@@ -243,7 +243,7 @@ def test_an_effect_that_may_be_zero_needs_seeds_without_an_upper_end() -> None:
 
 
 def test_the_range_of_seeds_that_are_needed_holds_the_true_number_in_most_studies() -> None:
-    """Once three seeds said 5, 12 or 152 where 10 is right, each as if it were known."""
+    """A point estimate from three seeds was 5, 12 or 152, where 10 is right."""
     truth = 10  # of pairs, for 80% power to see one standard deviation of their differences
     losses = simulated(0.005 * math.sqrt(2))
     ranges = [seeds_needed(blocked(study, [(1, 0)])[0], 3, 1) for study in losses]
@@ -253,7 +253,7 @@ def test_the_range_of_seeds_that_are_needed_holds_the_true_number_in_most_studie
 
 @pytest.mark.parametrize("effect", [3.0, 5.0, 8.0, 12.0, 20.0])
 def test_for_large_effects_simulated_studies_agree(effect: float) -> None:
-    """SciPy's noncentral t is nan for many of these, which once passed for certainty."""
+    """SciPy's noncentral t is nan for many of these, which must not count as certain."""
     contrast = found_contrast(effect, 1 / math.sqrt(2), 1.0)  # of two pairs with a standard deviation of 1
     reach = contrast.error * stats.t.ppf(0.9, 1)
     draw = np.random.default_rng(0)
@@ -325,7 +325,7 @@ def planted_loss(run: dict[str, int], seed: int) -> float:
 
 
 def effects_of(design: list[tuple[int, ...]], noise: float = 0.0, seeds: tuple[int, ...] = (1, 2, 3)) -> list[Effect]:
-    """The effects that are found where `planted_loss` is the truth."""
+    """The estimated effects if `planted_loss` is the truth."""
     random = np.random.default_rng(RANDOM_SEED)
     runs = [(dict(zip(AXES, levels, strict=False)), seed) for levels in design for seed in seeds]
     losses = [planted_loss(run, seed) + noise * random.standard_normal() for run, seed in runs]

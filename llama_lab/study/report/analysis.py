@@ -38,6 +38,7 @@ from llama_lab.study.study import Arm, Member, Study
 
 from .cautions import cautions
 from .confounds import confounds, one_rate
+from .environment import environment
 from .inference import inference
 from .result import (
     FIXED_COSTS,
@@ -58,7 +59,6 @@ from .result import (
     Result,
     ranked,
 )
-from .surroundings import surroundings
 from .verdict import answer
 
 MAX_POINTS = 200  # of a curve
@@ -417,19 +417,19 @@ def _reach(records: Sequence[Record], baseline: Sequence[Record], metric: Metric
     references = {record.seed: record for record in _finished(baseline)}
     for record in (record for record in _finished(records) if record.seed in references):
         reference = references[record.seed]
-        (tokens, losses), (their_tokens, their_losses) = (_validation(one, metric) for one in (record, reference))
+        tokens, losses = _validation(record, metric)
         target = reference.summary[metric]
-        took, took_there = first_reach(tokens, losses, target), first_reach(their_tokens, their_losses, target)
-        if not tokens or not took_there:
+        own, baselines = first_reach(tokens, losses, target), first_reach(*_validation(reference, metric), target)
+        if not tokens or not baselines:
             continue
-        ratios[record.seed] = (tokens[-1] if took is None else took) / took_there
-        if took is None:
+        ratios[record.seed] = (tokens[-1] if own is None else own) / baselines
+        if own is None:
             censored.add(record.seed)
     if not ratios:
         return None
     logs = estimate([math.log(ratio) for ratio in ratios.values()])
-    whole = Estimate(logs.n, math.exp(logs.mean), logs.sd, math.exp(logs.low), math.exp(logs.high))
-    return Reach(ratios, frozenset(censored), None if censored else whole)
+    mean = Estimate(logs.n, math.exp(logs.mean), logs.sd, math.exp(logs.low), math.exp(logs.high))
+    return Reach(ratios, frozenset(censored), None if censored else mean)
 
 
 def _validation(record: Record, metric: Metric) -> tuple[list[float], list[float]]:
@@ -590,7 +590,7 @@ def _measured(records: Sequence[Record]) -> list[Record]:
 
 
 def _lengths(arm: str, records: Sequence[Record]) -> Lengths | None:
-    """Over the lengths that all records were evaluated at, of which the first is the trained one; None without any."""
+    """The losses at the lengths that all records were evaluated at, the trained one first; None without any."""
     by_length = [{entry["length"]: entry for entry in record.lengths} for record in records]
     lengths = [n for n in (by_length[0] if by_length else ()) if all(n in entries for entries in by_length)]
     if not lengths:
@@ -623,7 +623,7 @@ def _means(lists: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _provenance(records: Sequence[Record], seeds: Collection[int], baseline: Sequence[Record]) -> Provenance:
-    facts = [surroundings(record) for record in _started(records)]
+    facts = [environment(record) for record in _started(records)]
     names = facts[0] if facts else {}
     first = next(iter(_started(baseline)), None)
     return Provenance(

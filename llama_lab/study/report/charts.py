@@ -131,6 +131,11 @@ def axis_of(metric: str) -> str:
     return f"{LOSS[metric]}, {fmt.UNITS[metric]}"
 
 
+def change_axis(metric: str) -> str:
+    """The title of an axis of differences."""
+    return f"change of validation loss, {fmt.UNITS[metric]}"
+
+
 Against = Literal["previous", "baseline"]
 
 
@@ -150,7 +155,7 @@ def differences(rows: list[Row], title: str, axis: str) -> go.Figure:
 
     An interval much longer than all others ends in an arrow at the edge, with its end as text.
     """
-    least, most = reach(rows)
+    least, most = axis_range(rows)
     means = [min(max(row.found.mean, least), most) for row in rows]
     ends = [(max(low, least), min(high, most)) for low, high in (row.ends for row in rows)]
     colours = [COLOUR_OF.get(row.found.verdict, UNCLEAR) for row in rows]
@@ -194,7 +199,7 @@ def differences(rows: list[Row], title: str, axis: str) -> go.Figure:
     return figure
 
 
-def reach(rows: Sequence[Row]) -> tuple[float, float]:
+def axis_range(rows: Sequence[Row]) -> tuple[float, float]:
     """The range of an axis that covers zero and all intervals but those that would squeeze the others."""
     ends = [end for row in rows for end in row.ends]
     sizes = sorted(max(map(abs, row.ends)) for row in rows)
@@ -210,8 +215,7 @@ def difference_curves(result: Result) -> go.Figure:
     """The differences over training, each with its simultaneous interval as a band."""
     looks, first = curve_styles(result), foremost_curves(result)
     traces = [trace for curve in result.difference_curves for trace in _difference_curve(curve, looks[curve.name])]
-    axis = f"change of validation loss, {fmt.UNITS[result.metric]}"
-    figure = _figure(traces, "Difference over training", "tokens", axis, height=430)
+    figure = _figure(traces, "Difference over training", "tokens", change_axis(result.metric), height=430)
     figure.update_xaxes(exponentformat="SI", nticks=7)
     # Covers lines and bands of the curves visible at first, and the lines of the others.
     bounds = [
@@ -364,7 +368,7 @@ def positions(result: Result) -> go.Figure:
     lengths = sorted({length for arm in result.lengths for length in arm.by_position}, reverse=True)
     traces = [
         _line(arm.arm, looks[arm.arm], *arm.by_position[length]).update(
-            meta={"arm": arm.arm, "view": [_tokens(length)]},
+            meta={"arm": arm.arm, "view": [f"{length:,} tokens"]},
             hovertemplate="%{fullData.name}<br>position %{x:.0f}: %{y:.4f}<extra></extra>",
         )
         for length in lengths
@@ -647,10 +651,6 @@ def _mark_trained(figure: go.Figure, lengths: set[int]) -> go.Figure:
         above = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "font": {"size": 11}}
         figure.add_annotation(above, x=math.log10(length), xref="x", text="trained")
     return figure
-
-
-def _tokens(length: int) -> str:
-    return f"{length:,} tokens"
 
 
 def _round(value: float) -> float:

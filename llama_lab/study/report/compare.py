@@ -54,7 +54,7 @@ def _report(
     alone = len(paths) == 1 and (paths[0] / FILE).exists() and not group_by
     if alone and baseline is None and out is None and title is None:
         return write_report(paths[0], trust)
-    study = absolute(Study.load(paths[0]), paths[0]) if alone else put_together(paths, group_by)
+    study = absolute(Study.load(paths[0]), paths[0]) if alone else combine(paths, group_by)
     if baseline is not None:
         study = replace(study, baseline=checked_baseline(baseline, study))
     if title is not None:
@@ -76,7 +76,7 @@ def absolute(study: Study, folder: Path) -> Study:
     return replace(study, arms=tuple(arms))
 
 
-def put_together(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
+def combine(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
     """A study with one arm per combination of values of `group_by`, or per run name and arm; the first is the baseline.
 
     Raises ConfigError; see `compare`.

@@ -13,9 +13,9 @@ from llama_lab.study.speed import StudySpeed
 from llama_lab.study.study import Study
 
 from .audit import misrecorded
+from .environment import unequal_environments
 from .inference import TIMED, rounds
 from .result import ArmResult, LearningRates
-from .surroundings import unequal_surroundings
 
 MOST_RESIDUAL = 0.005  # of matching, as a fraction
 MOST_UNMATCHED = 0.01  # difference in parameters without matching, as a fraction
@@ -43,7 +43,7 @@ def confounds(
         *_unfinished(study, records),
         *_missing_seeds(arms),
         *_single_seeds(arms),
-        *unequal_surroundings(started),
+        *unequal_environments(started),
         *_unequal_tokens(started),
         *unequal_settings(study, started, is_swept=bool(rates)),
         *misrecorded(study, records, trust),

@@ -13,13 +13,13 @@ from llama_lab.runs.record import MISSING, Record
 from llama_lab.study.settings import RATE
 from llama_lab.study.study import SUMMARY
 
+from .environment import environment
 from .figures import write_figures
 from .markup import latex_table, markdown_table
 from .methods import cited, methods, methods_latex, methods_markdown
 from .references import bibliography
 from .result import FIXED_COSTS, MEASURED_COSTS, Result
 from .summary import write_summary_csv
-from .surroundings import surroundings
 from .tables import Table, tables
 
 CONTENTS = "contents.txt"  # lists the files of an export, so that nothing else is ever overwritten
@@ -104,7 +104,7 @@ def write_runs(result: Result, path: Path) -> None:
             **{name: record.facts.get(name) for name in FIXED_COSTS},
             **{name: record.summary.get(name) for name in MEASURED_COSTS},
             **{name: record.facts.get(name) for name in HASHES},
-            **_surroundings(record),
+            **_environment(record),
         }
         for record, member in zip(result.records, members, strict=True)
     ]
@@ -124,11 +124,11 @@ def write_curves(result: Result, path: Path) -> None:
     _write_records(path, rows)
 
 
-def _surroundings(record: Record) -> dict[str, str]:
-    """`surroundings` without the hashes, which runs.csv has in full."""
+def _environment(record: Record) -> dict[str, str]:
+    """`environment` without the hashes, which runs.csv has in full."""
     if record.status == MISSING:
         return {}
-    return {name: value for name, value in surroundings(record).items() if name not in ("data", "tokenizer")}
+    return {name: value for name, value in environment(record).items() if name not in ("data", "tokenizer")}
 
 
 def _write_records(path: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -141,7 +141,7 @@ def difference_curves(result: Result) -> Figure | None:
     if not found:
         return None
     looks, wide = charts.curve_styles(result), charts.foremost_curves(result)
-    y = f"change of validation loss,\n{fmt.UNITS[result.metric]}"
+    y = charts.change_axis(result.metric).replace(", ", ",\n")
     figure, (panel,) = _panels([""], "tokens", y, looks={curve.name: looks[curve.name] for curve in found})
     for curve in found:
         if curve.name in wide:
@@ -313,9 +313,9 @@ def _forest(rows: Sequence[Row], result: Result) -> Figure | None:
     labels = list(_labels([row.label for row in rows], LABEL_LENGTH).values())
     lines = [1 + label.count("\n") for label in labels]
     places = [sum(lines[:i]) + (own - 1) / 2 for i, own in enumerate(lines)]
-    x = f"change of validation loss,\n{fmt.UNITS[result.metric]}"
+    x = charts.change_axis(result.metric).replace(", ", ",\n")
     figure, (panel,) = _panels([""], x, "", height=0.5 + 1.1 * LINE * max(sum(lines), 3))
-    least, most = charts.reach(rows)
+    least, most = charts.axis_range(rows)
     for y, row in zip(places, rows, strict=True):
         colour = charts.COLOUR_OF.get(row.found.verdict, charts.UNCLEAR)
         fill = colour if row.found.significant else "white"

@@ -11,10 +11,10 @@ from llama_lab.study.naming import disagreement
 from llama_lab.study.settings import RATE, SEEDS
 
 from . import references
+from .environment import UNCOMMITTED, environment
 from .markup import latex, markdown
 from .references import Keys, sources
 from .result import Result
-from .surroundings import UNCOMMITTED, surroundings
 
 Part = str | Keys  # a text, or the citations after it
 Sentence = tuple[Part, ...]
@@ -358,7 +358,7 @@ def _software(runs: Sequence[Record]) -> list[Sentence]:
 
 def _facts(runs: Sequence[Record], *names: str) -> str:
     """`device cpu, precision 32-true`."""
-    values = [surroundings(record) for record in runs]
+    values = [environment(record) for record in runs]
     return ", ".join(f"{name} {_by_run(runs, [one[name] for one in values])}" for name in names)
 
 

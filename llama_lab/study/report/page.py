@@ -203,7 +203,7 @@ def _differences(result: Result, found: Mapping[str, Table]) -> Section:
 
 
 def _forest(result: Result, rows: list[charts.Row], title: str, caption: str) -> Chart:
-    axis = f"change of validation loss, {fmt.UNITS[result.metric]}"
+    axis = charts.change_axis(result.metric)
     alt = _alt(f"{title}, {axis}", (row.text for row in rows))
     return Chart(charts.differences(rows, title, axis), alt, caption)
 

@@ -135,7 +135,7 @@ def _inference_columns(inference: Inference | None) -> dict[str, float | None]:
 
 
 def _speed_columns(speed: StudySpeed | None, arm: str) -> dict[str, float | None]:
-    """Of the speeds that were measured side by side: the range of the rounds of training, and the decoding speed."""
+    """From the speeds that were measured side by side: the range of the training rounds, and the decoding speed."""
     found = speed.arms.get(arm) if speed else None
     columns = {f"perf/tokens_per_second_{end}": of(found.train) if found else None for end, of in RANGE.items()}
     return columns | ({"decode_tokens_per_second": found.costs["decode_tokens_per_second"]} if found else {})

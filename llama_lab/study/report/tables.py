@@ -60,19 +60,14 @@ def tables(result: Result) -> dict[str, Table]:
     return {slug: table for slug, table in found.items() if table.rows and len(table.head) > 1}
 
 
-def difference_title(result: Result) -> str:
-    """The title of the column of differences."""
-    is_ladder = any(arm.to_previous for arm in result.arms)
-    return f"Difference to {'the step before' if is_ladder else result.study.baseline}"
-
-
 def _arms(result: Result) -> Table:
+    reference = "the step before" if any(arm.to_previous for arm in result.arms) else result.study.baseline
     columns: dict[str, Callable[[ArmResult], str]] = {
         "Parameters": lambda arm: fmt.number(arm.costs.get("params")),
         "FLOPs per token": lambda arm: fmt.short(arm.costs.get("train_flops_per_token")),
         "Tokens per second": lambda arm: fmt.three_digits(arm.costs.get("perf/tokens_per_second")),
         "Loss": lambda arm: _plus_minus(arm.judged(result.metric)),
-        difference_title(result): lambda arm: _difference(arm.comparison),
+        f"Difference to {reference}": lambda arm: _difference(arm.comparison),
         "Verdict": lambda arm: arm.verdict,
         "KV cache per token": lambda arm: fmt.in_bytes(arm.costs.get("kv_cache/bytes_per_token")),
     }
@@ -343,7 +338,7 @@ def _with_interval(found: PairedDifference) -> str:
 
 
 def _spread(spread: Spread | None, show: Callable[[float], str]) -> str:
-    """A mean and, below it, the lowest and the highest seed, where they can be told apart."""
+    """A mean and, below it, the lowest and the highest value if they are shown differently."""
     if not spread or not fmt.known(spread.mean):
         return fmt.UNKNOWN
     low, high = show(spread.low), show(spread.high)

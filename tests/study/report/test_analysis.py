@@ -1,4 +1,4 @@
-"""The analysis of studies on disk whose truth is known."""
+"""The analysis of synthetic studies on disk, with known effects."""
 
 import itertools
 import json
@@ -183,7 +183,7 @@ def test_an_arm_of_which_one_seed_never_comes_there_reaches_nothing(tmp_path: Pa
 
 
 def test_an_arm_that_is_censored_in_a_seed_is_no_faster_for_it(tmp_path: Path) -> None:
-    """Means over the seeds that came there alone would make every null arm look faster than the baseline."""
+    """Means over only the seeds that reached it would make every null arm look faster than the baseline."""
     result = analyse(write_study(tmp_path, {"base": 0.0, "equal": 0.0, "worse": 0.5, "better": -0.3}), tmp_path)
     losses = {name: final_losses(tmp_path, name) for name in ("base", "equal")}
     above = {
@@ -277,7 +277,7 @@ def test_a_diverged_run_is_reported_and_left_out_of_its_pair(tmp_path: Path) -> 
 
 
 def test_survivors_of_a_divergence_are_not_judged_and_the_answer_says_how_many_diverged(tmp_path: Path) -> None:
-    """Two of five seeds diverged, and the arm was once said to have lowered the loss, p = 0.001."""
+    """A regression test: with two of five seeds diverged, the arm was said to have lowered the loss, p = 0.001."""
     seeds = (1, 2, 3, 4, 5)
     study = write_study(tmp_path, {"base": 0.0, "bold": -0.3, "other": -0.3}, seeds, design="recipes")
     for seed in (2, 4):
@@ -489,7 +489,7 @@ def test_lengths_are_means_over_seeds_and_none_where_positions_end(tmp_path: Pat
 
 
 def eval_json(folder: Path, study: Study, name: str, seed: int, losses: dict[int, float | None]) -> None:
-    """Let one run have been evaluated at these lengths."""
+    """Write the evaluation of one run at these lengths."""
     entries = [{"length": n, "loss": loss, "positions": [], "losses": []} for n, loss in losses.items()]
     (run_folder(folder, study, name, seed) / "eval.json").write_text(json.dumps({"step": STEPS, "lengths": entries}))
 
@@ -649,7 +649,7 @@ def test_a_record_made_before_margins_and_looks_is_read_as_without(tmp_path: Pat
 
 
 def plant_evaluation_at(run: Path, step: int, shift: float) -> None:
-    """Let a run have had another validation loss at one of its evaluations."""
+    """Shift the validation loss of a run at one of its evaluations."""
     lines = [line.split(",") for line in (run / "metrics.csv").read_text().splitlines()]
     loss = lines[0].index("val/loss")
     for line in lines[1:]:

@@ -1,4 +1,4 @@
-"""What runs have on record is held against each other, and against what it can be recomputed from."""
+"""Runs' records are checked against each other, and against what can be recomputed from them."""
 
 import json
 import shutil
@@ -25,12 +25,12 @@ def warnings_of(folder: Path, plant: Plant, **settings: Any) -> list[str]:
 
 
 def in_one_run(**facts: Any) -> Plant:
-    """Change what one run has on record."""
+    """Change facts in the record of one run."""
     return lambda folder, study: plant_facts(run_folder(folder, study, "rmsnorm", 2), **facts)
 
 
 def copy_run(source: Path, copy: Path, **facts: Any) -> None:
-    """Put a copy of one run in the place of another, under whose label it goes."""
+    """Replace a run by a copy of another, keeping its path."""
     shutil.rmtree(copy)
     shutil.copytree(source, copy)
     plant_facts(copy, **facts)

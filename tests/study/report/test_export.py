@@ -1,4 +1,4 @@
-"""Exports for a paper: what the files hold, that others can read them, and that nothing else is replaced."""
+"""Exports for a paper: their files are complete and well-formed, and replace nothing else."""
 
 import csv
 import re
@@ -149,7 +149,7 @@ def test_any_character_of_a_name_stands_for_itself_in_markdown() -> None:
 
 
 def check_latex(text: str) -> None:
-    """Environments and braces are closed in order, special characters escaped, and rows as long as the head."""
+    """Assert that environments and braces nest, special characters are escaped, and rows have equal length."""
     lines = [line for line in text.splitlines() if not line.startswith("%")]
     bare = re.sub(r"\\[\\{}$&#_%]", "", "\n".join(lines))  # without escaped characters and ends of rows
     assert not set(bare) & set('#%_^"\u2212\u00d7') - set("_" if r"\label" in bare or r"\cite" in bare else "")

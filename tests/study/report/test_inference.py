@@ -1,4 +1,4 @@
-"""What eval.py measures of inference, from the folders of runs to the report's numbers and warnings."""
+"""Measurements of inference, from eval.json to the report's numbers and warnings."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ CLEAN = {"speed": [speed(128), speed(256), speed(256, 8)], "cache": [cache(128, 
 
 
 def evaluated(folder: Path, parts: dict[str, Any] = CLEAN, **settings: Any) -> Study:
-    """A study all of whose runs have been evaluated, with these parts of eval.json."""
+    """A study whose runs all have an eval.json with these parts."""
     study = write_study(folder, ARMS, **settings)
     for arm in study.arms:
         for member in arm.members:
@@ -35,7 +35,7 @@ def evaluated(folder: Path, parts: dict[str, Any] = CLEAN, **settings: Any) -> S
 
 
 def found(result: Result, name: str) -> Inference:
-    """What was measured of an arm."""
+    """The measurements of an arm."""
     return next(arm for arm in result.inference if arm.arm == name)
 
 

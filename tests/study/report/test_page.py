@@ -1,4 +1,4 @@
-"""The report: a file that opens anywhere, and says in words what it shows."""
+"""The report: a self-contained file, with texts for everything that it draws."""
 
 import math
 import re
@@ -43,7 +43,7 @@ def in_browser(test: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass
 class Opened:
-    """A report in a browser, and what it did that a reader's console or network would show."""
+    """A report in a browser, with its console messages and network requests."""
 
     page: Page
     file: Path
@@ -52,7 +52,7 @@ class Opened:
     requests: list[str] = field(default_factory=list)
 
     def charts(self) -> int:
-        """How many charts have drawn at least one trace, each inside a picture that can be seen."""
+        """The number of charts with at least one trace in a visible drawing."""
         return self.page.evaluate(
             """[...document.querySelectorAll("figure .plot")].filter(plot => {
                 const box = plot.querySelector("svg.main-svg")?.getBoundingClientRect();
@@ -61,7 +61,7 @@ class Opened:
         )
 
     def figures(self) -> int:
-        """How many charts there are."""
+        """The number of charts."""
         return self.page.locator("figure").count()
 
     def figure(self, title: str) -> int:
@@ -72,7 +72,7 @@ class Opened:
         return found.index(title)
 
     def plot(self, title: str, expression: str) -> object:
-        """What a JavaScript expression over `plot` and `traces`, those that can be seen, is for a figure."""
+        """The value of a JavaScript expression over `plot` and its visible `traces`, for a figure."""
         return self.page.evaluate(
             f"""i => {{
                 const plot = document.querySelectorAll(".plot")[i];
@@ -110,7 +110,7 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         page.on("request", lambda request: report.requests.append(request.url))
         begin = time.perf_counter()
         page.goto(file.as_uri())
-        page.evaluate("document.querySelectorAll('.main-svg').length")  # answers once the scripts are through
+        page.evaluate("document.querySelectorAll('.main-svg').length")  # returns once the scripts have finished
         report.seconds = time.perf_counter() - begin
         return report
 
@@ -120,7 +120,7 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
 
 
 def renamed(result: Result, old: str, new: str) -> Result:
-    """The result with one arm's name exchanged wherever it stands."""
+    """The result with one arm renamed everywhere."""
 
     def swap(name: str) -> str:
         return new if name == old else name
@@ -343,7 +343,7 @@ def test_a_phone_scrolls_tables_but_never_the_page_sideways(opened: Open, make: 
 def test_charts_follow_the_window(opened: Open) -> None:
     report = opened(results.ladder())
     report.page.set_viewport_size({"width": 390, "height": 844})
-    report.page.wait_for_timeout(1000)  # Plotly waits for the window to come to rest
+    report.page.wait_for_timeout(1000)  # Plotly debounces resizing
     right = "all => Math.max(...all.map(svg => svg.getBoundingClientRect().right))"
     assert report.page.eval_on_selector_all(".main-svg", right) <= 390
 
@@ -606,7 +606,7 @@ def test_tokens_to_the_baselines_loss_are_censored_where_a_run_ended_before(tmp_
 
 
 def shown_in(report: Opened, selector: str) -> dict[str, float]:
-    """Where on the page the first such element is."""
+    """The bounding box of the first such element."""
     return report.page.eval_on_selector(selector, "one => one.getBoundingClientRect().toJSON()")
 
 
@@ -662,7 +662,7 @@ def test_a_table_that_scrolls_has_a_shadow_where_it_goes_on(opened: Open) -> Non
 
 
 def of_many(arms: int, seeds: int = 3) -> Result:
-    """A ladder of so many arms with long names."""
+    """A ladder of `arms` arms with long names."""
     names = [f"attention=gqa,model.n_kv_heads={i},position=rope_yarn" for i in range(arms)]
     return results.result({name: 3.95 - 0.006 * i + 0.02 * math.sin(i) for i, name in enumerate(names)}, seeds, 20)
 
@@ -689,7 +689,7 @@ def row(name: str, mean: float, half: float) -> charts.Row:
 
 def test_an_interval_that_would_squeeze_all_others_ends_in_an_arrow_with_its_end() -> None:
     rows = [row("a", 0.01, 0.02), row("b", -0.03, 0.02), row("c", 0.02, 0.02), row("wide", 0.01, 0.9)]
-    least, most = charts.reach(rows)
+    least, most = charts.axis_range(rows)
     assert (least, most) == pytest.approx((-0.0625, 0.0625))
     figure = charts.differences(rows, "", "")
     texts = [label.text for label in figure.layout.annotations]
@@ -709,9 +709,9 @@ def test_a_difference_far_beyond_all_others_is_written_beside_its_arrow() -> Non
 
 def test_an_axis_covers_all_intervals_where_none_is_much_longer() -> None:
     rows = [row("a", 0.01, 0.02), row("b", -0.12, 0.02), row("c", 0.02, 0.05)]
-    assert charts.reach(rows) == pytest.approx((-0.14, 0.07))
-    assert charts.reach(rows[:1]) == pytest.approx((-0.01, 0.03))
-    assert charts.reach([]) == (0, 0)
+    assert charts.axis_range(rows) == pytest.approx((-0.14, 0.07))
+    assert charts.axis_range(rows[:1]) == pytest.approx((-0.01, 0.03))
+    assert charts.axis_range([]) == (0, 0)
 
 
 @in_browser

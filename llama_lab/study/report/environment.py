@@ -7,7 +7,7 @@ from llama_lab.config.components import override_key
 from llama_lab.runs.record import Record
 from llama_lab.study.naming import by_value, disagreement, named, sentence, values_in
 
-# What follows if runs differ in a fact of `surroundings`.
+# What follows if runs differ in a fact of `environment`.
 CONSEQUENCES = {
     "device": "their speeds cannot be compared, and their losses differ by rounding",
     "devices": "their speeds cannot be compared, and their losses differ by rounding, with shards in bf16 more so",
@@ -23,12 +23,12 @@ CONSEQUENCES = {
 UNCOMMITTED = "uncommitted changes"
 
 
-def surroundings(record: Record) -> dict[str, str]:
+def environment(record: Record) -> dict[str, str]:
     """A run's hardware, software and data, by the names that reports use; hashes and commits are cut to 12 digits."""
-    return _surroundings(record.facts)
+    return _environment(record.facts)
 
 
-def _surroundings(facts: Mapping[str, Any]) -> dict[str, str]:
+def _environment(facts: Mapping[str, Any]) -> dict[str, str]:
     git = facts.get("git") or {}
     versions = facts.get("versions", {})
     values = {
@@ -48,7 +48,7 @@ def _surroundings(facts: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value or "unknown") for name, value in values.items()}
 
 
-def unequal_surroundings(records: Sequence[Record]) -> Iterator[str]:
+def unequal_environments(records: Sequence[Record]) -> Iterator[str]:
     """A sentence for every fact that differs between runs, or between the sessions of one run."""
     yield from _between_runs(records)
     yield from _between_sessions(records)
@@ -57,7 +57,7 @@ def unequal_surroundings(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _between_runs(records: Sequence[Record]) -> Iterator[str]:
-    all_values = [surroundings(record) for record in records]
+    all_values = [environment(record) for record in records]
     for fact in all_values[0] if all_values else ():
         if fact != UNCOMMITTED and (values := disagreement(records, [v[fact] for v in all_values])):
             yield sentence(f"Runs differ in {fact}: {values}", CONSEQUENCES.get(fact, ""))
@@ -70,7 +70,7 @@ def _sessions(record: Record) -> list[Mapping[str, Any]]:
 
 def _between_sessions(records: Sequence[Record]) -> Iterator[str]:
     """Facts that changed when a run was stopped and resumed."""
-    histories = [[_surroundings(session) for session in _sessions(record)] for record in records]
+    histories = [[_environment(session) for session in _sessions(record)] for record in records]
     for fact in histories[0][0] if histories else ():
         paths = [" then ".join(_without_repeats([session[fact] for session in history])) for history in histories]
         found = {path: runs for path, runs in by_value(records, paths).items() if " then " in path}

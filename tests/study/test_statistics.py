@@ -65,7 +65,7 @@ def test_a_paired_difference_is_that_of_a_t_test_over_the_differences() -> None:
     )
 
 
-def test_differences_that_are_all_equal_are_no_evidence() -> None:
+def test_differences_that_are_all_equal_are_not_tested() -> None:
     moved = paired_difference([3.1, 3.2, 3.3], [3.0, 3.1, 3.2])  # equal only to rounding
     same = paired_difference([3.1, 3.2], [3.1, 3.2])
     assert (moved.mean, moved.sd) == (pytest.approx(0.1), 0.0)
@@ -343,7 +343,7 @@ def test_a_full_factorial_gives_back_every_effect_and_interaction() -> None:
         assert not effect.aliases
 
 
-def test_an_interaction_is_half_the_change_of_one_effect_as_the_other_axis_goes_over() -> None:
+def test_an_interaction_is_half_the_change_of_one_effect_when_the_other_axis_changes() -> None:
     effects = {e.axes: e.change.mean for e in effects_of(list(itertools.product((-1, 1), repeat=2)), noise=1e-6)}
     loss = {(a, b): planted_loss({"norm": a, "block": b}, 0) for a in (-1, 1) for b in (-1, 1)}
     with_block, without = loss[1, 1] - loss[-1, 1], loss[1, -1] - loss[-1, -1]

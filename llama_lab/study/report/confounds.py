@@ -113,7 +113,7 @@ def _unmatched(study: Study, arms: Sequence[ArmResult]) -> Iterator[str]:
             yield f"Matching left {arm.name} {percent(arm.arm.residual)} off in {study.match or 'size'}."
     if study.match in ("none", ""):
         sizes = {arm.name: arm.costs["params_non_embedding"] for arm in arms if "params_non_embedding" in arm.costs}
-        reference = sizes.get(study.baseline) or math.nan  # nan differs from nothing
+        reference = sizes.get(study.baseline) or math.nan  # comparisons with nan are false
         for name, size in sizes.items():
             if abs(excess := size / reference - 1) > MOST_UNMATCHED:
                 more = f"{percent(abs(excess))} {'more' if excess > 0 else 'fewer'}"

@@ -151,7 +151,7 @@ def test_runs_may_lie_elsewhere(tmp_path: Path) -> None:
     assert arm(there, "b").to_baseline == arm(analyse(study, tmp_path / "made"), "b").to_baseline
 
 
-def test_runs_that_were_made_under_another_name_bear_that_of_their_arm(tmp_path: Path) -> None:
+def test_runs_trained_under_another_name_have_the_name_of_their_arm(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"ours": 0.0, "theirs": -0.1}, facts={"theirs": {"arm": "base", "device": "cuda"}})
     result = analyse(study, tmp_path)
     assert {record.arm for record in arm(result, "theirs").records} == {"theirs"}
@@ -175,7 +175,7 @@ def test_a_better_arm_reaches_the_baselines_loss_with_fewer_tokens(ladder: tuple
     assert found["tokens"] < 0.9 * STEPS * TOKENS_PER_STEP
 
 
-def test_an_arm_of_which_one_seed_never_comes_there_reaches_nothing(tmp_path: Path) -> None:
+def test_an_arm_with_a_seed_that_never_reaches_the_loss_has_no_cost_of_reaching_it(tmp_path: Path) -> None:
     result = analyse(write_study(tmp_path, {"base": 0.0, "equal": 0.0, "worse": 0.5}), tmp_path)
     losses = final_losses(tmp_path, "equal")
     assert min(losses) < np.mean(final_losses(tmp_path, "base")) < max(losses)
@@ -315,7 +315,7 @@ def test_arms_without_a_common_seed_are_not_ranked(tmp_path: Path) -> None:
     assert result.front.kv_cache == ()
 
 
-def test_an_arm_that_always_diverged_has_no_loss_and_its_curve_ends_where_all_its_runs_came(tmp_path: Path) -> None:
+def test_an_arm_that_always_diverged_has_no_loss_and_a_curve_up_to_its_first_divergence(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "postnorm": 0.1, "prenorm": -0.1})
     for seed, rows in ((1, 12), (2, 7), (3, 20)):
         plant_end(run_folder(tmp_path, study, "postnorm", seed), "diverged", "nan", rows)
@@ -336,7 +336,7 @@ def test_a_run_that_never_began_is_reported(tmp_path: Path) -> None:
     assert (divergence.arm, divergence.seed, divergence.status, divergence.tokens) == ("arm", 3, "missing", 0.0)
 
 
-def test_a_study_of_which_nothing_has_run_is_no_error(tmp_path: Path) -> None:
+def test_a_study_without_any_run_is_not_an_error(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "arm": -0.1})
     for name, seed in itertools.product(("base", "arm"), (1, 2, 3)):
         remove_run(run_folder(tmp_path, study, name, seed))
@@ -540,7 +540,7 @@ def test_an_arm_that_is_identical_to_the_baseline_is_said_to_be(tmp_path: Path) 
     assert arm(result, "moved").to_baseline.seeds_needed is None
 
 
-def test_more_seeds_than_anyone_trains_are_no_number(tmp_path: Path) -> None:
+def test_a_number_of_seeds_above_the_limit_is_not_given(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "near": 0.0}, seeds=(1, 2), design="recipes")
     base = 3.7
     for seed, sign in ((1, 1), (2, -1)):
@@ -586,13 +586,13 @@ def cautioned(result: Result, words: str) -> bool:
     return any(words in warning for warning in result.warnings)
 
 
-def test_two_seeds_are_warned_of_and_three_are_not(tmp_path: Path) -> None:
+def test_two_seeds_give_a_warning_and_three_do_not(tmp_path: Path) -> None:
     for seeds in ((1, 2), (1, 2, 3)):
         folder = tmp_path / str(len(seeds))
         assert cautioned(analyse(write_study(folder, LADDER, seeds), folder), "Two seeds: ") == (len(seeds) == 2)
 
 
-def test_an_arm_of_much_noise_is_warned_of_by_name(tmp_path: Path) -> None:
+def test_a_noisy_arm_is_named_in_a_warning(tmp_path: Path) -> None:
     study = write_study(tmp_path, dict.fromkeys("abcdefgh", 0.0), (1, 2, 3, 4, 5))
     assert not cautioned(analyse(study, tmp_path), "as the typical arm")
     for seed, noise in zip((1, 2, 3, 4, 5), (0.1, -0.1, 0.05, 0.0, -0.08), strict=True):
@@ -601,7 +601,7 @@ def test_an_arm_of_much_noise_is_warned_of_by_name(tmp_path: Path) -> None:
     assert warning.startswith("d varies ")
 
 
-def test_a_loss_of_token_frequencies_is_called_that(tmp_path: Path) -> None:
+def test_a_loss_at_the_entropy_of_token_frequencies_gives_a_warning(tmp_path: Path) -> None:
     result = analyse(write_study(tmp_path, {"base": 0.0, "stuck": 2.55}), tmp_path)
     (warning,) = [w for w in result.warnings if "token frequencies alone give" in w]
     assert warning.startswith("stuck ends at 6.2")
@@ -624,7 +624,7 @@ def test_arms_of_different_texts_are_not_tested_against_each_other(tmp_path: Pat
     assert "other is not tested against base: other and base were trained on different texts." in result.answer
 
 
-def test_added_seeds_are_warned_of_and_how_often_they_were_looked_at(tmp_path: Path) -> None:
+def test_added_seeds_give_a_warning_with_the_number_of_earlier_reports(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "arm": 0.0})
     assert not cautioned(analyse(study, tmp_path), "Seeds were added")
     assert cautioned(analyse(replace(study, looks=2), tmp_path), "Seeds were added after 2 reports: p and intervals no")

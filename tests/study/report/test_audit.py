@@ -121,7 +121,7 @@ def test_a_model_that_cannot_be_built_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "model"])
-def test_a_record_without_what_makes_the_model_is_named(tmp_path: Path, key: str) -> None:
+def test_a_record_without_the_model_or_its_vocabulary_is_named(tmp_path: Path, key: str) -> None:
     def plant(folder: Path, study: Study) -> None:
         run = run_folder(folder, study, "rmsnorm", 2)
         if key == "model":

@@ -33,18 +33,18 @@ def nothing(folder: Path, study: Study) -> None:
     """Plant nothing."""
 
 
-def test_a_clean_study_has_one_remark_that_the_learning_rate_is_not_swept(tmp_path: Path) -> None:
+def test_a_clean_study_has_only_a_note_that_the_learning_rate_is_not_swept(tmp_path: Path) -> None:
     assert warnings_of(tmp_path, nothing) == [ONE_RATE]
 
 
 RATES = (1e-3, 2e-3, 4e-3)
 
 
-def test_a_clean_study_of_learning_rates_has_no_remark(tmp_path: Path) -> None:
+def test_a_clean_study_of_learning_rates_has_no_warning(tmp_path: Path) -> None:
     assert warnings_of(tmp_path, nothing, rates=RATES, tuned=True, design="learning_rate") == []
 
 
-def test_a_tuning_run_that_diverged_is_no_fault(tmp_path: Path) -> None:
+def test_a_diverged_tuning_run_is_not_reported(tmp_path: Path) -> None:
     def plant(folder: Path, study: Study, status: str) -> None:
         plant_end(run_folder(folder, study, "rmsnorm", 1002, 4e-3), status, "nan", 5)
 
@@ -253,7 +253,7 @@ def test_seeds_that_share_their_seeds_are_reported(tmp_path: Path) -> None:
     ]
 
 
-def test_seeds_that_share_the_order_of_the_data_alone_are_no_copies(tmp_path: Path) -> None:
+def test_seeds_that_share_only_the_order_of_the_data_are_not_copies(tmp_path: Path) -> None:
     both = {name: {"data.seed": 1} for name in ("layernorm", "rmsnorm")}
     assert warnings_of(tmp_path, nothing, config=both) == [ONE_RATE]
 
@@ -296,7 +296,7 @@ def test_one_seed_is_reported(tmp_path: Path) -> None:
     assert found[0] == "Only one seed: layernorm, rmsnorm. The variation over seeds is unknown."
 
 
-def test_what_matching_left_is_reported_above_half_a_percent(tmp_path: Path) -> None:
+def test_the_residual_of_matching_is_reported_above_half_a_percent(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"a": 0.0, "b": 0.0})
     first, second = study.arms
     for residual, is_reported in ((0.004, 0), (-0.006, 1)):

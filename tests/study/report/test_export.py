@@ -131,19 +131,19 @@ def test_tables_are_sound_latex(paper: Path, result: Result) -> None:
     assert r"a\_b \& c\% \$x\$ &" in arms
 
 
-def test_any_character_of_a_name_stands_for_itself_in_latex() -> None:
+def test_special_characters_are_escaped_in_latex() -> None:
     table = Table("a caption_", ["Arm", "Value"], [[f"{one}x{one}--", f"{one}\n{one}"] for one in string.punctuation])
     check_latex(latex_table(table, "label"))
     assert all(latex(one) != one for one in r"\{}$&#^_%~<>|")
     assert latex("\\a{b}") == r"\textbackslash{}a\{b\}"
 
 
-def test_a_cell_is_no_argument_of_the_line_before() -> None:
+def test_a_cell_is_not_read_as_an_argument_of_the_line_before() -> None:
     text = latex_table(Table("", ["Arm", "Value"], [["*", "[1]\n[2]"], ["[x]", "1"]]), "label")
     assert not re.search(r"\\\\\s*[\[*]", text)
 
 
-def test_any_character_of_a_name_stands_for_itself_in_markdown() -> None:
+def test_special_characters_are_escaped_in_markdown() -> None:
     row = markdown_table(Table("", ["Arm", "Loss"], [["a|b*c_d<e>`f`", "1\np = 0.1"]])).splitlines()[2]
     assert row == r"| a\|b\*c\_d\<e\>\`f\` | 1<br>p = 0.1 |"
 
@@ -247,7 +247,7 @@ def test_no_group_of_options_is_forgotten() -> None:
     assert set(groups()) - set(CITED) == {"data", "trainer", "logger", "study"}
 
 
-def test_every_entry_of_the_bibliography_is_whole_and_cited_for_something() -> None:
+def test_every_entry_of_the_bibliography_is_complete_and_cited() -> None:
     lists = [*(keys for found in references.SOURCES.values() for keys in found.values())]
     lists += [*references.DESIGNS.values(), references.MAX_T, references.MODERATION, references.DEGREES_OF_FREEDOM]
     lists += [references.EQUIVALENCE, references.SENSITIVITY, references.Z_LOSS]
@@ -305,7 +305,7 @@ def test_there_is_a_figure_for_everything_that_a_result_has() -> None:
 
 
 @pytest.mark.parametrize("draw", [results.unknown, results.unfinished])
-def test_there_is_no_figure_of_nothing(draw: Callable[[], Result]) -> None:
+def test_there_is_no_figure_without_data(draw: Callable[[], Result]) -> None:
     assert drawn(draw()) == {}
 
 

@@ -99,7 +99,7 @@ def test_a_run_that_was_not_evaluated_is_left_out_of_the_mean(tmp_path: Path) ->
     assert len(found(result, "gqa").caches) == 2  # of the third run alone
 
 
-def test_an_evaluation_of_an_earlier_step_is_no_part_of_it(tmp_path: Path) -> None:
+def test_an_evaluation_of_an_earlier_step_is_ignored(tmp_path: Path) -> None:
     study = evaluated(tmp_path)
     for seed in (1, 2, 3):
         plant_evaluation(run_folder(tmp_path, study, "gqa", seed), STEPS - 10, device="cuda", **CLEAN)
@@ -108,13 +108,13 @@ def test_an_evaluation_of_an_earlier_step_is_no_part_of_it(tmp_path: Path) -> No
     assert warnings_of(result) == []
 
 
-def test_a_run_that_did_not_finish_is_no_part_of_it(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_ignored(tmp_path: Path) -> None:
     study = evaluated(tmp_path)
     plant_end(run_folder(tmp_path, study, "gqa", 2), "diverged", "nan", 5)
     assert found(analyse(study, tmp_path), "gqa").speeds[0].runs == 2
 
 
-def test_runs_at_other_learning_rates_than_the_judged_one_are_no_part_of_it(tmp_path: Path) -> None:
+def test_runs_at_other_learning_rates_than_the_judged_one_are_ignored(tmp_path: Path) -> None:
     study = evaluated(tmp_path, rates=(1e-3, 2e-3, 4e-3), design="learning_rate")
     for seed in (1, 2, 3):
         plant_evaluation(run_folder(tmp_path, study, "gqa", seed, 4e-3), speed=[speed(512, decode=[1.0, 9.0])])
@@ -222,7 +222,7 @@ def test_a_cache_that_does_not_match_its_formula_is_reported_once_for_its_arm(tm
 
 
 @pytest.mark.parametrize("seconds", [[], None, [0.0, 0.0], [math.nan, 0.1], [math.inf], [-1.0]], ids=repr)
-def test_rounds_that_are_no_time_are_no_speed_and_do_not_break_the_report(tmp_path: Path, seconds: Any) -> None:
+def test_rounds_without_a_valid_time_give_no_speed_and_do_not_break_the_report(tmp_path: Path, seconds: Any) -> None:
     study = evaluated(tmp_path, {"speed": [speed(256, decode=seconds)]})
     result = analyse(study, tmp_path)
     (only,) = found(result, "mha").speeds

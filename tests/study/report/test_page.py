@@ -480,7 +480,7 @@ def test_the_edge_of_a_learning_rate_grid_is_reported_once_in_its_section_beside
     assert re.search(r"0\.03</span><span>edge of the grid</span>", text)
 
 
-def test_what_matching_left_is_reported_once_beside_the_costs(tmp_path: Path) -> None:
+def test_the_residual_of_matching_is_reported_once_beside_the_costs(tmp_path: Path) -> None:
     assert body(results.ladder(), tmp_path).count(fmt.residual(results.ladder().arms[1].arm.residual)) == 1
 
 
@@ -751,7 +751,7 @@ def test_bands_are_drawn_where_differences_are_tested() -> None:
     assert [trace.mode for trace in untested] == ["lines+markers"] * 2
 
 
-def test_the_page_links_what_lies_beside_it(tmp_path: Path) -> None:
+def test_the_page_links_the_files_beside_it(tmp_path: Path) -> None:
     assert "Files:" not in body(results.ladder(), tmp_path)
     for name in ("summary.csv", "study.yaml", "speed.json"):
         (tmp_path / name).touch()

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
+from llama_lab.formatting import duration, in_bytes
 from llama_lab.runs.folder import SAMPLE, RunFolder
-from llama_lab.units import duration, in_bytes
 
 SHOWN = {"train/loss": "loss {:.3f}", "val/loss": "val {:.3f}", "perf/tokens_per_second": "{:,.0f} tokens/s"}
 

@@ -1,43 +1,41 @@
-"""Numbers as a reader wants them: sensible digits, a true minus sign, units; what is not known is a dash."""
+"""Numbers as text: significant digits, thousands separators, true minus signs, units; a dash for an unknown value."""
 
 import math
 from collections.abc import Sequence
 from typing import TypeGuard
-
-from llama_lab.units import in_bytes
 
 UNITS = {"val/loss": "nats per token", "train/loss": "nats per token", "val/bits_per_byte": "bits per byte"}
 MINUS, UNKNOWN, TIMES = "\u2212", "\u2013", "\u00d7"
 
 
 def known(value: float | None) -> TypeGuard[float]:
-    """Whether there is a number to show."""
+    """Whether value is a finite number."""
     return value is not None and math.isfinite(value)
 
 
 def number(value: float | None, decimals: int = 0) -> str:
-    """1,234.5 with so many decimals."""
+    """Fixed decimals with thousands separators: 1,234.5."""
     return f"{value:,.{decimals}f}".replace("-", MINUS) if known(value) else UNKNOWN
 
 
 def three_digits(value: float | None) -> str:
-    """At least three digits of it, as a measurement has: 12,409; 69.7; 0.0512."""
+    """At least three significant digits: 12,409; 69.7; 0.0512."""
     return number(value, max(0, 2 - math.floor(math.log10(abs(value))))) if known(value) and value else number(value)
 
 
 def signed(value: float | None, decimals: int = 4) -> str:
-    """A difference, with its sign."""
+    """Like `number`, with an explicit sign."""
     return f"{value:+,.{decimals}f}".replace("-", MINUS) if known(value) else UNKNOWN
 
 
 def decimals(low: float, high: float) -> int:
-    """As many as show two digits of an interval's half-width: a mean is known no better. 4 without an interval."""
+    """Decimals that show two digits of an interval's half-width: a mean is known no better. 4 without an interval."""
     half = (high - low) / 2
     return min(max(1 - math.floor(math.log10(half)), 0), 6) if known(half) and half > 0 else 4
 
 
 def with_interval(mean: float | None, low: float, high: float, is_difference: bool = False) -> str:
-    """A mean and its interval, in brackets where there is one."""
+    """`3.71 [3.60, 3.82]`; the mean alone if the interval is not finite."""
     show, digits = (signed if is_difference else number), decimals(low, high)
     if not (known(mean) and known(low) and known(high)):
         return show(mean, digits)
@@ -46,26 +44,26 @@ def with_interval(mean: float | None, low: float, high: float, is_difference: bo
 
 
 def plus_minus(mean: float, low: float, high: float, is_difference: bool = False) -> str:
-    """A mean and half its interval, where there is one."""
+    """`3.71 ±0.11`, the mean and the half-width; the mean alone if the interval is not finite."""
     show, digits = (signed if is_difference else number), decimals(low, high)
     half = f" \u00b1{number((high - low) / 2, digits)}" if known(high - low) else ""
     return f"{show(mean, digits)}{half}"
 
 
 def p_value(p: float) -> str:
-    """`p = 0.031`, or `p < 0.001`; empty where there is none."""
+    """`p = 0.031` or `p < 0.001`; empty if p is nan."""
     if not known(p):
         return ""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
 def bare_p(p: float) -> str:
-    """For a column of p."""
+    """`0.031` or `< 0.001`, for a column headed p."""
     return p_value(p).removeprefix("p = ").removeprefix("p ") or UNKNOWN
 
 
 def seed_range(needed: tuple[int | None, int | None]) -> str:
-    """`5 to 152 seeds`; `5 or more seeds` where nothing bounds them from above."""
+    """`5 to 152 seeds`, or `5 or more seeds` without an upper bound."""
     fewest, most = needed
     if fewest is None:
         return "over 10,000 seeds"
@@ -75,7 +73,7 @@ def seed_range(needed: tuple[int | None, int | None]) -> str:
 
 
 def short(value: float | None) -> str:
-    """Three digits and a prefix for a power of a thousand: 2.89 M."""
+    """Three significant digits with an SI prefix: 2.89 M."""
     if not known(value):
         return UNKNOWN
     for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
@@ -84,9 +82,22 @@ def short(value: float | None) -> str:
     return f"{value:.3g}".replace("-", MINUS)
 
 
-def size(count: float | None) -> str:
-    """Bytes in the unit that leaves the fewest digits: 512 KiB."""
-    return in_bytes(count) if known(count) else UNKNOWN
+def in_bytes(count: float | None) -> str:
+    """A number of bytes with a binary prefix: 512 KiB."""
+    if not known(count):
+        return UNKNOWN
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 2**power:
+            return f"{count / 2**power:,.4g} {unit}"
+    return f"{count:,.4g} B"
+
+
+def duration(seconds: float) -> str:
+    """A duration in a readable unit: `45 s`, `12 min`, `3.5 h`, `4.2 days`."""
+    for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (48 * 3600, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.{1 if unit == 'h' else 0}f} {unit}"
+    return f"{seconds / 86400:.1f} days"
 
 
 def percent(fraction: float | None) -> str:
@@ -95,7 +106,7 @@ def percent(fraction: float | None) -> str:
 
 
 def residual(fraction: float | None) -> str:
-    """What matching left, with its sign."""
+    """A signed fraction as a percentage: −0.30%."""
     return f"{signed(100 * fraction, 2)}%" if known(fraction) else UNKNOWN
 
 
@@ -117,6 +128,6 @@ def conjoin(items: Sequence[str]) -> str:
 
 
 def enumerate_some(items: Sequence[str], limit: int, separator: str = ", ") -> str:
-    """The first items; how many more there are, if any."""
+    """The first `limit` items, and the number of the others: `a, b, and 3 more`."""
     more = [f"and {len(items) - limit} more"] if len(items) > limit else []
     return separator.join([*items[:limit], *more])

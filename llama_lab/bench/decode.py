@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from llama_lab.formatting import in_bytes
 from llama_lab.model import Decoder
 from llama_lab.plots import save
 from llama_lab.timing import Timing, time_in_turn
-from llama_lab.units import in_bytes
 
 from .charts import decode_chart
 from .floor import Floor, buffers, floors_of, reading

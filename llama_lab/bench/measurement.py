@@ -14,8 +14,8 @@ from rich.table import Table
 from torch import Tensor
 
 from llama_lab.files import replacing
+from llama_lab.formatting import in_bytes
 from llama_lab.timing import Timing, time_in_turn
-from llama_lab.units import in_bytes
 
 TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 

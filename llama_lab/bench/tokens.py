@@ -17,7 +17,7 @@ from typing import Any
 
 from llama_lab.data import BPETokenizer, TextFiles, TokenDataset
 from llama_lab.data.index import TOKENIZER_NAME
-from llama_lab.units import in_bytes
+from llama_lab.formatting import in_bytes
 
 SAMPLE_BYTES, VAL_TOKENS = 33_554_432, 2_000_000  # the configs' own bounds
 

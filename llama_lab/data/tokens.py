@@ -22,7 +22,7 @@ from llama_lab.data.tokenizer import BPETokenizer, TextTokenizer, TokenizerFacto
 from llama_lab.data.windows import count_train_windows
 from llama_lab.errors import ConfigError
 from llama_lab.files import disk_errors_told
-from llama_lab.units import duration
+from llama_lab.formatting import duration
 
 log = logging.getLogger(__name__)
 

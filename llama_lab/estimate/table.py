@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from llama_lab.units import duration, in_bytes
+from llama_lab.formatting import duration, in_bytes
 
 from .estimate import USABLE, Column, Estimate, Memory, Setup
 

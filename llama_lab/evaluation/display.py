@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llama_lab.display import VISIBLE
-from llama_lab.units import in_bytes
+from llama_lab.formatting import in_bytes
 
 QUARTER = 4
 

@@ -11,8 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from llama_lab.formatting import duration
 from llama_lab.training.run import Run
-from llama_lab.units import duration
 
 from .progress import Progress
 

@@ -8,8 +8,8 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.errors import FinishedRunError, RunFailedError
+from llama_lab.formatting import duration
 from llama_lab.training.stop import StopRequest
-from llama_lab.units import duration
 
 from .board import Board, Row, View
 from .engine import Engine, Execution

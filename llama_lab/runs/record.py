@@ -14,7 +14,7 @@ from llama_lab.errors import ConfigError
 from .folder import RESOLVED
 from .metrics import read_metrics
 
-NOT_BEGUN = "missing"
+MISSING = "missing"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _evaluation(path: Path, summary: dict[str, Any]) -> dict[str, Any]:
 
 def missing_record(path: Path, arm: str, seed: int) -> Record:
     """A run that a study lists, but that left nothing behind."""
-    return Record(path, arm, seed, NOT_BEGUN, "never began", {}, {}, {}, [], {})
+    return Record(path, arm, seed, MISSING, "never began", {}, {}, {}, [], {})
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from llama_lab.formatting import duration
 from llama_lab.runs.folder import RunFolder
 from llama_lab.training.run import Outcome, Run
-from llama_lab.units import duration
 
 from .study import Study
 

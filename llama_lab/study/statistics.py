@@ -1,4 +1,4 @@
-"""The statistics of a study: arms that share seeds, judged together. docs/statistics.md tells how well they do."""
+"""The statistics of a study: arms that share seeds, tested together. docs/statistics.md has their error rates."""
 
 import math
 from bisect import bisect_left
@@ -17,13 +17,13 @@ from statsmodels.stats.power import TTestPower
 LEVEL = 0.05
 POWER = 0.8
 MOST_SEEDS = 10_000
-ROUNDING = 1e-13  # of a difference, relative to what it is between
-PRIOR_DF = 2.0  # how many degrees of freedom the typical variance is worth beside an arm's own
+ROUNDING = 1e-13  # error of a difference, relative to its operands
+PRIOR_DF = 2.0  # degrees of freedom that the typical variance counts for
 NO_DF = 1e-9  # below it a group has no residuals
 TINY = 1e-300
 BIAS_DRAWS = 2_000
-DRAWS = 2**14  # of the largest of several normals; a power of two keeps Sobol's sequence even
-STEPS = 2**9  # that their distribution is kept in
+DRAWS = 2**14  # of the largest of several normals; a power of two keeps Sobol's sequence balanced
+STEPS = 2**9  # quantiles that their distribution is stored in
 
 Columns = npt.NDArray[np.float64]
 SeedRange = tuple[int | None, int | None]  # None: more than MOST_SEEDS
@@ -31,7 +31,7 @@ SeedRange = tuple[int | None, int | None]  # None: more than MOST_SEEDS
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, with the 95% confidence interval by Student's t; sd, low and high are nan for one seed."""
+    """A mean over seeds with its 95% confidence interval by Student's t; sd, low and high are nan for one seed."""
 
     n: int
     mean: float
@@ -41,12 +41,27 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class PairedDifference:
-    """The mean difference over pairs, with its 95% interval and two-sided p, which agree with each other.
+class Contrast:
+    """A weighted sum of values with its standard error, and its test against zero within a family of contrasts.
 
-    sd: of the differences; nan for one pair. low, high, p: of the paired t-test, or those of a family (see Contrast);
-    nan where nothing was tested, as for one pair, or where all differences are equal: a spread of exactly zero is that
-    of runs that are copies of each other, and no evidence.
+    low, high: the simultaneous 95% interval. p: adjusted; below 5% exactly where the interval excludes zero.
+    """
+
+    mean: float
+    error: float
+    df: float
+    low: float
+    high: float
+    p: float
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """The mean difference over pairs, with its 95% interval and the two-sided p that agrees with it.
+
+    sd: standard deviation of the differences; nan for one pair. low, high, p: from the paired t-test, or from a family
+    (see Contrast); nan if untested, which one pair and equal differences always are: runs with a spread of exactly zero
+    are copies of each other, and no evidence.
     """
 
     n: int
@@ -63,20 +78,24 @@ class PairedDifference:
 
     @property
     def verdict(self) -> str:
-        """`lower` or `higher` where that is significant, `not significant`, or `not tested`."""
+        """`lower` or `higher` if significant, else `not significant` or `not tested`."""
         if math.isnan(self.p):
             return "not tested"
         return "not significant" if not self.significant else "lower" if self.mean < 0 else "higher"
 
+    def with_test(self, contrast: Contrast) -> "PairedDifference":
+        """This difference with the interval and p of its contrast."""
+        return replace(self, low=contrast.low, high=contrast.high, p=contrast.p)
+
 
 @dataclass(frozen=True)
 class Effect:
-    """A main effect or an interaction of a factorial study: the mean over seeds of what it is within each seed.
+    """A main effect or an interaction of a factorial study: the mean over seeds of the effect within each seed.
 
-    change: with the interval and p of the family of all effects. axes: one name for a main effect, two for an
-    interaction. Its mean: change of the loss as the axis goes from the base's option to the target's, averaged over
-    all settings of the others; for an interaction, half the change of one effect as the other axis goes over. aliases:
-    interactions that a fraction cannot tell from it.
+    axes: one name for a main effect, two for an interaction. change: with the interval and p of the family of all
+    effects; its mean is the change of the loss from the base's option to the target's, averaged over all settings of
+    the other axes, or, for an interaction, half the change of one effect from one option of the other axis to the
+    other. aliases: interactions that a fraction of the design cannot separate from this effect.
     """
 
     axes: tuple[str, ...]
@@ -89,28 +108,13 @@ class Effect:
         return term_name(self.axes)
 
 
-@dataclass(frozen=True)
-class Contrast:
-    """A weighted sum of values with its standard error, and its test against zero within a family of them.
-
-    low, high: the simultaneous 95% interval. p: adjusted; it is below 5% exactly where the interval excludes zero.
-    """
-
-    mean: float
-    error: float
-    df: float
-    low: float
-    high: float
-    p: float
-
-
 def term_name(axes: Sequence[str]) -> str:
-    """The name of a main effect or an interaction."""
+    """The name of the effect of one axis, or of the interaction of several."""
     return " \u00d7 ".join(axes)
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of at least one value, with its t interval."""
+    """The mean of at least one value, with its t interval, which has no width if all values are equal."""
     n, mean = len(values), float(np.mean(values))
     if n == 1:
         return Estimate(1, mean, math.nan, math.nan, math.nan)
@@ -122,16 +126,13 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired_difference(values: Sequence[float], reference: Sequence[float]) -> PairedDifference:
-    """values minus reference, pair by pair, by the paired t-test; at least one pair."""
+    """The paired t-test of values minus reference; at least one pair."""
     found = describe(np.subtract(values, reference), scale=max(map(abs, (*values, *reference))))
-    if not found.sd > 0:
-        return found
-    test = paired_contrast(found)
-    return replace(found, low=test.low, high=test.high, p=test.p)
+    return found.with_test(paired_contrast(found)) if found.sd > 0 else found
 
 
 def paired_contrast(found: PairedDifference) -> Contrast:
-    """The paired t-test of a difference with a spread."""
+    """The paired t-test of a difference with positive sd."""
     error, df = found.sd / math.sqrt(found.n), found.n - 1
     half = error * float(stats.t.isf(LEVEL / 2, df))
     p = 2 * float(stats.t.sf(abs(found.mean) / error, df))
@@ -139,9 +140,9 @@ def paired_contrast(found: PairedDifference) -> Contrast:
 
 
 def describe(differences: Columns, scale: float) -> PairedDifference:
-    """The mean of at least one difference, untested. scale: of the values that it is between, for what rounding makes.
+    """The mean and sd of at least one difference, untested; sd is exactly zero if all are equal up to rounding.
 
-    sd: exactly zero where all differences are equal but for rounding.
+    scale: largest absolute value of the operands, which bounds the rounding error.
     """
     n, mean = len(differences), float(differences.mean())
     if n == 1:
@@ -154,11 +155,11 @@ def describe(differences: Columns, scale: float) -> PairedDifference:
 
 @dataclass(frozen=True)
 class Fit:
-    """Values with the error variance of each, which the values of a group share.
+    """Values with their error variances; the values of a group share one.
 
-    variances, groups: of each value. df: what each group's variance counts, its share of the prior included. shrunk:
-    for each value, the part of its variance that comes from the prior. total_df: the residual degrees of freedom.
-    noise: of each group, its own standard deviation over the typical one; nan where it has none.
+    variances, groups, shrunk: per value; shrunk is the part of the variance that comes from the prior. df: degrees of
+    freedom per group, the prior's included. total_df: residual degrees of freedom. noise: each group's own standard
+    deviation over the typical one; nan for a group without residuals.
     """
 
     values: Columns
@@ -171,9 +172,9 @@ class Fit:
 
 
 def fit_blocked(losses: Columns) -> Fit:
-    """The model loss = arm + seed + noise, with noise of an own size in each arm.
+    """Fit loss = arm + seed + noise, with a noise variance per arm.
 
-    losses: (arms, seeds), nan where there is none. The values of the fit are the others, row by row.
+    losses: (arms, seeds), nan for a missing run. The values of the fit are the others, row by row.
     """
     arms, seeds = np.nonzero(~np.isnan(losses))
     design = np.column_stack([arms[:, None] == np.unique(arms), seeds[:, None] == np.unique(seeds)]).astype(float)
@@ -181,13 +182,13 @@ def fit_blocked(losses: Columns) -> Fit:
 
 
 def moderate(values: Columns, groups: npt.NDArray[np.intp], design: Columns) -> Fit:
-    """The variance of each group's residuals, shrunk towards the typical one as if that were PRIOR_DF more of them.
+    """The variance of each group's residuals, shrunk towards the typical one by a prior of PRIOR_DF degrees of freedom.
 
-    The squared residuals of least squares over what they would be at variance 1 (Horn, Horn & Duncan 1975, JASA 70)
-    estimate the variance of a group; the moderation is limma's (Smyth 2004, SAGMB 3, section 3), with fixed degrees of
-    freedom of the prior, which so few groups do not tell, and with the median as its centre: one noisy group does not
-    move it. A second fit gives less weight to groups noisier than that, lest their noise pass for a difference between
-    seeds.
+    design: (values, columns). The squared residuals of least squares over their expectation at variance 1 (Horn, Horn &
+    Duncan 1975, JASA 70) estimate the variance of a group; the moderation is limma's (Smyth 2004, SAGMB 3, section 3),
+    with fixed prior degrees of freedom, which so few groups cannot estimate, and with the median as its centre, which
+    one noisy group does not move. A second fit gives less weight to noisier groups, so that their noise is not taken
+    for a difference between seeds.
     """
     members = (np.arange(groups.max() + 1)[:, None] == groups).astype(float)
     weights = np.ones(len(values))
@@ -209,17 +210,17 @@ def moderate(values: Columns, groups: npt.NDArray[np.intp], design: Columns) -> 
 
 
 def _bias_of_median(to_residuals: Columns, members: Columns, df: Columns) -> float:
-    """The expected median over groups of their variances, over the expected mean, where all are equal."""
+    """The expected median of the groups' variances over their expected mean, if all are equal."""
     noise = np.random.default_rng(0).standard_normal((BIAS_DRAWS, len(to_residuals)))
     variances = (noise @ to_residuals.T) ** 2 @ members.T / df
     return float(np.median(variances, axis=1).mean() / variances.mean()) if len(df) else math.nan
 
 
 def judge(fit: Fit, weights: Columns) -> list[Contrast]:
-    """Test a family of contrasts, (contrasts, values), against zero: single-step max-t.
+    """Test a family of contrasts against zero by single-step max-t.
 
-    The degrees of freedom of each are Satterthwaite's, with the prior counted as known no better than all residuals
-    tell; they are at most those of the residuals.
+    weights: (contrasts, values). The degrees of freedom are Satterthwaite's, with the uncertainty of the prior that of
+    all residuals together, and at most those of the residuals.
     """
     covariance = weights * fit.variances @ weights.T
     members = (fit.groups[:, None] == np.unique(fit.groups)).astype(float)
@@ -233,8 +234,8 @@ def judge(fit: Fit, weights: Columns) -> list[Contrast]:
 def max_t(means: Columns, covariance: Columns, df: Columns) -> list[Contrast]:
     """Simultaneous intervals and adjusted p of contrasts with this covariance (Hothorn, Bretz & Westfall 2008).
 
-    By the distribution of the largest absolute value of a multivariate t; where degrees of freedom differ, each
-    contrast takes that with its own (Hasler & Hothorn 2008, Biometrical Journal 50).
+    Uses the distribution of the largest absolute value of a multivariate t; if degrees of freedom differ, each contrast
+    uses the distribution with its own (Hasler & Hothorn 2008, Biometrical Journal 50).
     """
     errors = np.sqrt(np.diag(covariance))
     maxima = _normal_maxima(covariance / np.outer(errors, errors))
@@ -242,7 +243,7 @@ def max_t(means: Columns, covariance: Columns, df: Columns) -> list[Contrast]:
     for mean, error, own_df in zip(means, errors, df, strict=True):
 
         def exceeded(t: float, own_df: float = own_df) -> float:
-            """The chance that the largest |t| is above this: that the divisor of a maximum is small enough."""
+            """The probability that the largest |t| exceeds t."""
             return float(chdtr(own_df, own_df * (maxima / max(t, TINY)) ** 2).mean())
 
         alone, bonferroni = (-stdtrit(own_df, level / 2) for level in (LEVEL, LEVEL / len(means)))
@@ -253,7 +254,7 @@ def max_t(means: Columns, covariance: Columns, df: Columns) -> list[Contrast]:
 
 
 def _normal_maxima(correlation: Columns) -> Columns:
-    """The distribution of the largest absolute value of normals with this correlation, in ascending steps."""
+    """Ascending quantiles of the largest absolute value of normals with this correlation, (STEPS,)."""
     values, vectors = np.linalg.eigh(correlation)  # contrasts of all pairs have no Cholesky factor
     root = vectors * np.sqrt(np.maximum(values, 0))
     maxima = np.abs(_normals(len(correlation)) @ root.T).max(axis=1)
@@ -262,17 +263,16 @@ def _normal_maxima(correlation: Columns) -> Columns:
 
 @cache
 def _normals(n: int) -> Columns:
-    """Quasi-random draws of n independent normals, the same in every process."""
+    """Quasi-random draws of n independent normals, (DRAWS, n), the same in every process."""
     engine = stats.qmc.Sobol(n, rng=0)
     return np.asarray(stats.qmc.MultivariateNormalQMC(np.zeros(n), engine=engine).random(DRAWS))
 
 
 def seeds_needed(contrast: Contrast, n: int, family: int) -> SeedRange:
-    """From how many to how many seeds such a contrast would need for 80% power; None for more than 10,000.
+    """The fewest and the most seeds that a contrast would need for 80% power; None for more than 10,000.
 
-    For effects between the ends of the 80% interval around the one that was found, since a few seeds tell it no better:
-    the largest of them needs fewest; nothing finds one of zero. n: the seeds that there are, and that were too few.
-    family: contrasts in it.
+    For effects at the two ends of the 80% interval around the estimate, since a few seeds do not determine it better;
+    an interval that includes zero has no upper bound. n: current number of seeds. family: number of contrasts.
     """
     sd = contrast.error * math.sqrt(n)
     reach = contrast.error * float(stats.t.ppf(0.9, contrast.df))
@@ -284,9 +284,9 @@ def seeds_needed(contrast: Contrast, n: int, family: int) -> SeedRange:
 
 
 def smallest_difference(arms: int, seeds: int) -> float:
-    """What a study of equally noisy arms finds with 80% power, in standard deviations of a run; at least two of each.
+    """The difference that a study of equally noisy arms detects with 80% power, in standard deviations of a run.
 
-    For one of as many comparisons as there are arms but one, at Bonferroni's level, which is a little strict.
+    For one of `arms - 1` comparisons, at Bonferroni's level, which is slightly conservative. Needs two arms and seeds.
     """
     total = (arms - 1) * (seeds - 1)
     own = PRIOR_DF + total / arms
@@ -297,26 +297,26 @@ def smallest_difference(arms: int, seeds: int) -> float:
 
 
 def _seeds_for(effect: float, df_per_seed: float, level: float) -> int | None:
-    """The seeds with which a two-sided t-test finds an effect, in standard deviations, with 80% power."""
+    """The seeds with which a two-sided t-test detects an effect, in standard deviations, with 80% power."""
     few, test = range(2, MOST_SEEDS + 1), TTestPower()
 
     def enough(n: int) -> bool:
-        # One tail at half the level: of two, SciPy's share of the other one is nan where it is tiny.
+        # One tail at half the level: with two, SciPy returns nan if the other tail is tiny.
         power = float(test.power(effect, n, level / 2, df=df_per_seed * (n - 1), alternative="larger"))
-        return power >= POWER or (math.isnan(power) and effect > 1)  # nan only for a power next to 1
+        return power >= POWER or (math.isnan(power) and effect > 1)  # nan only for a power close to 1
 
-    index = bisect_left(few, True, key=enough)  # power grows with n, and a search by halves cannot fail to converge
+    index = bisect_left(few, True, key=enough)  # power grows with n; a root finder may not converge
     return few[index] if index < len(few) else None
 
 
 def factorial_effects(levels: Sequence[dict[str, int]], seeds: Sequence[int], values: Sequence[float]) -> list[Effect]:
-    """Main effects and pairwise interactions: of each effect within a seed, by least squares, the mean over seeds.
+    """Main effects and pairwise interactions, estimated by least squares within each seed and averaged over seeds.
 
-    levels, seeds, values: an entry of each per run; levels are -1 or +1 for each axis. A seed whose runs cannot tell an
-    effect from the others is left out of it. What the design cannot tell apart is reported once, a main effect before
-    an interaction, with the others as its aliases; what never varies, or no seed can estimate, is left out.
-    Interactions of three axes and more count as none. All effects are one family; the variance of each over seeds is
-    shrunk towards the typical one, as an arm's is.
+    levels, seeds, values: one entry per run; levels are -1 or +1 for each axis. A seed whose runs cannot separate an
+    effect from the others does not contribute to it. Effects that the design cannot separate are reported once, a main
+    effect before an interaction, with the others as its aliases; an effect that never varies, or that no seed can
+    estimate, is left out. Interactions of three or more axes are assumed to be zero. All effects are one family; the
+    variance of each over seeds is shrunk towards the typical one, as an arm's is.
     """
     blocks = np.array([[float(seed == block) for block in sorted(set(seeds))] for seed in seeds])
     columns = _term_columns(levels)
@@ -333,19 +333,18 @@ def factorial_effects(levels: Sequence[dict[str, int]], seeds: Sequence[int], va
     tested = [term for term, effect in found.items() if effect.sd > 0]
     if tested:
         of_terms = within[:, [kept.index(term) for term in tested]].T
-        terms, told = np.nonzero(~np.isnan(of_terms))
+        terms, places = np.nonzero(~np.isnan(of_terms))
         design = (terms[:, None] == np.arange(len(tested))).astype(float)
-        contrasts = judge(moderate(of_terms[terms, told], terms, design), (design / design.sum(axis=0)).T)
-        for term, contrast in zip(tested, contrasts, strict=True):
-            found[term] = replace(found[term], low=contrast.low, high=contrast.high, p=contrast.p)
+        contrasts = judge(moderate(of_terms[terms, places], terms, design), (design / design.sum(axis=0)).T)
+        found |= {term: found[term].with_test(contrast) for term, contrast in zip(tested, contrasts, strict=True)}
     return [Effect(term, effect, tuple(aliases[term])) for term, effect in found.items()]
 
 
 def _within(design: Columns, losses: Columns) -> Columns:
-    """The change from -1 to +1 of each column, by least squares over one seed's runs; nan where they do not tell it."""
+    """The change from -1 to +1 of each column, by least squares over one seed's runs; nan if it is not estimable."""
     inverse = np.linalg.pinv(design)
-    is_told = np.isclose(np.diag(inverse @ design), 1)  # what the runs cannot tell apart shares its weight
-    return np.where(is_told, 2 * (inverse @ losses), math.nan)
+    is_estimable = np.isclose(np.diag(inverse @ design), 1)  # inseparable columns share their weight
+    return np.where(is_estimable, 2 * (inverse @ losses), math.nan)
 
 
 Term = tuple[str, ...]
@@ -359,7 +358,7 @@ def _term_columns(levels: Sequence[dict[str, int]]) -> dict[Term, Columns]:
 
 
 def _estimable(blocks: Columns, columns: dict[Term, Columns]) -> tuple[list[Term], dict[Term, list[Term]]]:
-    """The terms that can be told apart, in order of preference, and for each those that it is aliased with."""
+    """The separable terms, in order of preference, and the terms that each is aliased with."""
     kept: list[Term] = []
     aliases: dict[Term, list[Term]] = {}
     design = blocks
@@ -377,7 +376,7 @@ def _estimable(blocks: Columns, columns: dict[Term, Columns]) -> tuple[list[Term
 
 
 def pareto_front(costs: Sequence[float], losses: Sequence[float]) -> list[bool]:
-    """Whether no other point is at least as good in both, lower being better, and better in one; ties stay."""
+    """Whether each point is Pareto-optimal, lower being better; ties are kept."""
     points = list(zip(costs, losses, strict=True))
     return [
         not any(other[0] <= cost and other[1] <= loss and other != (cost, loss) for other in points)
@@ -386,7 +385,7 @@ def pareto_front(costs: Sequence[float], losses: Sequence[float]) -> list[bool]:
 
 
 def first_reach(xs: Sequence[float], losses: Sequence[float], target: float) -> float | None:
-    """The x at which a curve first comes down to `target`, linear between its points; None if it never does."""
+    """The x at which a curve first falls to target, by linear interpolation; None if it never does."""
     points = list(zip(xs, losses, strict=True))
     if points and points[0][1] <= target:
         return points[0][0]

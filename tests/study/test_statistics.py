@@ -1,4 +1,4 @@
-"""The statistics agree with SciPy called directly, and hold what they promise over hundreds of simulated studies."""
+"""The statistics agree with SciPy, and keep their error rates over hundreds of simulated studies."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ STUDIES = 500
 RANDOM_SEED = 20261121
 
 
-pytestmark = pytest.mark.filterwarnings("error")  # a warning of SciPy or NumPy is a case that we did not think of
+pytestmark = pytest.mark.filterwarnings("error")  # a warning of SciPy or NumPy is an unhandled case
 
 
 def test_an_estimate_has_the_interval_of_scipys_one_sample_t_test() -> None:
@@ -65,7 +65,7 @@ def test_a_paired_difference_is_that_of_a_t_test_over_the_differences() -> None:
     )
 
 
-def test_differences_that_are_all_equal_are_no_evidence() -> None:
+def test_differences_that_are_all_equal_are_not_tested() -> None:
     moved = paired_difference([3.1, 3.2, 3.3], [3.0, 3.1, 3.2])  # equal only to rounding
     same = paired_difference([3.1, 3.2], [3.1, 3.2])
     assert (moved.mean, moved.sd) == (pytest.approx(0.1), 0.0)
@@ -243,7 +243,7 @@ def test_an_effect_that_may_be_zero_needs_seeds_without_an_upper_end() -> None:
 
 
 def test_the_range_of_seeds_that_are_needed_holds_the_true_number_in_most_studies() -> None:
-    """Once three seeds said 5, 12 or 152 where 10 is right, each as if it were known."""
+    """A point estimate from three seeds was 5, 12 or 152, where 10 is right."""
     truth = 10  # of pairs, for 80% power to see one standard deviation of their differences
     losses = simulated(0.005 * math.sqrt(2))
     ranges = [seeds_needed(blocked(study, [(1, 0)])[0], 3, 1) for study in losses]
@@ -253,7 +253,7 @@ def test_the_range_of_seeds_that_are_needed_holds_the_true_number_in_most_studie
 
 @pytest.mark.parametrize("effect", [3.0, 5.0, 8.0, 12.0, 20.0])
 def test_for_large_effects_simulated_studies_agree(effect: float) -> None:
-    """SciPy's noncentral t is nan for many of these, which once passed for certainty."""
+    """SciPy's noncentral t is nan for many of these, which must not count as certain."""
     contrast = found_contrast(effect, 1 / math.sqrt(2), 1.0)  # of two pairs with a standard deviation of 1
     reach = contrast.error * stats.t.ppf(0.9, 1)
     draw = np.random.default_rng(0)
@@ -325,7 +325,7 @@ def planted_loss(run: dict[str, int], seed: int) -> float:
 
 
 def effects_of(design: list[tuple[int, ...]], noise: float = 0.0, seeds: tuple[int, ...] = (1, 2, 3)) -> list[Effect]:
-    """The effects that are found where `planted_loss` is the truth."""
+    """The estimated effects if `planted_loss` is the truth."""
     random = np.random.default_rng(RANDOM_SEED)
     runs = [(dict(zip(AXES, levels, strict=False)), seed) for levels in design for seed in seeds]
     losses = [planted_loss(run, seed) + noise * random.standard_normal() for run, seed in runs]
@@ -343,7 +343,7 @@ def test_a_full_factorial_gives_back_every_effect_and_interaction() -> None:
         assert not effect.aliases
 
 
-def test_an_interaction_is_half_the_change_of_one_effect_as_the_other_axis_goes_over() -> None:
+def test_an_interaction_is_half_the_change_of_one_effect_when_the_other_axis_changes() -> None:
     effects = {e.axes: e.change.mean for e in effects_of(list(itertools.product((-1, 1), repeat=2)), noise=1e-6)}
     loss = {(a, b): planted_loss({"norm": a, "block": b}, 0) for a in (-1, 1) for b in (-1, 1)}
     with_block, without = loss[1, 1] - loss[-1, 1], loss[1, -1] - loss[-1, -1]
@@ -351,7 +351,7 @@ def test_an_interaction_is_half_the_change_of_one_effect_as_the_other_axis_goes_
     assert effects[("norm",)] == pytest.approx((with_block + without) / 2, abs=1e-5)
 
 
-def test_a_fraction_names_what_it_cannot_tell_apart_and_reports_it_once() -> None:
+def test_a_fraction_reports_inseparable_effects_once_with_their_aliases() -> None:
     half = [tuple(map(int, row)) for row in fracfact("a b c abc")]
     effects = {effect.axes: effect for effect in effects_of(half, noise=0.002)}
     assert effects[("norm",)].change.mean == pytest.approx(-0.1, abs=0.004)
@@ -412,7 +412,7 @@ def test_effects_that_vary_over_seeds_are_found_in_at_most_7_percent_of_studies_
     assert 0.02 <= np.mean(reported) <= 0.07
 
 
-def test_a_seed_whose_runs_cannot_tell_an_effect_is_left_out_of_it() -> None:
+def test_a_seed_whose_runs_cannot_estimate_an_effect_is_left_out_of_it() -> None:
     design = list(itertools.product((-1, 1), repeat=2))
     runs = [(dict(zip(AXES, levels, strict=False)), seed) for levels in design for seed in (1, 2, 3)]
     losses = [planted_loss(run, seed) + 0.001 * seed * run["norm"] for run, seed in runs]

@@ -11,10 +11,9 @@ from torch.optim import Optimizer
 
 from llama_lab.config.components import build_model
 from llama_lab.devices.throughput import synchronize
-from llama_lab.formatting import count, short
+from llama_lab.formatting import count, duration, short
 from llama_lab.model import Decoder
 from llama_lab.training.run import build_module
-from llama_lab.units import duration
 
 from .plan import Plan, PlannedArm, residual_notes
 

@@ -1,4 +1,4 @@
-"""The analysis of a study: from the folders of its runs to everything that its report says."""
+"""The analysis of a study: from the folders of its runs to the Result that its report shows."""
 
 import math
 from collections import Counter
@@ -13,9 +13,9 @@ import numpy as np
 
 from llama_lab.config.trust import Trust
 from llama_lab.formatting import count
-from llama_lab.runs.record import NOT_BEGUN, Record, is_run, missing_record, read_record
+from llama_lab.runs.record import MISSING, Record, is_run, missing_record, read_record
 from llama_lab.study.learning_rate import Losses, best_rate, is_on_edge
-from llama_lab.study.settings import different_settings
+from llama_lab.study.settings import RATE, different_settings
 from llama_lab.study.speed import ArmSpeed, StudySpeed
 from llama_lab.study.statistics import (
     Contrast,
@@ -38,6 +38,7 @@ from llama_lab.study.study import Arm, Member, Study
 
 from .cautions import cautions
 from .confounds import confounds, one_rate
+from .environment import environment
 from .inference import inference
 from .result import (
     FIXED_COSTS,
@@ -58,21 +59,21 @@ from .result import (
     Result,
     ranked,
 )
-from .surroundings import surroundings
 from .verdict import answer
 
 MAX_POINTS = 200  # of a curve
-MAX_JUDGED = 40  # of a curve of differences
+MAX_JUDGED = 40  # points of a curve of differences, each of which is tested
 
 Runs = list[tuple[Member, Record]]
-Pair = tuple[str, str]  # an arm, and what it is compared with
+Pair = tuple[str, str]  # an arm and its reference
 _METRICS: tuple[Metric, ...] = ("val/loss", "val/bits_per_byte")
 
 
-def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008, it cannot be changed
-    """Read every run that a study lists, from `folder` or from where its path leads, and compare its arms.
+def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008, Trust is immutable
+    """Read every run that a study lists, and compare its arms.
 
-    Runs that never began, or did not finish, are told of and left out of what is compared.
+    folder: of the study, which the paths of its runs are relative to. trust: see `confounds`. Runs that did not finish,
+    or never started, are reported and excluded from the comparison.
     """
     runs = {arm.name: _read(arm, folder) for arm in study.arms}
     records = [record for members in runs.values() for _, record in members]
@@ -103,7 +104,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
             _divergence(member, record) for members in runs.values() for member, record in members if not record.done
         ),
         lengths=lengths,
-        provenance=_provenance(records, {t.seed for of_arm in judged.values() for t in of_arm}, judged[study.baseline]),
+        provenance=_provenance(records, {r.seed for of_arm in judged.values() for r in of_arm}, judged[study.baseline]),
         warnings=(
             *confounds(study, arms, records, rates, speed, trust),
             *cautions(study, arms, metric, blocks.noise() if blocks else {}),
@@ -117,7 +118,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
 
 
 def _read(arm: Arm, folder: Path) -> Runs:
-    """The runs of an arm, under the name that the study gives it; runs may have been made under another."""
+    """The runs of an arm, with the name that the study gives it; they may have been trained under another."""
     runs = []
     for member in arm.members:
         path = folder / member.folder
@@ -127,8 +128,8 @@ def _read(arm: Arm, folder: Path) -> Runs:
 
 
 def _metric(records: Sequence[Record]) -> Metric:
-    """Nats per token mean the same only of the same tokens."""
-    tokens = {(t.facts.get("tokenizer_hash"), t.facts.get("data_hash")) for t in records if t.status != NOT_BEGUN}
+    """Nats per token are comparable only between runs on the same tokens."""
+    tokens = {(r.facts.get("tokenizer_hash"), r.facts.get("data_hash")) for r in records if r.status != MISSING}
     return "val/loss" if len(tokens) < 2 else "val/bits_per_byte"
 
 
@@ -136,7 +137,7 @@ def _metric(records: Sequence[Record]) -> Metric:
 
 
 def _by_rate(runs: Runs) -> dict[float, list[Record]]:
-    """The records at each learning rate that a study sweeps, in ascending order."""
+    """The records at each swept learning rate, in ascending order."""
     rates = sorted({member.learning_rate for member, _ in runs if member.learning_rate is not None})
     return {rate: [record for member, record in runs if member.learning_rate == rate] for rate in rates}
 
@@ -146,7 +147,7 @@ def _is_swept(runs: Runs) -> bool:
 
 
 def _tuned(runs: Runs) -> Mapping[int, Losses]:
-    """By judged seed, the losses of its tuning runs that came to an end."""
+    """For each judged seed, the final losses of its tuning runs that finished or diverged."""
     found: dict[int, dict[float, float]] = {}
     for member, record in runs:
         if member.tunes is not None and member.learning_rate is not None and record.status in ("done", "diverged"):
@@ -156,16 +157,16 @@ def _tuned(runs: Runs) -> Mapping[int, Losses]:
 
 
 def _best_rate(by_rate: dict[float, list[Record]]) -> float:
-    """The rate with the lowest mean among those with the most finished seeds; nan if no run finished."""
+    """The rate with the lowest mean loss among those with the most finished seeds; nan if no run finished."""
     losses = {rate: _losses(records, "val/loss") for rate, records in by_rate.items()}
     finished = {rate: of_rate for rate, of_rate in losses.items() if of_rate}
     return min(finished, key=lambda r: (-len(finished[r]), fmean(finished[r])), default=math.nan)
 
 
 def _judged(runs: Runs) -> list[Record]:
-    """The records that an arm is judged by: not those that tune it.
+    """The records that an arm is judged by: all but its tuning runs.
 
-    Where learning rates are swept without tuning runs, those at the best rate; all, where none is swept or finished.
+    If learning rates are swept without tuning runs, those at the best rate; all of them if no run finished.
     """
     if any(member.tunes is not None for member, _ in runs):
         return [record for member, record in runs if member.tunes is None]
@@ -174,7 +175,6 @@ def _judged(runs: Runs) -> list[Record]:
 
 
 def _learning_rates(arm: str, runs: Runs) -> LearningRates:
-    """The losses of one arm over its grid."""
     by_rate, tuned = _by_rate(runs), _tuned(runs)
     rates = list(by_rate)
     best = _best_rate(by_rate)
@@ -192,11 +192,11 @@ def _learning_rates(arm: str, runs: Runs) -> LearningRates:
 
 
 def _sensitivity(by_rate: Sequence[list[Record]]) -> float:
-    """See LearningRates; nan if no run finished. A diverged run counts as one that knows frequencies alone."""
+    """See LearningRates; nan if no run finished. A diverged run counts with the entropy of token frequencies."""
     capped = []
     for records in by_rate:
         ended = [record for record in records if record.status in ("done", "diverged")]
-        losses = [min(t.summary.get("val/loss", math.inf), t.facts["unigram_entropy"]) for t in ended]
+        losses = [min(r.summary.get("val/loss", math.inf), r.facts["unigram_entropy"]) for r in ended]
         if losses:
             capped.append(fmean(losses))
     if not any(record.done for records in by_rate for record in records):
@@ -215,7 +215,6 @@ def _arm_results(
     speed: StudySpeed | None,
     is_swept: bool,
 ) -> tuple[ArmResult, ...]:
-    """Each arm, with how it compares to the arm before it and to the baseline."""
     baseline, speeds = judged[study.baseline], speed.arms if speed else {}
     targets = {record.seed: record.summary[metric] for record in _finished(baseline)}
     return tuple(
@@ -236,8 +235,8 @@ def _arm_results(
     )
 
 
-def _begun(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if record.status != NOT_BEGUN]
+def _started(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.status != MISSING]
 
 
 def _finished(records: Sequence[Record]) -> list[Record]:
@@ -254,47 +253,44 @@ def _estimate(records: Sequence[Record], metric: Metric) -> Estimate | None:
 
 
 def _rates(records: Sequence[Record]) -> tuple[float, ...]:
-    """The learning rates of an arm's runs, in ascending order, each once."""
-    return tuple(sorted({record.config["optim.lr"] for record in _begun(records) if "optim.lr" in record.config}))
+    """The distinct learning rates of an arm's runs, in ascending order."""
+    return tuple(sorted({record.config[RATE] for record in _started(records) if RATE in record.config}))
 
 
 def _difference(
     reference: Sequence[Record], records: Sequence[Record], is_swept: bool
 ) -> dict[str, tuple[object, object]]:
-    ours, theirs = _begun(records), _begun(reference)
+    ours, theirs = _started(records), _started(reference)
     return different_settings(theirs[0], ours[0], is_swept) if ours and theirs else {}
 
 
 def _family(study: Study) -> list[Pair]:
-    """The pairs, (arm, its reference), that are tested together: one family answers the question of the design.
-
-    That of a factorial are its effects.
-    """
-    if study.design == "factorial":
+    """The pairs that are tested together, as one family that answers the question of the design."""
+    if study.design == "factorial":  # its family is that of its effects
         return []
     steps = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
     return steps or [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
 
 
 def _ends(study: Study) -> list[Pair]:
-    """The last arm of a ladder against its first, which is a question of its own; none for a ladder of one step."""
+    """The last arm of a ladder against its first, a family of its own; empty for a ladder of one step."""
     return [(study.arms[-1].name, study.baseline)] if study.is_chain and len(study.arms) > 2 else []
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The model of arm and seed, of all arms that did not diverge. cells: (arm, seed) of its values."""
+    """The model of arm and seed over all arms without a diverged run. cells: (arm, seed) of each value of the fit."""
 
     fit: Fit
     cells: list[tuple[str, int]]
 
     def weights(self, comparison: Comparison) -> list[float]:
-        """The mean difference as a weighted sum of the values."""
+        """The weights whose sum over the values is the mean difference."""
         share = {comparison.arm: 1 / len(comparison.seeds), comparison.against: -1 / len(comparison.seeds)}
         return [share.get(arm, 0.0) if seed in comparison.seeds else 0.0 for arm, seed in self.cells]
 
     def noise(self) -> dict[str, float]:
-        """Of each arm, the standard deviation over that of the typical one; less than three arms do not tell."""
+        """Each arm's standard deviation over the typical one; empty for fewer than three arms."""
         of_arm = {
             arm: float(self.fit.noise[group]) for (arm, _), group in zip(self.cells, self.fit.groups, strict=True)
         }
@@ -304,9 +300,9 @@ class Blocks:
 def _comparisons(
     study: Study, judged: dict[str, list[Record]], blocks: Blocks | None, metric: Metric, is_final: bool
 ) -> dict[Pair, Comparison]:
-    """Every arm against the one before it and against the baseline; pairs without a common seed left out.
+    """Every arm against the one before it and against the baseline; pairs without a common seed are left out.
 
-    is_final: whether to tell how many seeds are needed, which takes longer than all else.
+    is_final: whether to estimate how many seeds are needed, which takes longer than everything else.
     """
     pairs = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
     pairs += [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
@@ -318,14 +314,14 @@ def _comparisons(
         for (pair, comparison), contrast in zip(family.items(), contrasts, strict=True):
             found[pair] = _tested(comparison, contrast, len(family), is_final)
     for pair in _ends(study):
-        if pair in testable:  # by no more than their own runs: what the arms between share with them falls on the way
+        if pair in testable:  # by their own runs alone, without the arms in between
             found[pair] = _tested(testable[pair], paired_contrast(testable[pair].difference), 1, is_final)
     return found
 
 
 def _compare(arm: str, against: str, judged: dict[str, list[Record]], metric: Metric) -> Comparison | None:
-    """Over the seeds that both have finished, as yet untested; None without any."""
-    ours, theirs = ({t.seed: t.summary for t in _finished(judged[name])} for name in (arm, against))
+    """The comparison over the seeds that both have finished, not yet tested; None without a common seed."""
+    ours, theirs = ({r.seed: r.summary for r in _finished(judged[name])} for name in (arm, against))
     seeds = tuple(sorted(ours.keys() & theirs.keys()))
     if not seeds:
         return None
@@ -341,10 +337,11 @@ def _compare(arm: str, against: str, judged: dict[str, list[Record]], metric: Me
 
 
 def _diverged(arm: str, against: str, judged: dict[str, list[Record]]) -> str:
-    """Which of the two diverged, and how often: a mean over the survivors is no mean of the arm."""
+    """Which of the two diverged, and how often: the mean over the surviving seeds is biased."""
     runs = {name: [record.status == "diverged" for record in judged[name]] for name in (arm, against)}
-    told = [f"{name} diverged in {sum(ends)} of {count(len(ends), 'seed')}" for name, ends in runs.items() if any(ends)]
-    return " and ".join(told)
+    return " and ".join(
+        f"{name} diverged in {sum(ends)} of {count(len(ends), 'seed')}" for name, ends in runs.items() if any(ends)
+    )
 
 
 def _of_other_texts(arm: str, against: str, judged: dict[str, list[Record]]) -> str:
@@ -353,8 +350,8 @@ def _of_other_texts(arm: str, against: str, judged: dict[str, list[Record]]) -> 
 
 
 def _blocks(judged: dict[str, list[Record]], metric: Metric) -> Blocks | None:
-    """None where no arm finished without a divergence."""
-    arms = {name: records for name, records in judged.items() if not any(t.status == "diverged" for t in records)}
+    """None if every arm diverged in some run, or none finished."""
+    arms = {name: records for name, records in judged.items() if not any(r.status == "diverged" for r in records)}
     seeds = sorted({record.seed for records in arms.values() for record in _finished(records)})
     losses = np.full((len(arms), len(seeds)), np.nan)
     for row, records in enumerate(arms.values()):
@@ -366,34 +363,28 @@ def _blocks(judged: dict[str, list[Record]], metric: Metric) -> Blocks | None:
 
 
 def _tested(comparison: Comparison, contrast: Contrast, family: int, is_final: bool) -> Comparison:
-    """With the interval and p of its contrast, which is in the unit that arms are judged in."""
+    """A comparison with the interval and p of its contrast, which is in the unit that arms are judged in."""
     nats, bits = comparison.nats, comparison.bits
-    if nats:  # of one tokenizer, so that the other unit differs by a factor
+    factor = 1.0
+    if nats:  # with one tokenizer, the two units differ by a factor
         factor = bits.sd / nats.sd
-        bits = replace(bits, low=factor * contrast.low, high=factor * contrast.high, p=contrast.p)
-        nats = _with_test(nats, contrast)
-    else:
-        bits = _with_test(bits, contrast)
+        nats = nats.with_test(contrast)
+    bits = replace(bits, low=factor * contrast.low, high=factor * contrast.high, p=contrast.p)
     found = replace(comparison, nats=nats, bits=bits)
     if found.significant or not is_final:
         return found
     return replace(found, seeds_needed=seeds_needed(contrast, len(comparison.seeds), family))
 
 
-def _with_test(difference: PairedDifference, contrast: Contrast) -> PairedDifference:
-    return replace(difference, low=contrast.low, high=contrast.high, p=contrast.p)
-
-
 def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Effect]) -> str:
-    """Which comparisons were tested together, and how."""
+    """See Result.tests."""
     sizes = [
         sum(pair in compared and not math.isnan(compared[pair].difference.p) for pair in pairs)
         for pairs in (_family(study), _ends(study))
     ]
     known_effects = sum(not math.isnan(effect.change.p) for effect in effects)
-    noun = "step" if any(arm.previous for arm in study.arms) else "comparison to the baseline"
-    plural = "steps" if noun == "step" else "comparisons to the baseline"
-    families = [f"max-t over the {sizes[0]} {noun if sizes[0] == 1 else plural}"] if sizes[0] else []
+    noun, to = ("step", "") if any(arm.previous for arm in study.arms) else ("comparison", " to the baseline")
+    families = [f"max-t over the {count(sizes[0], noun)}{to}"] if sizes[0] else []
     families += [f"max-t over the {count(known_effects, 'effect')}"] if known_effects else []
     families += ["a paired t-test of the last arm against the first"] if sizes[1] else []
     return " and, on its own, ".join(families) or "none"
@@ -402,9 +393,9 @@ def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Eff
 def _to_reach(
     records: Sequence[Record], metric: Metric, targets: dict[int, float], speed: ArmSpeed | None
 ) -> dict[str, float]:
-    """What it took to come down to the target of its seed, along the validation curves; empty where one did not.
+    """See ArmResult.to_reach; targets: the baseline's final loss at each seed.
 
-    Seconds are those of the speed that was measured side by side; without one, those that the runs logged.
+    Seconds follow from the speed that was measured side by side, or else are those that the runs logged.
     """
     reached = []
     for record in (record for record in records if record.seed in targets):
@@ -421,39 +412,39 @@ def _to_reach(
 
 
 def _reach(records: Sequence[Record], baseline: Sequence[Record], metric: Metric) -> Reach | None:
-    """None without a seed that both have finished, or without curves."""
+    """None without curves, or without a seed that both have finished."""
     ratios, censored = {}, set()
     references = {record.seed: record for record in _finished(baseline)}
     for record in (record for record in _finished(records) if record.seed in references):
         reference = references[record.seed]
-        (tokens, losses), (their_tokens, their_losses) = (_validation(one, metric) for one in (record, reference))
+        tokens, losses = _validation(record, metric)
         target = reference.summary[metric]
-        took, took_there = first_reach(tokens, losses, target), first_reach(their_tokens, their_losses, target)
-        if not tokens or not took_there:
+        own, baselines = first_reach(tokens, losses, target), first_reach(*_validation(reference, metric), target)
+        if not tokens or not baselines:
             continue
-        ratios[record.seed] = (tokens[-1] if took is None else took) / took_there
-        if took is None:
+        ratios[record.seed] = (tokens[-1] if own is None else own) / baselines
+        if own is None:
             censored.add(record.seed)
     if not ratios:
         return None
     logs = estimate([math.log(ratio) for ratio in ratios.values()])
-    whole = Estimate(logs.n, math.exp(logs.mean), logs.sd, math.exp(logs.low), math.exp(logs.high))
-    return Reach(ratios, frozenset(censored), None if censored else whole)
+    mean = Estimate(logs.n, math.exp(logs.mean), logs.sd, math.exp(logs.low), math.exp(logs.high))
+    return Reach(ratios, frozenset(censored), None if censored else mean)
 
 
 def _validation(record: Record, metric: Metric) -> tuple[list[float], list[float]]:
-    """The tokens of a run's evaluations, and its losses there."""
+    """The tokens and losses of a run's validation curve."""
     rows = [row for row in record.metrics if metric in row]
     return [row["tokens"] for row in rows], [row[metric] for row in rows]
 
 
 def _costs(records: Sequence[Record], speed: ArmSpeed | None) -> dict[str, float]:
-    """What an arm costs: from its config, and measured, as the mean over its finished runs.
+    """An arm's FIXED_COSTS, and means over its finished runs of its MEASURED_COSTS.
 
-    speed: as measured side by side, which the runs' own yields to.
+    speed: as measured side by side, which replaces what the runs logged.
     """
-    begun, finished = _begun(records), _finished(records)
-    fixed = {key: begun[0].facts[key] for key in FIXED_COSTS if begun and key in begun[0].facts}
+    started, finished = _started(records), _finished(records)
+    fixed = {key: started[0].facts[key] for key in FIXED_COSTS if started and key in started[0].facts}
     logged = {key: [record.summary[key] for record in finished if key in record.summary] for key in MEASURED_COSTS}
     costs = fixed | {key: fmean(values) for key, values in logged.items() if values}
     if speed is None:
@@ -463,13 +454,13 @@ def _costs(records: Sequence[Record], speed: ArmSpeed | None) -> dict[str, float
     return costs | speed.costs
 
 
-# --- what is drawn ---
+# --- charts ---
 
 
 def _curves(arm: str, records: Sequence[Record], metric: Metric) -> list[Curve]:
-    """The curves of the finished runs; where there are none, of the others, as far as all of them came.
+    """The curves of the finished runs, or, if none finished, of the others up to the first one's end.
 
-    Of the training loss only where arms are judged in its unit, nats per token.
+    The training loss is left out if arms are judged in bits per byte.
     """
     shown = _finished(records) or [record for record in records if record.metrics]
     drawn: tuple[CurveMetric, ...] = (metric, "train/loss") if metric == "val/loss" else (metric,)
@@ -498,15 +489,15 @@ def _curve(arm: str, records: Sequence[Record], metric: CurveMetric) -> Curve | 
 
 
 def _thin(xs: list[float], most: int) -> list[float]:
-    """At most so many of them at even distances, the last included."""
+    """At most `most` of xs, evenly spaced and ending in the last."""
     stride = math.ceil(len(xs) / most)
     return xs[::-1][::stride][::-1] if xs else xs
 
 
 def _difference_curves(study: Study, judged: dict[str, list[Record]], metric: Metric) -> tuple[DifferenceCurve, ...]:
-    """The report's comparisons, or the effects of a factorial, at every evaluation that all finished runs share.
+    """The family of comparisons, or of effects, at every evaluation that all finished runs share.
 
-    Each is judged exactly as the final losses are, which stand at the end; runs of unequal length have no common end.
+    Each evaluation is tested exactly as the final losses are. If all runs have one length, the curves end in those.
     """
     rows = {name: [(record, _evaluations(record)) for record in records] for name, records in judged.items()}
     finished = [(record, of_run) for runs in rows.values() for record, of_run in runs if record.done]
@@ -514,23 +505,19 @@ def _difference_curves(study: Study, judged: dict[str, list[Record]], metric: Me
     ends = {record.summary["tokens"] for record, _ in finished}
     if len(ends) == 1:
         shared = {tokens for tokens in shared if tokens < min(ends)} | ends
-    curves: dict[Pair, DifferenceCurve] = {}
+    points: dict[Pair, list[tuple[float, PairedDifference]]] = {}
     for tokens in _thin(sorted(shared), MAX_JUDGED):
         then = {
             name: [replace(record, summary=of_run[tokens]) if record.done else record for record, of_run in runs]
             for name, runs in rows.items()
             if ends != {tokens}
         }
-        for name, found in _differences(study, then or judged, metric).items():
-            curve = curves.setdefault(name, DifferenceCurve(*name, [], [], [], []))
-            for values, value in (
-                (curve.tokens, tokens),
-                (curve.mean, found.mean),
-                (curve.low, found.low),
-                (curve.high, found.high),
-            ):
-                values.append(value)
-    return tuple(curves.values())
+        for pair, found in _differences(study, then or judged, metric).items():
+            points.setdefault(pair, []).append((tokens, found))
+    return tuple(
+        DifferenceCurve(*pair, *map(list, zip(*((at, d.mean, d.low, d.high) for at, d in found), strict=True)))
+        for pair, found in points.items()
+    )
 
 
 def _evaluations(record: Record) -> dict[float, dict[str, float]]:
@@ -539,7 +526,7 @@ def _evaluations(record: Record) -> dict[float, dict[str, float]]:
 
 
 def _differences(study: Study, judged: dict[str, list[Record]], metric: Metric) -> Mapping[Pair, PairedDifference]:
-    """What the design asks for: by arm and reference, or by effect and nothing."""
+    """The study's family by (arm, reference), or by (effect, "")."""
     if study.design == "factorial":
         return {(effect.name, ""): effect.change for effect in _effects(study, judged, metric)}
     compared = _comparisons(study, judged, _blocks(judged, metric), metric, is_final=False)
@@ -547,7 +534,7 @@ def _differences(study: Study, judged: dict[str, list[Record]], metric: Metric) 
 
 
 def _interactions(study: Study, arms: Sequence[ArmResult], metric: Metric) -> tuple[Interaction, ...]:
-    """Of each pair of axes, over the seeds that all arms have finished; without pairs of which a fraction lacks one."""
+    """For each pair of axes all of whose combinations were run, over the seeds that all arms have finished."""
     _, means = ranked(arms, metric)
     base = next(arm for arm in study.arms if arm.name == study.baseline).axes
     others = {axis: next((a.axes[axis] for a in study.arms if a.axes[axis] != base[axis]), "") for axis in base}
@@ -573,10 +560,7 @@ def _front(arms: Sequence[ArmResult], metric: Metric) -> Front:
 
 
 def _best_trades(arms: Sequence[ArmResult], metric: Metric, cost: str, sign: int) -> tuple[str, ...]:
-    """The arms on the front of loss, over common seeds, and one cost; sign -1: more of it is better.
-
-    An arm without it is left out.
-    """
+    """The arms on the front of loss, over common seeds, and cost; sign -1 for a cost of which more is better."""
     _, means = ranked(arms, metric)
     known = [
         (arm.name, sign * arm.costs[cost], means[arm.name]) for arm in arms if cost in arm.costs and arm.name in means
@@ -592,7 +576,7 @@ def _effects(study: Study, judged: dict[str, list[Record]], metric: Metric) -> t
     if not runs:
         return ()
     levels = [{axis: -1 if arm.axes[axis] == option else 1 for axis, option in base.items()} for arm, _ in runs]
-    return tuple(factorial_effects(levels, [t.seed for _, t in runs], [t.summary[metric] for _, t in runs]))
+    return tuple(factorial_effects(levels, [r.seed for _, r in runs], [r.summary[metric] for _, r in runs]))
 
 
 def _divergence(member: Member, record: Record) -> Divergence:
@@ -602,12 +586,11 @@ def _divergence(member: Member, record: Record) -> Divergence:
 
 
 def _measured(records: Sequence[Record]) -> list[Record]:
-    """Those evaluated at several context lengths."""
     return [record for record in _finished(records) if record.lengths]
 
 
 def _lengths(arm: str, records: Sequence[Record]) -> Lengths | None:
-    """Over the lengths that all of the records were evaluated at, if any; the first is the trained one."""
+    """The losses at the lengths that all records were evaluated at, the trained one first; None without any."""
     by_length = [{entry["length"]: entry for entry in record.lengths} for record in records]
     lengths = [n for n in (by_length[0] if by_length else ()) if all(n in entries for entries in by_length)]
     if not lengths:
@@ -629,21 +612,20 @@ def _lengths(arm: str, records: Sequence[Record]) -> Lengths | None:
 
 
 def _change(by_length: Sequence[dict[int, dict[str, Any]]], trained: int, length: int) -> PairedDifference | None:
-    """The loss at a length minus that at the trained one, over the runs that have both."""
+    """The loss at a length minus that at the trained one, over the runs that have both; None without any."""
     pairs = [(entries[length]["loss"], entries[trained]["loss"]) for entries in by_length]
     known = [pair for pair in pairs if None not in pair]
     return paired_difference(*zip(*known, strict=True)) if known else None
 
 
 def _means(lists: Sequence[Sequence[float]]) -> list[float]:
-    """The mean list of several of one length."""
     return [fmean(values) for values in zip(*lists, strict=True)]
 
 
 def _provenance(records: Sequence[Record], seeds: Collection[int], baseline: Sequence[Record]) -> Provenance:
-    facts = [surroundings(record) for record in _begun(records)]
+    facts = [environment(record) for record in _started(records)]
     names = facts[0] if facts else {}
-    first = next(iter(_begun(baseline)), None)
+    first = next(iter(_started(baseline)), None)
     return Provenance(
         seeds=tuple(sorted(seeds)),
         environment={name: dict(Counter(values[name] for values in facts)) for name in names},

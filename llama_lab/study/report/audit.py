@@ -1,4 +1,4 @@
-"""What runs have on record, held against each other and against what it can be recomputed from."""
+"""Checks of runs' records against each other, and against what can be recomputed from them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -15,14 +15,14 @@ from llama_lab.formatting import enumerate_some, number, three_digits
 from llama_lab.model import Cost
 from llama_lab.model.cost import cost_metrics
 from llama_lab.runs.folder import RESOLVED, belongs
-from llama_lab.runs.record import NOT_BEGUN, Record
+from llama_lab.runs.record import MISSING, Record
 from llama_lab.study.naming import MOST_KEYS, by_value, named, run_name
 from llama_lab.study.settings import RATE, SEEDS
 from llama_lab.study.study import Study
 
-MOST_UNEQUAL = 1.5  # of the fastest over the slowest run of an arm
+MOST_UNEQUAL = 1.5  # fastest over slowest run of an arm
 
-# What a run's record states of its model, as a sentence calls it.
+# The costs in a run's record, and what a sentence calls them.
 SIZES = {
     "params": "parameters",
     "params_non_embedding": "parameters without embeddings",
@@ -31,27 +31,24 @@ SIZES = {
     "kv_cache/bytes_per_token": "bytes of KV cache per token",
     "kv_cache/bytes": "bytes of KV cache",
 }
-ENDS = ("tokens", "train/loss", "val/loss", "val/bits_per_byte")  # which a summary has from the last rows of a curve
+ENDS = ("tokens", "train/loss", "val/loss", "val/bits_per_byte")  # metrics whose last values a summary repeats
 
 
 def misrecorded(study: Study, records: Sequence[Record], trust: Trust) -> Iterator[str]:
-    """A sentence for everything on record that cannot be so.
-
-    records: one for each of the study's members, in their order. trust: what their configs may name to be rebuilt.
-    """
-    begun = [record for record in records if record.status != NOT_BEGUN]
+    """A sentence for everything on record that cannot be right; for the arguments see `confounds`."""
+    started = [record for record in records if record.status != MISSING]
     yield from _mislabelled(study, records)
-    yield from _copies(begun)
-    yield from _unlike_their_curves(begun)
-    yield from _of_another_size(begun, trust)
-    yield from _unequal_speeds(study, begun)
+    yield from _copies(started)
+    yield from _unlike_their_curves(started)
+    yield from _of_another_size(started, trust)
+    yield from _unequal_speeds(study, started)
 
 
 def recomputed(record: Record, trust: Trust) -> Cost | str:
-    """What the model of a run's settings costs; why that cannot be known, where it cannot."""
+    """The cost of the model that a run's config describes, or why it cannot be computed."""
     model = stored_config(record.path / RESOLVED).get("model")
     if not isinstance(model, DictConfig):
-        return f"{RESOLVED} holds no model"
+        return f"{RESOLVED} has no model"
     if "vocab_size" not in record.facts:
         return "environment.json has no vocab_size"
     try:
@@ -59,22 +56,20 @@ def recomputed(record: Record, trust: Trust) -> Cost | str:
     except ConfigError as error:
         return str(error)
     model = model.copy()
-    model.seed = 0  # of initial values, of which a model without memory has none
+    model.seed = 0  # a model on the meta device has no initial values, and one cache entry serves all seeds
     return _cost(OmegaConf.to_yaml(model), record.facts["vocab_size"])
 
 
 @lru_cache(maxsize=256)
 def _cost(model: str, vocab_size: int) -> Cost | str:
-    """`recomputed` from YAML."""
     try:
         with torch.device("meta"):
             return model_cost(build_model(OmegaConf.create({"model": OmegaConf.create(model)}), vocab_size))
-    except Exception as error:  # a config names any class, and that raises what it likes
+    except Exception as error:  # a config may name any class, which may raise anything
         return first_line(error)
 
 
 def _of_another_size(records: Sequence[Record], trust: Trust) -> Iterator[str]:
-    """Runs whose record states another size than their model has."""
     models = by_value(records, [_model(record) for record in records])
     costs = {run.path: cost for runs in models.values() for cost in [recomputed(runs[0], trust)] for run in runs}
     unknown = [record for record in records if isinstance(costs[record.path], str)]
@@ -89,13 +84,13 @@ def _of_another_size(records: Sequence[Record], trust: Trust) -> Iterator[str]:
 
 
 def _model(record: Record) -> str:
-    """All settings that a model's costs follow from, so that each model is built once."""
+    """A key of everything that a model's costs depend on, so that each model is built once."""
     settings = [pair for pair in sorted(record.config.items()) if belongs(pair[0], ("model",)) and pair[0] not in SEEDS]
     return str((settings, record.facts.get("vocab_size")))
 
 
 def _misstated(record: Record, cost: Cost) -> str:
-    """`1,104,154 parameters instead of 1,840,256`, and so on; empty if all is right."""
+    """`1,104,154 parameters instead of 1,840,256`, and so on; empty if every cost is right."""
     real = cost_metrics(cost)
     found = {}
     for stated in (record.facts, record.summary):
@@ -106,13 +101,13 @@ def _misstated(record: Record, cost: Cost) -> str:
 
 
 def _mislabelled(study: Study, records: Sequence[Record]) -> Iterator[str]:
-    """Runs that were trained with another seed, or at another rate, than the study lists them with."""
+    """Runs that were trained with another seed or learning rate than the study lists."""
     members = [member for arm in study.arms for member in arm.members]
     for member, record in zip(members, records, strict=True):
-        if record.status == NOT_BEGUN:
+        if record.status == MISSING:
             continue
-        pairs: list[tuple[str, Any, Any]] = [("seed", member.seed, record.seed)]
-        pairs.append(("seed", member.seed, record.config.get("seed", record.seed)))
+        seeds = (record.seed, record.config.get("seed", record.seed))
+        pairs: list[tuple[str, Any, Any]] = [("seed", member.seed, seed) for seed in seeds]
         if member.learning_rate is not None:
             pairs.append((RATE, member.learning_rate, record.config.get(RATE)))
         for key, listed, real in dict.fromkeys(pair for pair in pairs if pair[1] != pair[2]):
@@ -120,13 +115,13 @@ def _mislabelled(study: Study, records: Sequence[Record]) -> Iterator[str]:
 
 
 def _copies(records: Sequence[Record]) -> Iterator[str]:
-    """Runs that lost the same at every evaluation, to the last digit: as no two of different seeds or arms do."""
+    """Runs with equal losses at every evaluation, to the last digit, which different seeds or arms never have."""
     finished = [record for record in records if record.done and "val/loss" in record.summary]
     losses = {record.path: _losses(record) for record in finished}
     by_arm: dict[str, dict[tuple[Any, Any], Record]] = {}
     for record in finished:
         by_arm.setdefault(record.arm, {})[record.seed, record.config.get(RATE)] = record
-    original: dict[str, str] = {}  # of each arm: itself, or the first one that it equals
+    original: dict[str, str] = {}  # the first arm that each arm equals, which may be itself
     for arm, own in by_arm.items():
         equal = (other for other in original.values() if _are_equal(own, by_arm[other], losses))
         original[arm] = next(equal, arm)
@@ -134,7 +129,7 @@ def _copies(records: Sequence[Record]) -> Iterator[str]:
         if alike := [other for other in by_arm if original[other] == arm and other != arm]:
             yield (
                 f"{enumerate_some([arm, *alike], MOST_KEYS)} have the same losses at every seed: one is a copy of "
-                f"another, or their settings do the same."
+                f"another, or their settings are equivalent."
             )
     apart = [record for record in finished if original[record.arm] == record.arm]
     for runs in by_value(apart, [losses[record.path] for record in apart]).values():
@@ -143,7 +138,7 @@ def _copies(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _losses(record: Record) -> str:
-    """All validation losses of a run, and the one that it is judged by."""
+    """A key of all validation losses of a run, and of the one that it is judged by."""
     curve = [(row["tokens"], row["val/loss"]) for row in record.metrics if "val/loss" in row]
     return str((record.summary["val/loss"], curve))
 
@@ -151,13 +146,13 @@ def _losses(record: Record) -> str:
 def _are_equal(
     ours: Mapping[tuple[Any, Any], Record], theirs: Mapping[tuple[Any, Any], Record], losses: Mapping[Any, str]
 ) -> bool:
-    """Whether two arms have the same losses at every seed that both have, and have one."""
+    """Whether two arms have a seed in common, and the same losses at each that they have in common."""
     common = ours.keys() & theirs.keys()
     return bool(common) and all(losses[ours[key].path] == losses[theirs[key].path] for key in common)
 
 
 def _unlike_their_curves(records: Sequence[Record]) -> Iterator[str]:
-    """Runs whose summary.json does not end as their metrics.csv does."""
+    """Runs whose summary.json disagrees with the end of their metrics.csv."""
     finished = [record for record in records if record.done]
     for key in ENDS:
         pairs = [(record.summary.get(key), _last(record, key)) for record in finished]
@@ -176,7 +171,6 @@ def _shown(value: float | None) -> str:
 
 
 def _unequal_speeds(study: Study, records: Sequence[Record]) -> Iterator[str]:
-    """Arms whose runs were not equally fast, though they do the same."""
     key = "perf/tokens_per_second"
     for arm in study.arms:
         runs = [record for record in records if record.arm == arm.name and record.done and record.summary.get(key)]
@@ -186,5 +180,5 @@ def _unequal_speeds(study: Study, records: Sequence[Record]) -> Iterator[str]:
             ratio = number(runs[-1].summary[key] / runs[0].summary[key], 1)
             yield (
                 f"Logged speeds within {arm.name} differ by a factor of {ratio}, from {slow} to {fast} tokens per "
-                f"second: something else took part in them, and they cannot be compared."
+                f"second: the machine was under other load, and they cannot be compared."
             )

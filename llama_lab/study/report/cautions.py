@@ -1,4 +1,4 @@
-"""What limits the statistics of a study, in sentences: few seeds, many looks, noise, losses that tell nothing."""
+"""Limits of a study's statistics, as sentences: two seeds, repeated looks, noisy arms, models that learned little."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,14 +8,14 @@ from llama_lab.study.study import Study
 
 from .result import ArmResult, Metric
 
-MOST_NOISE = 3.0  # of an arm over the typical one, in standard deviations; see docs/statistics.md
-UNIGRAM = 0.97  # of the loss of unigram frequencies
+MOST_NOISE = 3.0  # standard deviation of an arm over the typical one; see docs/statistics.md
+UNIGRAM = 0.97  # fraction of the entropy of token frequencies that a useful loss is below
 
 
 def cautions(study: Study, arms: Sequence[ArmResult], metric: Metric, noise: Mapping[str, float]) -> tuple[str, ...]:
-    """A sentence for everything that the verdicts do not allow for.
+    """A sentence for everything that the verdicts do not account for.
 
-    noise: of each arm, the standard deviation over seeds, over that of the typical arm.
+    noise: each arm's standard deviation over seeds, relative to the typical arm's.
     """
     return (
         *_two_seeds(arms),
@@ -29,15 +29,15 @@ def cautions(study: Study, arms: Sequence[ArmResult], metric: Metric, noise: Map
 def _two_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
     compared = [c for arm in arms for c in (arm.to_previous, arm.to_baseline) if c and not math.isnan(c.difference.p)]
     if compared and max(c.difference.n for c in compared) == 2:
-        yield "Two seeds: how much an arm varies is taken from all arms, and a single odd run can make a verdict."
+        yield "Two seeds: an arm's noise is estimated mostly from the other arms, and one outlier can decide a verdict."
 
 
 def _looks(study: Study) -> Iterator[str]:
     if study.looks:
         yield (
             f"Seeds were added after {count(study.looks, 'report')}: p and intervals no longer hold as printed. "
-            f"Who looks at 3, 4, 5 and 6 seeds until something is significant finds it in 9 to 13% of studies without "
-            f"an effect."
+            f"Testing at 3, 4, 5 and 6 seeds until something is significant finds something in 9 to 13% of studies "
+            f"without an effect."
         )
 
 
@@ -45,14 +45,14 @@ def _noisy(noise: Mapping[str, float]) -> Iterator[str]:
     for name, ratio in noise.items():
         if ratio > MOST_NOISE:
             yield (
-                f"{name} varies {number(ratio, 1)}{TIMES} as much over seeds as the typical arm: of comparisons with "
-                f"such an arm, more than 5% of studies report one that is none (docs/statistics.md)."
+                f"{name} varies {number(ratio, 1)}{TIMES} as much over seeds as the typical arm: comparisons with such "
+                f"an arm are falsely significant in more than 5% of studies (docs/statistics.md)."
             )
 
 
 def _unigram(arms: Sequence[ArmResult]) -> Iterator[str]:
     for arm in arms:
-        entropies = [t.facts["unigram_entropy"] for t in arm.records if t.done and "unigram_entropy" in t.facts]
+        entropies = [r.facts["unigram_entropy"] for r in arm.records if r.done and "unigram_entropy" in r.facts]
         if arm.loss and entropies and arm.loss.mean > UNIGRAM * min(entropies):
             yield (
                 f"{arm.name} ends at {number(arm.loss.mean, 3)} nats per token, where token frequencies alone give "
@@ -61,12 +61,12 @@ def _unigram(arms: Sequence[ArmResult]) -> Iterator[str]:
 
 
 def _tokens_of_text(arms: Sequence[ArmResult], metric: Metric) -> Iterator[str]:
-    """How much text a token is, where arms have different tokenizers."""
+    """How much text a token is, if arms have different tokenizers."""
     lengths = {
-        arm.name: next((t.facts["bytes_per_token"] for t in arm.records if "bytes_per_token" in t.facts), math.nan)
+        arm.name: next((r.facts["bytes_per_token"] for r in arm.records if "bytes_per_token" in r.facts), math.nan)
         for arm in arms
     }
     known = {name: length for name, length in lengths.items() if not math.isnan(length)}
     if metric == "val/bits_per_byte" and len(set(known.values())) > 1:
-        told = ", ".join(f"{length:.2f} bytes in {name}" for name, length in known.items())
-        yield f"A token is {told}: with equal tokens an arm with longer ones has seen more text."
+        sizes = ", ".join(f"{length:.2f} bytes in {name}" for name, length in known.items())
+        yield f"A token is {sizes}: with equal tokens an arm with longer ones has seen more text."

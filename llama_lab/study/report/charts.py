@@ -1,10 +1,9 @@
 """The report's charts, one function each: from a Result to a Plotly figure.
 
-A figure has no legend: the page writes one of buttons, which wrap on a phone and which the keyboard reaches. For it,
-each trace of an arm carries `meta`: `arm`, its name; `view`, the options with all of which it is seen, where the figure
-has several; `x`, what its points are plotted over under each name of an axis. The layout's `meta["choices"]` holds what
-a reader may choose, by group and option, with the change to the layout that goes with it; the first option is the one
-that the figure opens with.
+A figure has no legend: the page adds one of buttons, which wrap on a phone and can be reached by keyboard. For it, each
+trace of an arm has `meta`: `arm`, its name; `view`, the options that must all be chosen for it to be visible, if the
+figure has several; `x`, its x values for each choice of the axis. The layout's `meta["choices"]` holds the options by
+group, each with its changes to the layout; the figure opens with the first option of each group.
 """
 
 import math
@@ -16,12 +15,12 @@ from typing import Any, Literal
 from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
-from llama_lab import formatting as words
+from llama_lab import formatting as fmt
 from llama_lab.study.statistics import Estimate, PairedDifference, term_name
 
 from .result import Curve, DifferenceCurve, Inference, Interaction, Result, Speed, Spread
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; without yellow, which nobody sees on white.
+# Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is invisible on white.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
@@ -34,7 +33,7 @@ AXIS |= {"automargin": True}
 BARE = {"showticklabels": False, "ticks": "", "showgrid": False, "showline": False, "zeroline": False}
 BARE |= {"fixedrange": True}
 ZERO = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1.5, "zerolinelayer": "below traces"}
-LATE: dict[str, Any] = {  # what is shown of curves
+LATE: dict[str, Any] = {  # ranges of the loss axis of curves
     "without the first fifth": {},
     "from the start": {"yaxis.range": None, "yaxis.autorange": True},
 }
@@ -50,11 +49,11 @@ LABEL = {
 }
 
 ROW_HEIGHT, LOW_ROW_HEIGHT, MOST_HIGH_ROWS = 44, 32, 8
-SQUEEZED = 5.0  # times longer than all others: an interval that the axis does not cover
+SQUEEZED = 5.0  # an interval so many times longer than the next one is cut off at the axis's end
 MOST_LINES = 6  # that a chart opens with
 MOST_BANDS = 4
 MOST_PANELS = 6
-LABEL_LENGTH = 34  # that fits into a phone's width
+LABEL_LENGTH = 34  # characters, for the width of a phone
 KV_CACHE: dict[str, Callable[[Speed], Spread | None]] = {
     "used": lambda speed: speed.decode,
     "not used": lambda speed: speed.uncached,
@@ -64,7 +63,7 @@ LOSS = {"val/loss": "validation loss", "val/bits_per_byte": "validation loss", "
 
 @dataclass(frozen=True)
 class Style:
-    """How an arm looks in every chart."""
+    """The style of an arm, the same in every chart."""
 
     colour: str
     dash: str
@@ -73,7 +72,7 @@ class Style:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a chart of differences. against: what it is the difference to; empty for an effect."""
+    """One row of a chart of differences. against: the reference; empty for an effect."""
 
     label: str
     against: str
@@ -81,24 +80,24 @@ class Row:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The interval, or the mean twice where there is none."""
+        """The ends of the interval; the mean twice without one."""
         found = self.found
         return (found.low, found.high) if math.isfinite(found.high - found.low) else (found.mean, found.mean)
 
     @property
     def text(self) -> str:
-        """Everything in words."""
-        interval = words.with_interval(self.found.mean, self.found.low, self.found.high, is_difference=True)
+        """The row as text."""
+        interval = fmt.with_interval(self.found.mean, self.found.low, self.found.high, is_difference=True)
         return f"{self.label} {interval}{f' against {self.against}' if self.against else ''}, {self.found.verdict}"
 
 
 def styles(result: Result) -> dict[str, Style]:
-    """A look for each arm, black and solid for the baseline; the cycles' lengths share no divisor, so 210 differ."""
+    """A style for each arm, solid black for the baseline; the cycles' lengths are coprime, so 210 are distinct."""
     return _styles(sorted((arm.name for arm in result.arms), key=lambda name: name != result.study.baseline))
 
 
 def curve_styles(result: Result) -> dict[str, Style]:
-    """The look of each curve of differences: its arm's, or one for each effect."""
+    """The style of each curve of differences: its arm's, or one for each effect."""
     looks = styles(result)
     effects = _styles([curve.name for curve in result.difference_curves if not curve.against])
     return {curve.name: (looks if curve.against else effects)[curve.name] for curve in result.difference_curves}
@@ -110,7 +109,7 @@ def _styles(names: Sequence[str]) -> dict[str, Style]:
 
 
 def foremost(result: Result) -> set[str]:
-    """The arms that a chart of lines opens with: of many the baseline, and those that differ most."""
+    """The arms that a chart of lines opens with: all, or, of many, the baseline and those that differ most."""
     others = [(arm.name, abs(c.difference.mean)) for arm in result.arms if (c := arm.comparison)]
     if len(result.arms) <= MOST_LINES + 2:
         return {arm.name for arm in result.arms}
@@ -118,7 +117,7 @@ def foremost(result: Result) -> set[str]:
 
 
 def foremost_curves(result: Result) -> set[str]:
-    """The curves of differences that are seen at first, those that end furthest from zero."""
+    """The curves of differences that are visible at first: those that end furthest from zero."""
     return _largest([(curve.name, abs(curve.mean[-1])) for curve in result.difference_curves], MOST_BANDS)
 
 
@@ -129,7 +128,12 @@ def _largest(found: Iterable[tuple[str, float]], most: int) -> set[str]:
 
 def axis_of(metric: str) -> str:
     """The title of a loss's axis."""
-    return f"{LOSS[metric]}, {words.UNITS[metric]}"
+    return f"{LOSS[metric]}, {fmt.UNITS[metric]}"
+
+
+def change_axis(metric: str) -> str:
+    """The title of an axis of differences."""
+    return f"change of validation loss, {fmt.UNITS[metric]}"
 
 
 Against = Literal["previous", "baseline"]
@@ -142,16 +146,16 @@ def difference_rows(result: Result, against: Against) -> list[Row]:
 
 
 def effect_rows(result: Result) -> list[Row]:
-    """Main effects and interactions."""
+    """The main effects and interactions of a factorial."""
     return [Row(e.name, "", e.change) for e in result.effects if math.isfinite(e.change.mean)]
 
 
 def differences(rows: list[Row], title: str, axis: str) -> go.Figure:
-    """A point and its 95% interval per row, on a line of its own; hollow where it is not significant.
+    """A point with its 95% interval per row, hollow if not significant.
 
-    What is much longer than all others ends in an arrow at the edge, with the number beside it.
+    An interval much longer than all others ends in an arrow at the edge, with its end as text.
     """
-    least, most = reach(rows)
+    least, most = axis_range(rows)
     means = [min(max(row.found.mean, least), most) for row in rows]
     ends = [(max(low, least), min(high, most)) for low, high in (row.ends for row in rows)]
     colours = [COLOUR_OF.get(row.found.verdict, UNCLEAR) for row in rows]
@@ -190,17 +194,17 @@ def differences(rows: list[Row], title: str, axis: str) -> go.Figure:
     figure.update_layout(annotations=labels)
     space = 0.06 * (most - least) or 0.1
     figure.update_xaxes(ZERO, range=[least - space, most + space], nticks=6)
-    # From the top down, with room for the first one's label.
+    # From top to bottom, with space for the first label.
     figure.update_yaxes(BARE, range=[len(rows) - 0.5, -0.9])
     return figure
 
 
-def reach(rows: Sequence[Row]) -> tuple[float, float]:
-    """From where to where an axis goes: over zero and all intervals but those that would squeeze all others."""
+def axis_range(rows: Sequence[Row]) -> tuple[float, float]:
+    """The range of an axis that covers zero and all intervals but those that would squeeze the others."""
     ends = [end for row in rows for end in row.ends]
     sizes = sorted(max(map(abs, row.ends)) for row in rows)
     most = max(sizes, default=0.0)
-    for n in range(max(2, math.ceil(len(sizes) / 2)), len(sizes)):  # most rows, and two at least, are no exceptions
+    for n in range(max(2, math.ceil(len(sizes) / 2)), len(sizes)):  # at least half of the rows, and two, are covered
         if sizes[n] > SQUEEZED * sizes[n - 1] > 0:
             most = 1.25 * sizes[n - 1]
             break
@@ -208,13 +212,12 @@ def reach(rows: Sequence[Row]) -> tuple[float, float]:
 
 
 def difference_curves(result: Result) -> go.Figure:
-    """The differences over training, each with a band that is its simultaneous interval."""
+    """The differences over training, each with its simultaneous interval as a band."""
     looks, first = curve_styles(result), foremost_curves(result)
     traces = [trace for curve in result.difference_curves for trace in _difference_curve(curve, looks[curve.name])]
-    axis = f"change of validation loss, {words.UNITS[result.metric]}"
-    figure = _figure(traces, "Difference over training", "tokens", axis, height=430)
+    figure = _figure(traces, "Difference over training", "tokens", change_axis(result.metric), height=430)
     figure.update_xaxes(exponentformat="SI", nticks=7)
-    # Whatever is drawn at first in full, and of the others at least the line.
+    # Covers lines and bands of the curves visible at first, and the lines of the others.
     bounds = [
         (curve.tokens, [curve.mean, *((curve.low, curve.high) if curve.name in first else ())])
         for curve in result.difference_curves
@@ -225,7 +228,7 @@ def difference_curves(result: Result) -> go.Figure:
 
 
 def interactions(result: Result) -> go.Figure:
-    """A panel for each pair of axes, of many the largest interactions: a line where the second axis has one level."""
+    """A panel for each of the shown interactions, with a line for each level of the second axis."""
     shown = shown_interactions(result)
     columns = min(2, len(shown))
     rows = math.ceil(len(shown) / 2)
@@ -236,7 +239,7 @@ def interactions(result: Result) -> go.Figure:
         place = {"row": i // columns + 1, "col": i % columns + 1}
         figure.add_traces(_interaction(found), rows=[place["row"]] * 2, cols=[place["col"]] * 2)
         figure.update_xaxes(AXIS, range=[-0.25, 1.9], showgrid=False, **place)
-        figure.update_yaxes(AXIS, title={"text": words.UNITS[result.metric]} if i % columns == 0 else None, **place)
+        figure.update_yaxes(AXIS, title={"text": fmt.UNITS[result.metric]} if i % columns == 0 else None, **place)
     means = [mean for found in shown for row in found.means for mean in row]
     space = 0.15 * (max(means) - min(means)) or 0.1
     figure.update_yaxes(range=[min(means) - space, max(means) + space])
@@ -245,7 +248,7 @@ def interactions(result: Result) -> go.Figure:
 
 
 def shown_interactions(result: Result) -> list[Interaction]:
-    """All, or the largest ones, in their order."""
+    """The largest interactions, at most MOST_PANELS, in the result's order."""
     largest = sorted(result.interactions, key=lambda found: -found.size)[:MOST_PANELS]
     return [found for found in result.interactions if found in largest]
 
@@ -278,21 +281,21 @@ def curves(result: Result) -> go.Figure:
 
 
 def kv_cache_front(result: Result) -> go.Figure:
-    """Loss against the memory that generating a token takes."""
+    """Loss against the size of the KV cache per token."""
     figure = _front(result, "kv_cache/bytes_per_token", result.front.kv_cache, False, "KV cache: %{customdata}")
     figure.update_layout(title_text="Loss against KV cache", xaxis_title_text="KV-cache size per token, 16-bit")
-    return _octaves(figure, words.size)
+    return _octaves(figure, fmt.in_bytes)
 
 
 def throughput_front(result: Result) -> go.Figure:
-    """Loss against the speed of training."""
+    """Loss against training speed."""
     figure = _front(result, "perf/tokens_per_second", result.front.throughput, True, "%{x:,.0f} tokens per second")
     figure.update_layout(title_text="Loss against speed", xaxis_title_text="training speed, tokens per second")
     return figure.update_xaxes(nticks=6)
 
 
 def decoding_speeds(result: Result) -> go.Figure:
-    """Tokens per second over context length, for each batch size, with the KV cache and without it."""
+    """Tokens per second over context length, for each batch size, with and without the KV cache."""
     looks = styles(result)
     batch_sizes = sorted({speed.batch_size for arm in result.inference for speed in arm.speeds})
     traces = [
@@ -304,21 +307,21 @@ def decoding_speeds(result: Result) -> go.Figure:
     drawn = [trace for trace in traces if trace.x]
     figure = _figure(drawn, "Decoding speed", "context, tokens", "tokens per second", height=380)
     figure.update_yaxes(rangemode="tozero", tickformat=",")
-    return _choose(_ticks(figure, _all_x(figure), words.number), "Batch", "KV cache")
+    return _choose(_ticks(figure, _all_x(figure), fmt.number), "Batch", "KV cache")
 
 
 def cache_sizes(result: Result) -> go.Figure:
-    """The measured bytes of one sequence's KV cache over context length, for each type of its elements."""
+    """The measured bytes of one sequence's KV cache over context length, for each element type."""
     looks = styles(result)
     dtypes = dict.fromkeys(cache.dtype for arm in result.inference for cache in arm.caches)
     traces = [_cache(arm, looks[arm.arm], dtype) for dtype in dtypes for arm in result.inference]
     drawn = [trace for trace in traces if trace.x]
     figure = _figure(drawn, "KV cache of one sequence", "context, tokens", "measured size", height=380)
-    return _choose(_octaves(_ticks(figure, _all_x(figure), words.number), words.size, "y"), "Elements")
+    return _choose(_octaves(_ticks(figure, _all_x(figure), fmt.number), fmt.in_bytes, "y"), "Elements")
 
 
 def learning_rates(result: Result) -> go.Figure:
-    """Final loss over learning rate: the best one ringed, diverged runs as crosses in a strip above."""
+    """Final loss over learning rate, with a ring at the best one and crosses for diverged runs in a strip above."""
     looks = styles(result)
     traces = []
     for sweep in result.learning_rates:
@@ -333,7 +336,7 @@ def learning_rates(result: Result) -> go.Figure:
         bad = [(rate, n) for rate, n in zip(sweep.rates, sweep.diverged, strict=True) if n]
         cross = {"symbol": "x-thin", "size": 8, "line": {"width": 2.5, "color": looks[sweep.arm].colour}}
         marks = _marks(sweep.arm, [rate for rate, _ in bad], [line] * len(bad), cross, "%{fullData.name}: %{text}")
-        traces.append(marks.update(text=[f"{words.count(n, 'run')} diverged" for _, n in bad], yaxis="y2"))
+        traces.append(marks.update(text=[f"{fmt.count(n, 'run')} diverged" for _, n in bad], yaxis="y2"))
     figure = _figure(traces, "Loss over learning rate", "learning rate", axis_of(result.metric), height=400)
     strip = min(0.4, 0.05 * (len(diverged) + 1)) if diverged else 0
     figure.update_layout(yaxis_domain=[0, 1 - strip])
@@ -342,30 +345,30 @@ def learning_rates(result: Result) -> go.Figure:
         lines = {"domain": [1 - strip + 0.02, 1], "range": [-0.8, len(diverged) - 0.2]}
         figure.update_layout(yaxis2={**BARE, **lines, "title": title})
     rates = sorted({rate for sweep in result.learning_rates for rate in sweep.rates if math.isfinite(rate)})
-    return _ticks(figure, rates, words.learning_rate)
+    return _ticks(figure, rates, fmt.learning_rate)
 
 
 def context_lengths(result: Result) -> go.Figure:
-    """Loss over context length, in multiples of the trained one."""
+    """Loss over context length, in multiples of the trained length."""
     looks = styles(result)
     traces = []
     for arm in result.lengths:
         found = [(length / arm.trained, loss) for length, loss in zip(arm.lengths, arm.loss, strict=True) if loss]
-        hover = f"%{{fullData.name}}<br>%{{x:.3g}}{words.TIMES} the trained length: %{{text}}<extra></extra>"
+        hover = f"%{{fullData.name}}<br>%{{x:.3g}}{fmt.TIMES} the trained length: %{{text}}<extra></extra>"
         traces.append(_means(arm.arm, looks[arm.arm], found).update(hovertemplate=hover))
     axis = "context length / trained length"
     figure = _figure(traces, "Loss over context length", axis, "validation loss, nats per token", height=380)
     ratios = sorted({length / arm.trained for arm in result.lengths for length in arm.lengths})
-    return _mark_trained(_ticks(figure, ratios, lambda ratio: f"{ratio:.3g}{words.TIMES}"), {1})
+    return _mark_trained(_ticks(figure, ratios, lambda ratio: f"{ratio:.3g}{fmt.TIMES}"), {1})
 
 
 def positions(result: Result) -> go.Figure:
-    """Loss by position in the context, for each context length that was measured."""
+    """Loss by position in the context, for each evaluated context length."""
     looks = styles(result)
     lengths = sorted({length for arm in result.lengths for length in arm.by_position}, reverse=True)
     traces = [
         _line(arm.arm, looks[arm.arm], *arm.by_position[length]).update(
-            meta={"arm": arm.arm, "view": [_tokens(length)]},
+            meta={"arm": arm.arm, "view": [f"{length:,} tokens"]},
             hovertemplate="%{fullData.name}<br>position %{x:.0f}: %{y:.4f}<extra></extra>",
         )
         for length in lengths
@@ -374,11 +377,10 @@ def positions(result: Result) -> go.Figure:
     ]
     figure = _figure(traces, "Loss by position", "position in the context", "validation loss, nats per token", 380)
     _choose(figure, "Context")
-    return _mark_trained(_octaves(figure, words.number), {arm.trained for arm in result.lengths})
+    return _mark_trained(_octaves(figure, fmt.number), {arm.trained for arm in result.lengths})
 
 
 def _figure(traces: list[Any], title: str, x: str, y: str | None, height: int) -> go.Figure:
-    """A chart of one pair of axes."""
     return _dress(go.Figure(traces), title, height).update_layout(
         xaxis={**AXIS, "title": {"text": x, "standoff": 8}},
         yaxis={**AXIS, "title": {"text": y, "standoff": 8}},
@@ -386,7 +388,7 @@ def _figure(traces: list[Any], title: str, x: str, y: str | None, height: int) -
 
 
 def _dress(figure: go.Figure, title: str, height: int) -> go.Figure:
-    """What all charts have in common."""
+    """A figure with the layout that all charts share."""
     return figure.update_layout(
         template="none",
         title={**TITLE, "text": title},
@@ -402,14 +404,14 @@ def _dress(figure: go.Figure, title: str, height: int) -> go.Figure:
 
 
 def _label(row: Row, shared: set[str], least: float) -> str:
-    """The row's name, and, where it goes on beyond the left edge, how far."""
+    """The row's name and verdict, and its left end if that is beyond the edge."""
     end = f"\u25c0 {_end(row, row.ends[0], row.found.mean < least)} " if row.ends[0] < least else ""
     note = "" if row.found.significant else f" <span style='color:{UNCLEAR}'>{row.found.verdict}</span>"
     return f"{end}{escape(_short_name(row.label, shared))}{note}"
 
 
 def _short_name(name: str, shared: set[str]) -> str:
-    """A long name without the settings that all have; its end, which sets it apart, is never cut off."""
+    """A long name without the shared settings; its end, which is usually distinctive, is never cut off."""
     if len(name) > LABEL_LENGTH:
         name = ",".join(setting for setting in name.split(",") if setting not in shared) or name
     tail = LABEL_LENGTH // 3
@@ -417,15 +419,15 @@ def _short_name(name: str, shared: set[str]) -> str:
 
 
 def _end(row: Row, end: float, is_all: bool) -> str:
-    """An end of an interval beyond the edge, or, where all of it is, mean and interval."""
+    """The end of an interval beyond the edge, or mean and interval if the mean is beyond it, too."""
     found = row.found
     if is_all:
-        return words.with_interval(found.mean, found.low, found.high, is_difference=True)
-    return words.signed(end, words.decimals(*row.ends))
+        return fmt.with_interval(found.mean, found.low, found.high, is_difference=True)
+    return fmt.signed(end, fmt.decimals(*row.ends))
 
 
 def _interaction(found: Interaction) -> list[go.Scatter]:
-    """A line for each level of the second axis over those of the first one, named at its end."""
+    """A line for each level of the second axis over those of the first, labelled at its end."""
     ends = found.means[1]
     return [
         go.Scatter(
@@ -446,10 +448,9 @@ def _interaction(found: Interaction) -> list[go.Scatter]:
 
 
 def _difference_curve(curve: DifferenceCurve, style: Style) -> list[go.Scatter]:
-    """A comparison's mean, and its band where it was tested."""
     points = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
     mean = _line(curve.name, style, [curve.tokens[i] for i in points], [_round(curve.mean[i]) for i in points])
-    found = (words.with_interval(curve.mean[i], curve.low[i], curve.high[i], is_difference=True) for i in points)
+    found = (fmt.with_interval(curve.mean[i], curve.low[i], curve.high[i], is_difference=True) for i in points)
     mean.update(customdata=list(found), hovertemplate="%{fullData.name}<br>%{customdata} at %{x:.3s}<extra></extra>")
     tested = [i for i in points if math.isfinite(curve.low[i])]
     return [_band(curve.name, style, curve.tokens, curve.low, curve.high, tested), mean] if tested else [mean]
@@ -458,7 +459,6 @@ def _difference_curve(curve: DifferenceCurve, style: Style) -> list[go.Scatter]:
 def _band(
     arm: str, style: Style, x: Sequence[float], low: Sequence[float], high: Sequence[float], points: list[int]
 ) -> go.Scatter:
-    """From low to high at these points."""
     return go.Scatter(
         x=[x[i] for i in points + points[::-1]],
         y=[_round(low[i]) for i in points] + [_round(high[i]) for i in points[::-1]],
@@ -472,7 +472,7 @@ def _band(
 
 
 def _curve(curve: Curve, style: Style, visible: bool) -> list[go.Scatter]:
-    """A curve's mean and, where seeds differ, its band."""
+    """A curve's mean and, if seeds differ, its band."""
     points = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
     mean = _line(curve.arm, style, [curve.tokens[i] for i in points], [_round(curve.mean[i]) for i in points])
     mean.update(meta=_over(curve, points), hovertemplate="%{fullData.name}<br>%{y:.4f} at %{x:.3s}<extra></extra>")
@@ -489,9 +489,9 @@ def _over(curve: Curve, points: list[int]) -> dict[str, Any]:
 
 
 def late_range(found: Iterable[tuple[list[float], list[list[float]]]]) -> list[float] | None:
-    """From the lowest to the highest value after a fifth of training: what is before would flatten all the rest.
+    """The range of the values after the first fifth of training, which would flatten the rest; None without any.
 
-    found: of each curve the tokens, and its values there.
+    found: the tokens of each curve, and its lines of values there.
     """
     late = [
         value
@@ -507,7 +507,7 @@ def late_range(found: Iterable[tuple[list[float], list[list[float]]]]) -> list[f
 
 
 def front_points(result: Result, cost: str) -> dict[str, tuple[float, Estimate]]:
-    """Every arm's cost, or gain, and its loss."""
+    """The cost and loss of each arm that has both."""
     return {
         arm.name: (arm.costs[cost], loss)
         for arm in result.arms
@@ -518,7 +518,7 @@ def front_points(result: Result, cost: str) -> dict[str, tuple[float, Estimate]]
 def front_corners(
     points: dict[str, tuple[float, Estimate]], front: Sequence[str], is_gain: bool
 ) -> list[tuple[float, float]]:
-    """The line through the arms on the front, to the edges: straight up where nothing is cheaper, else level."""
+    """The staircase through the arms on the front, up to the edges of the chart. is_gain: whether more is better."""
     corners = sorted((points[name][0], points[name][1].mean) for name in front if name in points)
     if not corners:
         return []
@@ -530,7 +530,7 @@ def front_corners(
 
 
 def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hover: str) -> go.Figure:
-    """Every arm's loss over a cost, or a gain, and the line past which none gets."""
+    """The loss of each arm over a cost or a gain, and the front."""
     looks = styles(result)
     points = front_points(result, cost)
     corners = front_corners(points, front, is_gain)
@@ -544,7 +544,7 @@ def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hov
     arms = [
         _means(name, looks[name], [point]).update(
             mode="markers",
-            customdata=[words.size(point[0])],
+            customdata=[fmt.in_bytes(point[0])],
             hovertemplate=f"%{{fullData.name}}<br>{hover}<br>loss %{{text}}<extra></extra>",
         )
         for name, point in points.items()
@@ -553,7 +553,7 @@ def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hov
 
 
 def _line(arm: str, style: Style, x: Iterable[float], y: Iterable[float]) -> go.Scatter:
-    """An arm's line; its markers, of which only some are drawn, tell apart what colour and dash do not."""
+    """An arm's line, with a few markers that distinguish arms of equal colour and dash."""
     return go.Scatter(
         x=list(x),
         y=list(y),
@@ -566,31 +566,29 @@ def _line(arm: str, style: Style, x: Iterable[float], y: Iterable[float]) -> go.
 
 
 def _decoding(arm: Inference, style: Style, batch_size: int, use: str) -> go.Scatter:
-    """An arm's speed with one batch size and one use of the KV cache."""
     speeds = [speed for speed in arm.speeds if speed.batch_size == batch_size]
     found = [(speed.context, spread) for speed in speeds if (spread := KV_CACHE[use](speed))]
     return _means(arm.arm, style, found).update(
-        meta={"arm": arm.arm, "view": [words.count(batch_size, "sequence"), use]},
+        meta={"arm": arm.arm, "view": [fmt.count(batch_size, "sequence"), use]},
         hovertemplate="%{fullData.name}<br>%{y:,.3~f} tokens per second at %{x:,}<extra></extra>",
     )
 
 
 def _cache(arm: Inference, style: Style, dtype: str) -> go.Scatter:
-    """An arm's cache with one type of elements."""
     trace = _means(arm.arm, style, [(cache.context, cache.measured) for cache in arm.caches if cache.dtype == dtype])
     return trace.update(
         meta={"arm": arm.arm, "view": [dtype]},
-        customdata=[words.size(y) for y in trace.y],
+        customdata=[fmt.in_bytes(y) for y in trace.y],
         hovertemplate="%{fullData.name}<br>%{customdata} at %{x:,} tokens<extra></extra>",
     )
 
 
 def _means(arm: str, style: Style, found: Iterable[tuple[float, Estimate | Spread]]) -> go.Scatter:
-    """An arm's means over something, each with a bar from its low to its high."""
+    """An arm's means, each with a bar from low to high."""
     points = sorted(((x, one) for x, one in found if math.isfinite(one.mean)), key=lambda point: point[0])
     means = [one for _, one in points]
     trace = _line(arm, style, [x for x, _ in points], [one.mean for one in means])
-    text = [words.with_interval(one.mean, one.low, one.high) for one in means]
+    text = [fmt.with_interval(one.mean, one.low, one.high) for one in means]
     bars = {**_errors(means), "color": style.colour}
     return trace.update(error_y=bars, marker={"size": 9, "maxdisplayed": 0}, text=text)
 
@@ -601,18 +599,18 @@ def _marks(arm: str, x: list[float], y: list[float], marker: dict[str, Any], hov
 
 
 def _errors(found: Sequence[Estimate | Spread]) -> dict[str, Any]:
-    """Plotly's error bars for intervals; none where there is no interval."""
+    """Plotly's error bars for intervals, of length zero without one."""
     up = [one.high - one.mean if math.isfinite(one.high) else 0 for one in found]
     down = [one.mean - one.low if math.isfinite(one.low) else 0 for one in found]
     return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.5, "width": 4}
 
 
 def _choose(figure: go.Figure, *groups: str) -> go.Figure:
-    """Let a reader choose among the views of the traces, an option of each group; the first trace's is seen first."""
+    """Add choices among the views of the traces, with an option per group; the first trace's view is shown first."""
     views = [trace.meta["view"] for trace in figure.data]
     for trace, view in zip(figure.data, views, strict=True):
         trace.visible = view == views[0]
-    options = zip(groups, zip(*views, strict=True), strict=False)  # there are none without a trace
+    options = zip(groups, zip(*views, strict=True), strict=False)  # without a trace, there are no options
     figure.layout.meta = {"choices": {group: {option: {} for option in found} for group, found in options}}
     return figure
 
@@ -622,7 +620,7 @@ def _all_x(figure: go.Figure) -> list[float]:
 
 
 def _ticks(figure: go.Figure, values: list[float], text: Callable[[float], str], axis: str = "x") -> go.Figure:
-    """A logarithmic axis, with a tick at each of these values if they are few."""
+    """Make an axis logarithmic, with a tick at each of these values if they are few."""
     figure.layout[f"{axis}axis"].type = "log"
     if values and len(values) <= 7:
         figure.layout[f"{axis}axis"].update(tickvals=values, ticktext=[text(value) for value in values])
@@ -630,14 +628,14 @@ def _ticks(figure: go.Figure, values: list[float], text: Callable[[float], str],
 
 
 def octaves(values: Iterable[float]) -> list[float]:
-    """The powers of two from the lowest of these values to the highest; every second, or fourth, if there are many."""
+    """At most eight powers of two, evenly spaced from the lowest of these values to the highest."""
     logs = [math.log2(value) for value in values]
     lowest, highest = math.floor(min(logs)), math.ceil(max(logs))
     return [2.0**power for power in range(lowest, highest + 1, max(1, (highest - lowest) // 4))]
 
 
 def _octaves(figure: go.Figure, text: Callable[[float], str], axis: str = "x") -> go.Figure:
-    """A logarithmic axis with ticks at powers of two."""
+    """Make an axis logarithmic, with ticks at powers of two."""
     found = [value for trace in figure.data for value in trace[axis] or () if math.isfinite(value) and value > 0]
     if not found:
         return figure
@@ -647,7 +645,7 @@ def _octaves(figure: go.Figure, text: Callable[[float], str], axis: str = "x") -
 
 
 def _mark_trained(figure: go.Figure, lengths: set[int]) -> go.Figure:
-    """A line where the trained context ends."""
+    """Mark the ends of the trained contexts by vertical lines."""
     for length in sorted(lengths):
         figure.add_vline(x=length, line={"color": INK, "width": 1, "dash": "dot"})
         above = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "font": {"size": 11}}
@@ -655,10 +653,6 @@ def _mark_trained(figure: go.Figure, lengths: set[int]) -> go.Figure:
     return figure
 
 
-def _tokens(length: int) -> str:
-    return f"{length:,} tokens"
-
-
 def _round(value: float) -> float:
-    """To six digits, which is more than a screen shows, and a third of the file's size."""
+    """Six significant digits, more than a screen resolves, make the file three times smaller."""
     return float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""`llama-lab-compare`: a study put together afterwards, from any run folders, grouped by any settings."""
+"""`llama-lab-compare`: a report on existing runs, grouped into arms by any settings."""
 
 import shlex
 import sys
@@ -9,13 +9,11 @@ from pathlib import Path
 from llama_lab.config.trust import Trust
 from llama_lab.errors import ConfigError, suggestion
 from llama_lab.runs.record import Record, is_run, read_record
+from llama_lab.study.settings import RATE
 from llama_lab.study.study import FILE, Arm, Member, Study
 
 from .result import Result
 from .write import write_report
-
-SWEPT = "optim.lr"
-
 
 COMMAND = "llama-lab-compare"
 
@@ -26,18 +24,18 @@ def compare(
     baseline: str | None,
     out: Path | None,
     title: str | None = None,
-    trust: Trust = Trust(),  # noqa: B008, it cannot be changed
+    trust: Trust = Trust(),  # noqa: B008, Trust is immutable
     export: Path | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Report on runs and studies, in `out`, "comparison" unless told; and export for a paper, into `export` if given.
+    """Write a report on runs and studies, and export it for a paper if `export` is given.
 
-    title: of the report; default: the study's. One study as it is, without `out` and `title`, is reported on in its own
-    folder. overwrite: an earlier export. Raises ConfigError for a path without runs, runs that the grouping does not
-    tell apart, or an `export` that holds other files.
+    out: folder of the report (default: "comparison", or the study's own folder for a single unchanged study). title: of
+    the report (default: the study's). overwrite: replace an earlier export. Raises ConfigError for a path without runs,
+    runs of one arm with the same seed, or an `export` that holds other files.
     """
     if export is not None:
-        from .export import check_export, write_export  # draws with matplotlib, which takes a second to import
+        from .export import check_export, write_export  # matplotlib takes a second to import
 
         check_export(export, overwrite)
     result = _report(paths, group_by, baseline, out, title, trust)
@@ -56,7 +54,7 @@ def _report(
     alone = len(paths) == 1 and (paths[0] / FILE).exists() and not group_by
     if alone and baseline is None and out is None and title is None:
         return write_report(paths[0], trust)
-    study = absolute(Study.load(paths[0]), paths[0]) if alone else put_together(paths, group_by)
+    study = absolute(Study.load(paths[0]), paths[0]) if alone else combine(paths, group_by)
     if baseline is not None:
         study = replace(study, baseline=checked_baseline(baseline, study))
     if title is not None:
@@ -70,7 +68,7 @@ def _report(
 
 
 def absolute(study: Study, folder: Path) -> Study:
-    """A study whose members are found from anywhere."""
+    """The study with absolute paths of its members."""
     arms = [
         replace(arm, members=tuple(replace(m, folder=str((folder / m.folder).absolute())) for m in arm.members))
         for arm in study.arms
@@ -78,8 +76,11 @@ def absolute(study: Study, folder: Path) -> Study:
     return replace(study, arms=tuple(arms))
 
 
-def put_together(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
-    """One arm per combination of the values of `group_by`, or per run name and arm; the first one is the baseline."""
+def combine(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
+    """A study with one arm per combination of values of `group_by`, or per run name and arm; the first is the baseline.
+
+    Raises ConfigError; see `compare`.
+    """
     records = [read_record(folder) for path in paths for folder in run_folders(path)]
     groups: dict[str, list[Record]] = {}
     axes: dict[str, dict[str, str]] = {}
@@ -93,7 +94,7 @@ def put_together(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """The runs that a path stands for: itself, a study's judged ones, or all below it. ConfigError without any."""
+    """The path itself if it is a run, a study's judged runs, or all runs below. Raises ConfigError without any."""
     if is_run(path):
         return [path]
     if (path / FILE).exists():
@@ -107,7 +108,7 @@ def run_folders(path: Path) -> list[Path]:
 
 
 def value_of(record: Record, key: str) -> str:
-    """A run's choice in a config group, or a setting of its config. Raises ConfigError for a key it does not have."""
+    """A run's choice in a config group, or a setting of its config. Raises ConfigError for an unknown key."""
     known = {**record.config, **record.facts["choices"]}
     if key not in known:
         raise ConfigError(f"--group-by {key}: {record.path} has no such setting{suggestion(key, known)}")
@@ -115,25 +116,25 @@ def value_of(record: Record, key: str) -> str:
 
 
 def arm_members(name: str, records: Sequence[Record]) -> tuple[Member, ...]:
-    """The runs of one arm, over seeds and, if they differ in it, learning rates. Raises ConfigError for two alike."""
-    is_swept = len({record.config.get(SWEPT) for record in records}) > 1
+    """The runs of one arm, over seeds and, if they differ, learning rates. Raises ConfigError for duplicates."""
+    is_swept = len({record.config.get(RATE) for record in records}) > 1
     first: dict[tuple[int, float | None], Record] = {}
     for record in records:
-        other = first.setdefault((record.seed, record.config.get(SWEPT)), record)
+        other = first.setdefault((record.seed, record.config.get(RATE)), record)
         if other.path.absolute() != record.path.absolute():
             differ = [key for key in record.config if record.config[key] != other.config.get(key) and key != "name"]
             raise ConfigError(
-                f"{record.path}: has seed {record.seed} of {name}, as {other.path} has; tell them apart by --group-by "
-                f"{','.join(differ[:3]) or 'another key'}"
+                f"{record.path}: has seed {record.seed} of {name}, and so has {other.path}; separate them with "
+                f"--group-by {','.join(differ[:3]) or 'another key'}"
             )
     return tuple(
-        Member(str(record.path.absolute()), record.seed, record.config.get(SWEPT) if is_swept else None)
+        Member(str(record.path.absolute()), record.seed, record.config.get(RATE) if is_swept else None)
         for record in first.values()
     )
 
 
 def checked_baseline(wanted: str, study: Study) -> str:
-    """The arm to compare with. Raises ConfigError if there is none of this name."""
+    """The name of the arm to compare with. Raises ConfigError if no arm has it."""
     names = [arm.name for arm in study.arms]
     if wanted not in names:
         raise ConfigError(f"--baseline {wanted}: no such arm{suggestion(wanted, names)}; choose {' | '.join(names)}")

@@ -1,29 +1,27 @@
-"""The controls of a study: what differs between runs that should differ in nothing but their arm.
+"""Uncontrolled differences between the runs of a study, as sentences that name the runs and the values."""
 
-Every finding is a sentence that names the runs and the values concerned.
-"""
-
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llama_lab.config.trust import Trust
 from llama_lab.formatting import TIMES, count, enumerate_some, learning_rate, number, percent
-from llama_lab.runs.record import NOT_BEGUN, Record
+from llama_lab.runs.record import MISSING, Record
 from llama_lab.study.naming import MOST_NAMES, by_value, disagreement, named, sentence, values_in
 from llama_lab.study.settings import RATE, SEEDS, unequal_settings
 from llama_lab.study.speed import StudySpeed
 from llama_lab.study.study import Study
 
 from .audit import misrecorded
+from .environment import unequal_environments
 from .inference import TIMED, rounds
 from .result import ArmResult, LearningRates
-from .surroundings import unequal_surroundings
 
-MOST_RESIDUAL = 0.005  # of matching
-MOST_UNMATCHED = 0.01  # difference in parameters, where nothing was matched
-MOST_UNQUIET = 1.5  # of the slowest over the fastest round of one measurement
+MOST_RESIDUAL = 0.005  # of matching, as a fraction
+MOST_UNMATCHED = 0.01  # difference in parameters without matching, as a fraction
+MOST_UNQUIET = 1.5  # slowest over fastest round of one measurement
 
-# What speeds of inference are measured on and with, as a sentence calls it, and its key in eval.json.
+# The conditions of a measurement of inference, by name, and their keys in eval.json.
 MEASURED_WITH = {"device": "device", "precision": "precision", "CPU threads": "threads", "torch": "torch"}
 
 
@@ -37,25 +35,25 @@ def confounds(
 ) -> tuple[str, ...]:
     """A sentence for everything that was not controlled.
 
-    records: all of the study, each with the name that the study gives its arm. rates: of the arms that sweep them.
-    speed: of the arms side by side. trust: what the configs of runs may name to be rebuilt.
+    records: one per member of the study, in their order. rates: of the arms that sweep learning rates. speed: measured
+    side by side. trust: packages whose components the configs of runs may name; models are rebuilt to check sizes.
     """
-    begun = [record for record in records if record.status != NOT_BEGUN]
+    started = [record for record in records if record.status != MISSING]
     return (
         *_unfinished(study, records),
         *_missing_seeds(arms),
         *_single_seeds(arms),
-        *unequal_surroundings(begun),
-        *_unequal_tokens(begun),
-        *unequal_settings(study, begun, is_swept=bool(rates)),
+        *unequal_environments(started),
+        *_unequal_tokens(started),
+        *unequal_settings(study, started, is_swept=bool(rates)),
         *misrecorded(study, records, trust),
         *_same_seeds(arms),
         *_unmatched(study, arms),
-        *_unequal_search(study, begun, is_swept=bool(rates)),
+        *_unequal_search(study, started, is_swept=bool(rates)),
         *_mistuned(rates, arms),
         *_chosen_on_judged(rates),
         *_rates_on_edge(rates),
-        *(_doubtful_speeds(speed, arms, begun) if speed else ()),
+        *(_doubtful_speeds(speed, arms, started) if speed else ()),
         *_unequal_measuring(arms),
         *_unquiet(arms),
         *_unlike_the_formula(arms),
@@ -63,11 +61,11 @@ def confounds(
 
 
 def _unfinished(study: Study, records: Sequence[Record]) -> Iterator[str]:
-    """All but tuning runs that diverged: these have told what they were to tell of their learning rate."""
+    """All unfinished runs but tuning runs that diverged, which is a result."""
     members = (member for arm in study.arms for member in arm.members)
-    told = [t for m, t in zip(members, records, strict=True) if m.tunes is None or t.status != "diverged"]
-    for status in sorted({record.status for record in told} - {"done"}):
-        runs = [record for record in told if record.status == status]
+    expected = [r for m, r in zip(members, records, strict=True) if m.tunes is None or r.status != "diverged"]
+    for status in sorted({record.status for record in expected} - {"done"}):
+        runs = [record for record in expected if record.status == status]
         yield f"{count(len(runs), 'run')} did not finish ({status}): {named(runs, ())}."
 
 
@@ -84,11 +82,11 @@ def _missing_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
 
 def _single_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
     if single := [arm.name for arm in arms if arm.loss is not None and arm.loss.n == 1]:
-        yield f"Only one seed: {enumerate_some(single, MOST_NAMES)}. How much seeds differ is not known."
+        yield f"Only one seed: {enumerate_some(single, MOST_NAMES)}. The variation over seeds is unknown."
 
 
 def _unequal_tokens(records: Sequence[Record]) -> Iterator[str]:
-    """The budgets, and, where these are equal, what finished runs were really trained on."""
+    """Different budgets, or, with equal budgets, different numbers of tokens in finished runs."""
     finished = [record for record in records if record.done]
     budgets = disagreement(records, [f"{record.config['train.tokens']:,.0f}" for record in records])
     trained = disagreement(finished, [f"{record.summary['tokens']:,.0f}" for record in finished])
@@ -97,16 +95,16 @@ def _unequal_tokens(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _same_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
-    """Seeds of an arm that are seeds by their name alone."""
+    """Runs of one arm with different seeds in name only."""
     for arm in arms:
         by_seeds: dict[tuple[Any, ...], list[Record]] = {}
         for record in arm.records:
-            if record.status != NOT_BEGUN:
+            if record.status != MISSING:
                 by_seeds.setdefault(tuple(record.config.get(key) for key in SEEDS), []).append(record)
         for (data, model), runs in by_seeds.items():
             if len({run.seed for run in runs}) > 1:
                 same = f"data.seed={data} and model.seed={model}"
-                yield f"{named(runs, ())} have the same {same}: they are no independent seeds."
+                yield f"{named(runs, ())} have the same {same}: they are not independent seeds."
 
 
 def _unmatched(study: Study, arms: Sequence[ArmResult]) -> Iterator[str]:
@@ -114,25 +112,20 @@ def _unmatched(study: Study, arms: Sequence[ArmResult]) -> Iterator[str]:
         if abs(arm.arm.residual or 0) > MOST_RESIDUAL:
             yield f"Matching left {arm.name} {percent(arm.arm.residual)} off in {study.match or 'size'}."
     if study.match in ("none", ""):
-        reference = next(arm.costs.get("params_non_embedding") for arm in arms if arm.name == study.baseline)
-        for arm in arms:
-            excess = (
-                arm.costs["params_non_embedding"] / reference - 1
-                if reference and "params_non_embedding" in arm.costs
-                else 0.0
-            )
-            if abs(excess) > MOST_UNMATCHED:
-                more = "more" if excess > 0 else "fewer"
-                size = f"{percent(abs(excess))} {more} parameters without embeddings"
-                yield f"{arm.name} has {size} than {study.baseline}."
+        sizes = {arm.name: arm.costs["params_non_embedding"] for arm in arms if "params_non_embedding" in arm.costs}
+        reference = sizes.get(study.baseline) or math.nan  # comparisons with nan are false
+        for name, size in sizes.items():
+            if abs(excess := size / reference - 1) > MOST_UNMATCHED:
+                more = f"{percent(abs(excess))} {'more' if excess > 0 else 'fewer'}"
+                yield f"{name} has {more} parameters without embeddings than {study.baseline}."
 
 
 def _unequal_search(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
-    """Arms that had different learning rates to be best at."""
-    tuned = any(arm.tuning for arm in study.arms)  # more rates find no lower loss on a seed that has not chosen them
+    """Arms that were trained at different sets of learning rates."""
+    tuned = any(arm.tuning for arm in study.arms)  # on other seeds, a larger grid gives no advantage
     if not is_swept or tuned or RATE in {axis for arm in study.arms for axis in arm.axes}:
         return
-    found = {arm.name: {t.config[RATE] for t in records if t.arm == arm.name} for arm in study.arms}
+    found = {arm.name: {r.config[RATE] for r in records if r.arm == arm.name} for arm in study.arms}
     grids = [", ".join(map(learning_rate, sorted(found[record.arm]))) for record in records]
     if values := disagreement(records, grids):
         yield f"Learning rates searched differ: {values}; the best of more rates is lower by chance alone."
@@ -152,9 +145,8 @@ def _rates_on_edge(rates: Sequence[LearningRates]) -> Iterator[str]:
 
 
 def _mistuned(rates: Sequence[LearningRates], arms: Sequence[ArmResult]) -> Iterator[str]:
-    """Runs that are judged at another rate than their tuning runs choose."""
     chosen = {(of_arm.arm, seed): rate for of_arm in rates for seed, rate in of_arm.chosen.items()}
-    for record in (record for arm in arms for record in arm.records if record.status != NOT_BEGUN):
+    for record in (record for arm in arms for record in arm.records if record.status != MISSING):
         own, best = record.config.get(RATE), chosen.get((record.arm, record.seed))
         if best is not None and own != best:
             yield (
@@ -164,30 +156,28 @@ def _mistuned(rates: Sequence[LearningRates], arms: Sequence[ArmResult]) -> Iter
 
 
 def _chosen_on_judged(rates: Sequence[LearningRates]) -> Iterator[str]:
-    """Arms whose rates were chosen on the runs that are compared."""
     if found := [arm.arm for arm in rates if not arm.chosen]:
         yield (
             f"The learning rate of {enumerate_some(found, MOST_NAMES)} was chosen on the runs that are compared, "
-            f"which p does not allow for."
+            f"which p-values do not account for."
         )
 
 
 def one_rate(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
-    """A note on arms that had no learning rate of their own, as most have not."""
-    rates = {record.config.get(RATE) for record in records if record.status != NOT_BEGUN}
+    """A note on arms that all have one learning rate."""
+    rates = {record.config.get(RATE) for record in records if record.status != MISSING}
     if not is_swept and len(rates) == 1 and len(study.arms) > 1:
         rate = learning_rate(*rates)
         yield f"One learning rate for all arms, {rate}: an arm with another optimum is at a disadvantage."
 
 
 def _doubtful_speeds(speed: StudySpeed, arms: Sequence[ArmResult], records: Sequence[Record]) -> Iterator[str]:
-    """What is wrong with speeds that were measured side by side."""
-    here = (speed.device, speed.devices, speed.precision, speed.threads)
-    runs = [(t, tuple(t.facts.get(key) for key in ("device", "devices", "precision", "cpu_threads"))) for t in records]
-    elsewhere = [(record, hardware) for record, hardware in runs if hardware != here]
-    if elsewhere:
-        places = values_in(by_value([t for t, _ in elsewhere], [_hardware(*h) for _, h in elsewhere]), records)
-        yield f"Speeds were measured on {_hardware(*here)}, but runs trained on other hardware: {places}."
+    here = _hardware(speed.device, speed.devices, speed.precision, speed.threads)
+    keys = ("device", "devices", "precision", "cpu_threads")
+    places = by_value(records, [_hardware(*(record.facts.get(key) for key in keys)) for record in records])
+    places.pop(here, None)
+    if places:
+        yield f"Speeds were measured on {here}, but runs trained on other hardware: {values_in(places, records)}."
     unquiet = [name for name, arm in speed.arms.items() if any(map(_is_spread, (arm.train, arm.decode)))]
     if unquiet:
         rounds_of = enumerate_some(unquiet, MOST_NAMES)
@@ -208,17 +198,17 @@ def _hardware(device: object, devices: object, precision: object, threads: objec
 
 
 def _unequal_measuring(arms: Sequence[ArmResult]) -> Iterator[str]:
-    """What the speeds of inference were measured on, with, and at."""
+    """Speeds of inference that were measured under different conditions."""
     records = _with_part(arms, "speed")
-    facts = {name: [str(t.evaluation.get(key, "unknown")) for t in records] for name, key in MEASURED_WITH.items()}
-    facts["largest context"] = [f"{max(one['context'] for one in t.evaluation['speed']):,}" for t in records]
+    facts = {name: [str(r.evaluation.get(key, "unknown")) for r in records] for name, key in MEASURED_WITH.items()}
+    facts["largest context"] = [f"{max(one['context'] for one in r.evaluation['speed']):,}" for r in records]
     for fact, found in facts.items():
         if values := disagreement(records, found):
             yield f"Measurements of inference differ in {fact}: {values}; their speeds cannot be compared."
 
 
 def _unquiet(arms: Sequence[ArmResult]) -> Iterator[str]:
-    """Speeds that something else on the machine took part in."""
+    """Speeds that other load on the machine may have affected."""
     records = _with_part(arms, "speed")
     if found := [record for record in records if any(map(_is_unquiet, record.evaluation["speed"]))]:
         names = enumerate_some(list(dict.fromkeys(record.arm for record in found)), MOST_NAMES)
@@ -231,7 +221,7 @@ def _is_unquiet(entry: dict[str, Any]) -> bool:
 
 
 def _unlike_the_formula(arms: Sequence[ArmResult]) -> Iterator[str]:
-    """Arms whose KV cache is not of the size that the cost model gives it, with one example each."""
+    """Arms whose KV cache differs in size from the cost model's formula, with one example each."""
     found = {
         record.arm: (entry["measured_bytes"], entry["formula_bytes"], entry["context"])
         for record in _with_part(arms, "cache")
@@ -239,10 +229,10 @@ def _unlike_the_formula(arms: Sequence[ArmResult]) -> Iterator[str]:
         if entry["measured_bytes"] != entry["formula_bytes"]
     }
     for arm, (measured, formula, context) in found.items():
-        sizes = f"{number(measured)} bytes are measured, and {number(formula)} by the formula"
-        yield f"The KV cache of {arm} is not what its formula says: at {context:,} tokens {sizes}."
+        sizes = f"{number(measured)} bytes measured at {context:,} tokens, {number(formula)} expected"
+        yield f"The KV cache of {arm} does not match its formula: {sizes}."
 
 
 def _with_part(arms: Sequence[ArmResult], part: str) -> list[Record]:
-    """The runs that arms are judged by and that have been evaluated in this."""
+    """The judged runs whose evaluation has this part."""
     return [record for arm in arms for record in arm.records if record.evaluation.get(part)]

@@ -12,7 +12,7 @@ from .summary import summary_rows
 
 
 def log_report(result: Result, folder: Path, logger: DictConfig) -> None:
-    """Log the table of arms, and the page, as a run of the kind "report"."""
+    """Log the table of arms and the page as a W&B run with job_type "report"."""
     import wandb
 
     study = result.study

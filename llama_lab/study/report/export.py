@@ -1,4 +1,4 @@
-"""A study for a paper: its figures, tables, runs, methods and references, as files of one folder."""
+"""Export of a study for a paper: figures, tables, runs, methods and references in one folder."""
 
 import csv
 import shutil
@@ -9,20 +9,20 @@ from typing import Any
 
 from llama_lab.errors import ConfigError
 from llama_lab.files import disk_errors_told
-from llama_lab.runs.record import NOT_BEGUN, Record
+from llama_lab.runs.record import MISSING, Record
 from llama_lab.study.settings import RATE
 from llama_lab.study.study import SUMMARY
 
+from .environment import environment
 from .figures import write_figures
 from .markup import latex_table, markdown_table
 from .methods import cited, methods, methods_latex, methods_markdown
 from .references import bibliography
 from .result import FIXED_COSTS, MEASURED_COSTS, Result
 from .summary import write_summary_csv
-from .surroundings import surroundings
 from .tables import Table, tables
 
-CONTENTS = "contents.txt"  # the files of an export, by which one is told from a folder that holds anything else
+CONTENTS = "contents.txt"  # lists the files of an export, so that nothing else is ever overwritten
 FIGURES, TABLES = "figures", "tables"
 LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
 CURVES = (*LOSSES, "optim/lr", "optim/grad_norm")
@@ -30,7 +30,7 @@ HASHES = ("data_hash", "tokenizer_hash")
 
 
 def check_export(folder: Path, overwrite: bool) -> None:
-    """Raise ConfigError unless an export can take the place of `folder`: of nothing, or, told so, of another export."""
+    """Raises ConfigError unless `folder` is missing, empty, or, with overwrite, holds nothing but an earlier export."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--export {folder}: is a file; name a folder")
     if not folder.exists() or not any(folder.iterdir()):
@@ -48,7 +48,7 @@ def check_export(folder: Path, overwrite: bool) -> None:
 
 
 def write_export(result: Result, folder: Path, overwrite: bool = False) -> None:
-    """Write everything into `folder` in one move, and print what was written. Raises ConfigError; see check_export."""
+    """Write an export, replacing `folder` atomically, and print its files. Raises ConfigError; see `check_export`."""
     check_export(folder, overwrite)
     with disk_errors_told(f"--export {folder}"), _replacing(folder) as fresh:
         _write(result, fresh)
@@ -75,16 +75,17 @@ def _write(result: Result, folder: Path) -> None:
 
 
 def write_table(table: Table, slug: str, folder: Path) -> None:
-    """Write a table in each format."""
+    """Write a table as CSV, Markdown and LaTeX."""
     _write_rows(folder / f"{slug}.csv", [table.head, *table.rows])
     _write_text(folder / f"{slug}.md", markdown_table(table))
     _write_text(folder / f"{slug}.tex", latex_table(table, slug))
 
 
 def write_runs(result: Result, path: Path) -> None:
-    """Write a row per run; what is not known is empty. judged: whether the run is one that its arm is judged by.
+    """Write one row per run; unknown values are empty.
 
-    tunes_seed: the judged seed whose learning rate the run helped to choose.
+    Column `judged`: whether the arm is judged by this run. Column `tunes_seed`: the judged seed whose learning rate the
+    run helped to choose.
     """
     axes = list(dict.fromkeys(axis for arm in result.study.arms for axis in arm.axes))
     levels = {arm.name: arm.axes for arm in result.study.arms}
@@ -103,7 +104,7 @@ def write_runs(result: Result, path: Path) -> None:
             **{name: record.facts.get(name) for name in FIXED_COSTS},
             **{name: record.summary.get(name) for name in MEASURED_COSTS},
             **{name: record.facts.get(name) for name in HASHES},
-            **_surroundings(record),
+            **_environment(record),
         }
         for record, member in zip(result.records, members, strict=True)
     ]
@@ -111,7 +112,7 @@ def write_runs(result: Result, path: Path) -> None:
 
 
 def write_curves(result: Result, path: Path) -> None:
-    """Write a row per run, step and metric that was logged there."""
+    """Write one row per run, step and logged metric."""
     rows = (
         {"arm": record.arm, "seed": record.seed, "learning_rate": record.config.get(RATE)}
         | {"step": int(row["step"]), "tokens": int(row["tokens"]), "metric": metric, "value": row[metric]}
@@ -123,11 +124,11 @@ def write_curves(result: Result, path: Path) -> None:
     _write_records(path, rows)
 
 
-def _surroundings(record: Record) -> dict[str, str]:
-    """What a run ran on and with, by the names of the report; without the hashes, which runs.csv has in full."""
-    if record.status == NOT_BEGUN:
+def _environment(record: Record) -> dict[str, str]:
+    """`environment` without the hashes, which runs.csv has in full."""
+    if record.status == MISSING:
         return {}
-    return {name: value for name, value in surroundings(record).items() if name not in ("data", "tokenizer")}
+    return {name: value for name, value in environment(record).items() if name not in ("data", "tokenizer")}
 
 
 def _write_records(path: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -147,12 +148,12 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _files(folder: Path) -> set[str]:
-    """All files below a folder, by their paths in it."""
+    """The relative paths of all files below a folder."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
 
 
 def _listed(files: Iterable[str]) -> Iterator[str]:
-    """The files in a few lines: those that differ in their endings alone together."""
+    """The files in a few lines, with those that differ only in their suffix together."""
     together: dict[str, dict[str, list[str]]] = {}
     for file in map(Path, files):
         together.setdefault(file.parent.as_posix(), {}).setdefault(file.stem, []).append(file.suffix)
@@ -164,10 +165,10 @@ def _listed(files: Iterable[str]) -> Iterator[str]:
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """An empty folder beside `folder`, which takes its place at the end, unless writing failed: then it is deleted."""
-    folder = folder.resolve()  # where a link leads
+    """Yields an empty folder that replaces `folder` on success, and is deleted on failure."""
+    folder = folder.resolve()  # follows a link
     fresh, old = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
-    for left in (fresh, old):  # by a process that was killed
+    for left in (fresh, old):  # by a killed process
         shutil.rmtree(left, ignore_errors=True)
     fresh.mkdir(parents=True)
     try:

@@ -1,7 +1,4 @@
-"""The report's charts as figures for a paper: at the width of a column, with its size of text.
-
-Arms have the colours, dashes, marks and order that they have in the report.
-"""
+"""The report's charts as figures for a paper, one column wide, with the same styles and order of arms."""
 
 import math
 import re
@@ -17,22 +14,22 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator, NullLocator
 
-from llama_lab import formatting as words
+from llama_lab import formatting as fmt
 from llama_lab.study.statistics import Estimate, PairedDifference, term_name
 
 from . import charts
 from .charts import Row, Style
 from .result import Curve, CurveMetric, DifferenceCurve, Result, Spread
 
-WIDTH = 3.35  # inches, of a column in most styles of two
+WIDTH = 3.35  # inches, of a column in most two-column styles
 DPI = 300
-# Vectors for LaTeX and for editing, pixels for all else; without dates, so that equal results give equal files.
+# By suffix, without dates, so that equal results give equal files.
 METADATA: dict[str, dict[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
 TEXT = 8  # points
 SMALL = 7
-LINE = 0.15  # inches, of text
-CHARACTER, HANDLE = 0.058, 0.43  # inches, of small text, and of what stands before and between names
-LABEL_LENGTH, LEGEND_LENGTH = 24, 46  # characters in a line
+LINE = 0.15  # inches, height of a line of text
+CHARACTER, HANDLE = 0.058, 0.43  # inches, width of a small character, and of a legend's handle with its spacing
+LABEL_LENGTH, LEGEND_LENGTH = 24, 46  # characters per line
 
 RC: Any = {
     "font.size": TEXT,
@@ -46,7 +43,7 @@ RC: Any = {
     "legend.frameon": False,
     "legend.handlelength": 2.4,
     "text.color": charts.INK,
-    "text.parse_math": False,  # the names of arms may have dollars
+    "text.parse_math": False,  # names of arms may contain dollar signs
     "axes.labelcolor": charts.INK,
     "axes.edgecolor": "#999999",
     "axes.linewidth": 0.6,
@@ -64,7 +61,7 @@ RC: Any = {
     "lines.markersize": 3.5,
     "errorbar.capsize": 1.5,
     "savefig.dpi": DPI,
-    "svg.fonttype": "none",  # text stays text
+    "svg.fonttype": "none",  # text remains text
     "svg.hashsalt": "llama-lab",
     "pdf.fonttype": 42,  # conferences refuse Type 3
 }
@@ -83,22 +80,22 @@ Found = tuple[float, Estimate | Spread]
 
 
 def write_figures(result: Result, folder: Path) -> None:
-    """Write every figure that the result has something for, in each format, and captions.md."""
+    """Write every figure that the result has data for, in each format, and captions.md."""
     captions = []
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a user's own style may have other sizes
+        matplotlib.rcdefaults()  # ignore the user's own style
         matplotlib.rcParams.update(RC)
         for draw, caption in FIGURES.items():
             if figure := draw(result):
                 captions.append(f"**{draw.__name__}** {caption}\n")
                 figure.draw_without_rendering()
-                figure.set_layout_engine("none")  # found once, for all formats
+                figure.set_layout_engine("none")  # the layout is computed once for all formats
                 for suffix, metadata in METADATA.items():
                     figure.savefig(folder / f"{draw.__name__}{suffix}", metadata=metadata)
     (folder / "captions.md").write_text("\n".join(captions), encoding="utf-8")
 
 
-# --- one function for each figure; None where there is nothing to draw ---
+# --- one function for each figure; None if there is nothing to draw ---
 
 
 def steps(result: Result) -> Figure | None:
@@ -117,7 +114,7 @@ def effects(result: Result) -> Figure | None:
 
 
 def interactions(result: Result) -> Figure | None:
-    """The mean loss at each combination of two axes: a line for each level of the second one."""
+    """The mean loss at each combination of two axes, with a line for each level of the second."""
     shown = charts.shown_interactions(result)
     if not shown:
         return None
@@ -139,12 +136,12 @@ def interactions(result: Result) -> Figure | None:
 
 
 def difference_curves(result: Result) -> Figure | None:
-    """Each difference over training; of those that end furthest from zero with its simultaneous interval."""
+    """Each difference over training, with simultaneous intervals of those that end furthest from zero."""
     found = [curve for curve in result.difference_curves if any(map(math.isfinite, curve.mean))]
     if not found:
         return None
     looks, wide = charts.curve_styles(result), charts.foremost_curves(result)
-    y = f"change of validation loss,\n{words.UNITS[result.metric]}"
+    y = charts.change_axis(result.metric).replace(", ", ",\n")
     figure, (panel,) = _panels([""], "tokens", y, looks={curve.name: looks[curve.name] for curve in found})
     for curve in found:
         if curve.name in wide:
@@ -166,19 +163,19 @@ def training_loss(result: Result) -> Figure | None:
 
 
 def kv_cache_front(result: Result) -> Figure | None:
-    """Loss against the memory that generating a token takes."""
+    """Loss against the size of the KV cache per token."""
     cost = "kv_cache/bytes_per_token"
     return _front(result, cost, result.front.kv_cache, False, "KV-cache size per token, 16-bit")
 
 
 def speed_front(result: Result) -> Figure | None:
-    """Loss against the speed of training."""
+    """Loss against training speed."""
     cost = "perf/tokens_per_second"
     return _front(result, cost, result.front.throughput, True, "training speed, tokens per second")
 
 
 def learning_rates(result: Result) -> Figure | None:
-    """Final loss over learning rate: the best one ringed, diverged runs as crosses above."""
+    """Final loss over learning rate, with a ring at the best one and crosses for diverged runs above."""
     sweeps = result.learning_rates
     found = {
         sweep.arm: _known((rate, loss) for rate, loss in zip(sweep.rates, sweep.loss, strict=True) if loss)
@@ -206,12 +203,12 @@ def learning_rates(result: Result) -> Figure | None:
     if diverged:
         panel.text(0, 1.05, "diverged", transform=panel.transAxes, fontsize=SMALL)
     tried = sorted({rate for sweep in sweeps for rate in sweep.rates if math.isfinite(rate)})
-    _tick(panel.xaxis, tried[:: math.ceil(len(tried) / 6)], words.learning_rate)
+    _tick(panel.xaxis, tried[:: math.ceil(len(tried) / 6)], fmt.learning_rate)
     return figure
 
 
 def context_lengths(result: Result) -> Figure | None:
-    """Loss over context length, in multiples of the trained one."""
+    """Loss over context length, in multiples of the trained length."""
     found = {
         arm.arm: _known((n / arm.trained, loss) for n, loss in zip(arm.lengths, arm.loss, strict=True) if loss)
         for arm in result.lengths
@@ -223,13 +220,13 @@ def context_lengths(result: Result) -> Figure | None:
     figure, (panel,) = _panels([""], x, y, looks=looks)
     for arm, points in found.items():
         _means(panel, looks[arm], points)
-    _octaves(panel, "x", [x for points in found.values() for x, _ in points], lambda ratio: f"{ratio:g}{words.TIMES}")
+    _octaves(panel, "x", [x for points in found.values() for x, _ in points], lambda ratio: f"{ratio:g}{fmt.TIMES}")
     panel.axvline(1, color=charts.INK, linestyle=":", linewidth=0.8)
     return figure
 
 
 def positions(result: Result) -> Figure | None:
-    """Loss by position, for each context length that was measured; dotted where the trained context ends."""
+    """Loss by position for each evaluated context length, with a dotted line at the end of the trained context."""
     found = {
         length: {arm.arm: arm.by_position[length] for arm in result.lengths if length in arm.by_position}
         for length in sorted({length for arm in result.lengths for length in arm.by_position})
@@ -245,14 +242,14 @@ def positions(result: Result) -> Figure | None:
     for panel, arms in zip(panels, found.values(), strict=True):
         for arm, (x, losses) in arms.items():
             _line(panel, looks[arm], x, losses)
-        _octaves(panel, "x", [x for places, _ in arms.values() for x in places], words.number, most=4)
+        _octaves(panel, "x", [x for places, _ in arms.values() for x in places], fmt.number, most=4)
         for length in trained:
             panel.axvline(length, color=charts.INK, linestyle=":", linewidth=0.8)
     return figure
 
 
 def decoding_speed(result: Result) -> Figure | None:
-    """Tokens per second over context length, for each batch size, with the KV cache and without it."""
+    """Tokens per second over context length, for each batch size, with and without the KV cache."""
     found: dict[str, dict[str, list[Found]]] = {}
     for batch_size in sorted({speed.batch_size for arm in result.inference for speed in arm.speeds}):
         for use, spread_of in charts.KV_CACHE.items():
@@ -260,12 +257,12 @@ def decoding_speed(result: Result) -> Figure | None:
                 arm.arm: _known((s.context, spread_of(s)) for s in arm.speeds if s.batch_size == batch_size)
                 for arm in result.inference
             }
-            found[f"{words.count(batch_size, 'sequence')}\ncache {use}"] = arms
+            found[f"{fmt.count(batch_size, 'sequence')}\ncache {use}"] = arms
     return _over_context(result, found, "tokens per second", _from_zero)
 
 
 def cache_sizes(result: Result) -> Figure | None:
-    """The measured bytes of one sequence's KV cache over context length, for each type of its elements."""
+    """The measured bytes of one sequence's KV cache over context length, for each element type."""
     dtypes = dict.fromkeys(cache.dtype for arm in result.inference for cache in arm.caches)
     found = {
         dtype: {
@@ -275,12 +272,12 @@ def cache_sizes(result: Result) -> Figure | None:
     }
     sizes = [size.mean for arms in found.values() for points in arms.values() for _, size in points]
     return _over_context(
-        result, found, "KV cache of one sequence", lambda panel: _octaves(panel, "y", sizes, words.size)
+        result, found, "KV cache of one sequence", lambda panel: _octaves(panel, "y", sizes, fmt.in_bytes)
     )
 
 
 INTERVALS = (
-    "Bars: simultaneous 95% intervals. Filled: significant at 5% (max-t). Hollow: not. An arrow: the interval goes on."
+    "Bars: simultaneous 95% intervals. Filled: significant at 5% (max-t). Hollow: not. Arrow: the interval continues."
 )
 SEEDS = "Bars: 95% intervals over seeds."
 
@@ -288,8 +285,8 @@ SEEDS = "Bars: 95% intervals over seeds."
 FIGURES: dict[Callable[[Result], Figure | None], str] = {
     steps: f"Change at each step: mean over seeds of the paired difference to the step before. {INTERVALS}",
     differences: f"Mean over seeds of the paired difference to the baseline. {INTERVALS}",
-    effects: "Main effects, the change as one axis goes to its other level, averaged over all settings of the others, "
-    f"and interactions, half the change of one effect as the other axis goes over. {INTERVALS}",
+    effects: "Main effects, the change from one level of an axis to the other, averaged over all settings of the other "
+    f"axes, and interactions, half the change of one effect when the other axis changes. {INTERVALS}",
     interactions: "Mean loss at each combination of the levels of two axes, averaged over the others.",
     difference_curves: "Difference over training, mean over seeds. Bands: simultaneous 95% intervals at each "
     f"evaluation, of the {charts.MOST_BANDS} that end furthest from zero.",
@@ -298,27 +295,27 @@ FIGURES: dict[Callable[[Result], Figure | None], str] = {
     kv_cache_front: f"Loss against KV-cache size. Dotted: the arms that no other one beats in both. {SEEDS}",
     speed_front: f"Loss against training speed. Dotted: the arms that no other one beats in both. {SEEDS}",
     learning_rates: f"Loss over learning rate. Rings: each arm's best. Crosses: rates at which runs diverged. {SEEDS}",
-    context_lengths: f"Loss over context length. A line ends where the position encoding does. {SEEDS}",
+    context_lengths: f"Loss over context length. A line ends where the position encoding ends. {SEEDS}",
     positions: "Loss by position in the context, mean over seeds. Dotted: the end of the trained context.",
-    decoding_speed: "Decoding speed at the end of a context, all sequences of a batch together. Bars: from the lowest "
-    "to the highest seed.",
+    decoding_speed: "Decoding speed at the end of a context, over all sequences of a batch. Bars: from the lowest to "
+    "the highest seed.",
     cache_sizes: "Measured KV cache of one sequence over context length.",
 }
 
 
-# --- what figures share ---
+# --- shared by figures ---
 
 
 def _forest(rows: Sequence[Row], result: Result) -> Figure | None:
-    """A point and its 95% interval per row, from the top down; hollow where it is not significant."""
+    """A point with its 95% interval per row, from top to bottom; hollow if not significant."""
     if not rows:
         return None
     labels = list(_labels([row.label for row in rows], LABEL_LENGTH).values())
     lines = [1 + label.count("\n") for label in labels]
     places = [sum(lines[:i]) + (own - 1) / 2 for i, own in enumerate(lines)]
-    x = f"change of validation loss,\n{words.UNITS[result.metric]}"
+    x = charts.change_axis(result.metric).replace(", ", ",\n")
     figure, (panel,) = _panels([""], x, "", height=0.5 + 1.1 * LINE * max(sum(lines), 3))
-    least, most = charts.reach(rows)
+    least, most = charts.axis_range(rows)
     for y, row in zip(places, rows, strict=True):
         colour = charts.COLOUR_OF.get(row.found.verdict, charts.UNCLEAR)
         fill = colour if row.found.significant else "white"
@@ -340,7 +337,7 @@ def _forest(rows: Sequence[Row], result: Result) -> Figure | None:
 
 
 def _curves(result: Result, metric: CurveMetric) -> Figure | None:
-    """The mean over seeds, and a band from the lowest to the highest; the steep first fifth may leave the picture."""
+    """The mean over seeds, and a band from the lowest to the highest; the steep first fifth may be cut off."""
     found = [c for c in result.curves if c.metric == metric and any(map(math.isfinite, c.mean))]
     if not found:
         return None
@@ -357,7 +354,7 @@ def _band(panel: Axes, look: Style, curve: Curve | DifferenceCurve) -> None:
 
 
 def _over_tokens(figure: Figure, panel: Axes, found: Sequence[tuple[list[float], list[list[float]]]]) -> Figure:
-    """The figure with its axis of tokens, and with the losses after the first fifth of training in full."""
+    """The figure with an axis of tokens, and a range of losses that covers all but the first fifth of training."""
     if late := charts.late_range(found):
         panel.set_ylim(*late)
     panel.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -366,7 +363,7 @@ def _over_tokens(figure: Figure, panel: Axes, found: Sequence[tuple[list[float],
 
 
 def _front(result: Result, cost: str, front: Sequence[str], is_gain: bool, x: str) -> Figure | None:
-    """Every arm's loss over a cost, or a gain, and the line past which none gets."""
+    """The loss of each arm over a cost or a gain, and the front."""
     points = charts.front_points(result, cost)
     if not points:
         return None
@@ -379,9 +376,9 @@ def _front(result: Result, cost: str, front: Sequence[str], is_gain: bool, x: st
         _means(panel, looks[arm], [point], marks_only=True)
     if is_gain:
         panel.xaxis.set_major_locator(MaxNLocator(5))
-        panel.xaxis.set_major_formatter(lambda value, _: words.number(value))
+        panel.xaxis.set_major_formatter(lambda value, _: fmt.number(value))
     else:
-        _octaves(panel, "x", [x for x, _ in points.values()], words.size)
+        _octaves(panel, "x", [x for x, _ in points.values()], fmt.in_bytes)
     return figure
 
 
@@ -398,14 +395,14 @@ def _over_context(
     for panel, arms in zip(panels, found.values(), strict=True):
         for arm, points in arms.items():
             _means(panel, looks[arm], points)
-        _octaves(panel, "x", [x for points in arms.values() for x, _ in points], words.number)
+        _octaves(panel, "x", [x for points in arms.values() for x, _ in points], fmt.number)
         finish(panel)
     return figure
 
 
 def _from_zero(panel: Axes) -> None:
     panel.set_ylim(bottom=0)
-    panel.yaxis.set_major_formatter(lambda value, _: words.number(value))
+    panel.yaxis.set_major_formatter(lambda value, _: fmt.number(value))
 
 
 def _panels(
@@ -417,7 +414,7 @@ def _panels(
     looks: Mapping[str, Style] | None = None,
     with_lines: bool = True,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel for each title, and below them what each arm looks like."""
+    """A figure with a panel for each title, and a legend below them."""
     rows = math.ceil(len(titles) / columns)
     names = list(_labels(looks or {}, LEGEND_LENGTH).values())
     across, lines = _legend_shape(names)
@@ -439,7 +436,7 @@ def _panels(
 
 
 def _legend_shape(names: Sequence[str]) -> tuple[int, int]:
-    """The most columns of a legend that fit into the width, and its lines of text."""
+    """The columns of a legend that fit into the width, and its lines of text."""
     for across in range(min(len(names), 4), 0, -1):
         columns = [part.tolist() for part in np.array_split(np.array(names, dtype=object), across)]
         widths = [max(len(line) for name in column for line in name.split("\n")) for column in columns]
@@ -449,13 +446,13 @@ def _legend_shape(names: Sequence[str]) -> tuple[int, int]:
 
 
 def _looks_of(result: Result, arms: Iterable[str]) -> dict[str, Style]:
-    """How these arms look, in the order of the report."""
+    """The styles of these arms, in the report's order."""
     drawn, looks = set(arms), charts.styles(result)
     return {arm.name: looks[arm.name] for arm in result.arms if arm.name in drawn}
 
 
 def _labels(names: Iterable[str], length: int) -> dict[str, str]:
-    """Names as a figure writes them: long ones without the settings that all have, and on several lines."""
+    """The label of each name; long ones omit shared settings and are broken into lines."""
     names = list(names)
     shared = set.intersection(*(set(name.split(",")) for name in names)) if len(names) > 1 else set()
     labels = {}
@@ -471,7 +468,7 @@ def _labels(names: Iterable[str], length: int) -> dict[str, str]:
 
 
 def _known(found: Iterable[tuple[float, Estimate | Spread | None]]) -> list[Found]:
-    """The points that can be drawn, from left to right."""
+    """The finite points, from left to right."""
     known = [(x, one) for x, one in found if one and math.isfinite(one.mean) and math.isfinite(x)]
     return sorted(known, key=lambda point: point[0])
 
@@ -481,19 +478,19 @@ def _style(look: Style) -> dict[str, Any]:
 
 
 def _line(panel: Axes, look: Style, x: Sequence[float], y: Sequence[float]) -> None:
-    """An arm's line; its marks, of which only some are drawn, tell apart what colour and dash do not."""
+    """An arm's line, with a few marks that distinguish arms of equal colour and dash."""
     panel.plot(x, y, **_style(look), markevery=max(1, len(x) // 8))
 
 
 def _means(panel: Axes, look: Style, found: Sequence[Found], marks_only: bool = False) -> None:
-    """An arm's means over something, each with a bar from its low to its high."""
+    """An arm's means, each with a bar from low to high."""
     means = [one for _, one in found]
     style = _style(look) | ({"linestyle": "", "markersize": 5} if marks_only else {})
     panel.errorbar([x for x, _ in found], [one.mean for one in means], _bars(means), elinewidth=0.8, **style)
 
 
 def _bars(found: Sequence[PairedDifference | Estimate | Spread]) -> list[list[float]]:
-    """What errorbar takes for intervals: how far each goes down and up; nowhere where there is none."""
+    """The lengths of error bars below and above each mean, zero without an interval."""
     down = [one.mean - one.low if math.isfinite(one.low) else 0.0 for one in found]
     up = [one.high - one.mean if math.isfinite(one.high) else 0.0 for one in found]
     return [down, up]
@@ -502,14 +499,13 @@ def _bars(found: Sequence[PairedDifference | Estimate | Spread]) -> list[list[fl
 def _octaves(
     panel: Axes, which: Literal["x", "y"], values: Sequence[float], text: Callable[[float], str], most: int = 8
 ) -> None:
-    """A logarithmic axis with ticks, at most so many, at powers of two."""
+    """Make an axis logarithmic, with at most `most` ticks at powers of two."""
     panel.set(**{f"{which}scale": "log"})
     ticks = charts.octaves(values)
     _tick(panel.xaxis if which == "x" else panel.yaxis, ticks[:: math.ceil(len(ticks) / most)], text)
 
 
 def _tick(axis: Axis, values: Sequence[float], text: Callable[[float], str]) -> None:
-    """A tick at each of these values."""
     axis.set_major_locator(FixedLocator(values))
     axis.set_major_formatter(lambda value, _: text(value))
     axis.set_minor_locator(NullLocator())

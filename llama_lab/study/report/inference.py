@@ -1,4 +1,4 @@
-"""What generating costs an arm: speeds and cache sizes, from what eval.json holds of its runs."""
+"""The cost of generation: speeds and cache sizes of an arm, from the eval.json of its runs."""
 
 import math
 from collections.abc import Sequence
@@ -11,26 +11,26 @@ from .result import CacheSize, Inference, Speed, Spread
 
 TIMED = ("prefill", "decode", "uncached")
 
-Entries = list[dict[str, Any]]  # one of each run, of the same measurement
+Entries = list[dict[str, Any]]  # one measurement, an entry per run
 
 
 def inference(arm: str, records: Sequence[Record]) -> Inference | None:
-    """What was measured in all of the records in which anything was; None if there is nothing."""
+    """The measurements that all evaluated records have in common; None without any."""
     speeds = tuple(map(_speed, _shared(records, "speed", "batch_size", "context")))
     caches = _shared(records, "cache", "batch_size", "dtype", "context")
-    # A batch's cache is that of one sequence, once for each: the smallest batch is nearest to a sequence alone.
+    # The cache of a batch is divided by its size: the smallest batch is the closest to one sequence.
     smallest = min((entries[0]["batch_size"] for entries in caches), default=0)
     sizes = tuple(_cache_size(entries) for entries in caches if entries[0]["batch_size"] == smallest)
     return Inference(arm, speeds, sizes) if speeds or sizes else None
 
 
 def rounds(entry: dict[str, Any], part: str) -> list[float]:
-    """The seconds of one of TIMED in every round; none where it was not measured."""
+    """The seconds of one of TIMED in every round; empty if it was not measured."""
     return entry.get(part) or []
 
 
 def _shared(records: Sequence[Record], part: str, *keys: str) -> list[Entries]:
-    """The entries of every record that has the part, for each combination of the keys' values that they all have."""
+    """The entries of every record that has the part, for each combination of the keys that all of them have."""
     measured = [record.evaluation[part] for record in records if record.evaluation.get(part)]
     by_run = [{tuple(entry[key] for key in keys): entry for entry in entries} for entries in measured]
     combinations = by_run[0] if by_run else ()
@@ -61,11 +61,11 @@ def _cache_size(entries: Entries) -> CacheSize:
 
 
 def _median(seconds: Sequence[float]) -> float:
-    """nan if there are none, or if one is no time that anything takes."""
+    """nan if there are none, or if one is not positive and finite."""
     return median(seconds) if seconds and all(0 < one < math.inf for one in seconds) else math.nan
 
 
 def _spread(values: Sequence[float]) -> Spread | None:
-    """None if one of them is not known."""
+    """None if a value is unknown."""
     is_known = all(map(math.isfinite, values))
     return Spread(fmean(values), min(values), max(values)) if is_known else None

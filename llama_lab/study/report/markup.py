@@ -1,11 +1,11 @@
-"""Text and tables as Markdown and as LaTeX, in which whatever a name holds stands for itself."""
+"""Text and tables as Markdown and LaTeX, with all special characters escaped."""
 
 import re
 import textwrap
 
 from .tables import Table
 
-# LaTeX's special characters, and those that pdfTeX does not know in its default encoding.
+# LaTeX's special characters, and those that pdfTeX's default encoding lacks.
 LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -20,26 +20,26 @@ LATEX = {
     "\u2013": "--",
     "\u2026": r"\ldots{}",
     "\u00a0": "~",
-    "--": "-{}-",  # no dash
+    "--": "-{}-",  # which would be a dash
 } | {character: f"\\{character}" for character in "{}$&#_%"}
 LATEX_SPECIAL = re.compile("|".join(map(re.escape, sorted(LATEX, key=len, reverse=True))))
 MARKDOWN_SPECIAL = re.compile(r"[\\`*_|<>]")
-LONG = 40  # characters of a cell that is broken into lines
-HEAD = 16  # characters of a line of a head
+LONG = 40  # characters above which a column of text wraps
+HEAD = 16  # characters per line of a column's title
 
 
 def latex(text: str) -> str:
-    """Text for LaTeX."""
+    """Text, escaped for LaTeX."""
     return LATEX_SPECIAL.sub(lambda found: LATEX[found[0]], text)
 
 
 def markdown(text: str) -> str:
-    """Text for Markdown."""
+    """Text, escaped for Markdown."""
     return MARKDOWN_SPECIAL.sub(r"\\\g<0>", text)
 
 
 def markdown_table(table: Table) -> str:
-    """A table in Markdown, its caption below."""
+    """A table in Markdown, with its caption below."""
 
     def row(cells: list[str]) -> str:
         return f"| {' | '.join(markdown(cell).replace(chr(10), '<br>') for cell in cells)} |"
@@ -50,7 +50,7 @@ def markdown_table(table: Table) -> str:
 
 
 def latex_table(table: Table, label: str) -> str:
-    r"""A table in LaTeX, over both columns of a page, with notes in lines of their own."""
+    """A table in LaTeX across both columns of a page, with notes on lines of their own."""
     longest = [max(map(len, "\n".join(cells).split("\n"))) for cells in zip(table.head, *table.rows, strict=True)]
     texts = _texts(table)
     columns = [
@@ -89,7 +89,7 @@ def latex_table(table: Table, label: str) -> str:
 
 
 def _texts(table: Table) -> list[bool]:
-    """Of each column, whether it holds words: the first one has names."""
+    """Whether each column holds text; the first one always does."""
     return [i == 0 or name in table.words for i, name in enumerate(table.head)]
 
 
@@ -104,5 +104,5 @@ def _latex_cell(cell: str, column: str) -> str:
 
 
 def _guarded(line: str) -> str:
-    r"""A line that \\ before it does not take for its argument."""
+    r"""A line that a preceding \\ does not read as its argument."""
     return f"{{}}{line}" if line.startswith(("[", "*")) else line

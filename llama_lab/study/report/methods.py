@@ -1,36 +1,36 @@
-"""A study's methods as a paper tells them: what the records of its runs say, and where these differ."""
+"""The methods section of a paper, from the records of a study's runs; differences between runs are spelled out."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from llama_lab.formatting import UNITS, count, learning_rate, number, percent, three_digits
-from llama_lab.runs.record import NOT_BEGUN, Record
+from llama_lab.formatting import UNITS, count, duration, learning_rate, number, percent, three_digits
+from llama_lab.runs.record import MISSING, Record
 from llama_lab.study.naming import disagreement
 from llama_lab.study.settings import RATE, SEEDS
-from llama_lab.units import duration
 
 from . import references
+from .environment import UNCOMMITTED, environment
 from .markup import latex, markdown
 from .references import Keys, sources
 from .result import Result
-from .surroundings import UNCOMMITTED, surroundings
 
-Part = str | Keys  # a text, or what is cited after it
+Part = str | Keys  # a text, or the citations after it
 Sentence = tuple[Part, ...]
 
-MOST_NAMED = 12  # arms; of more, runs.csv tells the names
+MOST_NAMED = 12  # arms; runs.csv has the names of more
 
 DESIGNS = {
     "ladder": "a ladder: each arm is the one before it with one more change",
     "add_one": "one change at a time: each arm is the baseline with one change",
-    "leave_one_out": "leave-one-out: each arm is the baseline with one change taken back",
-    "factorial": "a factorial of two levels on each axis",
+    "leave_one_out": "leave-one-out: each arm is the baseline with one change reverted",
+    "factorial": "a two-level factorial",
     "learning_rate": "two recipes, each over a grid of learning rates",
     "kv_heads": "one model with different numbers of key and value heads",
     "depth": "blocks at several depths, with several lengths of warm-up",
     "context": "position encodings, evaluated at contexts longer than those that they were trained on",
-    "comparison": "runs put together after they were made",
+    "comparison": "a comparison of existing runs",
 }
 MATCHES = {
     "params": "The feed-forward width of an arm was chosen so that it has as many parameters without embeddings as the "
@@ -38,7 +38,7 @@ MATCHES = {
     "flops": "The feed-forward width of an arm was chosen so that its forward pass takes as many FLOPs per token as "
     "that of the arm that it is matched to",
     "none": "The sizes of the arms were not matched",
-    "": "Whether the sizes of the arms were matched is not recorded",
+    "": "It is not recorded whether the sizes of the arms were matched",
 }
 CHOICES = {
     "arch": "They start from the recipe",
@@ -75,8 +75,8 @@ class Paragraph:
 
 
 def methods(result: Result) -> list[Paragraph]:
-    """The paragraphs that have something to say."""
-    runs = [record for record in result.records if record.status != NOT_BEGUN]
+    """The paragraphs that are not empty."""
+    runs = [record for record in result.records if record.status != MISSING]
     found = [Paragraph("Design", (*_arms(result), *_seeds(result)))]
     if runs:
         found += [
@@ -91,13 +91,13 @@ def methods(result: Result) -> list[Paragraph]:
 
 
 def cited(paragraphs: Iterable[Paragraph]) -> set[str]:
-    """The keys of all sources."""
+    """The keys of all citations."""
     parts = (part for paragraph in paragraphs for sentence in paragraph.sentences for part in sentence)
     return {key for part in parts if isinstance(part, tuple) for key in part}
 
 
 def methods_markdown(paragraphs: Iterable[Paragraph]) -> str:
-    """Markdown, with citations as Pandoc reads them."""
+    """The paragraphs in Markdown, with citations in Pandoc's syntax."""
 
     def cite(keys: Keys) -> str:
         return f" [{'; '.join(f'@{key}' for key in keys)}]"
@@ -106,7 +106,7 @@ def methods_markdown(paragraphs: Iterable[Paragraph]) -> str:
 
 
 def methods_latex(paragraphs: Iterable[Paragraph]) -> str:
-    """LaTeX, to be read by another file."""
+    r"""The paragraphs in LaTeX, for \input."""
 
     def cite(keys: Keys) -> str:
         return rf"~\cite{{{','.join(keys)}}}"
@@ -121,7 +121,7 @@ def _written(paragraph: Paragraph, text: Callable[[str], str], cite: Callable[[K
     )
 
 
-# --- what each paragraph says ---
+# --- paragraphs ---
 
 
 def _arms(result: Result) -> list[Sentence]:
@@ -140,18 +140,14 @@ def _seeds(result: Result) -> list[Sentence]:
     judged = [record for arm in result.arms for record in arm.records]
     by_arm = {arm.name: ", ".join(map(str, sorted({record.seed for record in arm.records}))) for arm in result.arms}
     seeds = [by_arm[record.arm] for record in judged]
-    ends: dict[str, int] = {}
-    for record in result.records:
-        ends[record.status] = ends.get(record.status, 0) + 1
+    ends = Counter(record.status for record in result.records)
     others = ", ".join(f"{n} {status}" for status, n in ends.items() if status != "done")
-    finished = f"{ends.get('done', 0)} of {count(len(result.records), 'run')} finished" + (
-        f" ({others})" if others else ""
-    )
-    return [(f"Seeds are {_told(judged, seeds)}; {finished}.",), _pairing(result.records)]
+    finished = f"{ends['done']} of {count(len(result.records), 'run')} finished{f' ({others})' if others else ''}"
+    return [(f"Seeds are {_by_run(judged, seeds)}; {finished}.",), _pairing(result.records)]
 
 
 def _pairing(records: Sequence[Record]) -> Sentence:
-    """Whether runs of one seed share what a seed decides, as their configs say."""
+    """Whether runs with one seed share the seeds of data and model."""
     by_seed: dict[int, set[tuple[object, ...]]] = {}
     for record in records:
         if record.config:
@@ -175,7 +171,7 @@ def _models(result: Result, runs: Sequence[Record]) -> list[Sentence]:
         low, high = number(min(params)), number(max(params))
         found.append((f"They have {low if low == high else f'{low} to {high}'} parameters without embeddings.",))
     for group, beginning in CHOICES.items():
-        if options := dict.fromkeys(t.facts["choices"][group] for t in runs if t.facts["choices"].get(group)):
+        if options := dict.fromkeys(r.facts["choices"][group] for r in runs if r.facts["choices"].get(group)):
             found.append((f"{beginning} ", *_listed(group, options), "."))
     found.append((f"Dropout is {_of_config(runs, 'model.dropout')}.",))
     return found
@@ -192,7 +188,8 @@ def _listed(group: str, options: Iterable[str]) -> list[Part]:
 def _matching(result: Result) -> list[Sentence]:
     match = result.study.match
     residuals = [abs(arm.arm.residual) for arm in result.arms if arm.arm.residual is not None]
-    left = f"; what remains is at most {percent(max(residuals))}" if residuals and match in ("params", "flops") else ""
+    is_matched = residuals and match in ("params", "flops")
+    left = f"; the remaining difference is at most {percent(max(residuals))}" if is_matched else ""
     return [(f"{MATCHES.get(match, f'The sizes of the arms were matched in {match}')}{left}.",)]
 
 
@@ -203,10 +200,10 @@ def _text(runs: Sequence[Record]) -> list[Sentence]:
     bounds = [record.config.get("data.val_tokens") for record in runs]
     read = [f"at most {bound:,} tokens of them are read" if bound else "all of them are read" for bound in bounds]
     return [
-        (f"The text is {_told(runs, texts)}, with the hash {_told(runs, hashes)}.",),
+        (f"The text is {_by_run(runs, texts)}, with the hash {_by_run(runs, hashes)}.",),
         (
-            f"Of its documents, {_told(runs, held_out)}, chosen by the hash of their text, are held out for "
-            f"validation; {_told(runs, read)}.",
+            f"Of its documents, {_by_run(runs, held_out)}, chosen by the hash of their text, are held out for "
+            f"validation; {_by_run(runs, read)}.",
         ),
     ]
 
@@ -219,8 +216,8 @@ def _tokenizer(runs: Sequence[Record]) -> list[Sentence]:
     hashes = [record.facts.get("tokenizer_hash", "unknown")[:12] for record in runs]
     lengths = [three_digits(record.facts.get("bytes_per_token")) for record in runs]
     return [
-        (f"The tokenizer is {_told(runs, kinds)}", keys, f", with the hash {_told(runs, hashes)}."),
-        (f"Its vocabulary has {_told(runs, sizes)} tokens, which have {_told(runs, lengths)} bytes on average.",),
+        (f"The tokenizer is {_by_run(runs, kinds)}", keys, f", with the hash {_by_run(runs, hashes)}."),
+        (f"Its vocabulary has {_by_run(runs, sizes)} tokens, which have {_by_run(runs, lengths)} bytes on average.",),
     ]
 
 
@@ -229,11 +226,11 @@ def _budget(runs: Sequence[Record]) -> list[Sentence]:
     steps = [number(record.summary.get("step")) for record in runs if record.done]
     done = [record for record in runs if record.done]
     batch, context = _of_config(runs, "train.batch_size"), _of_config(runs, "model.max_seq_len")
-    in_steps = f", which are {_told(done, steps)} steps" if done else ""
+    in_steps = f", which are {_by_run(done, steps)} steps" if done else ""
     return [
         (
-            f"The budget of a run is {_told(runs, tokens)} tokens, in batches of {batch} sequences of {context} tokens"
-            f"{in_steps}.",
+            f"The budget of a run is {_by_run(runs, tokens)} tokens, in batches of {batch} sequences of {context} "
+            f"tokens{in_steps}.",
         ),
     ]
 
@@ -251,11 +248,11 @@ def _optimization(runs: Sequence[Record]) -> list[Sentence]:
     clipping = [f"gradients clipped at a norm of {clip:g}" if clip else "gradients not clipped" for clip in clips]
     found: list[Sentence] = [
         (
-            f"The optimizer is {_told(runs, optimizers)}",
+            f"The optimizer is {_by_run(runs, optimizers)}",
             keys["optim"],
-            f"{_settings(runs, 'optim', RATE)}, with {_told(runs, schedules)}",
+            f"{_settings(runs, 'optim', RATE)}, with {_by_run(runs, schedules)}",
             keys["schedule"],
-            f"{_settings(runs, 'schedule')} and {_told(runs, clipping)}.",
+            f"{_settings(runs, 'schedule')} and {_by_run(runs, clipping)}.",
         )
     ]
     if any(record.config.get("train.z_loss") for record in runs):
@@ -264,7 +261,7 @@ def _optimization(runs: Sequence[Record]) -> list[Sentence]:
 
 
 def _settings(runs: Sequence[Record], group: str, without: str = "") -> str:
-    """` (beta1 0.9, beta2 0.95)`: the settings of a group that are numbers."""
+    """The numerical settings of a config group: ` (beta1 0.9, beta2 0.95)`."""
     keys = dict.fromkeys(key for record in runs for key in record.config if key.startswith(f"{group}."))
     shown = [key for key in keys if key != without and any(_is_number(record.config.get(key)) for record in runs)]
     listed = ", ".join(f"{key.removeprefix(f'{group}.')} {_of_config(runs, key)}" for key in shown)
@@ -274,33 +271,25 @@ def _settings(runs: Sequence[Record], group: str, without: str = "") -> str:
 def _learning_rates(result: Result, runs: Sequence[Record]) -> list[Sentence]:
     if not result.learning_rates:
         rates = [learning_rate(record.config.get(RATE)) for record in runs]
-        return [(f"The peak learning rate is {_told(runs, rates)}; it was not tuned.",)]
-    found: list[Sentence] = []
+        return [(f"The peak learning rate is {_by_run(runs, rates)}; it was not tuned.",)]
     grids = {sweep.arm: ", ".join(map(learning_rate, sweep.rates)) for sweep in result.learning_rates}
     swept = [record for record in result.records if record.arm in grids]
-    tried = _told(swept, [grids[t.arm] for t in swept])
+    tried = _by_run(swept, [grids[r.arm] for r in swept])
     chosen = {sweep.arm: sorted({*sweep.chosen.values()} or {sweep.best}) for sweep in result.learning_rates}
     shown = "; ".join(f"{', '.join(map(learning_rate, rates))} for {arm}" for arm, rates in chosen.items())
     if any(sweep.chosen for sweep in result.learning_rates):
-        found.append(
-            (
-                "Each judged run was trained at the learning rate with the lowest final validation loss on a tuning "
-                f"seed of its own, one for each judged seed, which is not compared. Tried were {tried}; chosen were "
-                f"{shown}.",
-            )
+        choice = (
+            "Each judged run was trained at the learning rate with the lowest final validation loss on a tuning seed "
+            "of its own, one for each judged seed, which is not compared. "
+            f"The rates {tried} were tried; the chosen ones are {shown}."
         )
     else:
-        found.append((f"Every seed was trained at each of the learning rates {tried}.",))
-        found.append(
-            (
-                "An arm is judged at the rate with the lowest mean validation loss among those at which most of its "
-                f"seeds finished: {shown}.",
-            )
+        choice = (
+            f"Every seed was trained at each of the learning rates {tried}. An arm is judged at the rate with the "
+            f"lowest mean validation loss among those at which most of its seeds finished: {shown}."
         )
-    found.append(
-        ("The sensitivity to the learning rate is that of the loss averaged over the grid", references.SENSITIVITY, ".")
-    )
-    return found
+    sensitivity = "The sensitivity to the learning rate is that of the loss averaged over the grid"
+    return [(choice,), (sensitivity, references.SENSITIVITY, ".")]
 
 
 def _statistics(result: Result) -> tuple[Sentence, ...]:
@@ -309,7 +298,7 @@ def _statistics(result: Result) -> tuple[Sentence, ...]:
             f"Arms are judged by their final validation loss in {UNITS[result.metric]}, the mean over all validation "
             "tokens that are read.",
         ),
-        ("Intervals of the loss of an arm are 95% intervals over seeds by Student's t.",),
+        ("The intervals of an arm's loss are 95% intervals over seeds by Student's t.",),
     ]
     is_max_t, is_factorial = "max-t" in result.tests, result.study.design == "factorial"
     if result.tests == "none":
@@ -319,13 +308,8 @@ def _statistics(result: Result) -> tuple[Sentence, ...]:
     else:
         found.append(("Differences are means over the seeds that both arms have finished.",))
     if result.tests != "none":
-        found.append(
-            (
-                f"They were tested by {result.tests}",
-                references.MAX_T if is_max_t else references.NONE,
-                ", two-sided at 5%.",
-            )
-        )
+        keys = references.MAX_T if is_max_t else references.NONE
+        found.append((f"They were tested by {result.tests}", keys, ", two-sided at 5%."))
     if is_max_t:
         what = "effect over seeds" if is_factorial else "arm, in a model of arm and seed,"
         found.append(
@@ -338,22 +322,17 @@ def _statistics(result: Result) -> tuple[Sentence, ...]:
             )
         )
     if result.study.margin is not None:
-        found.append(
-            (
-                f"Changes of less than {result.study.margin:g} {UNITS[result.metric]} count as none, by two one-sided "
-                "tests",
-                references.EQUIVALENCE,
-                ".",
-            )
-        )
+        margin = f"{result.study.margin:g} {UNITS[result.metric]}"
+        tests = f"Changes of less than {margin} count as equivalent, by two one-sided tests"
+        found.append((tests, references.EQUIVALENCE, "."))
     return tuple(found)
 
 
 def _hardware(runs: Sequence[Record]) -> list[Sentence]:
     facts = _facts(runs, "devices", "device", "precision", "CPU threads", "attention kernel", "platform")
     seconds = [record.summary["seconds"] for record in runs if isfinite(record.summary.get("seconds", float("nan")))]
-    took = f" {count(len(seconds), 'finished run')} took {duration(sum(seconds))} together." if seconds else ""
-    return [(f"Runs were made with {facts}.{took}",)]
+    took = f" {count(len(seconds), 'finished run')} took {duration(sum(seconds))} in total." if seconds else ""
+    return [(f"Runs were trained with {facts}.{took}",)]
 
 
 def _speeds(result: Result) -> list[Sentence]:
@@ -363,7 +342,7 @@ def _speeds(result: Result) -> list[Sentence]:
     rounds = max(len(arm.train) for arm in speed.arms.values())
     return [
         (
-            f"Speeds are medians of {count(rounds, 'round')}, in each of which every arm had its turn, on "
+            f"Speeds are medians of {count(rounds, 'round')}, each of which measured every arm, on "
             f"{speed.devices} x {speed.device} in {speed.precision} with {speed.threads} CPU threads.",
         )
     ]
@@ -374,26 +353,26 @@ def _software(runs: Sequence[Record]) -> list[Sentence]:
     return [(f"Software: {facts}.",)]
 
 
-# --- how runs are told of ---
+# --- values of runs ---
 
 
 def _facts(runs: Sequence[Record], *names: str) -> str:
     """`device cpu, precision 32-true`."""
-    values = [surroundings(record) for record in runs]
-    return ", ".join(f"{name} {_told(runs, [one[name] for one in values])}" for name in names)
+    values = [environment(record) for record in runs]
+    return ", ".join(f"{name} {_by_run(runs, [one[name] for one in values])}" for name in names)
 
 
 def _of_config(runs: Sequence[Record], key: str) -> str:
-    return _told(runs, [_shown(record.config.get(key)) for record in runs])
+    return _by_run(runs, [_shown(record.config.get(key)) for record in runs])
 
 
-def _told(runs: Sequence[Record], values: Sequence[str]) -> str:
-    """The one value of all runs, or each with the runs that have it."""
+def _by_run(runs: Sequence[Record], values: Sequence[str]) -> str:
+    """The value that all runs share, or each value with its runs."""
     return f"({disagreement(runs, values)})" if len(set(values)) > 1 else values[0] if values else "unknown"
 
 
 def _classes(runs: Sequence[Record], key: str) -> list[str]:
-    """The class or function of a component."""
+    """The name of a component's class or function in each run."""
     return [str(record.config.get(key, "unknown")).rpartition(".")[2] for record in runs]
 
 

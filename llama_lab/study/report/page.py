@@ -1,4 +1,4 @@
-"""report.html: a study's result as one file that needs no network, for a screen, a phone and paper."""
+"""report.html: a study's result as one self-contained file for a screen, a phone and paper."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ from markupsafe import Markup
 from plotly import graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from llama_lab import formatting as words
+from llama_lab import formatting as fmt
 from llama_lab.study.speed import FILE as SPEED
 from llama_lab.study.study import FILE, SUMMARY
 
@@ -18,22 +18,21 @@ from .result import Result
 from .tables import Table, tables
 
 TEMPLATE = "page.html.j2"
-BESIDE = (SUMMARY, FILE, SPEED, "export/")  # what may lie in the page's folder
+BESIDE = (SUMMARY, FILE, SPEED, "export/")  # files that the page links if they are in its folder
 MATCHES = {"params": "matched in parameters", "flops": "matched in FLOPs per token", "none": "not matched in size"}
-MOST_NAMED = 8  # seeds of a line, and arms that it takes to draw only some of them
+MOST_SEEDS = 8  # listed in one line
 SIGNIFICANT = (
-    "Bars: 95% intervals. Filled: significant at 5% (max-t), which is where the simultaneous interval excludes zero. "
-    "Left is better."
+    "Bars: 95% intervals. Filled: significant at 5% (max-t): the simultaneous interval excludes zero. Left is better."
 )
-MOST_TOLD = 12  # arms in the text for readers who do not see a chart; the tables hold all
+MOST_IN_ALT = 12  # arms in a chart's alternative text; the tables have all
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure with what stands around it.
+    """A figure with its texts and its legend.
 
-    alt: what it shows, in words. caption: how to read it. looks: of each line that the legend switches. shown: those
-    that it opens with; None for all.
+    alt: the alternative text. caption: how to read it. looks: the style of each line in the legend. shown: the lines
+    that are visible at first; None for all.
     """
 
     figure: go.Figure
@@ -45,7 +44,7 @@ class Chart:
 
     @property
     def json(self) -> Markup:
-        """The figure for Plotly.js; Plotly escapes what would end a script element."""
+        """The figure for Plotly.js, safe inside a script element."""
         hidden = self.hidden
         for trace in self.figure.data:
             if trace.meta and trace.meta["arm"] in hidden:
@@ -54,53 +53,53 @@ class Chart:
 
     @property
     def legend(self) -> dict[str, charts.Style]:
-        """The lines that are there, with their looks."""
+        """The drawn lines, with their styles."""
         drawn = {trace.meta["arm"] for trace in self.figure.data if trace.meta}
         return {name: style for name, style in self.looks.items() if name in drawn}
 
     @property
     def hidden(self) -> set[str]:
-        """The lines that a reader must switch on to see."""
+        """The lines that are switched off at first."""
         return set() if self.shown is None else set(self.legend) - set(self.shown)
 
     @property
     def full_caption(self) -> str:
-        """The caption, and what the chart does not show at first."""
+        """The caption, with a note on hidden lines."""
         shown = len(self.legend) - len(self.hidden)
-        note = f" Of {len(self.legend)} the {shown} that differ most are shown; press a name for the others."
+        note = f" Of {len(self.legend)} the {shown} that differ most are shown; press a name to show another."
         return self.caption + (note if self.hidden else "")
 
     @property
     def has_points(self) -> bool:
         """Whether there is anything to draw."""
-        return any(words.known(y) for trace in self.figure.data for y in trace.y)
+        return any(fmt.known(y) for trace in self.figure.data for y in trace.y)
 
     @property
     def has_lines(self) -> bool:
-        """Whether arms are drawn as lines, and not as points alone."""
+        """Whether arms are drawn as lines, not only as points."""
         return any("lines" in trace.mode for trace in self.figure.data if trace.meta)
 
     @property
     def choices(self) -> dict[str, list[str]]:
-        """What a reader may choose: options by group; a group with one option is no choice."""
+        """The options of each group that has more than one."""
         groups = (self.figure.layout.meta or {}).get("choices", {})
         return {group: list(options) for group, options in groups.items() if len(options) > 1}
 
 
 @dataclass(frozen=True)
 class Section:
-    """One section of the page; left out if it has nothing to say."""
+    """A section of the page; left out if empty."""
 
     title: str
     text: tuple[str, ...] = ()
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
     command: str = ""
-    folds: bool = True  # long tables
+    folds: bool = True  # whether long tables are collapsed
 
 
 def write_page(result: Result, path: Path) -> None:
-    """Write the report of a study. It links what lies in its folder by then."""
+    """Write the report of a study, with links to the files of BESIDE that exist in its folder."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -119,15 +118,14 @@ def write_page(result: Result, path: Path) -> None:
 
 
 def _facts(result: Result) -> str:
-    """What was compared, in a line."""
+    """The subtitle: design, arms, baseline, seeds and matching."""
     study, seeds = result.study, result.provenance.seeds
-    some = len(seeds) <= MOST_NAMED
-    named = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds)) or words.UNKNOWN}"
+    listed = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds)) or fmt.UNKNOWN}"
     parts = [
         study.design.replace("_", "-").capitalize(),
-        words.count(len(result.arms), "arm"),
+        fmt.count(len(result.arms), "arm"),
         f"baseline {study.baseline}",
-        named if some else words.count(len(seeds), "seed"),
+        listed if len(seeds) <= MOST_SEEDS else fmt.count(len(seeds), "seed"),
         MATCHES.get(study.match, "matching not recorded"),
     ]
     return " · ".join(parts)
@@ -156,17 +154,16 @@ def _of(found: Mapping[str, Table], *slugs: str) -> tuple[Table, ...]:
 
 
 def _alt(what: str, found: Iterable[str]) -> str:
-    """What a chart shows, for readers who do not see it."""
-    return f"{what}: {words.enumerate_some(list(found), MOST_TOLD, '; ')}."
+    """A chart's alternative text."""
+    return f"{what}: {fmt.enumerate_some(list(found), MOST_IN_ALT, '; ')}."
 
 
 def _lines(
     result: Result, figure: go.Figure, table: Table | None, columns: Iterable[str], caption: str, wide: bool = False
 ) -> Chart:
-    """A chart with a line or a point for each arm; its alternative text is of these columns of a table."""
-    told = table.cells(*columns) if table else ()
-    looks = charts.styles(result)
-    chart = Chart(figure, _alt(figure.layout.title.text, told), caption, looks, charts.foremost(result), wide)
+    """A chart with a line or a point for each arm; its alternative text has these columns of a table (default: all)."""
+    alt = _alt(figure.layout.title.text, table.cells(*columns) if table else ())
+    chart = Chart(figure, alt, caption, charts.styles(result), charts.foremost(result), wide)
     return chart if chart.has_lines else replace(chart, shown=None)
 
 
@@ -175,24 +172,24 @@ def _effects(result: Result, found: Mapping[str, Table]) -> Section:
     drawn = []
     if rows:
         caption = (
-            "Main effect: the change of the loss as one axis goes from the baseline's option to the other, averaged "
-            "over all settings of the others. Interaction: half the change of one axis's effect as the other one "
-            f"changes. {SIGNIFICANT}"
+            "Main effect: the change of the loss from the baseline's option of one axis to the other option, averaged "
+            "over all settings of the other axes. Interaction: half the change of one axis's effect when the other "
+            f"axis changes. {SIGNIFICANT}"
         )
         drawn.append(_forest(result, rows, "Main effects and interactions", caption))
     if result.interactions:
         shown, known = len(charts.shown_interactions(result)), len(result.interactions)
         some = f" The {shown} largest of {known} interactions; the table has all." if shown < known else ""
-        caption = f"Lines that are not parallel are an interaction. Over the seeds that all arms have finished.{some}"
+        caption = f"Lines that are not parallel show an interaction. Over the seeds that all arms have finished.{some}"
         alt = _alt("Mean loss at each combination of two axes", found["interactions"].cells())
         drawn.append(Chart(charts.interactions(result), alt, caption))
-    told = _of(found, "effects", "interactions")
-    return Section("Main effects and interactions", charts=tuple(drawn), tables=told, folds=False)
+    title, shown_tables = "Main effects and interactions", _of(found, "effects", "interactions")
+    return Section(title, charts=tuple(drawn), tables=shown_tables, folds=False)
 
 
 def _differences(result: Result, found: Mapping[str, Table]) -> Section:
     is_long = result.study.is_chain and len(result.arms) > 2
-    ends = "; tested are the first step and, by a paired t-test of its own, the last arm" if is_long else ""
+    ends = "; only the first step and, by a separate paired t-test, the last arm are tested" if is_long else ""
     kinds: tuple[tuple[charts.Against, str, str], ...] = (
         ("previous", "Change at each step", "Each arm against the one before. "),
         ("baseline", f"Change from {result.study.baseline}", f"Each arm against {result.study.baseline}{ends}. "),
@@ -206,8 +203,7 @@ def _differences(result: Result, found: Mapping[str, Table]) -> Section:
 
 
 def _forest(result: Result, rows: list[charts.Row], title: str, caption: str) -> Chart:
-    """A chart of differences."""
-    axis = f"change of validation loss, {words.UNITS[result.metric]}"
+    axis = charts.change_axis(result.metric)
     alt = _alt(f"{title}, {axis}", (row.text for row in rows))
     return Chart(charts.differences(rows, title, axis), alt, caption)
 
@@ -216,13 +212,13 @@ def _training(result: Result, found: Mapping[str, Table]) -> Section:
     drawn = []
     if any(len(curve.tokens) > 1 for curve in result.difference_curves):
         ends = (
-            f"{curve.name} {words.with_interval(curve.mean[-1], curve.low[-1], curve.high[-1], is_difference=True)}"
+            f"{curve.name} {fmt.with_interval(curve.mean[-1], curve.low[-1], curve.high[-1], is_difference=True)}"
             for curve in result.difference_curves
         )
         caption = (
             "Mean of the paired differences at every evaluation that all runs share. Bands: the simultaneous 95% "
-            "intervals of the same test at that evaluation; the last one is the reported interval. A band that leaves "
-            "zero on the way is not a finding: each evaluation is one more look."
+            "intervals of the same test at that evaluation; the last one is the reported interval. A band that "
+            "excludes zero before the end is not a finding: each evaluation is one more look."
         )
         drawn.append(
             Chart(
@@ -245,8 +241,8 @@ def _training(result: Result, found: Mapping[str, Table]) -> Section:
 
 def _cost(result: Result, found: Mapping[str, Table]) -> Section:
     caption = (
-        "Dotted: the arms that no other one beats in both mean loss and {}; their intervals play no part in it. Means "
-        "for it are over the seeds that all arms have finished. Bars: 95% intervals over seeds."
+        "Dotted: the arms that no other one beats in both mean loss and {}, regardless of their intervals, with means "
+        "over the seeds that all arms have finished. Bars: 95% intervals over seeds."
     )
     fronts = (
         ("kv_cache/bytes_per_token", charts.kv_cache_front, "KV-cache size per token", "KV cache per token"),
@@ -255,7 +251,7 @@ def _cost(result: Result, found: Mapping[str, Table]) -> Section:
     drawn = tuple(
         _lines(result, draw(result), found.get("arms"), ("Loss", column), caption.format(name))
         for cost, draw, name, column in fronts
-        if any(arm.judged(result.metric) and words.known(arm.costs.get(cost)) for arm in result.arms)
+        if any(arm.judged(result.metric) and fmt.known(arm.costs.get(cost)) for arm in result.arms)
     )
     return Section("Cost", charts=drawn, tables=_of(found, "costs"))
 
@@ -263,13 +259,11 @@ def _cost(result: Result, found: Mapping[str, Table]) -> Section:
 def _inference(result: Result, found: Mapping[str, Table]) -> Section:
     drawn = []
     if any(arm.speeds for arm in result.inference):
-        caption = (
-            "At the end of a context, all sequences of a batch together. Bars: from the lowest to the highest seed."
-        )
+        caption = "At the end of a context, over all sequences of a batch. Bars: from the lowest to the highest seed."
         columns = ("Sequences", "Context", "Tokens per second", "Gain")
         drawn.append(_lines(result, charts.decoding_speeds(result), found.get("decoding"), columns, caption))
     if any(arm.caches for arm in result.inference):
-        caption = "Of the cache's tensors as they are when generating; a window's stops growing at its length."
+        caption = "The size of the cache's tensors during generation; a sliding window's cache is at most its length."
         drawn.append(_lines(result, charts.cache_sizes(result), found.get("caches"), (), caption))
     return Section("Inference", charts=tuple(drawn), tables=_of(found, "decoding", "caches"))
 
@@ -286,12 +280,12 @@ def _lengths(result: Result, found: Mapping[str, Table]) -> Section:
     if not result.lengths:
         return Section("Context length")
     table = found.get("lengths")
-    caption = "A line ends where the arm's position encoding does. Bars: 95% intervals over seeds."
+    caption = "A line ends where the arm's position encoding ends. Bars: 95% intervals over seeds."
     drawn = [_lines(result, charts.context_lengths(result), table, (), caption)]
     if any(arm.by_position for arm in result.lengths):
         caption = (
-            "Mean over seeds. Dotted: the last position that the arms were trained on. An arm is missing where its "
-            "position encoding ends before the chosen context does."
+            "Mean over seeds. Dotted: the last position that the arms were trained on. An arm is missing if its "
+            "position encoding ends before the chosen context."
         )
         drawn.append(_lines(result, charts.positions(result), table, (), caption))
     return Section("Context length", charts=tuple(drawn), tables=_of(found, "lengths"))

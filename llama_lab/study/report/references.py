@@ -1,4 +1,4 @@
-"""What a paper should cite: the sources of the options that runs chose, and of the statistics, as BibTeX."""
+"""The papers to cite for the options of runs and for the statistics of a study, as BibTeX."""
 
 import re
 from collections.abc import Iterable
@@ -23,9 +23,9 @@ PYTHIA: Keys = ("biderman2023pythia",)
 FALCON: Keys = ("almazrouei2023falcon",)
 NEOX: Keys = ("black2022neox",)
 TIED: Keys = ("press2017tying",)
-NONE: Keys = ()  # of what nobody needs to be cited for
+NONE: Keys = ()
 
-# The keys of each option of a config group, in the order in which they are cited.
+# The keys for each option of a config group, in citation order.
 SOURCES: dict[str, dict[str, Keys]] = {
     "norm": {
         "layernorm": ("ba2016layernorm",),
@@ -133,7 +133,7 @@ SOURCES: dict[str, dict[str, Keys]] = {
     "schedule": {"constant": NONE, "cosine": ("loshchilov2017sgdr",), "linear": NONE, "wsd": ("hu2024minicpm",)},
 }
 
-# Of what is no option of a group.
+# The keys for everything that is not an option of a config group.
 MAX_T: Keys = ("hothorn2008simultaneous", "hasler2008heteroscedasticity")
 MODERATION: Keys = ("smyth2004moderated", "horn1975heteroscedastic")
 DEGREES_OF_FREEDOM: Keys = ("satterthwaite1946",)
@@ -148,16 +148,16 @@ DESIGNS: dict[str, Keys] = {
 
 
 def sources(group: str, option: str) -> Keys:
-    """What to cite for an option of a config group; nothing for one that is not ours."""
+    """The keys to cite for an option of a config group; empty for a user's own option."""
     return SOURCES.get(group, {}).get(option, NONE)
 
 
 @cache
 def entries() -> dict[str, str]:
-    """Every entry of references.bib, by its key."""
+    """The entries of references.bib by key."""
     return {entry[1]: entry[0] for entry in re.finditer(r"^@\w+\{(\S+),$.*?^\}$", FILE.read_text(), re.M | re.S)}
 
 
 def bibliography(keys: Iterable[str]) -> str:
-    """The BibTeX of these keys, each once and in the order of the alphabet."""
+    """The BibTeX entries of these keys, each once, in alphabetical order."""
     return "\n\n".join(entries()[key] for key in sorted(set(keys))) + "\n"

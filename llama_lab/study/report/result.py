@@ -1,6 +1,6 @@
-"""What the analysis of a study finds: plain data, from which page, table and CSV are made.
+"""The result of a study's analysis: plain data that the page, the tables and the exports are made from.
 
-Losses are in nats per token, `bits` in bits per byte of text. Deltas are arm minus reference: negative is better.
+Losses are in nats per token, `bits` in bits per byte of text. Differences are arm minus reference: negative is better.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,7 +17,7 @@ from llama_lab.study.study import Arm, Study
 Metric = Literal["val/loss", "val/bits_per_byte"]
 CurveMetric = Literal["val/loss", "train/loss", "val/bits_per_byte"]
 
-# What an arm costs: by its config, and as measured.
+# Costs that follow from the config, and those that are measured.
 FIXED_COSTS = (
     "params",
     "params_non_embedding",
@@ -34,10 +34,10 @@ MEASURED_COSTS = ("perf/tokens_per_second", "perf/mfu", "perf/peak_memory_bytes"
 class Comparison:
     """One arm against another, over the seeds that both have finished.
 
-    nats: None where the two have different tokenizers, and nats per token mean different things. Interval and p are
-    those of the family that the comparison belongs to; nan where it belongs to none, or is not tested. untested: why
-    it is not, in words. seeds_needed: from how many to how many seeds would find such a difference (80% power); None
-    where it is significant, or nothing is known.
+    nats: None if the tokenizers differ, and nats per token are not comparable. Intervals and p are those of the family
+    that the comparison belongs to; nan if it belongs to none, or is untested. untested: the reason, in words; empty if
+    there is none. seeds_needed: the fewest and the most seeds that would detect such a difference with 80% power; None
+    if it is significant or untested.
     """
 
     arm: str
@@ -50,21 +50,21 @@ class Comparison:
 
     @property
     def significant(self) -> bool:
-        """Whether the difference is significant at 5%, in its family."""
+        """Whether the difference is significant at 5% within its family."""
         return self.difference.significant
 
     @property
     def difference(self) -> PairedDifference:
-        """In the unit that the two are judged in."""
+        """The difference in the unit that the arms are judged in."""
         return self.bits if self.nats is None else self.nats
 
 
 @dataclass(frozen=True)
 class Reach:
-    """The tokens in which an arm came to the baseline's final loss at the same seed, over those the baseline took.
+    """The tokens that an arm took to reach the baseline's final loss at the same seed, over those the baseline took.
 
-    ratios: by seed. censored: the seeds whose run ended before it came there; their ratio is what it is known to be
-    above. ratio: the geometric mean over seeds with its interval by Student's t; None where a seed is censored.
+    ratios: by seed. censored: the seeds whose run ended before reaching it; their ratio is a lower bound. ratio: the
+    geometric mean over seeds with its interval by Student's t; None if a seed is censored.
     """
 
     ratios: dict[int, float]
@@ -76,12 +76,11 @@ class Reach:
 class ArmResult:
     """An arm at the learning rates it is judged at.
 
-    learning_rates: those of its runs, each once. records: all of them at these rates, finished or not. loss, bits: of
-    the finished ones; None without any. to_reach: what it took to reach the baseline's final loss at the same seed:
-    "tokens", "flops" (of training) and "seconds", means over seeds; empty where not every seed came there. reach: the
-    tokens of every seed. costs: of FIXED_COSTS, and means over seeds of MEASURED_COSTS, what is known. difference:
-    config groups and keys that differ from those of the arm before, or else of the baseline, with (its value, this
-    one's).
+    learning_rates: of its runs, each once. records: its runs at these rates, finished or not. loss, bits: over the
+    finished ones; None without any. to_reach: "tokens", "flops" (of training) and "seconds" to the baseline's final
+    loss at the same seed, means over seeds; empty unless every seed reached it. reach: the tokens seed by seed. costs:
+    the known ones of FIXED_COSTS, and means over seeds of MEASURED_COSTS. difference: config groups and keys that
+    differ from the arm before, or else from the baseline, with (its value, this arm's value).
     """
 
     arm: Arm
@@ -98,17 +97,17 @@ class ArmResult:
 
     @property
     def name(self) -> str:
-        """The arm's name."""
+        """The name of the arm."""
         return self.arm.name
 
     @property
     def comparison(self) -> Comparison | None:
-        """To the arm before, or else to the baseline."""
+        """The comparison to the arm before, or else to the baseline."""
         return self.to_previous or self.to_baseline
 
     @property
     def verdict(self) -> str:
-        """Of that comparison, in a word; a dash where there is none, as of the baseline."""
+        """The verdict of `comparison`; a dash without one, as for the baseline."""
         if self.loss is None:
             return "no finished run"
         return self.comparison.difference.verdict if self.comparison else UNKNOWN
@@ -118,14 +117,14 @@ class ArmResult:
         return self.loss if metric == "val/loss" else self.bits
 
     def mean_over(self, seeds: Collection[int], metric: Metric) -> float:
-        """The mean loss of the finished runs with these seeds, at least one."""
+        """The mean loss of the finished runs with these seeds, of which there must be one."""
         return fmean(record.summary[metric] for record in self.records if record.done and record.seed in seeds)
 
 
 def ranked(arms: Sequence[ArmResult], metric: Metric) -> tuple[tuple[int, ...], dict[str, float]]:
-    """The seeds that all arms have finished, of those that finished any, and each such arm's mean over them.
+    """The seeds that all arms with any finished run have finished, and the mean of each such arm over them.
 
-    Survivors of a divergence would otherwise be ranked against runs on other seeds.
+    Otherwise the survivors of a divergence would be ranked against runs with other seeds.
     """
     finished = {arm.name: {record.seed for record in arm.records if record.done} for arm in arms}
     common = set.intersection(*filter(None, finished.values())) if any(finished.values()) else set()
@@ -135,10 +134,7 @@ def ranked(arms: Sequence[ArmResult], metric: Metric) -> tuple[tuple[int, ...], 
 
 @dataclass(frozen=True)
 class Curve:
-    """A loss over the training of one arm: mean over seeds, with the lowest and highest seed.
-
-    All lists are of one length, at most 200.
-    """
+    """A loss over the training of one arm: mean, lowest and highest over seeds, at up to 200 points."""
 
     arm: str
     metric: CurveMetric
@@ -152,10 +148,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class DifferenceCurve:
-    """A comparison, or an effect, at the evaluations that all finished runs share, at most 40, judged at each.
+    """A comparison or an effect over training, tested at up to 40 evaluations that all finished runs share.
 
-    name: of the arm, or the effect. against: what the arm is compared with; empty for an effect. low, high: the
-    simultaneous interval, nan where nothing is tested; the last one is that of the report.
+    name: of the arm or effect. against: the arm's reference; empty for an effect. low, high: the simultaneous interval,
+    nan if untested; the last one is the reported interval.
     """
 
     name: str
@@ -170,7 +166,7 @@ class DifferenceCurve:
 class Interaction:
     """The mean loss at each combination of two axes of a factorial.
 
-    levels: of each axis, the baseline's option and the other one. means: `means[i][j]` at level i of the first axis and
+    levels: each axis's option in the baseline, and the other one. means: `means[i][j]` at level i of the first axis and
     j of the second.
     """
 
@@ -180,20 +176,20 @@ class Interaction:
 
     @property
     def size(self) -> float:
-        """The absolute effect: half the change of one axis's effect as the other one goes over."""
+        """The absolute interaction: half the change of one axis's effect between the levels of the other."""
         (a, b), (c, d) = self.means
         return abs(d - c - b + a) / 2
 
 
 @dataclass(frozen=True)
 class LearningRates:
-    """The final loss of one arm over its grid of learning rates; `loss` is None where no run finished.
+    """The final loss of one arm over its grid of learning rates.
 
-    on_edge: whether the best lies at an end of the grid, and a better one may lie beyond. sensitivity: mean of
-    min(loss, loss of unigram frequencies) minus the best loss over the grid (Wortsman et al. 2023, section 2.2, with
-    the loss of a model that has learned frequencies alone in the place of the loss at the start). chosen: for each
-    judged seed the rate that its own tuning runs are best at; empty where there are none, and the rate with the best
-    mean is judged on the runs that it was chosen by.
+    loss: None at a rate where no run finished. on_edge: whether the best rate is an end of the grid. sensitivity: mean
+    over the grid of min(loss, entropy of token frequencies) minus the lowest (Wortsman et al. 2023, section 2.2, with
+    the loss of a model that has learned token frequencies in place of the loss at initialization). chosen: the best
+    rate of each judged seed's own tuning runs; empty without tuning runs, when the rate with the best mean is judged on
+    the runs that it was chosen from.
     """
 
     arm: str
@@ -208,9 +204,9 @@ class LearningRates:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A run that did not come to its end, and why. tokens: how far it is known to have come.
+    """A run that did not finish, and why.
 
-    is_tuning: whether it only helped to choose a learning rate.
+    tokens: at its last logged step. is_tuning: whether the run only served to choose a learning rate.
     """
 
     arm: str
@@ -224,10 +220,10 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Lengths:
-    """The final loss of one arm at several context lengths; None where its position encoding ends before.
+    """The final loss of one arm at several context lengths; None beyond the end of its position encoding.
 
-    by_position: for each length, the mean position of each bucket, and its loss; both over seeds. changes: for each
-    length, the loss minus that at the trained one, paired by seed; None where no seed has both.
+    by_position: for each length, the mean position and loss of each bucket, over seeds. changes: for each length, the
+    loss minus that at the trained length, paired by seed; None if no seed has both.
     """
 
     arm: str
@@ -240,7 +236,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Front:
-    """The arms that no other one beats in both loss and cost."""
+    """The Pareto-optimal arms in loss and each cost."""
 
     kv_cache: tuple[str, ...]
     throughput: tuple[str, ...]
@@ -248,7 +244,7 @@ class Front:
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds, with the lowest and the highest of them."""
+    """A mean over seeds, with the lowest and the highest seed."""
 
     mean: float
     low: float
@@ -257,11 +253,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast an arm generates, `batch_size` sequences at once, at the end of a context of `context` tokens.
+    """How fast an arm generates `batch_size` sequences at once, at the end of a context of `context` tokens.
 
-    Over the runs in which it was measured, `runs` of them; of each run the median of its rounds. decode, uncached:
-    tokens per second, of all sequences together, with the KV cache and without it. gain: the former over the latter.
-    prefill: seconds to read the prompts. None where it was not measured in all of the runs.
+    Over the `runs` runs that measured it, each with the median of its rounds. decode, uncached: tokens per second over
+    all sequences, with and without the KV cache. gain: their ratio. prefill: seconds to read the prompts. None if some
+    run did not measure it.
     """
 
     batch_size: int
@@ -277,7 +273,7 @@ class Speed:
 class CacheSize:
     """The bytes of the KV cache of one sequence of `context` tokens, with elements of `dtype`.
 
-    measured: of its tensors. formula: of the cost model.
+    measured: from its tensors. formula: from the cost model.
     """
 
     dtype: str
@@ -288,26 +284,26 @@ class CacheSize:
 
 @dataclass(frozen=True)
 class Inference:
-    """What generating costs one arm, as measured at every batch size and context that all of its measured runs have."""
+    """The cost of generation of one arm, at each batch size and context that all of its evaluated runs measured."""
 
     arm: str
     speeds: tuple[Speed, ...]
     caches: tuple[CacheSize, ...]
 
     def speed(self, batch_size: int) -> Speed | None:
-        """At the largest context that was measured with this batch size."""
+        """The speed at the largest context measured with this batch size."""
         found = (speed for speed in self.speeds if speed.batch_size == batch_size)
         return max(found, key=lambda speed: speed.context, default=None)
 
     def cache(self, dtype: str) -> CacheSize | None:
-        """At the largest context that was measured with elements of this type."""
+        """The size at the largest context measured with this element type."""
         found = (cache for cache in self.caches if cache.dtype == dtype)
         return max(found, key=lambda cache: cache.context, default=None)
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """How it was made. environment: a fact's name, and each of its values with the number of runs that had it."""
+    """How the study was run. environment: for each fact, its values with the number of runs that had them."""
 
     seeds: tuple[int, ...]
     environment: dict[str, dict[str, int]]
@@ -316,12 +312,12 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Result:
-    """Everything the report says, in the order of its sections.
+    """Everything that the report shows.
 
-    metric: what arms are judged by: "val/loss", or "val/bits_per_byte" where tokenizers differ. verdict: one sentence.
+    metric: what arms are judged by: "val/loss", or "val/bits_per_byte" if tokenizers differ. verdict: one sentence.
     answer: several. tests: which comparisons were tested together, and how. warnings: what was not controlled, in
-    sentences. notes: what else a reader must know. speed: of the arms side by side; None where that was not measured,
-    and costs have the speeds that the runs logged. records: every run that the study lists, at every learning rate.
+    sentences. notes: other remarks. speed: of the arms side by side; None if not measured, when costs have the speeds
+    that the runs logged. records: one per member of the study, in their order, tuning runs included.
     """
 
     study: Study

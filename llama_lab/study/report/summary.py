@@ -1,7 +1,6 @@
-"""The result of a study as a table: every number in summary.csv, the few that matter on the terminal."""
+"""The result of a study as a table: every number in summary.csv, the most important ones on the terminal."""
 
 import csv
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llama_lab.formatting import UNITS, UNKNOWN, number, plus_minus, short, three_digits
+from llama_lab.study.settings import RATE
 from llama_lab.study.speed import StudySpeed
 from llama_lab.study.statistics import Estimate, PairedDifference
 
@@ -21,7 +21,7 @@ RANGE: dict[str, Callable[[Sequence[float]], float]] = {"low": min, "high": max}
 
 
 def summary_rows(result: Result) -> list[dict[str, Any]]:
-    """A row per arm, all with the same keys; None for what is not known. Losses in nats per token, bits per byte."""
+    """One row per arm, all with the same keys; None for an unknown value. Losses in nats per token, bits per byte."""
     axes = list(dict.fromkeys(axis for arm in result.study.arms for axis in arm.axes))
     inference = {found.arm: found for found in result.inference}
     rows = [
@@ -30,11 +30,11 @@ def summary_rows(result: Result) -> list[dict[str, Any]]:
         | _speed_columns(result.speed, arm.name)
         for arm in result.arms
     ]
-    return [{key: None if _is_nan(value) else value for key, value in row.items()} for row in rows]
+    return [{key: None if value != value else value for key, value in row.items()} for row in rows]  # nan != nan
 
 
 def write_summary_csv(result: Result, path: Path) -> None:
-    """Write the rows with every digit, so that two reports can be compared number for number; empty if not known."""
+    """Write the rows with every digit, so that two reports can be compared exactly; unknown values are empty."""
     rows = summary_rows(result)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -43,7 +43,7 @@ def write_summary_csv(result: Result, path: Path) -> None:
 
 
 def print_table(result: Result) -> None:
-    """Print the arms, what was found, and what was not controlled; 80 columns are enough."""
+    """Print the arms, the findings and the warnings; 80 columns are enough."""
     console = Console(highlight=False, markup=False, emoji=False)
     is_ladder = any(arm.to_previous for arm in result.arms)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=result.study.heading, title_justify="left")
@@ -68,7 +68,6 @@ def print_table(result: Result) -> None:
 
 
 def _cells(arm: ArmResult, result: Result) -> tuple[str, ...]:
-    """What the terminal shows of an arm."""
     return (
         arm.name,
         _plus_minus(arm.judged(result.metric)),
@@ -85,9 +84,8 @@ def _plus_minus(found: Estimate | PairedDifference | None, is_difference: bool =
 
 
 def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
-    """An arm's row; nan may be among its values."""
     losses = {record.seed: record.summary["val/loss"] for record in arm.records if record.done}
-    rates = {record.seed: record.config.get("optim.lr") for record in arm.records}
+    rates = {record.seed: record.config.get(RATE) for record in arm.records}
     return {
         "arm": arm.name,
         **{f"axis:{axis}": arm.arm.axes.get(axis) for axis in axes},
@@ -112,7 +110,6 @@ def _estimate_columns(name: str, estimate: Estimate | None) -> dict[str, float |
 
 
 def _comparison_columns(name: str, comparison: Comparison | None) -> dict[str, Any]:
-    """What an arm is compared with by `name`, and how it compares."""
     columns: dict[str, Any] = {f"{name}_arm": comparison.against if comparison else None}
     for unit in ("nats", "bits"):
         difference = getattr(comparison, unit, None)
@@ -126,7 +123,7 @@ def _comparison_columns(name: str, comparison: Comparison | None) -> dict[str, A
 
 
 def _inference_columns(inference: Inference | None) -> dict[str, float | None]:
-    """Of one sequence, at the largest context; the cache with the first type of elements that was measured."""
+    """For one sequence at the largest context; the cache has the first element type that was measured."""
     speed = inference.speed(1) if inference else None
     cache = inference.cache(inference.caches[0].dtype) if inference and inference.caches else None
     return {
@@ -138,7 +135,7 @@ def _inference_columns(inference: Inference | None) -> dict[str, float | None]:
 
 
 def _speed_columns(speed: StudySpeed | None, arm: str) -> dict[str, float | None]:
-    """The range of the rounds in which speeds were measured side by side, and the speed of decoding then."""
+    """From the speeds that were measured side by side: the range of the training rounds, and the decoding speed."""
     found = speed.arms.get(arm) if speed else None
     columns = {f"perf/tokens_per_second_{end}": of(found.train) if found else None for end, of in RANGE.items()}
     return columns | ({"decode_tokens_per_second": found.costs["decode_tokens_per_second"]} if found else {})
@@ -146,7 +143,3 @@ def _speed_columns(speed: StudySpeed | None, arm: str) -> dict[str, float | None
 
 def _mean(spread: Spread | None) -> float | None:
     return spread.mean if spread else None
-
-
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)

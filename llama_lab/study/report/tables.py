@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from llama_lab import formatting as words
+from llama_lab import formatting as fmt
 from llama_lab.study.statistics import Effect, Estimate, PairedDifference, term_name
 
 from .result import (
@@ -25,7 +25,7 @@ from .result import (
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text, in rows; the lines after a cell's first are notes. words: columns that hold no numbers."""
+    """Rows of cells of text; the lines after a cell's first are notes. words: columns that hold text, not numbers."""
 
     caption: str
     head: list[str]
@@ -33,13 +33,13 @@ class Table:
     words: frozenset[str] = frozenset()
 
     def cells(self, *titles: str) -> list[str]:
-        """Each row as text: its name, and what it has in these columns; default: in all."""
+        """Each row as text: its name and its cells in these columns (default: all)."""
         kept = [i for i, title in enumerate(self.head) if i == 0 or not titles or title in titles]
         return [" ".join(row[i] for i in kept).replace("\n", ", ") for row in self.rows]
 
 
 def tables(result: Result) -> dict[str, Table]:
-    """The tables that have something to say, by slug, in the page's order."""
+    """The tables that are not empty, by slug, in the page's order."""
     found = {
         "effects": _effects(result),
         "interactions": _interactions(result),
@@ -60,24 +60,19 @@ def tables(result: Result) -> dict[str, Table]:
     return {slug: table for slug, table in found.items() if table.rows and len(table.head) > 1}
 
 
-def difference_title(result: Result) -> str:
-    """The head of the column of differences."""
-    is_ladder = any(arm.to_previous for arm in result.arms)
-    return f"Difference to {'the step before' if is_ladder else result.study.baseline}"
-
-
 def _arms(result: Result) -> Table:
+    reference = "the step before" if any(arm.to_previous for arm in result.arms) else result.study.baseline
     columns: dict[str, Callable[[ArmResult], str]] = {
-        "Parameters": lambda arm: words.number(arm.costs.get("params")),
-        "FLOPs per token": lambda arm: words.short(arm.costs.get("train_flops_per_token")),
-        "Tokens per second": lambda arm: words.three_digits(arm.costs.get("perf/tokens_per_second")),
+        "Parameters": lambda arm: fmt.number(arm.costs.get("params")),
+        "FLOPs per token": lambda arm: fmt.short(arm.costs.get("train_flops_per_token")),
+        "Tokens per second": lambda arm: fmt.three_digits(arm.costs.get("perf/tokens_per_second")),
         "Loss": lambda arm: _plus_minus(arm.judged(result.metric)),
-        difference_title(result): lambda arm: _difference(arm.comparison),
+        f"Difference to {reference}": lambda arm: _difference(arm.comparison),
         "Verdict": lambda arm: arm.verdict,
-        "KV cache per token": lambda arm: words.size(arm.costs.get("kv_cache/bytes_per_token")),
+        "KV cache per token": lambda arm: fmt.in_bytes(arm.costs.get("kv_cache/bytes_per_token")),
     }
     caption = (
-        f"Loss: final validation loss, {words.UNITS[result.metric]}, \u00b1 half its 95% interval over seeds. "
+        f"Loss: final validation loss, {fmt.UNITS[result.metric]}, \u00b1 half its 95% interval over seeds. "
         "Difference: mean over seeds of the paired difference with its simultaneous 95% interval where it is tested; "
         "negative is better. FLOPs: of matrix products, in training. KV cache: with 16-bit elements."
     )
@@ -85,22 +80,21 @@ def _arms(result: Result) -> Table:
 
 
 def _differences(result: Result) -> Table:
-    """All comparisons."""
     compared = [c for arm in result.arms for c in (arm.to_previous, arm.to_baseline) if c]
-    distinct = {(c.arm, c.against): c for c in compared if words.known(c.difference.mean)}
+    distinct = {(c.arm, c.against): c for c in compared if fmt.known(c.difference.mean)}
     columns: dict[str, Callable[[Comparison], str]] = {
         "Arm": lambda c: c.arm,
         "Compared with": lambda c: c.against,
         "Difference": _difference,
-        "p": lambda c: words.bare_p(c.difference.p),
+        "p": lambda c: fmt.bare_p(c.difference.p),
         "Verdict": lambda c: c.difference.verdict,
         "Seeds": lambda c: str(c.difference.n),
-        "Seeds needed": lambda c: words.seed_range(c.seeds_needed) if c.seeds_needed else words.UNKNOWN,
-        "In bits per byte": lambda c: _sure(c.bits) if c.nats else words.UNKNOWN,
-        "Why not tested": lambda c: c.untested or words.UNKNOWN,
+        "Seeds needed": lambda c: fmt.seed_range(c.seeds_needed) if c.seeds_needed else fmt.UNKNOWN,
+        "In bits per byte": lambda c: _with_interval(c.bits) if c.nats else fmt.UNKNOWN,
+        "Why not tested": lambda c: c.untested or fmt.UNKNOWN,
     }
     caption = (
-        f"Differences in {words.UNITS[result.metric]}; intervals and p are simultaneous ({result.tests}). "
+        f"Differences in {fmt.UNITS[result.metric]}; intervals and p are simultaneous ({result.tests}). "
         "Seeds needed: for 80% power, if the difference is within its own 80% interval."
     )
     rows = [[show(comparison) for show in columns.values()] for comparison in distinct.values()]
@@ -112,29 +106,28 @@ def _losses(result: Result) -> Table:
     columns: dict[str, Callable[[ArmResult], str]] = {
         "Nats per token": lambda arm: _estimate(arm.loss),
         "Bits per byte": lambda arm: _estimate(arm.bits),
-        "SD over seeds": lambda arm: words.three_digits(getattr(arm.judged(result.metric), "sd", None)),
+        "SD over seeds": lambda arm: fmt.three_digits(getattr(arm.judged(result.metric), "sd", None)),
         "Seeds": _seeds,
-        "Learning rate": lambda arm: ", ".join(map(words.learning_rate, arm.learning_rates)) or words.UNKNOWN,
+        "Learning rate": lambda arm: ", ".join(map(fmt.learning_rate, arm.learning_rates)) or fmt.UNKNOWN,
     }
-    caption = f"Final validation loss with its 95% interval over seeds; SD in {words.UNITS[result.metric]}."
+    caption = f"Final validation loss with its 95% interval over seeds; SD in {fmt.UNITS[result.metric]}."
     return _arm_table(result, caption, columns)
 
 
 def _seed_losses(result: Result) -> Table:
-    """What the means and intervals are made of."""
     against = {c.arm: c.against for arm in result.arms if (c := arm.to_previous or arm.to_baseline)}
-    losses = {arm.name: {t.seed: t.summary[result.metric] for t in arm.records if t.done} for arm in result.arms}
+    losses = {arm.name: {r.seed: r.summary[result.metric] for r in arm.records if r.done} for arm in result.arms}
 
     def cell(seed: int, arm: ArmResult) -> str:
         loss = losses[arm.name].get(seed)
         reference = losses.get(against.get(arm.name, ""), {}).get(seed)
         if loss is None:
-            return words.UNKNOWN
-        shown = words.number(loss, 4)
-        return shown if reference is None else f"{shown}\n{words.signed(loss - reference)}"
+            return fmt.UNKNOWN
+        shown = fmt.number(loss, 4)
+        return shown if reference is None else f"{shown}\n{fmt.signed(loss - reference)}"
 
     caption = (
-        f"Every seed: final validation loss, {words.UNITS[result.metric]}, and below it the difference to the step "
+        f"Every seed: final validation loss, {fmt.UNITS[result.metric]}, and below it the difference to the step "
         "before, or else to the baseline, at the same seed."
     )
     seeds = result.provenance.seeds
@@ -142,77 +135,73 @@ def _seed_losses(result: Result) -> Table:
 
 
 def _to_reach(result: Result) -> Table:
-    """What it took to come to the baseline's final loss."""
     baseline = next((arm.to_reach for arm in result.arms if arm.name == result.study.baseline), {})
     columns: dict[str, Callable[[ArmResult], str]] = {
-        "Tokens": lambda arm: _reached(arm.to_reach, baseline, "tokens", words.number),
+        "Tokens": lambda arm: _reached(arm.to_reach, baseline, "tokens", fmt.number),
         "Tokens over the baseline's": lambda arm: _reach(arm.reach),
-        "Training FLOPs": lambda arm: _reached(arm.to_reach, baseline, "flops", words.short),
-        "Seconds": lambda arm: _reached(arm.to_reach, baseline, "seconds", words.number),
+        "Training FLOPs": lambda arm: _reached(arm.to_reach, baseline, "flops", fmt.short),
+        "Seconds": lambda arm: _reached(arm.to_reach, baseline, "seconds", fmt.number),
     }
     caption = (
-        f"What it took to reach the final loss of {result.study.baseline}, mean over seeds, and as a multiple of what "
-        f"the baseline took; {words.UNKNOWN} where not every seed reached it. Tokens over the baseline's: the "
-        "geometric mean of the ratios at each seed with its 95% interval, and the ratios; > where a run ended before. "
-        "Interpolated linearly between evaluations; with a learning rate that decays, a loss on the way is not what a "
-        "shorter budget would "
-        "give."
+        f"Cost of reaching the final loss of {result.study.baseline}, mean over seeds, and as a multiple of the "
+        f"baseline's cost; {fmt.UNKNOWN} if not every seed reached it. Tokens over the baseline's: the geometric mean "
+        "of the ratios at each seed with its 95% interval, and the ratios; > if a run ended before reaching it. "
+        "Interpolated linearly between evaluations; with a decaying learning rate, a loss on the way is not what a "
+        "shorter budget would give."
     )
     return _arm_table(result, caption, columns)
 
 
 def _costs(result: Result) -> Table:
-    """What each arm costs to train and to use."""
     columns: dict[str, Callable[[ArmResult], str]] = {
-        "Parameters without embeddings": lambda arm: words.number(arm.costs.get("params_non_embedding")),
-        "FLOPs per token, forward": lambda arm: words.short(arm.costs.get("flops_per_token")),
+        "Parameters without embeddings": lambda arm: fmt.number(arm.costs.get("params_non_embedding")),
+        "FLOPs per token, forward": lambda arm: fmt.short(arm.costs.get("flops_per_token")),
         "Tokens per second, training": lambda arm: _speed(result, arm, "train", "perf/tokens_per_second"),
         "Decoding": lambda arm: _speed(result, arm, "decode", "decode_tokens_per_second"),
-        "MFU": lambda arm: words.percent(arm.costs.get("perf/mfu")),
-        "Peak memory": lambda arm: words.size(arm.costs.get("perf/peak_memory_bytes")),
+        "MFU": lambda arm: fmt.percent(arm.costs.get("perf/mfu")),
+        "Peak memory": lambda arm: fmt.in_bytes(arm.costs.get("perf/peak_memory_bytes")),
         "KV cache, full context": _full_cache,
-        "Matching residual": lambda arm: words.residual(arm.arm.residual),
+        "Matching residual": lambda arm: fmt.residual(arm.arm.residual),
     }
     caption = f"Matching residual: how far the arm's size is from the one it was matched to. {_speed_note(result)}"
     return _arm_table(result, caption, columns)
 
 
 def _speed(result: Result, arm: ArmResult, kind: Literal["train", "decode"], cost: str) -> str:
-    """A median with its rounds' range where speeds were measured side by side, else what the runs logged."""
+    """The median and range of the rounds if speeds were measured side by side, else what the runs logged."""
     if result.speed is None or arm.name not in result.speed.arms:
-        return words.number(arm.costs.get(cost))
+        return fmt.number(arm.costs.get(cost))
     rounds = getattr(result.speed.arms[arm.name], kind)
-    return _spread(Spread(arm.costs[cost], min(rounds), max(rounds)), words.number)
+    return _spread(Spread(arm.costs[cost], min(rounds), max(rounds)), fmt.number)
 
 
 def _speed_note(result: Result) -> str:
-    """How speeds were measured."""
     speed = result.speed
     if speed is None:
-        return "Speed of training: as the runs logged it, mean over seeds; it was not measured side by side."
+        return "Training speed: as logged by the runs, mean over seeds; it was not measured side by side."
     rounds = max(len(arm.train) for arm in speed.arms.values())
     hardware = f"{speed.devices} x {speed.device} in {speed.precision} with {speed.threads} CPU threads"
     return (
-        f"Speeds: medians of {rounds} rounds after the runs, in each of which every arm had its turn, with the lowest "
-        f"and the highest, on {hardware}. Decoding: tokens per second of one sequence on one device, at the end of the "
-        "context, with the KV cache, not compiled."
+        f"Speeds: median, lowest and highest of {rounds} rounds after the runs, each of which measured every arm, on "
+        f"{hardware}. Decoding: tokens per second of one sequence on one device, at the end of the context, with the "
+        "KV cache, not compiled."
     )
 
 
 def _decoding(arms: Sequence[Inference]) -> Table:
     columns: dict[str, Callable[[Speed], str]] = {
-        "Sequences": lambda speed: words.number(speed.batch_size),
-        "Context": lambda speed: words.number(speed.context),
-        "Seeds": lambda speed: words.number(speed.runs),
-        "Tokens per second": lambda speed: _spread(speed.decode, words.three_digits),
-        "Without KV cache": lambda speed: _spread(speed.uncached, words.three_digits),
-        "Gain": lambda speed: _spread(speed.gain, lambda gain: f"{words.three_digits(gain)}{words.TIMES}"),
-        "Prefill, ms": lambda speed: _spread(speed.prefill, lambda seconds: words.three_digits(1e3 * seconds)),
+        "Sequences": lambda speed: fmt.number(speed.batch_size),
+        "Context": lambda speed: fmt.number(speed.context),
+        "Seeds": lambda speed: fmt.number(speed.runs),
+        "Tokens per second": lambda speed: _spread(speed.decode, fmt.three_digits),
+        "Without KV cache": lambda speed: _spread(speed.uncached, fmt.three_digits),
+        "Gain": lambda speed: _spread(speed.gain, lambda gain: f"{fmt.three_digits(gain)}{fmt.TIMES}"),
+        "Prefill, ms": lambda speed: _spread(speed.prefill, lambda seconds: fmt.three_digits(1e3 * seconds)),
     }
     caption = (
-        "Decoding at the end of the largest context that an arm was measured at, all sequences of a batch together, "
-        "with the KV cache and without it, and the former over the latter. Prefill: reading prompts that fill the "
-        "context. Of each run the median of its rounds; means over seeds and, below them, the lowest and the highest."
+        "Decoding at the end of the largest context that an arm was measured at, over all sequences of a batch, with "
+        "and without the KV cache, and the ratio of the two. Prefill: reading prompts that fill the context. Means "
+        "over seeds of the median round, and, below them, the lowest and the highest seed."
     )
     rows = [
         [arm.arm, *(show(speed) for show in columns.values())]
@@ -226,9 +215,9 @@ def _decoding(arms: Sequence[Inference]) -> Table:
 def _caches(arms: Sequence[Inference]) -> Table:
     columns: dict[str, Callable[[CacheSize], str]] = {
         "Elements": lambda cache: cache.dtype,
-        "Context": lambda cache: words.number(cache.context),
-        "Measured": lambda cache: _spread(cache.measured, words.size),
-        "By the formula": lambda cache: _spread(cache.formula, words.size),
+        "Context": lambda cache: fmt.number(cache.context),
+        "Measured": lambda cache: _spread(cache.measured, fmt.in_bytes),
+        "By the formula": lambda cache: _spread(cache.formula, fmt.in_bytes),
     }
     rows = [
         [arm.arm, *(show(cache) for show in columns.values())]
@@ -236,131 +225,122 @@ def _caches(arms: Sequence[Inference]) -> Table:
         for dtype in dict.fromkeys(cache.dtype for cache in arm.caches)
         if (cache := arm.cache(dtype))
     ]
-    caption = (
-        "KV cache of one sequence at the largest context that was measured: of its tensors, and by the cost model."
-    )
+    caption = "KV cache of one sequence at the largest measured context: from its tensors, and from the cost model."
     return _without_empty(Table(caption, ["Arm", *columns], rows, frozenset({"Elements"})))
 
 
 def _effects(result: Result) -> Table:
-    """The effects of a factorial."""
     columns: dict[str, Callable[[Effect], str]] = {
         "Effect": lambda effect: effect.name,
-        "Change of loss": lambda effect: _sure(effect.change),
-        "p": lambda effect: words.bare_p(effect.change.p),
+        "Change of loss": lambda effect: _with_interval(effect.change),
+        "p": lambda effect: fmt.bare_p(effect.change.p),
         "Verdict": lambda effect: effect.change.verdict,
-        "Aliased with": lambda effect: ", ".join(map(term_name, effect.aliases)) or words.UNKNOWN,
+        "Aliased with": lambda effect: ", ".join(map(term_name, effect.aliases)) or fmt.UNKNOWN,
     }
-    rows = [[show(e) for show in columns.values()] for e in result.effects if words.known(e.change.mean)]
+    rows = [[show(e) for show in columns.values()] for e in result.effects if fmt.known(e.change.mean)]
     caption = (
-        f"In {words.UNITS[result.metric]}; negative is better. Intervals and p are simultaneous ({result.tests}). "
-        "Aliased: effects that a fraction of the combinations does not tell apart."
+        f"In {fmt.UNITS[result.metric]}; negative is better. Intervals and p are simultaneous ({result.tests}). "
+        "Aliased: effects that a fraction of the combinations cannot separate."
     )
     return _without_empty(Table(caption, list(columns), rows, frozenset({"Verdict", "Aliased with"})))
 
 
 def _interactions(result: Result) -> Table:
-    """The means that interactions are made of."""
-    digits = min((words.decimals(e.change.low, e.change.high) for e in result.effects), default=4)
+    digits = min((fmt.decimals(e.change.low, e.change.high) for e in result.effects), default=4)
     caption = (
-        f"Mean loss, {words.UNITS[result.metric]}, over the seeds that all arms have finished, with two axes as in the "
-        "baseline or changed."
+        f"Mean loss, {fmt.UNITS[result.metric]}, over the seeds that all arms have finished, with neither, one or both "
+        "of two axes changed from the baseline."
     )
     rows = [
-        [term_name(found.axes), *(words.number(found.means[i][j], digits) for i, j in ((0, 0), (1, 0), (0, 1), (1, 1)))]
+        [term_name(found.axes), *(fmt.number(found.means[i][j], digits) for i, j in ((0, 0), (1, 0), (0, 1), (1, 1)))]
         for found in result.interactions
     ]
     return Table(caption, ["Axes", "Neither changed", "First changed", "Second changed", "Both changed"], rows)
 
 
 def _learning_rates(result: Result) -> Table:
-    """The best learning rate of each arm, and how much it matters."""
     return Table(
-        "Sensitivity: by how much the loss is above the best one, averaged over the grid, a diverged run counted with "
-        "the loss of unigram frequencies; 0 is insensitive (Wortsman et al. 2023).",
+        "Sensitivity: how far the loss is above the best one, averaged over the grid, where a diverged run counts with "
+        "the entropy of token frequencies; 0 is insensitive (Wortsman et al. 2023).",
         ["Arm", "Best learning rate", "Lowest mean loss", "Sensitivity", "Diverged runs"],
         [_sweep(sweep) for sweep in result.learning_rates],
     )
 
 
 def _unfinished(result: Result) -> Table:
-    """The runs that did not finish."""
     columns: dict[str, Callable[[Divergence], str]] = {
         "Arm": lambda run: run.arm,
         "Seed": lambda run: str(run.seed),
-        "Learning rate": lambda run: words.learning_rate(run.learning_rate),
+        "Learning rate": lambda run: fmt.learning_rate(run.learning_rate),
         "Status": lambda run: run.status,
-        "Tokens seen": lambda run: words.number(run.tokens),
+        "Tokens seen": lambda run: fmt.number(run.tokens),
         "Why": lambda run: run.message,
     }
     rows = [[show(run) for show in columns.values()] for run in result.divergences]
-    table = Table("With the tokens they had seen by then.", list(columns), rows, frozenset({"Status", "Why"}))
+    table = Table("Tokens seen: at the last logged step.", list(columns), rows, frozenset({"Status", "Why"}))
     return _without_empty(table)
 
 
 def _lengths(result: Result) -> Table:
-    """The losses at several context lengths."""
     lengths = sorted({length for arm in result.lengths for length in arm.lengths})
     return Table(
-        f"Validation loss in nats per token; {words.UNKNOWN} where the position encoding ends before.",
+        f"Validation loss in nats per token; {fmt.UNKNOWN} beyond the end of the position encoding.",
         ["Arm", "Trained at", *(f"{length:,} tokens" for length in lengths)],
         [[arm.arm, f"{arm.trained:,}", *_losses_at(arm, lengths)] for arm in result.lengths],
     )
 
 
 def _environment(result: Result) -> Table:
-    """What the runs ran on."""
     rows = [
-        [fact, "\n".join(f"{value} ({words.count(n, 'run')})" for value, n in values.items())]
+        [fact, "\n".join(f"{value} ({fmt.count(n, 'run')})" for value, n in values.items())]
         for fact, values in result.provenance.environment.items()
     ]
-    return Table("What the runs ran on", ["Fact", "Value"], rows, frozenset({"Value"}))
+    return Table("Hardware, software and data of the runs", ["Fact", "Value"], rows, frozenset({"Value"}))
 
 
 def _settings(result: Result) -> Table:
-    """The settings that arms differ in."""
     head = ["Arm", "Compared with", "Setting", "There", "Here"]
     rows = [
         [arm.name, arm.arm.previous or result.study.baseline, key, _setting(theirs), _setting(own)]
         for arm in result.arms
         for key, (theirs, own) in arm.difference.items()
     ]
-    return Table("Settings in which an arm differs from what it is compared with", head, rows, frozenset(head))
+    return Table("Settings in which an arm differs from the arm it is compared with", head, rows, frozenset(head))
 
 
 def _arm_table(result: Result, caption: str, columns: dict[str, Callable[[ArmResult], str]], *names: str) -> Table:
-    """A row per arm. names: columns of words."""
+    """A row per arm. names: columns that hold text."""
     rows = [[arm.name, *(show(arm) for show in columns.values())] for arm in result.arms]
     return _without_empty(Table(caption, ["Arm", *columns], rows, frozenset(names)))
 
 
 def _without_empty(table: Table) -> Table:
-    """The table without the columns in which nothing is known."""
-    kept = [i for i in range(len(table.head)) if any(row[i] != words.UNKNOWN for row in table.rows)]
+    """The table without the columns of unknown values."""
+    kept = [i for i in range(len(table.head)) if any(row[i] != fmt.UNKNOWN for row in table.rows)]
     rows = [[row[i] for i in kept] for row in table.rows]
     return Table(table.caption, [table.head[i] for i in kept], rows, table.words)
 
 
 def _estimate(estimate: Estimate | None) -> str:
-    return words.with_interval(estimate.mean, estimate.low, estimate.high) if estimate else words.UNKNOWN
+    return fmt.with_interval(estimate.mean, estimate.low, estimate.high) if estimate else fmt.UNKNOWN
 
 
 def _plus_minus(estimate: Estimate | None) -> str:
-    return words.plus_minus(estimate.mean, estimate.low, estimate.high) if estimate else words.UNKNOWN
+    return fmt.plus_minus(estimate.mean, estimate.low, estimate.high) if estimate else fmt.UNKNOWN
 
 
 def _difference(comparison: Comparison | None) -> str:
-    return _sure(comparison.difference) if comparison else words.UNKNOWN
+    return _with_interval(comparison.difference) if comparison else fmt.UNKNOWN
 
 
-def _sure(found: PairedDifference) -> str:
-    return words.with_interval(found.mean, found.low, found.high, is_difference=True)
+def _with_interval(found: PairedDifference) -> str:
+    return fmt.with_interval(found.mean, found.low, found.high, is_difference=True)
 
 
 def _spread(spread: Spread | None, show: Callable[[float], str]) -> str:
-    """A mean and, below it, the lowest and the highest seed, where they can be told apart."""
-    if not spread or not words.known(spread.mean):
-        return words.UNKNOWN
+    """A mean and, below it, the lowest and the highest value if they are shown differently."""
+    if not spread or not fmt.known(spread.mean):
+        return fmt.UNKNOWN
     low, high = show(spread.low), show(spread.high)
     # No line may break inside a range.
     return show(spread.mean) if low == high else f"{show(spread.mean)}\n{low}\u00a0to\u00a0{high}"
@@ -372,40 +352,40 @@ def _seeds(arm: ArmResult) -> str:
 
 
 def _reach(reach: Reach | None) -> str:
-    """The mean ratio, or in how many seeds it is above what is known, and below it every seed's."""
+    """The mean ratio, or how many seeds are censored, and below it the ratio of each seed."""
     if not reach:
-        return words.UNKNOWN
+        return fmt.UNKNOWN
     found = reach.ratio
     whole = (
-        f"{words.with_interval(found.mean, found.low, found.high)}"
+        f"{fmt.with_interval(found.mean, found.low, found.high)}"
         if found
-        else f"not reached in {len(reach.censored)} of {words.count(len(reach.ratios), 'seed')}"
+        else f"not reached in {len(reach.censored)} of {fmt.count(len(reach.ratios), 'seed')}"
     )
-    each = (f"{'>' if seed in reach.censored else ''}{ratio:.2f}{words.TIMES}" for seed, ratio in reach.ratios.items())
+    each = (f"{'>' if seed in reach.censored else ''}{ratio:.2f}{fmt.TIMES}" for seed, ratio in reach.ratios.items())
     return f"{whole}\n{', '.join(each)}"
 
 
 def _reached(own: dict[str, float], baseline: dict[str, float], key: str, show: Callable[[float], str]) -> str:
-    """What it took and, below it, as a multiple of what the baseline took."""
+    """A cost and, below it, the multiple of the baseline's cost."""
     value, reference = own.get(key), baseline.get(key)
-    if not words.known(value):
-        return words.UNKNOWN
-    if not words.known(reference) or reference <= 0:
+    if not fmt.known(value):
+        return fmt.UNKNOWN
+    if not fmt.known(reference) or reference <= 0:
         return show(value)
-    return f"{show(value)}\n{value / reference:.2f}{words.TIMES}"
+    return f"{show(value)}\n{value / reference:.2f}{fmt.TIMES}"
 
 
 def _full_cache(arm: ArmResult) -> str:
-    shown = words.size(arm.costs.get("kv_cache/bytes"))
+    shown = fmt.in_bytes(arm.costs.get("kv_cache/bytes"))
     context = arm.costs.get("seq_len")
-    return f"{shown}\n{words.number(context)} tokens" if words.known(context) and shown != words.UNKNOWN else shown
+    return f"{shown}\n{fmt.number(context)} tokens" if fmt.known(context) and shown != fmt.UNKNOWN else shown
 
 
 def _sweep(sweep: LearningRates) -> list[str]:
     at_best = dict(zip(sweep.rates, sweep.loss, strict=True)).get(sweep.best)
-    rates = ", ".join(map(words.learning_rate, sorted({*sweep.chosen.values()} or {sweep.best})))
+    rates = ", ".join(map(fmt.learning_rate, sorted({*sweep.chosen.values()} or {sweep.best})))
     best = rates + ("\nedge of the grid" if sweep.on_edge else "")
-    return [sweep.arm, best, _estimate(at_best), words.number(sweep.sensitivity, 4), str(sum(sweep.diverged))]
+    return [sweep.arm, best, _estimate(at_best), fmt.number(sweep.sensitivity, 4), str(sum(sweep.diverged))]
 
 
 def _losses_at(arm: Lengths, lengths: list[int]) -> list[str]:
@@ -414,5 +394,5 @@ def _losses_at(arm: Lengths, lengths: list[int]) -> list[str]:
 
 
 def _setting(value: Any) -> str:
-    """As a config file writes it."""
+    """A value in YAML's syntax."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

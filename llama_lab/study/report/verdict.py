@@ -1,4 +1,4 @@
-"""What a study found: a verdict in one sentence, and a few more."""
+"""The verdict of a study in one sentence, and its findings in several."""
 
 import math
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from llama_lab.study.study import Study
 from .result import ArmResult, Comparison, Lengths, Metric, ranked
 
 MOST_NAMED = 6  # arms with their numbers in one sentence
-MOST_LIMITS = 3  # that a sentence tells one by one
+MOST_LIMITS = 3  # excluded changes in one sentence
 NOTHING = "Nothing can be concluded from one seed."
 UNCOMPARED = "Nothing can be compared: no arm shares a finished seed with what it is compared with."
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A step, an arm or an effect; what it did to the loss, as numbers and in words."""
+    """The change of the loss by a step, an arm or an effect, as numbers and as text."""
 
     name: str
     difference: PairedDifference
@@ -37,7 +37,7 @@ class Finding:
 
     @property
     def is_tested(self) -> bool:
-        """Whether there is a p."""
+        """Whether the difference has a p."""
         return not math.isnan(self.difference.p)
 
 
@@ -49,7 +49,7 @@ def answer(
     metric: Metric,
     tests: str,
 ) -> tuple[str, tuple[str, ...]]:
-    """The verdict, and sentences, the last of them about the longest context that was measured, if any was."""
+    """The verdict, and the sentences that explain it; the last ones are about the longest evaluated context, if any."""
     # Nats per token of different tokenizers cannot be ranked.
     at_longest = _at_longest(lengths) if metric == "val/loss" else []
     verdict, sentences = _compared(study, arms, effects, metric, tests)
@@ -59,7 +59,7 @@ def answer(
 def _compared(
     study: Study, arms: Sequence[ArmResult], effects: Sequence[Effect], metric: Metric, tests: str
 ) -> tuple[str, tuple[str, ...]]:
-    """A factorial is answered by its effects, a ladder by its steps, all else by arm and baseline."""
+    """By the effects of a factorial, the steps of a ladder, or else the differences to the baseline."""
     steps = [arm.to_previous for arm in arms if arm.to_previous]
     others = [arm.to_baseline for arm in arms if arm.to_baseline]
     compared = steps or others
@@ -82,22 +82,22 @@ def _compared(
         *_within(study, findings, metric),
         *_untested(findings),
         *(final if len(compared) > 1 else ()),
-        *([f"Significant is at 5% by {tests}; intervals are simultaneous ones of these."] if tests != "none" else []),
+        *([f"Significance is at 5%, by {tests}; the intervals are those of these tests."] if tests != "none" else []),
     )
 
 
 def _diverged(arms: Sequence[ArmResult]) -> list[str]:
-    """How often each arm diverged, which says more of it than the mean of what is left."""
+    """How often each arm diverged."""
     runs = {arm.name: [record.status == "diverged" for record in arm.records] for arm in arms}
     return [
-        f"{name} diverged in {sum(ends)} of {count(len(ends), 'seed')}: it is not tested over those that are left."
+        f"{name} diverged in {sum(ends)} of {count(len(ends), 'seed')}: it is not tested over the others."
         for name, ends in runs.items()
         if any(ends)
     ]
 
 
 def _verdict(findings: Sequence[Finding], noun: str, against: str, metric: Metric) -> str:
-    """How many helped and hurt, and which did most."""
+    """How many findings lowered and raised the loss, and which changed it most."""
     tested = [f for f in findings if f.is_tested]
     clear = sorted((f for f in tested if f.difference.significant), key=lambda f: -abs(f.difference.mean))
     if not tested:
@@ -112,9 +112,9 @@ def _verdict(findings: Sequence[Finding], noun: str, against: str, metric: Metri
     counts = {verdict: sum(f.difference.verdict == verdict for f in clear) for verdict in verbs}
     if not counts["lower"]:
         verbs["higher"] = "raised the loss"
-    told = conjoin([f"{n} {verbs[verdict]}" for verdict, n in counts.items() if n])
+    totals = conjoin([f"{n} {verbs[verdict]}" for verdict, n in counts.items() if n])
     most = f"{clear[0].name} {'changed it most' if len(clear) > 1 else 'did'}"
-    return f"Of {count(len(findings), noun)}, {told}; {most}: {_interval(clear[0].difference, metric)}."
+    return f"Of {count(len(findings), noun)}, {totals}; {most}: {_interval(clear[0].difference, metric)}."
 
 
 def _of_effect(effect: Effect, metric: Metric) -> Finding:
@@ -127,12 +127,11 @@ def _interval(found: PairedDifference, metric: Metric) -> str:
 
 
 def _change(found: PairedDifference, metric: Metric) -> str:
-    """With its interval and p."""
     return ", ".join(filter(None, [_interval(found, metric), p_value(found.p)]))
 
 
 def _significant(findings: Sequence[Finding], noun: str, against: str) -> list[str]:
-    """What helped and what hurt."""
+    """Which findings significantly lowered or raised the loss."""
     sentences = []
     for verb, sign in (("lowered", -1), ("raised", 1)):
         clear = [f for f in findings if f.difference.significant and f.difference.mean * sign > 0]
@@ -149,7 +148,7 @@ def _significant(findings: Sequence[Finding], noun: str, against: str) -> list[s
 
 
 def _not_significant(findings: Sequence[Finding], metric: Metric) -> list[str]:
-    """What may be noise, what it cannot be more than, and how many seeds would tell."""
+    """Which findings are not significant, the changes that are excluded, and the seeds that would be needed."""
     unclear = [f for f in findings if f.is_tested and not f.difference.significant]
     if not unclear:
         return []
@@ -157,24 +156,23 @@ def _not_significant(findings: Sequence[Finding], metric: Metric) -> list[str]:
     have = sorted({f.difference.n for f in unclear})
     seeds = count(have[0], "seed") if len(have) == 1 else f"{have[0]} to {have[-1]} seeds"
     limits = [(max(-d.low, d.high), decimals(d.low, d.high)) for d in (f.difference for f in unclear)]
-    if len(unclear) > MOST_LIMITS:  # of each the table tells
+    if len(unclear) > MOST_LIMITS:  # the table has all of them
         limits = [max(limits)]
     names = conjoin([f.name for f in unclear])
     sentences = [
-        f"{names} {_are(unclear)} not significant with {seeds}; {_its(unclear)} changing the loss by more than "
+        f"{names} {'is' if len(unclear) == 1 else 'are'} not significant with {seeds}; a change of more than "
         f"{conjoin([number(limit, digits) for limit, digits in limits])} {UNITS[metric]} is excluded{in_order}."
     ]
     if len(unclear) <= MOST_LIMITS and (
         needed := [seed_range(f.comparison.seeds_needed) for f in unclear if f.comparison and f.comparison.seeds_needed]
     ):
-        sentences.append(
-            f"Finding {_its(unclear, 'such a change', 'such changes')} would need {conjoin(needed)}{in_order}."
-        )
+        changes = "such a change" if len(unclear) == 1 else "such changes"
+        sentences.append(f"Finding {changes} would need {conjoin(needed)}{in_order}.")
     return sentences
 
 
 def _within(study: Study, findings: Sequence[Finding], metric: Metric) -> list[str]:
-    """Which changes are too small to matter: two one-sided tests, which the interval within the margin is."""
+    """Which changes are below the margin, by two one-sided tests: an interval within the margin passes both."""
     if study.margin is None:
         return []
     margin = f"study.margin={study.margin:g} {UNITS[metric]}"
@@ -185,7 +183,7 @@ def _within(study: Study, findings: Sequence[Finding], metric: Metric) -> list[s
 
 
 def _untested(findings: Sequence[Finding]) -> list[str]:
-    """What was not tested, and why."""
+    """Which findings were not tested, and why."""
     untested = [f.comparison for f in findings if f.comparison and f.comparison.untested]
     sentences = [f"{c.arm} is not tested against {c.against}: {c.untested}." for c in untested]
     others = [f for f in findings if f.comparison and not f.is_tested and not f.comparison.untested]
@@ -196,7 +194,7 @@ def _untested(findings: Sequence[Finding]) -> list[str]:
 
 
 def _without_spread(comparison: Comparison) -> str:
-    """A comparison that is the same in every seed, which no noise is."""
+    """A comparison with the same difference at every seed, which independent runs never have."""
     pair = f"{comparison.arm} and {comparison.against}"
     seeds = count(len(comparison.seeds), "seed")
     if comparison.difference.mean == 0:
@@ -205,7 +203,6 @@ def _without_spread(comparison: Comparison) -> str:
 
 
 def _first_to_last(study: Study, arms: Sequence[ArmResult], metric: Metric) -> list[str]:
-    """From the baseline to the last arm."""
     last = arms[-1].to_baseline
     if last is None:
         return []
@@ -237,7 +234,7 @@ def _lowest(arms: Sequence[ArmResult], metric: Metric) -> list[str]:
 
 
 def _at_longest(lengths: Sequence[Lengths]) -> list[str]:
-    """Whose loss holds and whose does not at the longest context, each against its own at the length of training."""
+    """Which arms' losses change least and most from the trained length to the longest evaluated context."""
     longer = [
         (n, arm.arm, change)
         for arm in lengths
@@ -251,7 +248,7 @@ def _at_longest(lengths: Sequence[Lengths]) -> list[str]:
         return []
     (_, least), (_, most) = known[0], known[-1]
     rises = f"of {least} rises least and that of {most} most" if len(known) > 1 else f"of {least} changes"
-    sentences = [f"At {longest:,} tokens, against its own at the length of training, the loss {rises}."]
+    sentences = [f"At {longest:,} tokens, compared with the trained length, the loss {rises}."]
     if none := [name for name, change in at_longest.items() if change is None]:
         sentences.append(f"{conjoin(none)} could not be evaluated at that length.")
     return sentences
@@ -259,11 +256,3 @@ def _at_longest(lengths: Sequence[Lengths]) -> list[str]:
 
 def _rise(change: PairedDifference) -> str:
     return f"{_interval(change, 'val/loss')}, {count(change.n, 'seed')}"
-
-
-def _its(items: Sequence[object], one: str = "its", several: str = "their") -> str:
-    return one if len(items) == 1 else several
-
-
-def _are(items: Sequence[object]) -> str:
-    return "is" if len(items) == 1 else "are"

@@ -1,4 +1,4 @@
-"""A study's report: analysed once, told three ways."""
+"""A study's report: one analysis, written as a page, a CSV file and a table on the terminal."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ from .result import Result
 from .summary import print_table, write_summary_csv
 
 
-def write_report(folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008, it cannot be changed
-    """Write report.html and summary.csv into a study's folder, print the table, and return what was found.
+def write_report(folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008, Trust is immutable
+    """Write report.html and summary.csv into a study's folder, print the table, and return the result.
 
-    trust: what the configs of runs may name, whose models are rebuilt to check their sizes.
+    trust: packages whose components the configs of runs may name; models are rebuilt to check sizes.
     """
     result = analyse(Study.load(folder), folder, trust)
     write_summary_csv(result, folder / SUMMARY)

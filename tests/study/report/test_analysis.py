@@ -1,4 +1,4 @@
-"""The analysis of studies on disk whose truth is known."""
+"""The analysis of synthetic studies on disk, with known effects."""
 
 import itertools
 import json
@@ -108,7 +108,7 @@ def test_the_answer_says_what_helped_what_hurt_and_what_is_not_significant(ladde
     assert "nats per token" in helped
     assert "bits per byte" not in " ".join(result.answer)
     assert hurt.startswith("1 of 4 steps raised the loss: relu (+0.1")
-    assert unclear.startswith("rmsnorm is not significant with 3 seeds; its changing the loss by more than 0.0")
+    assert unclear.startswith("rmsnorm is not significant with 3 seeds; a change of more than 0.0")
     assert unclear.endswith("nats per token is excluded.")
     assert needed.startswith("Finding such a change would need ")
     assert ends.startswith(f"From the first arm, vanilla, to the last, relu, the loss changed by {MINUS}0.1")
@@ -119,7 +119,7 @@ def test_what_is_excluded_is_what_the_interval_leaves_out(ladder: tuple[Path, Re
     step = arm(ladder[1], "rmsnorm").to_previous.nats
     assert 0.001 < (step.high - step.low) / 2 < 0.1
     digits = 3 if step.high - step.low > 0.02 else 4  # two of the half-width
-    assert f"by more than {max(-step.low, step.high):.{digits}f} nats" in ladder[1].answer[2]
+    assert f"of more than {max(-step.low, step.high):.{digits}f} nats" in ladder[1].answer[2]
 
 
 def test_seeds_are_needed_where_nothing_is_significant_and_nowhere_else(ladder: tuple[Path, Result]) -> None:
@@ -151,7 +151,7 @@ def test_runs_may_lie_elsewhere(tmp_path: Path) -> None:
     assert arm(there, "b").to_baseline == arm(analyse(study, tmp_path / "made"), "b").to_baseline
 
 
-def test_runs_that_were_made_under_another_name_bear_that_of_their_arm(tmp_path: Path) -> None:
+def test_runs_trained_under_another_name_have_the_name_of_their_arm(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"ours": 0.0, "theirs": -0.1}, facts={"theirs": {"arm": "base", "device": "cuda"}})
     result = analyse(study, tmp_path)
     assert {record.arm for record in arm(result, "theirs").records} == {"theirs"}
@@ -175,7 +175,7 @@ def test_a_better_arm_reaches_the_baselines_loss_with_fewer_tokens(ladder: tuple
     assert found["tokens"] < 0.9 * STEPS * TOKENS_PER_STEP
 
 
-def test_an_arm_of_which_one_seed_never_comes_there_reaches_nothing(tmp_path: Path) -> None:
+def test_an_arm_with_a_seed_that_never_reaches_the_loss_has_no_cost_of_reaching_it(tmp_path: Path) -> None:
     result = analyse(write_study(tmp_path, {"base": 0.0, "equal": 0.0, "worse": 0.5}), tmp_path)
     losses = final_losses(tmp_path, "equal")
     assert min(losses) < np.mean(final_losses(tmp_path, "base")) < max(losses)
@@ -183,7 +183,7 @@ def test_an_arm_of_which_one_seed_never_comes_there_reaches_nothing(tmp_path: Pa
 
 
 def test_an_arm_that_is_censored_in_a_seed_is_no_faster_for_it(tmp_path: Path) -> None:
-    """Means over the seeds that came there alone would make every null arm look faster than the baseline."""
+    """Means over only the seeds that reached it would make every null arm look faster than the baseline."""
     result = analyse(write_study(tmp_path, {"base": 0.0, "equal": 0.0, "worse": 0.5, "better": -0.3}), tmp_path)
     losses = {name: final_losses(tmp_path, name) for name in ("base", "equal")}
     above = {
@@ -260,7 +260,7 @@ def test_a_half_written_line_of_metrics_is_left_out(tmp_path: Path) -> None:
     assert arm(cut, "arm").loss == arm(whole, "arm").loss  # summary.json has it
 
 
-def test_a_diverged_run_is_told_of_and_left_out_of_its_pair(tmp_path: Path) -> None:
+def test_a_diverged_run_is_reported_and_left_out_of_its_pair(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "postnorm": 0.1})
     plant_end(run_folder(tmp_path, study, "postnorm", 2), "diverged", "the training loss is nan at step 60", 7)
     result = analyse(study, tmp_path)
@@ -277,7 +277,7 @@ def test_a_diverged_run_is_told_of_and_left_out_of_its_pair(tmp_path: Path) -> N
 
 
 def test_survivors_of_a_divergence_are_not_judged_and_the_answer_says_how_many_diverged(tmp_path: Path) -> None:
-    """Two of five seeds diverged, and the arm was once said to have lowered the loss, p = 0.001."""
+    """A regression test: with two of five seeds diverged, the arm was said to have lowered the loss, p = 0.001."""
     seeds = (1, 2, 3, 4, 5)
     study = write_study(tmp_path, {"base": 0.0, "bold": -0.3, "other": -0.3}, seeds, design="recipes")
     for seed in (2, 4):
@@ -287,7 +287,7 @@ def test_survivors_of_a_divergence_are_not_judged_and_the_answer_says_how_many_d
     assert comparison.untested == "bold diverged in 2 of 5 seeds"
     assert not comparison.significant
     assert all(map(math.isnan, (comparison.nats.low, comparison.nats.high, comparison.nats.p)))
-    assert result.answer[0] == "bold diverged in 2 of 5 seeds: it is not tested over those that are left."
+    assert result.answer[0] == "bold diverged in 2 of 5 seeds: it is not tested over the others."
     assert "other (" in result.answer[1]
     assert "bold (" not in " ".join(result.answer)
     assert arm(result, "other").to_baseline.significant
@@ -315,7 +315,7 @@ def test_arms_without_a_common_seed_are_not_ranked(tmp_path: Path) -> None:
     assert result.front.kv_cache == ()
 
 
-def test_an_arm_that_always_diverged_has_no_loss_and_its_curve_ends_where_all_its_runs_came(tmp_path: Path) -> None:
+def test_an_arm_that_always_diverged_has_no_loss_and_a_curve_up_to_its_first_divergence(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "postnorm": 0.1, "prenorm": -0.1})
     for seed, rows in ((1, 12), (2, 7), (3, 20)):
         plant_end(run_folder(tmp_path, study, "postnorm", seed), "diverged", "nan", rows)
@@ -329,14 +329,14 @@ def test_an_arm_that_always_diverged_has_no_loss_and_its_curve_ends_where_all_it
     assert result.front.kv_cache == ("prenorm",)
 
 
-def test_a_run_that_never_began_is_told_of(tmp_path: Path) -> None:
+def test_a_run_that_never_began_is_reported(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "arm": -0.1})
     remove_run(run_folder(tmp_path, study, "arm", 3))
     (divergence,) = analyse(study, tmp_path).divergences
     assert (divergence.arm, divergence.seed, divergence.status, divergence.tokens) == ("arm", 3, "missing", 0.0)
 
 
-def test_a_study_of_which_nothing_has_run_is_no_error(tmp_path: Path) -> None:
+def test_a_study_without_any_run_is_not_an_error(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "arm": -0.1})
     for name, seed in itertools.product(("base", "arm"), (1, 2, 3)):
         remove_run(run_folder(tmp_path, study, name, seed))
@@ -489,12 +489,12 @@ def test_lengths_are_means_over_seeds_and_none_where_positions_end(tmp_path: Pat
 
 
 def eval_json(folder: Path, study: Study, name: str, seed: int, losses: dict[int, float | None]) -> None:
-    """Let one run have been evaluated at these lengths."""
+    """Write the evaluation of one run at these lengths."""
     entries = [{"length": n, "loss": loss, "positions": [], "losses": []} for n, loss in losses.items()]
     (run_folder(folder, study, name, seed) / "eval.json").write_text(json.dumps({"step": STEPS, "lengths": entries}))
 
 
-def test_the_answer_tells_whose_loss_holds_at_the_longest_context_and_who_has_none(tmp_path: Path) -> None:
+def test_the_answer_says_whose_loss_holds_at_the_longest_context_and_who_has_none(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"rope": 0.0, "alibi": 0.1, "none": 0.1, "learned": 0.0}, design="context")
     for seed in (1, 2, 3):
         base = 3.0 + seed
@@ -502,7 +502,7 @@ def test_the_answer_tells_whose_loss_holds_at_the_longest_context_and_who_has_no
             at_longest = None if rise is None else base + rise + 0.001 * seed**2
             eval_json(tmp_path, study, name, seed, {256: base, 512: base, 1024: at_longest})
     result = analyse(study, tmp_path)
-    assert result.answer[-2].startswith("At 1,024 tokens, against its own at the length of training, the loss of alibi")
+    assert result.answer[-2].startswith("At 1,024 tokens, compared with the trained length, the loss of alibi")
     interval = stats.ttest_1samp([-0.009, -0.006, -0.001], 0).confidence_interval()
     shown = f"[{interval.low:+.3f},\u00a0{interval.high:+.3f}]".replace("-", MINUS)
     assert f"alibi ({MINUS}0.005 {shown} nats per token, 3 seeds) rises least and that of rope (+" in result.answer[-2]
@@ -510,7 +510,7 @@ def test_the_answer_tells_whose_loss_holds_at_the_longest_context_and_who_has_no
 
 
 def test_without_lengths_the_answer_says_nothing_of_them(ladder: tuple[Path, Result]) -> None:
-    assert not any("length of training" in sentence for sentence in ladder[1].answer)
+    assert not any("compared with the trained length" in sentence for sentence in ladder[1].answer)
 
 
 @pytest.mark.parametrize(("lengths", "shown"), [((512, 1024), [512]), ((1024,), None)])
@@ -540,7 +540,7 @@ def test_an_arm_that_is_identical_to_the_baseline_is_said_to_be(tmp_path: Path) 
     assert arm(result, "moved").to_baseline.seeds_needed is None
 
 
-def test_more_seeds_than_anyone_trains_are_no_number(tmp_path: Path) -> None:
+def test_a_number_of_seeds_above_the_limit_is_not_given(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "near": 0.0}, seeds=(1, 2), design="recipes")
     base = 3.7
     for seed, sign in ((1, 1), (2, -1)):
@@ -586,13 +586,13 @@ def cautioned(result: Result, words: str) -> bool:
     return any(words in warning for warning in result.warnings)
 
 
-def test_two_seeds_are_warned_of_and_three_are_not(tmp_path: Path) -> None:
+def test_two_seeds_give_a_warning_and_three_do_not(tmp_path: Path) -> None:
     for seeds in ((1, 2), (1, 2, 3)):
         folder = tmp_path / str(len(seeds))
         assert cautioned(analyse(write_study(folder, LADDER, seeds), folder), "Two seeds: ") == (len(seeds) == 2)
 
 
-def test_an_arm_of_much_noise_is_warned_of_by_name(tmp_path: Path) -> None:
+def test_a_noisy_arm_is_named_in_a_warning(tmp_path: Path) -> None:
     study = write_study(tmp_path, dict.fromkeys("abcdefgh", 0.0), (1, 2, 3, 4, 5))
     assert not cautioned(analyse(study, tmp_path), "as the typical arm")
     for seed, noise in zip((1, 2, 3, 4, 5), (0.1, -0.1, 0.05, 0.0, -0.08), strict=True):
@@ -601,13 +601,13 @@ def test_an_arm_of_much_noise_is_warned_of_by_name(tmp_path: Path) -> None:
     assert warning.startswith("d varies ")
 
 
-def test_a_loss_of_token_frequencies_is_called_that(tmp_path: Path) -> None:
+def test_a_loss_at_the_entropy_of_token_frequencies_gives_a_warning(tmp_path: Path) -> None:
     result = analyse(write_study(tmp_path, {"base": 0.0, "stuck": 2.55}), tmp_path)
     (warning,) = [w for w in result.warnings if "token frequencies alone give" in w]
     assert warning.startswith("stuck ends at 6.2")
 
 
-def test_across_tokenizers_the_text_per_token_is_told(tmp_path: Path) -> None:
+def test_across_tokenizers_the_text_per_token_is_reported(tmp_path: Path) -> None:
     other = {"tokenizer_hash": "byte", "bytes_per_token": 1.0, "vocab_size": 257}
     study = write_study(tmp_path, {"bpe": 0.0, "byte": -2.0}, facts={"byte": other})
     assert cautioned(analyse(study, tmp_path), "A token is 3.44 bytes in bpe, 1.00 bytes in byte")
@@ -624,13 +624,13 @@ def test_arms_of_different_texts_are_not_tested_against_each_other(tmp_path: Pat
     assert "other is not tested against base: other and base were trained on different texts." in result.answer
 
 
-def test_added_seeds_are_warned_of_and_how_often_they_were_looked_at(tmp_path: Path) -> None:
+def test_added_seeds_give_a_warning_with_the_number_of_earlier_reports(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "arm": 0.0})
     assert not cautioned(analyse(study, tmp_path), "Seeds were added")
     assert cautioned(analyse(replace(study, looks=2), tmp_path), "Seeds were added after 2 reports: p and intervals no")
 
 
-def test_a_margin_tells_which_changes_are_too_small_to_matter(tmp_path: Path) -> None:
+def test_a_margin_shows_which_changes_are_too_small_to_matter(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "same": 0.0, "better": -0.2}, (1, 2, 3, 4, 5), design="recipes")
     limits = [max(-d.low, d.high) for d in (a.to_baseline.nats for a in analyse(study, tmp_path).arms[1:])]
     assert limits[0] < 0.02
@@ -649,7 +649,7 @@ def test_a_record_made_before_margins_and_looks_is_read_as_without(tmp_path: Pat
 
 
 def plant_evaluation_at(run: Path, step: int, shift: float) -> None:
-    """Let a run have had another validation loss at one of its evaluations."""
+    """Shift the validation loss of a run at one of its evaluations."""
     lines = [line.split(",") for line in (run / "metrics.csv").read_text().splitlines()]
     loss = lines[0].index("val/loss")
     for line in lines[1:]:
@@ -757,9 +757,9 @@ def test_the_verdict_counts_what_helped_and_names_what_did_most(tmp_path: Path, 
     assert one.verdict == "Nothing can be concluded from one seed."
 
 
-def test_of_many_arms_that_are_not_significant_a_sentence_tells_the_largest_limit_alone(tmp_path: Path) -> None:
+def test_of_many_arms_that_are_not_significant_a_sentence_gives_the_largest_limit_alone(tmp_path: Path) -> None:
     result = analyse(write_study(tmp_path, dict.fromkeys("abcdef", 0.0), design="recipes"), tmp_path)
     limits = [max(-d.low, d.high) for d in (a.to_baseline.nats for a in result.arms[1:])]
     (sentence,) = [s for s in result.answer if "is excluded" in s]
-    assert f"by more than {max(limits):.3f} nats per token is excluded." in sentence
+    assert f"of more than {max(limits):.3f} nats per token is excluded." in sentence
     assert not any("would need" in s for s in result.answer)

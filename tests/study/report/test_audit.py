@@ -1,4 +1,4 @@
-"""What runs have on record is held against each other, and against what it can be recomputed from."""
+"""Runs' records are checked against each other, and against what can be recomputed from them."""
 
 import json
 import shutil
@@ -18,19 +18,19 @@ Plant = Callable[[Path, Study], None]
 
 
 def warnings_of(folder: Path, plant: Plant, **settings: Any) -> list[str]:
-    """What is told of a study of two arms and three seeds, in which `plant` has changed something."""
+    """The warnings of a study of two arms and three seeds, in which `plant` has changed something."""
     study = write_study(folder, {"layernorm": 0.0, "rmsnorm": -0.02}, **settings)
     plant(folder, study)
     return [w for w in analyse(study, folder).warnings if not w.startswith("One learning rate")]
 
 
 def in_one_run(**facts: Any) -> Plant:
-    """Change what one run has on record."""
+    """Change facts in the record of one run."""
     return lambda folder, study: plant_facts(run_folder(folder, study, "rmsnorm", 2), **facts)
 
 
 def copy_run(source: Path, copy: Path, **facts: Any) -> None:
-    """Put a copy of one run in the place of another, under whose label it goes."""
+    """Replace a run by a copy of another, keeping its path."""
     shutil.rmtree(copy)
     shutil.copytree(source, copy)
     plant_facts(copy, **facts)
@@ -121,7 +121,7 @@ def test_a_model_that_cannot_be_built_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "model"])
-def test_a_record_without_what_makes_the_model_is_named(tmp_path: Path, key: str) -> None:
+def test_a_record_without_the_model_or_its_vocabulary_is_named(tmp_path: Path, key: str) -> None:
     def plant(folder: Path, study: Study) -> None:
         run = run_folder(folder, study, "rmsnorm", 2)
         if key == "model":
@@ -168,8 +168,8 @@ def test_a_run_at_another_rate_than_its_study_lists_is_named(tmp_path: Path) -> 
         plant_config(run_folder(folder, study, "rmsnorm", 2, 2e-3), optim__lr=3e-3)
 
     found = warnings_of(tmp_path, plant, rates=(1e-3, 2e-3, 4e-3))
-    told = "rmsnorm-lr=0.002/seed=2 is listed with optim.lr=0.002, and was trained with optim.lr=0.003."
-    assert told in found
+    sentence = "rmsnorm-lr=0.002/seed=2 is listed with optim.lr=0.002, and was trained with optim.lr=0.003."
+    assert sentence in found
 
 
 def test_an_arm_that_is_a_copy_of_another_is_named_once(tmp_path: Path) -> None:
@@ -180,8 +180,8 @@ def test_an_arm_that_is_a_copy_of_another_is_named_once(tmp_path: Path) -> None:
 
     (warning,) = warnings_of(tmp_path, plant)
     assert warning == (
-        "layernorm, rmsnorm have the same losses at every seed: one is a copy of another, or their settings do the "
-        "same."
+        "layernorm, rmsnorm have the same losses at every seed: one is a copy of another, or their settings are "
+        "equivalent."
     )
 
 
@@ -225,13 +225,13 @@ def test_a_summary_whose_metrics_are_lost_is_named(tmp_path: Path) -> None:
     assert any(w.endswith(" for none.") and "last val/loss of rmsnorm/seed=2" in w for w in found)
 
 
-@pytest.mark.parametrize(("speed", "is_told"), [(7_900.0, True), (8_100.0, False), (18_100.0, True)])
-def test_speeds_that_differ_more_than_one_and_a_half_times_within_an_arm_are_told_of(
-    tmp_path: Path, speed: float, is_told: bool
+@pytest.mark.parametrize(("speed", "is_reported"), [(7_900.0, True), (8_100.0, False), (18_100.0, True)])
+def test_speeds_that_differ_more_than_one_and_a_half_times_within_an_arm_are_reported(
+    tmp_path: Path, speed: float, is_reported: bool
 ) -> None:
     found = warnings_of(tmp_path, in_one_run(**{"perf/tokens_per_second": speed}))
-    assert len(found) == is_told
-    if is_told:
+    assert len(found) == is_reported
+    if is_reported:
         assert found[0].startswith("Logged speeds within rmsnorm differ by a factor of 1.5, from ")
         assert f"{speed:,.0f} in rmsnorm/seed=2" in found[0]
 

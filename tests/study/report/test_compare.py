@@ -89,7 +89,7 @@ def test_a_study_against_another_baseline_goes_elsewhere(compare: Command, studi
     assert compare("turned").code == 0, "the comparison is a study that can be reported on again"
 
 
-def test_studies_and_runs_of_different_folders_are_put_together(compare: Command, studied: Path, swept: Path) -> None:
+def test_studies_and_runs_of_different_folders_are_combined(compare: Command, studied: Path, swept: Path) -> None:
     ran = compare(studied / "runs" / "climb", swept / "runs" / "plain")
     assert ran.code == 0
     assert len(rows(ran.cwd / "comparison")) == 4
@@ -119,11 +119,11 @@ def test_a_study_that_was_moved_is_still_found(compare: Command, studied: Path, 
         (["nowhere"], "error: nowhere: holds no run; name folders of runs or studies"),
         (["STUDY", "--baseline", "vanila"], "error: --baseline vanila: no such arm (did you mean vanilla?); choose "),
         (["STUDY", "--group-by", "nrom"], "error: --group-by nrom: "),
-        (["SWEEP", "--group-by", "ffn"], "tell them apart by --group-by "),
+        (["SWEEP", "--group-by", "ffn"], "separate them with --group-by "),
         (["SWEEP", "--out", "STUDY"], "holds a study, which the comparison would replace"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(
+def test_wrong_arguments_are_reported_in_one_line(
     compare: Command, studied: Path, swept: Path, arguments: list[str], message: str
 ) -> None:
     paths = {"STUDY": str(studied / "runs" / "climb"), "SWEEP": str(swept)}
@@ -133,7 +133,7 @@ def test_what_cannot_be_is_told_in_one_line(
     assert ran.err.count("\n") == 1
 
 
-def test_a_run_that_was_cut_off_in_the_middle_of_a_line_is_read_up_to_it(
+def test_a_run_whose_metrics_end_in_a_partial_line_is_read_up_to_it(
     compare: Command, studied: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "cut"

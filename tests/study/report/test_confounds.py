@@ -1,4 +1,4 @@
-"""Every planted confound is named, with its runs and its values; a clean study is told of none."""
+"""Every planted confound is named, with its runs and its values; a clean study has none."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +17,7 @@ ONE_RATE = "One learning rate for all arms, 0.002: an arm with another optimum i
 
 
 def warnings_of(folder: Path, plant: Callable[[Path, Study], None], **settings: Any) -> list[str]:
-    """What is told of a study of two arms and three seeds, in which `plant` has changed something."""
+    """The warnings of a study of two arms and three seeds, in which `plant` has changed something."""
     study = write_study(folder, settings.pop("arms", {"layernorm": 0.0, "rmsnorm": -0.02}), **settings)
     plant(folder, study)
     result = analyse(study, folder)
@@ -33,18 +33,18 @@ def nothing(folder: Path, study: Study) -> None:
     """Plant nothing."""
 
 
-def test_a_clean_study_has_one_remark_that_the_learning_rate_is_not_swept(tmp_path: Path) -> None:
+def test_a_clean_study_has_only_a_note_that_the_learning_rate_is_not_swept(tmp_path: Path) -> None:
     assert warnings_of(tmp_path, nothing) == [ONE_RATE]
 
 
 RATES = (1e-3, 2e-3, 4e-3)
 
 
-def test_a_clean_study_of_learning_rates_has_no_remark(tmp_path: Path) -> None:
+def test_a_clean_study_of_learning_rates_has_no_warning(tmp_path: Path) -> None:
     assert warnings_of(tmp_path, nothing, rates=RATES, tuned=True, design="learning_rate") == []
 
 
-def test_a_tuning_run_that_diverged_is_no_fault(tmp_path: Path) -> None:
+def test_a_diverged_tuning_run_is_not_reported(tmp_path: Path) -> None:
     def plant(folder: Path, study: Study, status: str) -> None:
         plant_end(run_folder(folder, study, "rmsnorm", 1002, 4e-3), status, "nan", 5)
 
@@ -89,7 +89,7 @@ def test_a_run_that_is_judged_at_another_rate_than_its_tuning_runs_choose_is_nam
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_runs_that_ran_on_or_with_something_else_are_named(
+def test_runs_on_other_hardware_software_or_data_are_named(
     tmp_path: Path, facts: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     found = warnings_of(tmp_path, lambda folder, study: plant_facts(run_of(folder, study), **facts))
@@ -104,20 +104,20 @@ def test_an_arm_all_of_whose_runs_differ_is_named_once(tmp_path: Path) -> None:
     assert any("attention kernel: sdpa in layernorm; eager in rmsnorm; their speeds" in w for w in found)
 
 
-def test_uncommitted_changes_are_told_of_even_where_all_runs_have_them(tmp_path: Path) -> None:
+def test_uncommitted_changes_are_reported_even_if_all_runs_have_them(tmp_path: Path) -> None:
     dirty = {"git": {"commit": "799d2f66f95e0a9b71f6541347342cf7e5404c08", "dirty": True}}
     both = dict.fromkeys(("layernorm", "rmsnorm"), dirty)
     (warning, _) = warnings_of(tmp_path, nothing, facts=both)
     assert warning.startswith("The code had uncommitted changes: layernorm, rmsnorm.")
 
 
-def test_unequal_budgets_are_told_of_once(tmp_path: Path) -> None:
+def test_unequal_budgets_are_reported_once(tmp_path: Path) -> None:
     found = warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), train__tokens=3e6))
     (warning,) = [w for w in found if w != ONE_RATE]
     assert "Training tokens differ: 3,000,000 in rmsnorm/seed=2; 1,600,000 in layernorm" in warning
 
 
-def test_unequal_training_below_equal_budgets_is_told_of(tmp_path: Path) -> None:
+def test_unequal_training_below_equal_budgets_is_reported(tmp_path: Path) -> None:
     found = warnings_of(tmp_path, lambda f, s: plant_facts(run_of(f, s), tokens=1_000_000.0))
     warning, disagreement = [w for w in found if w != ONE_RATE]
     assert disagreement.startswith("summary.json and metrics.csv disagree on the last tokens of rmsnorm/seed=2: ")
@@ -190,7 +190,7 @@ def test_of_many_settings_in_which_an_arms_runs_differ_a_few_are_named(tmp_path:
 GROUPED = {"layernorm": {"norm": "layernorm"}, "rmsnorm": {"norm": "rmsnorm"}}
 
 
-def test_arms_of_a_comparison_that_differ_in_more_than_their_grouping_are_told_of(tmp_path: Path) -> None:
+def test_arms_of_a_comparison_that_differ_in_more_than_their_grouping_are_reported(tmp_path: Path) -> None:
     choices = {"norm": "layernorm", "position": "learned"}
     found = warnings_of(
         tmp_path,
@@ -232,14 +232,14 @@ def test_what_a_comparison_is_grouped_by_may_differ(tmp_path: Path, axis: str, c
     assert found == [ONE_RATE]
 
 
-@pytest.mark.parametrize(("match", "told"), [("", True), ("params", False), ("flops", False), ("none", True)])
-def test_widths_that_were_matched_may_differ(tmp_path: Path, match: str, told: bool) -> None:
+@pytest.mark.parametrize(("match", "is_reported"), [("", True), ("params", False), ("flops", False), ("none", True)])
+def test_widths_that_were_matched_may_differ(tmp_path: Path, match: str, is_reported: bool) -> None:
     config = {"rmsnorm": {"model.hidden_dim": 1024}}
     found = warnings_of(tmp_path, nothing, design="comparison", match=match, axes=GROUPED, config=config)
-    assert any("model.hidden_dim" in warning for warning in found) == told
+    assert any("model.hidden_dim" in warning for warning in found) == is_reported
 
 
-def test_seeds_that_share_their_seeds_are_told_of(tmp_path: Path) -> None:
+def test_seeds_that_share_their_seeds_are_reported(tmp_path: Path) -> None:
     def plant(folder: Path, study: Study) -> None:
         for arm in ("layernorm", "rmsnorm"):
             for seed in (1, 2, 3):
@@ -247,13 +247,13 @@ def test_seeds_that_share_their_seeds_are_told_of(tmp_path: Path) -> None:
 
     found = warnings_of(tmp_path, plant)
     assert found[:2] == [
-        f"{arm}/seed=1, {arm}/seed=2, {arm}/seed=3 have the same data.seed=1 and model.seed=1: they are no independent "
-        "seeds."
+        f"{arm}/seed=1, {arm}/seed=2, {arm}/seed=3 have the same data.seed=1 and model.seed=1: they are not "
+        "independent seeds."
         for arm in ("layernorm", "rmsnorm")
     ]
 
 
-def test_seeds_that_share_the_order_of_the_data_alone_are_no_copies(tmp_path: Path) -> None:
+def test_seeds_that_share_only_the_order_of_the_data_are_not_copies(tmp_path: Path) -> None:
     both = {name: {"data.seed": 1} for name in ("layernorm", "rmsnorm")}
     assert warnings_of(tmp_path, nothing, config=both) == [ONE_RATE]
 
@@ -291,15 +291,15 @@ def test_an_arm_without_any_finished_run_is_named(tmp_path: Path) -> None:
     assert found[1] == "rmsnorm has no finished run, and is not compared."
 
 
-def test_one_seed_is_told_of(tmp_path: Path) -> None:
+def test_one_seed_is_reported(tmp_path: Path) -> None:
     found = warnings_of(tmp_path, nothing, seeds=(1,))
-    assert found[0] == "Only one seed: layernorm, rmsnorm. How much seeds differ is not known."
+    assert found[0] == "Only one seed: layernorm, rmsnorm. The variation over seeds is unknown."
 
 
-def test_what_matching_left_is_told_of_above_half_a_percent(tmp_path: Path) -> None:
+def test_the_residual_of_matching_is_reported_above_half_a_percent(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"a": 0.0, "b": 0.0})
     first, second = study.arms
-    for residual, told in ((0.004, 0), (-0.006, 1)):
+    for residual, is_reported in ((0.004, 0), (-0.006, 1)):
         changed = Study(
             study.name,
             study.design,
@@ -308,21 +308,21 @@ def test_what_matching_left_is_told_of_above_half_a_percent(tmp_path: Path) -> N
             "params",
         )
         found = [w for w in analyse(changed, tmp_path).warnings if w.startswith("Matching left b")]
-        assert len(found) == told
+        assert len(found) == is_reported
     assert "0.6% off in params" in found[0]
 
 
-@pytest.mark.parametrize(("match", "told"), [("none", True), ("", True), ("params", False)])
-def test_unequal_sizes_are_told_of_where_nothing_was_matched(tmp_path: Path, match: str, told: bool) -> None:
+@pytest.mark.parametrize(("match", "is_reported"), [("none", True), ("", True), ("params", False)])
+def test_unequal_sizes_are_reported_where_nothing_was_matched(tmp_path: Path, match: str, is_reported: bool) -> None:
     found = warnings_of(tmp_path, nothing, match=match, facts={"rmsnorm": {"params_non_embedding": 791680 * 1.05}})
-    assert ("rmsnorm has 5.0% more parameters without embeddings than layernorm." in found) == told
+    assert ("rmsnorm has 5.0% more parameters without embeddings than layernorm." in found) == is_reported
 
 
-def test_sizes_within_one_percent_are_not_told_of(tmp_path: Path) -> None:
+def test_sizes_within_one_percent_are_not_reported(tmp_path: Path) -> None:
     assert warnings_of(tmp_path, nothing, match="none", config={"rmsnorm": {"model.hidden_dim": 346}}) == [ONE_RATE]
 
 
-def test_a_best_rate_at_the_end_of_its_grid_is_told_of(tmp_path: Path) -> None:
+def test_a_best_rate_at_the_end_of_its_grid_is_reported(tmp_path: Path) -> None:
     best = {"rmsnorm": 4e-3}
     (warning,) = warnings_of(tmp_path, nothing, rates=RATES, tuned=True, best_rates=best, design="learning_rate")
     assert warning.startswith("rmsnorm is best at 0.004, an end of the grid from 0.001 to 0.004")

@@ -1,4 +1,4 @@
-"""Exports for a paper: what the files hold, that others can read them, and that nothing else is replaced."""
+"""Exports for a paper: their files are complete and well-formed, and replace nothing else."""
 
 import csv
 import re
@@ -131,25 +131,25 @@ def test_tables_are_sound_latex(paper: Path, result: Result) -> None:
     assert r"a\_b \& c\% \$x\$ &" in arms
 
 
-def test_any_character_of_a_name_stands_for_itself_in_latex() -> None:
+def test_special_characters_are_escaped_in_latex() -> None:
     table = Table("a caption_", ["Arm", "Value"], [[f"{one}x{one}--", f"{one}\n{one}"] for one in string.punctuation])
     check_latex(latex_table(table, "label"))
     assert all(latex(one) != one for one in r"\{}$&#^_%~<>|")
     assert latex("\\a{b}") == r"\textbackslash{}a\{b\}"
 
 
-def test_a_cell_is_no_argument_of_the_line_before() -> None:
+def test_a_cell_is_not_read_as_an_argument_of_the_line_before() -> None:
     text = latex_table(Table("", ["Arm", "Value"], [["*", "[1]\n[2]"], ["[x]", "1"]]), "label")
     assert not re.search(r"\\\\\s*[\[*]", text)
 
 
-def test_any_character_of_a_name_stands_for_itself_in_markdown() -> None:
+def test_special_characters_are_escaped_in_markdown() -> None:
     row = markdown_table(Table("", ["Arm", "Loss"], [["a|b*c_d<e>`f`", "1\np = 0.1"]])).splitlines()[2]
     assert row == r"| a\|b\*c\_d\<e\>\`f\` | 1<br>p = 0.1 |"
 
 
 def check_latex(text: str) -> None:
-    """Environments and braces are closed in order, special characters escaped, and rows as long as the head."""
+    """Assert that environments and braces nest, special characters are escaped, and rows have equal length."""
     lines = [line for line in text.splitlines() if not line.startswith("%")]
     bare = re.sub(r"\\[\\{}$&#_%]", "", "\n".join(lines))  # without escaped characters and ends of rows
     assert not set(bare) & set('#%_^"\u2212\u00d7') - set("_" if r"\label" in bare or r"\cite" in bare else "")
@@ -172,7 +172,7 @@ def check_latex(text: str) -> None:
 
 def test_methods_say_what_the_records_say(result: Result) -> None:
     text = prose(result)
-    for told in (
+    for sentence in (
         "a ladder: each arm is the one before it with one more change",
         "It has 4 arms",
         "Seeds are 1, 2, 3; 9 of 12 runs finished (3 diverged).",
@@ -188,7 +188,7 @@ def test_methods_say_what_the_records_say(result: Result) -> None:
         "device cpu, precision 32-true",
         "torch 2.13.0+cpu",
     ):
-        assert told in text
+        assert sentence in text
     for warning in result.warnings:
         assert latex(warning) in methods_latex(methods(result))
 
@@ -205,7 +205,7 @@ def test_methods_say_where_runs_differ(tmp_path: Path) -> None:
     assert "Seeds are paired" not in text
 
 
-def test_methods_tell_of_tuned_learning_rates(tmp_path: Path) -> None:
+def test_methods_describe_tuned_learning_rates(tmp_path: Path) -> None:
     synthetic.write_study(tmp_path, {"a": 0.0, "b": -0.1}, SEEDS, rates=(1e-3, 2e-3, 4e-3), best_rates={"b": 4e-3})
     text = prose(analysed(tmp_path))
     assert "each of the learning rates 0.001, 0.002, 0.004." in text
@@ -213,13 +213,13 @@ def test_methods_tell_of_tuned_learning_rates(tmp_path: Path) -> None:
     assert "not tuned" not in text
 
 
-def test_methods_tell_of_tuning_seeds(tmp_path: Path) -> None:
+def test_methods_describe_tuning_seeds(tmp_path: Path) -> None:
     best = {"b": 4e-3}
     synthetic.write_study(tmp_path, {"a": 0, "b": 0}, SEEDS, rates=(1e-3, 2e-3, 4e-3), best_rates=best, tuned=True)
     text = prose(analysed(tmp_path))
     assert "Seeds are 1, 2, 3; 24 of 24 runs finished." in text
     assert "on a tuning seed of its own" in text
-    assert "Tried were 0.001, 0.002, 0.004; chosen were 0.002 for a; 0.004 for b." in text
+    assert "The rates 0.001, 0.002, 0.004 were tried; the chosen ones are 0.002 for a; 0.004 for b." in text
 
 
 def test_methods_of_runs_that_never_began_claim_nothing_of_them(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_no_group_of_options_is_forgotten() -> None:
     assert set(groups()) - set(CITED) == {"data", "trainer", "logger", "study"}
 
 
-def test_every_entry_of_the_bibliography_is_whole_and_cited_for_something() -> None:
+def test_every_entry_of_the_bibliography_is_complete_and_cited() -> None:
     lists = [*(keys for found in references.SOURCES.values() for keys in found.values())]
     lists += [*references.DESIGNS.values(), references.MAX_T, references.MODERATION, references.DEGREES_OF_FREEDOM]
     lists += [references.EQUIVALENCE, references.SENSITIVITY, references.Z_LOSS]
@@ -305,7 +305,7 @@ def test_there_is_a_figure_for_everything_that_a_result_has() -> None:
 
 
 @pytest.mark.parametrize("draw", [results.unknown, results.unfinished])
-def test_there_is_no_figure_of_nothing(draw: Callable[[], Result]) -> None:
+def test_there_is_no_figure_without_data(draw: Callable[[], Result]) -> None:
     assert drawn(draw()) == {}
 
 

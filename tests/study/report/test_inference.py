@@ -1,4 +1,4 @@
-"""What eval.py measures of inference, from the folders of runs to the report's numbers and warnings."""
+"""Measurements of inference, from eval.json to the report's numbers and warnings."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ CLEAN = {"speed": [speed(128), speed(256), speed(256, 8)], "cache": [cache(128, 
 
 
 def evaluated(folder: Path, parts: dict[str, Any] = CLEAN, **settings: Any) -> Study:
-    """A study all of whose runs have been evaluated, with these parts of eval.json."""
+    """A study whose runs all have an eval.json with these parts."""
     study = write_study(folder, ARMS, **settings)
     for arm in study.arms:
         for member in arm.members:
@@ -35,11 +35,11 @@ def evaluated(folder: Path, parts: dict[str, Any] = CLEAN, **settings: Any) -> S
 
 
 def found(result: Result, name: str) -> Inference:
-    """What was measured of an arm."""
+    """The measurements of an arm."""
     return next(arm for arm in result.inference if arm.arm == name)
 
 
-def told(result: Result) -> list[str]:
+def warnings_of(result: Result) -> list[str]:
     """The warnings of inference."""
     words = ("Measurements of inference", "not quiet", "its formula")
     return [warning for warning in result.warnings if any(word in warning for word in words)]
@@ -72,10 +72,10 @@ def test_a_cache_is_that_of_one_sequence_also_where_batches_alone_were_measured(
 
 
 @pytest.mark.parametrize("parts", [{}, {"speed": [], "cache": []}, {"val/perplexity": 40.2, "sample": "def main("}])
-def test_without_a_measurement_nothing_is_told(tmp_path: Path, parts: dict[str, Any]) -> None:
+def test_without_a_measurement_nothing_is_reported(tmp_path: Path, parts: dict[str, Any]) -> None:
     result = analyse(evaluated(tmp_path, parts), tmp_path)
     assert result.inference == ()
-    assert told(result) == []
+    assert warnings_of(result) == []
     write_page(result, tmp_path / "report.html")
     assert ">Inference</h2>" not in (tmp_path / "report.html").read_text()
 
@@ -99,28 +99,28 @@ def test_a_run_that_was_not_evaluated_is_left_out_of_the_mean(tmp_path: Path) ->
     assert len(found(result, "gqa").caches) == 2  # of the third run alone
 
 
-def test_an_evaluation_of_an_earlier_step_is_no_part_of_it(tmp_path: Path) -> None:
+def test_an_evaluation_of_an_earlier_step_is_ignored(tmp_path: Path) -> None:
     study = evaluated(tmp_path)
     for seed in (1, 2, 3):
         plant_evaluation(run_folder(tmp_path, study, "gqa", seed), STEPS - 10, device="cuda", **CLEAN)
     result = analyse(study, tmp_path)
     assert [arm.arm for arm in result.inference] == ["mha"]
-    assert told(result) == []
+    assert warnings_of(result) == []
 
 
-def test_a_run_that_did_not_finish_is_no_part_of_it(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_ignored(tmp_path: Path) -> None:
     study = evaluated(tmp_path)
     plant_end(run_folder(tmp_path, study, "gqa", 2), "diverged", "nan", 5)
     assert found(analyse(study, tmp_path), "gqa").speeds[0].runs == 2
 
 
-def test_runs_at_other_learning_rates_than_the_judged_one_are_no_part_of_it(tmp_path: Path) -> None:
+def test_runs_at_other_learning_rates_than_the_judged_one_are_ignored(tmp_path: Path) -> None:
     study = evaluated(tmp_path, rates=(1e-3, 2e-3, 4e-3), design="learning_rate")
     for seed in (1, 2, 3):
         plant_evaluation(run_folder(tmp_path, study, "gqa", seed, 4e-3), speed=[speed(512, decode=[1.0, 9.0])])
     result = analyse(study, tmp_path)
     assert [one.context for one in found(result, "gqa").speeds] == [128, 256, 256]
-    assert told(result) == []
+    assert warnings_of(result) == []
 
 
 def test_an_arm_of_runs_with_unequal_measurements_shows_what_they_share(tmp_path: Path) -> None:
@@ -132,10 +132,10 @@ def test_an_arm_of_runs_with_unequal_measurements_shows_what_they_share(tmp_path
     plant_evaluation(run_folder(tmp_path, study, "gqa", 2), speed=[speed(64)], cache=[cache(64, 2**17)])
     result = analyse(study, tmp_path)
     assert [arm.arm for arm in result.inference] == ["mha"]
-    assert any("largest context: 64 in gqa/seed=2; 256 in mha" in warning for warning in told(result))
+    assert any("largest context: 64 in gqa/seed=2; 256 in mha" in warning for warning in warnings_of(result))
 
 
-def test_an_arm_that_was_measured_further_is_told_of_and_shown_at_its_own_context(tmp_path: Path) -> None:
+def test_an_arm_that_was_measured_further_is_reported_and_shown_at_its_own_context(tmp_path: Path) -> None:
     study = evaluated(tmp_path)
     for seed in (1, 2, 3):
         parts = [speed(256), speed(512, decode=[0.005])]
@@ -144,7 +144,7 @@ def test_an_arm_that_was_measured_further_is_told_of_and_shown_at_its_own_contex
     mha, gqa = (found(result, name) for name in ARMS)
     assert (mha.speed(1).context, gqa.speed(1).context, gqa.speed(8)) == (256, 512, None)
     assert [row["decode_tokens_per_second"] for row in summary_rows(result)] == pytest.approx([500, 200])
-    assert told(result) == [
+    assert warnings_of(result) == [
         "Measurements of inference differ in largest context: 256 in mha; 512 in gqa; their speeds cannot be compared."
     ]
 
@@ -165,10 +165,10 @@ def test_the_csv_holds_one_sequence_at_the_largest_context_and_nothing_where_not
         assert {row[name] for row in csv.DictReader(file) for name in COLUMNS} == {""}
 
 
-def test_a_study_that_was_evaluated_well_is_told_nothing_of_it(tmp_path: Path) -> None:
+def test_a_study_that_was_evaluated_well_has_no_warnings_of_it(tmp_path: Path) -> None:
     result = analyse(evaluated(tmp_path), tmp_path)
     assert len(result.inference) == 2
-    assert told(result) == []
+    assert warnings_of(result) == []
 
 
 @pytest.mark.parametrize(
@@ -180,12 +180,10 @@ def test_a_study_that_was_evaluated_well_is_told_nothing_of_it(tmp_path: Path) -
         ("torch", "2.12.0", "torch: 2.12.0 in gqa/seed=2; 2.13.0+cpu in "),
     ],
 )
-def test_speeds_that_were_measured_on_or_with_something_else_are_named(
-    tmp_path: Path, key: str, value: object, shown: str
-) -> None:
+def test_speeds_measured_under_other_conditions_are_named(tmp_path: Path, key: str, value: object, shown: str) -> None:
     study = evaluated(tmp_path)
     plant_evaluation(run_folder(tmp_path, study, "gqa", 2), **CLEAN, **{key: value})
-    (warning,) = told(analyse(study, tmp_path))
+    (warning,) = warnings_of(analyse(study, tmp_path))
     assert warning == (
         f"Measurements of inference differ in {shown}mha, gqa/seed=1, gqa/seed=3; their speeds cannot be compared."
     )
@@ -194,13 +192,13 @@ def test_speeds_that_were_measured_on_or_with_something_else_are_named(
 def test_sizes_may_be_measured_anywhere(tmp_path: Path) -> None:
     study = evaluated(tmp_path, {"cache": CLEAN["cache"]})
     plant_evaluation(run_folder(tmp_path, study, "gqa", 2), cache=CLEAN["cache"], device="cuda")
-    assert told(analyse(study, tmp_path)) == []
+    assert warnings_of(analyse(study, tmp_path)) == []
 
 
 @pytest.mark.parametrize("part", ["prefill", "decode", "uncached"])
-@pytest.mark.parametrize(("slowest", "is_told"), [(1.4, False), (1.6, True)])
-def test_rounds_that_spread_widely_are_told_of_once_with_their_arms(
-    tmp_path: Path, part: str, slowest: float, is_told: bool
+@pytest.mark.parametrize(("slowest", "is_reported"), [(1.4, False), (1.6, True)])
+def test_rounds_that_spread_widely_are_reported_once_with_their_arms(
+    tmp_path: Path, part: str, slowest: float, is_reported: bool
 ) -> None:
     study = evaluated(tmp_path)
     for seed in (1, 2):
@@ -209,23 +207,22 @@ def test_rounds_that_spread_widely_are_told_of_once_with_their_arms(
     sentence = (
         "The machine was not quiet while inference was measured: a round took more than 1.5\u00d7 the fastest in gqa."
     )
-    assert told(analyse(study, tmp_path)) == ([sentence] if is_told else [])
+    assert warnings_of(analyse(study, tmp_path)) == ([sentence] if is_reported else [])
 
 
-def test_a_cache_that_is_not_what_its_formula_says_is_told_of_once_for_its_arm(tmp_path: Path) -> None:
+def test_a_cache_that_does_not_match_its_formula_is_reported_once_for_its_arm(tmp_path: Path) -> None:
     study = evaluated(tmp_path)
     for seed in (2, 3):
         plant_evaluation(
             run_folder(tmp_path, study, "gqa", seed), cache=[cache(128, 1000), cache(256, 2000, excess=24)]
         )
-    assert told(analyse(study, tmp_path)) == [
-        "The KV cache of gqa is not what its formula says: at 256 tokens 2,024 bytes are measured, and 2,000 by the "
-        "formula."
+    assert warnings_of(analyse(study, tmp_path)) == [
+        "The KV cache of gqa does not match its formula: 2,024 bytes measured at 256 tokens, 2,000 expected."
     ]
 
 
 @pytest.mark.parametrize("seconds", [[], None, [0.0, 0.0], [math.nan, 0.1], [math.inf], [-1.0]], ids=repr)
-def test_rounds_that_are_no_time_are_no_speed_and_do_not_break_the_report(tmp_path: Path, seconds: Any) -> None:
+def test_rounds_without_a_valid_time_give_no_speed_and_do_not_break_the_report(tmp_path: Path, seconds: Any) -> None:
     study = evaluated(tmp_path, {"speed": [speed(256, decode=seconds)]})
     result = analyse(study, tmp_path)
     (only,) = found(result, "mha").speeds

@@ -1,4 +1,4 @@
-"""The report: a file that opens anywhere, and says in words what it shows."""
+"""The report: a self-contained file, with texts for everything that it draws."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from llama_lab import formatting as words
+from llama_lab import formatting as fmt
 from llama_lab.study.report import charts
 from llama_lab.study.report.analysis import analyse
 from llama_lab.study.report.page import write_page
@@ -43,7 +43,7 @@ def in_browser(test: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass
 class Opened:
-    """A report in a browser, and what it did that a reader's console or network would show."""
+    """A report in a browser, with its console messages and network requests."""
 
     page: Page
     file: Path
@@ -52,7 +52,7 @@ class Opened:
     requests: list[str] = field(default_factory=list)
 
     def charts(self) -> int:
-        """How many charts have drawn at least one trace, each inside a picture that can be seen."""
+        """The number of charts with at least one trace in a visible drawing."""
         return self.page.evaluate(
             """[...document.querySelectorAll("figure .plot")].filter(plot => {
                 const box = plot.querySelector("svg.main-svg")?.getBoundingClientRect();
@@ -61,7 +61,7 @@ class Opened:
         )
 
     def figures(self) -> int:
-        """How many charts there are."""
+        """The number of charts."""
         return self.page.locator("figure").count()
 
     def figure(self, title: str) -> int:
@@ -72,7 +72,7 @@ class Opened:
         return found.index(title)
 
     def plot(self, title: str, expression: str) -> object:
-        """What a JavaScript expression over `plot` and `traces`, those that can be seen, is for a figure."""
+        """The value of a JavaScript expression over `plot` and its visible `traces`, for a figure."""
         return self.page.evaluate(
             f"""i => {{
                 const plot = document.querySelectorAll(".plot")[i];
@@ -110,7 +110,7 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         page.on("request", lambda request: report.requests.append(request.url))
         begin = time.perf_counter()
         page.goto(file.as_uri())
-        page.evaluate("document.querySelectorAll('.main-svg').length")  # answers once the scripts are through
+        page.evaluate("document.querySelectorAll('.main-svg').length")  # returns once the scripts have finished
         report.seconds = time.perf_counter() - begin
         return report
 
@@ -120,7 +120,7 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
 
 
 def renamed(result: Result, old: str, new: str) -> Result:
-    """The result with one arm's name exchanged wherever it stands."""
+    """The result with one arm renamed everywhere."""
 
     def swap(name: str) -> str:
         return new if name == old else name
@@ -287,7 +287,7 @@ def test_a_table_of_inference_shows_the_mean_with_the_lowest_and_the_highest_see
     assert "<span>695</span><span>681\u00a0to\u00a0709</span>" in body(results.measured(), tmp_path)
 
 
-def test_the_texts_of_inference_tell_speed_gain_and_size(tmp_path: Path) -> None:
+def test_the_texts_of_inference_give_speed_gain_and_size(tmp_path: Path) -> None:
     write_page(results.measured(), tmp_path / "report.html")
     text = own_text(tmp_path / "report.html")
     assert 'aria-label="Decoding speed: vanilla 1 256 695, 681\u00a0to\u00a0709 5.93\u00d7, ' in text
@@ -343,7 +343,7 @@ def test_a_phone_scrolls_tables_but_never_the_page_sideways(opened: Open, make: 
 def test_charts_follow_the_window(opened: Open) -> None:
     report = opened(results.ladder())
     report.page.set_viewport_size({"width": 390, "height": 844})
-    report.page.wait_for_timeout(1000)  # Plotly waits for the window to come to rest
+    report.page.wait_for_timeout(1000)  # Plotly debounces resizing
     right = "all => Math.max(...all.map(svg => svg.getBoundingClientRect().right))"
     assert report.page.eval_on_selector_all(".main-svg", right) <= 390
 
@@ -455,7 +455,7 @@ def test_warnings_stand_above_the_answer_and_notes_below_everything(tmp_path: Pa
     assert "Not controlled" not in own_text(tmp_path / "report.html")
 
 
-def test_the_table_tells_what_is_not_significant_how_many_seeds_it_takes_and_the_tests(tmp_path: Path) -> None:
+def test_the_table_says_what_is_not_significant_how_many_seeds_it_takes_and_the_tests(tmp_path: Path) -> None:
     write_page(results.ladder(), tmp_path / "report.html")
     text = own_text(tmp_path / "report.html")
     cells = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text))
@@ -472,7 +472,7 @@ def body(result: Result, folder: Path) -> str:
     return re.sub(r"<script.*?</script>|aria-label=\".*?\"", "", text, flags=re.DOTALL)
 
 
-def test_the_edge_of_a_learning_rate_grid_is_told_once_in_its_section_beside_the_arm_that_is_there(
+def test_the_edge_of_a_learning_rate_grid_is_reported_once_in_its_section_beside_the_arm_that_is_there(
     tmp_path: Path,
 ) -> None:
     text = body(results.swept(), tmp_path)
@@ -480,8 +480,8 @@ def test_the_edge_of_a_learning_rate_grid_is_told_once_in_its_section_beside_the
     assert re.search(r"0\.03</span><span>edge of the grid</span>", text)
 
 
-def test_what_matching_left_is_told_once_beside_the_costs(tmp_path: Path) -> None:
-    assert body(results.ladder(), tmp_path).count(words.residual(results.ladder().arms[1].arm.residual)) == 1
+def test_the_residual_of_matching_is_reported_once_beside_the_costs(tmp_path: Path) -> None:
+    assert body(results.ladder(), tmp_path).count(fmt.residual(results.ladder().arms[1].arm.residual)) == 1
 
 
 def test_curves_of_arms_that_are_judged_in_bits_are_in_bits(tmp_path: Path) -> None:
@@ -496,7 +496,7 @@ def test_curves_of_arms_that_are_judged_in_bits_are_in_bits(tmp_path: Path) -> N
         (results.ladder, "for 80% power, if the difference is within its own 80% interval"),
         (results.ladder, "Interpolated linearly between evaluations"),
         (results.ladder, "not what a shorter budget would give"),
-        (results.ladder, "both mean loss and training speed; their intervals play no part in it"),
+        (results.ladder, "both mean loss and training speed, regardless of their intervals"),
         (results.factorial, "intervals and p are simultaneous"),
     ],
 )
@@ -545,38 +545,38 @@ def test_long_names_keep_in_charts_what_sets_them_apart() -> None:
 @pytest.mark.parametrize(
     ("shown", "wanted"),
     [
-        (words.number(-1234.56, 1), "\u22121,234.6"),
-        (words.signed(0.01234), "+0.0123"),
-        (words.number(math.nan), "\u2013"),
-        (words.number(None), "\u2013"),
-        (words.with_interval(3.71, 3.7, 3.72), "3.710 [3.700,\u00a03.720]"),
-        (words.with_interval(3.71, 3.6, 3.82), "3.71 [3.60,\u00a03.82]"),
-        (words.with_interval(120.4, 80, 160.8), "120 [80,\u00a0161]"),
-        (words.with_interval(-0.00123, -0.0015, -0.00096, True), "\u22120.00123 [\u22120.00150,\u00a0\u22120.00096]"),
-        (words.plus_minus(3.71, 3.6, 3.82), "3.71 \u00b10.11"),
-        (words.plus_minus(3.71, math.nan, math.nan), "3.7100"),
-        (words.with_interval(3.71, 3.71, 3.71), "3.7100 [3.7100,\u00a03.7100]"),
-        (words.with_interval(3.71, math.nan, math.nan), "3.7100"),
-        (words.p_value(0.00099), "p < 0.001"),
-        (words.p_value(0.0312), "p = 0.031"),
-        (words.p_value(0.312), "p = 0.31"),
-        (words.p_value(math.nan), ""),
-        (words.short(2_892_800), "2.89 M"),
-        (words.short(1.39e13), "13.9 T"),
-        (words.short(12), "12"),
-        (words.three_digits(12_409.3), "12,409"),
-        (words.three_digits(69.71), "69.7"),
-        (words.three_digits(0.05123), "0.0512"),
-        (words.three_digits(0), "0"),
-        (words.three_digits(math.nan), "\u2013"),
-        (words.size(2048), "2 KiB"),
-        (words.size(1_049_706_496), "1,001 MiB"),
-        (words.size(100), "100 B"),
-        (words.percent(0.412), "41.2%"),
-        (words.residual(-0.003), "\u22120.30%"),
-        (words.learning_rate(3e-5), "3e\u22125"),
-        (words.count(1, "seed"), "1 seed"),
-        (words.enumerate_some(["a", "b", "c"], 2), "a, b, and 1 more"),
+        (fmt.number(-1234.56, 1), "\u22121,234.6"),
+        (fmt.signed(0.01234), "+0.0123"),
+        (fmt.number(math.nan), "\u2013"),
+        (fmt.number(None), "\u2013"),
+        (fmt.with_interval(3.71, 3.7, 3.72), "3.710 [3.700,\u00a03.720]"),
+        (fmt.with_interval(3.71, 3.6, 3.82), "3.71 [3.60,\u00a03.82]"),
+        (fmt.with_interval(120.4, 80, 160.8), "120 [80,\u00a0161]"),
+        (fmt.with_interval(-0.00123, -0.0015, -0.00096, True), "\u22120.00123 [\u22120.00150,\u00a0\u22120.00096]"),
+        (fmt.plus_minus(3.71, 3.6, 3.82), "3.71 \u00b10.11"),
+        (fmt.plus_minus(3.71, math.nan, math.nan), "3.7100"),
+        (fmt.with_interval(3.71, 3.71, 3.71), "3.7100 [3.7100,\u00a03.7100]"),
+        (fmt.with_interval(3.71, math.nan, math.nan), "3.7100"),
+        (fmt.p_value(0.00099), "p < 0.001"),
+        (fmt.p_value(0.0312), "p = 0.031"),
+        (fmt.p_value(0.312), "p = 0.31"),
+        (fmt.p_value(math.nan), ""),
+        (fmt.short(2_892_800), "2.89 M"),
+        (fmt.short(1.39e13), "13.9 T"),
+        (fmt.short(12), "12"),
+        (fmt.three_digits(12_409.3), "12,409"),
+        (fmt.three_digits(69.71), "69.7"),
+        (fmt.three_digits(0.05123), "0.0512"),
+        (fmt.three_digits(0), "0"),
+        (fmt.three_digits(math.nan), "\u2013"),
+        (fmt.in_bytes(2048), "2 KiB"),
+        (fmt.in_bytes(1_049_706_496), "1,001 MiB"),
+        (fmt.in_bytes(100), "100 B"),
+        (fmt.percent(0.412), "41.2%"),
+        (fmt.residual(-0.003), "\u22120.30%"),
+        (fmt.learning_rate(3e-5), "3e\u22125"),
+        (fmt.count(1, "seed"), "1 seed"),
+        (fmt.enumerate_some(["a", "b", "c"], 2), "a, b, and 1 more"),
     ],
 )
 def test_numbers_are_written_as_a_reader_wants_them(shown: str, wanted: str) -> None:
@@ -589,7 +589,7 @@ def test_every_seed_is_shown_with_its_own_difference(tmp_path: Path) -> None:
     _, _, table = own_text(tmp_path / "report.html").partition("Every seed: final validation loss, nats per token")
     first, second = ([t.summary["val/loss"] for t in arm.records] for arm in result.arms[:2])
     for loss, reference in zip(second, first, strict=True):
-        assert f"<span>{loss:.4f}</span><span>{words.signed(loss - reference)}</span>" in table
+        assert f"<span>{loss:.4f}</span><span>{fmt.signed(loss - reference)}</span>" in table
 
 
 def test_tokens_to_the_baselines_loss_are_censored_where_a_run_ended_before(tmp_path: Path) -> None:
@@ -606,7 +606,7 @@ def test_tokens_to_the_baselines_loss_are_censored_where_a_run_ended_before(tmp_
 
 
 def shown_in(report: Opened, selector: str) -> dict[str, float]:
-    """Where on the page the first such element is."""
+    """The bounding box of the first such element."""
     return report.page.eval_on_selector(selector, "one => one.getBoundingClientRect().toJSON()")
 
 
@@ -662,7 +662,7 @@ def test_a_table_that_scrolls_has_a_shadow_where_it_goes_on(opened: Open) -> Non
 
 
 def of_many(arms: int, seeds: int = 3) -> Result:
-    """A ladder of so many arms with long names."""
+    """A ladder of `arms` arms with long names."""
     names = [f"attention=gqa,model.n_kv_heads={i},position=rope_yarn" for i in range(arms)]
     return results.result({name: 3.95 - 0.006 * i + 0.02 * math.sin(i) for i, name in enumerate(names)}, seeds, 20)
 
@@ -677,7 +677,7 @@ def test_of_20_arms_curves_open_with_those_that_differ_most_and_say_so(opened: O
     drawn = {result.study.baseline, *(step.arm for step in steps[:5])}
     assert set(report.plot("Loss over training", names)) == drawn
     figure = report.page.locator("figure").nth(report.figure("Loss over training"))
-    assert "Of 20 the 6 that differ most are shown; press a name for the others." in figure.inner_text()
+    assert "Of 20 the 6 that differ most are shown; press a name to show another." in figure.inner_text()
     figure.locator("[aria-pressed=false]").first.click()
     assert len(report.plot("Loss over training", names)) == 7
 
@@ -689,7 +689,7 @@ def row(name: str, mean: float, half: float) -> charts.Row:
 
 def test_an_interval_that_would_squeeze_all_others_ends_in_an_arrow_with_its_end() -> None:
     rows = [row("a", 0.01, 0.02), row("b", -0.03, 0.02), row("c", 0.02, 0.02), row("wide", 0.01, 0.9)]
-    least, most = charts.reach(rows)
+    least, most = charts.axis_range(rows)
     assert (least, most) == pytest.approx((-0.0625, 0.0625))
     figure = charts.differences(rows, "", "")
     texts = [label.text for label in figure.layout.annotations]
@@ -709,9 +709,9 @@ def test_a_difference_far_beyond_all_others_is_written_beside_its_arrow() -> Non
 
 def test_an_axis_covers_all_intervals_where_none_is_much_longer() -> None:
     rows = [row("a", 0.01, 0.02), row("b", -0.12, 0.02), row("c", 0.02, 0.05)]
-    assert charts.reach(rows) == pytest.approx((-0.14, 0.07))
-    assert charts.reach(rows[:1]) == pytest.approx((-0.01, 0.03))
-    assert charts.reach([]) == (0, 0)
+    assert charts.axis_range(rows) == pytest.approx((-0.14, 0.07))
+    assert charts.axis_range(rows[:1]) == pytest.approx((-0.01, 0.03))
+    assert charts.axis_range([]) == (0, 0)
 
 
 @in_browser
@@ -751,7 +751,7 @@ def test_bands_are_drawn_where_differences_are_tested() -> None:
     assert [trace.mode for trace in untested] == ["lines+markers"] * 2
 
 
-def test_the_page_links_what_lies_beside_it(tmp_path: Path) -> None:
+def test_the_page_links_the_files_beside_it(tmp_path: Path) -> None:
     assert "Files:" not in body(results.ladder(), tmp_path)
     for name in ("summary.csv", "study.yaml", "speed.json"):
         (tmp_path / name).touch()

@@ -62,7 +62,7 @@ def test_the_csv_holds_every_digit_and_nothing_where_nothing_is_known(result: Re
             assert written[key] == ("" if value is None else repr(value) if isinstance(value, float) else str(value))
 
 
-def test_what_one_seed_does_not_tell_is_left_empty(tmp_path: Path) -> None:
+def test_what_one_seed_does_not_show_is_left_empty(tmp_path: Path) -> None:
     write_summary_csv(
         analyse(write_study(tmp_path, {"base": 0.0, "arm": -0.1}, seeds=(1,)), tmp_path), tmp_path / "s.csv"
     )

@@ -1,4 +1,4 @@
-"""What a run's earlier sessions ran on and with is compared, too."""
+"""The conditions of a run's earlier sessions are compared, too."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ COMMIT = FACTS["git"]["commit"]
 
 
 def warnings_of(folder: Path, config: dict[str, Any] | None = None, **facts: Any) -> list[str]:
-    """What is told of a study of two arms and three seeds, one of whose runs has other facts and settings."""
+    """The warnings of a study of two arms and three seeds, one of whose runs has other facts and settings."""
     study = write_study(folder, {"layernorm": 0.0, "rmsnorm": -0.02})
     run = run_folder(folder, study, "rmsnorm", 2)
     plant_facts(run, **facts)
@@ -21,7 +21,7 @@ def warnings_of(folder: Path, config: dict[str, Any] | None = None, **facts: Any
 
 
 @pytest.mark.parametrize(
-    ("earlier", "told"),
+    ("earlier", "sentence"),
     [
         ({"device": "NVIDIA H100"}, "device: NVIDIA H100 then cpu in rmsnorm/seed=2; their speeds cannot be compared"),
         ({"precision": "bf16-mixed"}, "precision: bf16-mixed then 32-true in rmsnorm/seed=2; a part of"),
@@ -33,19 +33,21 @@ def warnings_of(folder: Path, config: dict[str, Any] | None = None, **facts: Any
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_an_earlier_session_with_something_else_is_named(tmp_path: Path, earlier: dict[str, Any], told: str) -> None:
+def test_an_earlier_session_under_other_conditions_is_named(
+    tmp_path: Path, earlier: dict[str, Any], sentence: str
+) -> None:
     (warning,) = warnings_of(tmp_path, earlier_sessions=[FACTS | earlier, FACTS | earlier, FACTS])
-    assert warning.startswith(f"Sessions of one run differ in {told}")
+    assert warning.startswith(f"Sessions of one run differ in {sentence}")
 
 
 def test_an_earlier_session_with_uncommitted_changes_is_named(tmp_path: Path) -> None:
     dirty = FACTS | {"git": {"commit": COMMIT, "dirty": True}}
     assert warnings_of(tmp_path, earlier_sessions=[dirty, FACTS]) == [
-        "The code had uncommitted changes: rmsnorm/seed=2. Its commit does not tell what ran."
+        "The code had uncommitted changes: rmsnorm/seed=2. The commit does not identify the code."
     ]
 
 
-def test_a_run_that_went_on_with_the_same_is_not_named(tmp_path: Path) -> None:
+def test_a_run_resumed_under_the_same_conditions_is_not_named(tmp_path: Path) -> None:
     assert warnings_of(tmp_path, earlier_sessions=[FACTS, FACTS]) == []
 
 
@@ -61,7 +63,7 @@ def test_a_finished_run_that_was_trained_further_is_named(
     tmp_path: Path, config: dict[str, Any], facts: dict[str, Any]
 ) -> None:
     (warning,) = warnings_of(tmp_path, config, **facts)
-    assert warning.startswith("Trained further by resume=: rmsnorm/seed=2. ")
+    assert warning.startswith("Trained further with resume=: rmsnorm/seed=2. ")
 
 
 def test_a_resume_that_is_null_trains_nothing_further(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What runs ran on and with, in their last session and in those before it."""
+"""The hardware, software and data of runs, in their last session and in earlier ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from llama_lab.config.components import override_key
 from llama_lab.runs.record import Record
 from llama_lab.study.naming import by_value, disagreement, named, sentence, values_in
 
-# What it means that runs differ in a fact of `surroundings`.
+# What follows if runs differ in a fact of `environment`.
 CONSEQUENCES = {
     "device": "their speeds cannot be compared, and their losses differ by rounding",
     "devices": "their speeds cannot be compared, and their losses differ by rounding, with shards in bf16 more so",
@@ -23,12 +23,12 @@ CONSEQUENCES = {
 UNCOMMITTED = "uncommitted changes"
 
 
-def surroundings(record: Record) -> dict[str, str]:
-    """What a run ran on and with, by the names that a report uses; hashes and commits by their first 12 digits."""
-    return _surroundings(record.facts)
+def environment(record: Record) -> dict[str, str]:
+    """A run's hardware, software and data, by the names that reports use; hashes and commits are cut to 12 digits."""
+    return _environment(record.facts)
 
 
-def _surroundings(facts: Mapping[str, Any]) -> dict[str, str]:
+def _environment(facts: Mapping[str, Any]) -> dict[str, str]:
     git = facts.get("git") or {}
     versions = facts.get("versions", {})
     values = {
@@ -48,8 +48,8 @@ def _surroundings(facts: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value or "unknown") for name, value in values.items()}
 
 
-def unequal_surroundings(records: Sequence[Record]) -> Iterator[str]:
-    """A sentence for every fact in which runs, or the sessions of one run, differ."""
+def unequal_environments(records: Sequence[Record]) -> Iterator[str]:
+    """A sentence for every fact that differs between runs, or between the sessions of one run."""
     yield from _between_runs(records)
     yield from _between_sessions(records)
     yield from _uncommitted(records)
@@ -57,20 +57,20 @@ def unequal_surroundings(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _between_runs(records: Sequence[Record]) -> Iterator[str]:
-    all_values = [surroundings(record) for record in records]
+    all_values = [environment(record) for record in records]
     for fact in all_values[0] if all_values else ():
         if fact != UNCOMMITTED and (values := disagreement(records, [v[fact] for v in all_values])):
             yield sentence(f"Runs differ in {fact}: {values}", CONSEQUENCES.get(fact, ""))
 
 
 def _sessions(record: Record) -> list[Mapping[str, Any]]:
-    """The environments of a run's sessions, the first one first."""
+    """The environments of a run's sessions, the earliest first."""
     return [*record.facts.get("earlier_sessions", []), record.facts]
 
 
 def _between_sessions(records: Sequence[Record]) -> Iterator[str]:
-    """What a run that was stopped went on with, where that is something else."""
-    histories = [[_surroundings(session) for session in _sessions(record)] for record in records]
+    """Facts that changed when a run was stopped and resumed."""
+    histories = [[_environment(session) for session in _sessions(record)] for record in records]
     for fact in histories[0][0] if histories else ():
         paths = [" then ".join(_without_repeats([session[fact] for session in history])) for history in histories]
         found = {path: runs for path, runs in by_value(records, paths).items() if " then " in path}
@@ -85,21 +85,21 @@ def _without_repeats(values: Sequence[str]) -> list[str]:
 
 
 def _uncommitted(records: Sequence[Record]) -> Iterator[str]:
-    dirty = [t for t in records if any((session.get("git") or {}).get("dirty") for session in _sessions(t))]
+    dirty = [r for r in records if any((session.get("git") or {}).get("dirty") for session in _sessions(r))]
     if dirty:
-        yield f"The code had uncommitted changes: {named(dirty, records)}. Its commit does not tell what ran."
+        yield f"The code had uncommitted changes: {named(dirty, records)}. The commit does not identify the code."
 
 
 def _resumed(records: Sequence[Record]) -> Iterator[str]:
     if runs := [record for record in records if _is_resumed(record)]:
         yield (
-            f"Trained further by resume=: {named(runs, records)}. Their budget and their schedule are not those that "
-            f"they began with."
+            f"Trained further with resume=: {named(runs, records)}. Their budget and schedule are not those that they "
+            f"started with."
         )
 
 
 def _is_resumed(record: Record) -> bool:
-    """Whether any session was started to go on beyond the run's first budget."""
+    """Whether any session was started with resume=, beyond the run's first budget."""
     commands = [argument for session in _sessions(record) for argument in session.get("command", [])[1:]]
     return bool(record.config.get("resume")) or any(
         override_key(argument) == "resume" and argument.partition("=")[2] not in ("", "null") for argument in commands

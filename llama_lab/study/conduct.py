@@ -20,8 +20,8 @@ from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError,
 from llama_lab.formatting import count
 from llama_lab.runs.folder import CHANGEABLE, held
 from llama_lab.runs.record import is_run
+from llama_lab.study.design.command import Composer, read_command, run_config
 from llama_lab.study.design.dry_run import print_plan
-from llama_lab.study.design.parsing import Composer, read_request, run_config
 from llama_lab.study.design.plan import Plan, PlannedRun, plan_study, quoted
 from llama_lab.study.design.tuning import settle, state
 from llama_lab.training.prepare import requested_run
@@ -40,16 +40,16 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
     Raises ConfigError before anything trains if an arm cannot be trained, or the study has changed since its runs.
     """
     default_recipe = Composer(context.config_loader, ()).choices()["arch"]
-    request = read_request(cfg.copy(), arguments, default_recipe)
+    command = read_command(cfg.copy(), arguments, default_recipe)
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=study_job, config=cfg)
     choose = getattr(launcher, "hardware", None)  # ours know what their runs will have
-    plan = plan_study(request, Composer(context.config_loader, request.shared), choose)
-    print_plan(plan, timed=request.dry_run)
-    if request.dry_run:
+    plan = plan_study(command, Composer(context.config_loader, command.shared), choose)
+    print_plan(plan, timed=command.dry_run)
+    if command.dry_run:
         return
     with held(plan.folder):
-        plan, results = train_all(plan, launcher, request.overwrite)
-        if request.measure_speed:
+        plan, results = train_all(plan, launcher, command.overwrite)
+        if command.measure_speed:
             measure(plan, launcher)
         from llama_lab.study.report.write import (
             write_report,  # after the runs, and not in each of them: SciPy and Plotly take a second

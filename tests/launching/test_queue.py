@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from llama_lab.launching import child
+from llama_lab.launching import worker_process
 from llama_lab.runs.folder import write_yaml
 from tests.composing import compose_config
 from tests.conftest import TRAIN, Ran
@@ -126,7 +126,7 @@ def faked_gpus(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(NoProcess, "started", started, raising=False)
-    monkeypatch.setattr(child.subprocess, "Popen", NoProcess)
+    monkeypatch.setattr(worker_process.subprocess, "Popen", NoProcess)
     return started
 
 
@@ -161,7 +161,7 @@ def test_a_clock_that_jumps_back_makes_no_run_end_before_it_began(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, calls = time.time(), iter(range(10**9))
-    monkeypatch.setattr("llama_lab.launching.process.time.time", lambda: now - 60 * next(calls))
+    monkeypatch.setattr("llama_lab.launching.local.time.time", lambda: now - 60 * next(calls))
     ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=1", "seed=1,2")
     assert ran.code == 0
     assert re.findall(r"val loss 1.0000, in (\S+)", ran.out)

@@ -20,7 +20,7 @@ from hydra.core.utils import JobStatus
 
 from llama_lab.errors import ConfigError
 from llama_lab.launching import slurm, slurm_cluster
-from llama_lab.launching.slurm_cluster import Seen, Settings, Shape
+from llama_lab.launching.slurm_cluster import JobInfo, Settings, Shape
 from tests.conftest import TRAIN, RunTrain, last_of_each
 from tests.launching.conftest import Sweep, mark, status
 from tests.launching.tasks import PATIENCE, wait_for
@@ -220,20 +220,20 @@ def test_a_crashed_run_has_ended_when_its_job_has_and_not_with_its_result_since_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm, "GRACE_SECONDS", 10.0)
-    seen = Seen("7_0", "RUNNING", "node1", "", time.time(), None, tmp_path)
-    watched = SimpleNamespace(jobs=lambda: {"7_0": seen}, files=lambda folder: set(os.listdir(folder)))
+    info = JobInfo("7_0", "RUNNING", "node1", "", time.time(), None, tmp_path)
+    watched = SimpleNamespace(jobs=lambda: {"7_0": info}, files=lambda folder: set(os.listdir(folder)))
     job = SimpleNamespace(run=SimpleNamespace(folder=SimpleNamespace(path=tmp_path / "run")))
-    execution = slurm.SlurmJob(cast(Any, job), seen, cast(Any, watched))
+    submitted = slurm.SlurmRun(cast(Any, job), info, cast(Any, watched))
     result = tmp_path / "0.result"
     result.write_bytes(pickle.dumps((JobStatus.COMPLETED, None)))
-    assert execution.has_ended()
+    assert submitted.has_ended()
     result.write_bytes(pickle.dumps((JobStatus.FAILED, RuntimeError("fire"))))
-    assert not execution.has_ended()
+    assert not submitted.has_ended()
     monkeypatch.setattr(slurm, "GRACE_SECONDS", 0.0)
-    assert execution.has_ended(), "for a job that stays, nobody waits for ever"
+    assert submitted.has_ended(), "for a job that stays, nobody waits for ever"
     monkeypatch.setattr(slurm, "GRACE_SECONDS", 10.0)
-    seen = replace(seen, state="FAILED", ended=time.time())
-    assert execution.has_ended()
+    info = replace(info, state="FAILED", ended_at=time.time())
+    assert submitted.has_ended()
 
 
 @on_slurm
@@ -373,14 +373,14 @@ def test_jobs_with_one_folder_follow_each_other(sweep: Sweep) -> None:
 
 @on_slurm
 def test_why_a_job_waits_is_told_if_it_is_not_for_its_turn(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    tell = slurm.Slurm._tell_reasons
+    tell = slurm.Slurm._report_reasons
 
     def release(self: slurm.Slurm) -> None:
         tell(self)
-        if "JobHeldUser" in self._told and "PENDING" in jobs().values():
+        if "JobHeldUser" in self._reported and "PENDING" in jobs().values():
             slurm_command("scontrol", "release", *jobs())
 
-    monkeypatch.setattr(slurm.Slurm, "_tell_reasons", release)
+    monkeypatch.setattr(slurm.Slurm, "_report_reasons", release)
     ran = sweep(*ON_SLURM, "hydra.launcher.sbatch={hold: true}", "seed=1")
     assert ran.code == 0, ran.err
     assert len(re.findall(r"job \d+_0 waits, Slurm says: JobHeldUser\n", ran.out)) == 1
@@ -400,9 +400,9 @@ def test_the_keys_reach_slurm(sweep: Sweep) -> None:
         *ON_SLURM, *(f"hydra.launcher.{key}" for key in keys), "seed=1,2", "hydra.launcher.setup=['export WORD=x']"
     )
     assert ran.code == 0, ran.err
-    seen = mark(ran, 1)["environment"]
-    assert (seen["WORD"], seen["SLURM_JOB_PARTITION"], seen["SLURM_CPUS_PER_TASK"]) == ("x", "debug", "2")
-    shown = slurm_command("scontrol", "show", "job", seen["SLURM_ARRAY_JOB_ID"])
+    info = mark(ran, 1)["environment"]
+    assert (info["WORD"], info["SLURM_JOB_PARTITION"], info["SLURM_CPUS_PER_TASK"]) == ("x", "debug", "2")
+    shown = slurm_command("scontrol", "show", "job", info["SLURM_ARRAY_JOB_ID"])
     for line in (
         "TimeLimit=00:07:00",
         "ArrayTaskThrottle=1",
@@ -503,11 +503,11 @@ def test_auto_takes_gpus_where_the_partition_has_them(
 
 def test_a_line_of_squeue_is_read_whatever_the_path_holds() -> None:
     line = "7_1|RUNNING|n[1-2]|None|2026-01-02T03:04:05|2026-01-03T03:04:05|/a|b/.slurm/x/script.sh"
-    seen = slurm_cluster.read_job(line)
-    assert (seen.job_id, seen.nodes, seen.folder) == ("7_1", "n[1-2]", Path("/a|b/.slurm/x"))
-    assert seen.began == time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1))
-    assert seen.ended is None, "it is when it would end"
-    assert slurm_cluster.read_job("7_2|PENDING||BeginTime|2026-01-02T03:04:05|N/A|/s").began is None
+    info = slurm_cluster.read_job(line)
+    assert (info.job_id, info.nodes, info.folder) == ("7_1", "n[1-2]", Path("/a|b/.slurm/x"))
+    assert info.started_at == time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1))
+    assert info.ended_at is None, "it is when it would end"
+    assert slurm_cluster.read_job("7_2|PENDING||BeginTime|2026-01-02T03:04:05|N/A|/s").started_at is None
 
 
 def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_told_once(

@@ -1,4 +1,4 @@
-"""From a request to runs: every arm composed, checked, built on the meta device and matched, before one trains."""
+"""From a command to runs: every arm composed, checked, built on the meta device and matched, before one trains."""
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
@@ -24,9 +24,9 @@ from llama_lab.study.study import Arm, Member, Study
 from llama_lab.training.prepare import check_devices, folder_name, requested_run
 from llama_lab.training.run import Run, build_module, new_run
 
+from .command import Composer, StudyCommand
 from .designs import Variant, Variants
 from .matching import AIM, match_width
-from .parsing import Composer, Request
 
 
 @dataclass(frozen=True)
@@ -108,29 +108,31 @@ class Composed:
     hardware: Hardware
 
 
-def plan_study(request: Request, composer: Composer, choose: Callable[[DictConfig], Hardware] | None = None) -> Plan:
+def plan_study(
+    command: StudyCommand, composer: Composer, choose: Callable[[DictConfig], Hardware] | None = None
+) -> Plan:
     """Plan all runs of a study. Raises ConfigError for an arm that cannot be composed, built, matched or trained.
 
     choose: the hardware that a run will have, by its group `trainer`; this machine's if None.
     """
-    variants = request.design.variants(composer)
-    folder = Path(request.runs_dir) / request.name
-    check_no_file(folder, request.runs_dir)
-    check_free(request, variants.arms)
-    composed = [check_arm(variant, composer, request.launcher, choose) for variant in variants.arms]
+    variants = command.design.variants(composer)
+    folder = Path(command.runs_dir) / command.name
+    check_no_file(folder, command.runs_dir)
+    check_free(command, variants.arms)
+    composed = [check_arm(variant, composer, command.launcher, choose) for variant in variants.arms]
     with open_display(steps=1, rank=0) as display:
         dataset = open_dataset(composed[0].cfg, display)
-    arms = plan_arms(request, composed, dataset)
-    study = describe(request, variants, arms)
-    return Plan(study, folder, arms, dataset, request.learning_rates or (), request.extend_rates)
+    arms = plan_arms(command, composed, dataset)
+    study = describe(command, variants, arms)
+    return Plan(study, folder, arms, dataset, command.learning_rates or (), command.extend_rates)
 
 
-def check_free(request: Request, variants: Sequence[Variant]) -> None:
+def check_free(command: StudyCommand, variants: Sequence[Variant]) -> None:
     """Raise ConfigError for a setting on the command line that the study sets itself, arm by arm."""
     ours = {override.partition("=")[0] for variant in variants for override in variant.overrides}
-    ours |= {"optim.lr"} if request.learning_rates else set()
-    ours |= {"model.hidden_dim"} if request.match != "none" else set()
-    for argument in request.shared:
+    ours |= {"optim.lr"} if command.learning_rates else set()
+    ours |= {"model.hidden_dim"} if command.match != "none" else set()
+    for argument in command.shared:
         key = override_key(argument)
         if key in ours:
             or_fix = ", or search none with study.learning_rates=null" if key == "optim.lr" else ""
@@ -148,38 +150,38 @@ def check_arm(
     return Composed(variant, cfg, choices, run.hardware)
 
 
-def plan_arms(request: Request, composed: Sequence[Composed], dataset: TokenDataset) -> tuple[PlannedArm, ...]:
+def plan_arms(command: StudyCommand, composed: Sequence[Composed], dataset: TokenDataset) -> tuple[PlannedArm, ...]:
     """Build every arm on the meta device and match it to its reference, which is planned before it."""
     arms: dict[str, PlannedArm] = {}
     for arm in sorted(composed, key=lambda arm: arm.variant.reference != arm.variant.name):
         reference = arms[arm.variant.reference].cost if arm.variant.reference in arms else None
         try:
-            arms[arm.variant.name] = plan_arm(request, arm, dataset, reference)
+            arms[arm.variant.name] = plan_arm(command, arm, dataset, reference)
         except ConfigError as error:
             raise ConfigError(f"{error} (arm {arm.variant.name})") from None
     return tuple(arms[arm.variant.name] for arm in composed)
 
 
-def plan_arm(request: Request, arm: Composed, dataset: TokenDataset, reference: Cost | None) -> PlannedArm:
+def plan_arm(command: StudyCommand, arm: Composed, dataset: TokenDataset, reference: Cost | None) -> PlannedArm:
     """Build an arm, match it unless it is a reference, and plan its runs."""
     cfg = arm.cfg
     dataset.require_windows(cfg.model.max_seq_len, cfg.train.batch_size)
     encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
     width, residual = cfg.model.hidden_dim, None
     cost = cost_at(cfg, dataset, width)
-    if request.match != "none":
+    if command.match != "none":
         residual = 0.0
         if reference is not None:
-            matched = match_width(lambda w: cost_at(cfg, dataset, w), width, request.match, reference)
+            matched = match_width(lambda w: cost_at(cfg, dataset, w), width, command.match, reference)
             width, cost, residual = matched.width, matched.cost, matched.residual
-    settings = {} if request.match == "none" else {"model.hidden_dim": width}
-    at = partial(plan_run, request, arm, settings)
+    settings = {} if command.match == "none" else {"model.hidden_dim": width}
+    at = partial(plan_run, command, arm, settings)
     name = arm.variant.name
-    runs = tuple(at(Member(f"{name}/seed={seed}", seed)) for seed in request.seeds)
+    runs = tuple(at(Member(f"{name}/seed={seed}", seed)) for seed in command.seeds)
     tuning = tuple(
         at(tuning_member(name, rate, by, seed))
-        for seed, by in request.tuning_seeds.items()
-        for rate in request.learning_rates or ()
+        for seed, by in command.tuning_seeds.items()
+        for rate in command.learning_rates or ()
     )
     build_module(runs[0].run, meta_model(runs[0].run.cfg, dataset), dataset.val_bytes)
     return PlannedArm(arm.variant, width, cost, residual, runs, tuning, at)
@@ -190,17 +192,17 @@ def tuning_member(arm: str, rate: float, seed: int, tunes: int) -> Member:
     return Member(f"{arm}-lr={rate:g}/seed={seed}", seed, rate, tunes)
 
 
-def plan_run(request: Request, arm: Composed, settings: dict[str, Any], member: Member) -> PlannedRun:
+def plan_run(command: StudyCommand, arm: Composed, settings: dict[str, Any], member: Member) -> PlannedRun:
     """One run, and the overrides by which its own command would start it."""
     folder = member.folder.partition("/")[0]
-    settings = {"name": request.name, "arm": folder, "seed": member.seed} | settings
+    settings = {"name": command.name, "arm": folder, "seed": member.seed} | settings
     if member.learning_rate is not None:
         settings["optim.lr"] = member.learning_rate
-    overrides = (*arm.variant.overrides, *request.shared, *(f"{key}={quoted(v)}" for key, v in settings.items()))
+    overrides = (*arm.variant.overrides, *command.shared, *(f"{key}={quoted(v)}" for key, v in settings.items()))
     cfg = copy.deepcopy(arm.cfg)
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)
-    run = new_run(cfg, request.name, folder, list(overrides), arm.choices, lambda _: arm.hardware)
+    run = new_run(cfg, command.name, folder, list(overrides), arm.choices, lambda _: arm.hardware)
     return PlannedRun(member, overrides, run)
 
 
@@ -223,13 +225,13 @@ def cost_at(cfg: DictConfig, dataset: TokenDataset, width: int) -> Cost:
     return model_cost(meta_model(cfg, dataset))
 
 
-def describe(request: Request, variants: Variants, arms: Sequence[PlannedArm]) -> Study:
+def describe(command: StudyCommand, variants: Variants, arms: Sequence[PlannedArm]) -> Study:
     """The study's record."""
     axes = {axis for arm in arms for axis in arm.variant.axes}
-    settings = planned_settings(axes, request.match, [arm.runs[0].run.cfg for arm in arms])
+    settings = planned_settings(axes, command.match, [arm.runs[0].run.cfg for arm in arms])
     return Study(
-        name=request.name,
-        design=request.option,
+        name=command.name,
+        design=command.option,
         baseline=variants.arms[0].name,
         arms=tuple(
             Arm(
@@ -242,22 +244,22 @@ def describe(request: Request, variants: Variants, arms: Sequence[PlannedArm]) -
             )
             for arm, own in zip(arms, settings, strict=True)
         ),
-        match=request.match,
-        notes=(*variants.notes, *rate_notes(request)),
-        margin=request.margin,
+        match=command.match,
+        notes=(*variants.notes, *rate_notes(command)),
+        margin=command.margin,
         title=variants.title,
     )
 
 
-def rate_notes(request: Request) -> list[str]:
+def rate_notes(command: StudyCommand) -> list[str]:
     """What a reader must know of a grid of learning rates, if there is one."""
-    if request.learning_rates is None:
+    if command.learning_rates is None:
         return []
-    low, high = min(request.learning_rates), max(request.learning_rates)
-    further = ", and beyond them where the best is an end of the grid" if request.extend_rates else ""
+    low, high = min(command.learning_rates), max(command.learning_rates)
+    further = ", and beyond them where the best is an end of the grid" if command.extend_rates else ""
     return [
         f"Each judged run has the learning rate that is best on a tuning seed of its own, of "
-        f"{len(request.learning_rates)} from {low:g} to {high:g}{further}."
+        f"{len(command.learning_rates)} from {low:g} to {high:g}{further}."
     ]
 
 

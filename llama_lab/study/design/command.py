@@ -50,7 +50,7 @@ TUNING_SEED = 1000  # above the judged one, unless others are given
 
 
 @dataclass(frozen=True)
-class Request:
+class StudyCommand:
     """A study to conduct. option: of the group `study`. name: of its folder. shared: overrides of all of its runs.
 
     tuning_seeds: by judged seed; empty where no learning rates are searched. launcher: option of the group
@@ -74,7 +74,7 @@ class Request:
     launcher: str
 
 
-def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str) -> Request:
+def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str) -> StudyCommand:
     """Take a composed command apart. Raises ConfigError.
 
     cfg: with Hydra's node. default_recipe: the option of `arch` where nobody has chosen one.
@@ -98,7 +98,7 @@ def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
     seeds, rates = checked_seeds(cfg.study.seeds), checked_rates(cfg.study.learning_rates)
     if rates is None and "study.extend_rates" in keys.values() and cfg.study.extend_rates:
         raise ConfigError("study.extend_rates=true: there is no grid to extend; give study.learning_rates")
-    return Request(
+    return StudyCommand(
         option=option,
         name=folder_name("name", cfg.name, study_name(option, naming)),
         runs_dir=cfg.runs_dir,

@@ -21,7 +21,7 @@ from llama_lab.data.source import Source
 from llama_lab.data.tokenizer import BPETokenizer, TextTokenizer, TokenizerFactory, sample_bytes
 from llama_lab.data.windows import count_train_windows
 from llama_lab.errors import ConfigError
-from llama_lab.files import disk_errors_told
+from llama_lab.files import report_disk_errors
 from llama_lab.units import duration
 
 log = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ def _build_locked(
         unfinished = folder.with_suffix(".building")
         _remove(unfinished)  # the lock is ours: whoever began it is dead
         try:
-            with disk_errors_told(f"data.cache_dir={folder.parent}"):
+            with report_disk_errors(f"data.cache_dir={folder.parent}"):
                 times = build(source, tokenizer, val_fraction, val_tokens, unfinished, progress)
                 _remove(folder)
                 unfinished.rename(folder)

@@ -23,7 +23,7 @@ from llama_lab.runs.record import is_run
 from llama_lab.study.design.command import Composer, read_command, run_config
 from llama_lab.study.design.dry_run import print_plan
 from llama_lab.study.design.plan import Plan, PlannedRun, plan_study, quoted
-from llama_lab.study.design.tuning import settle, state
+from llama_lab.study.design.tuning import resolve_rates, status_of
 from llama_lab.training.prepare import requested_run
 from llama_lab.training.run import train
 
@@ -73,7 +73,7 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
     refuse_old_grid(plan)
     results: list[tuple[PlannedRun, JobReturn]] = []
     while True:
-        plan, judged = settle(plan)
+        plan, judged = resolve_rates(plan)
         waiting = prepare(plan, judged, overwrite, tried={run.member.folder for run, _ in results})
         if not waiting:
             return plan, results
@@ -106,8 +106,8 @@ def prepare(plan: Plan, judged: Sequence[PlannedRun], overwrite: bool, tried: Co
     if early and not overwrite:
         raise ConfigError(early_message(early, plan))
     runs = [run for run in (*plan.tuning, *judged) if run.member.folder not in tried]
-    states = {run.member.folder: state(run, plan) for run in runs}
-    changed = [run for run in runs if states[run.member.folder] == "changed"]
+    statuses = {run.member.folder: status_of(run, plan) for run in runs}
+    changed = [run for run in runs if statuses[run.member.folder] == "changed"]
     if changed and not overwrite:
         raise ConfigError(changed_message(changed, plan))
     command = shlex.join(["python", *sys.argv])
@@ -115,11 +115,11 @@ def prepare(plan: Plan, judged: Sequence[PlannedRun], overwrite: bool, tried: Co
     replace(plan.study, command=command, notes=notes, looks=looks(plan)).save(plan.folder)
     for run in changed:
         run.run.folder.clear()
-    waiting = [run for run in runs if states[run.member.folder] not in ("done", "diverged")]
+    waiting = [run for run in runs if statuses[run.member.folder] not in ("done", "diverged")]
     if waiting:
         (plan.folder / SPEED).unlink(missing_ok=True)  # measured with other arms, or other settings
     for run in runs:
-        if states[run.member.folder] == "failed":  # progress counts the runs that this command has ended
+        if statuses[run.member.folder] == "failed":  # progress counts the runs that this command has ended
             run.run.folder.write_status("interrupted", "failed before, and waits to be trained again")
     return waiting
 

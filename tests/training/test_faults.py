@@ -189,7 +189,7 @@ def test_a_text_that_vanishes_while_it_is_read_is_named_and_its_return_mends_all
         if phase == "tokenising":
             texts[1].unlink(missing_ok=True)
 
-    with pytest.raises(ConfigError, match=rf"^data: {texts[1]} was there, and is gone; restore it"):
+    with pytest.raises(ConfigError, match=rf"^data: {texts[1]} disappeared during the build; restore it"):
         build(vanish)
     assert [file.suffix for file in cache.iterdir()] == [".lock"]
     texts[1].write_text(content)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def train_command() -> None:
     """`python train.py`, or `llama-lab-train` if the package is installed. HYDRA_FULL_ERROR=1 shows tracebacks."""
-    hydra_command(train_job, "config", "the same command goes on, from the last checkpoint if there is one")
+    hydra_command(train_job, "config", "run the same command to resume from the last checkpoint, if there is one")
 
 
 def eval_command() -> None:

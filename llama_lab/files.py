@@ -43,7 +43,7 @@ def report_disk_errors(setting: str) -> Iterator[None]:
         if error.errno not in REMEDIES:
             raise
         what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-        raise ConfigError(f"{setting}: {what}; {REMEDIES[error.errno]}, and give the same command again") from error
+        raise ConfigError(f"{setting}: {what}; {REMEDIES[error.errno]}, and run the same command again") from error
     finally:
         threading.excepthook = hook
 

@@ -46,7 +46,7 @@ def check_once(arguments: Sequence[str]) -> None:
         key = override_key(argument)
         if key in given:
             earlier = "it" if given[key] == argument else given[key]
-            raise ConfigError(f"{argument}: {earlier} is there already; give every key once")
+            raise ConfigError(f"{argument}: {earlier} is given already; give every key once")
         given[key] = argument
 
 

@@ -51,4 +51,4 @@ def report_component_errors() -> Iterator[None]:
     except Exception as error:
         if (place := users_frame(error)) is None:
             raise
-        raise ConfigError(f"{place}: {first_line(error)}; mend it, HYDRA_FULL_ERROR=1 shows the traceback") from error
+        raise ConfigError(f"{place}: {first_line(error)}; fix it, HYDRA_FULL_ERROR=1 shows the traceback") from error

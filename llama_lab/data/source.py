@@ -213,14 +213,14 @@ def _read_rows(path: Path, text_field: str) -> Iterator[str]:
         if not isinstance(text, str):
             raise ConfigError(
                 f"data.text_field={text_field}: {place} of {path} holds {_kind(text)} there, not text; "
-                "mend the row or choose another field"
+                "fix the row or choose another field"
             )
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ConfigError(
                 f"data.text_field={text_field}: {place} of {path} holds {text[error.start]!r}, half a character; "
-                "mend the row"
+                "fix the row"
             ) from error
         yield text
     if empty:
@@ -256,7 +256,7 @@ def _parse_json(data: bytes, path: Path, first_line: int = 1) -> Any:
         line, reason = first_line + data.count(b"\n", 0, error.start), error.reason
     except json.JSONDecodeError as error:
         line, reason = first_line + error.lineno - 1, error.msg
-    raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file (line {line}: {reason}); mend it")
+    raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file (line {line}: {reason}); fix it")
 
 
 def _json_row(value: Any, path: Path, place: str) -> _Row:
@@ -279,4 +279,4 @@ def _parquet_rows(path: Path) -> Iterator[_Row]:
         yield from (_Row(f"row {number}", row) for number, row in enumerate(rows, 1))
     except (ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file ({reason}); mend it") from error
+        raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file ({reason}); fix it") from error

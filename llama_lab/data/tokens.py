@@ -227,7 +227,7 @@ def _build_locked(
                 unfinished.rename(folder)
         except FileNotFoundError as error:
             raise ConfigError(
-                f"data: {error.filename} disappeared during the build; restore it, and give the same command again"
+                f"data: {error.filename} disappeared during the build; restore it, and run the same command again"
             ) from error
         finally:
             _remove(unfinished)

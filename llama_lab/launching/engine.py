@@ -75,7 +75,7 @@ class SubmittedRun(ABC):
         """The result of a run that has ended, as Hydra expects it; a RunFailedError if its process wrote none."""
         result = self.read_result()
         if result is None:
-            reason = "stopped by a signal; the same command goes on" if self.was_stopped else self.exit_reason()
+            reason = "stopped by a signal; run the same command to resume" if self.was_stopped else self.exit_reason()
             result = JobStatus.FAILED, RunFailedError(reason)
             self._mark_failed(reason)
         status, value = result

@@ -133,7 +133,7 @@ class Watch:
         self._looked = float("-inf")
         jobs = self.jobs()
         if self._fails:
-            raise ConfigError("hydra/launcher=slurm: squeue fails, so what runs already is not known; try again later")
+            raise ConfigError("hydra/launcher=slurm: squeue failed, so running jobs are unknown; try again later")
         return jobs
 
     def files(self, folder: Path) -> set[str]:
@@ -154,7 +154,7 @@ class Watch:
             text=True,
         )
         if done.returncode and not self._fails:
-            print(f"squeue fails, and is asked again: {' '.join(done.stderr.split())}", file=sys.stderr)
+            print(f"squeue failed, and will be called again: {' '.join(done.stderr.split())}", file=sys.stderr)
         self._fails = done.returncode != 0
         if not self._fails:
             found = [read_job(line) for line in done.stdout.splitlines()]

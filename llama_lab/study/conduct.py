@@ -208,7 +208,7 @@ def study_job(cfg: DictConfig) -> None:
     if is_first:
         progress.run_ended(run, outcome)
     if outcome == "interrupted":
-        sys.stderr.write("stopped; the same command goes on where it left off\n")
+        sys.stderr.write("stopped; run the same command to resume\n")
         sys.exit(INTERRUPTED)
 
 

@@ -90,10 +90,10 @@ def test_a_flag_between_overrides_is_read(command: Command) -> None:
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["norm=rmsnorm", "seed=1", "norm=layernorm"], "norm=layernorm: norm=rmsnorm is there already; "),
-        (["seed=1", "seed=1"], "seed=1: it is there already; "),
-        (["train.tokens=1e6", "++train.tokens=2e6"], "++train.tokens=2e6: train.tokens=1e6 is there already; "),
-        (["optim=adamw", "--multirun", "~optim"], "~optim: optim=adamw is there already; "),
+        (["norm=rmsnorm", "seed=1", "norm=layernorm"], "norm=layernorm: norm=rmsnorm is given already; "),
+        (["seed=1", "seed=1"], "seed=1: it is given already; "),
+        (["train.tokens=1e6", "++train.tokens=2e6"], "++train.tokens=2e6: train.tokens=1e6 is given already; "),
+        (["optim=adamw", "--multirun", "~optim"], "~optim: optim=adamw is given already; "),
     ],
 )
 def test_a_key_given_twice_is_refused(typed: list[str], message: str) -> None:
@@ -122,4 +122,4 @@ def test_every_command_refuses_a_key_given_twice(
     with pytest.raises(SystemExit) as stop:
         function()
     assert stop.value.code == 2
-    assert capsys.readouterr().err == f"error: {arguments[-1]}: {arguments[-2]} is there already; give every key once\n"
+    assert capsys.readouterr().err == f"error: {arguments[-1]}: {arguments[-2]} is given already; give every key once\n"

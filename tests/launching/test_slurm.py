@@ -254,7 +254,7 @@ def test_a_cancelled_job_is_told_and_the_same_command_runs_it(
     slurm_command("scancel", *launcher.jobs)
     code, printed = launcher.end()
     assert code == 1
-    assert re.search(r"a/seed=1: interrupted, stopped by a signal; the same command goes on", printed), printed
+    assert re.search(r"a/seed=1: interrupted, stopped by a signal; run the same command to resume", printed), printed
     assert "Traceback" not in printed
     (tmp_path / "mark1").unlink()
     ran = sweep(*ON_SLURM, "seed=1,2")
@@ -521,8 +521,8 @@ def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_told_once(
     watch = slurm_cluster.Watch()
     watch.expect("7_0", tmp_path)
     assert [*watch.jobs(), *watch.jobs()] == ["7_0", "7_0"]
-    assert capsys.readouterr().err == "squeue fails, and is asked again: squeue: error: no controller\n"
-    with pytest.raises(ConfigError, match="squeue fails, so what runs already is not known"):
+    assert capsys.readouterr().err == "squeue failed, and will be called again: squeue: error: no controller\n"
+    with pytest.raises(ConfigError, match="squeue failed, so running jobs are unknown"):
         watch.fresh_jobs()
 
 

@@ -107,7 +107,7 @@ def test_a_full_disk_is_told_in_one_line_and_the_same_command_ends_as_if_nothing
     assert ran.code == 2
     (line,) = ran.err.splitlines()
     assert line.startswith(f"error: runs_dir={disk.path}: No space left on device"), line
-    assert line.endswith("; free some space, and give the same command again")
+    assert line.endswith("; free some space, and run the same command again")
     (status,) = disk.path.rglob("status.json")
     folder = RunFolder(status.parent)
     assert (folder.read_status() or {})["status"] in ("running", "failed")
@@ -147,7 +147,7 @@ def test_a_disk_that_cannot_be_written_is_told_and_a_sweep_goes_on(
     assert ran.code == 2
     assert re.fullmatch(
         rf"error: runs_dir={disk.path}/runs: Read-only file system: .*; make it writable, or choose another folder, "
-        r"and give the same command again\n",
+        r"and run the same command again\n",
         ran.err,
     )
     sweep = command("--multirun", *tiny, "train.tokens=2560", f"runs_dir={disk.path}/runs,{tmp_path}/runs")

@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 
 from .components import CONF_DIR, flatten
 
-COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init")  # groups, not keys, choose these
+# The groups of an architecture, in the default order of a ladder.
+COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init")
 CLOSE = 0.6  # difflib's default cutoff
 
 

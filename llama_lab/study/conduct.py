@@ -77,7 +77,8 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
         waiting = prepare(plan, judged, overwrite, tried={run.member.folder for run, _ in results})
         if not waiting:
             return plan, results
-        results += launch(waiting, launcher)
+        returned = launcher.launch([run.overrides for run in waiting], initial_job_idx=0)
+        results += zip(waiting, returned, strict=True)
 
 
 def measure(plan: Plan, launcher: Launcher) -> None:
@@ -172,13 +173,6 @@ def unlisted_notes(plan: Plan) -> list[str]:
     found = {str(folder.relative_to(plan.folder)) for folder in plan.folder.glob("*/seed=*") if is_run(folder)}
     left = sorted(found - listed)
     return [f"Not part of this report, though in its folder: {', '.join(left)}."] if left else []
-
-
-def launch(runs: Sequence[PlannedRun], launcher: Launcher) -> list[tuple[PlannedRun, JobReturn]]:
-    """Train runs through the launcher; each with its result."""
-    if not runs:
-        return []
-    return list(zip(runs, launcher.launch([run.overrides for run in runs], initial_job_idx=0), strict=True))
 
 
 def study_job(cfg: DictConfig) -> None:

@@ -81,7 +81,7 @@ def test_a_process_does_not_take_itself_for_a_rank_of_another_run() -> None:
         ({}, "mps", "trainer.accelerator=mps: local_gpus has slots on CUDA GPUs and on the CPU; choose trainer=cpu"),
     ],
 )
-def test_what_cannot_be_is_told_by_its_key(values: dict[str, Any], accelerator: str, message: str) -> None:
+def test_what_cannot_be_is_reported_by_its_key(values: dict[str, Any], accelerator: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         make_slots(settings(**values), accelerator, FOUR, 8)
     assert str(error.value).startswith(message)

@@ -203,7 +203,7 @@ def test_a_study_comes_to_its_report(run_train: RunTrain, tiny: list[str]) -> No
 
 
 @on_slurm
-def test_a_crash_of_one_run_is_told_with_its_last_lines_and_takes_nothing_else_down(
+def test_a_crash_of_one_run_is_reported_with_its_last_lines_and_takes_nothing_else_down(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm, "GRACE_SECONDS", 10.0)
@@ -237,7 +237,7 @@ def test_a_crashed_run_has_ended_when_its_job_has_and_not_with_its_result_since_
 
 
 @on_slurm
-def test_a_killed_run_is_told_as_slurm_calls_it(sweep: Sweep) -> None:
+def test_a_killed_run_is_reported_as_slurm_calls_it(sweep: Sweep) -> None:
     ran = sweep(*ON_SLURM, "train.prompt='odd kill'", "seed=1")
     assert ran.code == 1
     assert re.search(r"a/seed=1: failed, its job \d+_0 ended as FAILED; its output is in runs/llama/a/seed=1/", ran.out)
@@ -246,7 +246,7 @@ def test_a_killed_run_is_told_as_slurm_calls_it(sweep: Sweep) -> None:
 
 
 @on_slurm
-def test_a_cancelled_job_is_told_and_the_same_command_runs_it(
+def test_a_cancelled_job_is_reported_and_the_same_command_runs_it(
     tmp_path: Path, environment: dict[str, str], tiny: list[str], monkeypatch: pytest.MonkeyPatch, sweep: Sweep
 ) -> None:
     launcher = Launcher(tmp_path, environment, *tiny, "arm=a", "train.prompt='sleep 600'", "seed=1,2", acting=True)
@@ -268,12 +268,12 @@ def attached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a launcher in this process has looked for jobs, it leaves a file of this name."""
     attach = slurm.Slurm._attach
 
-    def tell(*arguments: Any) -> Any:
+    def attach_and_mark(*arguments: Any) -> Any:
         found = attach(*arguments)
         Path("attached").touch()
         return found
 
-    monkeypatch.setattr(slurm.Slurm, "_attach", tell)
+    monkeypatch.setattr(slurm.Slurm, "_attach", attach_and_mark)
 
 
 @on_slurm
@@ -337,7 +337,7 @@ def test_a_job_that_trains_something_else_in_a_run_s_folder_is_not_taken_for_it(
 
 
 @on_slurm
-def test_a_run_that_never_reaches_a_checkpoint_is_requeued_once_and_then_told(
+def test_a_run_that_never_reaches_a_checkpoint_is_requeued_once_and_then_reported(
     tmp_path: Path, environment: dict[str, str], tiny: list[str]
 ) -> None:
     launcher = Launcher(tmp_path, environment, *tiny, "arm=a", "train.prompt='sleep 600'", "seed=1", acting=True)
@@ -372,11 +372,11 @@ def test_jobs_with_one_folder_follow_each_other(sweep: Sweep) -> None:
 
 
 @on_slurm
-def test_why_a_job_waits_is_told_if_it_is_not_for_its_turn(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    tell = slurm.Slurm._report_reasons
+def test_why_a_job_waits_is_reported_if_it_is_not_for_its_turn(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = slurm.Slurm._report_reasons
 
     def release(self: slurm.Slurm) -> None:
-        tell(self)
+        report(self)
         if "JobHeldUser" in self._reported and "PENDING" in jobs().values():
             slurm_command("scontrol", "release", *jobs())
 
@@ -429,7 +429,7 @@ def test_the_keys_reach_slurm(sweep: Sweep) -> None:
         (["trainer.accelerator=tpu"], "trainer.accelerator=tpu: hydra/launcher=slurm knows auto, gpu and cpu"),
     ],
 )
-def test_bad_settings_are_told_in_one_line(overrides: list[str], message: str, sweep: Sweep) -> None:
+def test_bad_settings_are_reported_in_one_line(overrides: list[str], message: str, sweep: Sweep) -> None:
     ran = sweep(*ON_SLURM, *overrides, "seed=1")
     assert ran.code == 2
     assert ran.err.splitlines()[-1].startswith(f"error: {message}")
@@ -439,7 +439,7 @@ def test_bad_settings_are_told_in_one_line(overrides: list[str], message: str, s
 # Without a cluster
 
 
-def test_a_machine_without_slurm_is_told(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_slurm_is_reported(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     ran = sweep(*ON_SLURM, "seed=1")
     assert ran.code == 2
@@ -510,7 +510,7 @@ def test_a_line_of_squeue_is_read_whatever_the_path_holds() -> None:
     assert slurm_cluster.read_job("7_2|PENDING||BeginTime|2026-01-02T03:04:05|N/A|/s").started_at is None
 
 
-def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_told_once(
+def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     squeue = tmp_path / "squeue"
@@ -526,7 +526,7 @@ def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_told_once(
         watch.fresh_jobs()
 
 
-def test_uncommitted_changes_are_told_before_jobs_wait_with_them(
+def test_uncommitted_changes_are_reported_before_jobs_wait_with_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(slurm, "check_installed", lambda: None)

@@ -130,8 +130,8 @@ def test_a_setting_that_was_changed_after_training_is_named_in_the_report(study:
         config = yaml.safe_load(file.read_text())
         config["model"]["dropout"] = 0.1
         file.write_text(yaml.safe_dump(config))
-    told = "Arms differ in more than their axes: model.dropout: 0.1 in +rmsnorm; 0 in vanilla, +swiglu."
-    assert told in analyse(Study.load(folder), folder).warnings
+    expected = "Arms differ in more than their axes: model.dropout: 0.1 in +rmsnorm; 0 in vanilla, +swiglu."
+    assert expected in analyse(Study.load(folder), folder).warnings
 
 
 def test_arms_start_from_the_same_values_wherever_their_shapes_agree(study: Callable[..., Ran]) -> None:
@@ -181,7 +181,7 @@ def test_another_seed_trains_that_seed_alone(study: Callable[..., Ran]) -> None:
     assert Study.load(folder).looks == 1
 
 
-def test_seeds_that_are_left_out_are_told_of(study: Callable[..., Ran]) -> None:
+def test_seeds_that_are_left_out_are_reported(study: Callable[..., Ran]) -> None:
     folder = study(*LADDER).cwd / "runs" / "climb"
     assert Study.load(folder).notes == (
         "vanilla and llama2 also differ on block, position, attention, embedding, init, which no arm changes.",
@@ -286,7 +286,7 @@ def test_each_judged_run_takes_the_rate_that_is_best_on_its_own_tuning_seed(stud
     assert written(folder) == before
 
 
-def test_a_tuning_run_that_diverges_has_told_its_rate_and_fails_nothing(study: Callable[..., Ran]) -> None:
+def test_a_tuning_run_that_diverges_settles_its_rate_and_fails_nothing(study: Callable[..., Ran]) -> None:
     grid = [o.replace("4e-3", "1e30") for o in GRID]
     ran = study(*grid, *DIVERGING, "study.seeds=[1]")
     folder = ran.cwd / "runs" / "grid"
@@ -507,7 +507,7 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         ),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(study: Callable[..., Ran], overrides: list[str], message: str) -> None:
+def test_what_cannot_be_is_reported_in_one_line(study: Callable[..., Ran], overrides: list[str], message: str) -> None:
     ran = study(*overrides, *SHORT)
     assert ran.code == 2
     assert re.match(f"error: ({message})", ran.err), ran.err

@@ -10,12 +10,10 @@ from typing import Protocol
 
 from omegaconf import DictConfig
 
+from llama_lab.config.keys import COMPONENTS
 from llama_lab.config.value_types import WORDS, is_kind
 from llama_lab.errors import ConfigError, suggestion
 from llama_lab.formatting import conjoin
-
-# The groups of an architecture, in the default order of a ladder.
-COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init")
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig
 
 from llama_lab.config.components import CONF_DIR
+from llama_lab.config.keys import COMPONENTS
 from llama_lab.errors import ConfigError
 from llama_lab.study.design.designs import (
-    COMPONENTS,
     AddOne,
     Context,
     Depth,
@@ -75,7 +75,7 @@ def test_axes_are_climbed_in_the_order_given() -> None:
     assert names(Ladder("vanilla", "llama2", ["ffn", "block"]).variants(CONFIGS)) == ["vanilla", "+swiglu", "+prenorm"]
 
 
-def test_an_axis_on_which_both_agree_gives_no_arm_and_is_told() -> None:
+def test_an_axis_on_which_both_agree_gives_no_arm_and_is_reported() -> None:
     variants = Ladder("gpt2", "mistral", ["block", "norm", "position", "ffn", "attention"]).variants(CONFIGS)
     assert names(variants) == ["gpt2", "+rmsnorm", "+rope", "+swiglu", "+gqa_window"]
     assert variants.notes == (

@@ -57,10 +57,10 @@ class LocalGPUs(QueueLauncher):
     @cached_property
     def engine(self) -> "Engine":
         """Slots of this machine."""
-        from llama_lab.launching.local import Local
-        from llama_lab.launching.slots import Settings
+        from llama_lab.launching.local_engine import LocalEngine
+        from llama_lab.launching.slots import LocalSettings
 
-        return Local(Settings(**self.settings), self.config.trainer.accelerator)
+        return LocalEngine(LocalSettings(**self.settings), self.config.trainer.accelerator)
 
 
 class Slurm(QueueLauncher):
@@ -69,10 +69,10 @@ class Slurm(QueueLauncher):
     @cached_property
     def engine(self) -> "Engine":
         """The Slurm cluster."""
-        from llama_lab.launching.slurm import Slurm as Cluster
-        from llama_lab.launching.slurm_cluster import Settings
+        from llama_lab.launching.slurm_cluster import SlurmSettings
+        from llama_lab.launching.slurm_engine import SlurmEngine
 
-        return Cluster(Settings(**self.settings))
+        return SlurmEngine(SlurmSettings(**self.settings))
 
 
 class Ray(QueueLauncher):
@@ -81,10 +81,10 @@ class Ray(QueueLauncher):
     @cached_property
     def engine(self) -> "Engine":
         """The Ray cluster."""
-        from llama_lab.launching.ray_cluster import Settings
-        from llama_lab.launching.ray_engine import RayCluster
+        from llama_lab.launching.ray_cluster import RaySettings
+        from llama_lab.launching.ray_engine import RayEngine
 
-        return RayCluster(Settings(**self.settings), self.config.trainer.accelerator)
+        return RayEngine(RaySettings(**self.settings), self.config.trainer.accelerator)
 
 
 ConfigStore.instance().store(

@@ -39,8 +39,7 @@ def read(file: Path) -> tuple[frozenset[str], tuple[Path, ...]]:
     content = OmegaConf.to_container(OmegaConf.create(text))
     assert isinstance(content, dict)
     parents = [parent for parent in content.pop("defaults", []) if isinstance(parent, str) and parent != "_self_"]
-    folders = (CONF_DIR if parent.startswith("/") else file.parent for parent in parents)
-    files = (folder / f"{parent.strip('/')}.yaml" for folder, parent in zip(folders, parents, strict=True))
+    files = ((CONF_DIR if p.startswith("/") else file.parent) / f"{p.strip('/')}.yaml" for p in parents)
     return frozenset(flatten(content, package)), tuple(files)
 
 

@@ -56,7 +56,7 @@ class TextTokenizer:
         try:
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # tokenizers raises nothing more specific
-            unknown = self._unknown_characters(texts)
+            unknown = "".join(sorted(set().union(*texts) - self._tokenizer.get_vocab().keys()))
             if not unknown:
                 raise
             raise ConfigError(
@@ -68,9 +68,6 @@ class TextTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``; bytes that are not UTF-8, as of a cut character, become U+FFFD."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
-
-    def _unknown_characters(self, texts: Sequence[str]) -> str:
-        return "".join(sorted(set().union(*texts) - self._tokenizer.get_vocab().keys()))
 
 
 VocabularyFrom = Literal["nothing", "train", "all"]

@@ -22,7 +22,7 @@ STORE_BYTES = 100 * 2**20  # for objects that tasks share; ours are some kilobyt
 
 
 @dataclass(frozen=True)
-class Settings:
+class RaySettings:
     """Keys of `hydra/launcher=ray`. Raises ConfigError for an invalid one.
 
     address: of a cluster; `auto`: the one that this machine belongs to; None: one that is started here and stopped at

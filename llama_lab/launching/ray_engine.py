@@ -16,7 +16,7 @@ from llama_lab.errors import ConfigError, first_line
 from llama_lab.runs.folder import OUTPUT
 
 from .engine import Engine, SubmittedRun, with_devices
-from .ray_cluster import Cluster, Node, Settings, check_installed
+from .ray_cluster import Cluster, Node, RaySettings, check_installed
 from .slots import Slot, setting_error, slot_environment
 from .sweep import Job
 from .worker_process import LaunchContext, WorkerExit
@@ -122,13 +122,13 @@ class RayRun(SubmittedRun):
         return self._end.reason
 
 
-class RayCluster(Engine):
+class RayEngine(Engine):
     """Ray, which schedules the runs on its nodes. wanted: the accelerator in the command's config.
 
     Ray is started or joined for the first run; earlier only if it takes the cluster to know whether there are GPUs.
     """
 
-    def __init__(self, settings: Settings, wanted: str) -> None:
+    def __init__(self, settings: RaySettings, wanted: str) -> None:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             raise ConfigError("hydra/launcher=ray: starts all processes itself; start the command without torchrun")
         check_installed()

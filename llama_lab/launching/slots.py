@@ -11,7 +11,7 @@ SLURM_RANKS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
 
 
 @dataclass(frozen=True)
-class Settings:
+class LocalSettings:
     """Keys of `hydra/launcher=local_gpus`. Raises ConfigError unless they are positive whole numbers.
 
     slots_per_gpu: runs that share a GPU. gpus_per_run: GPUs of one run, data parallel. cpu_slots: runs at a time on the
@@ -44,7 +44,7 @@ class Slot:
     threads: int
 
 
-def make_slots(settings: Settings, accelerator: str, visible: list[str], cores: int) -> list[Slot]:
+def make_slots(settings: LocalSettings, accelerator: str, visible: list[str], cores: int) -> list[Slot]:
     """The slots of this machine for runs on `accelerator`. Raises ConfigError if it does not have them.
 
     visible: see `visible_gpus`. cores: the number that this process may use.
@@ -59,7 +59,7 @@ def make_slots(settings: Settings, accelerator: str, visible: list[str], cores: 
     )
 
 
-def gpu_slots(settings: Settings, visible: list[str], cores: int) -> list[Slot]:
+def gpu_slots(settings: LocalSettings, visible: list[str], cores: int) -> list[Slot]:
     """Groups of `gpus_per_run` GPUs, or every GPU `slots_per_gpu` times. Raises ConfigError."""
     size, times = settings.gpus_per_run, settings.slots_per_gpu
     if settings.cpu_slots is not None:
@@ -75,7 +75,7 @@ def gpu_slots(settings: Settings, visible: list[str], cores: int) -> list[Slot]:
     ]
 
 
-def cpu_slots(settings: Settings, cores: int) -> list[Slot]:
+def cpu_slots(settings: LocalSettings, cores: int) -> list[Slot]:
     """Slots with equal shares of the cores. Raises ConfigError if a setting for GPUs is given."""
     for name in ("slots_per_gpu", "gpus_per_run"):
         if (value := getattr(settings, name)) > 1:

@@ -42,7 +42,7 @@ PLACES = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class SlurmSettings:
     """Keys of `hydra/launcher=slurm`; None: Slurm's default. Raises ConfigError for an invalid one.
 
     partition: one, or several separated by commas. time: limit of a job, in minutes or in Slurm's notation
@@ -199,7 +199,7 @@ def check_installed() -> None:
         )
 
 
-def submit(folder: Path, count: int, shape: Shape, settings: Settings) -> str:
+def submit(folder: Path, count: int, shape: Shape, settings: SlurmSettings) -> str:
     """Submit an array whose job i runs the file `i.task` in `folder`; return its id.
 
     Raises ConfigError with sbatch's message if it refuses.
@@ -217,7 +217,7 @@ def submit(folder: Path, count: int, shape: Shape, settings: Settings) -> str:
     return done.stdout.strip().partition(";")[0]  # the cluster's name may follow
 
 
-def batch_script(folder: Path, count: int, shape: Shape, settings: Settings) -> str:
+def batch_script(folder: Path, count: int, shape: Shape, settings: SlurmSettings) -> str:
     """The batch script, written by submitit.
 
     submitit's executors are not used: they write a job's function after sbatch, so that a launcher killed in between
@@ -251,7 +251,7 @@ def batch_script(folder: Path, count: int, shape: Shape, settings: Settings) -> 
     return _make_sbatch_string(srun_command(settings), folder, **options, additional_parameters={**ours, **others})
 
 
-def srun_command(settings: Settings) -> str:
+def srun_command(settings: SlurmSettings) -> str:
     """The line of the batch script that starts all ranks. If one dies, srun kills the others, which would wait for it.
 
     Output is unbuffered by PYTHONUNBUFFERED: srun's `--unbuffered` would give the ranks a terminal.

@@ -1,6 +1,6 @@
 """study.yaml: a study's arms, the runs of each, and what they are compared with."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -72,7 +72,7 @@ class Study:
     arms: tuple[Arm, ...]
     match: str = ""
     command: str = ""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     margin: float | None = None
     looks: int = 0
     title: str = ""

@@ -6,7 +6,7 @@ import time
 import pytest
 from hydra.core.utils import JobReturn
 
-from llama_lab.launching.local import LocalRun
+from llama_lab.launching.local_engine import LocalRun
 from llama_lab.launching.queue import Queue
 from llama_lab.launching.task import result_file
 from tests.launching.conftest import ON_CPU, Sweep

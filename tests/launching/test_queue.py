@@ -161,7 +161,7 @@ def test_a_clock_that_jumps_back_makes_no_run_end_before_it_began(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, calls = time.time(), iter(range(10**9))
-    monkeypatch.setattr("llama_lab.launching.local.time.time", lambda: now - 60 * next(calls))
+    monkeypatch.setattr("llama_lab.launching.local_engine.time.time", lambda: now - 60 * next(calls))
     ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=1", "seed=1,2")
     assert ran.code == 0
     assert re.findall(r"val loss 1.0000, in (\S+)", ran.out)

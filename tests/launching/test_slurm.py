@@ -19,8 +19,8 @@ import pytest
 from hydra.core.utils import JobStatus
 
 from llama_lab.errors import ConfigError
-from llama_lab.launching import slurm, slurm_cluster
-from llama_lab.launching.slurm_cluster import JobInfo, Settings, Shape
+from llama_lab.launching import slurm_cluster, slurm_engine
+from llama_lab.launching.slurm_cluster import JobInfo, Shape, SlurmSettings
 from tests.conftest import TRAIN, RunTrain, last_of_each
 from tests.launching.conftest import Sweep, mark, status
 from tests.launching.tasks import PATIENCE, wait_for
@@ -47,7 +47,7 @@ def on_slurm(test: Any) -> Any:
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is one file system here, and a small cluster."""
-    monkeypatch.setattr(slurm, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 0.5)
     monkeypatch.setattr(slurm_cluster, "LOOK_SECONDS", 0.5)
 
 
@@ -206,7 +206,7 @@ def test_a_study_comes_to_its_report(run_train: RunTrain, tiny: list[str]) -> No
 def test_a_crash_of_one_run_is_reported_with_its_last_lines_and_takes_nothing_else_down(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "GRACE_SECONDS", 10.0)
+    monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 10.0)
     ran = sweep(*ON_SLURM, "train.prompt='odd raise'", "seed=1,2")
     log = Path("runs/llama/a/seed=1/output.log")
     assert ran.code == 1
@@ -219,19 +219,19 @@ def test_a_crash_of_one_run_is_reported_with_its_last_lines_and_takes_nothing_el
 def test_a_crashed_run_has_ended_when_its_job_has_and_not_with_its_result_since_srun_brings_its_last_lines_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "GRACE_SECONDS", 10.0)
+    monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 10.0)
     info = JobInfo("7_0", "RUNNING", "node1", "", time.time(), None, tmp_path)
     watched = SimpleNamespace(jobs=lambda: {"7_0": info}, files=lambda folder: set(os.listdir(folder)))
     job = SimpleNamespace(run=SimpleNamespace(folder=SimpleNamespace(path=tmp_path / "run")))
-    submitted = slurm.SlurmRun(cast(Any, job), info, cast(Any, watched))
+    submitted = slurm_engine.SlurmRun(cast(Any, job), info, cast(Any, watched))
     result = tmp_path / "0.result"
     result.write_bytes(pickle.dumps((JobStatus.COMPLETED, None)))
     assert submitted.has_ended()
     result.write_bytes(pickle.dumps((JobStatus.FAILED, RuntimeError("fire"))))
     assert not submitted.has_ended()
-    monkeypatch.setattr(slurm, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 0.0)
     assert submitted.has_ended(), "for a job that stays, nobody waits for ever"
-    monkeypatch.setattr(slurm, "GRACE_SECONDS", 10.0)
+    monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 10.0)
     info = replace(info, state="FAILED", ended_at=time.time())
     assert submitted.has_ended()
 
@@ -266,14 +266,14 @@ def test_a_cancelled_job_is_reported_and_the_same_command_runs_it(
 @pytest.fixture
 def attached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a launcher in this process has looked for jobs, it leaves a file of this name."""
-    attach = slurm.Slurm._attach
+    attach = slurm_engine.SlurmEngine._attach
 
     def attach_and_mark(*arguments: Any) -> Any:
         found = attach(*arguments)
         Path("attached").touch()
         return found
 
-    monkeypatch.setattr(slurm.Slurm, "_attach", attach_and_mark)
+    monkeypatch.setattr(slurm_engine.SlurmEngine, "_attach", attach_and_mark)
 
 
 @on_slurm
@@ -308,7 +308,7 @@ def test_a_launcher_that_dies_right_after_sbatch_loses_nothing_and_a_part_of_its
 ) -> None:
     overrides = (*ON_SLURM, "train.prompt='wait attached'", "hydra.launcher.at_a_time=1")
     with monkeypatch.context() as patched:
-        patched.setattr(slurm, "submit", submit_and_die)
+        patched.setattr(slurm_engine, "submit", submit_and_die)
         assert sweep(*overrides, "seed=1,2").code == 130
     (tmp_path / "attached").unlink()
     first = sweep(*overrides, "seed=1")
@@ -326,7 +326,7 @@ def test_a_job_that_trains_something_else_in_a_run_s_folder_is_not_taken_for_it(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(slurm, "submit", submit_and_die)
+        patched.setattr(slurm_engine, "submit", submit_and_die)
         sweep(*ON_SLURM, "train.prompt='sleep 60'", "seed=1")
     (job,) = jobs()
     ran = sweep(*ON_SLURM, "train.prompt='sleep 60'", "seed=1", "optim.lr=0.5")
@@ -373,14 +373,14 @@ def test_jobs_with_one_folder_follow_each_other(sweep: Sweep) -> None:
 
 @on_slurm
 def test_why_a_job_waits_is_reported_if_it_is_not_for_its_turn(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = slurm.Slurm._report_reasons
+    report = slurm_engine.SlurmEngine._report_reasons
 
-    def release(self: slurm.Slurm) -> None:
+    def release(self: slurm_engine.SlurmEngine) -> None:
         report(self)
         if "JobHeldUser" in self._reported and "PENDING" in jobs().values():
             slurm_command("scontrol", "release", *jobs())
 
-    monkeypatch.setattr(slurm.Slurm, "_report_reasons", release)
+    monkeypatch.setattr(slurm_engine.SlurmEngine, "_report_reasons", release)
     ran = sweep(*ON_SLURM, "hydra.launcher.sbatch={hold: true}", "seed=1")
     assert ran.code == 0, ran.err
     assert len(re.findall(r"job \d+_0 waits, Slurm says: JobHeldUser\n", ran.out)) == 1
@@ -455,9 +455,9 @@ def test_without_submitit_the_extra_is_named(sweep: Sweep, monkeypatch: pytest.M
     )
 
 
-def settings(**values: Any) -> Settings:
+def settings(**values: Any) -> SlurmSettings:
     keys = dict.fromkeys(("partition", "time", "cpus_per_task", "memory", "at_a_time"))
-    return Settings(**{**keys, "signal_seconds": 120, "setup": [], "sbatch": {}, **values})
+    return SlurmSettings(**{**keys, "signal_seconds": 120, "setup": [], "sbatch": {}, **values})
 
 
 @pytest.mark.parametrize(
@@ -529,9 +529,9 @@ def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_reported_once(
 def test_uncommitted_changes_are_reported_before_jobs_wait_with_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(slurm, "check_installed", lambda: None)
-    engine = slurm.Slurm(settings())
-    monkeypatch.setattr(slurm.environment, "git_state", lambda folder: {"commit": "c", "dirty": True})
+    monkeypatch.setattr(slurm_engine, "check_installed", lambda: None)
+    engine = slurm_engine.SlurmEngine(settings())
+    monkeypatch.setattr(slurm_engine.environment, "git_state", lambda folder: {"commit": "c", "dirty": True})
     engine._warn_if_dirty()
     engine._warn_if_dirty()
     assert capsys.readouterr().err.count("warning: the source tree has uncommitted changes") == 1

@@ -28,7 +28,17 @@ from llama_lab.runs.folder import CHANGEABLE, OUTPUT, changes, settled
 from llama_lab.study.design.command import run_config
 
 from .engine import Engine, SubmittedRun
-from .slurm_cluster import ENDED, PASSING, JobInfo, Settings, Shape, Watch, check_installed, partition_has_gpus, submit
+from .slurm_cluster import (
+    ENDED,
+    PASSING,
+    JobInfo,
+    Shape,
+    SlurmSettings,
+    Watch,
+    check_installed,
+    partition_has_gpus,
+    submit,
+)
 from .sweep import Job
 from .task import Task, result_file
 
@@ -116,10 +126,10 @@ class SlurmRun(SubmittedRun):
         return f"its job {info.job_id} ended as {info.state}{advice}"
 
 
-class Slurm(Engine):
+class SlurmEngine(Engine):
     """A Slurm cluster, on a machine where jobs can be submitted."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SlurmSettings) -> None:
         check_installed()
         self._settings = settings
         self._watch = Watch()

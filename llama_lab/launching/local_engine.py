@@ -16,7 +16,7 @@ from llama_lab.devices.hardware import Hardware, choose_accelerator, choose_hard
 from llama_lab.errors import ConfigError
 
 from .engine import Engine, SubmittedRun, with_devices
-from .slots import Settings, Slot, make_slots, slot_environment, visible_gpus
+from .slots import LocalSettings, Slot, make_slots, slot_environment, visible_gpus
 from .sweep import Job
 from .worker_process import LaunchContext, WorkerProcess
 
@@ -74,10 +74,10 @@ class LocalRun(SubmittedRun):
         return self._worker.collect().reason
 
 
-class Local(Engine):
+class LocalEngine(Engine):
     """Slots of this machine. wanted: the accelerator in the command's config."""
 
-    def __init__(self, settings: Settings, wanted: str) -> None:
+    def __init__(self, settings: LocalSettings, wanted: str) -> None:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             raise ConfigError(
                 "hydra/launcher=local_gpus: starts all processes itself; start the command without torchrun"

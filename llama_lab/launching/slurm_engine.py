@@ -85,10 +85,10 @@ class SlurmRun(SubmittedRun):
         A crashed run has ended when its job has: srun may deliver its last lines of output after the result.
         """
         is_over = self.info.state in ENDED or self.info.job_id not in self._watch.jobs()
-        returned = self.read_result()
-        if returned is not None and (is_over or returned[0] != JobStatus.FAILED):
+        result = self.read_result()
+        if result is not None and (is_over or result[0] != JobStatus.FAILED):
             return True
-        if not is_over and returned is None:
+        if not is_over and result is None:
             self._over_since = None
         elif self._over_since is None:
             self._over_since = time.monotonic()

@@ -14,9 +14,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from llama_lab.config.arguments import readable
+from llama_lab.config.arguments import to_hydra
+from llama_lab.config.component_errors import report_component_errors
 from llama_lab.config.components import CONF_DIR, override_key, register_resolvers
-from llama_lab.config.faults import report_component_errors
 from llama_lab.config.keys import groups
 from llama_lab.config.messages import USER_ERRORS, exit_with, one_line
 from llama_lab.config.value_types import check_kinds, default_settings
@@ -49,7 +49,7 @@ def hydra_command(job: Callable[[DictConfig], None], config: str, on_interrupt: 
     os.environ.setdefault("LLAMA_LAB_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra raises errors instead of printing them
     try:
-        sys.argv[1:] = readable(sys.argv[1:])
+        sys.argv[1:] = to_hydra(sys.argv[1:])
         with report_component_errors(), report_disk_errors("the working directory or a folder of the command"):
             hydra.main(str(CONF_DIR), config, version_base="1.3")(job)()
     except USER_ERRORS as error:

@@ -42,11 +42,13 @@ class QueueLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs and return their results in the order of `job_overrides`. Raises ConfigError."""
         from llama_lab.launching.launch import launch
+        from llama_lab.launching.sweep import Sweep
 
         jobs = [list(overrides) for overrides in job_overrides]
+        sweep = Sweep(self.config, self.hydra_context, self.task_function, jobs, initial_job_idx)
         engine = self.engine
         try:
-            return launch(self.config, self.hydra_context, self.task_function, jobs, initial_job_idx, engine)
+            return launch(sweep, engine)
         finally:
             del self.engine  # it is closed; later jobs need a new one
 

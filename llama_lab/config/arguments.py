@@ -21,11 +21,11 @@ ITEM = r"(?:\[[^][]*\]|[^][,])+"  # of a list of paths; brackets inside belong t
 STRUCTURE = "[](){},'\""  # the characters of Hydra's lists, calls and quotes
 
 
-def readable(arguments: Sequence[str]) -> list[str]:
+def to_hydra(arguments: Sequence[str]) -> list[str]:
     """Translate the command line to Hydra's grammar. Raises ConfigError if a key is given twice."""
     arguments = flags_first(arguments)
     check_once(arguments)
-    return [literal(argument) for argument in arguments]
+    return [quote_argument(argument) for argument in arguments]
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
@@ -50,7 +50,7 @@ def check_once(arguments: Sequence[str]) -> None:
         given[key] = argument
 
 
-def literal(argument: str) -> str:
+def quote_argument(argument: str) -> str:
     """Quote the text or path in an argument where Hydra's grammar needs it, unless it is quoted already, or null.
 
     So `prompt="def main("`, `resume=runs/llama/base/seed=1` and `data.files=[été.txt]` need no quotes beyond the
@@ -64,7 +64,7 @@ def literal(argument: str) -> str:
         value = os.path.expanduser(value)  # as the shell does at the beginning of a word
     if key in TEXTS:
         value = escape(value)
-    elif is_read(f"{typed}={value}", key in FOLDERS):
+    elif is_parsable(f"{typed}={value}", key in FOLDERS):
         return f"{typed}={value}"
     elif key in PATHS and (items := list_items(value)):
         return f"{typed}=[{','.join(map(quote, items))}]"
@@ -73,7 +73,7 @@ def literal(argument: str) -> str:
     return f"{typed}={quote(value)}"
 
 
-def is_read(argument: str, is_folder: bool) -> bool:
+def is_parsable(argument: str, is_folder: bool) -> bool:
     """Whether Hydra can parse an argument; for a folder, as text: it would parse 2024 as a number."""
     try:
         value = OverridesParser.create().parse_override(argument).value()

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.errors import ConfigError
 
-from .faults import remember_components, users_frame
+from .component_errors import remember_components, users_frame
 
 if TYPE_CHECKING:
     from llama_lab.model import Cost, Decoder

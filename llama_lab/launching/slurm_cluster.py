@@ -86,7 +86,7 @@ def seconds_of(time_limit: int | str) -> int:
     return days * 86400 + hours * 3600 + minutes * 60 + seconds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Shape:
     """What a job requests: `nodes`, and on each of them `devices` tasks, with a GPU each if `accelerator` is gpu."""
 

@@ -179,7 +179,7 @@ class SlurmEngine(Engine):
         attached = {submitted.job.index for submitted in started}
         rest = sorted((job for job in jobs if job.index not in attached), key=shape_of)
         for shape, same in groupby(rest, shape_of):
-            started += self._submit(Shape(*shape), list(same))
+            started += self._submit(shape, list(same))
         self._submitted += started
         ready[:] = [job for job in ready if all(job is not submitted.job for submitted in started)]
         return list(started)
@@ -260,10 +260,10 @@ class SlurmEngine(Engine):
             shutil.rmtree(folder)
 
 
-def shape_of(job: Job) -> tuple[str, int, int]:
-    """A job's `Shape`, as a tuple that sorts."""
+def shape_of(job: Job) -> Shape:
+    """What a job requests."""
     hardware = job.run.hardware
-    return hardware.accelerator, hardware.devices, hardware.num_nodes
+    return Shape(hardware.accelerator, hardware.devices, hardware.num_nodes)
 
 
 def with_shape(config: DictConfig, shape: Shape) -> DictConfig:

@@ -33,7 +33,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What Hydra passes to a launcher. first_index: Hydra's number of the first job."""
+    """What Hydra passes to a launcher. config: that of the command. first_index: Hydra's number of the first job."""
 
     config: DictConfig
     context: HydraContext

@@ -13,7 +13,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.faults import OURS
+from llama_lab.config.component_errors import OURS
 from llama_lab.config.trust import Trust, targets
 from llama_lab.devices.hardware import current_rank
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError

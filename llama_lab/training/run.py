@@ -13,8 +13,8 @@ import torch
 from lightning.pytorch.loggers.logger import Logger
 from omegaconf import DictConfig, OmegaConf
 
+from llama_lab.config.component_errors import report_component_errors
 from llama_lab.config.components import build, build_model, model_cost, override_key
-from llama_lab.config.faults import report_component_errors
 from llama_lab.data.module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import TextTokenizer, encode_prompt

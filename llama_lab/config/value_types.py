@@ -91,7 +91,7 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
         if any(default is None and key.startswith(f"{parent}.") for parent, default in defaults.items()):
             continue  # part of a component that replaces null
         if any(default.startswith(f"{key}.") for default in defaults):
-            raise ConfigError(f"{key}={value}: is no single setting; {component_advice(key, value)}")
+            raise ConfigError(f"{key}={value}: is not a single setting; {component_advice(key, value)}")
         if key not in defaults:
             raise ConfigError(f"{key}={value}: nothing reads this key; leave it out, or see them all with `--cfg job`")
         if str(written[key]).startswith("${"):

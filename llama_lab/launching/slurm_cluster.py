@@ -67,10 +67,10 @@ class SlurmSettings:
                 raise setting_error(name, value, "must be a positive whole number")
         limit = None if self.time is None else seconds_of(self.time)
         if limit is not None and limit <= self.signal_seconds:
-            raise setting_error(
-                "time", self.time, f"leaves nothing before the hydra.launcher.signal_seconds={self.signal_seconds} at "
-                f"its end, when runs save; raise it"
-            )  # fmt: skip
+            reason = (
+                f"must be longer than hydra.launcher.signal_seconds={self.signal_seconds}, the time to save; raise it"
+            )
+            raise setting_error("time", self.time, reason)
         for option, value in self.sbatch.items():
             if place := PLACES.get(option.replace("-", "_")):
                 raise setting_error(f"sbatch.{option}", value, f"{place}; leave it out")

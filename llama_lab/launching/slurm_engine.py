@@ -121,7 +121,7 @@ class SlurmRun(SubmittedRun):
         """The job's final state."""
         info = self.info
         if info.state not in ENDED:
-            return f"Slurm has forgotten its job {info.job_id}"
+            return f"its job {info.job_id} is no longer in Slurm"
         advice = f"; raise {REMEDIES[info.state]}" if info.state in REMEDIES else ""
         return f"its job {info.job_id} ended as {info.state}{advice}"
 
@@ -154,10 +154,10 @@ class SlurmEngine(Engine):
         """The hardware that a job requests. Raises ConfigError unless its size is known in advance."""
         for key in ("devices", "num_nodes"):
             if trainer[key] == -1:
-                raise ConfigError(f"trainer.{key}=-1: hydra/launcher=slurm needs a number, of each run")
+                raise ConfigError(f"trainer.{key}=-1: hydra/launcher=slurm needs a number per run")
         accelerator = self._accelerator if trainer.accelerator == "auto" else trainer.accelerator
         if accelerator not in ("cpu", "gpu"):
-            raise ConfigError(f"trainer.accelerator={accelerator}: hydra/launcher=slurm knows auto, gpu and cpu")
+            raise ConfigError(f"trainer.accelerator={accelerator}: hydra/launcher=slurm supports auto, gpu and cpu")
         return hardware_elsewhere(trainer, accelerator)
 
     @cached_property

@@ -152,7 +152,7 @@ def refuse_old_grid(plan: Plan) -> None:
         members = [member for arm in Study.load(plan.folder).arms for member in arm.judged]
         if any(member.learning_rate is not None for member in members):
             raise ConfigError(
-                f"{plan.folder}: its learning rates were chosen on the runs that it judges, as no study does any more; "
+                f"{plan.folder}: its learning rates were chosen on the runs that it judges, no longer supported; "
                 f"give another name= (llama-lab-compare {plan.folder} still reports on it)"
             )
 

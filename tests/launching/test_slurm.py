@@ -421,12 +421,12 @@ def test_the_keys_reach_slurm(sweep: Sweep) -> None:
         (["hydra.launcher.partition=nope"], "hydra/launcher=slurm: sbatch refuses: invalid partition specified: nope"),
         (["trainer.num_nodes=4"], "hydra/launcher=slurm: sbatch refuses: "),
         (["hydra.launcher.time=soon"], "hydra.launcher.time=soon: must be minutes, or as Slurm writes it"),
-        (["hydra.launcher.time=2"], "hydra.launcher.time=2: leaves nothing before the hydra.launcher.signal_seconds"),
+        (["hydra.launcher.time=2"], "hydra.launcher.time=2: must be longer than hydra.launcher.signal_seconds"),
         (["hydra.launcher.at_a_time=0"], "hydra.launcher.at_a_time=0: must be a positive whole number"),
         (["+hydra.launcher.sbatch.nodes=2"], "hydra.launcher.sbatch.nodes=2: that is trainer.num_nodes of the run"),
         (["+hydra.launcher.sbatch.nope=2"], "hydra/launcher=slurm: sbatch refuses: sbatch: unrecognized option"),
         (["trainer.devices=-1"], "trainer.devices=-1: hydra/launcher=slurm needs a number"),
-        (["trainer.accelerator=tpu"], "trainer.accelerator=tpu: hydra/launcher=slurm knows auto, gpu and cpu"),
+        (["trainer.accelerator=tpu"], "trainer.accelerator=tpu: hydra/launcher=slurm supports auto, gpu and cpu"),
     ],
 )
 def test_bad_settings_are_reported_in_one_line(overrides: list[str], message: str, sweep: Sweep) -> None:

@@ -438,7 +438,7 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
     ("overrides", "message"),
     [
         (["study=leader"], r"study=leader: no such option \(did you mean ladder\?\); choose add_one \| "),
-        (["study=ladder", "study.axes=[nrom]"], r"study.axes: nrom is no axis \(did you mean norm\?\)"),
+        (["study=ladder", "study.axes=[nrom]"], r"study.axes: nrom is not an axis \(did you mean norm\?\)"),
         (["study=ladder", "study.base=gpt9"], "study.base=gpt9: no such recipe"),
         (["study=ladder", "study.axis=[norm]"], r"study.axis=\[norm\]: no such key \(did you mean study.axes\?\)"),
         (["study=ladder", "study.seeds=[1,1]"], r"study.seeds=\[1, 1\]: must be whole numbers, each once"),
@@ -446,7 +446,10 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         (["study=ladder", "study.seeds=[]"], r"study.seeds=\[\]: must be whole numbers"),
         (["study=ladder", "study.learning_rates=[1e-3]"], "study.learning_rates=.*two or more positive numbers"),
         (["study=ladder", "optim.lr=1e-3"], "optim.lr=1e-3: the study sets optim.lr itself.*study.learning_rates=null"),
-        (["study=ladder", "study.tuning_seeds=[7]"], r"study.tuning_seeds=\[7\]: must be as many as study.seeds="),
+        (
+            ["study=ladder", "study.tuning_seeds=[7]"],
+            r"study.tuning_seeds=\[7\]: must have one for each of study.seeds=",
+        ),
         (["study=ladder", "study.tuning_seeds=[4,5,3]"], r"study.tuning_seeds=\[4, 5, 3\]: 3 would be judged too"),
         (["study=ladder", "study.seeds=[1,1001]"], r"study.tuning_seeds=\[1001, 2001\]: 1001 would be judged too"),
         (["study=ladder", "study.tuning_seeds=[4,4,5]"], "study.tuning_seeds=.*whole numbers, each once"),
@@ -474,17 +477,17 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         (["study=ladder", "train.eval_lengths=[0]"], r"train.eval_lengths=\[0\]: 0 is no multiple of the context"),
         (
             ["study=context", "study.lengths=[a]"],
-            r"study.lengths=\[a\]: must hold one or more levels, each once, each a number",
+            r"study.lengths=\[a\]: must be one or more distinct levels, each a number",
         ),
         (
             ["study=depth", "study.warmups=[a]"],
-            r"study.warmups=\[a\]: must hold one or more levels, each once, each a number",
+            r"study.warmups=\[a\]: must be one or more distinct levels, each a number",
         ),
         (["study=learning_rate", "study.learning_rates=1e-3"], "study.learning_rates=0.001: must be a list"),
-        (["study=kv_heads", "study.kv_heads=[]"], r"study.kv_heads=\[\]: must hold one or more"),
+        (["study=kv_heads", "study.kv_heads=[]"], r"study.kv_heads=\[\]: must be one or more"),
         (["study=ladder", "study.margin=0"], "study.margin=0: must be a positive change of the loss"),
-        (["study=ladder", "study.axes=[norm,1]"], "study.axes: 1 is no axis"),
-        (["study=ladder", "study.axes=[]"], r"study.axes=\[\]: names no axis; leave it out, or choose among block, "),
+        (["study=ladder", "study.axes=[norm,1]"], "study.axes: 1 is not an axis"),
+        (["study=ladder", "study.axes=[]"], r"study.axes=\[\]: is empty; leave it out, or choose among block, "),
         (["study=ladder", "study.axes=norm"], "study.axes=norm: must be a list"),
         (
             ["study=factorial", "study.axes=null", "study.fraction=0.0625"],

@@ -26,12 +26,12 @@ RESERVED = {
     "arch": "a study's recipes are study.base and study.target",
     "seed": "a study's seeds are study.seeds",
     "arm": "a study names its arms",
-    "resume": "a study goes on by the same command",
+    "resume": "run the same command again to resume a study",
     "estimate": "study.dry_run=true prints a study's arms with their costs, and trains nothing",
     "device": "a study trains on this machine; study.dry_run=true prints what its arms cost",
     "estimate_mfu": "a study trains on this machine; study.dry_run=true prints what its arms cost",
     "measure": "a study measures speeds at its end; study.measure_speed=false leaves that out",
-    "trust": "a study builds what its own command names",
+    "trust": "a study trusts the components of its own command",
     "overwrite": "study.overwrite=true retrains the runs whose settings have changed",
 }
 # The keys of every study; all others are its design's. UNNAMED ones do not become part of the study's name.
@@ -147,13 +147,13 @@ def checked_tuning_seeds(
     tuning = checked_seeds(wanted, "tuning_seeds")
     if len(tuning) != len(seeds):
         raise ConfigError(
-            f"study.tuning_seeds={list(tuning)}: must be as many as study.seeds={list(seeds)}, one for each: a seed "
-            f"that tunes several makes all of them wrong together"
+            f"study.tuning_seeds={list(tuning)}: must have one for each of study.seeds={list(seeds)}: a seed that "
+            f"tunes several gives all of them the same error"
         )
     if both := sorted({*seeds} & {*tuning}):
         raise ConfigError(
             f"study.tuning_seeds={list(tuning)}: {', '.join(map(str, both))} would be judged too (study.seeds), and a "
-            f"rate chosen on runs that are compared is too good; give other seeds"
+            f"rate chosen on judged runs biases the comparison; give other seeds"
         )
     return dict(zip(seeds, tuning, strict=True))
 

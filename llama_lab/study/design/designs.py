@@ -95,12 +95,12 @@ def draw_line(base: str, target: str, axes: Sequence[str] | None, configs: Confi
     """The line between two recipes along `axes`; None: all on which they differ. Raises ConfigError."""
     ends = {key: choices_of(recipe, key, configs) for key, recipe in (("base", base), ("target", target))}
     if axes is not None and not axes:
-        raise ConfigError(f"study.axes=[]: names no axis; leave it out, or choose among {', '.join(COMPONENTS)}")
+        raise ConfigError(f"study.axes=[]: is empty; leave it out, or choose among {', '.join(COMPONENTS)}")
     differ = [axis for axis in COMPONENTS if ends["base"][axis] != ends["target"][axis]]
     for axis in axes or ():
         if axis not in COMPONENTS:
             raise ConfigError(
-                f"study.axes: {axis} is no axis{suggestion(str(axis), COMPONENTS)}; "
+                f"study.axes: {axis} is not an axis{suggestion(str(axis), COMPONENTS)}; "
                 f"choose among {', '.join(COMPONENTS)}"
             )
     if len(set(axes or ())) < len(axes or ()):
@@ -362,4 +362,4 @@ def check_levels(key: str, levels: Sequence[object], kind: type) -> None:
     """Raise ConfigError for levels that are empty, repeat a level, or are not all of `kind`."""
     if not levels or len(set(levels)) < len(levels) or not all(is_kind(level, kind) for level in levels):
         shown = f"study.{key}=[{','.join(map(str, levels))}]"
-        raise ConfigError(f"{shown}: must hold one or more levels, each once, each {WORDS[kind]}")
+        raise ConfigError(f"{shown}: must be one or more distinct levels, each {WORDS[kind]}")

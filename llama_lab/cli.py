@@ -1,4 +1,4 @@
-"""The command line: Hydra composes, we train, and what a person did wrong is told in one line."""
+"""The commands: Hydra composes the config, we train or evaluate, and user errors are printed in one line."""
 
 import argparse
 import os
@@ -14,14 +14,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from llama_lab.config.arguments import readable
+from llama_lab.config.arguments import to_hydra
+from llama_lab.config.component_errors import report_component_errors
 from llama_lab.config.components import CONF_DIR, override_key, register_resolvers
-from llama_lab.config.faults import users_faults_told
 from llama_lab.config.keys import groups
 from llama_lab.config.messages import USER_ERRORS, exit_with, one_line
 from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
-from llama_lab.files import disk_errors_told
+from llama_lab.files import report_disk_errors
 from llama_lab.training.prepare import check_complete, check_devices, check_job, check_launcher, requested_run
 
 if TYPE_CHECKING:
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 
 
 def train_command() -> None:
-    """`python train.py`, and `llama-lab-train` where the package is installed. HYDRA_FULL_ERROR=1 shows tracebacks."""
-    hydra_command(train_job, "config", "the same command goes on, from the last checkpoint if there is one")
+    """`python train.py`, or `llama-lab-train` if the package is installed. HYDRA_FULL_ERROR=1 shows tracebacks."""
+    hydra_command(train_job, "config", "run the same command to resume from the last checkpoint, if there is one")
 
 
 def eval_command() -> None:
-    """`python eval.py run=RUN`, and `llama-lab-eval` where the package is installed."""
+    """`python eval.py run=RUN`, or `llama-lab-eval` if the package is installed."""
     for before, argument in pairwise(sys.argv):
-        # An option may take a folder. Path's own is_dir raises for what is too long for a name.
+        # A flag may take a folder. Path.is_dir raises for names that are too long.
         if not before.startswith("-") and os.path.isdir(argument):
             exit_with(ConfigError(f"{argument}: is a folder; write run={argument}"))
     hydra_command(eval_job, "eval", "what was finished is kept")
 
 
 def hydra_command(job: Callable[[DictConfig], None], config: str, on_interrupt: str) -> None:
-    """Run `job` with the config of this name as the command line composes it, and tell errors in one line."""
+    """Run `job` with the config of this name, composed with the command line, and print errors in one line."""
     register_resolvers()
     os.environ.setdefault("LLAMA_LAB_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR", "0"))
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra hands errors over instead of printing them
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra raises errors instead of printing them
     try:
-        sys.argv[1:] = readable(sys.argv[1:])
-        with users_faults_told(), disk_errors_told("the working directory or a folder of the command"):
+        sys.argv[1:] = to_hydra(sys.argv[1:])
+        with report_component_errors(), report_disk_errors("the working directory or a folder of the command"):
             hydra.main(str(CONF_DIR), config, version_base="1.3")(job)()
     except USER_ERRORS as error:
         if wants_traceback():
@@ -59,7 +59,7 @@ def hydra_command(job: Callable[[DictConfig], None], config: str, on_interrupt: 
     except RunFailedError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(FAILED)
-    except ValueError as error:  # Hydra's own, which names no group
+    except ValueError as error:  # Hydra's, without the name of the group
         emptied = [o for o in sys.argv[1:] if o.endswith("=null") and o.removesuffix("=null") in groups()]
         if not emptied or not str(error).startswith("Config group override"):
             raise
@@ -73,23 +73,23 @@ def compare_command() -> None:
     """`llama-lab-compare RUN_OR_STUDY...`."""
     parser = argparse.ArgumentParser(
         prog="llama-lab-compare",
-        description="Report on runs and studies, made anywhere and at any time: report.html, summary.csv and a table.",
+        description="Compare any runs and studies: writes report.html and summary.csv, and prints a table.",
     )
     parser.add_argument("paths", type=Path, nargs="+", metavar="RUN_OR_STUDY", help="folders of runs, studies, or both")
     parser.add_argument(
         "--group-by",
         default="",
         metavar="KEY,KEY",
-        help="groups or settings that tell arms apart, such as norm,model.dim; a run's name and arm unless told",
+        help="groups or settings that define the arms, such as norm,model.dim (default: a run's name and arm)",
     )
-    parser.add_argument("--baseline", metavar="ARM", help="the arm to compare with; the first unless told")
-    parser.add_argument("--title", metavar="TEXT", help="of the report; one of design and baseline unless told")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes; ./comparison unless told")
+    parser.add_argument("--baseline", metavar="ARM", help="the arm to compare with (default: the first)")
+    parser.add_argument("--title", metavar="TEXT", help="of the report (default: design and baseline)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the report (default: ./comparison)")
     parser.add_argument(
         "--trust",
         default="",
         metavar="PACKAGE,PACKAGE",
-        help="packages whose components the runs use, so that their models can be rebuilt to check their sizes",
+        help="packages whose components the runs use, to rebuild their models and check their sizes",
     )
     parser.add_argument(
         "--export",
@@ -105,7 +105,7 @@ def compare_command() -> None:
     from llama_lab.study.report.compare import compare  # takes seconds to import
 
     try:
-        with disk_errors_told(f"--out {args.out or 'comparison'}"):
+        with report_disk_errors(f"--out {args.out or 'comparison'}"):
             group_by, trusted = ([one for one in text.split(",") if one] for text in (args.group_by, args.trust))
             trust = Trust(tuple(trusted))
             compare(args.paths, group_by, args.baseline, args.out, args.title, trust, args.export, args.overwrite)
@@ -114,10 +114,10 @@ def compare_command() -> None:
 
 
 def train_job(cfg: DictConfig) -> None:
-    """A whole command, or one job of a sweep."""
+    """The task function of `train.py`: a single run, or one job of a sweep."""
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
-        with users_faults_told():
+        with report_component_errors():
             run_one(cfg, in_sweep)
     except FinishedRunError as error:
         if not in_sweep:
@@ -126,27 +126,27 @@ def train_job(cfg: DictConfig) -> None:
     except USER_ERRORS as error:
         if not in_sweep and not wants_traceback():
             exit_with(error)
-        # Hydra goes on with the rest of a sweep, and in the end tells of the first failure alone.
+        # Hydra continues a sweep, and reports only the first failure at the end.
         sys.stderr.write(f"error: {' '.join(HydraConfig.get().overrides.task)}: {one_line(error)}\n")
         raise
 
 
 def eval_job(cfg: DictConfig) -> None:
-    """A whole command."""
+    """The task function of `eval.py`."""
     try:
-        with users_faults_told():
+        with report_component_errors():
             evaluate_or_write(cfg)
     except USER_ERRORS as error:
         if wants_traceback():
             raise
         exit_with(error)
-    except BrokenPipeError:  # who reads along, such as `head`, has seen enough; the rest goes nowhere
+    except BrokenPipeError:  # a reader such as `head` has exited; discard the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
 
 
 def evaluate_or_write(cfg: DictConfig) -> None:
-    """Evaluate a run, all that a pattern names, or a study; or let one run write."""
+    """Evaluate a run, the runs that match a pattern, or a study; with prompts, generate text from one run."""
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         raise ConfigError("--multirun: there is nothing to sweep here; name several runs by a pattern, run='runs/*'")
@@ -171,7 +171,7 @@ def evaluate_or_write(cfg: DictConfig) -> None:
 
 
 def run_one(cfg: DictConfig, in_sweep: bool) -> None:
-    """Train one run and tell how it ended; exits with a status other than 0 unless it is done, or one of a sweep."""
+    """Train one run and print how it ended. Exits with a nonzero status if it was interrupted, or diverged alone."""
     job = HydraConfig.get()
     if not in_sweep:
         check_launcher(job.runtime.choices["hydra/launcher"])
@@ -200,7 +200,7 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
 
 
 def measure(job: "Run") -> None:
-    """Measure the speeds of a study's arms, and write its report again."""
+    """Measure the speeds of a study's arms and rewrite its report."""
     from llama_lab.config.trust import Trust
     from llama_lab.devices.hardware import current_rank
     from llama_lab.study.measure import measure_study
@@ -212,7 +212,7 @@ def measure(job: "Run") -> None:
 
 
 def print_costs(cfg: DictConfig) -> None:
-    """Tell what a run would take, and train nothing."""
+    """Print an estimate of a run's memory and time, and train nothing."""
     check_job(cfg, HydraConfig.get().runtime.choices)
     from llama_lab.display import quiet_libraries
     from llama_lab.estimate.estimate import estimate_training  # after the checks: torch takes seconds to import
@@ -223,7 +223,7 @@ def print_costs(cfg: DictConfig) -> None:
 
 
 def closing_words(outcome: str, folder: "RunFolder") -> str:
-    """What a person should know of a run that did not come to its end."""
+    """The message after a run that was interrupted or diverged; empty for any other."""
     if outcome == "interrupted":
         return f"stopped; go on with the same command:\n  {shlex.join(['python', *sys.argv])}\n"
     if outcome == "diverged":
@@ -236,5 +236,5 @@ def closing_words(outcome: str, folder: "RunFolder") -> str:
 
 
 def wants_traceback() -> bool:
-    """Whether the user set HYDRA_FULL_ERROR=1, before we did."""
+    """Whether the user set HYDRA_FULL_ERROR=1, which `hydra_command` overwrites."""
     return os.environ["LLAMA_LAB_TRACEBACK"] == "1"

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar in a terminal, plain lines in a file, and a table at the end."""
+"""A run's progress for the user: a bar in a terminal, plain lines in a file, and a table at the end."""
 
 import logging
 import sys
@@ -17,13 +17,12 @@ from llama_lab.runs.folder import SAMPLE, RunFolder
 
 SHOWN = {"train/loss": "loss {:.3f}", "val/loss": "val {:.3f}", "perf/tokens_per_second": "{:,.0f} tokens/s"}
 
-
-# A sample may hold any character; those that would steer the terminal are shown as their pictures.
+# A sample may hold any character; control characters are shown as their Unicode pictures.
 VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 
 
 def describe(metrics: dict[str, float]) -> str:
-    """The metrics worth watching, in one short line."""
+    """Loss and speed in one short line."""
     return "  ".join(text.format(metrics[name]) for name, text in SHOWN.items() if name in metrics)
 
 
@@ -45,33 +44,32 @@ class TerminalDisplay:
         self._bar.stop()
 
     def prepare(self, done_bytes: int, total_bytes: int, phase: str) -> None:
-        """The data has come this far in `phase`."""
+        """Show the progress of a phase in which data is prepared."""
         self._show(phase, done_bytes, total_bytes, "")
 
-    def tell(self, line: str) -> None:
-        """Leave a line above the bars."""
+    def print_line(self, line: str) -> None:
+        """Print a line above the bars."""
         self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def update(self, step: int, metrics: dict[str, float]) -> None:
-        """Training has come to `step`."""
+        """Show that training is at `step`, with its latest metrics."""
         self._latest |= metrics
         self._show("training", step, self._steps, describe(self._latest))
 
     def _show(self, phase: str, done: int, total: int, note: str) -> None:
-        """Move a phase's bar."""
         if phase not in self._tasks:
             self._tasks[phase] = self._bar.add_task(phase, total=total, note=note)
         self._bar.update(self._tasks[phase], completed=done, note=note)
 
 
 class LogDisplay:
-    """A line every few seconds, for files and pipes: the bar would fill them with control characters."""
+    """A line every few seconds, for files and pipes, where a bar would leave control characters."""
 
     def __init__(self, console: Console, steps: int, every_seconds: float = 10.0) -> None:
         self._console = console
         self._steps = steps
         self._every = every_seconds
-        self._began = time.monotonic()
+        self._phase_start = time.monotonic()
         self._last = -float("inf")
         self._phase = ""
         self._latest: dict[str, float] = {}
@@ -83,51 +81,47 @@ class LogDisplay:
         pass
 
     def prepare(self, done_bytes: int, total_bytes: int, phase: str) -> None:
-        """The data has come this far in `phase`."""
+        """Print the progress of a phase in which data is prepared, if a line is due."""
         if self._due(phase):
             time_left = self._time_left(done_bytes, total_bytes)
-            self._print(f"{phase}: {done_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB{time_left}")
+            self.print_line(f"{phase}: {done_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB{time_left}")
 
-    def tell(self, line: str) -> None:
-        """Print a line of its own."""
-        self._print(line)
+    def print_line(self, line: str) -> None:
+        """Print a line."""
+        self._last = time.monotonic()
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def update(self, step: int, metrics: dict[str, float]) -> None:
-        """Training has come to `step`."""
+        """Print the step and the latest metrics if a line is due, at every evaluation, and at the end."""
         self._latest |= metrics
         if (self._latest and self._due("training")) or step == self._steps or "val/loss" in metrics:
-            self._print(f"step {step}/{self._steps}  {describe(self._latest)}")
+            self.print_line(f"step {step}/{self._steps}  {describe(self._latest)}")
 
     def _due(self, phase: str) -> bool:
-        """Whether a phase begins, or enough time has passed."""
+        """Whether a new phase starts, or enough time has passed since the last line."""
         if phase == self._phase and time.monotonic() - self._last < self._every:
             return False
         if phase != self._phase:
-            self._phase, self._began = phase, time.monotonic()
+            self._phase, self._phase_start = phase, time.monotonic()
         return True
 
     def _time_left(self, done: int, total: int) -> str:
-        """How long the rest of the phase will take at its speed so far; nothing before it has one."""
-        seconds = time.monotonic() - self._began
+        """The time left for the phase at its mean speed so far; empty at the start and at the end."""
+        seconds = time.monotonic() - self._phase_start
         return f", {duration(seconds * (total - done) / done)} left" if done and done < total else ""
-
-    def _print(self, line: str) -> None:
-        """One line, at once."""
-        self._last = time.monotonic()
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 Display = TerminalDisplay | LogDisplay
 
 
 def open_display(steps: int, rank: int) -> Display:
-    """The display that standard output can show; on other ranks than 0, one that shows nothing."""
+    """The display for standard output: a bar in a terminal, else lines. On ranks other than 0 it prints nothing."""
     console = Console(quiet=rank != 0)
     return TerminalDisplay(console, steps) if sys.stdout.isatty() else LogDisplay(console, steps)
 
 
 def print_result(folder: RunFolder) -> None:
-    """The end of a run, from its folder: its table, a sample of its text, and where everything is."""
+    """Print the result of a finished run: a table, a sample of its text, and its folder."""
     summary, sample = folder.read_json("summary.json"), (folder.path / SAMPLE).read_text(encoding="utf-8")
     console = Console(highlight=False)
     table = Table(show_header=False)
@@ -142,7 +136,7 @@ def print_result(folder: RunFolder) -> None:
 
 
 def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the table shows of a summary, as text."""
+    """The rows of the table, (label, value)."""
     active, speed = summary["params_active"], summary.get("perf/tokens_per_second")
     return [
         ("parameters", f"{summary['params']:,}"),
@@ -161,9 +155,9 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def quiet_libraries() -> None:
-    """Silence Lightning's banners and tips: what a user needs to know of hardware and progress, we print."""
+    """Silence Lightning's banners and tips; hardware and progress are printed by our own displays."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it tells what it raises, too
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it logs what it raises
     warnings.filterwarnings("ignore", module="lightning.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")

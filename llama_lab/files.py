@@ -1,4 +1,4 @@
-"""Files that are replaced in one move, so that nobody ever finds half of one; and disks that take no more."""
+"""Atomic replacement of files, and disk errors as messages for the user."""
 
 import errno
 import threading
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llama_lab.errors import ConfigError
 
-# What a disk may have against a file, and what a person can do. Any other OSError is a bug of ours.
+# Errors of a disk, and what the user can do about each. Any other OSError is a bug of ours.
 REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or have your quota raised",
@@ -17,13 +17,13 @@ REMEDIES = {
     errno.EACCES: "make it yours, or choose another folder",
     errno.EPERM: "make it yours, or choose another folder",
     errno.ENAMETOOLONG: "make it shorter",
-    errno.EIO: "look after the disk",
+    errno.EIO: "check the disk",
 }
 
 
 @contextmanager
 def replacing(file: Path) -> Iterator[Path]:
-    """A path beside `file` to write to, which takes its place at the end, unless writing failed: then it is deleted."""
+    """Yield a path beside `file` to write to; it replaces `file` at the end, or is deleted after an exception."""
     fresh = file.with_name(f"{file.name}.tmp")
     try:
         yield fresh
@@ -34,21 +34,21 @@ def replacing(file: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def disk_errors_told(setting: str) -> Iterator[None]:
-    """Turn what the disk has against a file into a ConfigError that begins with the `setting` of the folder in use."""
-    hook, threading.excepthook = threading.excepthook, told_of_bugs
+def report_disk_errors(setting: str) -> Iterator[None]:
+    """Turn disk errors into a ConfigError that begins with `setting`, which chose the folder in use."""
+    hook, threading.excepthook = threading.excepthook, thread_excepthook
     try:
         yield
     except OSError as error:
         if error.errno not in REMEDIES:
             raise
         what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-        raise ConfigError(f"{setting}: {what}; {REMEDIES[error.errno]}, and give the same command again") from error
+        raise ConfigError(f"{setting}: {what}; {REMEDIES[error.errno]}, and run the same command again") from error
     finally:
         threading.excepthook = hook
 
 
-def told_of_bugs(error: threading.ExceptHookArgs) -> None:
-    """Print what ended a thread, unless it is the disk: TensorBoard's raises that in the main thread, too."""
+def thread_excepthook(error: threading.ExceptHookArgs) -> None:
+    """Print what ended a thread, except disk errors: TensorBoard's thread raises them in the main thread, too."""
     if not isinstance(error.exc_value, OSError) or error.exc_value.errno not in REMEDIES:
         threading.__excepthook__(error)

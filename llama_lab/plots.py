@@ -1,4 +1,4 @@
-"""Plots as files: colours that everyone can tell apart, one style of axes, and writing in one move."""
+"""Plots as PNG files: colours that colour-blind readers can distinguish, and one style of axes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from llama_lab.files import replacing
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito 2008
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # with them lines can be told apart without colour
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # for print without colour
 INK, GRID = "#222222", "#E4E4E4"
 
 
@@ -22,7 +22,7 @@ def new_figure(n_columns: int, title: str, width: float = 4.6, height: float = 3
 
 
 def style(axes: Axes, title: str, x: str, y: str) -> None:
-    """Titles with units, a light grid behind, and no frame where there is no scale."""
+    """Set the title and the axis labels, draw a light grid, and hide the frame at the top and on the right."""
     axes.set_title(title, fontsize=10, color=INK)
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
@@ -33,7 +33,7 @@ def style(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG in one move, so that nobody finds half of one; its folder is made where there is none."""
+    """Write a PNG atomically, creating its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as fresh:
         figure.savefig(fresh, format="png")

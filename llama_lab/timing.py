@@ -1,4 +1,4 @@
-"""How long things take, side by side: a round measures each of them once, so that a machine that slows harms all."""
+"""Timing several functions in turn: a round measures each once, so that a slowdown of the machine affects all."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,37 +11,37 @@ from torch.utils.benchmark import Timer
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds that one call took, in every round."""
+    """Seconds per call in every round."""
 
     seconds: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """The median of the rounds."""
         return median(self.seconds)
 
     @property
     def low(self) -> float:
-        """The shortest."""
+        """The fastest round."""
         return min(self.seconds)
 
     @property
     def high(self) -> float:
-        """The longest."""
+        """The slowest round."""
         return max(self.seconds)
 
     def divided_by(self, n: int) -> "Timing":
-        """The seconds of one of the `n` equal parts of a call."""
+        """The timing of one of `n` equal parts of a call."""
         return Timing(tuple(seconds / n for seconds in self.seconds))
 
 
 def time_in_turn(
     contenders: Mapping[str, Callable[[], object]], rounds: int = 5, min_seconds: float = 0.1
 ) -> dict[str, Timing]:
-    """Seconds per call of each contender, by name, in `rounds` rounds after a first one that does not count.
+    """Seconds per call of each contender, by name, in `rounds` rounds after a warm-up.
 
-    Calls that are shorter are repeated until they fill `min_seconds`. Whoever goes first changes from round to round.
-    PyTorch's timer waits for a GPU, and uses as many threads as PyTorch does here.
+    Shorter calls are repeated to fill `min_seconds`. The order alternates from round to round. PyTorch's timer
+    synchronizes with a GPU, and uses PyTorch's present number of threads.
     """
     threads = torch.get_num_threads()
     timers = {name: Timer("work()", globals={"work": work}, num_threads=threads) for name, work in contenders.items()}
@@ -54,5 +54,5 @@ def time_in_turn(
 
 
 def _calls(timer: Timer, min_seconds: float) -> int:
-    """How many calls fill the time; PyTorch's timer warms up by two calls that do not count."""
+    """How many calls fill the time; PyTorch's timer makes two warm-up calls."""
     return max(1, math.ceil(min_seconds / max(timer.timeit(1).mean, 1e-9)))

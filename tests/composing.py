@@ -26,7 +26,7 @@ def eval_settings(*overrides: str) -> DictConfig:
 
 
 def decoder(*overrides: str, vocab_size: int = 97, device: str = "cpu") -> Decoder:
-    """The decoder that `python train.py *overrides` would train, with `size=pico` unless told."""
+    """The decoder that `python train.py *overrides` would train, default: `size=pico`."""
     if not any(o.startswith("size=") for o in overrides):
         overrides = ("size=pico", *overrides)
     with torch.device(device):

@@ -15,7 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 
 from llama_lab.cli import eval_command, train_command
-from llama_lab.config import faults
+from llama_lab.config import component_errors
 from llama_lab.config.components import override_key
 
 TRAIN = Path(__file__).parents[1] / "train.py"
@@ -126,7 +126,7 @@ Command = Callable[..., Ran]
 @pytest.fixture(autouse=True)
 def forget_components() -> None:
     """What one test has built is no user's component in the next."""
-    faults._components.clear()
+    component_errors._components.clear()
 
 
 @pytest.fixture

@@ -58,16 +58,16 @@ def test_what_is_printed_into_a_file_is_plain_lines_without_banners(finished: Ra
 
 def test_the_table_tells_size_quality_speed_and_memory(finished: Ran) -> None:
     table = dict(re.findall(r"^│ +(\S.*?) +│ +(\S.*?) │$", finished.out, re.MULTILINE))
-    told = summary(finished.run)
+    values = summary(finished.run)
     assert table == {
-        "parameters": f"{told['params']:,}",
-        "without embeddings": f"{told['params_non_embedding']:,}",
+        "parameters": f"{values['params']:,}",
+        "without embeddings": f"{values['params_non_embedding']:,}",
         "tokens seen": "19,968",
-        "val loss": f"{told['val/loss']:.4f} nats/token",
-        "of unigram frequencies": f"{told['unigram_entropy']:.4f} nats/token",
-        "val bits per byte": f"{told['val/bits_per_byte']:.4f}",
-        "training speed": f"{told['perf/tokens_per_second']:,.0f} tokens/s",
-        "peak memory": f"{told['perf/peak_memory_bytes'] / 2**20:.4g} MiB",
+        "val loss": f"{values['val/loss']:.4f} nats/token",
+        "of unigram frequencies": f"{values['unigram_entropy']:.4f} nats/token",
+        "val bits per byte": f"{values['val/bits_per_byte']:.4f}",
+        "training speed": f"{values['perf/tokens_per_second']:,.0f} tokens/s",
+        "peak memory": f"{values['perf/peak_memory_bytes'] / 2**20:.4g} MiB",
         "KV cache per token, 16-bit": "256 B",  # keys and values of 2 layers, 4 heads, 8 dimensions, 2 bytes
         "KV cache at 32 tokens": "8 KiB",
     }
@@ -121,12 +121,12 @@ def test_the_folder_tells_how_to_repeat_the_run(finished: Ran, tiny: list[str]) 
 
 
 def test_the_summary_holds_the_last_value_of_every_metric_and_the_costs(finished: Ran) -> None:
-    told = summary(finished.run)
+    values = summary(finished.run)
     last: dict[str, float] = {}
     for row in rows(finished.run):
         last |= row
     of_the_whole_run = {"perf/tokens_per_second", "perf/tokens_per_second_per_device"}
-    assert {key: told[key] for key in last.keys() - of_the_whole_run} == {
+    assert {key: values[key] for key in last.keys() - of_the_whole_run} == {
         key: last[key] for key in last.keys() - of_the_whole_run
     }
     timed = [row for row in rows(finished.run) if "perf/tokens_per_second" in row]
@@ -134,8 +134,8 @@ def test_the_summary_holds_the_last_value_of_every_metric_and_the_costs(finished
         row["tokens"] - before for row, before in zip(timed, [3 * 256, *(r["tokens"] for r in timed)], strict=False)
     ]
     seconds = sum(tokens / row["perf/tokens_per_second"] for tokens, row in zip(spans, timed, strict=True))
-    assert told["perf/tokens_per_second"] == pytest.approx(sum(spans) / seconds)
-    assert told["perf/tokens_per_second_per_device"] == told["perf/tokens_per_second"]
+    assert values["perf/tokens_per_second"] == pytest.approx(sum(spans) / seconds)
+    assert values["perf/tokens_per_second_per_device"] == values["perf/tokens_per_second"]
     assert last.keys() >= {
         "tokens",
         "train/loss",
@@ -145,16 +145,16 @@ def test_the_summary_holds_the_last_value_of_every_metric_and_the_costs(finished
         "optim/lr",
         "optim/grad_norm",
     }
-    assert (told["arm"], told["seed"]) == (finished.run.parent.name, 1)
+    assert (values["arm"], values["seed"]) == (finished.run.parent.name, 1)
     model = decoder(vocab_size=257)
-    assert told["params"] == sum(p.numel() for p in model.parameters())
-    assert told["params_non_embedding"] == sum(p.numel() for p in model.blocks.parameters()) + 32  # the final norm's
-    assert told["flops_per_token"] > 2 * told["params_non_embedding"]
-    assert told["kv_cache/bytes"] == 32 * told["kv_cache/bytes_per_token"] == 32 * 2 * 2 * 32 * 2
-    assert told["bytes_per_token"] == pytest.approx(
-        told["val/loss"] / math.log(2) / told["val/bits_per_byte"], rel=1e-6
+    assert values["params"] == sum(p.numel() for p in model.parameters())
+    assert values["params_non_embedding"] == sum(p.numel() for p in model.blocks.parameters()) + 32  # the final norm's
+    assert values["flops_per_token"] > 2 * values["params_non_embedding"]
+    assert values["kv_cache/bytes"] == 32 * values["kv_cache/bytes_per_token"] == 32 * 2 * 2 * 32 * 2
+    assert values["bytes_per_token"] == pytest.approx(
+        values["val/loss"] / math.log(2) / values["val/bits_per_byte"], rel=1e-6
     )
-    assert "perf/mfu" not in told, "a CPU has no known peak"
+    assert "perf/mfu" not in values, "a CPU has no known peak"
 
 
 # In a terminal
@@ -249,10 +249,10 @@ def test_the_decoder_of_2017_trains(command: Command, tiny: list[str]) -> None:
 def test_other_tokenizers_train(tokenizer: list[str], vocab_size: int, command: Command, tiny: list[str]) -> None:
     ran = command(*tiny, *tokenizer)
     assert (ran.code, ran.err) == (0, "")
-    told = summary(ran.run)
-    assert told["vocab_size"] <= vocab_size
-    assert told["val/loss"] < math.log(told["vocab_size"]) - 0.5
-    assert told["val/bits_per_byte"] == pytest.approx(told["val/loss"] / math.log(2) / told["bytes_per_token"])
+    values = summary(ran.run)
+    assert values["vocab_size"] <= vocab_size
+    assert values["val/loss"] < math.log(values["vocab_size"]) - 0.5
+    assert values["val/bits_per_byte"] == pytest.approx(values["val/loss"] / math.log(2) / values["bytes_per_token"])
 
 
 def test_a_multirun_trains_one_run_after_the_other(command: Command, tiny: list[str]) -> None:
@@ -424,9 +424,9 @@ BAD: dict[str, tuple[list[str], str, str]] = {
         "model.position.theta=5e5: no such key here, it belongs to position=rope | sinusoidal; choose",
         "",
     ),
-    "component": (["model.ffn.activation=gelu"], "model.ffn.activation=gelu: is no single setting; ", "ffn=gelu\n"),
-    "component norm": (["model.norm=layernrom"], "model.norm=layernrom: is no single setting; ", "mean layernorm?"),
-    "several settings": (["train=5"], "train=5: is no single setting; set its own keys", ""),
+    "component": (["model.ffn.activation=gelu"], "model.ffn.activation=gelu: is not a single setting; ", "ffn=gelu\n"),
+    "component norm": (["model.norm=layernrom"], "model.norm=layernrom: is not a single setting; ", "mean layernorm?"),
+    "several settings": (["train=5"], "train=5: is not a single setting; set its own keys", ""),
     "last part": (["model.rope_theta=3"], "model.rope_theta=3: no such key", "did you mean model.position.theta?"),
     "option's name": (["model.tied=true"], "model.tied=true: no such key", "did you mean embedding=tied?"),
     "lr": (["lr=1"], "lr=1: no such key", "did you mean optim.lr?"),
@@ -560,7 +560,7 @@ FIXES = ("; ", "must ", "did you mean", "such as")
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_work_is_told_in_one_line_before_anything_is_written(
+def test_what_cannot_work_is_reported_in_one_line_before_anything_is_written(
     case: str, command: Command, tiny: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "empty.txt").touch()
@@ -579,7 +579,7 @@ def test_what_cannot_work_is_told_in_one_line_before_anything_is_written(
     assert files(tmp_path) == before
 
 
-def test_files_without_data_text_are_told_which_data_has_them(command: Command) -> None:
+def test_files_without_data_text_get_a_message_that_names_it(command: Command) -> None:
     ran = command("data.files=[book.txt]")
     assert (ran.code, ran.err) == (
         2,
@@ -587,7 +587,7 @@ def test_files_without_data_text_are_told_which_data_has_them(command: Command) 
     )
 
 
-def test_a_wrong_key_beside_an_option_of_the_user_s_own_is_told(command: Command, tmp_path: Path) -> None:
+def test_a_wrong_key_beside_an_option_of_the_user_s_own_is_reported(command: Command, tmp_path: Path) -> None:
     (tmp_path / "mine" / "norm").mkdir(parents=True)
     (tmp_path / "mine" / "norm" / "my.yaml").write_text("# @package model.norm\n_target_: my.Norm\n")
     ran = command("--config-dir", "mine", "norm=my", "model.dmi=3")
@@ -595,7 +595,7 @@ def test_a_wrong_key_beside_an_option_of_the_user_s_own_is_told(command: Command
     assert ran.err.startswith("error: model.dmi=3: no such key (did you mean model.dim?); ")
 
 
-def test_data_text_without_files_is_told_what_to_give(command: Command) -> None:
+def test_data_text_without_files_gets_an_example(command: Command) -> None:
     ran = command("data=text")
     assert (ran.code, ran.err) == (2, "error: data.files=???: needs a value, such as data.files=[book.txt]\n")
 

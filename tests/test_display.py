@@ -22,7 +22,7 @@ def test_a_sample_cannot_steer_the_terminal(finished: Ran, tmp_path: Path, capsy
     assert not {"\x1b", "\x07", "\x7f"} & set(shown)
 
 
-def test_lines_on_the_data_tell_the_time_that_is_left_of_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_on_the_data_include_the_time_left_of_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     file = io.StringIO()

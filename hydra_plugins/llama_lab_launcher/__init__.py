@@ -1,4 +1,4 @@
-"""The launchers that Hydra finds by their namespace: a queue over this machine's GPUs, Slurm, or a Ray cluster."""
+"""The launchers that Hydra discovers by namespace: a queue over this machine's GPUs, Slurm, or a Ray cluster."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llama_lab.devices.hardware import Hardware
     from llama_lab.launching.engine import Engine
 
-# Engines are imported where they are made: it takes seconds, and Hydra loads plugins at every start.
+# Engines are imported where they are built: it takes seconds, and Hydra loads plugins at every start.
 
 
 class QueueLauncher(Launcher):
@@ -25,7 +25,7 @@ class QueueLauncher(Launcher):
         self.settings = settings
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what the jobs need."""
+        """Store what the jobs need."""
         self.hydra_context = hydra_context
         self.task_function = task_function
         self.config = config
@@ -33,58 +33,60 @@ class QueueLauncher(Launcher):
     @cached_property
     @abstractmethod
     def engine(self) -> "Engine":
-        """What runs the jobs. Raises ConfigError for a bad setting, or what there is not."""
+        """What runs the jobs. Raises ConfigError for a bad setting, or a device or program that is missing."""
 
     def hardware(self, trainer: DictConfig) -> "Hardware":
-        """What a run with this group `trainer` will have. Raises ConfigError for what it will not."""
+        """The hardware of a run with this group `trainer`. Raises ConfigError if the engine does not have it."""
         return self.engine.hardware(trainer)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the jobs; their results in the order of `job_overrides`. Raises ConfigError."""
+        """Run the jobs and return their results in the order of `job_overrides`. Raises ConfigError."""
         from llama_lab.launching.launch import launch
+        from llama_lab.launching.sweep import Sweep
 
         jobs = [list(overrides) for overrides in job_overrides]
+        sweep = Sweep(self.config, self.hydra_context, self.task_function, jobs, initial_job_idx)
         engine = self.engine
         try:
-            return launch(self.config, self.hydra_context, self.task_function, jobs, initial_job_idx, engine)
+            return launch(sweep, engine)
         finally:
-            del self.engine  # it is closed, and jobs that follow need another
+            del self.engine  # it is closed; later jobs need a new one
 
 
 class LocalGPUs(QueueLauncher):
-    """As many runs at a time as this machine has slots."""
+    """Starts as many runs at a time as this machine has slots."""
 
     @cached_property
     def engine(self) -> "Engine":
         """Slots of this machine."""
-        from llama_lab.launching.local import Local
-        from llama_lab.launching.slots import Settings
+        from llama_lab.launching.local_engine import LocalEngine
+        from llama_lab.launching.slots import LocalSettings
 
-        return Local(Settings(**self.settings), self.config.trainer.accelerator)
+        return LocalEngine(LocalSettings(**self.settings), self.config.trainer.accelerator)
 
 
 class Slurm(QueueLauncher):
-    """Every run a job of a Slurm cluster."""
+    """Submits every run as a job of a Slurm cluster."""
 
     @cached_property
     def engine(self) -> "Engine":
-        """The cluster."""
-        from llama_lab.launching.slurm import Slurm as Cluster
-        from llama_lab.launching.slurm_cluster import Settings
+        """The Slurm cluster."""
+        from llama_lab.launching.slurm_cluster import SlurmSettings
+        from llama_lab.launching.slurm_engine import SlurmEngine
 
-        return Cluster(Settings(**self.settings))
+        return SlurmEngine(SlurmSettings(**self.settings))
 
 
 class Ray(QueueLauncher):
-    """As many runs at a time as Ray has room for, on this machine or over a cluster."""
+    """Starts as many runs at a time as Ray has room for, on this machine or on a cluster."""
 
     @cached_property
     def engine(self) -> "Engine":
-        """A cluster."""
-        from llama_lab.launching.ray_cluster import Settings
-        from llama_lab.launching.ray_engine import RayCluster
+        """The Ray cluster."""
+        from llama_lab.launching.ray_cluster import RaySettings
+        from llama_lab.launching.ray_engine import RayEngine
 
-        return RayCluster(Settings(**self.settings), self.config.trainer.accelerator)
+        return RayEngine(RaySettings(**self.settings), self.config.trainer.accelerator)
 
 
 ConfigStore.instance().store(

@@ -1,4 +1,4 @@
-"""The sweeper that Hydra finds by its namespace: `study=...` chooses it, and it hands the command to the study."""
+"""The sweeper that Hydra discovers by namespace: `study=...` selects it, and it runs the study."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +10,15 @@ from omegaconf import DictConfig
 
 
 class StudySweeper(Sweeper):
-    """Runs the arms of a design in the place of a product of overrides."""
+    """Runs the arms of a design instead of a product of overrides."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what a sweep needs. The runs of a study have a task function of their own."""
+        """Store what a sweep needs; the runs of a study have a task function of their own."""
         self.hydra_context = hydra_context
         self.config = config
 
     def sweep(self, arguments: Sequence[str]) -> Any:
-        """Conduct the study that the command line asks for."""
+        """Run the study on the command line."""
         assert self.config is not None
         assert self.hydra_context is not None
         from llama_lab.study.conduct import conduct  # takes seconds to import, and Hydra loads plugins at every start

@@ -1,1 +1,1 @@
-"""What things cost on this machine, measured side by side: `python -m llama_lab.bench`."""
+"""Benchmarks of parts and whole decoders on this machine: `python -m llama_lab.bench`."""

@@ -11,15 +11,15 @@ COMPONENTS = ("norm", "ffn", "attention", "decoding", "caching")
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells what is wrong with a command in one line, as all of our commands do."""
+    """Prints errors in one line, as our other commands do."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit with it."""
+        """Print `message` and exit."""
         exit_with(ConfigError(f"{message}; see {self.prog} --help"))
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Run the command line."""
     args = parser().parse_args()
     try:
         args.run(args)
@@ -28,14 +28,14 @@ def main() -> None:
 
 
 def parser() -> Parser:
-    """The commands and their options."""
-    top = Parser(prog="python -m llama_lab.bench", description="Measure what things cost on this machine.")
+    """The parser of all commands."""
+    top = Parser(prog="python -m llama_lab.bench", description="Benchmark parts and whole decoders on this machine.")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     components = add_command(
         commands,
         "components",
-        "norms, feed-forwards, attention, decoding and caching, beside what textbooks claim of them",
-        "Time the parts of a decoder in turn: a table of each, components.csv, and a picture of each.",
+        "norms, feed-forwards, attention, decoding and caching, with the claims of textbooks",
+        "Time the parts of a decoder: prints a table of each, and writes components.csv and a plot of each.",
     )
     components.add_argument(
         "--only", default=",".join(COMPONENTS), metavar="NAME,NAME", help="which of them (default: %(default)s)"
@@ -44,14 +44,14 @@ def parser() -> Parser:
         "--preset",
         choices=("full", "tiny"),
         default="full",
-        help="sizes; tiny is to see in seconds what comes out, not to measure (default: %(default)s)",
+        help="sizes; tiny shows the output within seconds, but measures nothing (default: %(default)s)",
     )
     components.set_defaults(run=run_components)
     decode = add_command(
         commands,
         "decode",
-        "greedy text of a whole decoder, beside transformers' and the limit that memory sets",
-        "Time greedy text, batch 1, in turn by ours and by transformers: two tables, decode.csv and decode.png.",
+        "greedy decoding of a whole decoder, against transformers and the limit of memory bandwidth",
+        "Time greedy decoding, batch 1, by ours and by transformers: prints two tables, writes decode.csv, decode.png.",
     )
     decode.add_argument(
         "--compile",
@@ -63,13 +63,13 @@ def parser() -> Parser:
         "--preset",
         choices=("small", "tiny", "1b"),
         default="small",
-        help="small: 6 layers of width 256, float32; tiny: to see what comes out, not to measure; "
+        help="small: 6 layers of width 256, float32; tiny: shows the output, but measures nothing; "
         "1b: Llama 3.2 1B in bfloat16, for a GPU (default: %(default)s)",
     )
     decode.set_defaults(run=run_decode)
-    about = "the training loop of Lightning with our callbacks against a bare one, on the default model and data"
+    about = "Lightning's training loop with our callbacks against a bare one, on the default model and data"
     commands.add_parser("training", help=about, description=f"Time {about}.").set_defaults(run=run_training)
-    about = "the tokenising of your text beside datasets.map, with the same tokenizer and as many processes as cores"
+    about = "tokenising your text against datasets.map, with the same tokenizer and as many processes as cores"
     tokens = commands.add_parser("tokens", help=about, description=f"Time {about}.")
     tokens.add_argument("files", nargs="+", metavar="FILE", help="text, .jsonl, .json or .parquet files, or patterns")
     tokens.set_defaults(run=run_tokens)
@@ -77,25 +77,25 @@ def parser() -> Parser:
 
 
 def add_command(commands: "argparse._SubParsersAction[Parser]", name: str, about: str, description: str) -> Parser:
-    """A command with the options that both measuring ones have."""
+    """Add a command with the options that `components` and `decode` share."""
     command = commands.add_parser(name, help=about, description=description)
     command.add_argument(
         "--device",
         choices=("auto", "cpu", "gpu"),
         default="auto",
-        help="auto is the GPU where there is one (default: %(default)s)",
+        help="auto: the GPU if there is one (default: %(default)s)",
     )
     command.add_argument(
-        "--out", type=Path, default=Path("bench"), metavar="FOLDER", help="where files go (default: %(default)s)"
+        "--out", type=Path, default=Path("bench"), metavar="FOLDER", help="output folder (default: %(default)s)"
     )
     command.add_argument(
-        "--rounds", type=int, default=5, metavar="N", help="times that each is measured (default: %(default)s)"
+        "--rounds", type=int, default=5, metavar="N", help="measurements of each (default: %(default)s)"
     )
     return command
 
 
 def run_components(args: argparse.Namespace) -> None:
-    """`components`."""
+    """Run the command `components`."""
     names = args.only.split(",")
     for name in names:
         if name not in COMPONENTS:
@@ -111,7 +111,7 @@ def run_components(args: argparse.Namespace) -> None:
 
 
 def run_decode(args: argparse.Namespace) -> None:
-    """`decode`."""
+    """Run the command `decode`."""
     check(args)
     from .decode import run  # takes seconds to import
     from .subjects import PRESETS, choose_device
@@ -120,21 +120,21 @@ def run_decode(args: argparse.Namespace) -> None:
 
 
 def run_training(_: argparse.Namespace) -> None:
-    """`training`."""
+    """Run the command `training`."""
     from .training import main as run  # takes seconds to import
 
     run()
 
 
 def run_tokens(args: argparse.Namespace) -> None:
-    """`tokens`."""
+    """Run the command `tokens`."""
     from .tokens import run  # takes a second to import
 
     run(args.files)
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise ConfigError for rounds that measure nothing, and for a folder that cannot be one."""
+    """Raise ConfigError unless `rounds` is positive and `out` can be a folder."""
     if args.rounds < 1:
         raise ConfigError(f"--rounds={args.rounds}: must be a positive whole number")
     if blocked := next((path for path in (args.out, *args.out.parents) if path.is_file()), None):

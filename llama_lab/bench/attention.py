@@ -1,4 +1,4 @@
-"""Causal attention, fused against written out, over lengths: time, and peak memory."""
+"""Time and peak memory of causal attention over lengths, fused against written out."""
 
 import json
 import os
@@ -24,7 +24,7 @@ Peaks = dict[tuple[str, str, str], int]  # bytes by size, direction and contende
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """Lengths of the texts, and the shape of queries, keys and values `(batch_size, n_heads, length, head_dim)`."""
+    """Sequence lengths, and the shape of queries, keys and values, `(batch_size, n_heads, length, head_dim)`."""
 
     lengths: Sequence[int]
     batch_size: int = 1
@@ -33,10 +33,10 @@ class AttentionSizes:
 
 
 def measure_attention(sizes: AttentionSizes, rounds: int, device: torch.device) -> list[Measurement]:
-    """Both kernels that `model.attention.kernel` chooses from, at every length; `both` is forward and backward.
+    """Measure both options of `model.attention.kernel` at every length; `both` is forward and backward.
 
-    Queries, keys and values are given, and so is the mask of the written-out one, which all layers of a model share:
-    neither time nor memory counts them. Float32 on a CPU, bfloat16 on a GPU. There are no peaks on a macOS CPU.
+    Time and memory exclude queries, keys, values, and the mask of the written-out kernel, which all layers of a model
+    share. Float32 on a CPU, bfloat16 on a GPU. Peak memory is not measured on a macOS CPU.
     """
     peaks = measure_peaks(sizes, device)
     return [
@@ -47,7 +47,7 @@ def measure_attention(sizes: AttentionSizes, rounds: int, device: torch.device) 
 
 
 def cases(sizes: AttentionSizes, device: torch.device) -> Iterator[tuple[str, str, dict[str, Work]]]:
-    """Size, direction and contenders of each measurement."""
+    """(size, direction, contenders) of each measurement."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     for length in sizes.lengths:
         shape = (sizes.batch_size, sizes.n_heads, length, sizes.head_dim)
@@ -58,7 +58,7 @@ def cases(sizes: AttentionSizes, device: torch.device) -> Iterator[tuple[str, st
 
 
 def kernels(heads: Sequence[Tensor], mask: Tensor) -> dict[str, Callable[[], Tensor]]:
-    """Attention of `query, key, value (B, H, T, Dh)` to the same shape, by each kernel; `mask (T, T)` is additive."""
+    """Each kernel on query, key and value `(B, H, T, Dh)`; returns the same shape. mask: additive, `(T, T)`."""
     query, key, value = heads
     return {
         "written out": lambda: reference_attention(query, key, value, mask),
@@ -67,16 +67,16 @@ def kernels(heads: Sequence[Tensor], mask: Tensor) -> dict[str, Callable[[], Ten
 
 
 def both(work: Callable[[], Tensor], inputs: Sequence[Tensor]) -> None:
-    """Forward, and backward from a gradient that is the output, which costs nothing to make."""
+    """Forward and backward; the output serves as the gradient, since it costs nothing to create."""
     output = work()
     torch.autograd.grad(output, inputs, output.detach())
 
 
 def measure_peaks(sizes: AttentionSizes, device: torch.device) -> Peaks:
-    """Most bytes that each case takes above those taken before it; none where a CPU's peak cannot be reset.
+    """Peak bytes of each case above those in use before it; empty where the peak of a CPU cannot be reset.
 
-    On a CPU it is resident memory, in a process of its own whose allocator returns each tensor to the system at once:
-    otherwise what earlier calls have freed would hide what a later one takes.
+    On a CPU this is resident memory, in a process of its own whose allocator returns each tensor to the system at once:
+    otherwise memory freed by earlier calls would hide the peak of later ones.
     """
     if device.type == "cuda":
         return peaks_here(sizes, device)
@@ -84,7 +84,7 @@ def measure_peaks(sizes: AttentionSizes, device: torch.device) -> Peaks:
         return {}
     child = subprocess.run(
         [sys.executable, "-m", __name__, json.dumps(asdict(sizes))],
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},  # bytes; glibc raises it by itself unless told
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},  # bytes; by default glibc raises it dynamically
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -93,7 +93,7 @@ def measure_peaks(sizes: AttentionSizes, device: torch.device) -> Peaks:
 
 
 def peaks_here(sizes: AttentionSizes, device: torch.device) -> Peaks:
-    """The same, in this process."""
+    """`measure_peaks` in this process."""
     return {
         (size, direction, what): peak_bytes(work, device)
         for size, direction, contenders in cases(sizes, device)
@@ -102,7 +102,7 @@ def peaks_here(sizes: AttentionSizes, device: torch.device) -> Peaks:
 
 
 def peak_bytes(work: Work, device: torch.device) -> int:
-    """Most bytes that a call takes above those taken before it."""
+    """Peak bytes of a call above those in use before it."""
     work()  # loads libraries and starts threads
     reset_peak_memory(device)
     before = peak_memory_bytes(device)
@@ -111,7 +111,7 @@ def peak_bytes(work: Work, device: torch.device) -> int:
 
 
 def attention_finding(measurements: Sequence[Measurement]) -> str:
-    """How much faster the fused kernel was, and how much of the memory it took, over the lengths."""
+    """The speed and the memory of the fused kernel relative to the written-out one, over the lengths."""
     speeds = (
         f"{ratios(measurements, 'fused', direction)} times {name}"
         for direction, name in (("forward", "forward"), ("both", "forward and backward"))

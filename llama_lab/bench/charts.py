@@ -1,4 +1,4 @@
-"""The pictures of measurements."""
+"""Plots of measurements."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,13 +11,13 @@ from .floor import Floor
 from .growth import Growth
 from .measurement import Measurement
 
-Value = Callable[[Measurement, float], float]  # what is drawn, for a call that took so many seconds
+Value = Callable[[Measurement, float], float]  # from a measurement and seconds per call to the plotted value
 
 SPREAD = "median; whiskers: lowest and highest round"
 
 
 def milliseconds(_: Measurement, seconds: float) -> float:
-    """The time."""
+    """The time in ms."""
     return seconds * 1e3
 
 
@@ -27,24 +27,24 @@ def speed(m: Measurement, seconds: float) -> float:
 
 
 def token_speed(_: Measurement, seconds: float) -> float:
-    """Tokens per second, of the time of a token."""
+    """Tokens per second, from seconds per token."""
     return 1 / seconds
 
 
 def peak_mebibytes(m: Measurement, _: float) -> float:
-    """Peak memory."""
+    """Peak memory in MiB."""
     return (m.peak_bytes or 0) / 2**20
 
 
 def with_whiskers(m: Measurement, value: Value) -> tuple[float, float, float]:
-    """The value at the median time, and how far below and above it those of the other rounds reach."""
+    """The value at the median time, and the distances to the lowest and the highest value of all rounds."""
     middle = value(m, m.timing.median)
     ends = sorted(value(m, seconds) for seconds in (m.timing.low, m.timing.high))
     return middle, middle - ends[0], ends[1] - middle
 
 
 def draw_lines(axes: Axes, measurements: Sequence[Measurement], value: Value) -> None:
-    """A line for each contender over the sizes; the values on a logarithmic scale."""
+    """Draw a line for each contender over the sizes, on a logarithmic scale."""
     for i, what in enumerate(dict.fromkeys(m.what for m in measurements)):
         ours = [m for m in measurements if m.what == what]
         middle, below, above = zip(*(with_whiskers(m, value) for m in ours), strict=True)
@@ -65,7 +65,7 @@ def draw_lines(axes: Axes, measurements: Sequence[Measurement], value: Value) ->
 
 
 def draw_bars(axes: Axes, measurements: Sequence[Measurement], value: Value) -> None:
-    """A bar for each contender, the first at the top, its value at its end."""
+    """Draw a labelled bar for each contender, the first at the top."""
     middle, below, above = zip(*(with_whiskers(m, value) for m in measurements), strict=True)
     names = [m.what for m in measurements]
     whiskers = (below, above) if any(below + above) else None
@@ -78,7 +78,7 @@ def draw_bars(axes: Axes, measurements: Sequence[Measurement], value: Value) -> 
             textcoords="offset points",
             va="center",
             fontsize=8,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # over what crosses it
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # to cover grid lines
         )
     axes.invert_yaxis()
     axes.margins(x=0.2)
@@ -104,7 +104,7 @@ def feedforward_chart(measurements: Sequence[Measurement]) -> Figure:
 
 
 def attention_chart(measurements: Sequence[Measurement]) -> Figure:
-    """Time over the length, forward and both, and peak memory where it was measured."""
+    """Time and, if measured, peak memory over the length, for the forward pass and for both."""
     titles = {"forward": "forward", "both": "forward and backward"}
     quantities: list[tuple[str, str, Value]] = [("time", "ms, logarithmic", milliseconds)]
     if all(m.peak_bytes is not None for m in measurements):
@@ -128,7 +128,7 @@ def decoding_chart(measurements: Sequence[Measurement]) -> Figure:
 
 
 def caching_chart(measurements: Sequence[Measurement]) -> Figure:
-    """Time, and keys and values computed, with the cache and without."""
+    """Time and number of key and value computations, with and without the cache."""
     new_tokens = measurements[0].size
     figure, axes = new_figure(2, f"Greedy text of {new_tokens} tokens ({SPREAD})", height=2.2)
     draw_bars(axes[0], measurements, milliseconds)
@@ -139,7 +139,7 @@ def caching_chart(measurements: Sequence[Measurement]) -> Figure:
 
 
 def decode_chart(measurements: Sequence[Measurement], floors: Sequence[Floor], growths: Sequence[Growth]) -> Figure:
-    """Tokens per second beside the floors, and the time of a token over the context."""
+    """Tokens per second with the floors, and the time per token over the context."""
     figure, axes = new_figure(2, f"Greedy text, batch 1 ({SPREAD})", height=3.2)
     draw_bars(axes[0], measurements, token_speed)
     for floor, colour, dashes in zip(floors, PALETTE[2:], ("--", ":"), strict=False):

@@ -1,4 +1,4 @@
-"""What textbooks claim about the parts of a decoder, measured: `python -m llama_lab.bench components`."""
+"""Measures what textbooks claim about the parts of a decoder: `python -m llama_lab.bench components`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ LENGTHS = AttentionSizes((512, 1024, 2048, 4096, 8192))
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large everything is; the defaults are those of the command."""
+    """The sizes of all benchmarks; the defaults are those of the command."""
 
     norm_dims: Sequence[int] = (256, 512, 1024, 2048, 4096)
     norm_rows: int = 2048
-    ffn_dim: int = 768  # at which gated and ungated feed-forwards have exactly equal parameters
+    ffn_dim: int = 768  # gives gated and ungated feed-forwards exactly equal parameters
     ffn_tokens: int = 512
     attention: AttentionSizes = LENGTHS
     decoder: Shape = SMALL
@@ -53,9 +53,9 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Component:
-    """One claim: how it is measured, what the textbooks say, what we say, and the picture.
+    """A claim of textbooks, with functions that measure it, state the finding, and plot it.
 
-    size_name: what the sizes of its measurements are, the title of a column and of an axis.
+    size_name: what the sizes of its measurements are, for headings.
     """
 
     title: str
@@ -113,7 +113,7 @@ COMPONENTS = {
 
 
 def run(names: Sequence[str], sizes: Sizes, rounds: int, device: torch.device, out: Path) -> None:
-    """Measure components and print a table of each; write `components.csv` and a picture of each into `out`."""
+    """Measure components and print a table of each; write `components.csv` and a plot of each into `out`."""
     terminal = console()
     where = conditions(device)
     terminal.print(f"{where['device']}, {where['threads']} threads, PyTorch {where['torch']}; {rounds} rounds")
@@ -124,6 +124,6 @@ def run(names: Sequence[str], sizes: Sizes, rounds: int, device: torch.device, o
         terminal.print(measurement_table(component.title, component.size_name, measurements))
         terminal.print(f"textbooks: {component.textbook}\nhere: {component.finding(measurements)}\n")
         rows += [m.row() | where for m in measurements]
-        write_csv(rows, out / "components.csv")  # after each, so that an interrupted command leaves the others
+        write_csv(rows, out / "components.csv")  # after each, in case the command is interrupted
         save(component.chart(measurements), out / f"{name}.png")
     terminal.print(f"wrote {out / 'components.csv'} and a picture of each", soft_wrap=True)

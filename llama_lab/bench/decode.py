@@ -1,7 +1,7 @@
-"""Greedy text of a whole decoder, batch 1, ours and transformers': `python -m llama_lab.bench decode`.
+"""Greedy decoding of a whole decoder, batch 1, ours and transformers': `python -m llama_lab.bench decode`.
 
-Beside them stands the floor, the least time that reading the weights and the KV cache takes (`floor.py`), and what a
-token costs as the text grows (`growth.py`).
+Also measures the floor, the least time to read the weights and the KV cache (`floor.py`), and how the time per token
+grows with the text (`growth.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ TRANSFORMERS = "transformers"
 
 
 def run(preset: Preset, compiled: bool, rounds: int, device: torch.device, out: Path) -> None:
-    """Measure and print; write `decode.csv` and `decode.png` into `out`."""
+    """Measure and print all; write `decode.csv` and `decode.png` into `out`."""
     terminal = console()
     where = conditions(device)
     terminal.print(
@@ -49,9 +49,9 @@ def run(preset: Preset, compiled: bool, rounds: int, device: torch.device, out: 
 def measure_generation(
     model: Decoder, preset: Preset, compiled: bool, rounds: int, device: torch.device
 ) -> tuple[list[Measurement], list[Floor]]:
-    """Seconds per token of every contender, the prompt's reading included; the first is transformers, if it is here.
+    """Seconds per token of every contender, prompt processing included; the first is transformers, if installed.
 
-    Buffers for the floors are read in the same rounds, so that whatever else slows the memory slows both.
+    The buffers for the floors are read in the same rounds, so that other load on the memory slows both.
     """
     contenders: dict[str, Callable[[], object]] = {}
     if find_spec("transformers") is not None:
@@ -66,15 +66,15 @@ def measure_generation(
 
 
 def write_text(model: Decoder, preset: Preset, compiled: bool) -> None:
-    """Our greedy text, all of it."""
+    """Generate our greedy text."""
     for _ in greedy_text(model, preset, compiled):
         pass
 
 
 def transformers_generation(model: Decoder, preset: Preset, device: torch.device) -> Callable[[], None]:
-    """A function that generates as much with transformers' Llama of the same sizes.
+    """A function that generates as many tokens with transformers' Llama of the same shape.
 
-    It raises RuntimeError if the text ends early; this does if the models differ in their number of parameters.
+    Raises RuntimeError if the models differ in their number of parameters; the function does if the text ends early.
     """
     transformers: Any = import_module("transformers")  # not a dependency, and slow to import
     cfg = preset.compose(preset.max_seq_len).model
@@ -111,7 +111,7 @@ def transformers_generation(model: Decoder, preset: Preset, device: torch.device
 
 
 def print_speeds(measurements: Sequence[Measurement], floors: Sequence[Floor], preset: Preset) -> None:
-    """The contenders' speeds and their fractions of the floors', and what the floors are made of."""
+    """Print the contenders' speeds, absolute and as fractions of the floors', and how the floors were measured."""
     title = f"Greedy text, batch 1, {preset.new_tokens} tokens after {preset.prompt}; time of a token"
     table = new_table(title, ("what",), ("median", "low to high", "tokens/s", "speed", "of memory", "of cache"))
     for m in measurements:
@@ -132,7 +132,7 @@ def print_speeds(measurements: Sequence[Measurement], floors: Sequence[Floor], p
 
 
 def print_growth(growths: Sequence[Growth]) -> None:
-    """Seconds per token by the length of the text; what is not attention's should not grow."""
+    """Print seconds per token by text length; only attention's share should grow."""
     title = "Time of a token as the text grows, and of that attention's kernels alone"
     table = new_table(title, ("what", "where"), ("median", "low to high", "attention", "the rest"))
     for growth in growths:
@@ -147,9 +147,9 @@ def print_growth(growths: Sequence[Growth]) -> None:
 def csv_rows(
     measurements: Sequence[Measurement], floors: Sequence[Floor], growths: Sequence[Growth], preset: Preset
 ) -> list[dict[str, Any]]:
-    """Everything that was measured, with the same keys; times are seconds per token, or per read of a buffer.
+    """All measurements, with the same keys; times are in seconds per token, or per read of a buffer.
 
-    bytes_read: of a floor per token, of a read altogether. of_memory_floor, of_cache_floor: fractions of their speed.
+    bytes_read: per token of a floor, in all of a read. of_memory_floor, of_cache_floor: fractions of their speed.
     """
     rows = []
     for m in measurements:

@@ -1,4 +1,4 @@
-"""Text by whole decoders: with all, some or one of the key and value heads, and with and without a KV cache."""
+"""Generation with whole decoders: MHA, GQA and MQA, and with and without a KV cache."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,9 +16,9 @@ from .subjects import Shape, build_decoder, compose
 def measure_decoding(
     shape: Shape, batch_sizes: Sequence[int], contexts: Sequence[int], rounds: int, device: torch.device
 ) -> list[Measurement]:
-    """Seconds for the next token of every sequence with MHA, GQA and MQA, the last tokens of each context, eager.
+    """Seconds per decoding step with MHA, GQA and MQA, at the end of each context, eager.
 
-    All but the key and value heads is equal, so the model with fewer of them is also a little smaller.
+    The models differ only in key and value heads, so those with fewer heads are also slightly smaller.
     """
     models = {
         name.upper(): build_decoder(
@@ -40,7 +40,7 @@ def measure_decoding(
 
 
 def decoding_speeds(models: dict[str, Decoder], batch_size: int, context: int, rounds: int) -> list[Measurement]:
-    """The models at one batch size and one context."""
+    """Measure the models at one batch size and one context."""
     steps = min(NEW_TOKENS, context)
     contenders = {name: decoding(model, batch_size, context, steps) for name, model in models.items()}
     measurements = measure("decoding", f"{batch_size} x {context}", "decode", contenders, rounds)
@@ -56,12 +56,12 @@ def decoding_speeds(models: dict[str, Decoder], batch_size: int, context: int, r
 
 
 def decoding_finding(measurements: Sequence[Measurement]) -> str:
-    """How much faster fewer heads decode, over batch sizes and contexts."""
+    """The speed of GQA and MQA relative to MHA, over batch sizes and contexts."""
     return ", ".join(f"{name} {ratios(measurements, name, 'decode')} times MHA's speed" for name in ("GQA", "MQA"))
 
 
 def measure_caching(shape: Shape, new_tokens: int, rounds: int, device: torch.device) -> list[Measurement]:
-    """Seconds for greedy text of `new_tokens` after a prompt of one token, without a KV cache and with it, eager."""
+    """Seconds to generate `new_tokens` greedily after a prompt of one token, with and without a KV cache, eager."""
     model = build_decoder(compose(*shape.overrides(), f"model.max_seq_len={new_tokens + 1}"), device)
     contenders = {
         "uncached": lambda: generate_uncached(model, [0], new_tokens),
@@ -76,7 +76,7 @@ def measure_caching(shape: Shape, new_tokens: int, rounds: int, device: torch.de
 
 @torch.inference_mode()
 def generate_uncached(model: Decoder, prompt: Sequence[int], new_tokens: int) -> list[int]:
-    """The greedy text that `generate` makes, reading the whole of it again for every token."""
+    """The greedy text of `generate`, with the whole sequence processed again for every token."""
     tokens = torch.tensor([prompt], device=model.embedding.tokens.weight.device)
     for _ in range(new_tokens):
         logits = model.embedding.logits(model.read(tokens)[:, -1])
@@ -86,7 +86,7 @@ def generate_uncached(model: Decoder, prompt: Sequence[int], new_tokens: int) ->
 
 
 def kv_computations(model: Decoder, work: Callable[[], object]) -> int:
-    """For how many tokens `work` has each layer of `model` compute a key, and with it a value; counted, layer by layer.
+    """Count the tokens for which each layer computes a key, and with it a value, during `work`.
 
     Raises RuntimeError if the layers differ.
     """
@@ -110,7 +110,7 @@ def kv_computations(model: Decoder, work: Callable[[], object]) -> int:
 
 
 def caching_finding(measurements: Sequence[Measurement]) -> str:
-    """How many computations, and how much time, the cache saves."""
+    """The computations and the time that the cache saves."""
     uncached, cached = ({m.what: m for m in measurements}[name] for name in ("uncached", "cached"))
     before, after = uncached.kv_computations, cached.kv_computations
     assert before is not None

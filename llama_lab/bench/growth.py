@@ -1,4 +1,4 @@
-"""What a token costs as the text grows: only attention, which looks at more of it, should cost more."""
+"""The time per token as the text grows: only that of attention should grow."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from .subjects import EAGER, Preset, greedy_text, ours
 
 @dataclass(frozen=True)
 class Growth:
-    """Seconds per token where a text is so long; `attention`: of that, the kernels' alone, where it was measured."""
+    """Seconds per token (`step`) at some length of the text (`where`). attention: of its kernels alone, if measured."""
 
     what: str
     where: str
@@ -25,7 +25,7 @@ class Growth:
 
 
 def measure_quarters(model: Decoder, preset: Preset, compiled: bool, rounds: int) -> list[Growth]:
-    """Seconds per token of ours over the first and the last quarter of the text, the prompt's reading not included."""
+    """Our seconds per token over the first and the last quarter of the text, without prompt processing."""
     n = preset.new_tokens // 4
     growths = []
     for name, is_compiled in ours(compiled).items():
@@ -37,12 +37,12 @@ def measure_quarters(model: Decoder, preset: Preset, compiled: bool, rounds: int
 
 
 def token_moments(model: Decoder, preset: Preset, compiled: bool) -> list[float]:
-    """When each new token of a text was there, in seconds."""
+    """The time at which each new token was generated, in seconds."""
     return [time.perf_counter() for _ in greedy_text(model, preset, compiled)]
 
 
 def measure_contexts(preset: Preset, rounds: int, device: torch.device) -> list[Growth]:
-    """Seconds for a token at the end of each context, and for attention's kernels alone over the same cache, eager."""
+    """Seconds per token at the end of each context, and of attention's kernels alone on a cache of that size, eager."""
     model = preset.build(max(preset.contexts), device)
     contenders: dict[str, Callable[[], object]] = {}
     for context in preset.contexts:
@@ -61,9 +61,9 @@ def measure_contexts(preset: Preset, rounds: int, device: torch.device) -> list[
 
 
 def attention_alone(model: Decoder, context: int) -> Callable[[], object]:
-    """A function that attends from one token of one sequence to `context` others in all layers, and does no more.
+    """A function that runs only attention, from one token to `context` others, in all layers.
 
-    A small cache then stays in the processor's cache, from where weights would drive it out in a whole step.
+    A small KV cache then stays in the processor's cache; in a whole step, the weights would evict it.
     """
     cache = model.new_cache(1, context)
     queries = []

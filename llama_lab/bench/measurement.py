@@ -1,4 +1,4 @@
-"""A measurement: what took how long, and the other things that were counted; as rows of a CSV file and of a table."""
+"""Measurements, as rows of a CSV file and of a table."""
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +24,10 @@ TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 class Measurement:
     """One contender at one size.
 
-    what: the contender. size: what it worked on, in words. direction: "forward", "backward", or "both" one after the
-        other.
-    timing: seconds of one call, in every round.
-    speed_ratio: how many times as fast as the first contender beside it, by the medians; below 1 is slower.
-    peak_bytes: most memory during a call, above that before it. kv_cache_bytes: what the KV cache of all layers takes.
-    kv_computations: tokens whose key and value were computed, in each layer. tokens_per_second: over all sequences.
+    what: the contender. size: of its input, as text. direction: "forward", "backward", or "both".
+    timing: of one call. speed_ratio: median speed relative to the first contender; below 1 is slower.
+    peak_bytes: peak memory of a call above that before it. kv_cache_bytes: of all layers.
+    kv_computations: tokens whose key and value were computed, per layer. tokens_per_second: over all sequences.
     """
 
     component: str
@@ -44,7 +42,7 @@ class Measurement:
     tokens_per_second: float | None = None
 
     def row(self) -> dict[str, Any]:
-        """What the CSV file holds of it; None for what was not measured."""
+        """The row of the CSV file; None for what was not measured."""
         return {
             "component": self.component,
             "what": self.what,
@@ -64,12 +62,12 @@ class Measurement:
 def measure(
     component: str, size: str, direction: str, contenders: Mapping[str, Callable[[], object]], rounds: int
 ) -> list[Measurement]:
-    """Time contenders in turn; the first is the one that the others are compared with."""
+    """Time contenders in turn; the others are compared with the first."""
     return measurements_of(component, size, direction, time_in_turn(contenders, rounds))
 
 
 def measurements_of(component: str, size: str, direction: str, timings: Mapping[str, Timing]) -> list[Measurement]:
-    """Timings as measurements, the first of them the one that the others are compared with."""
+    """Timings as measurements; the others are compared with the first."""
     first = next(iter(timings.values())).median
     return [
         Measurement(component, what, size, direction, timing, first / timing.median) for what, timing in timings.items()
@@ -77,13 +75,13 @@ def measurements_of(component: str, size: str, direction: str, timings: Mapping[
 
 
 def backward(output: Tensor, inputs: Sequence[Tensor]) -> Callable[[], object]:
-    """A function that computes the gradients of `inputs` from a random gradient of `output`, and nothing else."""
+    """A function that computes only the gradients of `inputs`, from a random gradient of `output`."""
     gradient = torch.randn_like(output)
     return lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
 
 
 def conditions(device: torch.device) -> dict[str, Any]:
-    """What else the times depend on, for every row: device, PyTorch's version, its threads, and the date."""
+    """Columns of every row with what else times depend on: device, PyTorch's version and threads, and the date."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
@@ -93,7 +91,7 @@ def conditions(device: torch.device) -> dict[str, Any]:
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write rows with the same keys, in one move; None becomes empty."""
+    """Write rows with the same keys atomically; None becomes empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as fresh, fresh.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -102,12 +100,12 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def console() -> Console:
-    """A terminal that colours no numbers."""
+    """A console without highlighting."""
     return Console(highlight=False, markup=False, emoji=False)
 
 
 def new_table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    """A table without a frame, with columns of words and then columns of numbers."""
+    """A table without a frame, with left-aligned and then right-aligned columns."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
     for name in left:
         table.add_column(name)
@@ -117,7 +115,7 @@ def new_table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
 
 
 def measurement_table(title: str, size_name: str, measurements: Sequence[Measurement]) -> Table:
-    """Every measurement, `size_name` over the sizes, in 80 columns; none for what was not measured in any."""
+    """A table of measurements in 80 columns; `size_name` is the heading of the sizes."""
     extra = {name: text for name, text in EXTRA.items() if any(text(m) for m in measurements)}
     table = new_table(title, (size_name, "what", "pass"), ("median", "low to high", "speed", *extra))
     for number, m in enumerate(measurements):
@@ -128,7 +126,7 @@ def measurement_table(title: str, size_name: str, measurements: Sequence[Measure
     return table
 
 
-# Further columns of the table, by their titles.
+# Further columns of the table, shown if any measurement has a value.
 EXTRA: dict[str, Callable[[Measurement], str]] = {
     "tokens/s": lambda m: "" if m.tokens_per_second is None else f"{m.tokens_per_second:,.0f}",
     "peak": lambda m: "" if m.peak_bytes is None else in_bytes(m.peak_bytes),
@@ -138,18 +136,18 @@ EXTRA: dict[str, Callable[[Measurement], str]] = {
 
 
 def timing_text(timing: Timing) -> tuple[str, str]:
-    """The median with its unit, and the lowest and the highest in the same one: `("1.25 ms", "1.21 to 1.40")`."""
+    """The median with its unit, and the range in the same unit: `("1.25 ms", "1.21 to 1.40")`."""
     scale, unit = next((u for u in TIME_UNITS if timing.median >= u[0]), TIME_UNITS[-1])
     median, low, high = (f"{seconds / scale:.3g}" for seconds in (timing.median, timing.low, timing.high))
     return f"{plain(median)} {unit}", f"{plain(low)} to {plain(high)}"
 
 
 def plain(digits: str) -> str:
-    """Three digits without an exponent: 1e+03 is 1000."""
+    """A number without an exponent: 1000 for 1e+03."""
     return f"{float(digits):,.0f}" if "e+" in digits else digits
 
 
 def ratios(measurements: Sequence[Measurement], what: str, direction: str) -> str:
-    """The lowest and the highest speed ratio of a contender over all sizes: `0.93 to 1.20`; one, if they agree."""
+    """The range of a contender's speed ratios over all sizes: `0.93 to 1.20`, or one number if both ends agree."""
     found = [m.speed_ratio for m in measurements if (m.what, m.direction) == (what, direction)]
     return " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (min(found), max(found))))

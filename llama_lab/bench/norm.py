@@ -1,4 +1,4 @@
-"""LayerNorm against RMSNorm, forward and backward, as PyTorch has them and written out in plain tensor operations."""
+"""LayerNorm against RMSNorm, forward and backward, built into PyTorch and written out in plain tensor operations."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,8 +23,8 @@ def rms_norm(norm: RMSNorm, x: Tensor) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt() * norm.weight
 
 
-# The class that holds the parameters, and what is timed.
-# Built in: one operator of PyTorch, which may fuse it; on a CPU it composes RMSNorm of the same steps as written out.
+# (class with the parameters, timed function) by name and kind.
+# Built in: one operator of PyTorch, which may be fused; on a CPU, RMSNorm is composed of the same steps as written out.
 CONTENDERS: dict[str, dict[str, tuple[type[nn.Module], Callable[..., Tensor]]]] = {
     "written out": {"LayerNorm": (LayerNorm, layer_norm), "RMSNorm": (RMSNorm, rms_norm)},
     "built in": {"LayerNorm": (LayerNorm, LayerNorm.forward), "RMSNorm": (RMSNorm, RMSNorm.forward)},
@@ -32,12 +32,12 @@ CONTENDERS: dict[str, dict[str, tuple[type[nn.Module], Callable[..., Tensor]]]] 
 
 
 def measure_norms(dims: Sequence[int], rows: int, rounds: int, device: torch.device) -> list[Measurement]:
-    """Both norms of `rows` float32 vectors at every width; the forward pass is that of training."""
+    """Measure both norms on `rows` float32 vectors at every width; the forward pass is that of training."""
     return [m for dim in dims for kind in CONTENDERS for m in measure_kind(kind, dim, rows, rounds, device)]
 
 
 def measure_kind(kind: str, dim: int, rows: int, rounds: int, device: torch.device) -> list[Measurement]:
-    """LayerNorm and RMSNorm of one kind, forward and backward."""
+    """Measure LayerNorm and RMSNorm of one kind, forward and backward."""
     x = torch.randn(rows, dim, device=device, requires_grad=True)
     forwards: dict[str, Callable[[], Tensor]] = {}
     backwards: dict[str, Callable[[], object]] = {}
@@ -53,7 +53,7 @@ def measure_kind(kind: str, dim: int, rows: int, rounds: int, device: torch.devi
 
 
 def norm_finding(measurements: Sequence[Measurement]) -> str:
-    """How much faster RMSNorm was, over the widths."""
+    """The speed of RMSNorm relative to LayerNorm, over the widths."""
     found = (
         f"{kind} {ratios(measurements, f'RMSNorm {kind}', 'forward')} times forward, "
         f"{ratios(measurements, f'RMSNorm {kind}', 'backward')} backward"

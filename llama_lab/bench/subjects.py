@@ -1,4 +1,4 @@
-"""What is measured: parts and whole decoders, built from the configs as training builds them."""
+"""The decoders to measure, built from the configs as training builds them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +27,7 @@ class Shape:
     vocab_size: int
 
     def overrides(self) -> list[str]:
-        """The settings of a Llama 3 of this shape."""
+        """The overrides for a Llama 3 of this shape."""
         return ["arch=llama3", *(f"model.{name}={size}" for name, size in asdict(self).items())]
 
 
@@ -36,14 +36,14 @@ TINY = Shape(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, hidden_dim=64, vocab_s
 
 
 def compose(*overrides: str) -> DictConfig:
-    """The config that `python train.py *overrides` would run."""
+    """The config of `python train.py *overrides`."""
     register_resolvers()
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         return hydra.compose("config", list(overrides))
 
 
 def build_decoder(cfg: DictConfig, device: torch.device, dtype: torch.dtype = torch.float32) -> Decoder:
-    """The decoder of a config that sets `model.vocab_size`, as training would start it, in evaluation mode."""
+    """The untrained decoder of a config that sets `model.vocab_size`, in evaluation mode."""
     with device:
         model: Decoder = build_model(cfg, cfg.model.vocab_size)
     return model.to(dtype).eval()
@@ -51,10 +51,11 @@ def build_decoder(cfg: DictConfig, device: torch.device, dtype: torch.dtype = to
 
 @dataclass(frozen=True)
 class Preset:
-    """A model, and how much of what it reads.
+    """A model and the sizes of its measurements.
 
-    overrides: its config; max_seq_len: the longest text, which the compiled step attends to from the start.
-    prompt, new_tokens: of the text. contexts: at which a token is also timed. buffer_bytes: read for the bandwidth.
+    overrides: those of its config. max_seq_len: the longest text, over which the compiled step always attends.
+    prompt, new_tokens: lengths of the text. contexts: further lengths at which a token is timed. buffer_bytes: of the
+    buffer that measures the bandwidth.
     """
 
     overrides: Sequence[str]
@@ -66,11 +67,11 @@ class Preset:
     buffer_bytes: int = 512 * 2**20
 
     def build(self, max_seq_len: int, device: torch.device) -> Decoder:
-        """The model, for texts of so many tokens."""
+        """The model, for texts of `max_seq_len` tokens."""
         return build_decoder(self.compose(max_seq_len), device, self.dtype)
 
     def compose(self, max_seq_len: int) -> DictConfig:
-        """Its config."""
+        """The model's config."""
         return compose(*self.overrides, f"model.max_seq_len={max_seq_len}")
 
 
@@ -82,17 +83,17 @@ PRESETS = {
 
 
 def ours(compiled: bool) -> dict[str, bool]:
-    """Our ways to generate, by name, and whether the step is compiled; eager alone unless `compiled`."""
+    """Our contenders: whether the step is compiled, by name. The compiled one is included if `compiled`."""
     return {EAGER: False, COMPILED: True} if compiled else {EAGER: False}
 
 
 def greedy_text(model: Decoder, preset: Preset, compiled: bool) -> Iterator[Step]:
-    """Our greedy text for a preset, step by step."""
+    """Generate our greedy text for a preset, step by step."""
     return generate(model, [range(preset.prompt)], preset.new_tokens, Sampling(temperature=0), compiled=compiled)
 
 
 def choose_device(wanted: str) -> torch.device:
-    """`auto` is the GPU where there is one. Raises ConfigError for a device that is missing."""
+    """The device named `wanted`; `auto`: the GPU if there is one. Raises ConfigError for a missing device."""
     if wanted == "auto":
         wanted = "gpu" if torch.cuda.is_available() else "cpu"
     return torch.device({"gpu": "cuda"}.get(choose_accelerator(wanted, "--device"), wanted))

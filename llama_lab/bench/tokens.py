@@ -1,7 +1,7 @@
-"""Building a token folder beside `datasets.map`: `python -m llama_lab.bench tokens FILE...`.
+"""Building a token folder against `datasets.map`: `python -m llama_lab.bench tokens FILE...`.
 
-Both encode the same documents with the same tokenizer, one after the other, each in a process of its own: so its peak
-of memory is its own.
+Both encode the same documents with the same tokenizer, one after the other, each in a process of its own, so that peak
+memory is measured separately.
 """
 
 import os
@@ -24,7 +24,7 @@ SAMPLE_BYTES, VAL_TOKENS = 33_554_432, 2_000_000  # the configs' own bounds
 
 @dataclass(frozen=True)
 class Encoding:
-    """What encoding took. peak_memory: bytes of the process, and of the largest that it started."""
+    """Size and cost of an encoding. peak_memory: bytes of the process, and of the largest process that it started."""
 
     text_bytes: int
     seconds: float
@@ -32,7 +32,7 @@ class Encoding:
 
     @property
     def line(self) -> str:
-        """For people."""
+        """Size, time, speed and peak memory, as a line."""
         speed = self.text_bytes / 1e6 / self.seconds
         own, started = self.peak_memory
         largest = f", {in_bytes(started)} in the largest of its processes" if started else ""
@@ -42,7 +42,7 @@ class Encoding:
 
 
 def build(files: Sequence[str], folder: Path) -> tuple[Encoding, str]:
-    """Our build, with the default settings; also what it tells of itself. Its tokenizer is left in `folder`."""
+    """Build a token folder with the default settings, with its description; the tokenizer is left in `folder`."""
     dataset = TokenDataset.open_or_build(
         TextFiles(files), BPETokenizer(sample_bytes=SAMPLE_BYTES), 0.05, folder / "cache", val_tokens=VAL_TOKENS
     )
@@ -53,7 +53,7 @@ def build(files: Sequence[str], folder: Path) -> tuple[Encoding, str]:
 
 def map_with_datasets(files: Sequence[str], folder: Path) -> Encoding:
     """`datasets.map` over the documents as Arrow, in a process for each core."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else each process would use all cores
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # otherwise each process would use all cores
     import datasets
     from tokenizers import Tokenizer
 
@@ -73,13 +73,13 @@ def map_with_datasets(files: Sequence[str], folder: Path) -> Encoding:
 
 
 def peak_memory() -> tuple[int, int]:
-    """Bytes of this process at its peak, and of the largest that it has waited for."""
+    """Peak bytes of this process, and of the largest child process that has exited."""
     own, started = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return own * 1024, started * 1024  # Linux counts in KiB
 
 
 def apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function returns, called in a new process."""
+    """Call the function in a new process and return its result."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
@@ -87,8 +87,8 @@ def apart(function: Callable[..., Any], *arguments: Any) -> Any:
 def run(files: Sequence[str]) -> None:
     """Measure both and print them."""
     with tempfile.TemporaryDirectory() as folder:
-        ours, told = apart(build, files, Path(folder))
-        print(told)
+        ours, description = apart(build, files, Path(folder))
+        print(description)
         print(f"ours:         {ours.line}", flush=True)
         theirs = apart(map_with_datasets, files, Path(folder))
     print(f"datasets.map: {theirs.line}")

@@ -1,4 +1,4 @@
-"""What Lightning's loop costs: `python -m llama_lab.bench training`.
+"""The overhead of Lightning's loop: `python -m llama_lab.bench training`.
 
 Trains the default model on the default batches, in turn by a bare PyTorch loop and by the Trainer with our callbacks
 and metrics.csv, and prints the speed of each and the ratio of their times, round by round.
@@ -58,7 +58,7 @@ def bare_loop(cfg: DictConfig, dataset: TokenDataset) -> float:
 
 
 def lightning_loop(cfg: DictConfig, dataset: TokenDataset) -> float:
-    """Seconds per step of our Trainer, by its own measure of tokens per second."""
+    """Seconds per step of our Trainer, from its own tokens per second."""
     model = build_model(cfg, dataset.vocab_size)
     seq_len, batch_size = cfg.model.max_seq_len, cfg.train.batch_size
     optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
@@ -84,7 +84,7 @@ def lightning_loop(cfg: DictConfig, dataset: TokenDataset) -> float:
 
 
 def main() -> None:
-    """Run both in turn and print what they took."""
+    """Run both loops in turn and print their times."""
     quiet_libraries()
     register_resolvers()
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
@@ -94,7 +94,7 @@ def main() -> None:
     loops: tuple[Callable[[], float], ...] = (partial(bare_loop, cfg, dataset), partial(lightning_loop, cfg, dataset))
     ratios = []
     for number in range(ROUNDS):
-        # Whoever goes first in a round changes, so that a machine that slows down harms both.
+        # The order alternates, so that a slowdown of the machine affects both.
         bare, ours = (loop() for loop in loops) if number % 2 == 0 else reversed([loop() for loop in reversed(loops)])
         ratios.append(ours / bare)
         tokens = cfg.model.max_seq_len * cfg.train.batch_size

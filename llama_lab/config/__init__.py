@@ -1,1 +1,1 @@
-"""What the user asks for: composing, checking and building from Hydra configs."""
+"""Hydra configs: composing, checking, and building objects from them."""

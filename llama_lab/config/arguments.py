@@ -1,4 +1,4 @@
-"""What was typed, made into what Hydra reads: flags first, and texts and paths quoted where its grammar needs it."""
+"""The command line in Hydra's grammar: flags first, and texts and paths quoted where needed."""
 
 import os
 import re
@@ -13,23 +13,23 @@ from llama_lab.errors import ConfigError
 from .components import override_key
 from .trust import escape
 
-TEXTS = ("run", "prompt", "resume", "measure", "train.prompt")  # whatever they hold, it is one text
-FOLDERS = ("run", "resume", "measure", "runs_dir")  # in which nothing else makes ~ the home folder
+TEXTS = ("run", "prompt", "resume", "measure", "train.prompt")  # any value is one text
+FOLDERS = ("run", "resume", "measure", "runs_dir")  # ~ is expanded here, as nothing else does
 PATHS = (*FOLDERS, "data.files", "data.cache_dir")
-QUOTED = r"""(['"])((?!\1)[^\\]|\\.)*\1"""  # from the first character to the last, as `"a" or "b"` is not
-ITEM = r"(?:\[[^][]*\]|[^][,])+"  # of a list of paths; brackets inside are a pattern's
-STRUCTURE = "[](){},'\""  # what Hydra's lists, calls and quotes are made of
+QUOTED = r"""(['"])((?!\1)[^\\]|\\.)*\1"""  # as a whole: not `"a" or "b"`
+ITEM = r"(?:\[[^][]*\]|[^][,])+"  # of a list of paths; brackets inside belong to a glob pattern
+STRUCTURE = "[](){},'\""  # the characters of Hydra's lists, calls and quotes
 
 
-def readable(arguments: Sequence[str]) -> list[str]:
-    """The command line as Hydra reads it. Raises ConfigError if it gives a key twice."""
+def to_hydra(arguments: Sequence[str]) -> list[str]:
+    """Translate the command line to Hydra's grammar. Raises ConfigError if a key is given twice."""
     arguments = flags_first(arguments)
     check_once(arguments)
-    return [literal(argument) for argument in arguments]
+    return [quote_argument(argument) for argument in arguments]
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
-    """Flags and their values before the overrides: argparse takes no overrides on both sides of a flag."""
+    """Move flags and their values to the front: argparse does not accept overrides on both sides of a flag."""
     overrides = get_args_parser().parse_intermixed_args(arguments).overrides
     flags = list(arguments)
     for override in overrides:
@@ -38,7 +38,7 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
 
 
 def check_once(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for a key that is given twice: Hydra would take the last in silence."""
+    """Raise ConfigError for a key that is given twice: Hydra would silently use the last."""
     given: dict[str, str] = {}
     for argument in arguments:
         if argument.startswith("-") or ("=" not in argument and not argument.startswith("~")):
@@ -46,12 +46,12 @@ def check_once(arguments: Sequence[str]) -> None:
         key = override_key(argument)
         if key in given:
             earlier = "it" if given[key] == argument else given[key]
-            raise ConfigError(f"{argument}: {earlier} is there already; give every key once")
+            raise ConfigError(f"{argument}: {earlier} is given already; give every key once")
         given[key] = argument
 
 
-def literal(argument: str) -> str:
-    """An argument as Hydra's grammar takes it: a text or path is quoted where need be, unless it is already, or null.
+def quote_argument(argument: str) -> str:
+    """Quote the text or path in an argument where Hydra's grammar needs it, unless it is quoted already, or null.
 
     So `prompt="def main("`, `resume=runs/llama/base/seed=1` and `data.files=[été.txt]` need no quotes beyond the
     shell's.
@@ -64,17 +64,17 @@ def literal(argument: str) -> str:
         value = os.path.expanduser(value)  # as the shell does at the beginning of a word
     if key in TEXTS:
         value = escape(value)
-    elif is_read(f"{typed}={value}", key in FOLDERS):
+    elif is_parsable(f"{typed}={value}", key in FOLDERS):
         return f"{typed}={value}"
     elif key in PATHS and (items := list_items(value)):
         return f"{typed}=[{','.join(map(quote, items))}]"
     elif value.startswith("[") or (set(value) & set(STRUCTURE) and key not in PATHS) or not value.isprintable():
-        return argument  # something that is meant for the grammar, which tells what is wrong with it
+        return argument  # meant for Hydra's grammar, which reports what is wrong with it
     return f"{typed}={quote(value)}"
 
 
-def is_read(argument: str, is_folder: bool) -> bool:
-    """Whether Hydra can read an argument, and a folder as text: it takes 2024 for a number."""
+def is_parsable(argument: str, is_folder: bool) -> bool:
+    """Whether Hydra can parse an argument; for a folder, as text: it would parse 2024 as a number."""
     try:
         value = OverridesParser.create().parse_override(argument).value()
     except HydraException:
@@ -83,14 +83,14 @@ def is_read(argument: str, is_folder: bool) -> bool:
 
 
 def list_items(value: str) -> list[str]:
-    """What a list of paths holds: `[my books/*.txt,b[0-9].txt]`; empty if it is none."""
+    """The items of a list of paths such as `[my books/*.txt,b[0-9].txt]`; empty if `value` is no list."""
     if not re.fullmatch(rf"\[{ITEM}(,{ITEM})*\]", value):
         return []
     return [item.strip() for item in re.findall(ITEM, value[1:-1])]
 
 
 def quote(value: str) -> str:
-    """A value between quotes of Hydra's, unless it is already."""
+    """Put a value in Hydra's quotes, unless it is quoted already."""
     if re.fullmatch(QUOTED, value, re.DOTALL):
         return value
     value = re.sub(r'(\\*)"', r'\1\1\\"', value)

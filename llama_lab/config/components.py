@@ -1,4 +1,4 @@
-"""From a composed config to objects: resolvers, model building, and the checks that need no training."""
+"""From a composed config to objects: resolvers, building, and checks of the model's settings."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.errors import ConfigError
 
-from .faults import remember_components, users_frame
+from .component_errors import remember_components, users_frame
 
 if TYPE_CHECKING:
     from llama_lab.model import Cost, Decoder
@@ -53,7 +53,7 @@ def check_ratio(mlp_ratio: float) -> None:
 
 
 def token_signal(std: float, scale: float, norm_input: bool) -> float:
-    """Standard deviation of the embedded tokens at step 0, which positions that are added to them start with."""
+    """Standard deviation of the token embeddings at step 0, to which added position encodings are scaled."""
     return 1.0 if norm_input else std * scale
 
 
@@ -68,13 +68,13 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
 
 
 def register_resolvers() -> None:
-    """Teach OmegaConf the arithmetic that the configs use. Idempotent."""
+    """Register the functions that the configs call. Idempotent."""
     for name, function in RESOLVERS.items():
         OmegaConf.register_new_resolver(name, function, replace=True)
 
 
 def build(node: DictConfig, path: str, **overrides: Any) -> Any:
-    """Instantiate a node; an error in it becomes a ConfigError that begins with the key, `path` included."""
+    """Instantiate a node. Raises ConfigError for an error in it, beginning with the key below `path`."""
     remember_components(flatten(OmegaConf.to_container(node)))
     try:
         return instantiate(node, **overrides)
@@ -104,7 +104,7 @@ def build_model(cfg: DictConfig, vocab_size: int) -> Any:
 
 
 def model_cost(model: "Decoder") -> "Cost":
-    """What a model costs at its context. Raises ConfigError for a component that does not say what it costs."""
+    """The cost of a model at its context. Raises ConfigError for a component that does not report its own."""
     from llama_lab.model import measure_cost  # torch takes seconds to import
 
     try:
@@ -114,7 +114,7 @@ def model_cost(model: "Decoder") -> "Cost":
 
 
 def check_window(model: DictConfig) -> None:
-    """Raise ConfigError for an attention window that no sequence is long enough to feel."""
+    """Raise ConfigError for an attention window that is not shorter than the longest sequence."""
     window = model.attention.get("window")
     if window is not None and window >= model.max_seq_len:
         raise ConfigError(
@@ -124,7 +124,7 @@ def check_window(model: DictConfig) -> None:
 
 
 def check_idle(model: DictConfig) -> None:
-    """Raise ConfigError for settings that work, but not as they say. Asked of new runs alone: older ones have them."""
+    """Raise ConfigError for settings without an effect. Checked for new runs only: older ones may have them."""
     attention, position = model.attention, model.position
     if attention.get("window") is not None and attention.get("global_every") is not None:
         check_global_layers(attention.global_every, model.n_layers)
@@ -145,7 +145,7 @@ def check_global_layers(every: int, n_layers: int) -> None:
 
 
 def check_rotary_fraction(fraction: float, head_dim: int) -> None:
-    """Raise ConfigError for a fraction of a head that is no whole number of dimensions."""
+    """Raise ConfigError unless the fraction of a head is a whole number of dimensions."""
     turned = fraction * head_dim
     if not 0 < fraction < 1 or abs(turned - round(turned)) < 1e-3:
         return
@@ -159,12 +159,12 @@ def check_rotary_fraction(fraction: float, head_dim: int) -> None:
 
 
 def override_key(override: str) -> str:
-    """The key that an override of the command line sets, adds or takes away: `norm` of `+norm=none`."""
+    """The key that an override sets, adds or deletes: `norm` of `+norm=none`."""
     return override.lstrip("+~").partition("=")[0]
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested config as one level: `{"train.tokens": 2e6}`; lists are values."""
+    """Flatten a nested config: `{"train.tokens": 2e6}`; lists are values."""
     if not isinstance(node, dict):
         return {prefix: node}
     return {

@@ -1,4 +1,4 @@
-"""The keys and options that there are, and for one that is not: where it is, or what may be meant."""
+"""The keys and options of the configs, and suggestions for those that do not exist."""
 
 import re
 from collections.abc import Iterable
@@ -10,47 +10,47 @@ from omegaconf import OmegaConf
 
 from .components import CONF_DIR, flatten
 
-COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init")  # groups, not keys, choose these
-CLOSE = 0.6  # difflib's own
+# The groups of an architecture, in the default order of a ladder.
+COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init")
+CLOSE = 0.6  # difflib's default cutoff
 
 
 def groups() -> list[str]:
-    """The config groups, by name."""
+    """The names of the config groups."""
     return sorted(p.name for p in CONF_DIR.iterdir() if p.is_dir())
 
 
 def options(group: str) -> list[str]:
-    """The options of a group of ours, by name."""
+    """The names of a packaged group's options."""
     return sorted(p.stem for p in (CONF_DIR / group).glob("*.yaml"))
 
 
 def option_file(group: str, option: str) -> Path:
-    """The file of an option of ours."""
+    """The file of a packaged option."""
     return CONF_DIR / group / f"{option}.yaml"
 
 
 @cache
 def read(file: Path) -> tuple[frozenset[str], tuple[Path, ...]]:
-    """The keys that a config file itself sets, and the files that it builds on."""
+    """The keys that a config file sets itself, and the files in its defaults list."""
     text = file.read_text(encoding="utf-8")
     header = re.match(r"# @package (\S+)", text)
     package = header[1] if header and header[1] != "_global_" else ""
     content = OmegaConf.to_container(OmegaConf.create(text))
     assert isinstance(content, dict)
     parents = [parent for parent in content.pop("defaults", []) if isinstance(parent, str) and parent != "_self_"]
-    folders = (CONF_DIR if parent.startswith("/") else file.parent for parent in parents)
-    files = (folder / f"{parent.strip('/')}.yaml" for folder, parent in zip(folders, parents, strict=True))
+    files = ((CONF_DIR if p.startswith("/") else file.parent) / f"{p.strip('/')}.yaml" for p in parents)
     return frozenset(flatten(content, package)), tuple(files)
 
 
 def keys_of(file: Path) -> frozenset[str]:
-    """The keys that a config file sets, with those of the files that it builds on."""
+    """The keys that a config file sets, including those of the files in its defaults list."""
     own, parents = read(file)
     return own.union(*map(keys_of, parents))
 
 
 def homes(key: str) -> list[str]:
-    """The choices that have a key, `position=rope | sinusoidal`, one for each group; not those that build on them."""
+    """The options that set a key, one string per group, `position=rope | sinusoidal`; without those that inherit it."""
     found = []
     for group in groups():
         files = [option_file(group, option) for option in options(group)]
@@ -62,9 +62,9 @@ def homes(key: str) -> list[str]:
 
 
 def nearest(wrong: str, known: Iterable[str]) -> str | None:
-    """What may be meant by a key: one of the `known`, one that another option has, or an option's name.
+    """The best guess for a mistyped key: one of `known`, a key of another option, or an option; None if none is close.
 
-    The last part counts as much as the whole: `heads` is near to model.n_heads, and `model.tied` to embedding=tied.
+    The last part counts as much as the whole: `heads` is close to model.n_heads, and `model.tied` to embedding=tied.
     """
     last = wrong.rpartition(".")[2]
     if wrong in (last, f"model.{last}"):
@@ -82,7 +82,7 @@ def nearest(wrong: str, known: Iterable[str]) -> str | None:
 
 
 def likeness(a: str, b: str) -> float:
-    """How near two keys are, from 0 to 1, as a whole or in their last parts, which short keys must share in words."""
+    """Similarity of two keys, from 0 to 1: of the whole, or of their last parts, or by shared words in these."""
     whole = whole_likeness(a, b)
     last_a, last_b = (key.rpartition(".")[2] for key in (a, b))
     last = whole_likeness(last_a, last_b)
@@ -92,10 +92,10 @@ def likeness(a: str, b: str) -> float:
 
 
 def whole_likeness(a: str, b: str) -> float:
-    """difflib's ratio."""
+    """difflib's similarity ratio."""
     return SequenceMatcher(None, a, b).ratio()
 
 
 def group_of(key: str) -> str | None:
-    """The group that chooses the component of which a key is a part: `ffn` of model.ffn.activation."""
+    """The group that sets a key's component: `ffn` of model.ffn.activation; None if there is none."""
     return next((part for part in reversed(key.split(".")) if part in groups()), None)

@@ -1,4 +1,4 @@
-"""What a user did wrong, told in one line that names the key, the value and the fix."""
+"""User errors as one line that names the key, the value and the fix."""
 
 import re
 import sys
@@ -20,13 +20,13 @@ RENAMED = {"plan": "estimate", "plan_mfu": "estimate_mfu"}  # keys of earlier ve
 
 
 def exit_with(error: BaseException, config: str = "config") -> NoReturn:
-    """Tell a user's error in one line, and exit. config: the name of the one that was being composed."""
+    """Print a user error in one line and exit with status 2. config: the name of the config being composed."""
     sys.stderr.write(f"error: {one_line(error, config)}\n")
     sys.exit(USER_ERROR)
 
 
 def one_line(error: BaseException, config: str = "config") -> str:
-    """What went wrong, naming the key, the value and the fix where Hydra knows them."""
+    """A user error as one line, with the key, the value and the fix as far as Hydra's error has them."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return (
@@ -42,7 +42,7 @@ def one_line(error: BaseException, config: str = "config") -> str:
 
 
 def unknown_key(key: str, config: str) -> str:
-    """The message for a key or group that does not exist, with the choice that has it, or the nearest one that does."""
+    """The message for a key or group that does not exist, with the option that has it, or the closest key."""
     problem = f"{key}={typed_value(key)}: no such key"
     if config != "config":
         return f"{problem}{suggestion(key, known_keys(config))}; `--cfg job` shows them all, `--help` the groups"
@@ -56,17 +56,17 @@ def unknown_key(key: str, config: str) -> str:
 
 
 def unknown_option(group: str) -> str:
-    """The message for an option of a group that has none of our own."""
+    """The message for an option of a group without packaged options, such as `experiment`."""
     return f"{group}={typed_value(group)}: no such option; name the folder that holds {group}/ with --config-dir"
 
 
 def typed_value(key: str) -> str:
-    """What the command line sets a key to."""
+    """The value of a key on the command line; empty if it is not there."""
     return next((o.partition("=")[2] for o in sys.argv[1:] if override_key(o) == key), "")
 
 
 def known_keys(config: str) -> list[str]:
-    """Every key of the config as the command line's group choices compose it, and every group."""
+    """Every key of the config with the command line's group choices, and every group."""
     typed = (o.partition("=") for o in sys.argv[1:])
     ours = [(group, option) for group, _, option in typed if group in groups() and option in options(group)]
     choices = [f"{group}={option}" for group, option in ours if config == "config"]

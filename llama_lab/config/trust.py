@@ -1,7 +1,7 @@
-"""Configs that are stored in folders, which may be anybody's: what they may name, and how they are read.
+"""Reading stored configs, which may come from anybody, and checking that their targets are trusted.
 
-Hydra builds whatever a `_target_` names, so a config can run any code that is installed. Before something is built from
-a stored one, all of its targets are held against what is known.
+Hydra calls whatever a `_target_` names, so a config can run any installed code. Before anything is built from a stored
+config, all of its targets are checked.
 """
 
 import re
@@ -24,9 +24,9 @@ TARGET = re.compile(r"\b_target_:\s*['\"]?([\w.]+)")  # in a YAML file
 
 @dataclass(frozen=True)
 class Trust:
-    """What a stored config may name, beside the targets of our own configs.
+    """The targets that a stored config may name, in addition to those of the packaged configs.
 
-    packages: whose functions and classes may be built. targets: that may be, too.
+    packages: all functions and classes that they define are trusted. targets: further trusted ones.
     """
 
     packages: tuple[str, ...] = ()
@@ -34,13 +34,13 @@ class Trust:
 
     @classmethod
     def of_command(cls, packages: tuple[str, ...] = ()) -> "Trust":
-        """That of the command line at work: these packages, and the YAMLs of its --config-dir."""
+        """Trust these packages, and the targets in the command's --config-dir."""
         return cls(packages, search_path_targets())
 
     def check(self, cfg: DictConfig | ListConfig, stored: str, option: Callable[[str], str]) -> None:
-        """Raise ConfigError for a target that is not trusted; to be called before anything of `cfg` is built.
+        """Raise ConfigError for a target that is not trusted. Call it before anything in `cfg` is built.
 
-        stored: what the message begins with. option: how the user says that a package is trusted.
+        stored: the start of the message. option: the override or flag that trusts a package.
         """
         for target in targets(OmegaConf.to_container(cfg)):
             if isinstance(target, str) and (target in packaged_targets() | self.targets or self._has(target)):
@@ -52,7 +52,7 @@ class Trust:
             )
 
     def _has(self, target: str) -> bool:
-        """Whether a trusted package has the target, and defines it itself."""
+        """Whether a trusted package defines the target itself, and does not just import it."""
         for package in self.packages:
             if target.startswith(f"{package}."):
                 try:
@@ -67,7 +67,7 @@ class Trust:
 
 
 def targets(node: Any) -> Iterator[Any]:
-    """Every `_target_` of a plain container, at any depth."""
+    """Every `_target_` in a plain container, at any depth."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             if key == "_target_":
@@ -80,17 +80,17 @@ def targets(node: Any) -> Iterator[Any]:
 
 @cache
 def packaged_targets() -> frozenset[str]:
-    """The targets of our own configs."""
+    """The targets in the packaged configs."""
     return targets_below(CONF_DIR)
 
 
 def targets_below(folder: Path) -> frozenset[str]:
-    """The targets of the YAML files in a folder, at any depth."""
+    """The targets in the YAML files below a folder."""
     return frozenset(t for file in folder.rglob("*.yaml") for t in TARGET.findall(file.read_text(encoding="utf-8")))
 
 
 def search_path_targets() -> frozenset[str]:
-    """The targets of the YAML files that the command line adds to ours, by --config-dir or hydra.searchpath."""
+    """The targets in the YAML files that the command line adds by --config-dir or hydra.searchpath."""
     if not HydraConfig.initialized():
         return frozenset()
     sources = HydraConfig.get().runtime.config_sources
@@ -99,7 +99,7 @@ def search_path_targets() -> frozenset[str]:
 
 
 def stored_config(file: Path) -> DictConfig:
-    """A stored config, as `read_stored`. Raises ConfigError for a file that holds none."""
+    """Read a stored config, see `read_stored`. Raises ConfigError for a file that holds none."""
     try:
         return read_stored(file)
     except Exception as error:  # YAML and OmegaConf raise what they like
@@ -109,9 +109,9 @@ def stored_config(file: Path) -> DictConfig:
 
 
 def read_stored(file: Path) -> DictConfig:
-    """A stored config, every `${...}` in it taken as text: an environment variable is nothing that it may read.
+    """Read a stored config with every `${...}` as text, so that it cannot read environment variables.
 
-    Raises whatever YAML raises, and ValueError for a file that holds no settings.
+    Raises YAML's errors, and ValueError for a file that holds no settings.
     """
     content = OmegaConf.load(file)
     if not isinstance(content, DictConfig):
@@ -120,7 +120,7 @@ def read_stored(file: Path) -> DictConfig:
 
 
 def with_text(node: Any, change: Callable[[str], str]) -> Any:
-    """A plain container with all of its strings, but for keys, changed."""
+    """A plain container with `change` applied to every string that is not a key."""
     if isinstance(node, dict):
         return {key: with_text(value, change) for key, value in node.items()}
     if isinstance(node, list):
@@ -129,10 +129,10 @@ def with_text(node: Any, change: Callable[[str], str]) -> Any:
 
 
 def escape(text: str) -> str:
-    """The text as OmegaConf reads it back."""
+    """Escape interpolations, so that OmegaConf reads `text` back as it is."""
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
 
 
 def escape_new(text: str) -> str:
-    """Text of a YAML file with its interpolations escaped, and those left alone that are already."""
+    """Escape interpolations in text from a YAML file, except those that are escaped already."""
     return re.sub(r"(?<!\\)((?:\\\\)*)\$\{", r"\1\1\\${", text)

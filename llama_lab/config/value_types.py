@@ -1,4 +1,4 @@
-"""Every setting has the kind of value that its default has: a word where a number belongs is refused by its key."""
+"""Checks that every setting has a value of the same kind as its default."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from .keys import group_of, options
 Kind = type | str
 """A type, or a word that stands for itself."""
 
-# Settings that may be null, with the kinds that they have otherwise.
+# Settings that may be null, with their kinds otherwise.
 NULLABLE: dict[str, tuple[Kind, ...]] = {
     "name": (str, int),
     "arm": (str, int),
@@ -52,7 +52,7 @@ NOT_NULLABLE: dict[str, tuple[Kind, ...]] = {
     "run": (str,),
     "data.files": (list, str),
     "trainer.devices": (int, "auto"),
-    "trainer.precision": (str, int),  # 16 is refused with the precisions that there are
+    "trainer.precision": (str, int),  # so that the check of precisions refuses 16
     "trainer.num_nodes": (int, "auto"),
 }
 
@@ -67,8 +67,8 @@ WORDS = {
 
 
 def default_settings(choices: Mapping[str, str | None], config: str = "config") -> dict[str, Any]:
-    """A config's settings with these group choices and no key changed, on one level; mandatory ones are None."""
-    # An experiment is no default: it is as easily mistyped as the command line.
+    """A config's settings with these group choices and no key changed, flattened; mandatory ones are None."""
+    # An experiment is no default: it may be mistyped like the command line.
     groups = {g: option for g, option in choices.items() if option and g != "experiment" and not g.startswith("hydra/")}
     overrides = tuple(f"{group}={option}" for group, option in groups.items())
     return dict(composed_settings(config, overrides, GlobalHydra.instance().config_loader()))
@@ -76,7 +76,7 @@ def default_settings(choices: Mapping[str, str | None], config: str = "config") 
 
 @lru_cache(maxsize=256)
 def composed_settings(config: str, overrides: tuple[str, ...], loader: ConfigLoader) -> dict[str, Any]:
-    """`default_settings`, once for the many jobs of a sweep that differ in keys alone. loader: Hydra's present one."""
+    """`default_settings`, cached for the jobs of a sweep that differ in keys alone. loader: Hydra's current one."""
     defaults = hydra.compose(config, overrides=list(overrides))
     for key, value in flatten(OmegaConf.to_container(defaults)).items():
         if value == "???":
@@ -89,13 +89,13 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
     written = flatten(OmegaConf.to_container(cfg))
     for key, value in flatten(OmegaConf.to_container(cfg, resolve=True)).items():
         if any(default is None and key.startswith(f"{parent}.") for parent, default in defaults.items()):
-            continue  # part of a component in the place of null
+            continue  # part of a component that replaces null
         if any(default.startswith(f"{key}.") for default in defaults):
-            raise ConfigError(f"{key}={value}: is no single setting; {component_advice(key, value)}")
+            raise ConfigError(f"{key}={value}: is not a single setting; {component_advice(key, value)}")
         if key not in defaults:
             raise ConfigError(f"{key}={value}: nothing reads this key; leave it out, or see them all with `--cfg job`")
         if str(written[key]).startswith("${"):
-            continue  # what it stands for is checked where it is set
+            continue  # checked at the key that it refers to
         kinds = NULLABLE.get(key) or NOT_NULLABLE.get(key) or (type(defaults[key]),)
         if (value is None and key in NULLABLE) or kinds == (type(None),):
             continue
@@ -105,7 +105,7 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
 
 
 def component_advice(key: str, value: object) -> str:
-    """What to write instead of a value in the place of a component, or of several settings."""
+    """What to write instead of a single value for a component, or for a node of settings."""
     group = group_of(key)
     if group is None:
         return f"set its own keys, such as {key}.<key>=<value>"
@@ -116,7 +116,7 @@ def component_advice(key: str, value: object) -> str:
 
 
 def is_kind(value: object, kind: Kind) -> bool:
-    """Whether a value counts as a kind: whole numbers are numbers too, but true and false are not."""
+    """Whether a value is of a kind: whole numbers are numbers too, but true and false are not."""
     if isinstance(kind, str):
         return value == kind
     if kind is float:

@@ -1,4 +1,4 @@
-"""Text to token windows: source, tokenizer, token folder, windows. ``data.module`` feeds them to Lightning."""
+"""From text to token windows: source, tokenizer, token folder, windows. ``data.module`` is for Lightning."""
 
 from llama_lab.data.source import Source, StandardLibrary, TextFiles
 from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, TextTokenizer, TokenizerFactory

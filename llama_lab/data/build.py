@@ -1,6 +1,6 @@
 """Building a token folder: read and split the documents, train the tokenizer, write one token stream per split.
 
-The source is read up to three times, and never held in memory.
+The source is streamed up to three times, and never kept in memory.
 """
 
 import hashlib
@@ -24,33 +24,33 @@ from llama_lab.data.source import Source
 from llama_lab.data.tokenizer import TextTokenizer, TokenizerFactory, sample_bytes
 from llama_lab.errors import ConfigError
 
-Progress = Callable[[int, int, str], None]
+ReportProgress = Callable[[int, int, str], None]
 """Called as ``progress(done_bytes, total_bytes, phase)`` with phase "reading", "training tokenizer" or "tokenising"."""
 
 Digests = npt.NDArray[np.bytes_]
 """The blake2b hash of each document's UTF-8 bytes: ``(documents,)``, 16 bytes each."""
 
 Positions = npt.NDArray[np.int64]
-"""Documents by their place in the reading order, from 0."""
+"""Documents by their index in the reading order, from 0."""
 
 Counts = npt.NDArray[np.int64]
-"""A number for each document."""
+"""One number per document."""
 
 Splits = npt.NDArray[np.uint8]
-"""DROPPED, TRAIN, VAL or UNREAD for each document."""
+"""DROPPED, TRAIN, VAL or UNREAD per document."""
 
 DROPPED, TRAIN, VAL, UNREAD = 0, 1, 2, 3
 
 _DIGEST_BYTES = 16
-_BATCH_BYTES = 1 << 20  # of text tokenised at once, at some 50 MB of encodings
-_BATCHES = 4  # being tokenised at once: enough to occupy all cores while others are read and written
-_BYTES_PER_TOKEN = 8  # more than text has, as a rule
+_BATCH_BYTES = 1 << 20  # of text per batch, with some 50 MB of encodings
+_BATCHES = 4  # tokenised at once: enough to occupy all cores while others are read and written
+_BYTES_PER_TOKEN = 8  # more than most texts have
 _STREAMS = {TRAIN: "train.bin", VAL: "val.bin"}
 
 
 @dataclass(frozen=True)
 class BuildTimes:
-    """Where the time of a build went: seconds of each phase, and the bytes of text that it went through."""
+    """Seconds and bytes of text of each phase of a build."""
 
     text_bytes: int
     sample_bytes: int
@@ -66,9 +66,9 @@ def build(
     val_fraction: float,
     val_tokens: int | None,
     folder: Path,
-    progress: Progress,
+    progress: ReportProgress,
 ) -> BuildTimes:
-    """Build the token folder ``folder``, which must not exist; nothing is written before the whole text was read.
+    """Build the token folder ``folder``, which must not exist; nothing is written until the whole text has been read.
 
     Raises ConfigError for text that cannot be used.
     """
@@ -110,10 +110,10 @@ def build(
 
 @dataclass(frozen=True)
 class Survey:
-    """What one pass over the source found, document by document, in reading order.
+    """Hash, size and split of every document of a source, in reading order.
 
-    ``sizes`` are the documents' UTF-8 bytes. ``splits`` says DROPPED (empty, or a copy of an earlier document), TRAIN,
-    VAL, or UNREAD (held out like VAL, and beyond the bound on validation).
+    ``sizes`` are in UTF-8 bytes. ``splits`` are DROPPED (empty, or a copy of an earlier document), TRAIN, VAL, or
+    UNREAD (held out like VAL, but beyond the bound on validation).
     """
 
     digests: Digests
@@ -143,17 +143,17 @@ class Survey:
 
     @cached_property
     def held_out(self) -> Positions:
-        """The documents that are not for training, in the order of their hashes."""
+        """The documents in VAL and UNREAD, in the order of their hashes."""
         positions = np.flatnonzero(np.isin(self.splits, (VAL, UNREAD)))
         return positions[np.argsort(self.digests[positions])]
 
     def describe_split(self, split: int, tokens: Counts) -> SplitIndex:
-        """Count what a split holds; ``tokens`` are those of each document."""
+        """Count a split's documents, bytes and tokens. ``tokens``: per document."""
         chosen = self.splits == split
         return SplitIndex(int(chosen.sum()), int(self.sizes[chosen].sum()), int(tokens[chosen].sum()))
 
 
-def survey_source(source: Source, val_fraction: float, progress: Progress) -> Survey:
+def survey_source(source: Source, val_fraction: float, progress: ReportProgress) -> Survey:
     """Read ``source`` once and assign each document to a split. Raises as ``assign_splits`` does."""
     raw, sizes = bytearray(), array("q")
     for data in _encoded(source, source.total_bytes(), progress, "reading"):
@@ -166,8 +166,8 @@ def survey_source(source: Source, val_fraction: float, progress: Progress) -> Su
 def assign_splits(digests: Digests, val_fraction: float) -> Splits:
     """Return DROPPED, TRAIN or VAL for each document.
 
-    A document is for validation if its hash, as a fraction of the range of hashes, is below ``val_fraction``: that
-    depends on its text alone. Should a split then be empty, it gets the document nearest to the line.
+    A document is for validation if its hash, as a fraction of the range of hashes, is below ``val_fraction``, which
+    depends on its text alone. A split that would be empty gets the document closest to the threshold.
     Raises ConfigError if there are fewer than two distinct documents.
     """
     _, first_copies = np.unique(digests, return_index=True)
@@ -180,8 +180,8 @@ def assign_splits(digests: Digests, val_fraction: float) -> Splits:
             f"{kept.sum()} distinct one(s); add text, or cut a text file finer with a lower data.document_chars"
         )
     fractions = _fractions(digests)
-    line = np.clip(val_fraction, np.nextafter(fractions[kept].min(), 1), fractions[kept].max())
-    return np.where(kept, np.where(fractions < line, VAL, TRAIN), DROPPED).astype(np.uint8)
+    threshold = np.clip(val_fraction, np.nextafter(fractions[kept].min(), 1), fractions[kept].max())
+    return np.where(kept, np.where(fractions < threshold, VAL, TRAIN), DROPPED).astype(np.uint8)
 
 
 def _fractions(digests: Digests) -> npt.NDArray[np.float64]:
@@ -197,8 +197,8 @@ def _words(digests: Digests) -> npt.NDArray[np.uint64]:
 def vocabulary_documents(survey: Survey, factory: TokenizerFactory) -> Positions:
     """The documents that ``factory`` learns from, in reading order.
 
-    Of text beyond its ``sample_bytes``, these are the first in the order of the second half of their hashes, of which
-    the split does not depend, until they have as much.
+    If they have more than its ``sample_bytes``, a sample of that size is taken in the order of the second half of their
+    hashes, which does not determine the split.
     """
     splits = {"nothing": (), "train": (TRAIN,), "all": (TRAIN, VAL)}[factory.vocabulary_from]
     positions = np.flatnonzero(np.isin(survey.splits, splits))
@@ -210,12 +210,12 @@ def vocabulary_documents(survey: Survey, factory: TokenizerFactory) -> Positions
 
 
 def _until(positions: Positions, sizes: Counts, total: int) -> Positions:
-    """The first of ``positions`` that together reach ``total`` bytes, or all."""
+    """The shortest prefix of ``positions`` with at least ``total`` bytes, or all."""
     return positions[: int(np.searchsorted(np.cumsum(sizes[positions]), total)) + 1]
 
 
 def _train(factory: TokenizerFactory, texts: Iterator[str]) -> TextTokenizer:
-    """Train in a thread: the library, left alone in the main one, would not let Ctrl-C through."""
+    """Train in a thread: in the main thread, the library would block Ctrl-C."""
     stop = Event()
 
     def until_stopped() -> Iterator[str]:
@@ -240,12 +240,12 @@ def _write_streams(
     dtype: np.dtype,
     val_tokens: int | None,
     folder: Path,
-    progress: Progress,
+    progress: ReportProgress,
 ) -> tuple[Survey, Counts]:
     """Write ``train.bin`` and ``val.bin``; return the survey with the splits as written, and each document's tokens.
 
-    Of the held-out documents, in the order of their hashes, validation has those that together are no more than
-    ``val_tokens`` long, and at least one. That is known only afterwards, so somewhat more of them are encoded.
+    Validation has the held-out documents, in the order of their hashes, that together have at most ``val_tokens``, and
+    at least one. Their lengths are known only after encoding, so somewhat more of them are encoded.
     """
     tokens = np.zeros(len(survey.splits), dtype=np.int64)
 
@@ -261,7 +261,7 @@ def _write_streams(
     write(np.concatenate([np.flatnonzero(survey.splits == TRAIN), candidates]), TRAIN, VAL)
     if val_tokens is None:
         return survey, tokens
-    while len(candidates) < len(held_out) and tokens[candidates].sum() <= val_tokens:  # its tokens are that long
+    while len(candidates) < len(held_out) and tokens[candidates].sum() <= val_tokens:  # tokens of this text are longer
         candidates = _until(held_out, survey.sizes, 2 * int(survey.sizes[candidates].sum()))
         write(candidates, VAL)
     fitting = int(np.searchsorted(np.cumsum(tokens[candidates]), val_tokens, side="right"))
@@ -284,10 +284,10 @@ def _write_documents(
     """Write the stream of each split in ``paths``; return each document's tokens, its end-of-text token included.
 
     A stream is ``[eot] document [eot] document [eot]``, so that every token but the first is predicted. Batches are
-    encoded in threads, which leave Python's lock to the reading of the next and the writing of the last.
+    encoded in threads, which release the GIL while others are read and written.
     """
     eot = tokenizer.eot_id
-    tokens = array("q")  # a list would take five times the memory
+    tokens = array("q")  # a fifth of the memory of a list
 
     def encode(batch: list[_Document]) -> list[bytes]:
         encoded = tokenizer.encode_batch([document.text for document in batch])
@@ -315,16 +315,16 @@ def _write_documents(
 
 
 def _keep_documents(path: Path, dtype: np.dtype, tokens: Counts, kept: npt.NDArray[np.bool_]) -> None:
-    """Leave only some documents in a stream, whose documents have that many ``tokens``."""
+    """Delete the documents that are not ``kept`` from a stream. ``tokens``: per document."""
     if not kept.all():
         stream = np.fromfile(path, dtype=dtype)
         path.write_bytes(stream[np.concatenate([[True], np.repeat(kept, tokens)])].tobytes())
 
 
 def _read_again(
-    source: Source, survey: Survey, positions: Positions, progress: Progress, phase: str
+    source: Source, survey: Survey, positions: Positions, progress: ReportProgress, phase: str
 ) -> Iterator[_Document]:
-    """Read ``source`` to its end, for those documents. Raises ConfigError if any document has changed since."""
+    """Read ``source`` again and yield the documents at ``positions``. Raises ConfigError if any document changed."""
     wanted = np.zeros(len(survey.splits), dtype=bool)
     wanted[positions] = True
     expected = zip(survey.digests.view(f"V{_DIGEST_BYTES}"), survey.splits, wanted, strict=True)
@@ -342,7 +342,7 @@ def _changed() -> ConfigError:
     return ConfigError("data: the text changed while it was read; leave its files alone and run the command again")
 
 
-def _encoded(source: Source, total: int, progress: Progress, phase: str) -> Iterator[bytes]:
+def _encoded(source: Source, total: int, progress: ReportProgress, phase: str) -> Iterator[bytes]:
     """Each document's UTF-8 bytes, reporting progress after every megabyte or so."""
     done = reported = 0
     progress(0, total, phase)
@@ -352,7 +352,7 @@ def _encoded(source: Source, total: int, progress: Progress, phase: str) -> Iter
         done += len(data)
         if done - reported >= _BATCH_BYTES:
             reported = done
-            progress(min(done, total), total, phase)  # compressed files hold more text than bytes
+            progress(min(done, total), total, phase)  # compressed files have more text than bytes
     progress(total, total, phase)
 
 

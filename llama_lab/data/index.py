@@ -1,4 +1,4 @@
-"""The index of a token folder: what it holds, and the proof that it is whole."""
+"""The index of a token folder: its contents, and the hashes that show that it is intact."""
 
 import hashlib
 import json
@@ -14,12 +14,12 @@ _READ_IN_FULL = 256 * _MEGABYTE  # hashing this much takes a quarter of a second
 
 
 class DamagedFolderError(Exception):
-    """A token folder that is not as it was written; the message says what is wrong with it."""
+    """A token folder is not as it was written; the message says what is wrong."""
 
 
 @dataclass(frozen=True)
 class SplitIndex:
-    """One split: its documents, their UTF-8 bytes, and the tokens a model predicts (end-of-text tokens included)."""
+    """Size of a split: documents, their UTF-8 bytes, and predicted tokens (end-of-text tokens included)."""
 
     documents: int
     bytes: int
@@ -28,7 +28,7 @@ class SplitIndex:
 
 @dataclass(frozen=True)
 class FileIndex:
-    """One file: its size in bytes, its hash, and the hash of its first and last megabyte."""
+    """A file's size in bytes, its hash, and the hash of its first and last megabyte."""
 
     size: int
     hash: str
@@ -37,10 +37,10 @@ class FileIndex:
 
 @dataclass(frozen=True)
 class Index:
-    """Everything that is known about a token folder without opening its token files.
+    """The contents of a token folder.
 
-    ``data_hash`` identifies the documents of both splits, in order, wherever they came from.
-    ``val_fraction`` is the fraction that was asked for.
+    ``data_hash`` identifies the documents of both splits, in order, whatever their source.
+    ``val_fraction`` is the requested fraction.
     ``duplicates`` and ``empty`` count the documents left out as exact copies and as having no text, ``unread`` the
     held-out ones beyond the bound on validation, which older folders do not have.
     """
@@ -60,14 +60,14 @@ class Index:
 
 
 def write_index(index: Index, folder: Path) -> None:
-    """Write ``index.json``, with a checksum of its own text."""
+    """Write ``index.json`` with a checksum of its content."""
     content = asdict(index)
     document = {"checksum": _checksum(content), "index": content}
     (folder / INDEX_NAME).write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
 def read_index(folder: Path) -> Index:
-    """Read ``index.json`` and check every file it names, large ones by their size and their ends only.
+    """Read ``index.json`` and check every file in it; of large files only the size and both ends.
 
     Raises DamagedFolderError if anything is missing, truncated, altered or of another version.
     """
@@ -78,7 +78,7 @@ def read_index(folder: Path) -> Index:
 
 
 def describe_file(path: Path) -> FileIndex:
-    """Return the size and the hashes of a file just written."""
+    """Return the size and the hashes of a file."""
     with path.open("rb") as file:
         whole = hashlib.file_digest(file, _digest).hexdigest()
     return FileIndex(path.stat().st_size, whole, _ends_hash(path))

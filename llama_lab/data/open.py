@@ -1,4 +1,4 @@
-"""From a config to its tokens."""
+"""Opening the token folder that a config describes."""
 
 from omegaconf import DictConfig
 
@@ -9,15 +9,18 @@ from .tokens import TokenDataset
 
 
 def open_dataset(cfg: DictConfig, display: Display | None = None) -> TokenDataset:
-    """The token folder that `cfg` describes, built if need be, which `display` shows. Raises ConfigError."""
+    """Open the token folder that `cfg` describes, building it with progress on `display` if needed.
+
+    Raises ConfigError as `TokenDataset.open_or_build` does.
+    """
     dataset = TokenDataset.open_or_build(
         build(cfg.data.source, "data.source"),
         build(cfg.tokenizer, "tokenizer"),
         cfg.data.val_fraction,
         cfg.data.cache_dir,
         display.prepare if display else None,
-        cfg.data.get("val_tokens"),  # the config of an older run has none, nor any bound
+        cfg.data.get("val_tokens"),  # older configs have no bound
     )
     if display and dataset.times:
-        display.tell(dataset.describe_build())
+        display.print_line(dataset.describe_build())
     return dataset

@@ -1,4 +1,4 @@
-"""Where text comes from: documents, their size on disk, and a fingerprint that changes when they change."""
+"""Sources of text: documents, their size on disk, and a fingerprint that changes when they change."""
 
 import codecs
 import glob
@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """A finite sequence of documents that can be read more than once, each time in the same order."""
+    """A finite sequence of documents that can be read several times, always in the same order."""
 
     def documents(self) -> Iterator[str]:
-        """Read every document, from the first."""
+        """Iterate over all documents from the start."""
         ...
 
     def fingerprint(self) -> str:
-        """Return a hash that changes when the documents do, found without reading them."""
+        """Return a hash that changes when the documents do, without reading them."""
         ...
 
     def total_bytes(self) -> int:
@@ -45,9 +45,9 @@ class StandardLibrary:
     )
 
     def documents(self) -> Iterator[str]:
-        """Read every file; those that are not UTF-8 are skipped, and their number is logged.
+        """Read every file; skip files that are not UTF-8, and log their number.
 
-        Raises ConfigError if this Python keeps its standard library in a zip file or as byte code.
+        Raises ConfigError if this Python's standard library is a zip file or byte code.
         """
         skipped = 0
         for path in self._paths:
@@ -88,12 +88,12 @@ class TextFiles:
 
     A byte-order mark at the start of a file is not part of its text.
 
-    ``files`` are paths or glob patterns (``**`` and ``~`` too), relative to the working directory. ``text_field`` is
-    the column of a row that holds its text. A text file longer than ``document_chars`` characters is cut into several
-    documents, at the end of a paragraph, line or word: documents are what is split into training and validation,
-    and a single book must have both. ``None`` keeps each text file whole.
+    ``files`` are paths or glob patterns (with ``**`` and ``~``), relative to the working directory. ``text_field`` is
+    the column with a row's text. A text file longer than ``document_chars`` characters is cut into several documents,
+    at the end of a paragraph, line or word, so that a single book can be split into training and validation; None
+    keeps each text file whole.
 
-    Raises ConfigError, on first use, for whatever cannot be read as text.
+    Raises ConfigError, on first use, for a file that cannot be read as text.
     """
 
     def __init__(self, files: str | Iterable[str], text_field: str = "text", document_chars: int | None = 16384):
@@ -133,7 +133,7 @@ class TextFiles:
 
 
 def _expand(pattern: str) -> list[Path]:
-    """The files that a path or glob pattern names; a path that exists is never read as a pattern."""
+    """The files that match a path or glob pattern; an existing path is never a pattern."""
     expanded = os.path.abspath(os.path.expanduser(pattern))
     if os.path.isdir(expanded):
         raise ConfigError(f"data.files=[{pattern}]: is a folder; name the files in it, such as {pattern}/**/*.txt")
@@ -154,7 +154,7 @@ def _fingerprint(settings: str, paths: Iterable[Path]) -> str:
 
 
 def _read_text(path: Path) -> Iterator[str]:
-    """The file's text in blocks; no newline is translated, so that its bytes are those that are modelled."""
+    """The file's text in blocks, without newline translation, so that the model sees the file's bytes."""
     readable = "give UTF-8 text, .jsonl, .json or .parquet files"
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
@@ -170,7 +170,7 @@ _BLOCK_CHARS = 1 << 20
 
 
 def _cut(blocks: Iterable[str], size: int) -> Iterator[str]:
-    """Cut a text into pieces of ``size`` characters or a little less; joined, they are the text again."""
+    """Cut a text into pieces of at most ``size`` characters; their concatenation is the text."""
     rest = ""
     for block in blocks:
         rest += block
@@ -213,14 +213,14 @@ def _read_rows(path: Path, text_field: str) -> Iterator[str]:
         if not isinstance(text, str):
             raise ConfigError(
                 f"data.text_field={text_field}: {place} of {path} holds {_kind(text)} there, not text; "
-                "mend the row or choose another field"
+                "fix the row or choose another field"
             )
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ConfigError(
                 f"data.text_field={text_field}: {place} of {path} holds {text[error.start]!r}, half a character; "
-                "mend the row"
+                "fix the row"
             ) from error
         yield text
     if empty:
@@ -232,7 +232,7 @@ def _kind(value: Any) -> str:
 
 
 def _json_rows(path: Path) -> Iterator[_Row]:
-    """The objects of a list, which is read at once, or of a file with an object on each line."""
+    """The objects of a JSON list, which is read at once, or of a file with one object per line."""
     with path.open("rb") as file:
         has_mark = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
         first_byte = len(codecs.BOM_UTF8) if has_mark else 0
@@ -249,14 +249,14 @@ def _json_rows(path: Path) -> Iterator[_Row]:
 
 
 def _parse_json(data: bytes, path: Path, first_line: int = 1) -> Any:
-    """Parse what begins in line ``first_line`` of a file. Raises ConfigError that names the line at fault."""
+    """Parse JSON that starts in line ``first_line`` of a file. Raises ConfigError with the line of an error."""
     try:
         return json.loads(data.decode())
     except UnicodeDecodeError as error:
         line, reason = first_line + data.count(b"\n", 0, error.start), error.reason
     except json.JSONDecodeError as error:
         line, reason = first_line + error.lineno - 1, error.msg
-    raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file (line {line}: {reason}); mend it")
+    raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file (line {line}: {reason}); fix it")
 
 
 def _json_row(value: Any, path: Path, place: str) -> _Row:
@@ -269,14 +269,14 @@ def _json_row(value: Any, path: Path, place: str) -> _Row:
 
 
 def _parquet_rows(path: Path) -> Iterator[_Row]:
-    import datasets  # half a second, and only needed to read such files
+    import datasets  # half a second to import, and only needed for these files
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs what it also raises
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs what it raises
     try:
         with tempfile.TemporaryDirectory() as scratch:  # for a lock file; a stream caches nothing else
-            # Not load_dataset, which reports every use of this format over the network.
+            # load_dataset would report every use of this format over the network.
             rows = datasets.IterableDataset.from_parquet(glob.escape(str(path)), cache_dir=scratch)
         yield from (_Row(f"row {number}", row) for number, row in enumerate(rows, 1))
     except (ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file ({reason}); mend it") from error
+        raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file ({reason}); fix it") from error

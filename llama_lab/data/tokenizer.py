@@ -1,4 +1,4 @@
-"""Tokenizers: byte, character and BPE. Each one trained is a standard ``tokenizer.json``, and each is lossless."""
+"""Byte, character and BPE tokenizers, all lossless; a trained one is a standard ``tokenizer.json``."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ END_OF_TEXT = "<|endoftext|>"
 class TextTokenizer:
     """A trained tokenizer: text to ids and back, exactly.
 
-    The last id, ``eot_id``, ends a document. No text produces it, not even the text ``<|endoftext|>``. Raises
+    The last id, ``eot_id``, ends a document. No text is encoded to it, not even the text ``<|endoftext|>``. Raises
     ValueError for a tokenizer without it.
     """
 
@@ -26,7 +26,7 @@ class TextTokenizer:
             raise ValueError(f"the tokenizer has no {END_OF_TEXT}")
         self.eot_id = eot_id
         self._tokenizer = tokenizer
-        tokenizer.encode_special_tokens = True  # its name, found in a text, is text; tokenizer.json cannot say so
+        tokenizer.encode_special_tokens = True  # `<|endoftext|>` in a text is text; tokenizer.json does not store this
 
     @classmethod
     def load(cls, path: str | Path) -> "TextTokenizer":
@@ -35,7 +35,7 @@ class TextTokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write a ``tokenizer.json`` that any library built on ``tokenizers`` can load."""
-        Path(path).write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")  # its own hides an OSError
+        Path(path).write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")  # Tokenizer.save hides an OSError
 
     @property
     def vocab_size(self) -> int:
@@ -48,7 +48,7 @@ class TextTokenizer:
         return hashlib.blake2b(self._tokenizer.to_str().encode(), digest_size=16).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of ``text``. Raises ConfigError for a character that a character tokenizer has never seen."""
+        """Return the ids of ``text``. Raises ConfigError for a character that a character tokenizer does not have."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -56,7 +56,7 @@ class TextTokenizer:
         try:
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # tokenizers raises nothing more specific
-            unknown = self._unknown_characters(texts)
+            unknown = "".join(sorted(set().union(*texts) - self._tokenizer.get_vocab().keys()))
             if not unknown:
                 raise
             raise ConfigError(
@@ -66,35 +66,32 @@ class TextTokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids``; bytes that are not UTF-8 (a cut character) come out as U+FFFD."""
+        """Return the text of ``ids``; bytes that are not UTF-8, as of a cut character, become U+FFFD."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
-
-    def _unknown_characters(self, texts: Sequence[str]) -> str:
-        return "".join(sorted(set().union(*texts) - self._tokenizer.get_vocab().keys()))
 
 
 VocabularyFrom = Literal["nothing", "train", "all"]
 
 
 class TokenizerFactory(Protocol):
-    """What ``tokenizer=`` chooses: a dataclass whose fields, with its name, determine the trained tokenizer.
+    """The object that ``tokenizer=`` selects: a dataclass whose name and fields determine the trained tokenizer.
 
-    With a field ``sample_bytes`` that is not None, ``train`` is given about so many bytes of the documents, chosen by
-    their hashes.
+    If it has a field ``sample_bytes`` that is not None, ``train`` gets a sample of about that size, chosen by the
+    documents' hashes.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     vocabulary_from: ClassVar[VocabularyFrom]
-    """Which documents ``train`` must be given: none, those of the training split, or those of both splits."""
+    """Which documents ``train`` needs: none, those of the training split, or those of both splits."""
 
     def train(self, documents: Iterator[str]) -> TextTokenizer:
-        """Learn a vocabulary from ``documents``, which are read once."""
+        """Learn a vocabulary from ``documents``, which are iterated over once."""
         ...
 
 
 def sample_bytes(factory: TokenizerFactory) -> int | None:
-    """Return the bound on the text that ``factory`` learns from; None for a factory without one."""
+    """Return the bound on the text that ``factory`` learns from; None if it has none."""
     return getattr(factory, "sample_bytes", None)
 
 
@@ -105,7 +102,7 @@ class ByteTokenizer:
     vocabulary_from: ClassVar[VocabularyFrom] = "nothing"
 
     def train(self, documents: Iterator[str]) -> TextTokenizer:
-        """Return the tokenizer; the 256 bytes are known in advance, so ``documents`` are not read."""
+        """Return the tokenizer; ``documents`` are not read, as the vocabulary is fixed."""
         tokenizer = Tokenizer(models.BPE(vocab=_byte_characters(), merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -113,9 +110,9 @@ class ByteTokenizer:
 
 
 def _byte_characters() -> dict[str, int]:
-    """Each byte by the character that stands for it in a byte-level vocabulary.
+    """Each byte by its character in a byte-level vocabulary.
 
-    A printable byte is its own Latin-1 character; the others have the characters from 256 on, in order.
+    A printable byte is its Latin-1 character; the others are the characters from 256 on, in order.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     own = {character: ord(character) for character in alphabet if ord(character) < 256}
@@ -130,12 +127,12 @@ class CharTokenizer:
     vocabulary_from: ClassVar[VocabularyFrom] = "all"
 
     def train(self, documents: Iterator[str]) -> TextTokenizer:
-        """Collect the characters of ``documents``; text with any other character is refused later."""
+        """Collect the characters of ``documents``. Encoding any other character raises ConfigError."""
         characters: set[str] = set()
         for document in documents:
             characters.update(document)
         vocabulary = {character: i for i, character in enumerate(sorted(characters))}
-        # An unknown token that the vocabulary lacks makes an unknown character an error; without it, they would vanish.
+        # An unk_token that is not in the vocabulary makes an unknown character an error; without, it would be dropped.
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
         tokenizer.decoder = decoders.Fuse()
         return _finish(tokenizer)
@@ -146,7 +143,7 @@ class BPETokenizer:
     """Byte-level byte-pair encoding (GPT-2's, Radford et al. 2019, section 2.2), learnt from the training split.
 
     ``vocab_size`` counts the 256 bytes, the merges and the end-of-text token; a short text may yield fewer merges.
-    ``sample_bytes`` bounds the text to learn from; None: all of it.
+    ``sample_bytes`` bounds the text to learn from; default: all of it.
     Raises ConfigError if ``vocab_size`` has no room for the bytes, or ``sample_bytes`` is not positive.
     """
 
@@ -183,7 +180,7 @@ def _finish(tokenizer: Tokenizer) -> TextTokenizer:
 
 
 def encode_prompt(key: str, prompt: str, tokenizer: TextTokenizer) -> list[int]:
-    """The ids of the prompt that setting `key` holds. Raises ConfigError for text that the tokenizer has no ids for."""
+    """The ids of the prompt in setting `key`. Raises ConfigError for characters that the tokenizer does not have."""
     try:
         return tokenizer.encode(prompt)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The token folder: text as token ids on disk, built once and opened by every run that needs it."""
+"""Token folders: text as token ids on disk, built once and opened by every run that needs it."""
 
 import dataclasses
 import hashlib
@@ -15,13 +15,13 @@ import filelock
 import numpy as np
 import numpy.typing as npt
 
-from llama_lab.data.build import BuildTimes, Progress, build
+from llama_lab.data.build import BuildTimes, ReportProgress, build
 from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, DamagedFolderError, Index, read_index
 from llama_lab.data.source import Source
 from llama_lab.data.tokenizer import BPETokenizer, TextTokenizer, TokenizerFactory, sample_bytes
 from llama_lab.data.windows import count_train_windows
 from llama_lab.errors import ConfigError
-from llama_lab.files import disk_errors_told
+from llama_lab.files import report_disk_errors
 from llama_lab.formatting import duration
 
 log = logging.getLogger(__name__)
@@ -32,9 +32,8 @@ TokenArray = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 class TokenDataset:
     """An opened token folder.
 
-    ``train`` and ``val`` are the splits' token streams, memory-mapped: ``[eot] document [eot] document [eot]``.
-    No document is in both, and none is twice in one. ``times`` says where the time of the build went, None if the
-    folder was there.
+    ``train`` and ``val`` are the splits' memory-mapped token streams: ``[eot] document [eot] document [eot]``.
+    Every document is in one of them, once. ``times`` are those of the build; None for a folder that existed.
     """
 
     def __init__(self, folder: Path, index: Index, times: BuildTimes | None = None):
@@ -49,13 +48,13 @@ class TokenDataset:
         tokenizer: TokenizerFactory,
         val_fraction: float,
         cache_dir: str | Path,
-        progress: Progress | None = None,
+        progress: ReportProgress | None = None,
         val_tokens: int | None = None,
     ) -> "TokenDataset":
-        """Open the folder of this source, tokenizer and split below ``cache_dir``, building it if need be.
+        """Open the folder of this source, tokenizer and split below ``cache_dir``, building it if needed.
 
-        ``val_tokens`` bounds validation; None: it is all held-out documents.
-        Processes that race for a folder build it once. A damaged folder is reported and built anew.
+        ``val_tokens`` bounds validation; default: all held-out documents.
+        Concurrent processes build a folder once. A damaged folder is reported and rebuilt.
         Raises ConfigError for text or settings that cannot work, before any token is written.
         """
         if not 0 < val_fraction < 1:
@@ -74,7 +73,7 @@ class TokenDataset:
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer that wrote the tokens."""
+        """The tokenizer of the tokens."""
         return TextTokenizer.load(self.folder / TOKENIZER_NAME)
 
     @cached_property
@@ -94,12 +93,12 @@ class TokenDataset:
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of a token on disk: uint16, or uint32 for vocabularies above 65536."""
+        """The dtype of tokens on disk: uint16, or uint32 for vocabularies above 65536."""
         return np.dtype(self.index.dtype)
 
     @property
     def data_hash(self) -> str:
-        """Hash of the documents of both splits, in order, wherever they came from."""
+        """Hash of the documents of both splits, in order, whatever their source."""
         return self.index.data_hash
 
     @property
@@ -128,18 +127,18 @@ class TokenDataset:
         return self.val_bytes / self.val_tokens
 
     def unigram_entropy(self) -> float:
-        """Return the entropy, in nats per token, of the predicted validation tokens' own frequencies.
+        """Return the entropy, in nats per token, of the validation tokens' frequencies.
 
-        It is the loss of the best model that ignores all context.
+        It is the loss of the best model without context.
         """
         counts = np.bincount(self.val[1:], minlength=self.vocab_size)
         frequencies = counts[counts > 0] / self.val_tokens
         return float(-(frequencies * np.log(frequencies)).sum())
 
     def require_windows(self, seq_len: int, batch_size: int) -> None:
-        """Raise ConfigError unless validation holds a window of ``seq_len`` and training a whole batch of them.
+        """Raise ConfigError unless validation has a window of ``seq_len`` tokens, and training a whole batch of them.
 
-        With fewer, a single batch would hold the same text twice.
+        With fewer windows, one batch would contain the same text twice.
         """
         window = f"model.max_seq_len={seq_len}"
         if self.train_tokens < seq_len:
@@ -162,7 +161,7 @@ class TokenDataset:
             )
 
     def describe_build(self) -> str:
-        """Return one line on where the time of the build went and what came of it; for a folder just built."""
+        """Return one line on the time and the result of a build; only for a folder just built."""
         assert self.times is not None
         times, index = self.times, self.index
         train, val = index.train, index.val
@@ -181,7 +180,7 @@ class TokenDataset:
 
 
 def _key(source: Source, tokenizer: TokenizerFactory, val_fraction: float) -> str:
-    """The name of a folder from before there were bounds: a hash of everything else that determines its contents."""
+    """The folder's name without bounds, as in earlier versions: a hash of all else that determines its contents."""
     parameters = dataclasses.asdict(tokenizer)
     if isinstance(tokenizer, BPETokenizer):
         del parameters["sample_bytes"]
@@ -199,7 +198,7 @@ def _hash(content: list[Any]) -> str:
 
 
 def _within_bounds(index: Index, tokenizer: TokenizerFactory, val_tokens: int | None) -> bool:
-    """Whether a folder that was built without bounds is the one that is built with them."""
+    """Whether the bounds would change nothing in a folder that was built without them."""
     sample = sample_bytes(tokenizer)
     return (val_tokens is None or index.val.tokens <= val_tokens) and (sample is None or index.train.bytes <= sample)
 
@@ -210,9 +209,9 @@ def _build_locked(
     val_fraction: float,
     val_tokens: int | None,
     folder: Path,
-    progress: Progress,
+    progress: ReportProgress,
 ) -> TokenDataset:
-    """Build ``folder``, unless another process has done so by the time we hold the lock, and open it."""
+    """Open ``folder`` under its lock, building it unless another process just has."""
     with _lock(folder):
         if folder.exists():
             try:
@@ -220,15 +219,15 @@ def _build_locked(
             except DamagedFolderError as error:
                 log.warning("token folder %s is damaged (%s): building it again", folder, error)
         unfinished = folder.with_suffix(".building")
-        _remove(unfinished)  # the lock is ours: whoever began it is dead
+        _remove(unfinished)  # left by a process that died: this one has the lock
         try:
-            with disk_errors_told(f"data.cache_dir={folder.parent}"):
+            with report_disk_errors(f"data.cache_dir={folder.parent}"):
                 times = build(source, tokenizer, val_fraction, val_tokens, unfinished, progress)
                 _remove(folder)
                 unfinished.rename(folder)
         except FileNotFoundError as error:
             raise ConfigError(
-                f"data: {error.filename} was there, and is gone; restore it, and give the same command again"
+                f"data: {error.filename} disappeared during the build; restore it, and run the same command again"
             ) from error
         finally:
             _remove(unfinished)
@@ -237,7 +236,7 @@ def _build_locked(
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, waiting for whoever has it."""
+    """Acquire the folder's lock, waiting if needed."""
     lock = filelock.FileLock(folder.with_suffix(".lock"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Windows: pieces of a token stream, of one length; in training a pure function of (seed, step), else fixed."""
+"""Fixed-length windows of a token stream: in training a pure function of (seed, step), in validation fixed."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ import numpy.typing as npt
 from llama_lab.errors import ConfigError
 
 IGNORE = -100
-"""The target of a position that is not to be predicted; ``torch.nn.functional.cross_entropy`` skips it."""
+"""The target of a position that is not predicted; ``torch.nn.functional.cross_entropy`` ignores it."""
 
 Tokens = npt.NDArray[np.unsignedinteger]
 Ids = npt.NDArray[np.int64]
 
 
 def count_train_windows(predicted_tokens: int, seq_len: int) -> int:
-    """Return how many windows an epoch of ``TrainWindows`` has, over a stream of ``predicted_tokens + 1`` tokens."""
+    """Return the number of windows per epoch of ``TrainWindows``, for a stream of ``predicted_tokens + 1`` tokens."""
     left_by_latest_start = (predicted_tokens - (seq_len - 1)) // seq_len
     return max(left_by_latest_start, min(predicted_tokens // seq_len, 1))
 
@@ -24,8 +24,8 @@ class TrainWindows:
     """Training sequences of ``seq_len + 1`` tokens: inputs and, shifted by one, targets.
 
     An epoch cuts ``tokens`` (one dimension, at least ``seq_len + 1``) into non-overlapping windows from a random
-    start, and visits each once in random order; start and order are drawn from (seed, epoch) alone. So step *s* is
-    the same in every run, whatever came before it, and whatever the number of devices.
+    start, and visits each once in random order; start and order depend on (seed, epoch) alone. So step *s* is the same
+    in every run, on any number of devices, resumed or not.
 
     Raises ConfigError for a negative seed.
     """
@@ -43,22 +43,22 @@ class TrainWindows:
         return count_train_windows(len(self._tokens) - 1, self._seq_len)
 
     def batch(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Ids:
-        """Return ``rows`` of step ``step``'s batch of ``batch_size`` sequences: ``(rows, seq_len + 1)``.
+        """Return ``rows`` of the batch at ``step``: ``(rows, seq_len + 1)``.
 
-        Row *i* is sequence ``step * batch_size + i`` of an endless order, one epoch after the other.
+        Row *i* is sequence ``step * batch_size + i`` of an endless series of epochs.
         """
         sequences = step * batch_size + np.arange(batch_size)[rows]
         starts = [self._start(*divmod(int(sequence), len(self))) for sequence in sequences]
         return np.stack([self._tokens[start : start + self._seq_len + 1] for start in starts]).astype(np.int64)
 
     def _start(self, epoch: int, position: int) -> int:
-        """Index of the first token of the ``position``-th window that ``epoch`` visits."""
+        """Index of the first token of the ``position``-th window of ``epoch``."""
         if epoch not in self._epochs:
             previous = self._epochs.get(epoch - 1)  # a batch can span two epochs
             self._epochs = {} if previous is None else {epoch - 1: previous}
             self._epochs[epoch] = self._draw(epoch)
-        plan = self._epochs[epoch]
-        return plan.start + int(plan.order[position]) * self._seq_len
+        drawn = self._epochs[epoch]
+        return drawn.start + int(drawn.order[position]) * self._seq_len
 
     def _draw(self, epoch: int) -> "_Epoch":
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch])))
@@ -74,9 +74,9 @@ class _Epoch:
 
 
 class ValWindows:
-    """Non-overlapping windows that predict every token of ``tokens`` but the first exactly once.
+    """Non-overlapping windows that predict every token of ``tokens`` except the first exactly once.
 
-    Item *i* is ``(inputs, targets)``, ``(seq_len,)`` each. The last window is filled up with inputs 0 and targets
+    Item *i* is ``(inputs, targets)``, ``(seq_len,)`` each. The last window is padded with inputs 0 and targets
     ``IGNORE``.
     """
 

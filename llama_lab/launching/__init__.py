@@ -1,1 +1,1 @@
-"""The runs of a sweep or study side by side on one machine: slots, a process per run, and a table of them."""
+"""Runs the jobs of a sweep or study side by side: on slots of this machine, as Slurm jobs, or as Ray tasks."""

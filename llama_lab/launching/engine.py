@@ -1,4 +1,4 @@
-"""What a queue asks of that which runs its jobs: slots of this machine, a Slurm cluster, a Ray cluster."""
+"""The interface between a queue and what runs its jobs: slots of this machine, a Slurm cluster, a Ray cluster."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,14 +13,17 @@ from llama_lab.devices.hardware import Hardware
 from llama_lab.errors import ConfigError, RunFailedError
 from llama_lab.runs.folder import OUTPUT, held
 
-from .jobs import Job
+from .sweep import Job
 
-LAST_LINES = 5  # of its output, shown when a run crashes
+LAST_LINES = 5  # of the output, shown when a run crashes
 TAIL_BYTES = 4096
 
 
-class Execution(ABC):
-    """A job that an engine has taken, until it ends. Its output goes to the run's folder."""
+class SubmittedRun(ABC):
+    """A job from when an engine accepts it until it ends. It may wait before it starts, and start more than once.
+
+    output: the file in the run's folder to which its processes print.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -31,21 +34,21 @@ class Execution(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """Where it runs, for people: `gpu 0`."""
+        """Where it runs, such as `gpu 0`."""
 
     @property
     @abstractmethod
-    def began(self) -> float | None:
-        """When it began to run, as a time.time(); None while it waits."""
+    def started_at(self) -> float | None:
+        """When it started, as a time.time(); None while it waits."""
 
     @property
     @abstractmethod
     def seconds(self) -> float:
-        """How long it has run; 0 while it waits."""
+        """Seconds since it started; 0 while it waits."""
 
     @abstractmethod
     def has_ended(self) -> bool:
-        """Whether the run is over, with all of its processes."""
+        """Whether all processes of the run have exited."""
 
     @abstractmethod
     def interrupt(self) -> None:
@@ -53,43 +56,43 @@ class Execution(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End it now."""
+        """Kill all processes of the run."""
 
     @property
     @abstractmethod
     def was_stopped(self) -> bool:
-        """Whether somebody asked it to stop before its end."""
+        """Whether the run was asked to stop before it was done."""
 
     @abstractmethod
-    def returned(self) -> tuple[JobStatus, Any] | None:
-        """What the job's function has returned or raised; None if its process could not tell."""
+    def read_result(self) -> tuple[JobStatus, Any] | None:
+        """The job's status and its return value or error; None if its process wrote none."""
 
     @abstractmethod
-    def how_it_ended(self) -> str:
-        """What became of processes that left no result, in words: `killed by SIGKILL`."""
+    def exit_reason(self) -> str:
+        """Why the processes wrote no result, such as `killed by SIGKILL`."""
 
-    def result(self) -> JobReturn:
-        """What an ended run leaves, which is an error with its name on it if that is all."""
-        returned = self.returned()
-        if returned is None:
-            how = "stopped by a signal; the same command goes on" if self.was_stopped else self.how_it_ended()
-            returned = JobStatus.FAILED, RunFailedError(how)
-            self._record(how)
-        status, value = returned
+    def job_return(self) -> JobReturn:
+        """The result of a run that has ended, as Hydra expects it; a RunFailedError if its process wrote none."""
+        result = self.read_result()
+        if result is None:
+            reason = "stopped by a signal; run the same command to resume" if self.was_stopped else self.exit_reason()
+            result = JobStatus.FAILED, RunFailedError(reason)
+            self._mark_failed(reason)
+        status, value = result
         if isinstance(value, RunFailedError):
             value = RunFailedError(f"{value}; its output is in {self.output}")
         return JobReturn(self.job.overrides, self.job.config, status=status, _return_value=value)
 
-    def _record(self, message: str) -> None:
-        """Write the status of a process that could not."""
+    def _mark_failed(self, message: str) -> None:
+        """Write status.json in place of a process that could not."""
         folder = self.job.run.folder
-        with suppress(ConfigError), held(folder.path):  # or else another process has gone on with it
+        with suppress(ConfigError), held(folder.path):  # locked if another process has resumed the run
             status = folder.read_status()
             if status is not None and status["status"] == "running":
                 folder.write_status("failed", message)
 
     def last_lines(self) -> list[str]:
-        """The end of what it has printed."""
+        """The last lines that the run printed."""
         if not self.output.exists():
             return []
         with self.output.open("rb") as output:
@@ -98,46 +101,46 @@ class Execution(ABC):
 
 
 class Engine(ABC):
-    """Runs jobs. Raises ConfigError, when it is made, for what cannot be."""
+    """Runs jobs. Its constructor raises ConfigError for settings that cannot work."""
 
     @property
     @abstractmethod
-    def places(self) -> str:
-        """Where its jobs run, for people: `2 slots: cpu 1, cpu 2`."""
+    def description(self) -> str:
+        """Where jobs run, such as `2 slots: cpu 1, cpu 2`."""
 
     @property
     @abstractmethod
-    def width(self) -> int | None:
-        """How many jobs it runs at a time; None if that is not ours to say."""
+    def max_parallel(self) -> int | None:
+        """How many jobs run at a time; None if a cluster decides."""
 
     @abstractmethod
-    def settle(self, overrides: list[str]) -> list[str]:
-        """A job's overrides, and those of this engine. Raises ConfigError for devices that it cannot give."""
+    def complete_overrides(self, overrides: list[str]) -> list[str]:
+        """Add this engine's overrides to a job's. Raises ConfigError for devices that it cannot provide."""
 
     @abstractmethod
     def hardware(self, trainer: DictConfig) -> Hardware:
-        """What a job with this group `trainer` will have. Raises ConfigError for what it will not."""
+        """The hardware of a job with this group `trainer`. Raises ConfigError if the engine does not have it."""
 
     @abstractmethod
-    def start(self, ready: list[Job], running: Sequence[Execution], more: bool) -> list[Execution]:
-        """Take what it can of `ready`, which stay there otherwise. more: whether others will follow soon.
+    def start(self, ready: list[Job], running: Sequence[SubmittedRun], more: bool) -> list[SubmittedRun]:
+        """Start jobs and remove them from `ready`; jobs that must wait stay there. more: whether others will follow.
 
-        No two jobs with one folder run at the same time.
+        No two jobs with the same folder run at the same time.
         """
 
-    def stop(self, running: Sequence[Execution]) -> None:
-        """The user wants to stop: have the runs save. The queue waits for their end."""
-        for execution in running:
-            execution.interrupt()
+    def stop(self, running: Sequence[SubmittedRun]) -> None:
+        """Ask the runs to save and stop; the queue waits until they have."""
+        for submitted in running:
+            submitted.interrupt()
 
-    def close(self, running: Sequence[Execution]) -> None:
-        """The queue ends, and these are left: after a stop in a hurry, or an error."""
-        for execution in running:
-            execution.kill()
+    def close(self, running: Sequence[SubmittedRun]) -> None:
+        """Release all resources. running: the runs left after an error or a second Ctrl-C."""
+        for submitted in running:
+            submitted.kill()
 
 
 def with_devices(overrides: list[str], size: int, launcher: str) -> list[str]:
-    """A job's overrides on `size` GPUs, as the key gpus_per_run of `launcher` sets. Raises ConfigError for others."""
+    """Add `trainer.devices` for the key gpus_per_run of `launcher`. Raises ConfigError if a job sets another number."""
     for devices in (o.partition("=")[2] for o in overrides if override_key(o) == "trainer.devices"):
         if devices not in ("auto", "-1", str(size)):
             raise ConfigError(

@@ -1,39 +1,28 @@
-"""What the launchers do: a queue of the jobs over an engine."""
+"""The entry point of all launchers: puts a sweep's jobs through a queue."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.core.utils import JobReturn, configure_log, setup_globals
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
 from rich.console import Console
 
 from llama_lab.training.stop import StopRequest
 
-from .board import Board
 from .engine import Engine
-from .jobs import Sweep
 from .queue import Queue
+from .queue_display import QueueDisplay
+from .sweep import Sweep
 
 
-def launch(
-    config: DictConfig,
-    context: HydraContext,
-    function: TaskFunction,
-    jobs: Sequence[list[str]],
-    first_index: int,
-    engine: Engine,
-) -> list[JobReturn]:
-    """Run `function` for the overrides of every job; their results in the same order, those that failed too.
+def launch(sweep: Sweep, engine: Engine) -> list[JobReturn]:
+    """Run all jobs of a sweep; the results are in the same order, failures included.
 
-    config: the command's own. Raises ConfigError for what the engine cannot do, and KeyboardInterrupt when asked to
-    stop.
+    Raises ConfigError for what the engine cannot do, and KeyboardInterrupt when the user stops the command.
     """
     setup_globals()
-    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
-    Path(str(config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
-    sweep = Sweep(config, context, function, jobs, first_index)
+    hydra = sweep.config.hydra
+    configure_log(hydra.hydra_logging, hydra.verbose)
+    Path(str(hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
     stop = StopRequest()
-    with Board(Console()) as board, stop.listening():
-        board.tell(f"{len(jobs)} runs on {engine.places}; each writes its output.log")
-        return Queue(sweep, engine, board, stop).work()
+    with QueueDisplay(Console()) as display, stop.listening():
+        display.print_line(f"{len(sweep.jobs)} runs on {engine.description}; each writes its output.log")
+        return Queue(sweep, engine, display, stop).work()

@@ -1,4 +1,4 @@
-"""How far runs in other processes are, from the files that they write."""
+"""The progress of runs in other processes, read from their files."""
 
 import csv
 from collections.abc import Sequence
@@ -13,27 +13,27 @@ TAIL = 4096  # bytes of metrics.csv, some twenty rows
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where a run is. loss: the last of training, None before the first. seconds_left: of training, None if unknown."""
+class RunProgress:
+    """The progress of a run. loss: the last training loss, if any. seconds_left: of training; None if unknown."""
 
     step: int
     loss: float | None
     seconds_left: float | None
 
 
-def read_progress(run: Run, since: float) -> Progress:
-    """Where a run is, as of the last row of its metrics.csv, if it has begun `since` then (a time.time())."""
+def read_progress(run: Run, since: float) -> RunProgress:
+    """Progress at the last row of metrics.csv; step 0 unless the run has started since then (a time.time())."""
     status = run.folder.path / STATUS
     if not status.exists() or status.stat().st_mtime < since or not run.folder.metrics.exists():
-        return Progress(0, None, None)
+        return RunProgress(0, None, None)
     latest = latest_metrics(run.folder.metrics)
     step = int(latest.get("step", 0))
     left = latest["seconds"] / step * (run.steps - step) if step else None
-    return Progress(step, latest.get("train/loss"), left)
+    return RunProgress(step, latest.get("train/loss"), left)
 
 
 def latest_metrics(file: Path) -> dict[str, float]:
-    """The last value of each metric in the end of a metrics.csv, however long that is."""
+    """The last value of each metric in the last 4 KiB of a metrics.csv."""
     with file.open("rb") as stream:
         stream.seek(max(0, file.stat().st_size - TAIL))
         lines = stream.read().decode().split("\n")[1:-1]  # the header or a cut line, and what follows the last newline
@@ -46,9 +46,9 @@ def latest_metrics(file: Path) -> dict[str, float]:
 def queue_seconds_left(
     finished: Sequence[float], running: Sequence[tuple[float, float | None]], waiting: int, slots: int
 ) -> float | None:
-    """Time that a queue still takes, if the runs to come take as long as the others on average; None if nobody knows.
+    """Time left for a queue if waiting runs take the mean time of the others; None while no run has a known time.
 
-    finished: seconds that each took. running: seconds since each began, and seconds left of it where they are known.
+    finished: seconds of each finished run. running: (seconds since its start, seconds left if known) of each.
     """
     whole = [*finished, *(since + left for since, left in running if left is not None)]
     if not whole:

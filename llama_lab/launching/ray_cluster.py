@@ -1,4 +1,4 @@
-"""Ray itself, for `hydra/launcher=ray`: the launcher's keys, and a cluster that is started here or found."""
+"""A connection to Ray for `hydra/launcher=ray`: the launcher's keys, and a cluster started here or joined."""
 
 import importlib.util
 import logging
@@ -16,18 +16,18 @@ from llama_lab.errors import ConfigError, first_line
 
 from .slots import setting_error
 
-LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # at 0, Ray's name for: this machine talks to itself alone
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0 binds Ray to the loopback interface
 CONNECT_SECONDS = 5.0
 STORE_BYTES = 100 * 2**20  # for objects that tasks share; ours are some kilobytes
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Keys of `hydra/launcher=ray`. Raises ConfigError for one that cannot be.
+class RaySettings:
+    """Keys of `hydra/launcher=ray`. Raises ConfigError for an invalid one.
 
-    address: of a cluster, `auto` for the one that this machine belongs to; None starts one here, and ends it.
-    gpus_per_run: of one node, below 1 for a share of a GPU. cpus_per_run: of the same. max_retries: how often a run
-    goes on after its Ray worker or its node has died.
+    address: of a cluster; `auto`: the one that this machine belongs to; None: one that is started here and stopped at
+    the end. gpus_per_run: below 1 for a share of a GPU. max_retries: how often a run is resumed after its Ray worker or
+    node died.
     """
 
     address: str | None
@@ -48,12 +48,12 @@ class Settings:
 
     @property
     def devices(self) -> int:
-        """GPUs that a run trains on."""
+        """The number of GPUs that a run trains on."""
         return max(1, int(self.gpus_per_run))
 
 
 def is_number(value: object) -> bool:
-    """Whether it is one, and no boolean."""
+    """Whether `value` is an int or a float, but no bool."""
     return type(value) in (int, float)
 
 
@@ -65,21 +65,21 @@ def is_host_and_port(address: object) -> bool:
 
 @dataclass(frozen=True)
 class Node:
-    """What a machine of a cluster has in all."""
+    """The resources of a node, in use or not."""
 
     cpus: float
     gpus: float
 
 
 class Cluster:
-    """A connection to Ray, to a cluster of this machine for as long as it lasts if `address` is None.
+    """A connection to the Ray cluster at `address`; None: a cluster on this machine, stopped by `close`.
 
-    gpus: of this machine, for a cluster of its own. Raises ConfigError if nothing answers.
+    gpus: those of this machine, for a cluster started here. Raises ConfigError if the cluster does not answer.
     """
 
     def __init__(self, address: str | None, gpus: int) -> None:
         self._files: TemporaryDirectory[str] | None = None
-        with keeping_sigterm():
+        with restore_sigterm():
             if address is None:
                 self._start(gpus)
             else:
@@ -89,7 +89,7 @@ class Cluster:
         self.ray: Any = ray
 
     def _start(self, gpus: int) -> None:
-        """Start one that only this machine can reach, with its files in a folder that goes with it."""
+        """Start a cluster that only this machine can reach, in a temporary folder."""
         self._files = TemporaryDirectory(prefix="llama-lab-ray-", dir="/tmp", ignore_cleanup_errors=True)
         before = os.environ.get(LOOPBACK)
         os.environ[LOOPBACK] = "0"  # read as Ray is imported
@@ -112,7 +112,6 @@ class Cluster:
                 os.environ[LOOPBACK] = before
 
     def _connect(self, address: str) -> None:
-        """Join one that is there. Raises ConfigError."""
         import ray
 
         found = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
@@ -126,29 +125,29 @@ class Cluster:
             ) from None
 
     def nodes(self) -> list[Node]:
-        """The machines that are there now."""
+        """The nodes that are alive now."""
         alive = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         return [Node(resources.get("CPU", 0.0), resources.get("GPU", 0.0)) for resources in alive]
 
     def close(self) -> None:
-        """End our tasks, and the cluster if it is ours."""
+        """Stop our tasks, and the cluster if it was started here."""
         self.ray.shutdown()
         if self._files is not None:
             self._files.cleanup()
 
 
 def check_installed() -> None:
-    """Raise ConfigError if Ray is not."""
+    """Raise ConfigError unless Ray is installed."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("hydra/launcher=ray: needs Ray; pip install 'llama-lab[ray]'")
 
 
 def check_answers(address: str) -> None:
-    """Raise ConfigError if nothing does at `host:port`: Ray itself would try for minutes, and not hear Ctrl-C."""
+    """Raise ConfigError if nothing listens at `host:port`. Ray itself would try for minutes, and ignore Ctrl-C."""
     from ray.util import get_node_ip_address
 
     host, _, port = address.rpartition(":")
-    if host in ("localhost", "127.0.0.1"):  # Ray goes to where other nodes would find this one
+    if host in ("localhost", "127.0.0.1"):  # Ray listens at the address that other nodes use
         host = get_node_ip_address()  # type: ignore[no-untyped-call]
     try:
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
@@ -159,8 +158,8 @@ def check_answers(address: str) -> None:
 
 
 @contextmanager
-def keeping_sigterm() -> Iterator[None]:
-    """`ray.init` takes SIGTERM, which is to stop our runs in order."""
+def restore_sigterm() -> Iterator[None]:
+    """Restore the SIGTERM handler, which stops our runs in order and which `ray.init` replaces."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The engine of `hydra/launcher=ray`: a task of Ray's per run, on this machine or over a cluster."""
+"""The engine of `hydra/launcher=ray`: a Ray task per run, on this machine or on a cluster."""
 
 import os
 import pickle
@@ -15,90 +15,89 @@ from llama_lab.devices.hardware import Hardware, choose_accelerator, choose_hard
 from llama_lab.errors import ConfigError, first_line
 from llama_lab.runs.folder import OUTPUT
 
-from .child import End, Origin
-from .engine import Engine, Execution, with_devices
-from .jobs import Job
-from .ray_cluster import Cluster, Node, Settings, check_installed
+from .engine import Engine, SubmittedRun, with_devices
+from .ray_cluster import Cluster, Node, RaySettings, check_installed
 from .slots import Slot, setting_error, slot_environment
+from .sweep import Job
+from .worker_process import LaunchContext, WorkerExit
 
 if TYPE_CHECKING:
     from .ray_node import Place  # which imports Ray
 
 
-class RayRun(Execution):
-    """A run that Ray has, submitted again by `submit` if its Ray worker or its node dies, so many `retries`.
+class RayRun(SubmittedRun):
+    """A run as a Ray task, submitted again up to `retries` times if its Ray worker or its node dies.
 
-    Ray would do so, too, but without a word: the user is told where a run begins again.
+    Ray's own retries would not report where the run starts again.
     """
 
     def __init__(self, job: Job, submit: Callable[[], Any], retries: int) -> None:
         super().__init__(job)
         self._submit = submit
         self._retries = retries
-        self._messages = submit()  # a generator of references: to the Place, and to the End
+        self._messages = submit()  # a generator of references: to the Place, and to the WorkerExit
         self._place: Place | None = None
-        self._end: End | None = None
+        self._end: WorkerExit | None = None
         self._stopping = False
-        self._began = self._began_ticking = 0.0
+        self._started_at = self._start_tick = 0.0
 
     @property
     def place(self) -> str:
-        """The GPUs and the machine."""
+        """The GPUs and the host."""
         if self._place is None:
             return "?"
         device = f"gpu {'+'.join(self._place.gpus)}" if self._place.gpus else "cpu"
         return f"{device} of {self._place.host}"
 
     @property
-    def began(self) -> float | None:
-        """When Ray had found a place for it, this time."""
-        return None if self._place is None else self._began
+    def started_at(self) -> float | None:
+        """When the task last started on a node, as a time.time(); None while it waits."""
+        return None if self._place is None else self._started_at
 
     @property
     def seconds(self) -> float:
-        """Since then."""
-        return 0.0 if self._place is None else time.monotonic() - self._began_ticking
+        """Seconds since `started_at`; 0 while it waits."""
+        return 0.0 if self._place is None else time.monotonic() - self._start_tick
 
     def has_ended(self) -> bool:
-        """Whether the run is over, after reading what Ray has to tell."""
+        """Whether the task has ended; reads all messages that have arrived."""
         import ray
 
         while self._end is None and ray.wait([self._messages], timeout=0)[0]:
             try:
                 self._take(ray.get(next(self._messages)))
             except ray.exceptions.TaskCancelledError:
-                self._end = End(None, True, "cancelled")
-            except StopIteration:  # of a task that was cancelled, Ray may drop the last message
-                self._end = End(None, self._stopping, "Ray lost how it ended")
+                self._end = WorkerExit(None, True, "cancelled")
+            except StopIteration:  # Ray may drop the last message of a cancelled task
+                self._end = WorkerExit(None, self._stopping, "Ray lost how it ended")
             except ray.exceptions.RayTaskError as error:  # in our own function: another node would fail the same way
-                self._end = End(None, False, first_line(error.cause or error))
+                self._end = WorkerExit(None, False, first_line(error.cause or error))
             except ray.exceptions.RayError as error:
-                self._go_on(first_line(error))
+                self._retry(first_line(error))
         return self._end is not None
 
-    def _take(self, message: "Place | End") -> None:
-        """Note where it begins, or how it ended."""
-        if isinstance(message, End):
+    def _take(self, message: "Place | WorkerExit") -> None:
+        if isinstance(message, WorkerExit):
             self._end = message
         else:
             self._place = message
-            self._began, self._began_ticking = time.time(), time.monotonic()
+            self._started_at, self._start_tick = time.time(), time.monotonic()
 
-    def _go_on(self, loss: str) -> None:
-        """Submit it again after the loss of its worker, unless that was enough."""
+    def _retry(self, reason: str) -> None:
+        """Submit the task again, if retries are left."""
         if self._stopping or self._retries == 0:
-            self._end = End(None, self._stopping, loss)
+            self._end = WorkerExit(None, self._stopping, reason)
             return
         self._retries -= 1
         self._place = None
         self._messages = self._submit()
 
     def interrupt(self) -> None:
-        """Have Ray raise KeyboardInterrupt in the task, or forget one that waits."""
+        """Cancel the task: Ray raises KeyboardInterrupt in it, or removes it from its queue."""
         self._cancel(force=False)
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the task's worker."""
         self._cancel(force=True)
 
     def _cancel(self, force: bool) -> None:
@@ -109,28 +108,27 @@ class RayRun(Execution):
 
     @property
     def was_stopped(self) -> bool:
-        """Whether somebody asked it to stop before its end."""
+        """Whether the task was cancelled, or its worker asked to stop."""
         return self._end is not None and self._end.was_stopped
 
-    def returned(self) -> tuple[JobStatus, Any] | None:
-        """What the worker has left."""
+    def read_result(self) -> tuple[JobStatus, Any] | None:
+        """The result that the worker wrote."""
         assert self._end is not None
         return None if self._end.result is None else pickle.loads(self._end.result)
 
-    def how_it_ended(self) -> str:
-        """By its exit status, or by what Ray says."""
+    def exit_reason(self) -> str:
+        """The worker's exit status in words, or Ray's error."""
         assert self._end is not None
-        return self._end.how
+        return self._end.reason
 
 
-class RayCluster(Engine):
-    """Tasks of Ray's, which finds them a node. wanted: the accelerator that the command's config asks for.
+class RayEngine(Engine):
+    """Ray, which schedules the runs on its nodes. wanted: the accelerator in the command's config.
 
-    Ray is started or joined when the first run is to begin; before, to plan, only if the cluster alone can tell whether
-    it has GPUs.
+    Ray is started or joined for the first run; earlier only if it takes the cluster to know whether there are GPUs.
     """
 
-    def __init__(self, settings: Settings, wanted: str) -> None:
+    def __init__(self, settings: RaySettings, wanted: str) -> None:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             raise ConfigError("hydra/launcher=ray: starts all processes itself; start the command without torchrun")
         check_installed()
@@ -139,7 +137,6 @@ class RayCluster(Engine):
 
     @cached_property
     def _accelerator(self) -> str:
-        """gpu or cpu. Raises ConfigError."""
         accelerator = self._wanted
         if self._settings.address is None:
             accelerator = choose_accelerator(accelerator)
@@ -156,18 +153,16 @@ class RayCluster(Engine):
 
     @cached_property
     def _cluster(self) -> Cluster:
-        """Ray, started or joined."""
         return Cluster(self._settings.address, torch.cuda.device_count())
 
     @property
     def _gpus_per_run(self) -> float:
-        """That Ray is to set aside."""
         return self._settings.gpus_per_run if self._accelerator == "gpu" else 0
 
     @property
-    def places(self) -> str:
-        """The cluster, and what it has. Raises ConfigError if a run would wait for ever."""
-        gpus_per_run = self._gpus_per_run  # before Ray is started, since it may be refused
+    def description(self) -> str:
+        """The cluster and its size. Raises ConfigError if no node is large enough for a run."""
+        gpus_per_run = self._gpus_per_run  # before Ray is started: it may raise ConfigError
         nodes = self._cluster.nodes()
         try:
             self._check_fit(nodes, gpus_per_run)
@@ -180,7 +175,7 @@ class RayCluster(Engine):
         return f"{where}: {machines}{cpus:g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
 
     def _check_fit(self, nodes: Sequence[Node], gpus_per_run: float) -> None:
-        """Raise ConfigError unless one node, idle, could take a run."""
+        """Raise ConfigError unless a run fits on some node when that is idle."""
         settings = self._settings
         most = max(node.gpus for node in nodes)
         if gpus_per_run > most:
@@ -190,17 +185,17 @@ class RayCluster(Engine):
             raise setting_error("cpus_per_run", settings.cpus_per_run, f"no node that could has over {most:g} CPUs")
 
     @property
-    def width(self) -> None:
-        """That is for Ray to say."""
+    def max_parallel(self) -> None:
+        """Ray decides."""
 
-    def settle(self, overrides: list[str]) -> list[str]:
-        """On GPUs, each run has those that Ray sets aside for it."""
+    def complete_overrides(self, overrides: list[str]) -> list[str]:
+        """Set `trainer.devices` to the GPUs that Ray reserves for a run, on GPUs."""
         if self._accelerator != "gpu":
             return overrides
         return with_devices(overrides, self._settings.devices, "ray")
 
     def hardware(self, trainer: DictConfig) -> Hardware:
-        """This machine's, or that of the node which Ray will choose."""
+        """This machine's hardware, or that of a node. Raises ConfigError for several nodes or another accelerator."""
         local = self._settings.address is None
         if trainer.num_nodes not in (1, "auto"):
             raise ConfigError(f"trainer.num_nodes={trainer.num_nodes}: Ray gives each run one node; set it to 1")
@@ -212,23 +207,23 @@ class RayCluster(Engine):
             )
         return choose_hardware(trainer) if local else hardware_elsewhere(trainer, self._accelerator)
 
-    def start(self, ready: list[Job], running: Sequence[Execution], more: bool) -> list[Execution]:
-        """Hand all of them to Ray, in order; those with a folder in use stay."""
-        started: list[Execution] = []
+    def start(self, ready: list[Job], running: Sequence[SubmittedRun], more: bool) -> list[SubmittedRun]:
+        """Submit all jobs to Ray, in order, except those whose folder is in use."""
+        started: list[SubmittedRun] = []
         for job in list(ready):
-            if any(execution.job.run.folder.path == job.run.folder.path for execution in (*running, *started)):
+            if any(submitted.job.run.folder.path == job.run.folder.path for submitted in (*running, *started)):
                 continue
             ready.remove(job)
             started.append(RayRun(job, self._submission(job), self._settings.max_retries))
         return started
 
     def _submission(self, job: Job) -> Callable[[], Any]:
-        """What hands a job to Ray."""
+        """A function that submits a job to Ray."""
         import ray
 
         from .ray_node import Order, work
 
-        job.config.trainer.accelerator = job.run.hardware.accelerator  # a node without its GPUs is not to train slowly
+        job.config.trainer.accelerator = job.run.hardware.accelerator  # not on a CPU for want of a GPU
         task = ray.remote(work).options(
             name=job.run.title,
             num_cpus=self._settings.cpus_per_run,
@@ -238,10 +233,10 @@ class RayCluster(Engine):
         slot = Slot("", (), int(self._settings.cpus_per_run))
         environment = slot_environment(slot, job.run.hardware.devices, os.environ)
         output = (job.run.folder.path / OUTPUT).absolute()
-        order = Order(job.task.to_bytes(), output, environment, Origin.here())
+        order = Order(job.task.to_bytes(), output, environment, LaunchContext.current())
         return lambda: task.remote(order)
 
-    def close(self, running: Sequence[Execution]) -> None:
-        """Runs do not outlive their launcher."""
+    def close(self, running: Sequence[SubmittedRun]) -> None:
+        """Kill the runs: none outlives its launcher."""
         super().close(running)
         self._cluster.close()

@@ -1,6 +1,6 @@
-"""What Ray runs on one of its nodes for a run: a worker's process, watched to its end. Quick to import.
+"""The Ray task of a run: starts a worker's process on a node and waits for it. Quick to import.
 
-A process of its own, since data-parallel ranks that Lightning starts from inside a Ray worker do not come up.
+It is a process of its own, because data-parallel ranks that Lightning starts inside a Ray worker do not come up.
 """
 
 import signal
@@ -13,52 +13,54 @@ from tempfile import TemporaryDirectory
 
 import ray
 
-from .child import Child, End, Origin
+from .worker_process import LaunchContext, WorkerExit, WorkerProcess
 
 POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Order:
-    """A run for a node. task: pickled, see `Task`. environment: but for the GPUs, which Ray chooses."""
+    """A run for a node. task: a pickled `Task`. environment: without the GPUs, which Ray chooses."""
 
     task: bytes
     output: Path
     environment: Mapping[str, str]
-    origin: Origin
+    context: LaunchContext
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where Ray has put a run. gpus: as CUDA_VISIBLE_DEVICES names them."""
+    """Where Ray has put a run. gpus: in the notation of CUDA_VISIBLE_DEVICES."""
 
     host: str
     gpus: tuple[str, ...]
 
 
-def work(order: Order) -> Iterator[Place | End]:
-    """Tell where the run begins, and in the end how it ended. A KeyboardInterrupt, from `ray.cancel`, makes it save."""
+def work(order: Order) -> Iterator[Place | WorkerExit]:
+    """Yield where the run starts, then how its worker exited. On KeyboardInterrupt (`ray.cancel`), the run saves."""
     place = Place(socket.gethostname(), tuple(ray.get_runtime_context().get_accelerator_ids()["GPU"]))
-    missing = next((path for path in (order.origin.folder, order.output.parent) if not path.is_dir()), None)
+    missing = next((path for path in (order.context.folder, order.output.parent) if not path.is_dir()), None)
     if missing is not None:
-        yield End(None, False, f"{place.host} has no folder {missing}; all nodes must share runs_dir and this folder")
+        yield WorkerExit(
+            None, False, f"{place.host} has no folder {missing}; all nodes must share runs_dir and this folder"
+        )
         return
     yield place
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it, and the worker is to hear it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it, and the worker would inherit that
     with TemporaryDirectory(prefix="llama-lab-") as folder:
         file = Path(folder) / "run.task"
         file.write_bytes(order.task)
         environment = {**order.environment, "CUDA_VISIBLE_DEVICES": ",".join(place.gpus)}
-        child = Child(file, order.output, environment, order.origin)
+        worker = WorkerProcess(file, order.output, environment, order.context)
         try:
-            wait(child)
+            wait(worker)
         except KeyboardInterrupt:
-            child.interrupt()
-            wait(child)
-        yield child.end()
+            worker.interrupt()
+            wait(worker)
+        yield worker.collect()
 
 
-def wait(child: Child) -> None:
-    """Until it has ended; interruptible, as waiting for the process itself is not."""
-    while not child.has_ended():
+def wait(worker: WorkerProcess) -> None:
+    """Wait until the worker has ended. Polls, because waiting for the process cannot be interrupted."""
+    while not worker.has_ended():
         time.sleep(POLL_SECONDS)

@@ -1,21 +1,21 @@
-"""Where runs can go on at the same time: slots on GPUs or on the CPU, and the environment of a process in one."""
+"""Slots on GPUs or on the CPU, one for each run at a time, and the environment of a process in a slot."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llama_lab.errors import ConfigError
 
-# What tells a process that it is one of several. A run in a slot begins alone, even below torchrun or Slurm.
+# Variables that make a process a rank of a larger job. A run in a slot starts without them, even under Slurm.
 RANKS = ("LOCAL_RANK", "RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SLURM_RANKS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Keys of `hydra/launcher=local_gpus`. Raises ConfigError for one that is no count.
+class LocalSettings:
+    """Keys of `hydra/launcher=local_gpus`. Raises ConfigError unless they are positive whole numbers.
 
     slots_per_gpu: runs that share a GPU. gpus_per_run: GPUs of one run, data parallel. cpu_slots: runs at a time on the
-    CPU; None for one per two cores.
+    CPU; None: one per two cores.
     """
 
     slots_per_gpu: int
@@ -37,17 +37,17 @@ class Settings:
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for one run at a time. gpus: as CUDA_VISIBLE_DEVICES names them, none on the CPU. threads: its share."""
+    """Room for one run at a time. gpus: in the notation of CUDA_VISIBLE_DEVICES. threads: CPU threads per run."""
 
     name: str
     gpus: tuple[str, ...]
     threads: int
 
 
-def make_slots(settings: Settings, accelerator: str, visible: list[str], cores: int) -> list[Slot]:
-    """The slots of this machine for runs on `accelerator` (gpu or cpu). Raises ConfigError for what it does not have.
+def make_slots(settings: LocalSettings, accelerator: str, visible: list[str], cores: int) -> list[Slot]:
+    """The slots of this machine for runs on `accelerator`. Raises ConfigError if it does not have them.
 
-    visible: the GPUs, see `visible_gpus`. cores: that this process may use.
+    visible: see `visible_gpus`. cores: the number that this process may use.
     """
     if accelerator == "gpu":
         return gpu_slots(settings, visible, cores)
@@ -59,7 +59,7 @@ def make_slots(settings: Settings, accelerator: str, visible: list[str], cores: 
     )
 
 
-def gpu_slots(settings: Settings, visible: list[str], cores: int) -> list[Slot]:
+def gpu_slots(settings: LocalSettings, visible: list[str], cores: int) -> list[Slot]:
     """Groups of `gpus_per_run` GPUs, or every GPU `slots_per_gpu` times. Raises ConfigError."""
     size, times = settings.gpus_per_run, settings.slots_per_gpu
     if settings.cpu_slots is not None:
@@ -75,8 +75,8 @@ def gpu_slots(settings: Settings, visible: list[str], cores: int) -> list[Slot]:
     ]
 
 
-def cpu_slots(settings: Settings, cores: int) -> list[Slot]:
-    """Slots with equal shares of the cores. Raises ConfigError for a setting of GPUs."""
+def cpu_slots(settings: LocalSettings, cores: int) -> list[Slot]:
+    """Slots with equal shares of the cores. Raises ConfigError if a setting for GPUs is given."""
     for name in ("slots_per_gpu", "gpus_per_run"):
         if (value := getattr(settings, name)) > 1:
             raise setting_error(name, value, "the runs train on the CPU; leave it out, and set cpu_slots if you like")
@@ -85,21 +85,21 @@ def cpu_slots(settings: Settings, cores: int) -> list[Slot]:
 
 
 def setting_error(name: str, value: object, reason: str) -> ConfigError:
-    """What is wrong with a key of the launcher."""
+    """The error for a key of the launcher."""
     return ConfigError(f"hydra.launcher.{name}={'null' if value is None else value}: {reason}")
 
 
 def visible_gpus(environ: Mapping[str, str], count: int) -> list[str]:
-    """The `count` GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them: by number or UUID."""
+    """The `count` GPUs that this process sees, in the notation of CUDA_VISIBLE_DEVICES: numbers or UUIDs."""
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     names = [str(i) for i in range(count)] if chosen is None else [name.strip() for name in chosen.split(",")]
-    return names[:count]  # CUDA ignores what comes after the first name that it does not know
+    return names[:count]  # CUDA ignores the names after the first unknown one
 
 
 def slot_environment(slot: Slot, processes: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a run in `slot` that will be this many processes, made from the launcher's own.
+    """The environment of a run with this many processes in `slot`, made from the launcher's `environ`.
 
-    A number of threads that the user has set stays: on a CPU, the last bits of a result depend on it.
+    Keeps a user's OMP_NUM_THREADS: on a CPU, the last bits of a result depend on it.
     """
     kept = {
         name: value

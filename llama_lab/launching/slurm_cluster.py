@@ -1,4 +1,4 @@
-"""What Slurm's commands do for the launcher: which jobs there are, which partition has GPUs, a new array of jobs."""
+"""Wrappers of Slurm's commands: list the user's jobs, find a partition's GPUs, submit an array of jobs."""
 
 import os
 import re
@@ -14,21 +14,21 @@ from typing import Any
 
 from llama_lab.errors import ConfigError
 
-from .child import Origin, worker_variables
 from .slots import RANKS, setting_error
+from .worker_process import LaunchContext, worker_variables
 
-LOOK_SECONDS = 3.0  # between two calls of squeue, however many jobs there are
-# Of Slurm's states, those that a job does not leave by itself.
+LOOK_SECONDS = 3.0  # between two calls of squeue, for any number of jobs
+# Slurm's final states.
 ENDED = {
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"),
     *("BOOT_FAIL", "DEADLINE", "PREEMPTED", "REVOKED"),
 }
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
-FIELDS = "%i|%T|%N|%r|%S|%e|%o"  # a batch script's path may hold anything, so it is last
+FIELDS = "%i|%T|%N|%r|%S|%e|%o"  # last the batch script's path, which may hold any character
 WORKER = "llama_lab.launching.slurm_worker"
-NEVER = "Requested node configuration is not available"  # a job that asks for it may be accepted, to wait forever
-PASSING = {"", "None", "Priority", "Resources", "BeginTime", "JobArrayTaskLimit"}  # why jobs wait that begin in the end
-# Options of sbatch that have another place, and where that is.
+NEVER = "Requested node configuration is not available"  # sbatch may accept such a job, and never start it
+PASSING = {"", "None", "Priority", "Resources", "BeginTime", "JobArrayTaskLimit"}  # reasons to wait that end by itself
+# Options of sbatch that are set elsewhere, and where.
 PLACES = {
     **dict.fromkeys(("array", "error", "open_mode", "output", "requeue", "no_requeue"), "that is ours"),
     **dict.fromkeys(("ntasks", "ntasks_per_node", "gpus", "gpus_per_task"), "that is trainer.devices of the run"),
@@ -42,13 +42,13 @@ PLACES = {
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Keys of `hydra/launcher=slurm`; None leaves it to Slurm. Raises ConfigError for one that cannot be.
+class SlurmSettings:
+    """Keys of `hydra/launcher=slurm`; None: Slurm's default. Raises ConfigError for an invalid one.
 
-    partition: one, or several with commas. time: of a job, in minutes or as Slurm writes it (`1-12:00:00`).
-    cpus_per_task: of each process. memory: of each node, as Slurm writes it (`64G`). at_a_time: jobs of one array.
-    signal_seconds: before the end of `time`, when runs save and go back to the queue. setup: lines of shell, in every
-    job. sbatch: any other of its options, such as {account: lab, qos: high, constraint: a100}.
+    partition: one, or several separated by commas. time: limit of a job, in minutes or in Slurm's notation
+    (`1-12:00:00`). cpus_per_task: of each process. memory: of each node, in Slurm's notation (`64G`). at_a_time:
+    running jobs of one array. signal_seconds: before the time limit, when runs save and are requeued. setup: shell
+    commands at the start of every job. sbatch: other options, such as {account: lab, qos: high, constraint: a100}.
     """
 
     partition: str | None
@@ -67,17 +67,17 @@ class Settings:
                 raise setting_error(name, value, "must be a positive whole number")
         limit = None if self.time is None else seconds_of(self.time)
         if limit is not None and limit <= self.signal_seconds:
-            raise setting_error(
-                "time", self.time, f"leaves nothing before the hydra.launcher.signal_seconds={self.signal_seconds} at "
-                f"its end, when runs save; raise it"
-            )  # fmt: skip
+            reason = (
+                f"must be longer than hydra.launcher.signal_seconds={self.signal_seconds}, the time to save; raise it"
+            )
+            raise setting_error("time", self.time, reason)
         for option, value in self.sbatch.items():
             if place := PLACES.get(option.replace("-", "_")):
                 raise setting_error(f"sbatch.{option}", value, f"{place}; leave it out")
 
 
 def seconds_of(time_limit: int | str) -> int:
-    """A time limit as sbatch reads it: minutes, minutes:seconds, h:m:s, days-h, days-h:m or days-h:m:s."""
+    """Seconds of a time limit in sbatch's notation: minutes, minutes:seconds, h:m:s, days-h, days-h:m, days-h:m:s."""
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time_limit))
     if found is None:
         raise setting_error("time", time_limit, "must be minutes, or as Slurm writes it, such as 90, 4:00:00, 1-12")
@@ -86,9 +86,9 @@ def seconds_of(time_limit: int | str) -> int:
     return days * 86400 + hours * 3600 + minutes * 60 + seconds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Shape:
-    """What a job takes of the cluster: tasks on each node, a GPU for each if on GPUs."""
+    """What a job requests: `nodes`, and on each of them `devices` tasks, with a GPU each if `accelerator` is gpu."""
 
     accelerator: str
     devices: int
@@ -96,87 +96,88 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A job as squeue shows it. began, ended: a time.time(); None if not yet. folder: of its batch script."""
+class JobInfo:
+    """A job as squeue shows it. started_at, ended_at: a time.time(), None if not yet. folder: of its batch script."""
 
     job_id: str
     state: str
     nodes: str
     reason: str
-    began: float | None
-    ended: float | None
+    started_at: float | None
+    ended_at: float | None
     folder: Path
 
 
 class Watch:
-    """The user's jobs, those that have ended lately too, and the files beside their scripts.
+    """The user's jobs, recently ended ones included, and the files beside their scripts.
 
-    It looks every few seconds, once for all. When squeue fails, the jobs are as they were; that is told once.
+    One call of squeue every few seconds lists all jobs. If it fails, the last list stands, and that is reported once.
     """
 
     def __init__(self) -> None:
-        self._jobs: dict[str, Seen] = {}
+        self._jobs: dict[str, JobInfo] = {}
         self._files: dict[Path, set[str]] = {}
         self._looked = float("-inf")
         self._fails = False
 
-    def jobs(self) -> dict[str, Seen]:
-        """By id: `12_0` is the first of array 12."""
+    def jobs(self) -> dict[str, JobInfo]:
+        """The jobs by id; `12_0` is the first of array 12."""
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             self._look()
             self._files = {}
             self._looked = time.monotonic()
         return self._jobs
 
-    def fresh_jobs(self) -> dict[str, Seen]:
-        """As they are now. Raises ConfigError if squeue fails: who submits must know what is there."""
+    def fresh_jobs(self) -> dict[str, JobInfo]:
+        """The jobs from a new call of squeue. Raises ConfigError if it fails, as jobs might then be submitted twice."""
         self._looked = float("-inf")
         jobs = self.jobs()
         if self._fails:
-            raise ConfigError("hydra/launcher=slurm: squeue fails, so what runs already is not known; try again later")
+            raise ConfigError("hydra/launcher=slurm: squeue failed, so running jobs are unknown; try again later")
         return jobs
 
     def files(self, folder: Path) -> set[str]:
-        """The names in a folder. Listed, since a shared file system may remember for long that a file is missing."""
+        """The names in a folder. They are listed, since shared file systems cache for long that a file is missing."""
         if folder not in self._files:
             self._files[folder] = set(os.listdir(folder))
         return self._files[folder]
 
-    def expect(self, job_id: str, folder: Path) -> Seen:
-        """A job was submitted; it waits, until squeue says more."""
-        self._jobs[job_id] = Seen(job_id, "PENDING", "", "", None, None, folder)
+    def expect(self, job_id: str, folder: Path) -> JobInfo:
+        """Add a job just submitted, as pending until squeue lists it."""
+        self._jobs[job_id] = JobInfo(job_id, "PENDING", "", "", None, None, folder)
         return self._jobs[job_id]
 
     def _look(self) -> None:
-        """Ask squeue."""
         done = subprocess.run(
             ("squeue", "--me", "--array", "--noheader", "--states=all", f"--format={FIELDS}"),
             capture_output=True,
             text=True,
         )
         if done.returncode and not self._fails:
-            print(f"squeue fails, and is asked again: {' '.join(done.stderr.split())}", file=sys.stderr)
+            print(f"squeue failed, and will be called again: {' '.join(done.stderr.split())}", file=sys.stderr)
         self._fails = done.returncode != 0
         if not self._fails:
             found = [read_job(line) for line in done.stdout.splitlines()]
-            self._jobs = {seen.job_id: seen for seen in found}
+            self._jobs = {info.job_id: info for info in found}
 
 
-def read_job(line: str) -> Seen:
-    """A line of squeue."""
+def read_job(line: str) -> JobInfo:
+    """Parse a line of squeue."""
     job_id, state, nodes, reason, start, end, script = line.split("|", maxsplit=len(FIELDS.split("|")) - 1)
-    has_begun = bool(nodes) and state not in WAITING
-    ended = read_time(end) if state in ENDED else None
-    return Seen(job_id, state, nodes, reason, read_time(start) if has_begun else None, ended, Path(script).parent)
+    has_started = bool(nodes) and state not in WAITING
+    ended_at = read_time(end) if state in ENDED else None
+    return JobInfo(
+        job_id, state, nodes, reason, read_time(start) if has_started else None, ended_at, Path(script).parent
+    )
 
 
 def read_time(text: str) -> float | None:
-    """Slurm's local time as a time.time(); None for `N/A`."""
+    """Parse Slurm's local time to a time.time(); None for `N/A`."""
     return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) if text[:1].isdigit() else None
 
 
 def partition_has_gpus(partition: str | None) -> bool:
-    """Whether the partition (one of several; the default one if None) has GPUs."""
+    """Whether a partition has GPUs. partition: one or several separated by commas; None: the default one."""
     rows = subprocess.run(("sinfo", "--noheader", "--format=%P|%G"), capture_output=True, text=True, check=True)
     wanted = partition or os.environ.get("SBATCH_PARTITION")
     return any(
@@ -186,7 +187,7 @@ def partition_has_gpus(partition: str | None) -> bool:
 
 
 def check_installed() -> None:
-    """Raise ConfigError unless submitit and Slurm's commands are here."""
+    """Raise ConfigError unless submitit and Slurm's commands are installed."""
     try:
         import submitit  # noqa: F401
     except ImportError:
@@ -198,31 +199,36 @@ def check_installed() -> None:
         )
 
 
-def submit(folder: Path, count: int, shape: Shape, settings: Settings) -> str:
-    """Submit an array whose task i does what the file `i.task` in `folder` says; its id.
+def submit(folder: Path, count: int, shape: Shape, settings: SlurmSettings) -> str:
+    """Submit an array whose job i runs the file `i.task` in `folder`; return its id.
 
-    Raises ConfigError in sbatch's own words.
+    Raises ConfigError with sbatch's message if it refuses.
     """
     script = folder / "batch.sh"
     script.write_text(batch_script(folder, count, shape, settings))
     for option in ("--test-only", "--parsable"):
-        done = subprocess.run(("sbatch", option, script), env=submitting(os.environ), capture_output=True, text=True)
-        # A trial may also fail for what passes, such as nodes that are down.
+        done = subprocess.run(
+            ("sbatch", option, script), env=sbatch_environment(os.environ), capture_output=True, text=True
+        )
+        # --test-only may also fail for reasons that pass, such as nodes that are down.
         if done.returncode and (option == "--parsable" or NEVER in done.stderr):
             words = ", ".join(line.removeprefix("sbatch: error: ") for line in done.stderr.splitlines())
             raise ConfigError(f"hydra/launcher=slurm: sbatch refuses: {words}; see the keys of hydra.launcher")
     return done.stdout.strip().partition(";")[0]  # the cluster's name may follow
 
 
-def batch_script(folder: Path, count: int, shape: Shape, settings: Settings) -> str:
-    """What sbatch reads, as submitit writes it.
+def batch_script(folder: Path, count: int, shape: Shape, settings: SlurmSettings) -> str:
+    """The batch script, written by submitit.
 
-    Its executors are not for us: they hand a job its function after sbatch, and a launcher that is killed in between
-    would lose the job; and they have handlers of their own for the signals that are the run's.
+    submitit's executors are not used: they write a job's function after sbatch, so that a launcher killed in between
+    would lose the job, and they install handlers for signals that the run handles itself.
     """
     from submitit.slurm.slurm import _make_sbatch_string
 
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in worker_variables(folder, Origin.here()).items()]
+    exports = [
+        f"export {name}={shlex.quote(value)}"
+        for name, value in worker_variables(folder, LaunchContext.current()).items()
+    ]
     ours = {"requeue": True, "output": f"{str(folder).replace('%', '%%')}/%a.log"}
     others = {option.replace("-", "_"): value for option, value in settings.sbatch.items()}
     options: dict[str, Any] = {
@@ -239,23 +245,23 @@ def batch_script(folder: Path, count: int, shape: Shape, settings: Settings) -> 
         "array_parallelism": settings.at_a_time or count,
         "wckey": None,
         "setup": [*exports, *settings.setup],
-        "use_srun": False,  # `command` does, so that the output of all ranks goes where the job's does
+        "use_srun": False,  # `srun_command` does, so that all ranks print to the job's output
         "stderr_to_stdout": True,
     }
-    return _make_sbatch_string(command(settings), folder, **options, additional_parameters={**ours, **others})
+    return _make_sbatch_string(srun_command(settings), folder, **options, additional_parameters={**ours, **others})
 
 
-def command(settings: Settings) -> str:
-    """The line of the batch script that starts all ranks. One that dies takes the others along: they would wait.
+def srun_command(settings: SlurmSettings) -> str:
+    """The line of the batch script that starts all ranks. If one dies, srun kills the others, which would wait for it.
 
-    Without `--unbuffered`, which would give them a terminal: Python is told by the environment.
+    Output is unbuffered by PYTHONUNBUFFERED: srun's `--unbuffered` would give the ranks a terminal.
     """
     cpus = [] if settings.cpus_per_task is None else [f"--cpus-per-task={settings.cpus_per_task}"]
     return shlex.join(["srun", "--kill-on-bad-exit=1", *cpus, sys.executable, "-m", WORKER, *sys.argv[1:]])
 
 
-def submitting(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for sbatch: without what would tell its jobs that they are a part of this process's own."""
+def sbatch_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for sbatch, without the variables of a job that this process itself may be part of."""
     return {
         name: value
         for name, value in environ.items()

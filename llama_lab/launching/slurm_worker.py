@@ -1,10 +1,10 @@
 """`python -m llama_lab.launching.slurm_worker`: one process of a run, as srun starts it on the nodes of a job.
 
-Slurm sends USR2 before the time limit. That is a Ctrl-C after which the job goes back to the queue, and when it begins
-again the run goes on from its checkpoint. After a TERM (scancel, preemption, `scontrol requeue`) it is Slurm that
-decides whether the job begins again. Either way the process ends without a result.
+Slurm sends USR2 before the time limit. It stops the run like Ctrl-C and requeues the job, whose next session resumes
+from the checkpoint. After TERM (scancel, preemption, `scontrol requeue`), Slurm decides whether the job starts again.
+Either way the process exits without a result.
 
-Nothing but the standard library is imported before the signals are caught.
+Only the standard library is imported before the signal handlers are installed.
 """
 
 import os
@@ -17,24 +17,26 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-LAST_WORDS_SECONDS = 5.0  # for the first rank, when another one crashes, to tell of an error that both have
+LAST_WORDS_SECONDS = (
+    5.0  # for the first rank to report an error that all ranks have, before another one's exit kills it
+)
 
 
 class TimeLimit:
-    """Whether USR2 has come. It is handed on as INT, which Lightning leaves alone."""
+    """Whether Slurm has sent USR2. The handler raises INT, for which Lightning installs no handler."""
 
     def __init__(self) -> None:
         self.near = False
-        signal.signal(signal.SIGUSR2, self._warned)
+        signal.signal(signal.SIGUSR2, self._on_usr2)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-    def _warned(self, number: int, frame: FrameType | None) -> None:
+    def _on_usr2(self, number: int, frame: FrameType | None) -> None:
         self.near = True
         signal.raise_signal(signal.SIGINT)
 
 
 def main() -> None:
-    """Run the job; the first rank leaves its result for the launcher, or sends the job back to the queue."""
+    """Run the job; the first rank writes its result for the launcher, or requeues the job."""
     limit = TimeLimit()
     is_first = os.environ["SLURM_PROCID"] == "0"
     file = Path(os.environ["LLAMA_LAB_TASK"]) / f"{os.environ['SLURM_ARRAY_TASK_ID']}.task"
@@ -53,19 +55,19 @@ def main() -> None:
             raise
         result = None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # it is as good as over
+        signal.signal(number, signal.SIG_IGN)  # the run is over
     if result is None and limit.near and is_first:
         result = requeue(file.with_suffix(".fruitless"), progressed=modified(checkpoint) != saved)
-    end(file, result, is_first)
+    finish(file, result, is_first)
 
 
 def modified(file: Path) -> int | None:
-    """When a file was written; None if there is none."""
+    """The modification time of a file in ns; None if it does not exist."""
     return file.stat().st_mtime_ns if file.exists() else None
 
 
 def run_task(file: Path, is_first: bool) -> tuple[Any, Any]:
-    """Run the task in `file`; its status, and its return value or error."""
+    """Run the task in `file`; return its status, and its return value or error."""
     from llama_lab.runs.folder import RESOLVED
 
     from .task import Task
@@ -74,15 +76,15 @@ def run_task(file: Path, is_first: bool) -> tuple[Any, Any]:
     task = Task.load(file)
     written = modified(file.with_suffix(".log").resolve().parent / RESOLVED)
     if task.config.get("overwrite") and (written is None or written > file.stat().st_mtime_ns):
-        task.config.overwrite = False  # what is there is this job's own, from before it was requeued
+        task.config.overwrite = False  # the run's folder is this job's own, from before it was requeued
     result = run(task, is_first)
     return result.status, result._return_value
 
 
 def requeue(marker: Path, progressed: bool) -> tuple[Any, Any] | None:
-    """Send this job back to the queue; what to tell the launcher if that makes no sense.
+    """Requeue this job; return a result for the launcher instead if that would not help, or fails.
 
-    marker: tells the next session that this one has written no checkpoint.
+    marker: a file left for the next session by one that wrote no checkpoint.
     """
     from hydra.core.utils import JobStatus
 
@@ -106,14 +108,14 @@ def requeue(marker: Path, progressed: bool) -> tuple[Any, Any] | None:
     return None
 
 
-def end(file: Path, result: tuple[Any, Any] | None, is_first: bool) -> None:
-    """Leave the result, if there is one, and the process. A run that was asked to stop has not failed."""
+def finish(file: Path, result: tuple[Any, Any] | None, is_first: bool) -> None:
+    """Write the result, if any, and exit: with status 1 if the run failed, 0 if it was asked to stop."""
     from hydra.core.utils import JobStatus
 
     from llama_lab.files import replacing
 
     from .task import result_file
-    from .worker import leave
+    from .worker import exit_now
 
     failed = result is not None and result[0] == JobStatus.FAILED
     if is_first and result is not None:
@@ -121,7 +123,7 @@ def end(file: Path, result: tuple[Any, Any] | None, is_first: bool) -> None:
             fresh.write_bytes(pickle.dumps(result))
     elif failed:
         time.sleep(LAST_WORDS_SECONDS)
-    leave(1 if failed else 0)
+    exit_now(1 if failed else 0)
 
 
 if __name__ == "__main__":

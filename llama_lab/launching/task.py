@@ -1,4 +1,4 @@
-"""What a worker is to do, as a file. Plain pickle does, since functions travel by their names."""
+"""A job as a file that a worker reads. Plain pickle is enough, since functions are stored by name."""
 
 import inspect
 import pickle
@@ -18,9 +18,9 @@ TASK_FILE = "LLAMA_LAB_TASK"  # the environment variable that names the file
 
 @dataclass(frozen=True)
 class Function:
-    """A function at the top of a module, to be found again in another process.
+    """The name of a module-level function, by which another process can load it.
 
-    script: the program that defines it, None for a module that can be imported.
+    script: the program that defines it; None if `module` can be imported.
     """
 
     module: str
@@ -29,12 +29,12 @@ class Function:
 
     @classmethod
     def of(cls, function: TaskFunction) -> Self:
-        """How to find `function`."""
+        """The name of `function`."""
         script = sys.modules["__main__"].__file__ if function.__module__ == "__main__" else None
         return cls(function.__module__, function.__qualname__, script)
 
     def load(self) -> TaskFunction:
-        """The function, without the decorator that would start Hydra again."""
+        """Load the function, without the decorator that would start Hydra again."""
         if self.script is None:
             found = pkgutil.resolve_name(f"{self.module}:{self.name}")
         else:  # under the name that multiprocessing gives it, so that the program does not start again
@@ -44,7 +44,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Task:
-    """A job of Hydra's, and the state of Hydra that it needs. program: what the user has started, `sys.argv[0]`."""
+    """A Hydra job, with the global state of Hydra that it needs. program: the launcher's `sys.argv[0]`."""
 
     function: Function
     config: DictConfig
@@ -53,20 +53,20 @@ class Task:
     program: str
 
     def to_bytes(self) -> bytes:
-        """What a file of it holds."""
+        """The content of a task file."""
         return pickle.dumps(self)
 
     def save(self, file: Path) -> None:
-        """Write it."""
+        """Write the task to `file`."""
         file.write_bytes(self.to_bytes())
 
     @classmethod
     def load(cls, file: Path) -> Self:
-        """Read it."""
+        """Read a task from `file`."""
         task: Self = pickle.loads(file.read_bytes())
         return task
 
 
 def result_file(task_file: Path) -> Path:
-    """Where a worker leaves the status and the return value, or the error, of its JobReturn."""
+    """The file to which a worker writes the status and the return value, or the error, of its job."""
     return task_file.with_suffix(".result")

@@ -1,7 +1,7 @@
-"""`python -m llama_lab.launching.worker`: the process of one run, as the launcher starts it.
+"""`python -m llama_lab.launching.worker`: the process of one run, as a launcher starts it.
 
-Lightning starts the further ranks of a run by the same command line, so what to do is in a file that the environment
-names. The command line itself is the user's, for those who look at the processes or at environment.json.
+Lightning starts the further ranks of a run by the same command line, so the task is in a file that an environment
+variable names. The arguments are those of the user's command, for process listings and environment.json.
 """
 
 import atexit
@@ -25,8 +25,8 @@ from .task import TASK_FILE, Task, result_file
 
 
 def main() -> None:
-    """Run the job; leave its result for the launcher, unless this is a further rank."""
-    threading.Thread(target=die_with_the_launcher, daemon=True).start()
+    """Run the job; the first rank writes its result for the launcher."""
+    threading.Thread(target=exit_with_launcher, daemon=True).start()
     file = Path(os.environ[TASK_FILE])
     is_first = "LOCAL_RANK" not in os.environ  # Lightning sets it, for itself and for the ranks that it starts
     try:
@@ -36,27 +36,29 @@ def main() -> None:
     if is_first:
         with replacing(result_file(file)) as fresh:
             fresh.write_bytes(pickle.dumps((result.status, result._return_value)))
-        leave()
+        exit_now()
 
 
-def leave(status: int = 0) -> None:
-    """End the process now: with all that PyTorch brings, Python takes almost a second to take itself apart."""
-    atexit._run_exitfuncs()  # what libraries want to have done
+def exit_now(status: int = 0) -> None:
+    """Exit without Python's teardown, which takes almost a second once PyTorch is loaded."""
+    atexit._run_exitfuncs()  # libraries rely on them
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
-def die_with_the_launcher() -> None:
-    """Standard input is a pipe that ends with the launcher, however that ends. A run without one would go on unseen,
-    and stand in the way of the same command."""
+def exit_with_launcher() -> None:
+    """Kill this process group when stdin closes, which it does when the launcher exits, however it exits.
+
+    A run without its launcher would train on unseen, and keep the same command out of its folder.
+    """
     while os.read(0, 1):
         pass
     os.killpg(0, signal.SIGKILL)
 
 
 def run(task: Task, is_first: bool) -> JobReturn:
-    """Run a job with Hydra as it was in the launcher."""
+    """Run a job with the launcher's state of Hydra."""
     if is_first:
         sys.argv[0] = task.program
     setup_globals()
@@ -65,12 +67,12 @@ def run(task: Task, is_first: bool) -> JobReturn:
     Singleton.set_state({"instances": dict(task.singletons), "omegaconf_resolvers": resolvers})
     result = run_job(task.function.load(), task.config, "hydra.sweep.dir", "hydra.sweep.subdir", task.context)
     if result.status == JobStatus.FAILED:
-        result.return_value = told(result._return_value)  # the public property would raise it
+        result.return_value = picklable_error(result._return_value)  # the public property would raise it
     return result
 
 
-def told(error: Exception) -> Exception:
-    """An error as it can be handed over: a user's as it is, any other with its traceback printed here."""
+def picklable_error(error: Exception) -> Exception:
+    """A ConfigError as it is; any other error as a RunFailedError, with its traceback printed here."""
     if isinstance(error, ConfigError):
         return error
     traceback.print_exception(error)

@@ -1,4 +1,4 @@
-"""Conduct a study: plan it, train what is missing through Hydra's launcher, and end with a report."""
+"""Running a study: plan it, train the missing runs through Hydra's launcher, and write its report."""
 
 import shlex
 import sys
@@ -13,51 +13,50 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.faults import OURS
+from llama_lab.config.component_errors import OURS
 from llama_lab.config.trust import Trust, targets
 from llama_lab.devices.hardware import current_rank
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
 from llama_lab.formatting import count
 from llama_lab.runs.folder import CHANGEABLE, held
 from llama_lab.runs.record import is_run
+from llama_lab.study.design.command import Composer, read_command, run_config
 from llama_lab.study.design.dry_run import print_plan
-from llama_lab.study.design.parsing import Composer, read_request, run_config
 from llama_lab.study.design.plan import Plan, PlannedRun, plan_study, quoted
-from llama_lab.study.design.tuning import settle, state
+from llama_lab.study.design.tuning import resolve_rates, status_of
 from llama_lab.training.prepare import requested_run
 from llama_lab.training.run import train
 
 from .measure import finished_run, measure_study
-from .progress import Progress
+from .progress import StudyProgress
 from .speed import FILE as SPEED
 from .speed import StudySpeed
 from .study import FILE, SUMMARY, Study
 
 
 def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) -> None:
-    """Conduct the study that a composed command asks for; exits with status 1 if a run failed or diverged.
+    """Run the study on the command line. Exits with status 1 if a run failed, or a judged one diverged.
 
     Raises ConfigError before anything trains if an arm cannot be trained, or the study has changed since its runs.
     """
     default_recipe = Composer(context.config_loader, ()).choices()["arch"]
-    request = read_request(cfg.copy(), arguments, default_recipe)
+    command = read_command(cfg.copy(), arguments, default_recipe)
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=study_job, config=cfg)
-    choose = getattr(launcher, "hardware", None)  # ours know what their runs will have
-    plan = plan_study(request, Composer(context.config_loader, request.shared), choose)
-    print_plan(plan, timed=request.dry_run)
-    if request.dry_run:
+    choose = getattr(launcher, "hardware", None)  # our launchers know the hardware of their runs
+    plan = plan_study(command, Composer(context.config_loader, command.shared), choose)
+    print_plan(plan, timed=command.dry_run)
+    if command.dry_run:
         return
     with held(plan.folder):
-        plan, results = train_all(plan, launcher, request.overwrite)
-        if request.measure_speed:
+        plan, results = train_all(plan, launcher, command.overwrite)
+        if command.measure_speed:
             measure(plan, launcher)
-        from llama_lab.study.report.write import (
-            write_report,  # after the runs, and not in each of them: SciPy and Plotly take a second
-        )
+        # Imported after the runs, and not by each of them: SciPy and Plotly take a second.
+        from llama_lab.study.report.write import write_report
 
-        named = (OmegaConf.to_container(run.run.cfg) for run in plan.runs)  # what tunes them names nothing else
+        named = (OmegaConf.to_container(run.run.cfg) for run in plan.runs)  # tuning runs have the same targets
         result = write_report(plan.folder, Trust(targets=frozenset(t for cfg in named for t in targets(cfg))))
-    tell_failures(results)
+    print_failures(results)
     if results and cfg.logger.wandb:
         from llama_lab.study.report.dashboard import log_report
 
@@ -67,22 +66,23 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
 
 
 def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, list[tuple[PlannedRun, JobReturn]]]:
-    """Train what is missing: first what tunes learning rates, then what is judged at them. The plan as it came out.
+    """Train the missing runs, tuning runs first. Returns the plan with all tuning runs, and the results.
 
     Raises ConfigError as `prepare` does.
     """
     refuse_old_grid(plan)
     results: list[tuple[PlannedRun, JobReturn]] = []
     while True:
-        plan, judged = settle(plan)
+        plan, judged = resolve_rates(plan)
         waiting = prepare(plan, judged, overwrite, tried={run.member.folder for run, _ in results})
         if not waiting:
             return plan, results
-        results += launch(waiting, launcher)
+        returned = launcher.launch([run.overrides for run in waiting], initial_job_idx=0)
+        results += zip(waiting, returned, strict=True)
 
 
 def measure(plan: Plan, launcher: Launcher) -> None:
-    """Have the launcher measure the arms' speeds, unless that was done since the last run, and tell if it failed."""
+    """Measure the arms' speeds through the launcher, unless that was done since the last run; print a failure."""
     measured = StudySpeed.load(plan.folder)
     finished = {arm.name for arm in plan.study.arms if finished_run(arm, plan.folder)}
     if not finished or (measured and measured.arms.keys() == finished):
@@ -97,19 +97,18 @@ def measure(plan: Plan, launcher: Launcher) -> None:
 
 
 def prepare(plan: Plan, judged: Sequence[PlannedRun], overwrite: bool, tried: Collection[str]) -> list[PlannedRun]:
-    """Write the study's record, and return the runs that can train now, their folders ready for them.
+    """Write study.yaml, and return the runs to train now, after clearing the folders of those that changed.
 
-    judged: those of the judged runs whose learning rate is known. tried: folders of runs that this command has started
-    before: one that crashed waits for the next. Raises ConfigError for runs with other settings than they have now,
-    unless they may be overwritten.
+    judged: the judged runs whose learning rate is known. tried: folders of runs that this command has started already,
+    which are not retried after a crash. Raises ConfigError for runs whose settings have changed, unless `overwrite`.
     """
     known = {run.member.folder for run in judged}
     early = [run for run in plan.runs if run.member.folder not in known and is_run(run.run.folder.path)]
     if early and not overwrite:
         raise ConfigError(early_message(early, plan))
     runs = [run for run in (*plan.tuning, *judged) if run.member.folder not in tried]
-    states = {run.member.folder: state(run, plan) for run in runs}
-    changed = [run for run in runs if states[run.member.folder] == "changed"]
+    statuses = {run.member.folder: status_of(run, plan) for run in runs}
+    changed = [run for run in runs if statuses[run.member.folder] == "changed"]
     if changed and not overwrite:
         raise ConfigError(changed_message(changed, plan))
     command = shlex.join(["python", *sys.argv])
@@ -117,17 +116,17 @@ def prepare(plan: Plan, judged: Sequence[PlannedRun], overwrite: bool, tried: Co
     replace(plan.study, command=command, notes=notes, looks=looks(plan)).save(plan.folder)
     for run in changed:
         run.run.folder.clear()
-    waiting = [run for run in runs if states[run.member.folder] not in ("done", "diverged")]
+    waiting = [run for run in runs if statuses[run.member.folder] not in ("done", "diverged")]
     if waiting:
-        (plan.folder / SPEED).unlink(missing_ok=True)  # of other arms, or of other settings
+        (plan.folder / SPEED).unlink(missing_ok=True)  # measured with other arms, or other settings
     for run in runs:
-        if states[run.member.folder] == "failed":  # progress counts what this command has ended
+        if statuses[run.member.folder] == "failed":  # progress counts the runs that this command has ended
             run.run.folder.write_status("interrupted", "failed before, and waits to be trained again")
     return waiting
 
 
 def early_message(early: Sequence[PlannedRun], plan: Plan) -> str:
-    """Which runs are judged at a learning rate that further tuning may change, and what can be done."""
+    """The error for judged runs whose learning rate further tuning may change."""
     return (
         f"study.learning_rates: {count(len(early), 'run')} of {plan.folder}, such as {early[0].member.folder}, took "
         f"their rates from fewer tuning runs; give the same study.learning_rates and study.extend_rates, another "
@@ -136,7 +135,7 @@ def early_message(early: Sequence[PlannedRun], plan: Plan) -> str:
 
 
 def changed_message(changed: Sequence[PlannedRun], plan: Plan) -> str:
-    """Which runs are not what the study asks for, why, and what can be done."""
+    """The error for runs whose settings are no longer those of the study."""
     run = changed[0].run
     keys = run.folder.changed_keys(run.cfg, CHANGEABLE)
     key, old, new = keys[0] if keys else ("data, tokenizer or precision", "another", "this")
@@ -148,43 +147,36 @@ def changed_message(changed: Sequence[PlannedRun], plan: Plan) -> str:
 
 
 def refuse_old_grid(plan: Plan) -> None:
-    """Raise ConfigError for a study from before tuning runs, which searched learning rates on the runs it judges."""
+    """Raise ConfigError for a study of an earlier version, which chose learning rates on the runs it judges."""
     if (plan.folder / FILE).exists():
         members = [member for arm in Study.load(plan.folder).arms for member in arm.judged]
         if any(member.learning_rate is not None for member in members):
             raise ConfigError(
-                f"{plan.folder}: its learning rates were chosen on the runs that it judges, as no study does any more; "
+                f"{plan.folder}: its learning rates were chosen on the runs that it judges, no longer supported; "
                 f"give another name= (llama-lab-compare {plan.folder} still reports on it)"
             )
 
 
 def looks(plan: Plan) -> int:
-    """How many reports on fewer seeds there have been: whoever adds seeds because of one gives chance another try."""
+    """The number of reports on fewer seeds: adding seeds after a look at a report is a further test."""
     if not (plan.folder / FILE).exists():
         return 0
     before = Study.load(plan.folder)
-    had, have = ({m.seed for arm in study.arms for m in arm.judged} for study in (before, plan.study))
+    old_seeds, new_seeds = ({m.seed for arm in study.arms for m in arm.judged} for study in (before, plan.study))
     was_reported = (plan.folder / SUMMARY).exists()
-    return before.looks + (had < have and was_reported)
+    return before.looks + (old_seeds < new_seeds and was_reported)
 
 
 def unlisted_notes(plan: Plan) -> list[str]:
-    """A sentence on the runs in the study's folder that it does not list, since what is left out must be told."""
+    """A sentence on the runs in the study's folder that it does not list, so that none is left out silently."""
     listed = {run.member.folder for run in (*plan.tuning, *plan.runs)}
     found = {str(folder.relative_to(plan.folder)) for folder in plan.folder.glob("*/seed=*") if is_run(folder)}
     left = sorted(found - listed)
     return [f"Not part of this report, though in its folder: {', '.join(left)}."] if left else []
 
 
-def launch(runs: Sequence[PlannedRun], launcher: Launcher) -> list[tuple[PlannedRun, JobReturn]]:
-    """Hand the runs to the launcher that the command line chose."""
-    if not runs:
-        return []
-    return list(zip(runs, launcher.launch([run.overrides for run in runs], initial_job_idx=0), strict=True))
-
-
 def study_job(cfg: DictConfig) -> None:
-    """One run of a study, wherever its launcher puts it. Hydra goes on with the next one if this one fails."""
+    """The task function of a study's runs. Hydra continues with the next run if this one fails."""
     job = HydraConfig.get()
     overrides = list(job.overrides.task)
     cfg, choices = run_config(cfg, dict(job.runtime.choices))
@@ -193,29 +185,29 @@ def study_job(cfg: DictConfig) -> None:
         measure_study(run)
         return
     study_folder = run.folder.path.parents[1]
-    progress = Progress(Study.load(study_folder), study_folder)
+    progress = StudyProgress(Study.load(study_folder), study_folder)
     is_first = current_rank() == 0
     if is_first:
-        progress.begin(run)
+        progress.run_started(run)
     try:
         outcome = train(run)
     except FinishedRunError:
-        return  # by another process, since this one looked
+        return  # another process has finished it since the plan was made
     except Exception as error:
         if not isinstance(error, ConfigError):
-            traceback.print_exc()  # Hydra keeps it to itself
+            traceback.print_exc()  # Hydra does not print it
         if is_first:
-            progress.failed(run, error)
+            progress.run_failed(run, error)
         raise
     if is_first:
-        progress.ended(run, outcome)
+        progress.run_ended(run, outcome)
     if outcome == "interrupted":
-        sys.stderr.write("stopped; the same command goes on where it left off\n")
+        sys.stderr.write("stopped; run the same command to resume\n")
         sys.exit(INTERRUPTED)
 
 
-def tell_failures(results: Sequence[tuple[PlannedRun, JobReturn]]) -> None:
-    """Repeat, after the report, what failed and why: the lines above it may have scrolled away."""
+def print_failures(results: Sequence[tuple[PlannedRun, JobReturn]]) -> None:
+    """Repeat the failures after the report: the lines above it may have scrolled away."""
     for run, result in results:
         if result.status == JobStatus.FAILED:
             error = result._return_value  # the public property would raise it

@@ -1,4 +1,4 @@
-"""`python eval.py run=...`: evaluate a run, several, or a study, whose report is then written again."""
+"""`python eval.py run=...`: evaluates one or several runs, or a study, and then rewrites the study's report."""
 
 import glob
 import sys
@@ -19,9 +19,9 @@ from .study import FILE, Study
 
 
 def evaluate_all(wanted: str, settings: DictConfig) -> bool:
-    """Evaluate all that `wanted` names, and report on it if it is a study; whether all could be evaluated.
+    """Evaluate all runs that `wanted` names, and write the report if it is a study; False if a run failed.
 
-    A run that cannot be is told of, and the others go on. Raises ConfigError if it is the only one.
+    The error of a run is printed, and the others are evaluated. Raises ConfigError if it is the only run.
     """
     runs = found_runs(wanted)
     failed = 0
@@ -46,20 +46,23 @@ def evaluate_all(wanted: str, settings: DictConfig) -> bool:
 
 
 def found_runs(wanted: str) -> list[Path]:
-    """The runs of a folder, a pattern or a study, of this by seed: so arms take turns. ConfigError without any."""
-    if not wanted:  # such as a variable of the shell that is not set; run=. is the folder one is in
+    """The runs of a folder, a pattern or a study; those of a study by seed, so that arms take turns.
+
+    Raises ConfigError if there are none.
+    """
+    if not wanted:  # perhaps an unset shell variable; run=. is the working directory
         raise ConfigError("run=: names nothing; name a run's folder, such as runs/llama/base/seed=1")
     path = Path(wanted)
     if (path / FILE).exists():
         members = [member for arm in Study.load(path).arms for member in arm.judged]
         listed = [path / member.folder for member in sorted(members, key=lambda member: member.seed)]
-        begun = [run for run in listed if is_run(run)]
-        if len(begun) < len(listed):
-            print(f"{wanted}: {len(listed) - len(begun)} of its {len(listed)} runs never began", file=sys.stderr)
-        if begun:
-            return begun
+        started = [run for run in listed if is_run(run)]
+        if len(started) < len(listed):
+            print(f"{wanted}: {len(listed) - len(started)} of its {len(listed)} runs never began", file=sys.stderr)
+        if started:
+            return started
     matches = [path] if path.exists() else sorted(map(Path, glob.glob(wanted, recursive=True)))
-    runs = [run for match in matches if match.is_dir() for run in below(match)]
+    runs = [run for match in matches if match.is_dir() for run in runs_below(match)]
     if not runs:
         raise ConfigError(
             f"run={wanted}: holds no run; name folders of runs or studies, such as runs/llama/base/seed=1"
@@ -67,8 +70,8 @@ def found_runs(wanted: str) -> list[Path]:
     return list(dict.fromkeys(runs))
 
 
-def below(path: Path) -> list[Path]:
-    """The runs of one folder; none is no error where a pattern matches other things too."""
+def runs_below(path: Path) -> list[Path]:
+    """The runs of one folder; empty if there are none, since a pattern may match other folders too."""
     try:
         return run_folders(path)
     except ConfigError:

@@ -1,7 +1,7 @@
-"""The learning rate of each judged run: the best on a seed of its own, which is not judged.
+"""The learning rate of each judged run: the best on a tuning seed of its own, which is not judged.
 
-A rate chosen on the runs that are then compared lets a noisy arm win, and one tuning seed for all judged ones makes
-them wrong together; docs/statistics.md has how often.
+A rate chosen on the runs that are compared favours the noisiest arm, and a single tuning seed gives all judged runs the
+same error; docs/statistics.md says how often.
 """
 
 from collections.abc import Mapping
@@ -11,17 +11,17 @@ Losses = Mapping[float, float]
 
 
 def best_rate(losses: Losses) -> float:
-    """The learning rate with the lowest loss; of several, as where all diverged, the lowest rate."""
+    """The learning rate with the lowest loss; the lowest such rate if several tie, as when all diverged."""
     return min(losses, key=lambda rate: (losses[rate], rate))
 
 
 def is_on_edge(losses: Losses) -> bool:
-    """Whether the best rate is an end of the grid, so that a better one may lie beyond."""
+    """Whether the best rate is at an end of the grid, so that a better one may lie beyond."""
     return best_rate(losses) in (min(losses), max(losses))
 
 
 def rate_beyond(losses: Losses) -> float | None:
-    """The rate to try next, as far beyond the best one as its neighbour is before it; None unless it is on the edge."""
+    """The next rate beyond the edge, at the ratio of the best rate to its neighbour; None unless the best is there."""
     if not is_on_edge(losses):
         return None
     rates, best = sorted(losses), best_rate(losses)

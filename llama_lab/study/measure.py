@@ -1,6 +1,6 @@
-"""Measuring the arms of a study: side by side, after its runs, with nothing else of the study at work.
+"""Measuring the speed of a study's arms in turn, after its runs, while nothing else of the study is running.
 
-Speeds that runs log are those of a machine that may do other work, and of another hour for each arm.
+The speeds that runs log are measured at different times, on a machine that may be busy with other work.
 """
 
 import time
@@ -34,11 +34,11 @@ from .study import FILE as STUDY
 from .study import Arm, Study
 
 ROUNDS = 5
-STEPS = 3  # of training in a round that count
+STEPS = 3  # timed training steps per round
 
 
 def measure_study(job: Run) -> None:
-    """Measure the arms of the study that the job's config names as `measure`, on the job's hardware; write speed.json.
+    """Measure the arms of the study in the job's config key `measure`, on the job's hardware, and write speed.json.
 
     Runs on every rank. Raises ConfigError, and KeyboardInterrupt at Ctrl-C.
     """
@@ -55,7 +55,7 @@ def measure_study(job: Run) -> None:
         dataset = open_dataset(next(iter(jobs.values())).cfg, display)
     try:
         arms = measure_in_turn(jobs, dataset)
-    except SystemExit:  # what Lightning makes of Ctrl-C
+    except SystemExit:  # Lightning raises it on Ctrl-C
         raise KeyboardInterrupt from None
     leave_process_group()
     if current_rank() == 0:
@@ -65,16 +65,13 @@ def measure_study(job: Run) -> None:
 
 
 def finished_run(arm: Arm, folder: Path) -> Path | None:
-    """The first of an arm's judged runs that came to its end."""
+    """The first of an arm's judged runs that is done; None if there is none."""
     runs = (folder / member.folder for member in arm.judged)
     return next((run for run in runs if (RunFolder(run).read_status() or {}).get("status") == "done"), None)
 
 
 def job_of(run: Path, job: Run) -> Run:
-    """What trains as the run in a folder did, on the hardware of `job`.
-
-    Raises ConfigError for a config that names what is not trusted.
-    """
+    """The run in a folder as a job on the hardware of `job`. Raises ConfigError for targets that are not trusted."""
     cfg = stored_config(run / RESOLVED)
     trust = Trust.of_command(tuple(job.cfg.trust))
     trust.check(cfg, f"measure={job.cfg.measure}: {run / RESOLVED}", lambda package: f"trust=[{package}]")
@@ -85,11 +82,11 @@ def job_of(run: Path, job: Run) -> Run:
 
 
 def measure_in_turn(jobs: Mapping[str, Run], dataset: TokenDataset) -> dict[str, ArmSpeed]:
-    """Every arm in every round; decoding on the first rank alone."""
+    """Measure every arm in every round; decoding on the first rank only."""
     train: dict[str, list[float]] = {name: [] for name in jobs}
     decode: dict[str, list[float]] = {name: [] for name in jobs}
     for number in range(ROUNDS):
-        for name in list(jobs) if number % 2 == 0 else reversed(list(jobs)):  # a machine that slows harms all alike
+        for name in list(jobs) if number % 2 == 0 else reversed(list(jobs)):  # a slowdown affects all arms
             train[name].append(training_speed(jobs[name], dataset))
             if current_rank() == 0:
                 decode[name].append(decoding_speed(jobs[name], dataset))
@@ -99,7 +96,7 @@ def measure_in_turn(jobs: Mapping[str, Run], dataset: TokenDataset) -> dict[str,
 
 
 def training_speed(job: Run, dataset: TokenDataset) -> float:
-    """Tokens per second over all devices: the median of some steps, after those in which kernels and caches fill."""
+    """Training tokens per second over all devices: the median of `STEPS` steps after a warm-up."""
     cfg = job.cfg
     model = build_model(cfg, dataset.vocab_size)
     module = build_module(job, model, dataset.val_bytes)
@@ -133,7 +130,7 @@ class StepTimes(L.Callback):
 
 
 def decoding_speed(job: Run, dataset: TokenDataset) -> float:
-    """Tokens per second of one sequence, at the end of the context, with the KV cache; not compiled."""
+    """Decoding tokens per second of one sequence at the end of the context, with the KV cache, not compiled."""
     model = place(build_model(job.cfg, dataset.vocab_size), job.hardware)
     new_tokens = min(NEW_TOKENS, model.max_seq_len)
     decode = decoding(model, batch_size=1, context=model.max_seq_len, new_tokens=new_tokens)

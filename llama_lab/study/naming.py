@@ -1,4 +1,4 @@
-"""How a sentence names runs, and the values in which they differ."""
+"""Names of runs, and of the values in which they differ, for use in sentences."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def disagreement(records: Sequence[Record], values: Sequence[str]) -> str:
 
 
 def by_value(records: Sequence[Record], values: Sequence[str]) -> dict[str, list[Record]]:
-    """The runs that have each value."""
+    """Group runs by value."""
     groups: dict[str, list[Record]] = {}
     for record, value in zip(records, values, strict=True):
         groups.setdefault(value, []).append(record)
@@ -30,14 +30,14 @@ def values_in(groups: dict[str, list[Record]], every: Sequence[Record]) -> str:
 
 
 def named(runs: Sequence[Record], every: Sequence[Record]) -> str:
-    """The arms all of whose runs in `every` are among `runs`, and the other runs one by one."""
+    """The names of `runs`; those of an arm whose runs in `every` are all among them are named by the arm."""
     partial = {record.arm for record in every if record not in runs} if every else {record.arm for record in runs}
     names = [run_name(run) if run.arm in partial else run.arm for run in runs]
     return enumerate_some(list(dict.fromkeys(names)), MOST_NAMES)
 
 
 def run_name(run: Record) -> str:
-    """`rmsnorm/seed=2`, or `rmsnorm-lr=0.001/seed=2` where learning rates are swept, as its folder says."""
+    """The run's name after its folder: `rmsnorm/seed=2`, or `rmsnorm-lr=0.001/seed=2` for a tuning run."""
     folder, seed = run.path.parent.name, run.path.name
     arm = folder if folder.startswith(f"{run.arm}-lr=") else run.arm
     return f"{arm}/{seed if seed.startswith('seed=') else f'seed={run.seed}'}"
@@ -51,5 +51,5 @@ def first_and_more(found: dict[str, str]) -> str:
 
 
 def sentence(statement: str, consequence: str) -> str:
-    """A statement and what it means, if that is known."""
+    """A statement and its consequence, if any, as a sentence."""
     return f"{statement}; {consequence}." if consequence else f"{statement}."

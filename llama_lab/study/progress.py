@@ -1,4 +1,4 @@
-"""What a person sees while a study goes on, in a terminal or a file: which run of how many, its loss, time left."""
+"""A study's progress for the user: which run of how many, its loss, and the time left."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from llama_lab.training.run import Outcome, Run
 from .study import Study
 
 
-class Progress:
-    """Tells of one run of a study, from the files of all: it works the same in any process, on any machine."""
+class StudyProgress:
+    """Prints a study's progress from the files of its runs, so that any process on any machine can do it."""
 
     def __init__(self, study: Study, folder: Path) -> None:
         self._study = study
@@ -20,13 +20,13 @@ class Progress:
         self._arms = {member.folder: arm for arm in study.arms for member in arm.members}
         self._console = Console(highlight=False, soft_wrap=True)
 
-    def begin(self, run: Run) -> None:
-        """A run begins."""
+    def run_started(self, run: Run) -> None:
+        """Print the start of a run."""
         ended = sum(self._status(folder) in ("done", "diverged", "failed") for folder in self._arms)
         self._console.rule(f"run {ended + 1} of {len(self._arms)}: {run.title}{self._time_left(ended)}")
 
-    def ended(self, run: Run, outcome: Outcome) -> None:
-        """A run ended: how, against the arm that it is a step from, and where all arms are at its seed."""
+    def run_ended(self, run: Run, outcome: Outcome) -> None:
+        """Print how a run ended: its loss, the step from the arm before it, and the losses of all arms at its seed."""
         if outcome != "done":
             message = run.folder.read_json("status.json")["message"]
             self._print(f"{run.title}: {outcome}, {message}")
@@ -34,12 +34,12 @@ class Progress:
         self._print(f"{run.title}: val loss {self._loss(run.title):.4f}{self._step(run.title)}")
         self._print(f"seed {run.cfg.seed} so far: {self._so_far(run.cfg.seed)}")
 
-    def failed(self, run: Run, error: BaseException) -> None:
-        """A run crashed; the others go on."""
+    def run_failed(self, run: Run, error: BaseException) -> None:
+        """Print the error of a run that crashed."""
         self._print(f"{run.title}: failed, {type(error).__name__}: {error}")
 
     def _so_far(self, seed: int) -> str:
-        """The loss of every arm that has one at this seed, the best where there are several learning rates."""
+        """The loss of every arm that has one at this seed, the best of several learning rates."""
         losses: dict[str, list[float]] = {}
         for folder, arm in self._arms.items():
             if folder.endswith(f"/seed={seed}") and (loss := self._loss(folder)) is not None:
@@ -47,7 +47,7 @@ class Progress:
         return ", ".join(f"{arm} {min(found):.4f}" for arm, found in losses.items())
 
     def _step(self, folder: str) -> str:
-        """The difference to the arm before, or the baseline, at the same seed and learning rate, if that is done."""
+        """The difference to the previous arm, or the baseline, at the same seed and learning rate, if that is done."""
         arm = self._arms[folder]
         own = next(member for member in arm.members if member.folder == folder)
         against = next(a for a in self._study.arms if a.name == (arm.previous or self._study.baseline))
@@ -58,7 +58,7 @@ class Progress:
         return ""
 
     def _time_left(self, ended: int) -> str:
-        """The training time of the runs still to come, as the finished ones had it on average."""
+        """The training time of the remaining runs, at the mean of the finished ones."""
         done = [self._run(folder) for folder in self._arms if self._status(folder) == "done"]
         if not done:
             return ""
@@ -66,17 +66,15 @@ class Progress:
         return f", about {duration((len(self._arms) - ended) * mean)} of training left"
 
     def _run(self, folder: str) -> RunFolder:
-        """The files of a run."""
         return RunFolder(self._folder / folder)
 
     def _status(self, folder: str) -> str:
-        """A run's status, empty before it begins."""
+        """A run's status; empty before it starts."""
         return (self._run(folder).read_status() or {"status": ""})["status"]  # type: ignore[no-any-return]
 
     def _loss(self, folder: str) -> float | None:
-        """The final loss of a run, None unless it is done."""
+        """The final loss of a run; None unless it is done."""
         return self._run(folder).read_json("summary.json")["val/loss"] if self._status(folder) == "done" else None
 
     def _print(self, line: str) -> None:
-        """One line, as it is."""
         self._console.print(line, markup=False)

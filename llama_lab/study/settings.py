@@ -1,4 +1,4 @@
-"""The settings of a study's runs: what may set its arms apart, and what does."""
+"""The settings of a study's runs: which may differ between arms, and which do."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,19 +12,18 @@ from llama_lab.runs.record import Record
 from .naming import by_value, disagreement, first_and_more, values_in
 from .study import Arm, Study
 
-# Settings that may differ: of where a run computes; of its name and seed, which pairing takes care of; of the model,
-# which is what arms are about; of the text and how much of it is read, since the hashes of data and tokenizer are
-# compared.
+# Settings that may differ: where a run computes; its name and seed, which are checked by pair; the model, which arms
+# compare; the text and how much of it is read, since the hashes of data and tokenizer are compared instead.
 SEEDS = ("data.seed", "model.seed")
 TEXT = ("data.files", "data.source", "data.val_tokens", "tokenizer.sample_bytes")
 OWN = (*CHANGEABLE, "name", "arm", "study", "seed", *SEEDS)  # of each run
 MODEL = ("model", "size")
 COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
-WIDTH = "model.hidden_dim"  # which matching solves for
+WIDTH = "model.hidden_dim"  # solved for by matching
 RATE = "optim.lr"
 UNSET = "unset"
 
-# The keys of the config that a group of the model stands for.
+# The config keys that a group of the model sets.
 GROUPS = {
     "norm": ("model.norm",),
     "block": ("model.block",),
@@ -45,7 +44,7 @@ GROUPS = {
     ),
 }
 
-# The keys whose values some option computes from those of other keys.
+# Keys whose values some option computes from other keys.
 FOLLOWS = {
     "model.head_dim": ("model.dim", "model.n_heads"),
     WIDTH: ("model.dim", "size.mlp_ratio"),
@@ -60,24 +59,24 @@ FOLLOWS = {
 
 
 def different_settings(reference: Record, record: Record, is_swept: bool) -> dict[str, tuple[Any, Any]]:
-    """What two runs differ in, names, seeds and places left out, with (reference's, record's).
+    """(reference's value, record's value) by setting in which two runs differ, without names, seeds and hardware.
 
-    The groups of which they choose other options, and the config keys that no such group stands for.
+    A setting is a group of which they choose other options, or a config key that no such group sets.
     """
     ours, theirs = record.facts["choices"], reference.facts["choices"]
     options = {group: (theirs.get(group), ours.get(group)) for group in ours if not belongs(group, (*OWN, "hydra"))}
     groups = {group: pair for group, pair in options.items() if pair[0] != pair[1]}
-    told = [key for group in groups for key in GROUPS.get(group, (group,))]
-    keys = [key for key in _keys([reference, record]) if not belongs(key, (*OWN, *_swept(is_swept), *told))]
+    covered = [key for group in groups for key in GROUPS.get(group, (group,))]
+    keys = [key for key in _keys([reference, record]) if not belongs(key, (*OWN, *_swept(is_swept), *covered))]
     pairs = {key: (reference.config.get(key), record.config.get(key)) for key in keys}
     return groups | {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def planned_settings(axes: Collection[str], match: str, configs: Sequence[DictConfig]) -> list[dict[str, Any]]:
-    """Of each arm's config, what it has of the keys that set the arms of a plan apart; see `Arm.settings`.
+    """Each arm's values of the keys in which the arms of a plan differ; see `Arm.settings`.
 
-    Only those that an axis stands for, or that are computed alike in all arms from other keys: what else differs sets
-    arms apart by mistake, and no plan excuses it.
+    Includes only keys that an axis sets, or that all arms compute from other keys in the same way: any other difference
+    is a mistake, which a plan does not excuse.
     """
     resolved = [flatten(settled(cfg)) for cfg in configs]
     written = [flatten(OmegaConf.to_container(cfg)) for cfg in configs]
@@ -97,7 +96,7 @@ def _is_varied(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def unequal_settings(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
-    """A sentence for every setting that differs between runs without a right to."""
+    """A sentence for every setting that differs between runs but should not."""
     yield from _unequal(study, records, is_swept)
     yield from _mixed_arms(study, records, is_swept)
     if study.design == "comparison":
@@ -115,7 +114,7 @@ def _unequal(study: Study, records: Sequence[Record], is_swept: bool) -> Iterato
 
 
 def _mixed_arms(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
-    """The settings that may differ between arms, but not within one, whose runs are averaged."""
+    """The settings that may differ between arms, but not within one arm, whose runs are averaged."""
     ignored = (*OWN, *TEXT, "train.tokens", *_swept(is_swept), *_planned(study), *_shared(study, records, is_swept))
     keys = [key for key in _keys(records) if not belongs(key, ignored)]
     for arm in study.arms:
@@ -125,23 +124,23 @@ def _mixed_arms(study: Study, records: Sequence[Record], is_swept: bool) -> Iter
 
 
 def _ungrouped(study: Study, records: Sequence[Record]) -> Iterator[str]:
-    """What sets the models of a comparison's arms apart, but is none of the settings that it groups runs by."""
+    """The model settings in which a comparison's arms differ, other than those that it groups runs by."""
     axes = _axes(study)
-    if "arm" in axes:  # an arm of its own name stands for all of its settings
+    if "arm" in axes:  # an arm's name stands for all of its settings
         return
     grouped = axes | (GROUPS.keys() - {"size"} if "arch" in axes else set())
     others = [group for group in GROUPS if group not in grouped]
     choices = {group: [str(t.facts["choices"].get(group, UNSET)) for t in records] for group in others}
     groups = {group: values for group, options in choices.items() if (values := disagreement(records, options))}
     matched = (WIDTH,) if _is_matched(study.match) else ()
-    told = (*SEEDS, *COMPARED, *matched, *grouped, *_stands_for(grouped), *_stands_for(groups))
-    keys = [key for key in _keys(records) if belongs(key, MODEL) and not belongs(key, told)]
+    covered = (*SEEDS, *COMPARED, *matched, *grouped, *_keys_set_by(grouped), *_keys_set_by(groups))
+    keys = [key for key in _keys(records) if belongs(key, MODEL) and not belongs(key, covered)]
     if found := groups | _different(records, keys):
         yield f"Arms differ in more than what they are grouped by: {first_and_more(found)}."
 
 
 def _unplanned(study: Study, records: Sequence[Record]) -> Iterator[str]:
-    """The settings that the study's plan gave to each arm, where it has recorded them, and a run does not have."""
+    """The settings in which a run differs from what the study's plan recorded for its arm."""
     arms = {arm.name: arm for arm in study.arms}
     found = {}
     for key in _planned(study):
@@ -155,9 +154,9 @@ def _unplanned(study: Study, records: Sequence[Record]) -> Iterator[str]:
 
 
 def _off_axis(study: Study, records: Sequence[Record]) -> Iterator[str]:
-    """The settings of the model in which arms differ, though their levels on the axes that can change them are equal.
+    """The model settings in which arms differ although the axes that can change them have equal levels.
 
-    Of a study that has recorded its plan: those in which that gives all arms the same.
+    If the study recorded its plan: those in which all planned arms are equal.
     """
     planned, axes, keys = _planned(study), _axes(study), _keys(records)
     arms = {arm.name: arm for arm in study.arms}
@@ -175,7 +174,7 @@ def _off_axis(study: Study, records: Sequence[Record]) -> Iterator[str]:
 
 
 def _movers(key: str, axes: Collection[str], match: str, keys: Sequence[str]) -> tuple[str, ...]:
-    """The axes whose levels may change a setting, directly or through a key that it follows. keys: of all configs."""
+    """The axes that may change a setting, directly or through a key that it follows. keys: of all configs."""
     if key == WIDTH and _is_matched(match):
         return tuple(sorted(axes))
     through = {axis for followed in FOLLOWS.get(key, ()) for axis in _movers(followed, axes, match, keys)}
@@ -186,25 +185,25 @@ def _moves(axis: str, key: str, keys: Sequence[str]) -> bool:
     if axis in GROUPS:
         return belongs(key, GROUPS[axis])
     if axis == "arch":
-        return belongs(key, tuple(_stands_for(GROUPS.keys() - {"size"})))
+        return belongs(key, tuple(_keys_set_by(GROUPS.keys() - {"size"})))
     is_key = any(_is_named(other, axis) and not belongs(other, OWN) for other in keys)
-    return _is_named(key, axis) if is_key else belongs(key, MODEL)  # what another name stands for, nobody knows
+    return _is_named(key, axis) if is_key else belongs(key, MODEL)  # an unknown name may set any of these
 
 
 def _is_named(key: str, axis: str) -> bool:
-    """Whether an axis is a key, a part of the config above it, or its end, such as `warmup`."""
+    """Whether an axis is a key, a node above it, or its last part, such as `warmup`."""
     return belongs(key, (axis,)) or key.rpartition(".")[2] == axis
 
 
 def _with_equal_levels(
     records: Sequence[Record], arms: Mapping[str, Arm], axes: Sequence[str]
 ) -> Iterable[Sequence[Record]]:
-    """The runs whose arms have the same levels on these axes."""
+    """Groups of runs whose arms have the same levels on these axes."""
     return by_value(records, [str([arms[record.arm].axes.get(axis) for axis in axes]) for record in records]).values()
 
 
 def _of_whole_arms(records: Sequence[Record], key: str) -> list[Record]:
-    """The runs of arms that have one value of a setting: where an arm has several, it is named for that."""
+    """The runs of arms that agree within themselves on a setting: `_mixed_arms` reports the others."""
     values: dict[str, set[str]] = {}
     for record in records:
         values.setdefault(record.arm, set()).add(text_of(record.config, key))
@@ -212,7 +211,7 @@ def _of_whole_arms(records: Sequence[Record], key: str) -> list[Record]:
 
 
 def _unpaired(records: Sequence[Record]) -> Iterator[str]:
-    """Pairs share the order of their data and the seed of their parameters."""
+    """The seeds of data and parameters in which runs of the same seed differ."""
     for key in SEEDS:
         for seed in sorted({record.seed for record in records}):
             pairs = [record for record in records if record.seed == seed]
@@ -225,7 +224,7 @@ def _axes(study: Study) -> set[str]:
 
 
 def _planned(study: Study) -> tuple[str, ...]:
-    """The keys in which the study's plan sets its arms apart; none for a study that has not recorded it."""
+    """The keys in which the study's planned arms differ; none if it recorded no plan."""
     return tuple(sorted({key for arm in study.arms for key in arm.settings or ()}))
 
 
@@ -237,7 +236,7 @@ def _swept(is_swept: bool) -> tuple[str, ...]:
     return (RATE,) if is_swept else ()
 
 
-def _stands_for(groups: Iterable[str]) -> list[str]:
+def _keys_set_by(groups: Iterable[str]) -> list[str]:
     return [key for group in groups for key in GROUPS.get(group, ())]
 
 
@@ -246,10 +245,7 @@ def _keys(records: Sequence[Record]) -> list[str]:
 
 
 def _shared(study: Study, records: Sequence[Record], is_swept: bool) -> list[str]:
-    """The settings of which no arm should have a value of its own.
-
-    Those for which no axis is a group, the key, or its end, such as `warmup`, and that no plan gives to arms.
-    """
+    """The settings that all arms should share: neither set by an axis nor by the study's plan."""
     axes, planned = _axes(study), set(_planned(study))
     ignored = (*OWN, *TEXT, *MODEL, "train.tokens", *_swept(is_swept))
     return [
@@ -262,12 +258,12 @@ def _shared(study: Study, records: Sequence[Record], is_swept: bool) -> list[str
 
 
 def _different(records: Sequence[Record], keys: Sequence[str]) -> dict[str, str]:
-    """Those of the keys in which runs differ, with the runs that have each value."""
+    """The keys in which runs differ, with a text of which runs have which value."""
     found = {key: disagreement(records, [text_of(record.config, key) for record in records]) for key in keys}
     return {key: values for key, values in found.items() if values}
 
 
 def text_of(config: Mapping[str, Any], key: str) -> str:
-    """A setting, the same whether it was written 16 or 16.0."""
+    """A setting as text, the same for 16 and 16.0."""
     value = config.get(key, UNSET)
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,4 +1,4 @@
-"""speed.json: how fast the arms of a study are, measured side by side."""
+"""speed.json: the speeds of a study's arms, measured in turn."""
 
 import json
 from collections.abc import Mapping
@@ -14,20 +14,20 @@ FILE = "speed.json"
 
 @dataclass(frozen=True)
 class ArmSpeed:
-    """Tokens per second in every round: of training, on all devices, and of decoding one sequence, on one."""
+    """Tokens per second in every round: of training, on all devices, and of decoding one sequence, on one device."""
 
     train: tuple[float, ...]
     decode: tuple[float, ...]
 
     @property
     def costs(self) -> dict[str, float]:
-        """The medians, by the names of an arm's costs."""
+        """The medians by metric name."""
         return {"perf/tokens_per_second": median(self.train), "decode_tokens_per_second": median(self.decode)}
 
 
 @dataclass(frozen=True)
 class StudySpeed:
-    """What was measured of a study's arms, and what on."""
+    """The speeds of a study's arms, and the hardware and software that they were measured with."""
 
     device: str
     devices: int
@@ -37,13 +37,13 @@ class StudySpeed:
     arms: Mapping[str, ArmSpeed]
 
     def save(self, folder: Path) -> None:
-        """Write speed.json in one move."""
+        """Write speed.json atomically."""
         with replacing(folder / FILE) as fresh:
             fresh.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """What was measured of the study in `folder`, None if nothing was."""
+        """Read speed.json in `folder`; None if there is none."""
         if not (folder / FILE).exists():
             return None
         content = json.loads((folder / FILE).read_text())

@@ -1,6 +1,6 @@
-"""A study's record, study.yaml: its arms, the runs of each, and what they are compared with."""
+"""study.yaml: a study's arms, the runs of each, and what they are compared with."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -18,8 +18,8 @@ SUMMARY = "summary.csv"  # of a report
 class Member:
     """One run of a study.
 
-    folder: of the run, relative to the study's folder, or absolute. learning_rate: where the study sweeps it. tunes:
-    the judged seed of the arm whose learning rate this run helps to choose; None for a run that is judged.
+    folder: of the run, relative to the study's folder, or absolute. learning_rate: the run's, if the study searches it.
+    tunes: the judged seed of the arm whose learning rate this run helps to choose; None for a judged run.
     """
 
     folder: str
@@ -30,12 +30,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Arm:
-    """One architecture of a study, with its runs over seeds and, where they are swept, learning rates.
+    """One architecture of a study, with its judged and tuning runs.
 
-    axes: the level of each of the study's axes, such as `{"norm": "rmsnorm"}`. previous: the arm that its step is
-    counted from, None for none. residual: what matching left, as a fraction of the reference; None where unmatched.
-    settings: the arm's own value of every config key in which the study's plan sets its arms apart, such as
-    `{"model.norm.eps": 1e-6}`; None where no plan recorded it.
+    axes: the level of each of the study's axes, such as `{"norm": "rmsnorm"}`. previous: the arm that it is one step
+    from, if any. residual: the relative difference to the reference that matching left; None if unmatched.
+    settings: the arm's values of the config keys in which the planned arms differ, such as `{"model.norm.eps": 1e-6}`;
+    None if no plan recorded them.
     """
 
     name: str
@@ -52,18 +52,18 @@ class Arm:
 
     @property
     def tuning(self) -> tuple[Member, ...]:
-        """The runs that learning rates are chosen by."""
+        """The runs that choose learning rates."""
         return tuple(member for member in self.members if member.tunes is not None)
 
 
 @dataclass(frozen=True)
 class Study:
-    """What belongs together. baseline: name of the arm that all are compared with.
+    """A set of arms. baseline: the name of the arm that all others are compared with.
 
-    design: ladder, leave_one_out, ...; "comparison" for runs that were put together afterwards. match: params, flops or
-    none; "" if unknown. notes: what a reader must know, in whole sentences. margin: a change of the loss that is too
-    small to matter, in the unit that arms are judged in; None for none. looks: reports that were written over fewer
-    seeds. title: of the report; see `heading` where there is none.
+    design: ladder, leave_one_out, ...; "comparison" for runs that were grouped afterwards. match: params, flops or
+    none; "" if unknown. notes: caveats, as sentences. margin: the largest change of the loss that does not matter, in
+    the unit in which arms are judged; None if not given. looks: reports that were written on fewer seeds. title: of the
+    report; default: see `heading`.
     """
 
     name: str
@@ -72,14 +72,14 @@ class Study:
     arms: tuple[Arm, ...]
     match: str = ""
     command: str = ""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     margin: float | None = None
     looks: int = 0
     title: str = ""
 
     @property
     def heading(self) -> str:
-        """The title of the report; without one of its own, of design and baseline."""
+        """The title of the report; default: design and baseline."""
         others = len(self.arms) - 1
         arms = f" and {others} other {'arm' if others == 1 else 'arms'}" if others else ""
         return self.title or f"{self.design.replace('_', ' ').capitalize()}: {self.baseline}{arms}"
@@ -90,12 +90,12 @@ class Study:
         return all(arm.previous == before.name for before, arm in pairwise(self.arms))
 
     def save(self, folder: Path) -> None:
-        """Write study.yaml in one move."""
+        """Write study.yaml atomically."""
         write_yaml(asdict(self), folder / FILE)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """The study whose record is in `folder`."""
+        """Read study.yaml in `folder`."""
         content: Any = OmegaConf.to_container(stored_config(folder / FILE), resolve=True)
         arms = [arm | {"members": tuple(Member(**member) for member in arm["members"])} for arm in content["arms"]]
         return cls(**content | {"arms": tuple(Arm(**arm) for arm in arms), "notes": tuple(content["notes"])})

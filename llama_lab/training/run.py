@@ -13,8 +13,8 @@ import torch
 from lightning.pytorch.loggers.logger import Logger
 from omegaconf import DictConfig, OmegaConf
 
+from llama_lab.config.component_errors import report_component_errors
 from llama_lab.config.components import build, build_model, model_cost, override_key
-from llama_lab.config.faults import users_faults_told
 from llama_lab.data.module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
@@ -25,7 +25,7 @@ from llama_lab.devices.throughput import peak_flops
 from llama_lab.display import open_display, quiet_libraries
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.lengths import check_multiples, evaluation
-from llama_lab.files import disk_errors_told
+from llama_lab.files import report_disk_errors
 from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.model.cost import cost_metrics
 from llama_lab.runs.checkpoint import before, checkpoint_step, consolidate, discard, load_checkpoint, newest_whole
@@ -88,7 +88,7 @@ def new_run(
     micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)  # for its checks
     folder = RunFolder(Path(cfg.measure or cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if cfg.resume:
-        with disk_errors_told(f"resume={cfg.resume}"):
+        with report_disk_errors(f"resume={cfg.resume}"):
             folder.check_files(f"resume={cfg.resume}", "restore it, or train the run again")
         cfg = with_earlier_warmup(cfg, folder, steps)
         arm_folder = folder.path.absolute().parent
@@ -147,7 +147,7 @@ def check_train(train: DictConfig) -> None:
 
 def train(run: Run) -> Outcome:
     """Train, evaluate, and leave a finished folder; or say how to go on. Raises ConfigError, or what went wrong."""
-    with users_faults_told(), disk_errors_told(f"runs_dir={run.cfg.runs_dir}"):
+    with report_component_errors(), report_disk_errors(f"runs_dir={run.cfg.runs_dir}"):
         return train_on_disk(run)
 
 

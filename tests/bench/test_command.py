@@ -72,8 +72,8 @@ def test_tokens_encodes_the_same_text_as_datasets_map(tmp_path: Path, environmen
     (tmp_path / "b.jsonl").write_text("".join(f'{{"text": "row {i}"}}\n' for i in range(20_000)))
     ran = bench("tokens", "*.txt", "b.jsonl", cwd=tmp_path, environment=environment)
     assert (ran.code, ran.err) == (0, "")
-    told, ours, theirs, ratio = ran.out.splitlines()
-    assert told.startswith("tokens: 0.6 MB read in ")
+    description, ours, theirs, ratio = ran.out.splitlines()
+    assert description.startswith("tokens: 0.6 MB read in ")
     assert ours.startswith("ours:         1 MB in ")
     assert theirs.startswith("datasets.map: 1 MB in ")
     assert re.fullmatch(r"ours encodes \d+\.\d\d times as fast", ratio)
@@ -99,7 +99,7 @@ def test_decode_prints_speeds_beside_the_floors_and_writes_rows_and_a_picture(
 
 
 @pytest.mark.slow
-def test_decode_times_the_compiled_step_unless_told_not_to(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_decode_times_the_compiled_step_by_default(tmp_path: Path, environment: dict[str, str]) -> None:
     ran = bench("decode", "--preset", "tiny", "--rounds", "1", cwd=tmp_path, environment=environment)
     assert ran.code == 0, ran.err
     timed = [row["what"] for row in rows(tmp_path / "bench" / "decode.csv") if row["pass"] == "generate"]
@@ -107,7 +107,7 @@ def test_decode_times_the_compiled_step_unless_told_not_to(tmp_path: Path, envir
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (
             ["components", "--only", "norm,atention"],
@@ -130,9 +130,9 @@ def test_decode_times_the_compiled_step_unless_told_not_to(tmp_path: Path, envir
         ([], "the following arguments are required: COMMAND; see python -m llama_lab.bench --help"),
     ],
 )
-def test_what_a_person_did_wrong_is_told_in_one_line(
+def test_what_a_person_did_wrong_is_reported_in_one_line(
     arguments: list[str],
-    told: str,
+    expected: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -145,7 +145,7 @@ def test_what_a_person_did_wrong_is_told_in_one_line(
     with pytest.raises(SystemExit) as stop:
         command.main()
     printed = capsys.readouterr()
-    assert (stop.value.code, printed.out, printed.err) == (2, "", f"error: {told}\n")
+    assert (stop.value.code, printed.out, printed.err) == (2, "", f"error: {expected}\n")
     assert os.listdir(tmp_path) == ["file"]
 
 

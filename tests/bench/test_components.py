@@ -134,7 +134,7 @@ def test_the_largest_written_out_attention_stays_below_ten_gibibytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "expected"),
     [
         ((2.0, 1.0, 3.5), ("2 s", "1 to 3.5")),
         ((0.00125, 0.0012, 0.0999), ("1.25 ms", "1.2 to 99.9")),
@@ -142,8 +142,8 @@ def test_the_largest_written_out_attention_stays_below_ten_gibibytes() -> None:
         ((4e-7, 3e-7, 5e-7), ("0.4 µs", "0.3 to 0.5")),
     ],
 )
-def test_times_are_told_in_one_unit_with_three_digits(seconds: tuple[float, ...], told: tuple[str, str]) -> None:
-    assert timing_text(Timing(seconds)) == told
+def test_times_have_one_unit_and_three_digits(seconds: tuple[float, ...], expected: tuple[str, str]) -> None:
+    assert timing_text(Timing(seconds)) == expected
 
 
 def test_a_measurement_s_ratio_says_how_many_times_as_fast_as_the_first() -> None:

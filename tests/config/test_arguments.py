@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from llama_lab.cli import eval_command, train_command
-from llama_lab.config.arguments import literal, readable
+from llama_lab.config.arguments import quote_argument, to_hydra
 from llama_lab.config.components import CONF_DIR
 from llama_lab.errors import ConfigError
 from tests.conftest import Command
@@ -19,7 +19,7 @@ AT_HOME = "/home/me"
 def composed(argument: str) -> object:
     """The value that an argument sets."""
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        cfg = compose("config", overrides=["data=text", literal(argument)])
+        cfg = compose("config", overrides=["data=text", quote_argument(argument)])
     return OmegaConf.to_container(cfg)["data" if argument.startswith("data.") else "runs_dir"]  # type: ignore[index]
 
 
@@ -48,8 +48,8 @@ def test_a_list_of_paths_needs_none_either(typed: str, files: object) -> None:
 
 def test_the_home_folder_is_what_the_shell_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", AT_HOME)
-    assert literal("runs_dir=~/runs") == f"runs_dir={AT_HOME}/runs"
-    assert literal("resume=~/runs/a") == f'resume="{AT_HOME}/runs/a"'
+    assert quote_argument("runs_dir=~/runs") == f"runs_dir={AT_HOME}/runs"
+    assert quote_argument("resume=~/runs/a") == f'resume="{AT_HOME}/runs/a"'
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_the_home_folder_is_what_the_shell_says(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_what_hydra_reads_or_a_person_has_to_mend_is_left_as_it_is(argument: str) -> None:
-    assert literal(argument) == argument
+    assert quote_argument(argument) == argument
 
 
 def test_flags_come_first_wherever_they_were_typed() -> None:
     typed = ["norm=a,b", "--multirun", "seed=1,2", "--config-dir", "my conf", "name=x", "-c", "job"]
-    assert readable(typed) == ["--multirun", "--config-dir", "my conf", "-c", "job", "norm=a,b", "seed=1,2", "name=x"]
+    assert to_hydra(typed) == ["--multirun", "--config-dir", "my conf", "-c", "job", "norm=a,b", "seed=1,2", "name=x"]
 
 
 def test_a_flag_between_overrides_is_read(command: Command) -> None:
@@ -90,15 +90,15 @@ def test_a_flag_between_overrides_is_read(command: Command) -> None:
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["norm=rmsnorm", "seed=1", "norm=layernorm"], "norm=layernorm: norm=rmsnorm is there already; "),
-        (["seed=1", "seed=1"], "seed=1: it is there already; "),
-        (["train.tokens=1e6", "++train.tokens=2e6"], "++train.tokens=2e6: train.tokens=1e6 is there already; "),
-        (["optim=adamw", "--multirun", "~optim"], "~optim: optim=adamw is there already; "),
+        (["norm=rmsnorm", "seed=1", "norm=layernorm"], "norm=layernorm: norm=rmsnorm is given already; "),
+        (["seed=1", "seed=1"], "seed=1: it is given already; "),
+        (["train.tokens=1e6", "++train.tokens=2e6"], "++train.tokens=2e6: train.tokens=1e6 is given already; "),
+        (["optim=adamw", "--multirun", "~optim"], "~optim: optim=adamw is given already; "),
     ],
 )
 def test_a_key_given_twice_is_refused(typed: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        readable(typed)
+        to_hydra(typed)
     assert str(refused.value) == f"{message}give every key once"
 
 
@@ -122,4 +122,4 @@ def test_every_command_refuses_a_key_given_twice(
     with pytest.raises(SystemExit) as stop:
         function()
     assert stop.value.code == 2
-    assert capsys.readouterr().err == f"error: {arguments[-1]}: {arguments[-2]} is there already; give every key once\n"
+    assert capsys.readouterr().err == f"error: {arguments[-1]}: {arguments[-2]} is given already; give every key once\n"

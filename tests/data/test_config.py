@@ -13,14 +13,14 @@ from llama_lab.data import BPETokenizer, ByteTokenizer, CharTokenizer, StandardL
 from tests.composing import compose_config, options
 
 
-def test_data_is_the_standard_library_unless_told() -> None:
+def test_data_is_the_standard_library_by_default() -> None:
     data = compose_config().data
     assert isinstance(instantiate(data.source), StandardLibrary)
     assert data.val_fraction == 0.05
     assert data.val_tokens == 2_000_000
 
 
-def test_the_order_of_data_follows_the_seed_of_the_run_unless_told() -> None:
+def test_the_order_of_data_follows_the_seed_of_the_run_by_default() -> None:
     assert compose_config("seed=5").data.seed == 5
     assert compose_config("seed=5", "data.seed=6").data.seed == 6
 

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from llama_lab.config.arguments import literal
+from llama_lab.config.arguments import quote_argument
 from llama_lab.config.components import CONF_DIR
 from llama_lab.evaluation import evaluate as evaluate_module
 from llama_lab.runs.folder import RunFolder
@@ -179,7 +179,7 @@ def quoted(text: str) -> bool:
 def composed_prompt(argument: str) -> Any:
     """The prompt of an argument as the command line hands it to Hydra."""
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        cfg = compose("eval", overrides=["run=here", literal(argument)])
+        cfg = compose("eval", overrides=["run=here", quote_argument(argument)])
     return OmegaConf.to_container(cfg, resolve=True)["prompt"]  # type: ignore[index, call-overload]
 
 
@@ -203,7 +203,7 @@ def test_a_prompt_arrives_as_it_was_typed(text: str) -> None:
 
 def test_quoted_values_are_left_to_hydra_and_null_is_no_prompt() -> None:
     for argument in ('prompt="a\\"b"', "prompt='a'", 'prompt=""', "prompt=null", "seed=${oc.env:HOME}", "prompt"):
-        assert literal(argument) == argument
+        assert quote_argument(argument) == argument
     assert composed_prompt("prompt='a b'") == "a b"
     assert composed_prompt("prompt=null") is None
 

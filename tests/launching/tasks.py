@@ -16,7 +16,7 @@ PATIENCE = 60  # seconds, on a busy machine
 
 
 def act(cfg: DictConfig) -> None:
-    """Leave a mark, do as told, and end as a run does."""
+    """Leave a mark, do what train.prompt says, and end as a run does."""
     folder = RunFolder(Path(cfg.runs_dir) / "llama" / str(cfg.arm) / f"seed={cfg.seed}")
     folder.write_status("running")
     trainer = {"devices": cfg.trainer.devices, "accelerator": cfg.trainer.accelerator}

@@ -6,7 +6,7 @@ import time
 import pytest
 from hydra.core.utils import JobReturn
 
-from llama_lab.launching.process import Process
+from llama_lab.launching.local_engine import LocalRun
 from llama_lab.launching.queue import Queue
 from llama_lab.launching.task import result_file
 from tests.launching.conftest import ON_CPU, Sweep
@@ -24,13 +24,13 @@ def test_the_queue_keeps_its_slots_at_work(
     About a second of it is planning the first four. The bound is wide, since other processes may hold up the queue.
     """
     times: list[float] = []
-    has_ended = Process.has_ended
+    has_ended = LocalRun.has_ended
 
-    def timed(process: Process) -> bool:
-        if not has_ended(process):
+    def timed(submitted: LocalRun) -> bool:
+        if not has_ended(submitted):
             return False
-        ended = result_file(process._task_file).stat().st_mtime
-        times.append(process.seconds - (time.time() - ended))
+        ended = result_file(submitted._task_file).stat().st_mtime
+        times.append(submitted.seconds - (time.time() - ended))
         return True
 
     walls: list[float] = []
@@ -42,7 +42,7 @@ def test_the_queue_keeps_its_slots_at_work(
         walls.append(time.monotonic() - began)
         return results
 
-    monkeypatch.setattr(Process, "has_ended", timed)
+    monkeypatch.setattr(LocalRun, "has_ended", timed)
     monkeypatch.setattr(Queue, "work", clocked)
     seeds = ",".join(map(str, range(1, RUNS + 1)))
     overrides = [*ON_CPU, f"hydra.launcher.cpu_slots={SLOTS}", f"train.prompt='sleep {SECONDS}'", f"seed={seeds}"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from llama_lab.launching.board import Board, Row, View
-from llama_lab.launching.progress import Progress, latest_metrics, queue_seconds_left, read_progress
+from llama_lab.launching.progress import RunProgress, latest_metrics, queue_seconds_left, read_progress
+from llama_lab.launching.queue_display import QueueDisplay, Row, Snapshot
 from llama_lab.runs.metrics import MetricsCSV
 from llama_lab.training.run import Run
 from tests.training.tiny import planned
@@ -28,19 +28,19 @@ def log(run: Run, step: int, **metrics: float) -> None:
 
 
 def test_a_run_is_where_the_end_of_its_metrics_says(run: Run) -> None:
-    assert read_progress(run, 0) == Progress(0, None, None)
+    assert read_progress(run, 0) == RunProgress(0, None, None)
     run.folder.write_status("running")
-    assert read_progress(run, 0) == Progress(0, None, None)
+    assert read_progress(run, 0) == RunProgress(0, None, None)
     for step in range(1, 70):
         log(run, step, **{"train/loss": 100.0 - step})
     log(run, 70, **{"val/loss": 3.0})
-    assert read_progress(run, 0) == Progress(70, 31.0, 8 * 2.0)
+    assert read_progress(run, 0) == RunProgress(70, 31.0, 8 * 2.0)
 
 
 def test_the_metrics_of_an_earlier_session_are_no_progress(run: Run) -> None:
     log(run, 70, **{"train/loss": 1.0})
     run.folder.write_status("running")
-    assert read_progress(run, time.time() + 1) == Progress(0, None, None)
+    assert read_progress(run, time.time() + 1) == RunProgress(0, None, None)
     assert read_progress(run, time.time() - 60).step == 70
 
 
@@ -60,25 +60,25 @@ def test_the_time_left_counts_waiting_runs_at_the_mean_of_the_others() -> None:
     assert queue_seconds_left([10.0], [(1.0, 99.0)], 0, 4) == 99.0, "no queue ends before its longest run"
 
 
-def view(run: Run) -> View:
-    rows = [Row("gpu 0", run, Progress(39, 4.25, 90.0)), Row("gpu 1", run, Progress(0, None, None))]
-    return View(rows, {"done": 3, "failed": 0, "running": 2, "waiting": 7}, 600.0)
+def view(run: Run) -> Snapshot:
+    rows = [Row("gpu 0", run, RunProgress(39, 4.25, 90.0)), Row("gpu 1", run, RunProgress(0, None, None))]
+    return Snapshot(rows, {"done": 3, "failed": 0, "running": 2, "waiting": 7}, 600.0)
 
 
 def test_a_file_gets_one_plain_line(run: Run) -> None:
     console = Console(file=io.StringIO(), width=80)
-    with Board(console) as board:
-        assert not board.due
-        board.show(view(run))
+    with QueueDisplay(console) as display:
+        assert not display.due
+        display.show(view(run))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert shown == "3 done, 2 running, 7 waiting; about 10 min left; arm/seed=1 50%, arm/seed=1 0%\n"
 
 
 def test_a_terminal_gets_a_table_of_slots_runs_progress_loss_and_time_left(run: Run) -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
-    with Board(console) as board:
-        board.tell("arm/seed=9: done")
-        board.show(view(run))
+    with QueueDisplay(console) as display:
+        display.print_line("arm/seed=9: done")
+        display.show(view(run))
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     row = next(line for line in lines if "gpu 0" in line)
     assert re.fullmatch(r".*gpu 0 +arm/seed=1 +[━╸╺ ]+ +50% +4\.250 +2 min", row), row

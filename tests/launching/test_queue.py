@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from llama_lab.launching import child
+from llama_lab.launching import worker_process
 from llama_lab.runs.folder import write_yaml
 from tests.composing import compose_config
 from tests.conftest import TRAIN, Ran
@@ -58,23 +58,23 @@ def resolved(ran: Ran, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("crash", "told"),
+    ("crash", "expected"),
     [("raise", "RuntimeError: fire"), ("kill", "killed by SIGKILL"), ("exit", "its process exited with status 7")],
 )
-def test_a_crash_of_one_run_takes_nothing_else_down(crash: str, told: str, sweep: Sweep) -> None:
+def test_a_crash_of_one_run_takes_nothing_else_down(crash: str, expected: str, sweep: Sweep) -> None:
     ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=2", f"train.prompt='odd {crash}'", "seed=1,2,4")
     log = Path("runs/llama/a/seed=1/output.log")
     assert ran.code == 1
-    assert f"a/seed=1: failed, {told}; its output is in {log}" in ran.out
+    assert f"a/seed=1: failed, {expected}; its output is in {log}" in ran.out
     assert "  the last words" in ran.out or crash == "raise"
     assert "the last words" in (ran.cwd / log).read_text()
-    assert ran.err.splitlines()[-1] == f"error: {told}; its output is in {log}"
+    assert ran.err.splitlines()[-1] == f"error: {expected}; its output is in {log}"
     assert "Traceback" not in ran.err
     assert (status(ran, 2), status(ran, 4)) == ("done", "done")
     assert status(ran, 1) == ("running" if crash == "raise" else "failed"), "a run that raises writes its own status"
 
 
-def test_a_job_that_cannot_start_is_told_and_the_others_go_on(sweep: Sweep) -> None:
+def test_a_job_that_cannot_start_is_reported_and_the_others_go_on(sweep: Sweep) -> None:
     ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=1", "seed=1", "train.batch_size=0,8")
     assert ran.code == 2
     assert "seed=1: train.batch_size=0: must be a positive whole number\n" in ran.err
@@ -97,7 +97,7 @@ def test_jobs_with_one_folder_follow_each_other(sweep: Sweep) -> None:
         (["trainer.num_nodes=2"], "trainer.num_nodes=2: start it with torchrun or srun, or set it to 1"),
     ],
 )
-def test_bad_settings_are_told_in_one_line(overrides: list[str], message: str, sweep: Sweep) -> None:
+def test_bad_settings_are_reported_in_one_line(overrides: list[str], message: str, sweep: Sweep) -> None:
     ran = sweep(*ON_CPU, *overrides, "seed=1")
     assert ran.code == 2
     assert ran.err.splitlines()[-1].startswith(f"error: {message}")
@@ -126,7 +126,7 @@ def faked_gpus(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(NoProcess, "started", started, raising=False)
-    monkeypatch.setattr(child.subprocess, "Popen", NoProcess)
+    monkeypatch.setattr(worker_process.subprocess, "Popen", NoProcess)
     return started
 
 
@@ -145,7 +145,7 @@ def test_workers_see_the_gpus_of_their_slot_alone(
     assert not any("LOCAL_RANK" in env for env in faked_gpus)
 
 
-def test_a_run_on_two_gpus_is_told_to_use_both(sweep: Sweep, faked_gpus: list[dict[str, str]]) -> None:
+def test_a_run_on_two_gpus_uses_both(sweep: Sweep, faked_gpus: list[dict[str, str]]) -> None:
     ran = sweep(*GPUS, "trainer.devices=-1", "hydra.launcher.gpus_per_run=2", "seed=1")
     assert [env["CUDA_VISIBLE_DEVICES"] for env in faked_gpus] == ["0,1"], ran.err
     refused = sweep(*GPUS, "trainer.devices=2", "seed=1,2")
@@ -161,7 +161,7 @@ def test_a_clock_that_jumps_back_makes_no_run_end_before_it_began(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, calls = time.time(), iter(range(10**9))
-    monkeypatch.setattr("llama_lab.launching.process.time.time", lambda: now - 60 * next(calls))
+    monkeypatch.setattr("llama_lab.launching.local_engine.time.time", lambda: now - 60 * next(calls))
     ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=1", "seed=1,2")
     assert ran.code == 0
     assert re.findall(r"val loss 1.0000, in (\S+)", ran.out)

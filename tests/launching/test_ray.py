@@ -178,13 +178,13 @@ def test_threads_are_the_cpus_that_a_run_has(on_ray: Sweep, cluster: str, monkey
     assert mark(ran, 1)["environment"]["OMP_NUM_THREADS"] == "2"
 
 
-@pytest.mark.parametrize(("crash", "told"), [("raise", "RuntimeError: fire"), ("kill", "killed by SIGKILL")])
-def test_a_crash_is_told_with_its_last_lines_and_not_tried_again(
-    crash: str, told: str, on_ray: Sweep, cluster: str
+@pytest.mark.parametrize(("crash", "expected"), [("raise", "RuntimeError: fire"), ("kill", "killed by SIGKILL")])
+def test_a_crash_is_reported_with_its_last_lines_and_not_tried_again(
+    crash: str, expected: str, on_ray: Sweep, cluster: str
 ) -> None:
     ran = on_ray(*ON_CPU, f"hydra.launcher.address={cluster}", f"train.prompt='odd {crash}'", "seed=1,2")
     assert ran.code == 1
-    assert re.search(rf"a/seed=1: failed, .*{told}; its output is in ", ran.out)
+    assert re.search(rf"a/seed=1: failed, .*{expected}; its output is in ", ran.out)
     assert "  the last words" in ran.out or crash == "raise"
     assert ran.out.count("a/seed=1: begins") == 1
     assert status(ran, 2) == "done"
@@ -213,7 +213,7 @@ def test_jobs_with_one_folder_follow_each_other(on_ray: Sweep, cluster: str) -> 
         (["hydra.launcher.slots=2"], "hydra.launcher.slots=2: no such key"),
     ],
 )
-def test_bad_settings_are_told_in_one_line(overrides: list[str], message: str, on_ray: Sweep) -> None:
+def test_bad_settings_are_reported_in_one_line(overrides: list[str], message: str, on_ray: Sweep) -> None:
     began = time.monotonic()
     ran = on_ray(*ON_CPU, *overrides, "seed=1")
     assert ran.code == 2
@@ -246,7 +246,7 @@ def test_what_no_node_could_run_is_refused_and_does_not_wait(
     assert ran.err.splitlines()[-1].startswith(f"error: {message}")
 
 
-def test_without_ray_the_user_is_told_how_to_install_it(on_ray: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_message_says_how_to_install_it(on_ray: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     ran = on_ray(*ON_CPU, "seed=1")
     assert ran.code == 2
@@ -273,7 +273,7 @@ def kill_ray_worker(pid: int) -> None:
     wait_until_dead([pid])
 
 
-def test_a_run_whose_ray_worker_dies_goes_on_so_often_and_is_then_told(
+def test_a_run_whose_ray_worker_dies_is_resumed_so_often_and_is_then_reported(
     start: Callable[..., Launcher], cluster: str, tmp_path: Path
 ) -> None:
     address = f"hydra.launcher.address={cluster}"

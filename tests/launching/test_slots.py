@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from llama_lab.errors import ConfigError
-from llama_lab.launching.slots import Settings, make_slots, slot_environment, visible_gpus
+from llama_lab.launching.slots import LocalSettings, make_slots, slot_environment, visible_gpus
 
 FOUR = ["0", "1", "2", "3"]
 
 
-def settings(slots_per_gpu: Any = 1, gpus_per_run: Any = 1, cpu_slots: Any = None) -> Settings:
-    return Settings(slots_per_gpu, gpus_per_run, cpu_slots)
+def settings(slots_per_gpu: Any = 1, gpus_per_run: Any = 1, cpu_slots: Any = None) -> LocalSettings:
+    return LocalSettings(slots_per_gpu, gpus_per_run, cpu_slots)
 
 
-def devices(settings: Settings, visible: list[str], environ: dict[str, str] | None = None) -> list[str]:
+def devices(settings: LocalSettings, visible: list[str], environ: dict[str, str] | None = None) -> list[str]:
     """CUDA_VISIBLE_DEVICES of every slot."""
     slots = make_slots(settings, "gpu", visible, cores=8)
     return [slot_environment(slot, 1, environ or {})["CUDA_VISIBLE_DEVICES"] for slot in slots]
@@ -81,7 +81,7 @@ def test_a_process_does_not_take_itself_for_a_rank_of_another_run() -> None:
         ({}, "mps", "trainer.accelerator=mps: local_gpus has slots on CUDA GPUs and on the CPU; choose trainer=cpu"),
     ],
 )
-def test_what_cannot_be_is_told_by_its_key(values: dict[str, Any], accelerator: str, message: str) -> None:
+def test_what_cannot_be_is_reported_by_its_key(values: dict[str, Any], accelerator: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         make_slots(settings(**values), accelerator, FOUR, 8)
     assert str(error.value).startswith(message)

@@ -19,8 +19,8 @@ import pytest
 from hydra.core.utils import JobStatus
 
 from llama_lab.errors import ConfigError
-from llama_lab.launching import slurm, slurm_cluster
-from llama_lab.launching.slurm_cluster import Seen, Settings, Shape
+from llama_lab.launching import slurm_cluster, slurm_engine
+from llama_lab.launching.slurm_cluster import JobInfo, Shape, SlurmSettings
 from tests.conftest import TRAIN, RunTrain, last_of_each
 from tests.launching.conftest import Sweep, mark, status
 from tests.launching.tasks import PATIENCE, wait_for
@@ -47,7 +47,7 @@ def on_slurm(test: Any) -> Any:
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is one file system here, and a small cluster."""
-    monkeypatch.setattr(slurm, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 0.5)
     monkeypatch.setattr(slurm_cluster, "LOOK_SECONDS", 0.5)
 
 
@@ -203,10 +203,10 @@ def test_a_study_comes_to_its_report(run_train: RunTrain, tiny: list[str]) -> No
 
 
 @on_slurm
-def test_a_crash_of_one_run_is_told_with_its_last_lines_and_takes_nothing_else_down(
+def test_a_crash_of_one_run_is_reported_with_its_last_lines_and_takes_nothing_else_down(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "GRACE_SECONDS", 10.0)
+    monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 10.0)
     ran = sweep(*ON_SLURM, "train.prompt='odd raise'", "seed=1,2")
     log = Path("runs/llama/a/seed=1/output.log")
     assert ran.code == 1
@@ -219,25 +219,25 @@ def test_a_crash_of_one_run_is_told_with_its_last_lines_and_takes_nothing_else_d
 def test_a_crashed_run_has_ended_when_its_job_has_and_not_with_its_result_since_srun_brings_its_last_lines_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "GRACE_SECONDS", 10.0)
-    seen = Seen("7_0", "RUNNING", "node1", "", time.time(), None, tmp_path)
-    watched = SimpleNamespace(jobs=lambda: {"7_0": seen}, files=lambda folder: set(os.listdir(folder)))
+    monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 10.0)
+    info = JobInfo("7_0", "RUNNING", "node1", "", time.time(), None, tmp_path)
+    watched = SimpleNamespace(jobs=lambda: {"7_0": info}, files=lambda folder: set(os.listdir(folder)))
     job = SimpleNamespace(run=SimpleNamespace(folder=SimpleNamespace(path=tmp_path / "run")))
-    execution = slurm.SlurmJob(cast(Any, job), seen, cast(Any, watched))
+    submitted = slurm_engine.SlurmRun(cast(Any, job), info, cast(Any, watched))
     result = tmp_path / "0.result"
     result.write_bytes(pickle.dumps((JobStatus.COMPLETED, None)))
-    assert execution.has_ended()
+    assert submitted.has_ended()
     result.write_bytes(pickle.dumps((JobStatus.FAILED, RuntimeError("fire"))))
-    assert not execution.has_ended()
-    monkeypatch.setattr(slurm, "GRACE_SECONDS", 0.0)
-    assert execution.has_ended(), "for a job that stays, nobody waits for ever"
-    monkeypatch.setattr(slurm, "GRACE_SECONDS", 10.0)
-    seen = replace(seen, state="FAILED", ended=time.time())
-    assert execution.has_ended()
+    assert not submitted.has_ended()
+    monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 0.0)
+    assert submitted.has_ended(), "for a job that stays, nobody waits for ever"
+    monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 10.0)
+    info = replace(info, state="FAILED", ended_at=time.time())
+    assert submitted.has_ended()
 
 
 @on_slurm
-def test_a_killed_run_is_told_as_slurm_calls_it(sweep: Sweep) -> None:
+def test_a_killed_run_is_reported_as_slurm_calls_it(sweep: Sweep) -> None:
     ran = sweep(*ON_SLURM, "train.prompt='odd kill'", "seed=1")
     assert ran.code == 1
     assert re.search(r"a/seed=1: failed, its job \d+_0 ended as FAILED; its output is in runs/llama/a/seed=1/", ran.out)
@@ -246,7 +246,7 @@ def test_a_killed_run_is_told_as_slurm_calls_it(sweep: Sweep) -> None:
 
 
 @on_slurm
-def test_a_cancelled_job_is_told_and_the_same_command_runs_it(
+def test_a_cancelled_job_is_reported_and_the_same_command_runs_it(
     tmp_path: Path, environment: dict[str, str], tiny: list[str], monkeypatch: pytest.MonkeyPatch, sweep: Sweep
 ) -> None:
     launcher = Launcher(tmp_path, environment, *tiny, "arm=a", "train.prompt='sleep 600'", "seed=1,2", acting=True)
@@ -254,7 +254,7 @@ def test_a_cancelled_job_is_told_and_the_same_command_runs_it(
     slurm_command("scancel", *launcher.jobs)
     code, printed = launcher.end()
     assert code == 1
-    assert re.search(r"a/seed=1: interrupted, stopped by a signal; the same command goes on", printed), printed
+    assert re.search(r"a/seed=1: interrupted, stopped by a signal; run the same command to resume", printed), printed
     assert "Traceback" not in printed
     (tmp_path / "mark1").unlink()
     ran = sweep(*ON_SLURM, "seed=1,2")
@@ -266,14 +266,14 @@ def test_a_cancelled_job_is_told_and_the_same_command_runs_it(
 @pytest.fixture
 def attached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a launcher in this process has looked for jobs, it leaves a file of this name."""
-    attach = slurm.Slurm._attach
+    attach = slurm_engine.SlurmEngine._attach
 
-    def tell(*arguments: Any) -> Any:
+    def attach_and_mark(*arguments: Any) -> Any:
         found = attach(*arguments)
         Path("attached").touch()
         return found
 
-    monkeypatch.setattr(slurm.Slurm, "_attach", tell)
+    monkeypatch.setattr(slurm_engine.SlurmEngine, "_attach", attach_and_mark)
 
 
 @on_slurm
@@ -308,7 +308,7 @@ def test_a_launcher_that_dies_right_after_sbatch_loses_nothing_and_a_part_of_its
 ) -> None:
     overrides = (*ON_SLURM, "train.prompt='wait attached'", "hydra.launcher.at_a_time=1")
     with monkeypatch.context() as patched:
-        patched.setattr(slurm, "submit", submit_and_die)
+        patched.setattr(slurm_engine, "submit", submit_and_die)
         assert sweep(*overrides, "seed=1,2").code == 130
     (tmp_path / "attached").unlink()
     first = sweep(*overrides, "seed=1")
@@ -326,7 +326,7 @@ def test_a_job_that_trains_something_else_in_a_run_s_folder_is_not_taken_for_it(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(slurm, "submit", submit_and_die)
+        patched.setattr(slurm_engine, "submit", submit_and_die)
         sweep(*ON_SLURM, "train.prompt='sleep 60'", "seed=1")
     (job,) = jobs()
     ran = sweep(*ON_SLURM, "train.prompt='sleep 60'", "seed=1", "optim.lr=0.5")
@@ -337,7 +337,7 @@ def test_a_job_that_trains_something_else_in_a_run_s_folder_is_not_taken_for_it(
 
 
 @on_slurm
-def test_a_run_that_never_reaches_a_checkpoint_is_requeued_once_and_then_told(
+def test_a_run_that_never_reaches_a_checkpoint_is_requeued_once_and_then_reported(
     tmp_path: Path, environment: dict[str, str], tiny: list[str]
 ) -> None:
     launcher = Launcher(tmp_path, environment, *tiny, "arm=a", "train.prompt='sleep 600'", "seed=1", acting=True)
@@ -372,15 +372,15 @@ def test_jobs_with_one_folder_follow_each_other(sweep: Sweep) -> None:
 
 
 @on_slurm
-def test_why_a_job_waits_is_told_if_it_is_not_for_its_turn(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    tell = slurm.Slurm._tell_reasons
+def test_why_a_job_waits_is_reported_if_it_is_not_for_its_turn(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = slurm_engine.SlurmEngine._report_reasons
 
-    def release(self: slurm.Slurm) -> None:
-        tell(self)
-        if "JobHeldUser" in self._told and "PENDING" in jobs().values():
+    def release(self: slurm_engine.SlurmEngine) -> None:
+        report(self)
+        if "JobHeldUser" in self._reported and "PENDING" in jobs().values():
             slurm_command("scontrol", "release", *jobs())
 
-    monkeypatch.setattr(slurm.Slurm, "_tell_reasons", release)
+    monkeypatch.setattr(slurm_engine.SlurmEngine, "_report_reasons", release)
     ran = sweep(*ON_SLURM, "hydra.launcher.sbatch={hold: true}", "seed=1")
     assert ran.code == 0, ran.err
     assert len(re.findall(r"job \d+_0 waits, Slurm says: JobHeldUser\n", ran.out)) == 1
@@ -400,9 +400,9 @@ def test_the_keys_reach_slurm(sweep: Sweep) -> None:
         *ON_SLURM, *(f"hydra.launcher.{key}" for key in keys), "seed=1,2", "hydra.launcher.setup=['export WORD=x']"
     )
     assert ran.code == 0, ran.err
-    seen = mark(ran, 1)["environment"]
-    assert (seen["WORD"], seen["SLURM_JOB_PARTITION"], seen["SLURM_CPUS_PER_TASK"]) == ("x", "debug", "2")
-    shown = slurm_command("scontrol", "show", "job", seen["SLURM_ARRAY_JOB_ID"])
+    info = mark(ran, 1)["environment"]
+    assert (info["WORD"], info["SLURM_JOB_PARTITION"], info["SLURM_CPUS_PER_TASK"]) == ("x", "debug", "2")
+    shown = slurm_command("scontrol", "show", "job", info["SLURM_ARRAY_JOB_ID"])
     for line in (
         "TimeLimit=00:07:00",
         "ArrayTaskThrottle=1",
@@ -421,15 +421,15 @@ def test_the_keys_reach_slurm(sweep: Sweep) -> None:
         (["hydra.launcher.partition=nope"], "hydra/launcher=slurm: sbatch refuses: invalid partition specified: nope"),
         (["trainer.num_nodes=4"], "hydra/launcher=slurm: sbatch refuses: "),
         (["hydra.launcher.time=soon"], "hydra.launcher.time=soon: must be minutes, or as Slurm writes it"),
-        (["hydra.launcher.time=2"], "hydra.launcher.time=2: leaves nothing before the hydra.launcher.signal_seconds"),
+        (["hydra.launcher.time=2"], "hydra.launcher.time=2: must be longer than hydra.launcher.signal_seconds"),
         (["hydra.launcher.at_a_time=0"], "hydra.launcher.at_a_time=0: must be a positive whole number"),
         (["+hydra.launcher.sbatch.nodes=2"], "hydra.launcher.sbatch.nodes=2: that is trainer.num_nodes of the run"),
         (["+hydra.launcher.sbatch.nope=2"], "hydra/launcher=slurm: sbatch refuses: sbatch: unrecognized option"),
         (["trainer.devices=-1"], "trainer.devices=-1: hydra/launcher=slurm needs a number"),
-        (["trainer.accelerator=tpu"], "trainer.accelerator=tpu: hydra/launcher=slurm knows auto, gpu and cpu"),
+        (["trainer.accelerator=tpu"], "trainer.accelerator=tpu: hydra/launcher=slurm supports auto, gpu and cpu"),
     ],
 )
-def test_bad_settings_are_told_in_one_line(overrides: list[str], message: str, sweep: Sweep) -> None:
+def test_bad_settings_are_reported_in_one_line(overrides: list[str], message: str, sweep: Sweep) -> None:
     ran = sweep(*ON_SLURM, *overrides, "seed=1")
     assert ran.code == 2
     assert ran.err.splitlines()[-1].startswith(f"error: {message}")
@@ -439,7 +439,7 @@ def test_bad_settings_are_told_in_one_line(overrides: list[str], message: str, s
 # Without a cluster
 
 
-def test_a_machine_without_slurm_is_told(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_slurm_is_reported(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     ran = sweep(*ON_SLURM, "seed=1")
     assert ran.code == 2
@@ -455,9 +455,9 @@ def test_without_submitit_the_extra_is_named(sweep: Sweep, monkeypatch: pytest.M
     )
 
 
-def settings(**values: Any) -> Settings:
+def settings(**values: Any) -> SlurmSettings:
     keys = dict.fromkeys(("partition", "time", "cpus_per_task", "memory", "at_a_time"))
-    return Settings(**{**keys, "signal_seconds": 120, "setup": [], "sbatch": {}, **values})
+    return SlurmSettings(**{**keys, "signal_seconds": 120, "setup": [], "sbatch": {}, **values})
 
 
 @pytest.mark.parametrize(
@@ -503,14 +503,14 @@ def test_auto_takes_gpus_where_the_partition_has_them(
 
 def test_a_line_of_squeue_is_read_whatever_the_path_holds() -> None:
     line = "7_1|RUNNING|n[1-2]|None|2026-01-02T03:04:05|2026-01-03T03:04:05|/a|b/.slurm/x/script.sh"
-    seen = slurm_cluster.read_job(line)
-    assert (seen.job_id, seen.nodes, seen.folder) == ("7_1", "n[1-2]", Path("/a|b/.slurm/x"))
-    assert seen.began == time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1))
-    assert seen.ended is None, "it is when it would end"
-    assert slurm_cluster.read_job("7_2|PENDING||BeginTime|2026-01-02T03:04:05|N/A|/s").began is None
+    info = slurm_cluster.read_job(line)
+    assert (info.job_id, info.nodes, info.folder) == ("7_1", "n[1-2]", Path("/a|b/.slurm/x"))
+    assert info.started_at == time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1))
+    assert info.ended_at is None, "it is when it would end"
+    assert slurm_cluster.read_job("7_2|PENDING||BeginTime|2026-01-02T03:04:05|N/A|/s").started_at is None
 
 
-def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_told_once(
+def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     squeue = tmp_path / "squeue"
@@ -521,17 +521,17 @@ def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_told_once(
     watch = slurm_cluster.Watch()
     watch.expect("7_0", tmp_path)
     assert [*watch.jobs(), *watch.jobs()] == ["7_0", "7_0"]
-    assert capsys.readouterr().err == "squeue fails, and is asked again: squeue: error: no controller\n"
-    with pytest.raises(ConfigError, match="squeue fails, so what runs already is not known"):
+    assert capsys.readouterr().err == "squeue failed, and will be called again: squeue: error: no controller\n"
+    with pytest.raises(ConfigError, match="squeue failed, so running jobs are unknown"):
         watch.fresh_jobs()
 
 
-def test_uncommitted_changes_are_told_before_jobs_wait_with_them(
+def test_uncommitted_changes_are_reported_before_jobs_wait_with_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(slurm, "check_installed", lambda: None)
-    engine = slurm.Slurm(settings())
-    monkeypatch.setattr(slurm.environment, "git_state", lambda folder: {"commit": "c", "dirty": True})
+    monkeypatch.setattr(slurm_engine, "check_installed", lambda: None)
+    engine = slurm_engine.SlurmEngine(settings())
+    monkeypatch.setattr(slurm_engine.environment, "git_state", lambda folder: {"commit": "c", "dirty": True})
     engine._warn_if_dirty()
     engine._warn_if_dirty()
     assert capsys.readouterr().err.count("warning: the source tree has uncommitted changes") == 1

@@ -1,4 +1,4 @@
-"""Runs of a study, or of a pattern, are evaluated in one go, and the study's report tells of it."""
+"""Runs of a study, or of a pattern, are evaluated in one go, and the study's report includes it."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every run of a designed study is held against what the axes of its arm permit, and no clean study is accused."""
+"""Every run of a designed study is checked against the axes of its arm, and a clean study has no warnings."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -96,8 +96,8 @@ def unrecorded(study: Study) -> Study:
     return replace(study, arms=tuple(replace(arm, settings=None) for arm in study.arms))
 
 
-def told(study: Study, configs: dict[str, Config], is_swept: bool = False, **planted: Config) -> list[str]:
-    """What is told of the study's runs, the settings of some arms changed."""
+def complaints(study: Study, configs: dict[str, Config], is_swept: bool = False, **planted: Config) -> list[str]:
+    """The warnings about the runs of a study; `planted` changes settings of some arms."""
     records = []
     for arm in study.arms:
         for member in arm.members:
@@ -126,8 +126,8 @@ DESIGNS: dict[str, Design] = {
 def test_a_clean_study_of_any_design_is_accused_of_nothing(design: str) -> None:
     for match in ("params", "none"):
         study, configs = designed(design, match)
-        assert told(study, configs) == []
-        assert told(unrecorded(study), configs) == []
+        assert complaints(study, configs) == []
+        assert complaints(unrecorded(study), configs) == []
 
 
 @pytest.mark.parametrize("design", DESIGNS)
@@ -137,12 +137,12 @@ def test_a_clean_study_of_any_design_is_accused_of_nothing(design: str) -> None:
 def test_what_no_axis_permits_is_named_in_any_design(design: str, key: str, value: object) -> None:
     study, configs = designed(design)
     last = study.arms[-1].name
-    (warning,) = told(study, configs, **{last: {key: value}})
+    (warning,) = complaints(study, configs, **{last: {key: value}})
     assert f"{key}: " in warning
     assert f"{value} in {last}" in warning or f"{value} instead of {configs[last][key]} in {last}" in warning
     axes = {axis for arm in study.arms for axis in arm.axes}
     if key.rpartition(".")[2] not in axes and not {"norm", "arch"} & axes:
-        (warning,) = told(unrecorded(study), configs, **{last: {key: value}})
+        (warning,) = complaints(unrecorded(study), configs, **{last: {key: value}})
         assert warning.startswith(f"Arms differ in more than their axes: {key}: ")
         assert f"{value} in {last}" in warning
 
@@ -153,12 +153,12 @@ AMPLITUDE = "model.position.amplitude"
 def test_positions_follow_the_embedding_they_are_added_to_and_nothing_else() -> None:
     study, configs = designed("factorial")
     changed = [arm.name for arm in study.arms if arm.axes["position"] == "sinusoidal"][-1]
-    (warning,) = told(study, configs, **{changed: {AMPLITUDE: 0.5}})
+    (warning,) = complaints(study, configs, **{changed: {AMPLITUDE: 0.5}})
     planned = configs[changed][AMPLITUDE]
     assert warning == (
         f"Runs have other settings than the study planned: {AMPLITUDE}: 0.5 instead of {planned} in {changed}."
     )
-    (warning,) = told(unrecorded(study), configs, **{changed: {AMPLITUDE: 0.5}})
+    (warning,) = complaints(unrecorded(study), configs, **{changed: {AMPLITUDE: 0.5}})
     assert warning.startswith(f"Arms of the same embedding, position differ in {AMPLITUDE}: ")
     assert f"0.5 in {changed}" in warning
 
@@ -166,14 +166,14 @@ def test_positions_follow_the_embedding_they_are_added_to_and_nothing_else() -> 
 def test_a_value_that_one_arm_alone_has_is_held_against_the_plan() -> None:
     study, configs = designed("add_one vanilla llama2")
     alone = "vanilla+embedding=untied"
-    (warning,) = told(study, configs, **{alone: {AMPLITUDE: 0.5}})
+    (warning,) = complaints(study, configs, **{alone: {AMPLITUDE: 0.5}})
     assert warning.endswith(f"{AMPLITUDE}: 0.5 instead of 0.02 in {alone}.")
-    assert told(unrecorded(study), configs, **{alone: {AMPLITUDE: 0.5}}) == [], "nobody knows what it should be"
+    assert complaints(unrecorded(study), configs, **{alone: {AMPLITUDE: 0.5}}) == [], "nobody knows what it should be"
 
 
 def test_arms_of_one_level_have_one_value() -> None:
     study, configs = designed("ladder vanilla llama2")
-    (warning,) = told(unrecorded(study), configs, **{"+swiglu": {"model.norm.eps": 1e-4}})
+    (warning,) = complaints(unrecorded(study), configs, **{"+swiglu": {"model.norm.eps": 1e-4}})
     assert warning.startswith("Arms of the same norm differ in model.norm.eps: 0.0001 in +swiglu; 1e-05 in +rmsnorm, ")
 
 
@@ -198,21 +198,23 @@ def test_what_a_plan_computes_outside_the_model_is_no_departure() -> None:
     key, decays = "optim.weight_decay", {arm.name: 0.1 * i for i, arm in enumerate(study.arms)}
     arms = tuple(replace(arm, settings=(arm.settings or {}) | {key: decays[arm.name]}) for arm in study.arms)
     planted = {name: {key: decay} for name, decay in decays.items()}
-    assert told(replace(study, arms=arms), configs, **planted) == []
-    (warning,) = told(study, configs, **planted)
+    assert complaints(replace(study, arms=arms), configs, **planted) == []
+    (warning,) = complaints(study, configs, **planted)
     assert warning.startswith(f"{key} differs: ")
 
 
 def test_a_swept_rate_is_no_departure() -> None:
     study, configs = designed("learning_rate")
-    assert told(study, configs, is_swept=True, llama2={"optim.lr": 1e-3}) == []
-    assert told(study, configs, llama2={"optim.lr": 1e-3}) == ["optim.lr differs: 0.002 in vanilla; 0.001 in llama2."]
+    assert complaints(study, configs, is_swept=True, llama2={"optim.lr": 1e-3}) == []
+    assert complaints(study, configs, llama2={"optim.lr": 1e-3}) == [
+        "optim.lr differs: 0.002 in vanilla; 0.001 in llama2."
+    ]
 
 
 def test_an_axis_that_is_no_key_of_ours_may_stand_for_any_setting_of_the_model() -> None:
     study, configs = designed("kv_heads")
     arms = tuple(replace(arm, axes={"sharing": arm.name}, settings=None) for arm in study.arms)
-    assert told(replace(study, arms=arms), configs, mqa={"model.dropout": 0.1}) == []
+    assert complaints(replace(study, arms=arms), configs, mqa={"model.dropout": 0.1}) == []
 
 
 def test_every_setting_that_an_option_computes_from_others_is_known_to_follow_them() -> None:

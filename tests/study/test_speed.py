@@ -65,12 +65,12 @@ def test_speeds_are_measured_again_only_after_a_run(study: Callable[..., Ran]) -
     assert (folder / FILE).read_bytes() != before
 
 
-def test_a_study_measures_nothing_if_told_so(study: Callable[..., Ran]) -> None:
+def test_a_study_measures_nothing_if_measure_speed_is_false(study: Callable[..., Ran]) -> None:
     folder = study("study.measure_speed=false").cwd / "runs" / "climb"
     assert not (folder / FILE).exists()
 
 
-def test_a_measurement_that_fails_is_told_and_the_report_written(
+def test_a_measurement_that_fails_is_reported_and_the_report_written(
     study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> float:
@@ -83,7 +83,7 @@ def test_a_measurement_that_fails_is_told_and_the_report_written(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["measure=nowhere"], "measure=nowhere: holds no study"),
         (
@@ -94,10 +94,10 @@ def test_a_measurement_that_fails_is_told_and_the_report_written(
         (["study=ladder", "measure=x"], "measure=x: a study measures speeds at its end"),
     ],
 )
-def test_what_cannot_be_measured_is_told_in_one_line(arguments: list[str], told: str, command: Command) -> None:
+def test_what_cannot_be_measured_is_reported_in_one_line(arguments: list[str], expected: str, command: Command) -> None:
     ran = command(*arguments)
     assert ran.code == 2
-    assert told in ran.err
+    assert expected in ran.err
     assert ran.err.count("\n") == 1
 
 

@@ -130,8 +130,8 @@ def test_a_setting_that_was_changed_after_training_is_named_in_the_report(study:
         config = yaml.safe_load(file.read_text())
         config["model"]["dropout"] = 0.1
         file.write_text(yaml.safe_dump(config))
-    told = "Arms differ in more than their axes: model.dropout: 0.1 in +rmsnorm; 0 in vanilla, +swiglu."
-    assert told in analyse(Study.load(folder), folder).warnings
+    expected = "Arms differ in more than their axes: model.dropout: 0.1 in +rmsnorm; 0 in vanilla, +swiglu."
+    assert expected in analyse(Study.load(folder), folder).warnings
 
 
 def test_arms_start_from_the_same_values_wherever_their_shapes_agree(study: Callable[..., Ran]) -> None:
@@ -181,7 +181,7 @@ def test_another_seed_trains_that_seed_alone(study: Callable[..., Ran]) -> None:
     assert Study.load(folder).looks == 1
 
 
-def test_seeds_that_are_left_out_are_told_of(study: Callable[..., Ran]) -> None:
+def test_seeds_that_are_left_out_are_reported(study: Callable[..., Ran]) -> None:
     folder = study(*LADDER).cwd / "runs" / "climb"
     assert Study.load(folder).notes == (
         "vanilla and llama2 also differ on block, position, attention, embedding, init, which no arm changes.",
@@ -286,7 +286,7 @@ def test_each_judged_run_takes_the_rate_that_is_best_on_its_own_tuning_seed(stud
     assert written(folder) == before
 
 
-def test_a_tuning_run_that_diverges_has_told_its_rate_and_fails_nothing(study: Callable[..., Ran]) -> None:
+def test_a_tuning_run_that_diverges_settles_its_rate_and_fails_nothing(study: Callable[..., Ran]) -> None:
     grid = [o.replace("4e-3", "1e30") for o in GRID]
     ran = study(*grid, *DIVERGING, "study.seeds=[1]")
     folder = ran.cwd / "runs" / "grid"
@@ -438,7 +438,7 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
     ("overrides", "message"),
     [
         (["study=leader"], r"study=leader: no such option \(did you mean ladder\?\); choose add_one \| "),
-        (["study=ladder", "study.axes=[nrom]"], r"study.axes: nrom is no axis \(did you mean norm\?\)"),
+        (["study=ladder", "study.axes=[nrom]"], r"study.axes: nrom is not an axis \(did you mean norm\?\)"),
         (["study=ladder", "study.base=gpt9"], "study.base=gpt9: no such recipe"),
         (["study=ladder", "study.axis=[norm]"], r"study.axis=\[norm\]: no such key \(did you mean study.axes\?\)"),
         (["study=ladder", "study.seeds=[1,1]"], r"study.seeds=\[1, 1\]: must be whole numbers, each once"),
@@ -446,7 +446,10 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         (["study=ladder", "study.seeds=[]"], r"study.seeds=\[\]: must be whole numbers"),
         (["study=ladder", "study.learning_rates=[1e-3]"], "study.learning_rates=.*two or more positive numbers"),
         (["study=ladder", "optim.lr=1e-3"], "optim.lr=1e-3: the study sets optim.lr itself.*study.learning_rates=null"),
-        (["study=ladder", "study.tuning_seeds=[7]"], r"study.tuning_seeds=\[7\]: must be as many as study.seeds="),
+        (
+            ["study=ladder", "study.tuning_seeds=[7]"],
+            r"study.tuning_seeds=\[7\]: must have one for each of study.seeds=",
+        ),
         (["study=ladder", "study.tuning_seeds=[4,5,3]"], r"study.tuning_seeds=\[4, 5, 3\]: 3 would be judged too"),
         (["study=ladder", "study.seeds=[1,1001]"], r"study.tuning_seeds=\[1001, 2001\]: 1001 would be judged too"),
         (["study=ladder", "study.tuning_seeds=[4,4,5]"], "study.tuning_seeds=.*whole numbers, each once"),
@@ -474,17 +477,17 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         (["study=ladder", "train.eval_lengths=[0]"], r"train.eval_lengths=\[0\]: 0 is no multiple of the context"),
         (
             ["study=context", "study.lengths=[a]"],
-            r"study.lengths=\[a\]: must hold one or more levels, each once, each a number",
+            r"study.lengths=\[a\]: must be one or more distinct levels, each a number",
         ),
         (
             ["study=depth", "study.warmups=[a]"],
-            r"study.warmups=\[a\]: must hold one or more levels, each once, each a number",
+            r"study.warmups=\[a\]: must be one or more distinct levels, each a number",
         ),
         (["study=learning_rate", "study.learning_rates=1e-3"], "study.learning_rates=0.001: must be a list"),
-        (["study=kv_heads", "study.kv_heads=[]"], r"study.kv_heads=\[\]: must hold one or more"),
+        (["study=kv_heads", "study.kv_heads=[]"], r"study.kv_heads=\[\]: must be one or more"),
         (["study=ladder", "study.margin=0"], "study.margin=0: must be a positive change of the loss"),
-        (["study=ladder", "study.axes=[norm,1]"], "study.axes: 1 is no axis"),
-        (["study=ladder", "study.axes=[]"], r"study.axes=\[\]: names no axis; leave it out, or choose among block, "),
+        (["study=ladder", "study.axes=[norm,1]"], "study.axes: 1 is not an axis"),
+        (["study=ladder", "study.axes=[]"], r"study.axes=\[\]: is empty; leave it out, or choose among block, "),
         (["study=ladder", "study.axes=norm"], "study.axes=norm: must be a list"),
         (
             ["study=factorial", "study.axes=null", "study.fraction=0.0625"],
@@ -507,7 +510,7 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         ),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(study: Callable[..., Ran], overrides: list[str], message: str) -> None:
+def test_what_cannot_be_is_reported_in_one_line(study: Callable[..., Ran], overrides: list[str], message: str) -> None:
     ran = study(*overrides, *SHORT)
     assert ran.code == 2
     assert re.match(f"error: ({message})", ran.err), ran.err

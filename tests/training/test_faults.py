@@ -107,7 +107,7 @@ def test_a_full_disk_is_told_in_one_line_and_the_same_command_ends_as_if_nothing
     assert ran.code == 2
     (line,) = ran.err.splitlines()
     assert line.startswith(f"error: runs_dir={disk.path}: No space left on device"), line
-    assert line.endswith("; free some space, and give the same command again")
+    assert line.endswith("; free some space, and run the same command again")
     (status,) = disk.path.rglob("status.json")
     folder = RunFolder(status.parent)
     assert (folder.read_status() or {})["status"] in ("running", "failed")
@@ -147,7 +147,7 @@ def test_a_disk_that_cannot_be_written_is_told_and_a_sweep_goes_on(
     assert ran.code == 2
     assert re.fullmatch(
         rf"error: runs_dir={disk.path}/runs: Read-only file system: .*; make it writable, or choose another folder, "
-        r"and give the same command again\n",
+        r"and run the same command again\n",
         ran.err,
     )
     sweep = command("--multirun", *tiny, "train.tokens=2560", f"runs_dir={disk.path}/runs,{tmp_path}/runs")
@@ -189,7 +189,7 @@ def test_a_text_that_vanishes_while_it_is_read_is_named_and_its_return_mends_all
         if phase == "tokenising":
             texts[1].unlink(missing_ok=True)
 
-    with pytest.raises(ConfigError, match=rf"^data: {texts[1]} was there, and is gone; restore it"):
+    with pytest.raises(ConfigError, match=rf"^data: {texts[1]} disappeared during the build; restore it"):
         build(vanish)
     assert [file.suffix for file in cache.iterdir()] == [".lock"]
     texts[1].write_text(content)

@@ -1,4 +1,4 @@
-"""From a question to the runs that answer it. The designs themselves are the targets of `conf/study/`."""
+"""From a design to the runs of a study. The designs are the targets of `conf/study/`."""
 
 from .designs import AddOne, Context, Depth, Factorial, KVHeads, Ladder, LeaveOneOut, Recipes
 

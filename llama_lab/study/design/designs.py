@@ -1,6 +1,6 @@
-"""Designs: which arms a study has. A design knows recipes and options by name, and nothing of models.
+"""Designs: the rules that make a study's arms. A design knows recipes and options by name, and no models.
 
-A class per design; `conf/study/` holds one option for each. To add one, write a class with `variants` and a YAML.
+Each design is a class and an option in `conf/study/`. To add one, write a class with `variants` and a YAML.
 """
 
 from collections.abc import Sequence
@@ -10,20 +10,18 @@ from typing import Protocol
 
 from omegaconf import DictConfig
 
+from llama_lab.config.keys import COMPONENTS
 from llama_lab.config.value_types import WORDS, is_kind
 from llama_lab.errors import ConfigError, suggestion
 from llama_lab.formatting import conjoin
 
-# The groups that make an architecture, in the order in which a ladder takes them.
-COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init")
-
 
 @dataclass(frozen=True)
 class Variant:
-    """An arm before it is composed.
+    """An arm before its config is composed.
 
-    overrides: what makes it, on top of what all arms share. axes: its level on each axis. previous: the arm that its
-    step is counted from. reference: the arm whose size it is matched to, itself for none.
+    overrides: those of this arm, in addition to the shared ones. axes: its level on each axis. reference: the arm whose
+    size it is matched to; its own name for none. previous: the arm that it is one step from, if any.
     """
 
     name: str
@@ -37,7 +35,7 @@ class Variant:
 class Variants:
     """The arms of a design, the baseline first.
 
-    notes: what a reader must know of them, in sentences. title: of the report; default: one of design and baseline.
+    notes: caveats, as sentences. title: of the report; default: design and baseline.
     """
 
     arms: tuple[Variant, ...]
@@ -46,28 +44,28 @@ class Variants:
 
 
 class Configs(Protocol):
-    """Composes configs with what all arms share; the study's own settings left out."""
+    """Composes configs with the overrides that all arms share, and without the study's own settings."""
 
     def recipes(self) -> list[str]:
         """The names of the recipes."""
 
     def config(self, *overrides: str) -> DictConfig:
-        """The config of these overrides."""
+        """The config with these overrides."""
 
     def choices(self, *overrides: str) -> dict[str, str]:
-        """The option of every group that they choose."""
+        """The option of every group with these overrides."""
 
 
 class Design(Protocol):
-    """What a study's YAML builds. Its name is the option's."""
+    """The object that a study's YAML describes. Its name is the option's."""
 
     def variants(self, configs: Configs) -> Variants:
-        """The arms. Raises ConfigError for an axis, a recipe or a level that cannot be."""
+        """The arms. Raises ConfigError for an invalid axis, recipe or level."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Two recipes and the axes on which one becomes the other: axis -> (the base's option, the target's)."""
+    """Two recipes and the axes from one to the other. axes: (base's option, target's option) by group."""
 
     base: str
     target: str
@@ -75,34 +73,34 @@ class Line:
     notes: tuple[str, ...]
 
     def label(self, axis: str) -> str:
-        """The target's option as a part of an arm's name: alone where it speaks for itself."""
+        """The target's option as part of an arm's name; with its axis where it would be ambiguous."""
         option = self.axes[axis][1]
         shared = sum(target == option for _, target in self.axes.values()) > 1
         return f"{axis}={option}" if axis in ("embedding", "init") or option == "none" or shared else option
 
     def options(self, turned: Sequence[str]) -> dict[str, str]:
-        """The option on every axis, `turned` ones as in the target."""
+        """The option on every axis: the target's on `turned` axes, else the base's."""
         return {axis: levels[axis in turned] for axis, levels in self.axes.items()}
 
     def variant(
         self, name: str, turned: Sequence[str], reference: str, recipe: str | None = None, previous: str | None = None
     ) -> Variant:
-        """The arm with these axes turned; groups that are no axis stay as in `recipe`, the base unless told."""
+        """The arm with the target's options on `turned` axes. recipe: of all other groups; default: the base."""
         options = self.options(turned)
         overrides = (f"arch={recipe or self.base}", *(f"{axis}={option}" for axis, option in options.items()))
         return Variant(name, overrides, options, reference, previous)
 
 
 def draw_line(base: str, target: str, axes: Sequence[str] | None, configs: Configs) -> Line:
-    """The line between two recipes along `axes`, all that differ unless told. Raises ConfigError."""
+    """The line between two recipes along `axes`; None: all on which they differ. Raises ConfigError."""
     ends = {key: choices_of(recipe, key, configs) for key, recipe in (("base", base), ("target", target))}
     if axes is not None and not axes:
-        raise ConfigError(f"study.axes=[]: names no axis; leave it out, or choose among {', '.join(COMPONENTS)}")
+        raise ConfigError(f"study.axes=[]: is empty; leave it out, or choose among {', '.join(COMPONENTS)}")
     differ = [axis for axis in COMPONENTS if ends["base"][axis] != ends["target"][axis]]
     for axis in axes or ():
         if axis not in COMPONENTS:
             raise ConfigError(
-                f"study.axes: {axis} is no axis{suggestion(str(axis), COMPONENTS)}; "
+                f"study.axes: {axis} is not an axis{suggestion(str(axis), COMPONENTS)}; "
                 f"choose among {', '.join(COMPONENTS)}"
             )
     if len(set(axes or ())) < len(axes or ()):
@@ -125,7 +123,7 @@ def draw_line(base: str, target: str, axes: Sequence[str] | None, configs: Confi
 
 
 def choices_of(recipe: str, key: str, configs: Configs) -> dict[str, str]:
-    """The options that a recipe chooses. Raises ConfigError if there is no such recipe."""
+    """The options of a recipe. Raises ConfigError if there is no such recipe."""
     known = configs.recipes()
     if recipe not in known:
         raise ConfigError(
@@ -136,19 +134,19 @@ def choices_of(recipe: str, key: str, configs: Configs) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class AlongLine:
-    """What the designs between two recipes share; axes: all on which these differ, unless told."""
+    """Base class of designs between two recipes. axes: default: all on which they differ."""
 
     base: str
     target: str
     axes: Sequence[str] | None = None
 
     def line(self, configs: Configs) -> Line:
-        """The line between the two. Raises ConfigError."""
+        """The line between the two recipes. Raises ConfigError."""
         return draw_line(self.base, self.target, self.axes, configs)
 
 
 class Ladder(AlongLine):
-    """From base to target, one axis after the other; each arm is compared with the one before."""
+    """From base to target, one axis after the other; each arm is compared with the previous one."""
 
     def variants(self, configs: Configs) -> Variants:
         """The base, then a rung per axis."""
@@ -161,7 +159,7 @@ class Ladder(AlongLine):
 
 
 class AddOne(AlongLine):
-    """The base, and the base with one axis at a time as in the target."""
+    """The base, and the base with the target's option on one axis at a time."""
 
     def variants(self, configs: Configs) -> Variants:
         """The base, then an arm per axis."""
@@ -173,7 +171,7 @@ class AddOne(AlongLine):
 
 
 class LeaveOneOut(AlongLine):
-    """The target, and the target with one axis at a time as in the base."""
+    """The target, and the target with the base's option on one axis at a time."""
 
     def variants(self, configs: Configs) -> Variants:
         """The target, then an arm per axis."""
@@ -190,7 +188,7 @@ class LeaveOneOut(AlongLine):
 class Factorial(AlongLine):
     """Every combination of base and target on the axes, or a regular fraction of them (Box, Hunter & Hunter, ch. 6).
 
-    fraction: 1 for all; 0.5, 0.25, ... for the half, quarter, ... that confounds least, base included.
+    fraction: 1: all; 0.5, 0.25, ...: the half, quarter, ... with the least confounding; it contains the base.
     """
 
     fraction: float = 1.0
@@ -220,12 +218,12 @@ def combinations(n_axes: int, fraction: float) -> list[tuple[bool, ...]]:
         possible = ", ".join(f"{known:g}" for known in (1, *found))
         raise ConfigError(f"study.fraction={fraction:g}: with {n_axes} axes choose {possible}")
     rows = fracfact(found[fraction]) > 0
-    # Turned by one of its own rows a regular fraction stays one, of equal resolution, and the base is among its rows.
+    # XOR with one of its own rows gives a regular fraction of equal resolution that contains the base.
     return [tuple(bool(on) for on in row) for row in rows ^ rows[0]]
 
 
 def fraction_generators(n_axes: int, halvings: int) -> str:
-    """The generators of the fraction that confounds least; empty where none can tell all axes apart."""
+    """The generators of the fraction with the least confounding; empty if every one confounds two axes."""
     from pyDOE3 import fracfact_opt
 
     if 2 ** (n_axes - halvings) <= n_axes:  # a row for the mean and one for each axis
@@ -257,16 +255,17 @@ class Recipes:
 
 @dataclass(frozen=True)
 class KVHeads:
-    """One recipe with every number of key and value heads that divides its heads: MHA, GQA-n, MQA.
+    """One recipe with different numbers of key and value heads: MHA, GQA-n, MQA.
 
-    kv_heads: these numbers instead. Raises ConfigError for a recipe that has no grouped-query attention.
+    kv_heads: default: all divisors of the number of heads. `variants` raises ConfigError for a recipe without
+    grouped-query attention.
     """
 
     base: str
     kv_heads: Sequence[int] | None = None
 
     def variants(self, configs: Configs) -> Variants:
-        """Most heads first."""
+        """An arm per number, in descending order."""
         choices_of(self.base, "base", configs)
         model = configs.config(f"arch={self.base}").model
         if not model.attention._target_.endswith(".GroupedQueryAttention"):
@@ -295,9 +294,9 @@ class KVHeads:
 
 @dataclass(frozen=True)
 class Depth:
-    """Blocks over depths, with and without warm-up (Xiong et al. 2020; Wang et al. 2022, DeepNet).
+    """Blocks at several depths, with and without warm-up (Xiong et al. 2020; Wang et al. 2022, DeepNet).
 
-    warmups: fractions of the budget. Arms are matched to, and compared with, the first block at their own depth and
+    warmups: fractions of the budget. Arms are matched to, and compared with, the first block at the same depth and
     warm-up.
     """
 
@@ -307,7 +306,7 @@ class Depth:
     warmups: Sequence[float]
 
     def variants(self, configs: Configs) -> Variants:
-        """By depth, then warm-up, then block."""
+        """An arm per depth, warm-up and block."""
         choices_of(self.base, "base", configs)
         check_levels("blocks", self.blocks, str)
         check_levels("depths", self.depths, int)
@@ -336,7 +335,7 @@ class Depth:
 class Context:
     """Position encodings trained short and evaluated long (Press et al. 2021).
 
-    lengths: multiples of the context that every run is evaluated at.
+    lengths: multiples of the context at which every run is evaluated.
     """
 
     base: str
@@ -360,7 +359,7 @@ class Context:
 
 
 def check_levels(key: str, levels: Sequence[object], kind: type) -> None:
-    """Raise ConfigError for a list of levels that is empty, names one twice, or holds something of another kind."""
+    """Raise ConfigError for levels that are empty, repeat a level, or are not all of `kind`."""
     if not levels or len(set(levels)) < len(levels) or not all(is_kind(level, kind) for level in levels):
         shown = f"study.{key}=[{','.join(map(str, levels))}]"
-        raise ConfigError(f"{shown}: must hold one or more levels, each once, each {WORDS[kind]}")
+        raise ConfigError(f"{shown}: must be one or more distinct levels, each {WORDS[kind]}")

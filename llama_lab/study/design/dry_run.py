@@ -1,4 +1,4 @@
-"""The table of a study's arms before they train: width, parameters, FLOPs, KV-cache bytes, time."""
+"""The table of a study's arms before training: width, parameters, FLOPs, KV-cache bytes, time."""
 
 import time
 
@@ -18,11 +18,11 @@ from llama_lab.training.run import build_module
 from .plan import Plan, PlannedArm, residual_notes
 
 TIMED_STEPS = 3
-LARGEST_TIMED = 300e6  # parameters: a larger model may not fit into this machine
+LARGEST_TIMED = 300e6  # parameters; a larger model may not fit into memory
 
 
 def print_plan(plan: Plan, timed: bool) -> None:
-    """Print the arms with their costs, with times if `timed`, and what matching leaves."""
+    """Print the arms with their costs, the residuals of matching and, if `timed`, times."""
     console = Console(highlight=False)
     elsewhere = plan.runs[0].run.hardware.elsewhere
     speed = flops_per_second(plan) if timed and not elsewhere else None
@@ -52,7 +52,7 @@ def print_plan(plan: Plan, timed: bool) -> None:
 
 
 def row(arm: PlannedArm, speed: float | None) -> list[str]:
-    """An arm's line of the table."""
+    """An arm's row of the table."""
     cost = arm.cost
     cells = [
         arm.variant.name,
@@ -73,7 +73,7 @@ def seconds(arm: PlannedArm, speed: float) -> float:
 
 
 def legend(plan: Plan, speed: float | None) -> list[str]:
-    """What the table's columns mean, and the time of the whole."""
+    """Lines below the table: what its columns mean, and the total time."""
     matched = {
         "params": "widths match parameters without embeddings",
         "flops": "widths match FLOPs per token",
@@ -90,7 +90,7 @@ def legend(plan: Plan, speed: float | None) -> list[str]:
 
 
 def power(plan: Plan) -> list[str]:
-    """The smallest difference that the study could see; a factorial averages over arms, and sees smaller ones."""
+    """The smallest difference that the study can detect; not for a factorial, which averages over arms."""
     seeds = len({run.member.seed for run in plan.runs})
     if seeds == 1:
         return ["one seed: nothing will be tested; study.seeds=[1,2,3] or more are"]
@@ -106,7 +106,7 @@ def power(plan: Plan) -> list[str]:
 
 
 def flops_per_second(plan: Plan) -> float | None:
-    """What training the baseline reaches on this device, from a few steps; None for a model too large to try."""
+    """FLOP/s of training the baseline on this device, from a few steps; None if the model is too large to try."""
     arm = plan.arms[0]
     if arm.cost.params > LARGEST_TIMED:
         return None
@@ -119,17 +119,17 @@ def flops_per_second(plan: Plan) -> float | None:
     optimizer = build_module(run, model, plan.dataset.val_bytes).configure_optimizers()["optimizer"]
     tokens = torch.randint(model.vocab_size, (batch, model.max_seq_len + 1), device=device)
     with torch.autocast(device.type, torch.bfloat16, enabled=run.hardware.precision == "bf16-mixed"):
-        took = min(time_step(model, optimizer, tokens) for _ in range(TIMED_STEPS + 1))  # the first one also warms up
+        took = min(time_step(model, optimizer, tokens) for _ in range(TIMED_STEPS + 1))  # the first is a warm-up
     return float(batch * model.max_seq_len * arm.cost.train_flops_per_token / took)
 
 
 def time_step(model: Decoder, optimizer: Optimizer, tokens: torch.Tensor) -> float:
     """Seconds of one training step."""
     synchronize(tokens.device)
-    began = time.perf_counter()
+    start = time.perf_counter()
     loss = F.cross_entropy(model(tokens[:, :-1]).float().flatten(0, 1), tokens[:, 1:].flatten())
     torch.autograd.backward(loss)
     optimizer.step()
     optimizer.zero_grad()
     synchronize(tokens.device)
-    return time.perf_counter() - began
+    return time.perf_counter() - start

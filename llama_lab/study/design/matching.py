@@ -1,4 +1,4 @@
-"""Equal size or equal compute: the feed-forward width that gives an arm what its reference has."""
+"""Matching arms in size or compute by solving for the feed-forward width."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from llama_lab.errors import ConfigError
 from llama_lab.model import Cost
 
-# Parameters without token and position tables and the head: what the width can and should make up for. With them, tying
-# the embeddings would have to be paid by most of a small model's feed-forward.
+# Parameters exclude token and position tables and the head. Otherwise most of a small model's feed-forward would make
+# up for the untied embeddings.
 MATCHED: dict[str, Callable[[Cost], float]] = {
     "params": lambda cost: cost.params_non_embedding,
     "flops": lambda cost: cost.flops_per_token,
 }
-AIM = 0.005  # the residual that is not worth a word
-MULTIPLES = (8, 4, 2, 1)  # of the width: matrix units like large ones, and only tiny models need less than 8
+AIM = 0.005  # residuals up to this are not reported
+MULTIPLES = (8, 4, 2, 1)  # of the width: matrix units are faster with larger ones, and only tiny models need less
 
 
 @dataclass(frozen=True)
 class Matched:
-    """A feed-forward width, the costs of the model that has it, and what remains, as a fraction of the reference."""
+    """A feed-forward width, the cost of the model with it, and its relative difference to the reference."""
 
     width: int
     cost: Cost
@@ -28,8 +28,8 @@ class Matched:
 def match_width(cost_at: Callable[[int], Cost], textbook: int, match: str, reference: Cost) -> Matched:
     """The width that brings an arm to `reference` within 0.5%: a multiple of 8 if one does, else of 4, 2 or 1.
 
-    cost_at: the arm's costs at a width; what is matched grows linearly with it. textbook: the width that the arm has
-    without matching. match: "params" or "flops". Raises ConfigError where no width can.
+    cost_at: the arm's cost at a width, in which the matched quantity is linear. textbook: the arm's width without
+    matching. match: "params" or "flops". Raises ConfigError if no width can match.
     """
     measure = MATCHED[match]
     target = measure(reference)

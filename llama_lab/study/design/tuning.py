@@ -1,4 +1,4 @@
-"""How far a study has come: the states of its runs, which learning rates are known, and which are still to be tried."""
+"""Learning-rate tuning: the status of a study's runs, which rates are chosen, and which to try next."""
 
 import math
 from collections.abc import Sequence
@@ -11,33 +11,33 @@ from llama_lab.study.learning_rate import Losses, best_rate, rate_beyond
 
 from .plan import Plan, PlannedArm, PlannedRun, by_seed, tuning_member, with_arms
 
-MOST_EXTENSIONS = 6  # of one grid; its report then says that the best rate is still at the edge
+MOST_EXTENSIONS = 6  # of one grid; the report says if the best rate is still at its edge
 
-State = Literal["missing", "unfinished", "changed", "failed", "done", "diverged"]
+PlannedStatus = Literal["missing", "unfinished", "changed", "failed", "done", "diverged"]
 
 
-def state(planned: PlannedRun, plan: Plan) -> State:
-    """What there is of a run. A run that diverged would diverge again; one that crashed may not."""
+def status_of(planned: PlannedRun, plan: Plan) -> PlannedStatus:
+    """The status of a planned run's folder; "changed" if its settings or data are not those of the plan."""
     folder = planned.run.folder
     status = folder.read_status()
     if status is None or not is_run(folder.path):
         return "missing"
     ended = status["status"] in ("done", "diverged")
     now = {"data_hash": plan.dataset.data_hash, "tokenizer_hash": plan.dataset.tokenizer_hash}
-    if not (ended or planned.run.hardware.elsewhere):  # what has ended on another device is compared, with a warning
+    if not (ended or planned.run.hardware.elsewhere):  # finished runs of another device are compared, with a warning
         now["precision"] = planned.run.hardware.precision
     then = folder.read_json("environment.json")
     if folder.changed_keys(planned.run.cfg, CHANGEABLE) or any(then[key] != value for key, value in now.items()):
         return "changed"
-    known: dict[str, State] = {"done": "done", "diverged": "diverged", "failed": "failed"}
+    known: dict[str, PlannedStatus] = {"done": "done", "diverged": "diverged", "failed": "failed"}
     return known.get(status["status"], "unfinished")
 
 
-def settle(plan: Plan) -> tuple[Plan, list[PlannedRun]]:
-    """What tuning has told so far, from one reading of its runs.
+def resolve_rates(plan: Plan) -> tuple[Plan, list[PlannedRun]]:
+    """Choose learning rates from the tuning runs that are finished.
 
-    The plan, with another tuning run wherever it is to go on beyond an end of its grid; and the runs that are judged,
-    each at its best learning rate, without those that still wait for it.
+    Returns the plan, with a further tuning run wherever the best rate is at an edge of its grid, and the judged runs
+    whose learning rate is known, at that rate.
     """
     if not plan.rates:
         return plan, plan.runs
@@ -47,33 +47,34 @@ def settle(plan: Plan) -> tuple[Plan, list[PlannedRun]]:
         for run in arm.runs:
             runs = tuning[run.member.seed]
             while (losses := final_losses(runs, plan)) and (rate := next_rate(losses, plan)):
-                runs.append(arm.at(tuning_member(arm.variant.name, rate, runs[0].member.seed, run.member.seed)))
+                member = tuning_member(arm.variant.name, rate, runs[0].member.seed, run.member.seed)
+                runs.append(arm.plan_member(member))
             if losses:
-                judged.append(arm.at(replace(run.member, learning_rate=best_rate(losses))))
+                judged.append(arm.plan_member(replace(run.member, learning_rate=best_rate(losses))))
         arms.append(replace(arm, tuning=tuple(run for runs in tuning.values() for run in runs)))
     return with_arms(plan, arms), by_seed(judged)
 
 
 def next_rate(losses: Losses, plan: Plan) -> float | None:
-    """The learning rate to try beyond the grid; None where there is no need, no wish, or no end to it."""
-    may_go_on = plan.extend_rates and len(losses) < len(plan.rates) + MOST_EXTENSIONS
-    return rate_beyond(losses) if may_go_on else None
+    """The learning rate to try beyond the grid; None if the best is not at its edge, or it may not be extended."""
+    may_extend = plan.extend_rates and len(losses) < len(plan.rates) + MOST_EXTENSIONS
+    return rate_beyond(losses) if may_extend else None
 
 
 def final_losses(runs: Sequence[PlannedRun], plan: Plan) -> Losses | None:
-    """The loss at each learning rate, infinite where the run diverged; None while one has not come to its end."""
+    """The loss at each learning rate, infinite where the run diverged; None until all runs have ended."""
     losses = {}
     for run in runs:
-        ended = state(run, plan)
-        if ended not in ("done", "diverged") or run.member.learning_rate is None:
+        status = status_of(run, plan)
+        if status not in ("done", "diverged") or run.member.learning_rate is None:
             return None
-        loss = run.run.folder.read_json("summary.json")["val/loss"] if ended == "done" else math.inf
+        loss = run.run.folder.read_json("summary.json")["val/loss"] if status == "done" else math.inf
         losses[run.member.learning_rate] = loss
     return losses
 
 
 def tuning_by_seed(arm: PlannedArm) -> dict[int, list[PlannedRun]]:
-    """An arm's tuning runs by the judged seed that they are for."""
+    """An arm's tuning runs by judged seed."""
     found: dict[int, list[PlannedRun]] = {}
     for run in arm.tuning:
         if run.member.tunes is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_lab.errors import ConfigError
-from llama_lab.files import disk_errors_told
+from llama_lab.files import report_disk_errors
 from llama_lab.runs.record import MISSING, Record
 from llama_lab.study.settings import RATE
 from llama_lab.study.study import SUMMARY
@@ -50,7 +50,7 @@ def check_export(folder: Path, overwrite: bool) -> None:
 def write_export(result: Result, folder: Path, overwrite: bool = False) -> None:
     """Write an export, replacing `folder` atomically, and print its files. Raises ConfigError; see `check_export`."""
     check_export(folder, overwrite)
-    with disk_errors_told(f"--export {folder}"), _replacing(folder) as fresh:
+    with report_disk_errors(f"--export {folder}"), _replacing(folder) as fresh:
         _write(result, fresh)
         written = sorted(_files(fresh))
         (fresh / CONTENTS).write_text("".join(f"{name}\n" for name in written), encoding="utf-8")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig
 
 from llama_lab.config.components import CONF_DIR
+from llama_lab.config.keys import COMPONENTS
 from llama_lab.errors import ConfigError
 from llama_lab.study.design.designs import (
-    COMPONENTS,
     AddOne,
     Context,
     Depth,
@@ -75,7 +75,7 @@ def test_axes_are_climbed_in_the_order_given() -> None:
     assert names(Ladder("vanilla", "llama2", ["ffn", "block"]).variants(CONFIGS)) == ["vanilla", "+swiglu", "+prenorm"]
 
 
-def test_an_axis_on_which_both_agree_gives_no_arm_and_is_told() -> None:
+def test_an_axis_on_which_both_agree_gives_no_arm_and_is_reported() -> None:
     variants = Ladder("gpt2", "mistral", ["block", "norm", "position", "ffn", "attention"]).variants(CONFIGS)
     assert names(variants) == ["gpt2", "+rmsnorm", "+rope", "+swiglu", "+gqa_window"]
     assert variants.notes == (
@@ -162,12 +162,12 @@ def test_context_trains_short_and_evaluates_long() -> None:
         (Ladder("vanilla", "llama9"), r"study.target=llama9: no such recipe"),
         (
             Ladder("vanilla", "llama", ["nrom"]),
-            r"study.axes: nrom is no axis \(did you mean norm\?\); choose among block",
+            r"study.axes: nrom is not an axis \(did you mean norm\?\); choose among block",
         ),
         (Ladder("vanilla", "llama", ["norm", "norm"]), "names an axis twice"),
         (
             Ladder("vanilla", "llama", []),
-            r"study.axes=\[\]: names no axis; leave it out, or choose among block, norm, ",
+            r"study.axes=\[\]: is empty; leave it out, or choose among block, norm, ",
         ),
         (Ladder("gpt2", "mistral", ["block"]), r"is the same as study.base=gpt2 on block; they differ on norm, "),
         (Ladder("llama", "llama"), r"study.target=llama: is the same as study.base=llama"),
@@ -178,8 +178,8 @@ def test_context_trains_short_and_evaluates_long() -> None:
             "study.base=llama: its attention has a fixed number of key and value heads; add attention=gqa",
         ),
         (KVHeads("llama2", [3]), r"study.kv_heads: 3 does not divide model.n_heads=4; choose among \[4, 2, 1\]"),
-        (Depth("llama", [], [2], [0.1]), r"study.blocks=\[\]: must hold one or more levels, each once, each text"),
-        (Context("llama", ["rope", "rope"], [1]), r"study.positions=\[rope,rope\]: must hold one or more"),
+        (Depth("llama", [], [2], [0.1]), r"study.blocks=\[\]: must be one or more distinct levels, each text"),
+        (Context("llama", ["rope", "rope"], [1]), r"study.positions=\[rope,rope\]: must be one or more"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_key(design: Any, message: str) -> None:

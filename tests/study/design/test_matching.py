@@ -23,7 +23,7 @@ def config(recipe: str, size: str) -> DictConfig:
 
 @functools.cache
 def cost(recipe: str, size: str, width: int | None = None) -> Cost:
-    """Of a recipe with a feed-forward of this width, its textbook width unless told."""
+    """Of a recipe with a feed-forward of this width, default: its textbook width."""
     cfg = config(recipe, size)
     cfg = cfg.copy()
     if width is not None:
@@ -34,7 +34,7 @@ def cost(recipe: str, size: str, width: int | None = None) -> Cost:
 
 @pytest.mark.parametrize("match", ["params", "flops"])
 @pytest.mark.parametrize("size", SIZES)
-def test_every_pair_of_recipes_is_matched_and_what_remains_is_told_exactly(match: str, size: str) -> None:
+def test_every_pair_of_recipes_is_matched_and_the_residual_is_reported_exactly(match: str, size: str) -> None:
     measure = MATCHED[match]
     for base, arm in permutations(options("arch"), 2):
         reference = cost(base, size)

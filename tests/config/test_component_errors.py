@@ -1,4 +1,4 @@
-"""What a component of the user's raises is told in one line, which names the place in the user's own code."""
+"""What a component of the user's raises is reported in one line, with the place in the user's code."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def norm(tmp_path: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> li
     return [f"--config-dir={conf}", *tiny, "norm=mine", "train.tokens=512", "arm=a"]
 
 
-def assert_told(ran: Ran) -> None:
+def assert_reported(ran: Ran) -> None:
     """One line, which names the place, and status 2."""
     assert ran.code == 2
     assert re.fullmatch(rf"error: .*{re.escape(PLACE)}.*HYDRA_FULL_ERROR=1 shows .*\n", ran.err), ran.err
@@ -55,32 +55,34 @@ def assert_told(ran: Ran) -> None:
 
 
 @pytest.mark.parametrize("moment", ["building", "training", "reading", "writing"])
-def test_what_fails_in_a_run_is_told_with_its_place_and_the_status_says_failed(
+def test_what_fails_in_a_run_is_reported_with_its_place_and_the_status_says_failed(
     moment: str, norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAIL_AT", moment)
     ran = command(*norm)
-    assert_told(ran)
+    assert_reported(ran)
     if moment != "building":  # which is before there is a folder
         status = json.loads((ran.run / "status.json").read_text())
         assert (status["status"], status["message"][:14]) == ("failed", "RuntimeError: ")
 
 
-def test_what_fails_in_a_plan_is_told_alone(norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_in_an_estimate_is_reported_alone(
+    norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAIL_AT", "training")
-    assert_told(command(*norm, "estimate=true", "device=h100"))
+    assert_reported(command(*norm, "estimate=true", "device=h100"))
 
 
-def test_what_fails_in_an_evaluation_is_told(
+def test_what_fails_in_an_evaluation_is_reported(
     norm: list[str], command: Command, evaluating: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAIL_AT", "")
     run = command(*norm).run
     monkeypatch.setenv("FAIL_AT", "reading")
-    assert_told(evaluating(f"run={run}", "eval.parts=[loss]", "trust=[users_lab]"))
+    assert_reported(evaluating(f"run={run}", "eval.parts=[loss]", "trust=[users_lab]"))
 
 
-def test_what_fails_in_a_study_is_told_without_a_traceback(
+def test_what_fails_in_a_study_is_reported_without_a_traceback(
     norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAIL_AT", "training")

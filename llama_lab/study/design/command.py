@@ -1,4 +1,4 @@
-"""What the command line asks of a study, checked and taken apart: the study's own settings, and those of its runs."""
+"""A study's command line, checked and split into the study's own settings and those of its runs."""
 
 import math
 import re
@@ -21,20 +21,20 @@ from llama_lab.training.prepare import check_complete, folder_name
 from .designs import Design
 from .matching import MATCHED
 
-# Settings that a study gives each of its runs, with what to use instead.
+# Settings that a study sets for each run, and what to use instead.
 RESERVED = {
     "arch": "a study's recipes are study.base and study.target",
     "seed": "a study's seeds are study.seeds",
     "arm": "a study names its arms",
-    "resume": "a study goes on by the same command",
+    "resume": "run the same command again to resume a study",
     "estimate": "study.dry_run=true prints a study's arms with their costs, and trains nothing",
     "device": "a study trains on this machine; study.dry_run=true prints what its arms cost",
     "estimate_mfu": "a study trains on this machine; study.dry_run=true prints what its arms cost",
     "measure": "a study measures speeds at its end; study.measure_speed=false leaves that out",
-    "trust": "a study builds what its own command names",
+    "trust": "a study trusts the components of its own command",
     "overwrite": "study.overwrite=true retrains the runs whose settings have changed",
 }
-# Keys of every study; the others are its design's. And those that change nothing about the runs there are.
+# The keys of every study; all others are its design's. UNNAMED ones do not become part of the study's name.
 COMMON = (
     "seeds",
     "learning_rates",
@@ -46,15 +46,14 @@ COMMON = (
     "overwrite",
 )
 UNNAMED = tuple(f"study.{key}" for key in COMMON if key != "learning_rates")
-TUNING_SEED = 1000  # above the judged one, unless others are given
+TUNING_SEED = 1000  # added to the judged seed by default
 
 
 @dataclass(frozen=True)
-class Request:
-    """A study to conduct. option: of the group `study`. name: of its folder. shared: overrides of all of its runs.
+class StudyCommand:
+    """The settings of a study. option: of the group `study`. name: of its folder. shared: overrides of all runs.
 
-    tuning_seeds: by judged seed; empty where no learning rates are searched. launcher: option of the group
-    `hydra/launcher`.
+    tuning_seeds: by judged seed; empty if no learning rates are searched. launcher: option of `hydra/launcher`.
     """
 
     option: str
@@ -74,10 +73,10 @@ class Request:
     launcher: str
 
 
-def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str) -> Request:
-    """Take a composed command apart. Raises ConfigError.
+def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str) -> StudyCommand:
+    """Read the settings of a study from a composed command. Raises ConfigError.
 
-    cfg: with Hydra's node. default_recipe: the option of `arch` where nobody has chosen one.
+    cfg: with Hydra's node. default_recipe: the default option of `arch`.
     """
     choices = dict(cfg.hydra.runtime.choices)
     option = choices["study"]
@@ -86,7 +85,7 @@ def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
     defaults = default_settings(choices)
     check_kinds(cfg, defaults)
     keys = {argument: override_key(argument) for argument in arguments}
-    if "arch" in keys.values() or choices["arch"] != default_recipe:  # an experiment chooses, too
+    if "arch" in keys.values() or choices["arch"] != default_recipe:  # an experiment may also set it
         raise ConfigError(f"arch={choices['arch']}: {RESERVED['arch']}")
     for key in RESERVED.keys() - {"arch"}:
         if key in keys.values() or cfg[key] != defaults[key]:
@@ -98,7 +97,7 @@ def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
     seeds, rates = checked_seeds(cfg.study.seeds), checked_rates(cfg.study.learning_rates)
     if rates is None and "study.extend_rates" in keys.values() and cfg.study.extend_rates:
         raise ConfigError("study.extend_rates=true: there is no grid to extend; give study.learning_rates")
-    return Request(
+    return StudyCommand(
         option=option,
         name=folder_name("name", cfg.name, study_name(option, naming)),
         runs_dir=cfg.runs_dir,
@@ -120,7 +119,7 @@ def read_request(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
 
 
 def refuse_sweeps(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for a list of values to sweep over: the design alone makes arms."""
+    """Raise ConfigError for a list of values to sweep over: only the design makes arms."""
     for argument, override in zip(arguments, OverridesParser.create().parse_overrides(list(arguments)), strict=True):
         if override.is_sweep_override():
             raise ConfigError(
@@ -129,7 +128,7 @@ def refuse_sweeps(arguments: Sequence[str]) -> None:
 
 
 def checked_seeds(seeds: Sequence[Any], key: str = "seeds") -> tuple[int, ...]:
-    """Raise ConfigError unless they are distinct whole numbers, at least one."""
+    """The seeds. Raises ConfigError unless they are distinct whole numbers, at least one."""
     if not seeds or len(set(seeds)) < len(seeds) or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise ConfigError(f"study.{key}={list(seeds)}: must be whole numbers, each once, such as [1,2,3]")
     return tuple(seeds)
@@ -138,7 +137,7 @@ def checked_seeds(seeds: Sequence[Any], key: str = "seeds") -> tuple[int, ...]:
 def checked_tuning_seeds(
     wanted: Sequence[Any] | None, seeds: Sequence[int], rates: Sequence[float] | None
 ) -> dict[int, int]:
-    """The seed that tunes each judged one; none without a grid of rates. Raises ConfigError unless all are distinct."""
+    """The tuning seed of each judged seed; empty without a grid. Raises ConfigError unless all seeds are distinct."""
     if rates is None:
         if wanted is not None:
             raise ConfigError("study.tuning_seeds: there are no rates to choose; give study.learning_rates, or null")
@@ -148,19 +147,19 @@ def checked_tuning_seeds(
     tuning = checked_seeds(wanted, "tuning_seeds")
     if len(tuning) != len(seeds):
         raise ConfigError(
-            f"study.tuning_seeds={list(tuning)}: must be as many as study.seeds={list(seeds)}, one for each: a seed "
-            f"that tunes several makes all of them wrong together"
+            f"study.tuning_seeds={list(tuning)}: must have one for each of study.seeds={list(seeds)}: a seed that "
+            f"tunes several gives all of them the same error"
         )
     if both := sorted({*seeds} & {*tuning}):
         raise ConfigError(
             f"study.tuning_seeds={list(tuning)}: {', '.join(map(str, both))} would be judged too (study.seeds), and a "
-            f"rate chosen on runs that are compared is too good; give other seeds"
+            f"rate chosen on judged runs biases the comparison; give other seeds"
         )
     return dict(zip(seeds, tuning, strict=True))
 
 
 def checked_rates(rates: Sequence[Any] | None) -> tuple[float, ...] | None:
-    """Raise ConfigError unless they are distinct positive numbers, at least two; None stays None."""
+    """The sorted rates, or None. Raises ConfigError unless they are distinct positive numbers, at least two."""
     if rates is None:
         return None
     if len(set(rates)) < max(2, len(rates)) or not all(isinstance(rate, int | float) and rate > 0 for rate in rates):
@@ -171,7 +170,7 @@ def checked_rates(rates: Sequence[Any] | None) -> tuple[float, ...] | None:
 
 
 def checked_margin(margin: Any) -> float | None:
-    """Raise ConfigError unless it is a positive number; None stays None."""
+    """The margin, or None. Raises ConfigError unless it is a positive number."""
     if margin is None:
         return None
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
@@ -180,13 +179,13 @@ def checked_margin(margin: Any) -> float | None:
 
 
 def study_name(option: str, arguments: Sequence[str]) -> str:
-    """A folder name from what was typed: `ladder`, or `ladder-base=gpt2-size=micro`."""
+    """A folder name from the command line: `ladder`, or `ladder-base=gpt2-size=micro`."""
     rest = arm_name([argument.removeprefix("study.") for argument in arguments])
     return option if rest == "base" else f"{option}-{rest}"
 
 
 def without(cfg: DictConfig, *keys: str) -> DictConfig:
-    """A config without these keys, where it has them."""
+    """Delete these keys from a config, if present, and return it."""
     with flag_override(cfg, ["struct", "readonly"], False):
         for key in keys:
             cfg.pop(key, None)
@@ -194,18 +193,18 @@ def without(cfg: DictConfig, *keys: str) -> DictConfig:
 
 
 class Composer:
-    """Composes the configs of a study's runs, with the overrides that all of them share: `Configs` for designs."""
+    """Composes the configs of a study's runs with the overrides that they share; designs see it as `Configs`."""
 
     def __init__(self, loader: ConfigLoader, shared: Sequence[str]) -> None:
         self._loader = loader
         self._shared = list(shared)
 
     def recipes(self) -> list[str]:
-        """The options of `arch`, those of the user's own folders too."""
+        """The options of `arch`, including those in the user's own folders."""
         return self._loader.get_group_options("arch")
 
     def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
-        """The config of a run, and its choice per group."""
+        """The config of a run, and its choice per group. Raises ConfigError for a key that the run does not have."""
         try:
             cfg = self._loader.load_configuration("config", [*overrides, *self._shared], RunMode.RUN)
         except ConfigCompositionException as error:
@@ -227,5 +226,5 @@ class Composer:
 
 
 def run_config(cfg: DictConfig, choices: dict[str, Any]) -> tuple[DictConfig, dict[str, Any]]:
-    """A run's config and choices, without the study that an experiment may have chosen."""
+    """A run's config and choices, without Hydra's node and the study."""
     return without(cfg, "hydra", "study", "match"), choices | {"study": None}

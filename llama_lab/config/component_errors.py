@@ -1,4 +1,4 @@
-"""What a component of the user's own raises, told in one line with the place in the user's code."""
+"""Errors raised by a user's own components, as one line with the place in the user's code."""
 
 import traceback
 from collections.abc import Iterator
@@ -12,43 +12,43 @@ from omegaconf.errors import OmegaConfBaseException
 from llama_lab.errors import ConfigError, RunFailedError, first_line
 
 OURS = ("llama_lab", "torch")
-TOLD = (ConfigError, RunFailedError, HydraException, OmegaConfBaseException)  # each has a line of its own already
+REPORTED = (ConfigError, RunFailedError, HydraException, OmegaConfBaseException)  # cli.py prints these
 
-# Top-level packages of the components that were built in this process, other than OURS. Installed or not: a path would
-# not tell a user's package from a library.
+# Top-level packages of the components that were built in this process, other than OURS. By name, since a path would
+# not distinguish a user's package from a library.
 _components: set[str] = set()
 
 
 def remember_components(settings: dict[str, Any]) -> None:
-    """Note whose classes the `_target_`s of a node name. settings: of the node, on one level."""
+    """Remember the packages of a node's `_target_`s. settings: the flattened node."""
     targets = (str(value) for key, value in settings.items() if key.rpartition(".")[2] == "_target_")
     _components.update({target.partition(".")[0] for target in targets} - {*OURS})
 
 
 def users_frame(error: BaseException) -> str | None:
-    """The innermost place of a user's component in a traceback: `mylab/norm.py:14, in forward`; None if there is none.
+    """The innermost frame of a user's component, `mylab/norm.py:14, in forward`; None if there is none.
 
-    What raised `error` counts, too.
+    Searches the traceback of `error`, then those of its causes.
     """
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package in _components:
             parts = Path(frame.f_code.co_filename).parts
-            begin = len(parts) - 1 - parts[::-1].index(package) if package in parts else -1
-            place = f"{'/'.join(parts[begin:])}:{line}, in {frame.f_code.co_name}"
+            start = len(parts) - 1 - parts[::-1].index(package) if package in parts else -1
+            place = f"{'/'.join(parts[start:])}:{line}, in {frame.f_code.co_name}"
     cause = error.__cause__ or error.__context__
     return place or (users_frame(cause) if cause else None)
 
 
 @contextmanager
-def users_faults_told() -> Iterator[None]:
-    """Turn what a user's component raises into a ConfigError that names its place. Any other error is a bug of ours."""
+def report_component_errors() -> Iterator[None]:
+    """Turn an error in a user's component into a ConfigError that names the place; other errors are bugs of ours."""
     try:
         yield
-    except TOLD:
+    except REPORTED:
         raise
     except Exception as error:
         if (place := users_frame(error)) is None:
             raise
-        raise ConfigError(f"{place}: {first_line(error)}; mend it, HYDRA_FULL_ERROR=1 shows the traceback") from error
+        raise ConfigError(f"{place}: {first_line(error)}; fix it, HYDRA_FULL_ERROR=1 shows the traceback") from error

@@ -1,4 +1,4 @@
-"""What a person sees of a queue: a table that lives in a terminal, or lines in a file."""
+"""Shows the progress of a queue: a live table in a terminal, or lines in a file."""
 
 import time
 from collections.abc import Sequence
@@ -14,34 +14,39 @@ from rich.text import Text
 from llama_lab.formatting import duration
 from llama_lab.training.run import Run
 
-from .progress import Progress
+from .progress import RunProgress
 
 
 @dataclass(frozen=True)
 class Row:
-    """A run in its slot."""
+    """A run that is training, and where."""
 
-    slot: str
+    place: str
     run: Run
-    progress: Progress
+    progress: RunProgress
+
+    @property
+    def percent(self) -> str:
+        """The share of the run's steps that are done."""
+        return f"{self.progress.step / self.run.steps:.0%}"
 
 
 @dataclass(frozen=True)
-class View:
-    """A queue at one moment. counts: runs by state, such as `{"done": 3}`. seconds_left: None if unknown."""
+class Snapshot:
+    """A queue at one moment. counts: runs by status, such as `{"done": 3}`. seconds_left: None if unknown."""
 
     rows: Sequence[Row]
     counts: dict[str, int]
     seconds_left: float | None
 
-    def in_a_line(self) -> str:
-        """The counts, and the time left."""
-        counted = ", ".join(f"{count} {state}" for state, count in self.counts.items() if count)
+    def as_line(self) -> str:
+        """The counts and the time left."""
+        counted = ", ".join(f"{count} {status}" for status, count in self.counts.items() if count)
         return counted + ("" if self.seconds_left is None else f"; about {duration(self.seconds_left)} left")
 
 
-class Board:
-    """Shows events as lines, and the state between them as a table (in a terminal) or a line (elsewhere).
+class QueueDisplay:
+    """Prints events as lines, and between them the queue as a table (in a terminal) or a line (elsewhere).
 
     Use as a context manager.
     """
@@ -61,43 +66,38 @@ class Board:
         if self._live:
             self._live.stop()
 
-    def tell(self, line: str) -> None:
-        """Something happened."""
+    def print_line(self, line: str) -> None:
+        """Print an event."""
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     @property
     def due(self) -> bool:
-        """Whether it is time to `show`."""
+        """Whether it is time to call `show`."""
         return time.monotonic() - self._last >= self._every
 
-    def show(self, view: View) -> None:
-        """The queue is here now."""
+    def show(self, snapshot: Snapshot) -> None:
+        """Show the queue as it is now."""
         self._last = time.monotonic()
         if self._live:
-            self._live.update(Group(table(view.rows), Text(view.in_a_line())), refresh=True)
+            self._live.update(Group(table(snapshot.rows), Text(snapshot.as_line())), refresh=True)
         else:
-            running = [f"{row.run.title} {percent(row)}" for row in view.rows]
-            self.tell("; ".join([view.in_a_line(), *([", ".join(running)] if running else [])]))
+            running = ", ".join(f"{row.run.title} {row.percent}" for row in snapshot.rows)
+            self.print_line("; ".join(filter(None, [snapshot.as_line(), running])))
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """A line per slot that is at work."""
+    """A table with a row per run."""
     shown = Table(box=None, pad_edge=False)
     for heading in ("slot", "run", "", "", "loss", "left"):
         shown.add_column(heading, no_wrap=True, overflow="ellipsis")
     for row in rows:
         loss, left = row.progress.loss, row.progress.seconds_left
         shown.add_row(
-            row.slot,
+            row.place,
             Text(row.run.title),
             ProgressBar(total=row.run.steps, completed=row.progress.step, width=16),
-            percent(row),
+            row.percent,
             "" if loss is None else f"{loss:.3f}",
             "" if left is None else duration(left),
         )
     return shown
-
-
-def percent(row: Row) -> str:
-    """How much of a run's steps are done."""
-    return f"{row.progress.step / row.run.steps:.0%}"

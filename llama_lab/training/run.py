@@ -223,7 +223,7 @@ def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
 
 def run_facts(run: Run, dataset: TokenDataset, model: Decoder) -> dict[str, Any]:
     """What identifies a run in its summary and on dashboards."""
-    kernels = sorted({layer.kernel for layer in model.attention_layers})
+    kernels = sorted({mixer.kernel for mixer in model.mixers})
     first_window = torch.from_numpy(dataset.val[: model.max_seq_len].astype(int))
     return {
         "name": run.name,

@@ -67,6 +67,7 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
     answering = {unit: name for name, unit in cost_units(model) if answers(unit)}
     idle = sum(count(unit) - ask(name, unit, "active_params", most=count(unit)) for unit, name in answering.items())
     decodes = all(mixer.has_state for mixer in model.mixers)
+    whole_state = state_bytes(model, seq_len, kv_dtype) if decodes else None  # before those per token, which follow
     return Cost(
         seq_len=seq_len,
         params=params,
@@ -76,7 +77,7 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
         flops_per_token_dense=flops_per_token(model, seq_len, dense=True),
         train_flops_per_token=3 * flops,
         kv_bytes_per_token=ask_mixers(model, "state_bytes_per_token", kv_dtype) if decodes else None,
-        kv_bytes=state_bytes(model, seq_len, kv_dtype) if decodes else None,
+        kv_bytes=whole_state,
     )
 
 

@@ -120,14 +120,15 @@ class Decoder(nn.Module):
         """An empty state for `context` tokens (default: `max_seq_len`), in `dtype` (default: the model's).
 
         It slides, and never ends, if the states of all layers are full within the context. Raises ValueError for a
-        `dtype` that a mixer cannot keep its state in, and as `check_state` does.
+        mixer without `new_state`, for one whose state is not by sequences, or for a `dtype` that it cannot take.
         """
-        self.check_state()
         weight = self.embedding.tokens.weight
         context, dtype = context or self.max_seq_len, dtype or weight.dtype
         layers = []
         for i, mixer in enumerate(self.mixers):
             name = f"blocks.{i}.attention: {type(mixer).__name__}"
+            if not mixer.has_state:
+                raise ValueError(f"{name} must read the whole text again for every new token; give it {NEW_STATE}")
             if dtype == torch.int8 and not mixer.int8_state:
                 raise ValueError(f"{name} cannot keep its state in int8; choose a floating dtype")
             state = mixer.new_state(batch_size, context, weight.device, dtype)
@@ -140,15 +141,6 @@ class Decoder(nn.Module):
             layers.append(state)
         slides = all(m.full_after is not None and m.full_after <= context for m in self.mixers)
         return DecoderState(layers, torch.zeros(batch_size, dtype=torch.long), context, slides)
-
-    def check_state(self) -> None:
-        """Raise ValueError for a mixer that keeps no state, without which every token means reading the whole text."""
-        for i, mixer in enumerate(self.mixers):
-            if not mixer.has_state:
-                raise ValueError(
-                    f"blocks.{i}.attention: {type(mixer).__name__} cannot decode without reading the whole text again "
-                    f"for every token; give it {NEW_STATE}"
-                )
 
     @property
     def max_context(self) -> int | None:

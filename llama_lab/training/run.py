@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.loggers.logger import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.components import build, build_model, model_cost, override_key
+from llama_lab.config.components import build, build_model, check_decodes, model_cost, override_key
 from llama_lab.config.faults import users_faults_told
 from llama_lab.data.module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.open import open_dataset
@@ -38,6 +38,7 @@ from .loggers import TensorBoard, WandbMetrics, log_hparams, start_wandb
 from .longer_budget import tell_what_differs, with_earlier_warmup
 from .module import LanguageModel
 from .schedule import steps_alike
+from .trial import try_components
 
 MAX_TOKENS = 1e18  # so that whatever is counted fits into 64 bits
 Outcome = Literal["done", "diverged", "interrupted"]
@@ -169,6 +170,8 @@ def train_on_disk(run: Run) -> Outcome:
         )
         model = build_model(cfg, dataset.vocab_size)
         cost = model_cost(model)
+        if cfg.train.sample_tokens:
+            check_decodes(model, f"train.sample_tokens={cfg.train.sample_tokens}", "set this to 0")
         module = build_module(run, model, dataset.val_bytes)
         monitor = Monitor(
             cfg.train.log_every,
@@ -179,6 +182,7 @@ def train_on_disk(run: Run) -> Outcome:
         )
         facts = {**run_facts(run, dataset, model), **cost_metrics(cost)}
         with begun(run, facts, dataset.tokenizer) as checkpoint:
+            try_components(cfg, run.hardware)
             outcome = fit(run, module, data, monitor, checkpoint, facts)
             if outcome != "done" or current_rank() != 0:
                 return outcome
@@ -411,5 +415,7 @@ def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> lis
     """The prompt and what the model makes of it, as far as the context reaches; seeded by the run."""
     start = [eot_id, *prompt][: model.max_seq_len]
     length = min(run.cfg.train.sample_tokens, model.max_seq_len - len(start))
+    if length == 0:  # a model that keeps no state can be asked for nothing
+        return prompt
     steps = generate(model.eval(), [start], length, Sampling(temperature=0.8), seed=run.cfg.seed)
     return [*prompt, *(token for (token,) in steps if token is not None)]

@@ -149,9 +149,15 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         *([("training speed", f"{speed:,.0f} tokens/s")] if speed is not None else []),
         *([("model FLOPs utilisation", f"{summary['perf/mfu']:.1%}")] if "perf/mfu" in summary else []),
         ("peak memory", in_bytes(summary["perf/peak_memory_bytes"])),
-        ("KV cache per token, 16-bit", in_bytes(summary["kv_cache/bytes_per_token"])),
-        (f"KV cache at {summary['seq_len']:,} tokens", in_bytes(summary["kv_cache/bytes"])),
+        *state_rows(summary.get("kv_cache/bytes_per_token"), summary.get("kv_cache/bytes"), summary["seq_len"]),
     ]
+
+
+def state_rows(per_token: int | None, whole: int | None, seq_len: int) -> list[tuple[str, str]]:
+    """What a model keeps between tokens, as text; nothing of one that cannot decode with a state."""
+    if per_token is None or whole is None:
+        return []
+    return [("KV cache per token, 16-bit", in_bytes(per_token)), (f"KV cache at {seq_len:,} tokens", in_bytes(whole))]
 
 
 def quiet_libraries() -> None:

@@ -71,4 +71,5 @@ def cache_bytes(model: Decoder, prompt: int, new_tokens: int) -> float:
     The i-th new token, from 0, attends to the keys and values of `prompt + i` tokens.
     """
     cost = measure_cost(model, kv_dtype=model.embedding.tokens.weight.dtype)
+    assert cost.kv_bytes_per_token is not None  # the peers are all of attention
     return cost.kv_bytes_per_token * (prompt + (new_tokens - 1) / 2)

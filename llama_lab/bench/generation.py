@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from llama_lab.evaluation.speed import NEW_TOKENS, decoding
 from llama_lab.model import Decoder, Sampling, generate
+from llama_lab.model.attention import GroupedQueryAttention
 
 from .measurement import Measurement, measure, ratios
 from .subjects import Shape, build_decoder, compose
@@ -49,7 +51,7 @@ def decoding_speeds(models: dict[str, Decoder], batch_size: int, context: int, r
             m,
             timing=m.timing.divided_by(steps),
             tokens_per_second=batch_size * steps / m.timing.median,
-            kv_cache_bytes=models[m.what].new_cache(batch_size, context).nbytes,
+            kv_cache_bytes=models[m.what].new_state(batch_size, context).nbytes,
         )
         for m in measurements
     ]
@@ -90,7 +92,7 @@ def kv_computations(model: Decoder, work: Callable[[], object]) -> int:
 
     Raises RuntimeError if the layers differ.
     """
-    counts = [0] * len(model.attention_layers)
+    counts = [0] * len(model.mixers)
 
     def count(layer: int) -> Callable[[nn.Module, object, Tensor], None]:
         def hook(_module: nn.Module, _inputs: object, keys: Tensor) -> None:
@@ -98,7 +100,8 @@ def kv_computations(model: Decoder, work: Callable[[], object]) -> int:
 
         return hook
 
-    hooks = [layer.key.register_forward_hook(count(i)) for i, layer in enumerate(model.attention_layers)]
+    layers = cast(list[GroupedQueryAttention], model.mixers)
+    hooks = [layer.key.register_forward_hook(count(i)) for i, layer in enumerate(layers)]
     try:
         work()
     finally:

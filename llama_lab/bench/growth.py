@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 
 from llama_lab.evaluation.speed import NEW_TOKENS, decoding, inference
 from llama_lab.model import Decoder
+from llama_lab.model.attention import GroupedQueryAttention
 from llama_lab.timing import Timing, time_in_turn
 
 from .subjects import EAGER, Preset, greedy_text, ours
@@ -65,9 +67,9 @@ def attention_alone(model: Decoder, context: int) -> Callable[[], object]:
 
     A small KV cache then stays in the processor's cache; in a whole step, the weights would evict it.
     """
-    cache = model.new_cache(1, context)
+    cache = model.new_state(1, context)
     queries = []
-    for layer, kept in zip(model.attention_layers, cache.layers, strict=True):
+    for layer, kept in zip(cast(list[GroupedQueryAttention], model.mixers), cache.layers, strict=True):
         shape = (1, layer.n_kv_heads, layer.n_heads // layer.n_kv_heads, layer.head_dim)
         queries.append(torch.randn(shape, device=kept.tensors[0].device, dtype=kept.tensors[0].dtype))
 

@@ -14,6 +14,8 @@ from llama_lab.errors import ConfigError
 from .component_errors import remember_components, users_frame
 
 if TYPE_CHECKING:
+    import torch
+
     from llama_lab.model import Cost, Decoder
 
 PACKAGE = Path(__file__).parents[1]
@@ -111,6 +113,17 @@ def model_cost(model: "Decoder") -> "Cost":
         return measure_cost(model)
     except ValueError as error:
         raise ConfigError(f"model.{error}") from error
+
+
+def check_decodes(model: "Decoder", setting: str, otherwise: str, dtype: "torch.dtype | None" = None) -> None:
+    """Raise ConfigError unless `model` can decode with a state in `dtype`, as `setting` asks.
+
+    otherwise: what the user may do instead of mending the model.
+    """
+    try:
+        model.new_state(1, 1, dtype)
+    except ValueError as error:
+        raise ConfigError(f"{setting}: model.{error}, or {otherwise}") from error
 
 
 def check_window(model: DictConfig) -> None:

@@ -3,10 +3,11 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function
@@ -105,12 +106,19 @@ class Footprint:
     def _of_any_depth(self, measure: Callable[[int], int]) -> int:
         """`measure` at the config's depth, from two shallow models: every period of layers needs the same."""
         layers: int = self.cfg.model.n_layers
-        period: int = self.cfg.model.attention.get("global_every") or 1
+        period = self._period
         shallow = 2 * period + layers % period
         if layers <= shallow + period:
             return measure(layers)
         first, second = measure(shallow), measure(shallow + period)
         return first + (layers - shallow) // period * (second - first)
+
+    @cached_property
+    def _period(self) -> int:
+        """After how many layers they repeat, judged by the attributes of their modules."""
+        model = self._model(self.cfg.model.n_layers)
+        kinds = [(model.position.at_layer(i), *map(traits, block.modules())) for i, block in enumerate(model.blocks)]
+        return next(p for p in range(1, len(kinds) + 1) if kinds[p:] == kinds[:-p])
 
     def _optimizer_bytes(self, layers: int) -> int:
         """See `optimizer_bytes`, for so many layers."""
@@ -130,11 +138,11 @@ class Footprint:
             return step_bytes(self._module(model), tokens, self.mixed)
 
     def _model(self, layers: int) -> Decoder:
-        """The decoder with so many layers, on the meta device."""
-        cfg = OmegaConf.merge(self.cfg, {"model": {"n_layers": layers}})
+        """The decoder, of its layers the first so many, on the meta device."""
         with torch.device("meta"):
-            model = build_model(cfg, self.vocab_size)  # type: ignore[arg-type]
-        return model.to(self.dtype)  # type: ignore[no-any-return]
+            model: Decoder = build_model(self.cfg, self.vocab_size)
+        model.blocks = model.blocks[:layers]
+        return model.to(self.dtype)
 
     def _module(self, model: Decoder) -> LanguageModel:
         """What would train; on a CPU, since meta tensors know neither autocast nor kernels. To be called with fakes."""
@@ -144,6 +152,12 @@ class Footprint:
             p.grad = torch.zeros_like(p)  # so that backward passes add to it, as after the first micro-batch of a step
         optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
         return LanguageModel(model, optimizer, schedule, self.steps, 1, z_loss=cfg.train.z_loss)
+
+
+def traits(module: nn.Module) -> tuple[object, ...]:
+    """What tells a module from one of another layer that may need other memory: its class, plain attributes, shapes."""
+    plain = {name: value for name, value in vars(module).items() if isinstance(value, str | int | float | None)}
+    return type(module), plain, [p.shape for p in module.parameters(recurse=False)]
 
 
 def allocate(model: nn.Module) -> None:

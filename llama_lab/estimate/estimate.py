@@ -282,8 +282,8 @@ def expected_vocabulary(cfg: DictConfig) -> tuple[int, str]:
 def column_of(setup: Setup, model: MemoryModel, limit: float) -> Column:
     """A setup's memory, and where that exceeds `limit` bytes, the nearest setup that does not."""
     fits = model.fits(setup, limit)
-    window = model.cfg.model.attention.get("window") or 1
-    return Column(setup, model.memory(setup), fits, None if fits else nearest_fit(setup, model, limit, window))
+    shortest = max(mixer.full_after or 1 for mixer in model.model.mixers)  # no window may be as long as the context
+    return Column(setup, model.memory(setup), fits, None if fits else nearest_fit(setup, model, limit, shortest))
 
 
 def nearest_fit(setup: Setup, model: MemoryModel, limit: float, shortest: int) -> Setup | None:

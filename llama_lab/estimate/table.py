@@ -6,7 +6,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from llama_lab.formatting import duration, in_bytes
+from llama_lab.display import state_rows
+from llama_lab.formatting import duration
 
 from .estimate import USABLE, Column, Estimate, Memory, Setup
 
@@ -46,8 +47,7 @@ def facts_table(estimate: Estimate) -> Table:
         ("devices", f"{setup.devices:,} x {estimate.device_name}"),
         (f"time at {estimate.mfu:.0%} MFU", duration(estimate.seconds)),
         ("tokens/s per device", f"{estimate.tokens_per_second:,.0f}"),
-        ("KV cache per token, 16-bit", in_bytes(cost.kv_bytes_per_token)),
-        (f"KV cache at {setup.seq_len:,} tokens", in_bytes(cost.kv_bytes)),
+        *state_rows(cost.kv_bytes_per_token, cost.kv_bytes, setup.seq_len),
     ):
         table.add_row(*row)
     return table

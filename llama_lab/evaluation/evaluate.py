@@ -9,12 +9,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from llama_lab.config.components import check_decodes
 from llama_lab.config.trust import Trust
 from llama_lab.config.value_types import is_kind
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.devices.hardware import Hardware, choose_hardware
 from llama_lab.display import quiet_libraries
 from llama_lab.errors import ConfigError, suggestion
+from llama_lab.formatting import conjoin
 from llama_lab.model import Decoder
 from llama_lab.runs.folder import EVALUATION, STATUS, RunFolder
 
@@ -95,6 +97,9 @@ PARTS: dict[str, Callable[[Evaluation], Found]] = {
 }
 
 
+DECODING = {"cache", "speed", "sample"}  # the parts that need the model's state
+
+
 def evaluate(path: Path, settings: DictConfig) -> Found:
     """Evaluate the run in a folder, write what was found into its eval.json, and return all that this holds.
 
@@ -104,6 +109,9 @@ def evaluate(path: Path, settings: DictConfig) -> Found:
     quiet_libraries()
     check_done(RunFolder(path))
     run = load_run(path, Trust.of_command(tuple(settings.trust)))
+    if DECODING & set(settings.eval.parts):
+        parts = f"eval.parts={list(settings.eval.parts)}"
+        check_decodes(run.model, parts, f"leave out {conjoin(sorted(DECODING))}", cache_dtype(settings))
     job = Evaluation(run, settings, evaluation_hardware(run, settings))
     if "sample" in settings.eval.parts:
         starts(

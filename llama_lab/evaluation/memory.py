@@ -8,7 +8,7 @@ import torch
 
 from llama_lab.data.windows import Tokens
 from llama_lab.model import Decoder
-from llama_lab.model.cost import kv_bytes
+from llama_lab.model.cost import state_bytes
 
 from .lengths import sums_by_position
 
@@ -41,8 +41,9 @@ class CacheLoss:
 
 
 def cache_dtypes(model: Decoder) -> list[torch.dtype]:
-    """16 bits, in which costs are told everywhere; the model's own; and int8."""
-    return list(dict.fromkeys((torch.bfloat16, model.embedding.tokens.weight.dtype, torch.int8)))
+    """16 bits, in which costs are given everywhere; the model's own; and int8 where all mixers can keep it."""
+    dtypes = dict.fromkeys((torch.bfloat16, model.embedding.tokens.weight.dtype, torch.int8))
+    return [d for d in dtypes if d != torch.int8 or all(mixer.int8_state for mixer in model.mixers)]
 
 
 def cache_sizes(model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[int]) -> list[CacheSize]:
@@ -59,13 +60,13 @@ def cache_size(model: Decoder, batch_size: int, context: int, dtype: torch.dtype
     """Make one cache and weigh it."""
     device = model.embedding.tokens.weight.device
     before = allocated_bytes(device)
-    cache = model.new_cache(batch_size, context, dtype)
+    cache = model.new_state(batch_size, context, dtype)
     after = allocated_bytes(device)
     return CacheSize(
         batch_size,
         context,
         name_of(dtype),
-        batch_size * kv_bytes(model, context, dtype),
+        batch_size * state_bytes(model, context, dtype),
         cache.nbytes,
         None if before is None or after is None else after - before,
     )

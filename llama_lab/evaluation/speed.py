@@ -56,7 +56,7 @@ def reading(
 ) -> Callable[[], object]:
     """A function that reads `batch_size` prompts of `context` tokens into a new cache, as `generate` does."""
     prompts = random_tokens(model, batch_size, context).tolist()
-    return inference(lambda: prefill(model, prompts, model.new_cache(batch_size, context, cache_dtype)))
+    return inference(lambda: prefill(model, prompts, model.new_state(batch_size, context, cache_dtype)))
 
 
 def decoding(
@@ -72,7 +72,7 @@ def decoding(
     They are given and not sampled, which a vocabulary's size would dominate. What the cache holds is no text.
     """
     tokens = random_tokens(model, batch_size, new_tokens)
-    cache = model.new_cache(batch_size, context, cache_dtype)
+    cache = model.new_state(batch_size, context, cache_dtype)
 
     def decode() -> None:
         cache.lengths.fill_(context - new_tokens)

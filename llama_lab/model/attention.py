@@ -1,73 +1,15 @@
 """Causal self-attention `(B, T, dim) -> (B, T, dim)`: multi-head, grouped-query and multi-query."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cache import LayerCache, Lookup, look_up, new_layer_cache
+from .cache import LayerCache, Lookup, new_layer_cache
 from .init import ResidualOutput
-from .position import Position
-
-Norm = Callable[[int], nn.Module]
-
-
-class Layout:
-    """What the layers of one forward pass share: where its tokens stand, RoPE's tables, lookups in caches, and masks.
-
-    positions: `(T,)` without a cache; `(B, T)` with one, or `(1, T)` where all sequences are equally long.
-    shortest, longest: bounds on how many tokens the sequences had before, as far as shapes may depend on it.
-    Masks are kept per window, because all layers with the same window see the same keys.
-    """
-
-    def __init__(self, position: Position, positions: Tensor, shortest: int = 0, longest: int = 0) -> None:
-        self.position = position
-        self.positions = positions
-        self.shortest, self.longest = shortest, longest
-        self.rotation = position.rotation(for_heads(positions, 1))
-        self.biased = type(position).bias is not Position.bias
-        self._lookups: dict[int, Lookup] = {}
-        self._masks: dict[int | None, Tensor] = {}
-
-    def lookup(self, slots: int) -> Lookup:
-        """Where layers with a cache of so many slots write and read."""
-        if slots not in self._lookups:
-            self._lookups[slots] = look_up(self.positions, slots, self.longest)
-        return self._lookups[slots]
-
-    def causal(self, window: int | None) -> bool:
-        """Whether queries look at their own pass alone and a position hides nothing but what comes after it."""
-        return self.longest == 0 and not self.biased and (window is None or window >= self.positions.shape[-1])
-
-    def all_visible(self, lookup: Lookup) -> bool:
-        """Whether a single new token sees all that is read: no slot is empty, and no score has a bias."""
-        return self.shortest + 1 >= lookup.filled and not self.biased
-
-    def mask(self, key_positions: Tensor, window: int | None) -> Tensor:
-        """Float32 to add to the scores: the position bias, and -inf where nothing is seen.
-
-        `(Tq, Tk)` or `(H, Tq, Tk)` without a cache; `(B, 1, Tq, Tk)` or `(B, H, Tq, Tk)` with one. A query sees the
-        keys at its own position and before it; with a window, itself and `window - 1` before.
-        """
-        mask = self._masks.get(window)
-        if mask is None:
-            distance = self.positions[..., :, None] - key_positions[..., None, :]
-            hidden = (distance < 0) | (key_positions < 0)[..., None, :]
-            if window is not None:
-                hidden = hidden | (distance >= window)
-            hidden = for_heads(hidden, 2)
-            bias = self.position.bias(self.positions, key_positions)
-            if bias is None:
-                bias = torch.zeros(hidden.shape, device=hidden.device)
-            mask = bias.masked_fill(hidden, float("-inf"))
-            self._masks[window] = mask
-        return mask
-
-
-def for_heads(x: Tensor, n_dims: int) -> Tensor:
-    """`x`, with a dimension of 1 for the heads after that of the batch, if it has one before the last `n_dims`."""
-    return x.unsqueeze(1) if x.ndim > n_dims else x
+from .layout import Layout
+from .mixer import Mixer
+from .norm import Norm
+from .state import State
 
 
 def reference_attention(
@@ -87,7 +29,7 @@ def reference_attention(
     return weights.type_as(value) @ value
 
 
-class GroupedQueryAttention(nn.Module):
+class GroupedQueryAttention(Mixer):
     """Attention in which n_heads / n_kv_heads query heads share a key and value head (Ainslie et al. 2023, sec. 2.2).
 
     window: a query sees itself and `window - 1` positions before (Mistral 7B, section 2); None sees all.
@@ -97,6 +39,8 @@ class GroupedQueryAttention(nn.Module):
     softcap: bound the scores to ±softcap (Gemma 2); fused kernels cannot, so this runs the reference.
     kernel: "sdpa" is PyTorch's fused attention, "reference" the written-out one, "auto" the fused one where it can.
     """
+
+    int8_state = True
 
     def __init__(
         self,
@@ -120,7 +64,7 @@ class GroupedQueryAttention(nn.Module):
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self.check_heads()
         check_window(window, global_every)
-        self.window = None if global_every and (layer + 1) % global_every == 0 else window
+        self.window = self.full_after = None if global_every and (layer + 1) % global_every == 0 else window
         self.softcap = softcap
         self.kernel = choose_kernel(kernel, softcap)
         self.query = nn.Linear(dim, n_heads * head_dim, bias=query_bias)
@@ -142,25 +86,35 @@ class GroupedQueryAttention(nn.Module):
                 f"n_kv_heads={self.n_kv_heads}: does not divide n_heads={self.n_heads}; choose one of {divisors}"
             )
 
-    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        """Attend from every token of `x (B, T, D)` to those it may see, in `x` and in `cache`."""
+    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+        """Attend from every token of `x (B, T, D)` to those it may see, in `x` and in `state`."""
         query, key, value = self._heads(x)
         if layout.rotation is not None:
             query, key = layout.rotation(query), layout.rotation(key)
-        if cache is None:
+        if state is None:
             mixed = self._attend(query, key, value, layout, layout.positions)
         else:
-            lookup = layout.lookup(cache.slots)
-            key, value = (seen.type_as(query) for seen in cache.update(key, value, lookup))
+            assert isinstance(state, LayerCache)
+            lookup = layout.lookup(state.slots)
+            key, value = (seen.type_as(query) for seen in state.update(key, value, lookup))
             if x.shape[1] == 1 and self.kernel == "sdpa":
                 mixed = self._decode(query, key, value, layout, lookup)
             else:
                 mixed = self._attend(query, key, value, layout, lookup.key_positions)
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
-    def new_cache(self, batch_size: int, context: int, dtype: torch.dtype, device: torch.device) -> LayerCache:
-        """An empty cache for `context` tokens, of which a windowed layer keeps the last `window`."""
-        return new_layer_cache(batch_size, self.n_kv_heads, self.context(context), self.head_dim, dtype, device)
+    def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> LayerCache:
+        """An empty cache for `length` tokens, of which a windowed layer keeps the last `window`."""
+        return new_layer_cache(batch_size, self.n_kv_heads, self.context(length), self.head_dim, dtype, device)
+
+    def state_bytes(self, length: int, dtype: torch.dtype) -> int:
+        """Bytes of keys and values after `length` tokens; int8 ones have a float32 scale for each head and token."""
+        per_head = self.head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
+        return 2 * self.n_kv_heads * per_head * self.context(length)
+
+    def state_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of one token's keys and values."""
+        return self.state_bytes(1, dtype)
 
     def context(self, length: int) -> int:
         """How many of `length` positions the last query sees, and so how many a cache holds."""
@@ -173,10 +127,6 @@ class GroupedQueryAttention(nn.Module):
     def flops_per_token_dense(self, seq_len: int) -> float:
         """The same if every token saw all `seq_len`, as kernels without a causal discount compute it."""
         return self._flops(seq_len)
-
-    def active_params(self) -> int:
-        """Parameters that a token uses: all."""
-        return sum(p.numel() for p in self.parameters())
 
     def _flops(self, keys: float) -> float:
         """Of the projections, and of the two products with `keys` keys: queries with keys, weights with values."""

@@ -8,19 +8,24 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from .attention import GroupedQueryAttention, Layout, Norm
-from .cache import LayerCache
+from .layout import Layout
+from .mixer import Mixer
+from .norm import Norm
+from .state import State
 
 
 class Block(nn.Module):
-    """What all blocks have: attention, feed-forward, a norm for each, and dropout on the output of each."""
+    """What all blocks have: a mixer, a feed-forward, a norm for each, and dropout on the output of each.
+
+    The mixer's slot is called `attention` in configs, and so in the names of parameters.
+    """
 
     final_norm: ClassVar[bool] = True
 
     def __init__(
         self,
         dim: int,
-        attention: Callable[[], GroupedQueryAttention],
+        attention: Callable[[], Mixer],
         ffn: Callable[[], nn.Module],
         norm: Norm,
         dropout: float = 0.0,
@@ -32,9 +37,9 @@ class Block(nn.Module):
         self.ffn_norm = norm(dim)
         self.dropout = nn.Dropout(dropout)
 
-    def attend(self, x: Tensor, layout: Layout, cache: LayerCache | None) -> Tensor:
-        """Attention and its dropout."""
-        return self.dropout(self.attention(x, layout, cache))  # type: ignore[no-any-return]
+    def attend(self, x: Tensor, layout: Layout, state: State | None) -> Tensor:
+        """The mixer and its dropout."""
+        return self.dropout(self.attention(x, layout, state))  # type: ignore[no-any-return]
 
     def feed(self, x: Tensor) -> Tensor:
         """The feed-forward and its dropout."""
@@ -46,27 +51,27 @@ class PostNorm(Block):
 
     final_norm = False
 
-    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
-        x = self.attention_norm(x + self.attend(x, layout, cache))
+        x = self.attention_norm(x + self.attend(x, layout, state))
         return self.ffn_norm(x + self.feed(x))  # type: ignore[no-any-return]
 
 
 class PreNorm(Block):
     """x + f(norm(x)): GPT-2 (section 2.3), LLaMA; analysed by Xiong et al. 2020."""
 
-    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
-        x = x + self.attend(self.attention_norm(x), layout, cache)
+        x = x + self.attend(self.attention_norm(x), layout, state)
         return x + self.feed(self.ffn_norm(x))
 
 
 class Reordered(Block):
     """x + norm(f(x)): the norm on the output, inside the residual branch (OLMo 2, section 2.1)."""
 
-    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
-        x = x + self.attention_norm(self.attend(x, layout, cache))
+        x = x + self.attention_norm(self.attend(x, layout, state))
         return x + self.ffn_norm(self.feed(x))  # type: ignore[no-any-return]
 
 
@@ -76,7 +81,7 @@ class Sandwich(Block):
     def __init__(
         self,
         dim: int,
-        attention: Callable[[], GroupedQueryAttention],
+        attention: Callable[[], Mixer],
         ffn: Callable[[], nn.Module],
         norm: Norm,
         dropout: float = 0.0,
@@ -85,18 +90,18 @@ class Sandwich(Block):
         self.attention_post_norm = norm(dim)
         self.ffn_post_norm = norm(dim)
 
-    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
-        x = x + self.attention_post_norm(self.attend(self.attention_norm(x), layout, cache))
+        x = x + self.attention_post_norm(self.attend(self.attention_norm(x), layout, state))
         return x + self.ffn_post_norm(self.feed(self.ffn_norm(x)))  # type: ignore[no-any-return]
 
 
 class Parallel(Block):
     """x + attention(norm(x)) + ffn(norm'(x)): side by side, a norm for each (GPT-NeoX, section 2.1)."""
 
-    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
-        return x + self.attend(self.attention_norm(x), layout, cache) + self.feed(self.ffn_norm(x))
+        return x + self.attend(self.attention_norm(x), layout, state) + self.feed(self.ffn_norm(x))
 
 
 class ParallelSharedNorm(Block):
@@ -105,7 +110,7 @@ class ParallelSharedNorm(Block):
     def __init__(
         self,
         dim: int,
-        attention: Callable[[], GroupedQueryAttention],
+        attention: Callable[[], Mixer],
         ffn: Callable[[], nn.Module],
         norm: Norm,
         dropout: float = 0.0,
@@ -113,7 +118,7 @@ class ParallelSharedNorm(Block):
         super().__init__(dim, attention, ffn, norm, dropout)
         del self.ffn_norm
 
-    def forward(self, x: Tensor, layout: Layout, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
         normed = self.attention_norm(x)
-        return x + self.attend(normed, layout, cache) + self.feed(normed)
+        return x + self.attend(normed, layout, state) + self.feed(normed)

@@ -1,4 +1,4 @@
-"""Key-value caches for generation: preallocated, one per layer, a ring where attention has a window.
+"""Attention's state, the KV cache: preallocated, one per layer, a ring where attention has a window.
 
 Position p of a sequence lives in slot p mod S of a layer with S slots. So where everything is follows from how many
 tokens each sequence has had, and nothing else is kept. Keys are stored after their rotation.
@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .state import State
 
 
 class Lookup(NamedTuple):
@@ -38,21 +40,13 @@ def look_up(positions: Tensor, slots: int, longest: int) -> Lookup:
     return Lookup(positions[:, -slots:] % slots, filled, in_place, key_positions)
 
 
-class LayerCache:
+class LayerCache(State):
     """Keys and values of one layer, each `(B, n_kv_heads, S, Dh)`; see `new_layer_cache`."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self.tensors = tensors
 
     @property
     def slots(self) -> int:
         """How many positions it holds, S."""
         return self.tensors[0].shape[2]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors)
 
     def encode(self, keys: Tensor, values: Tensor) -> list[Tensor]:
         """Keys and values `(B, Hkv, T, Dh)` as they are stored."""
@@ -73,10 +67,6 @@ class LayerCache:
             seen = [torch.cat(pair, 2) for pair in zip(seen, new, strict=True)]
             self._write(new, lookup.slots)
         return self.decode(seen)
-
-    def row(self, index: int) -> "LayerCache":
-        """A view of one sequence: what is written to it is written here."""
-        return type(self)([tensor[index : index + 1] for tensor in self.tensors])
 
     def _write(self, new: list[Tensor], slots: Tensor) -> None:
         """Put the last of the new tokens into their slots `(B, n)` or `(1, n)`."""
@@ -119,45 +109,3 @@ def new_layer_cache(
     if not dtype.is_floating_point or dtype.itemsize < 2:
         raise ValueError(f"dtype={dtype}: cannot hold keys and values; choose a float of 16 bits or more, or int8")
     return LayerCache([column(head_dim, dtype), column(head_dim, dtype)])
-
-
-class KVCache:
-    """The caches of all layers, and how many tokens each sequence has had.
-
-    lengths: int64 `(B,)` on the CPU, so that asking for them never waits for a GPU.
-    context: how many tokens a sequence may have; None where every layer's window slides, and there is no end.
-    """
-
-    def __init__(self, layers: list[LayerCache], lengths: Tensor, context: int | None) -> None:
-        self.layers = layers
-        self.lengths = lengths
-        self.context = context
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that all keys and values take, with the scales of int8 ones."""
-        return sum(layer.nbytes for layer in self.layers)
-
-    @property
-    def slots(self) -> int:
-        """The slots of the largest layer."""
-        return max(layer.slots for layer in self.layers)
-
-    def row(self, index: int) -> "KVCache":
-        """A view of one sequence, so that its prompt can be read by itself; what is written to it is written here."""
-        return KVCache([layer.row(index) for layer in self.layers], self.lengths[index : index + 1], self.context)
-
-    def reserve(self, n_tokens: int) -> tuple[int, int]:
-        """How many tokens the shortest and the longest sequence have; ValueError unless `n_tokens` more have room."""
-        lengths = self.lengths.tolist()
-        shortest, longest = min(lengths), max(lengths)
-        if self.context is not None and longest + n_tokens > self.context:
-            raise ValueError(f"context={self.context}: the cache is for so many tokens, not for {longest + n_tokens}")
-        return shortest, longest
-
-    def next_positions(self, n_tokens: int, device: torch.device) -> Tensor:
-        """Where the next `n_tokens` of each sequence stand: `(B, T)`, or `(1, T)` if all are equally long."""
-        starts = self.lengths[:, None]
-        if bool((starts == starts[0]).all()):
-            starts = starts[:1]
-        return (starts + torch.arange(n_tokens)).to(device)

@@ -1,4 +1,4 @@
-"""What a decoder costs: parameters, FLOPs and KV-cache bytes, read off its modules.
+"""What a decoder costs: parameters, FLOPs and bytes of state, asked of its modules.
 
 `nn.Linear` counts by itself, as used once per token. A module that uses its matrices in another way (conditionally,
 more than once, without `nn.Linear`) says what it costs, children included, by two methods:
@@ -14,6 +14,8 @@ Nothing is computed: a decoder built under `torch.device("meta")` answers for an
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +37,9 @@ class Cost:
     flops_per_token_dense: the same with all keys of the sequence counted for every query, as kernels without a causal
         discount compute it.
     train_flops_per_token: forward and backward, three times `flops_per_token`; recomputation is not counted.
-    kv_bytes_per_token: what one more token adds to the KV cache before any window is full.
-    kv_bytes: the KV cache of one sequence of `seq_len` tokens, windowed layers holding their window.
+    kv_bytes_per_token: what one more token adds to the mixers' states, attention's KV cache, before any window is full.
+    kv_bytes: the states of one sequence of `seq_len` tokens, windowed layers holding their window. Both are None for a
+        model that cannot decode without reading the whole text again.
     """
 
     seq_len: int
@@ -46,22 +49,25 @@ class Cost:
     flops_per_token: float
     flops_per_token_dense: float
     train_flops_per_token: float
-    kv_bytes_per_token: int
-    kv_bytes: int
+    kv_bytes_per_token: int | None
+    kv_bytes: int | None
 
 
 def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dtype = torch.bfloat16) -> Cost:
-    """The costs of `model` on sequences of `seq_len` tokens (default: `max_seq_len`), with KV caches of `kv_dtype`.
+    """The costs of `model` on sequences of `seq_len` tokens (default: `max_seq_len`), with states in `kv_dtype`.
 
-    Raises ValueError for a module that does not say what it costs. Source: Kaplan et al. 2020, table 1, with the
-    discount of attention and grouped heads made exact.
+    Raises ValueError for a module that does not say what it costs, or says what cannot be. Source: Kaplan et al. 2020,
+    table 1, with the discount of attention and grouped heads made exact.
     """
     seq_len = seq_len or model.max_seq_len
     check_answers(model)
     check_uses(model)
     params = count(model)
     flops = flops_per_token(model, seq_len)
-    idle = sum(count(unit) - unit.active_params() for _, unit in cost_units(model) if answers(unit))  # type: ignore[operator]
+    answering = {unit: name for name, unit in cost_units(model) if answers(unit)}
+    idle = sum(count(unit) - ask(name, unit, "active_params", most=count(unit)) for unit, name in answering.items())
+    decodes = all(mixer.has_state for mixer in model.mixers)
+    whole_state = state_bytes(model, seq_len, kv_dtype) if decodes else None  # before those per token, which follow
     return Cost(
         seq_len=seq_len,
         params=params,
@@ -70,8 +76,8 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
         flops_per_token=flops,
         flops_per_token_dense=flops_per_token(model, seq_len, dense=True),
         train_flops_per_token=3 * flops,
-        kv_bytes_per_token=kv_bytes(model, 1, kv_dtype),
-        kv_bytes=kv_bytes(model, seq_len, kv_dtype),
+        kv_bytes_per_token=ask_mixers(model, "state_bytes_per_token", kv_dtype) if decodes else None,
+        kv_bytes=whole_state,
     )
 
 
@@ -87,17 +93,24 @@ def count_ends(model: Decoder) -> int:
     return sum(p.numel() for p in ends)
 
 
-def kv_bytes(model: Decoder, seq_len: int, dtype: torch.dtype) -> int:
-    """The KV cache of one sequence of `seq_len` tokens."""
-    return sum(
-        2 * layer.n_kv_heads * kv_bytes_per_head(layer.head_dim, dtype) * layer.context(seq_len)
-        for layer in model.attention_layers
-    )
+def state_bytes(model: Decoder, length: int, dtype: torch.dtype) -> int:
+    """The mixers' states of one sequence of `length` tokens."""
+    return ask_mixers(model, "state_bytes", length, dtype)
 
 
-def kv_bytes_per_head(head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes of one token's key, or value, in one head: its elements, and for int8 a float32 scale."""
-    return head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
+def ask_mixers(model: Decoder, hook: str, *args: object) -> int:
+    """The sum of the answers of all mixers."""
+    return sum(ask(f"blocks.{i}.attention", mixer, hook, *args) for i, mixer in enumerate(model.mixers))
+
+
+def ask(name: str, module: nn.Module, hook: str, *args: object, most: float = math.inf) -> Any:
+    """A module's answer to a hook. Raises ValueError unless it is a finite number from 0 to `most`."""
+    answer: Any = getattr(module, hook)(*args)
+    if not (isinstance(answer, Real) and math.isfinite(answer) and 0 <= float(answer) <= most):
+        bounds = "a number, at least 0" if most == math.inf else f"a number from 0 to {most:,}"
+        asked = f"{type(module).__name__}.{hook}({', '.join(map(str, args))})"
+        raise ValueError(f"{name}: {asked} is {answer}; it must be {bounds}")
+    return answer
 
 
 def flops_per_token(model: nn.Module, seq_len: int, dense: bool = False) -> float:
@@ -109,16 +122,14 @@ def unit_flops(name: str, unit: nn.Module, seq_len: int, dense: bool) -> float:
     """What one of `cost_units` costs: by its own answer, or two per weight of an nn.Linear."""
     if not answers(unit):
         return 2 * unit.weight.numel()  # type: ignore[operator]
-    ask = getattr(unit, "flops_per_token_dense", unit.flops_per_token) if dense else unit.flops_per_token
-    flops = ask(seq_len)  # type: ignore[operator]
-    if not isinstance(flops, int | float) or not 0 <= flops < math.inf:
-        raise ValueError(f"{name}: {type(unit).__name__}.flops_per_token({seq_len}) is {flops}; it must be a number")
+    has_dense = dense and hasattr(unit, "flops_per_token_dense")
+    flops: float = ask(name, unit, "flops_per_token_dense" if has_dense else "flops_per_token", seq_len)
     return flops
 
 
 def cost_units(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     """The modules that FLOPs are counted by, with their names: those that answer for themselves, and nn.Linear."""
-    if answers(module) or isinstance(module, nn.Linear):
+    if answers(module) or is_plain_linear(module):
         yield name, module
         return
     for child_name, child in module.named_children():
@@ -130,6 +141,12 @@ def answers(module: nn.Module) -> bool:
     return hasattr(module, "flops_per_token")
 
 
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether it is an nn.Linear, or one with another name: not a user's that computes more, or owns more."""
+    own = {name for name, _ in module.named_parameters()}
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and own <= {"weight", "bias"}
+
+
 def check_answers(model: nn.Module) -> None:
     """Raise ValueError for a module whose matrices nobody answers for, or one that answers in part."""
     answered: set[nn.Module] = set()
@@ -138,7 +155,7 @@ def check_answers(model: nn.Module) -> None:
             raise ValueError(f"{name}: {class_name(module)} has flops_per_token(seq_len) alone; give it {HOOKS}")
         if knows_its_matrices(module):
             answered |= set(module.modules())
-        if isinstance(module, nn.Linear | nn.Embedding) or module in answered:
+        if is_plain_linear(module) or isinstance(module, nn.Embedding) or module in answered:
             continue
         if any(p.ndim > 1 for p in module.parameters(recurse=False)):
             raise ValueError(
@@ -214,8 +231,14 @@ def check_uses(model: Decoder) -> None:
 
 
 def cost_metrics(cost: Cost) -> dict[str, float]:
-    """A model's costs under the names that summaries and dashboards use."""
+    """A model's costs under the names that summaries and dashboards use; none of a state that there is not."""
     costs = asdict(cost)
-    costs["kv_cache/bytes_per_token"] = costs.pop("kv_bytes_per_token")
-    costs["kv_cache/bytes"] = costs.pop("kv_bytes")
-    return costs
+    del costs["kv_bytes_per_token"], costs["kv_bytes"]
+    return costs | state_metrics(cost)
+
+
+def state_metrics(cost: Cost) -> dict[str, float]:
+    """Bytes of state, of a model that can decode with one."""
+    if cost.kv_bytes is None or cost.kv_bytes_per_token is None:
+        return {}
+    return {"kv_cache/bytes_per_token": cost.kv_bytes_per_token, "kv_cache/bytes": cost.kv_bytes}

@@ -2,21 +2,27 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from inspect import signature
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from .attention import GroupedQueryAttention, Layout, Norm
 from .block import Block
-from .cache import KVCache, LayerCache
 from .embedding import Embedding
 from .init import WeightInit, initialise
+from .layout import Layout
+from .mixer import NEW_STATE, Mixer
+from .norm import Norm
 from .position import Position
+from .state import DecoderState, State
 
 
 class Decoder(nn.Module):
-    """A decoder built from one component per slot; each slot is a factory that gets the sizes it needs.
+    """A decoder built from one component per slot; each slot is a factory.
+
+    Those of position, attention and ffn are called with what they name of these sizes and of norm; those of attention
+    and ffn also of layer, counted from 0.
 
     vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, hidden_dim, max_seq_len: sizes, named as in LLaMA.
     dropout: on the embeddings and on every residual branch (Vaswani et al. 2017, section 5.4).
@@ -38,7 +44,7 @@ class Decoder(nn.Module):
         embedding: Callable[..., Embedding],
         norm: Norm,
         position: Callable[..., Position],
-        attention: Callable[..., nn.Module],
+        attention: Callable[..., Mixer],
         ffn: Callable[..., nn.Module],
         block: Callable[..., Block],
         init: Callable[..., WeightInit],
@@ -46,61 +52,61 @@ class Decoder(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_sizes(
-            vocab_size=vocab_size,
-            dim=dim,
-            n_layers=n_layers,
-            n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
-            head_dim=head_dim,
-            hidden_dim=hidden_dim,
-            max_seq_len=max_seq_len,
-        )
+        sizes = {
+            "dim": dim,
+            "n_layers": n_layers,
+            "n_heads": n_heads,
+            "n_kv_heads": n_kv_heads,
+            "head_dim": head_dim,
+            "hidden_dim": hidden_dim,
+            "max_seq_len": max_seq_len,
+        }
+        check_sizes(vocab_size=vocab_size, **sizes)
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout}: must be at least 0 and less than 1")
         self.vocab_size, self.dim, self.max_seq_len = vocab_size, dim, max_seq_len
         self.embedding = embedding(vocab_size=vocab_size, dim=dim, norm=norm)
-        self.position = position(dim=dim, n_heads=n_heads, head_dim=head_dim, max_seq_len=max_seq_len)
+        self.position: Position = call(position, **sizes, norm=norm)
         self.dropout = nn.Dropout(dropout)
-        heads = {"dim": dim, "n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim, "norm": norm}
         self.blocks = nn.ModuleList(
             block(
                 dim=dim,
-                attention=partial(attention, layer=layer, **heads),
-                ffn=partial(ffn, dim=dim, hidden_dim=hidden_dim),
+                attention=partial(call, attention, **sizes, norm=norm, layer=layer),
+                ffn=partial(call, ffn, **sizes, norm=norm, layer=layer),
                 norm=norm,
                 dropout=dropout,
             )
             for layer in range(n_layers)
         )
+        check_mixers(self.mixers)
         self.norm = norm(dim) if self.blocks[-1].final_norm else None
         initialise(self, init(n_layers=n_layers), seed)
 
-    def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
-        """Logits `(B, T, V)` for the token after each of `tokens (B, T)`, which follow those in `cache`.
+    def forward(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
+        """Logits `(B, T, V)` for the token after each of `tokens (B, T)`, which follow those in `state`.
 
-        Raises ValueError where the position encoding, or the cache, has come to its end.
+        Raises ValueError where the position encoding, or the state, ends before them, or the state is of another batch.
         """
-        return self.embedding.logits(self.read(tokens, cache))
+        return self.embedding.logits(self.read(tokens, state))
 
-    def read(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
+    def read(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
         """What the head turns into logits, `(B, T, D)`; see `forward`."""
-        T = tokens.shape[1]
-        if cache is None:
+        B, T = tokens.shape
+        if state is None:
             self.check_positions(T)
             return self.transform(tokens, Layout(self.position, torch.arange(T, device=tokens.device)))
-        shortest, longest = cache.reserve(T)
+        shortest, longest = state.reserve(B, T)
         self.check_positions(longest + T)
-        positions = cache.next_positions(T, tokens.device)
-        x = self.transform(tokens, Layout(self.position, positions, shortest, longest), cache.layers)
-        cache.lengths += T
+        positions = state.next_positions(T, tokens.device)
+        x = self.transform(tokens, Layout(self.position, positions, shortest, longest), state.layers)
+        state.lengths += T
         return x
 
-    def transform(self, tokens: Tensor, layout: Layout, caches: Sequence[LayerCache] | None = None) -> Tensor:
-        """Embeddings, blocks and the last norm: `tokens (B, T)` to `(B, T, D)`, keeping keys and values in `caches`."""
+    def transform(self, tokens: Tensor, layout: Layout, states: Sequence[State] | None = None) -> Tensor:
+        """Embeddings, blocks and the last norm: `tokens (B, T)` to `(B, T, D)`, updating the `states` of the mixers."""
         x = self.dropout(self.position.embed(self.embedding(tokens), layout.positions))
         for i, block in enumerate(self.blocks):
-            x = block(x, layout, None if caches is None else caches[i])
+            x = block(x, layout.at_layer(i), None if states is None else states[i])
         return x if self.norm is None else self.norm(x)  # type: ignore[no-any-return]
 
     def check_positions(self, length: int) -> None:
@@ -110,29 +116,74 @@ class Decoder(nn.Module):
                 f"max_seq_len={self.max_seq_len}: this position encoding ends there, not at {length} tokens"
             )
 
-    def new_cache(self, batch_size: int, context: int | None = None, dtype: torch.dtype | None = None) -> KVCache:
-        """An empty KV cache for `context` tokens (`max_seq_len` unless told), in the model's dtype unless told.
+    def new_state(self, batch_size: int, context: int | None = None, dtype: torch.dtype | None = None) -> DecoderState:
+        """An empty state for `context` tokens (default: `max_seq_len`), in `dtype` (default: the model's).
 
-        It slides, and never ends, if every layer has a window within the context. Raises ValueError for a `dtype` that
-        cannot hold keys and values: it may be a floating one of 16 bits or more, or int8.
+        It slides, and never ends, if the states of all layers are full within the context. Raises ValueError for a
+        mixer without `new_state`, for one whose state is not by sequences, or for a `dtype` that it cannot take.
         """
         weight = self.embedding.tokens.weight
-        context = context or self.max_seq_len
-        dtype = dtype or weight.dtype
-        layers = [layer.new_cache(batch_size, context, dtype, weight.device) for layer in self.attention_layers]
-        slides = all(layer.window is not None and layer.window <= context for layer in self.attention_layers)
-        return KVCache(layers, torch.zeros(batch_size, dtype=torch.long), None if slides else context)
+        context, dtype = context or self.max_seq_len, dtype or weight.dtype
+        layers = []
+        for i, mixer in enumerate(self.mixers):
+            name = f"blocks.{i}.attention: {type(mixer).__name__}"
+            if not mixer.has_state:
+                raise ValueError(f"{name} must read the whole text again for every new token; give it {NEW_STATE}")
+            if dtype == torch.int8 and not mixer.int8_state:
+                raise ValueError(f"{name} cannot keep its state in int8; choose a floating dtype")
+            state = mixer.new_state(batch_size, context, weight.device, dtype)
+            for tensor in state.tensors:
+                if tensor.ndim == 0 or len(tensor) != batch_size:
+                    raise ValueError(
+                        f"{name}.new_state({batch_size}, ...) has a tensor of shape {tuple(tensor.shape)}; its first "
+                        f"dimension must be the batch, {batch_size}"
+                    )
+            layers.append(state)
+        slides = all(m.full_after is not None and m.full_after <= context for m in self.mixers)
+        return DecoderState(layers, torch.zeros(batch_size, dtype=torch.long), context, slides)
 
     @property
     def max_context(self) -> int | None:
-        """The longest text; None where every layer's window slides and the positions have no end."""
-        slides = all(layer.window is not None for layer in self.attention_layers)
+        """The longest text; None where the states of all layers are full at some length and positions have no end."""
+        slides = all(mixer.full_after is not None for mixer in self.mixers)
         return None if slides and self.position.max_positions is None else self.max_seq_len
 
     @property
-    def attention_layers(self) -> list[GroupedQueryAttention]:
-        """The attention of each block, from the first."""
+    def mixers(self) -> list[Mixer]:
+        """The mixer of each block, from the first."""
         return [cast(Block, block).attention for block in self.blocks]
+
+
+def call(factory: Callable[..., Any], **sizes: Any) -> Any:
+    """Call `factory` with those of `sizes` that it takes, and that are not set in it already."""
+    return factory(**{name: size for name, size in sizes.items() if takes(factory, name)})
+
+
+def takes(factory: Callable[..., Any], name: str) -> bool:
+    """Whether a factory has an argument of this name. A class's `**kwargs` go to its base; a function's take any."""
+    while isinstance(factory, partial):
+        if name in factory.keywords:
+            return False
+        factory = factory.func
+    is_class = isinstance(factory, type)
+    functions = [vars(kind).get("__init__") for kind in factory.mro()] if isinstance(factory, type) else [factory]
+    for function in filter(None, functions):
+        parameters = signature(function).parameters
+        if name in parameters:
+            return True
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            return False
+    return not is_class
+
+
+def check_mixers(mixers: Sequence[nn.Module]) -> None:
+    """Raise ValueError for what a block cannot use in attention's place."""
+    for mixer in mixers:
+        if not isinstance(mixer, Mixer):
+            kind = type(mixer)
+            raise ValueError(
+                f"attention={kind.__module__}.{kind.__qualname__}: must be a subclass of llama_lab.model.mixer.Mixer"
+            )
 
 
 def check_sizes(**sizes: int) -> None:

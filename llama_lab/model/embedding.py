@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from .attention import Norm
 from .init import Table, check_positive
+from .norm import Norm
 
 
 class Embedding(nn.Module):

@@ -1,4 +1,4 @@
-"""Text from a decoder: each prompt is read into its row of a KV cache, then every step adds a token to each row."""
+"""Text from a decoder: each prompt is read into its row of the state, then every step adds a token to each row."""
 
 import functools
 from collections import Counter
@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .attention import Layout
-from .cache import KVCache
 from .decoder import Decoder
 from .init import parameter_generator
+from .layout import Layout
+from .state import DecoderState
 
 Step = list[int | None]  # the new token of each sequence, None for one that has ended
 
@@ -96,7 +96,7 @@ def generate(
     token, or all of them after `max_new_tokens`. sampling: as the model has it unless told, temperature 1.
     seed: each sequence draws by a generator of its own, seeded by `seed` and by how many of the same prompt there are
     before it. So a text is the same alone as in any batch, and a prompt that is given twice goes on in two ways.
-    cache_dtype: of the KV cache; the model's unless told.
+    cache_dtype: of the state, such as the KV cache; default: the model's.
     compiled: compile the step, for this batch size at the first call, with CUDA graphs on a GPU.
     Raises ValueError, its message beginning with the argument at fault, before anything is computed.
     """
@@ -104,9 +104,9 @@ def generate(
     context = max(map(len, prompts)) + max_new_tokens
     if compiled:  # code is compiled for one size of the cache, so calls share one where they can
         context = max(context, model.max_seq_len)
-    cache = model.new_cache(len(prompts), context, cache_dtype)
+    state = model.new_state(len(prompts), context, cache_dtype)
     generators = sequence_generators(prompts, seed)
-    return _steps(model, prompts, max_new_tokens, sampling or Sampling(), eot_id, generators, cache, compiled)
+    return _steps(model, prompts, max_new_tokens, sampling or Sampling(), eot_id, generators, state, compiled)
 
 
 def sequence_generators(prompts: Sequence[Sequence[int]], seed: int) -> list[torch.Generator]:
@@ -127,13 +127,13 @@ def _steps(
     sampling: Sampling,
     eot_id: int | None,
     generators: Sequence[torch.Generator],
-    cache: KVCache,
+    state: DecoderState,
     compiled: bool,
 ) -> Iterator[Step]:
     """The steps of `generate`, up to where all sequences have ended."""
     ended: set[int] = set()
-    logits = prefill(model, prompts, cache)
-    next_logits = compiled_step(model, cache) if compiled else eager_step(model, cache)
+    logits = prefill(model, prompts, state)
+    next_logits = compiled_step(model, state) if compiled else eager_step(model, state)
     for n in range(max_new_tokens):
         tokens = sampling.draw(logits, generators)
         step = tokens.tolist()
@@ -144,33 +144,33 @@ def _steps(
         logits = next_logits(tokens[:, None].to(logits.device))
 
 
-def prefill(model: Decoder, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
-    """Read each prompt into its row of `cache`; logits `(B, V)` for the tokens after them.
+def prefill(model: Decoder, prompts: Sequence[Sequence[int]], state: DecoderState) -> Tensor:
+    """Read each prompt into its row of `state`; logits `(B, V)` for the tokens after them.
 
     One by one, so that prompts of different lengths need no padding, and each is computed as it would be alone.
     """
     device = model.embedding.tokens.weight.device
-    last = [model.read(torch.tensor([p], device=device), cache.row(i))[:, -1] for i, p in enumerate(prompts)]
+    last = [model.read(torch.tensor([p], device=device), state.row(i))[:, -1] for i, p in enumerate(prompts)]
     return model.embedding.logits(torch.cat(last))
 
 
-def eager_step(model: Decoder, cache: KVCache) -> Callable[[Tensor], Tensor]:
+def eager_step(model: Decoder, state: DecoderState) -> Callable[[Tensor], Tensor]:
     """A function from the newest tokens `(B, 1)` to the logits `(B, V)` after them; it reads filled slots alone."""
-    return lambda tokens: model.embedding.logits(model.read(tokens, cache)[:, -1])
+    return lambda tokens: model.embedding.logits(model.read(tokens, state)[:, -1])
 
 
-def compiled_step(model: Decoder, cache: KVCache) -> Callable[[Tensor], Tensor]:
+def compiled_step(model: Decoder, state: DecoderState) -> Callable[[Tensor], Tensor]:
     """The same as one compiled graph, whose shapes never change: it attends to all slots, behind a mask.
 
-    On a GPU it is replayed as a CUDA graph, which needs the cache to stay where it is, and positions to be a tensor.
+    On a GPU it is replayed as a CUDA graph, which needs the state to stay where it is, and positions to be a tensor.
     """
-    for tensor in (tensor for layer in cache.layers for tensor in layer.tensors):
+    for tensor in (tensor for layer in state.layers for tensor in layer.tensors):
         torch._dynamo.mark_static_address(tensor, guard=False)
-    positions = cache.lengths[:, None].to(cache.layers[0].tensors[0].device)
+    positions = state.lengths[:, None].to(model.embedding.tokens.weight.device)
     compiled = _compile_static_step()
 
     def step(tokens: Tensor) -> Tensor:
-        logits = compiled(model, tokens, positions, cache)
+        logits = compiled(model, tokens, positions, state)
         positions.add_(1)
         return logits
 
@@ -178,16 +178,16 @@ def compiled_step(model: Decoder, cache: KVCache) -> Callable[[Tensor], Tensor]:
 
 
 @functools.cache
-def _compile_static_step() -> Callable[[Decoder, Tensor, Tensor, KVCache], Tensor]:
+def _compile_static_step() -> Callable[[Decoder, Tensor, Tensor, DecoderState], Tensor]:
     """Compiled once for all models and sizes, which it tells apart itself; not at import, which would take seconds."""
     return torch.compile(_static_step, mode="reduce-overhead", dynamic=False)
 
 
-def _static_step(model: Decoder, tokens: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
+def _static_step(model: Decoder, tokens: Tensor, positions: Tensor, state: DecoderState) -> Tensor:
     """Logits `(B, V)` after `tokens (B, 1)` at `positions (B, 1)`, by the same operations at all positions."""
-    layout = Layout(model.position, positions, shortest=0, longest=cache.slots)
+    layout = Layout(model.position, positions, shortest=0, longest=state.context)
     with _SummedProducts() if tokens.shape[0] == 1 and not tokens.is_cuda else nullcontext():
-        return model.embedding.logits(model.transform(tokens, layout, cache.layers)[:, -1])
+        return model.embedding.logits(model.transform(tokens, layout, state.layers)[:, -1])
 
 
 class _SummedProducts(TorchFunctionMode):

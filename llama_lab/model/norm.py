@@ -1,8 +1,12 @@
 """Normalisation layers over the last dimension. All take and return `(..., dim)` and compute in float32."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+Norm = Callable[[int], nn.Module]  # a factory, of the width
 
 
 class LayerNorm(nn.Module):

@@ -41,14 +41,19 @@ class Rotation(NamedTuple):
 class Position(nn.Module):
     """No position encoding (Kazemnejad et al. 2023, NoPE), and the base of the others: every hook does nothing.
 
-    Every encoding is built with the model's `dim`, `n_heads`, `head_dim` and `max_seq_len`. `max_positions` is where it
-    ends, None where it does not.
+    Every encoding is built with the sizes of the decoder that it names: ours with `dim`, `n_heads`, `head_dim` and
+    `max_seq_len`. One serves all layers, unless `at_layer` says otherwise. `max_positions` is where it ends, None where
+    it does not.
     """
 
     max_positions: int | None = None
 
     def __init__(self, dim: int, n_heads: int, head_dim: int, max_seq_len: int) -> None:
         super().__init__()
+
+    def at_layer(self, layer: int) -> "Position":
+        """The encoding whose `rotation` and `bias` act in a layer, counted from 0: itself, or a submodule of it."""
+        return self
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Add to the token embeddings `x (B, T, D)`."""

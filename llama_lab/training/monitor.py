@@ -9,6 +9,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
 from llama_lab.devices.throughput import Speed, Stopwatch, synchronize
 from llama_lab.model import Cost
+from llama_lab.model.cost import state_metrics
 
 from .module import LanguageModel
 
@@ -106,8 +107,7 @@ class Monitor(L.Callback):
             "optim/lr": optimizer.param_groups[0]["lr"],
             "optim/grad_norm": float(module.grad_norm),
             "perf/peak_memory_bytes": peak_memory_bytes(module.device),
-            "kv_cache/bytes_per_token": self.cost.kv_bytes_per_token,
-            "kv_cache/bytes": self.cost.kv_bytes,
+            **state_metrics(self.cost),
             **self.speed_metrics(self.speed.interval, trainer.world_size),
         }
 

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers.logger import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.component_errors import report_component_errors
-from llama_lab.config.components import build, build_model, model_cost, override_key
+from llama_lab.config.components import build, build_model, check_decodes, model_cost, override_key
 from llama_lab.data.module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
@@ -34,6 +34,7 @@ from llama_lab.runs.folder import EVALUATION, SAMPLE, TOKENIZER, UNNAMED, RunFol
 from llama_lab.runs.metrics import MetricsCSV, read_metrics
 
 from .checkpointing import Checkpointing, InterruptedRunError
+from .component_check import check_components
 from .loggers import TensorBoard, WandbMetrics, log_hparams, start_wandb
 from .longer_budget import tell_what_differs, with_earlier_warmup
 from .module import LanguageModel
@@ -170,6 +171,8 @@ def train_on_disk(run: Run) -> Outcome:
         )
         model = build_model(cfg, dataset.vocab_size)
         cost = model_cost(model)
+        if cfg.train.sample_tokens:
+            check_decodes(model, f"train.sample_tokens={cfg.train.sample_tokens}", "set this to 0")
         module = build_module(run, model, dataset.val_bytes)
         monitor = Monitor(
             cfg.train.log_every,
@@ -180,6 +183,7 @@ def train_on_disk(run: Run) -> Outcome:
         )
         facts = {**run_facts(run, dataset, model), **cost_metrics(cost)}
         with begun(run, facts, dataset.tokenizer) as checkpoint:
+            check_components(cfg, run.hardware)
             outcome = fit(run, module, data, monitor, checkpoint, facts)
             if outcome != "done" or current_rank() != 0:
                 return outcome
@@ -224,7 +228,7 @@ def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
 
 def run_facts(run: Run, dataset: TokenDataset, model: Decoder) -> dict[str, Any]:
     """What identifies a run in its summary and on dashboards."""
-    kernels = sorted({layer.kernel for layer in model.attention_layers})
+    kernels = sorted({mixer.kernel for mixer in model.mixers})
     first_window = torch.from_numpy(dataset.val[: model.max_seq_len].astype(int))
     return {
         "name": run.name,
@@ -409,5 +413,7 @@ def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> lis
     """The prompt and what the model makes of it, as far as the context reaches; seeded by the run."""
     start = [eot_id, *prompt][: model.max_seq_len]
     length = min(run.cfg.train.sample_tokens, model.max_seq_len - len(start))
+    if length == 0:  # a model that keeps no state can be asked for nothing
+        return prompt
     steps = generate(model.eval(), [start], length, Sampling(temperature=0.8), seed=run.cfg.seed)
     return [*prompt, *(token for (token,) in steps if token is not None)]

@@ -90,7 +90,7 @@ def test_keys_are_counted_for_every_token_of_every_call() -> None:
     assert kv_computations(model, lambda: model(torch.zeros(2, 7, dtype=torch.long))) == 14
     assert kv_computations(model, lambda: None) == 0
     with pytest.raises(RuntimeError, match=r"different numbers of keys: \[3, 0\]"):
-        kv_computations(model, lambda: model.attention_layers[0].key(torch.zeros(1, 3, model.dim)))
+        kv_computations(model, lambda: model.mixers[0].key(torch.zeros(1, 3, model.dim)))
 
 
 def test_a_cache_saves_all_but_one_key_per_token_and_changes_no_token() -> None:

@@ -46,7 +46,7 @@ READERS = (torch.nn.functional.linear, torch.nn.functional.embedding, torch.Tens
 
 def reads_of_a_step(model: Decoder, seen: int) -> Reads:
     """What the token after `seen` others reads."""
-    cache = model.new_cache(1, seen + 1)
+    cache = model.new_state(1, seen + 1)
     with torch.inference_mode():
         model(torch.zeros(1, seen, dtype=torch.long), cache)
         with Reads(model) as reads:

@@ -57,7 +57,7 @@ def paid_by_hand(model: Decoder, tokens: Tokens, length: int) -> list[list[float
     paid: list[list[float]] = [[] for _ in range(length)]
     for start in range(0, len(tokens) - 1, length):
         window = torch.from_numpy(tokens[start : start + length + 1].astype(np.int64))
-        cache = model.new_cache(1, length)
+        cache = model.new_state(1, length)
         logits = torch.cat([model(chunk[None], cache)[0] for chunk in window[:-1].split(7)])
         for position, nll in enumerate(F.cross_entropy(logits, window[1:], reduction="none").tolist()):
             paid[position].append(nll)

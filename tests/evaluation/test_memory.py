@@ -27,7 +27,7 @@ def decoded_loss(model: Decoder, tokens: Tokens, dtype: torch.dtype) -> float:
     paid = []
     for start in range(0, len(tokens) - 1, model.max_seq_len):
         window = torch.from_numpy(tokens[start : start + model.max_seq_len + 1].astype(int))
-        cache = model.new_cache(1, model.max_seq_len, dtype)
+        cache = model.new_state(1, model.max_seq_len, dtype)
         logits = torch.cat([model(token.view(1, 1), cache)[0] for token in window[:-1]])
         paid.append(F.cross_entropy(logits.double(), window[1:], reduction="none"))
     return float(torch.cat(paid).mean())

@@ -60,9 +60,9 @@ def test_reading_with_a_cache_and_without_give_the_same_logits(overrides: list[s
 @torch.inference_mode()
 def test_decoding_and_reading_again_give_the_same_logits(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     model, before, logits = lively(*overrides), torch.arange(32).view(2, 16), []
-    cache = model.new_cache(2, 32)
+    cache = model.new_state(2, 32)
     model(before, cache)
-    monkeypatch.setattr(model, "new_cache", lambda *_: cache)
+    monkeypatch.setattr(model, "new_state", lambda *_: cache)
     head = model.embedding.logits
     monkeypatch.setattr(model.embedding, "logits", lambda x: logits.append(head(x)) or logits[-1])
     decoding(model, 2, 32, 16)()

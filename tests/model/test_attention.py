@@ -8,7 +8,8 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-from llama_lab.model.attention import GroupedQueryAttention, Layout, reference_attention
+from llama_lab.model.attention import GroupedQueryAttention, reference_attention
+from llama_lab.model.layout import Layout
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.position import Alibi, Position
 from tests.composing import compose_config, decoder, options

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from llama_lab.model.attention import Layout
 from llama_lab.model.block import Block
+from llama_lab.model.layout import Layout
 from tests.composing import decoder, options
 
 

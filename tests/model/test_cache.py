@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from llama_lab.model import Decoder, generate, measure_cost
-from llama_lab.model.cache import KVCache, look_up, new_layer_cache, quantise
+from llama_lab.model.cache import look_up, new_layer_cache, quantise
 from llama_lab.model.generate import _static_step, eager_step, prefill
+from llama_lab.model.state import DecoderState
 from tests.composing import lively, options
 
 LENGTH = 24
@@ -29,7 +30,7 @@ VARIANTS = {
 def in_chunks(model: Decoder, tokens: torch.Tensor, sizes: list[int]) -> torch.Tensor:
     """Logits of `tokens`, read in chunks of these sizes and a last one of what they leave."""
     sizes = [*sizes, LENGTH - sum(sizes)]
-    kv_cache = model.new_cache(tokens.shape[0], LENGTH)
+    kv_cache = model.new_state(tokens.shape[0], LENGTH)
     logits = [model(chunk, kv_cache) for chunk in tokens.split(sizes, 1)]
     assert kv_cache.lengths.tolist() == [LENGTH] * tokens.shape[0]
     return torch.cat(logits, 1)
@@ -104,7 +105,7 @@ def assert_same_logits(actual: Tensor, expected: Tensor) -> None:
 def unequal_batch(model: Decoder, tokens: Tensor, static: bool) -> tuple[list[int], Tensor]:
     """Lengths of three prompts, and the logits `(3, n, V)` after these and after each of the tokens that follow."""
     lengths = [3, 9, 14]
-    kv_cache = model.new_cache(3, LENGTH)
+    kv_cache = model.new_state(3, LENGTH)
     logits = [prefill(model, [row[:n] for row, n in zip(tokens.tolist(), lengths, strict=True)], kv_cache)]
     step = static_step(model, kv_cache) if static else eager_step(model, kv_cache)
     for i in range(LENGTH - max(lengths)):
@@ -112,7 +113,7 @@ def unequal_batch(model: Decoder, tokens: Tensor, static: bool) -> tuple[list[in
     return lengths, torch.stack(logits, 1)
 
 
-def static_step(model: Decoder, kv_cache: KVCache):
+def static_step(model: Decoder, kv_cache: DecoderState):
     """What is compiled, without compiling it."""
     positions = kv_cache.lengths[:, None].clone()
 
@@ -148,7 +149,7 @@ def test_the_covering_choices_are_all_that_is_promised() -> None:
 def test_unequal_sequences_may_be_read_in_chunks_together() -> None:
     for overrides in (VARIANTS["global every other"], [*VARIANTS["window"], "position=relative"]):
         model, tokens = lively(*overrides), torch.arange(2 * LENGTH).view(2, LENGTH)
-        kv_cache = model.new_cache(2, LENGTH)
+        kv_cache = model.new_state(2, LENGTH)
         prefill(model, [tokens[0, :2].tolist(), tokens[1, :8].tolist()], kv_cache)
         chunk = torch.stack((tokens[0, 2:9], tokens[1, 8:15]))
         logits, expected = model(chunk, kv_cache), model(tokens)
@@ -173,17 +174,17 @@ def test_a_cache_takes_the_bytes_that_its_cost_says(variant: str, dtype: torch.d
     for length in (3, LENGTH):
         cost = measure_cost(model, length, dtype)
         for batch_size in (1, 4):
-            kv_cache = model.new_cache(batch_size, length, dtype)
+            kv_cache = model.new_state(batch_size, length, dtype)
             tensors = [tensor for layer in kv_cache.layers for tensor in layer.tensors]
             summed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             assert summed == kv_cache.nbytes == batch_size * cost.kv_bytes
-    growth = model.new_cache(1, 4, dtype).nbytes - model.new_cache(1, 3, dtype).nbytes
+    growth = model.new_state(1, 4, dtype).nbytes - model.new_state(1, 3, dtype).nbytes
     assert growth == measure_cost(model, 4, dtype).kv_bytes_per_token or variant == "window of 1"
 
 
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
 def test_a_cache_holds_the_kv_heads_alone(n_kv_heads: int) -> None:
-    layers = lively("attention=gqa", f"model.n_kv_heads={n_kv_heads}").new_cache(3, 10).layers
+    layers = lively("attention=gqa", f"model.n_kv_heads={n_kv_heads}").new_state(3, 10).layers
     assert {tensor.shape for layer in layers for tensor in layer.tensors} == {(3, n_kv_heads, 10, 8)}
 
 
@@ -192,7 +193,7 @@ def test_a_cache_holds_the_kv_heads_alone(n_kv_heads: int) -> None:
 def test_a_cache_may_have_another_dtype_than_the_model(dtype: torch.dtype) -> None:
     for variant in ("plain", "window", "gemma2"):
         model, tokens = lively(*VARIANTS[variant]), torch.arange(LENGTH)[None]
-        kv_cache = model.new_cache(1, LENGTH, dtype)
+        kv_cache = model.new_state(1, LENGTH, dtype)
         logits = torch.cat([model(chunk, kv_cache) for chunk in tokens.split([7, 1, 8, 1, 1, 6], 1)], 1)
         assert {layer.tensors[0].dtype for layer in kv_cache.layers} == {dtype}
         assert logits.dtype == torch.float32
@@ -202,7 +203,7 @@ def test_a_cache_may_have_another_dtype_than_the_model(dtype: torch.dtype) -> No
 @pytest.mark.parametrize("dtype", [torch.int16, torch.float8_e4m3fn])
 def test_a_dtype_that_cannot_hold_keys_is_refused(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match=rf"^dtype={dtype}: cannot hold keys and values; choose a float"):
-        lively(*VARIANTS["plain"]).new_cache(1, dtype=dtype)
+        lively(*VARIANTS["plain"]).new_state(1, dtype=dtype)
 
 
 @torch.no_grad()
@@ -214,7 +215,7 @@ def test_rounding_the_cache_to_int8_costs_little_loss() -> None:
         torch.dtype, float
     ] = {}  # by how many nats per token the loss rises, in expectation over the next token
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
-        kv_cache = model.new_cache(len(tokens), LENGTH, dtype)
+        kv_cache = model.new_state(len(tokens), LENGTH, dtype)
         logits = torch.cat([model(token, kv_cache) for token in tokens.split(1, 1)], 1)
         divergences = F.kl_div(F.log_softmax(logits, -1), exact, reduction="none", log_target=True).sum(-1)
         worse[dtype] = divergences.double().mean().item()
@@ -253,14 +254,14 @@ def test_a_ring_shows_the_last_positions_and_the_new_ones(sizes: list[int], slot
 
 
 def test_only_windowed_layers_have_rings() -> None:
-    layers = lively(*VARIANTS["global every other"]).new_cache(2).layers
+    layers = lively(*VARIANTS["global every other"]).new_state(2).layers
     assert [layer.tensors[0].shape for layer in layers] == [(2, 2, 5, 8), (2, 2, 32, 8)]
 
 
 @torch.no_grad()
 def test_keys_are_kept_as_they_were_turned() -> None:
     model, tokens = lively("attention=gqa", "position=rope"), torch.arange(8)[None]
-    kv_cache = model.new_cache(1, 8)
+    kv_cache = model.new_state(1, 8)
     model(tokens, kv_cache)
     block = model.blocks[0]
     _, key, value = block.attention._heads(block.attention_norm(model.embedding(tokens)))
@@ -273,7 +274,7 @@ def test_keys_are_kept_as_they_were_turned() -> None:
 @torch.no_grad()
 def test_decoding_leaves_the_cache_where_it_is_and_reads_no_copy_of_it(variant: str) -> None:
     model = lively(*VARIANTS[variant])
-    kv_cache = model.new_cache(2, LENGTH)
+    kv_cache = model.new_state(2, LENGTH)
     places = [tensor.data_ptr() for layer in kv_cache.layers for tensor in layer.tensors]
     for token in torch.arange(2 * LENGTH).view(2, LENGTH).split(1, 1):
         model(token, kv_cache)
@@ -288,7 +289,7 @@ def test_decoding_leaves_the_cache_where_it_is_and_reads_no_copy_of_it(variant: 
 def test_a_full_cache_refuses_more_tokens_rather_than_forget_the_first() -> None:
     for overrides in (VARIANTS["plain"], VARIANTS["global every other"], ["attention=gqa", "model.attention.window=9"]):
         model = lively(*overrides)
-        kv_cache = model.new_cache(2, 8)
+        kv_cache = model.new_state(2, 8)
         prefill(model, [[0] * 8, [0]], kv_cache)
         with pytest.raises(ValueError, match=r"^context=8: the cache is for so many tokens, not for 9$"):
             model(torch.zeros(2, 1, dtype=torch.long), kv_cache)
@@ -298,8 +299,8 @@ def test_a_full_cache_refuses_more_tokens_rather_than_forget_the_first() -> None
 @torch.no_grad()
 def test_a_cache_of_windows_alone_slides_without_end() -> None:
     model, tokens = lively("attention=gqa", "model.attention.window=5"), torch.arange(70)[None]
-    kv_cache = model.new_cache(1, 8)
-    assert kv_cache.slots == 5
+    kv_cache = model.new_state(1, 8)
+    assert {layer.slots for layer in kv_cache.layers} == {5}
     logits = torch.cat([model(chunk, kv_cache) for chunk in tokens.split([8, 1, 20, *[1] * 41], 1)], 1)
     assert_same_logits(logits, model(tokens))
 
@@ -307,7 +308,7 @@ def test_a_cache_of_windows_alone_slides_without_end() -> None:
 @torch.no_grad()
 def test_learned_positions_end_though_windows_slide() -> None:
     model = lively("attention=gqa", "model.attention.window=5", "position=learned")
-    kv_cache = model.new_cache(1)
+    kv_cache = model.new_state(1)
     model(torch.zeros(1, 32, dtype=torch.long), kv_cache)
     with pytest.raises(ValueError, match=r"^max_seq_len=32: this position encoding ends there, not at 33 tokens$"):
         model(torch.zeros(1, 1, dtype=torch.long), kv_cache)

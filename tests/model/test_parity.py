@@ -676,7 +676,7 @@ def test_logits_equal_the_independent_implementation(family: Family, tokens: Ten
 @torch.no_grad()
 def test_decoding_with_a_cache_equals_the_independent_implementation(family: Family, tokens: Tensor) -> None:
     model = our_model(family)
-    cache = model.new_cache(len(tokens))
+    cache = model.new_state(len(tokens))
     pieces = tokens.split([10, 3] + [1] * (LENGTH - 13), dim=1)
     logits = torch.cat([model(piece, cache) for piece in pieces], dim=1)
     assert largest_difference(logits, their_logits(family, tokens)) <= TOLERANCE

@@ -1,0 +1,72 @@
+"""What a decoder keeps between tokens: one `State` for each mixer, and how many tokens each sequence has had."""
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+class State:
+    """What one mixer keeps of each sequence: tensors whose first dimension is the batch.
+
+    The mixer writes into them in place: `row` hands out views, and compiled code expects them to stay where they are.
+    """
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def row(self, index: int) -> Self:
+        """A view of one sequence: what is written to it is written here."""
+        return type(self)([tensor[index : index + 1] for tensor in self.tensors])
+
+
+class DecoderState:
+    """The states of all layers, and how many tokens each sequence has had.
+
+    lengths: int64 `(B,)` on the CPU, so that asking for them never waits for a GPU.
+    context: how many tokens of a sequence it has room for; a state that `slides` takes more, without end.
+    """
+
+    def __init__(self, layers: list[State], lengths: Tensor, context: int, slides: bool) -> None:
+        self.layers = layers
+        self.lengths = lengths
+        self.context = context
+        self.slides = slides
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layers."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    def row(self, index: int) -> "DecoderState":
+        """A view of one sequence, so that its prompt can be read by itself; what is written to it is written here."""
+        rows = [layer.row(index) for layer in self.layers]
+        return DecoderState(rows, self.lengths[index : index + 1], self.context, self.slides)
+
+    def reserve(self, batch_size: int, n_tokens: int) -> tuple[int, int]:
+        """How many tokens the shortest and the longest sequence have.
+
+        Raises ValueError unless it is a state of `batch_size` sequences, with room for `n_tokens` more in each.
+        """
+        lengths = self.lengths.tolist()
+        if len(lengths) != batch_size:
+            raise ValueError(
+                f"tokens: a batch of {batch_size}, but the state is of {len(lengths)} sequences; "
+                f"make one with new_state({batch_size})"
+            )
+        shortest, longest = min(lengths), max(lengths)
+        if not self.slides and longest + n_tokens > self.context:
+            raise ValueError(f"context={self.context}: the cache is for so many tokens, not for {longest + n_tokens}")
+        return shortest, longest
+
+    def next_positions(self, n_tokens: int, device: torch.device) -> Tensor:
+        """Where the next `n_tokens` of each sequence stand: `(B, T)`, or `(1, T)` if all are equally long."""
+        starts = self.lengths[:, None]
+        if bool((starts == starts[0]).all()):
+            starts = starts[:1]
+        return (starts + torch.arange(n_tokens)).to(device)

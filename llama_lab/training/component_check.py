@@ -1,0 +1,180 @@
+"""Components of a user's own are tried on two layers before training, so that a fault costs seconds, not a run."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from llama_lab.config.component_errors import users_frame, users_method, users_targets
+from llama_lab.config.components import build_model, flatten, model_cost
+from llama_lab.devices.hardware import Hardware
+from llama_lab.errors import ConfigError, first_line
+from llama_lab.model import Decoder
+from llama_lab.model.generate import prefill
+
+VOCAB, BATCH, LENGTH = 61, 2, 11  # unlike each other and unlike usual sizes, so that swapped dimensions do not fit
+HOOKS = ("forward", "bias", "rotation", "embed")  # of a part, and of a position encoding
+Outputs = dict[str, Tensor]  # of every part, in the order in which they act
+
+
+def check_components(cfg: DictConfig, hardware: Hardware) -> None:
+    """Build, train, decode and cost a model of two layers if a component is not ours; else do nothing.
+
+    Raises ConfigError for what the components return, and leaves what they raise to `report_component_errors`.
+    """
+    theirs = users_targets(flatten(OmegaConf.to_container(cfg.model)))
+    if not theirs:
+        return
+    changes = {"n_layers": min(cfg.model.n_layers, 2), "vocab_size": VOCAB}
+    small = OmegaConf.merge(cfg, {"model": changes})
+    assert isinstance(small, DictConfig)
+    tolerance = 1e-3 if hardware.precision.startswith("32") else 0.05
+    device = hardware.torch_device
+    generators = [device] if device.type == "cuda" else []
+    with component_errors_of(theirs), torch.random.fork_rng(devices=generators), hardware.autocast():
+        model: Decoder = build_model(small, VOCAB).to(device)
+        tokens = torch.arange(BATCH * LENGTH, device=device).view(BATCH, LENGTH) % VOCAB
+        tokens = tokens[:, : cfg.model.max_seq_len]
+        check_positions(model, tokens.shape[1], cfg.model.n_heads)
+        check_training(model.train(), tokens)
+        with torch.no_grad():
+            check_reading(model.eval(), tokens, tolerance)
+        with torch.device("meta"):
+            model_cost(build_model(small, VOCAB))
+
+
+@contextmanager
+def component_errors_of(theirs: dict[str, str]) -> Iterator[None]:
+    """Turn an error in our code that a user's component has caused into a ConfigError that names the components."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ConfigError) or users_frame(error):
+            raise
+        named = ", ".join(f"model.{key}={target}" for key, target in theirs.items())
+        raise ConfigError(f"{named}: cannot train, {first_line(error)}; HYDRA_FULL_ERROR=1 shows where") from error
+
+
+def fault(name: str, module: nn.Module, what: str) -> ConfigError:
+    """What is wrong with a module, with the place of its `forward`, or of a position's hook, in the user's code."""
+    place = users_method(module, *HOOKS)
+    return ConfigError(f"{f'{place}: ' if place else ''}model.{name}: {type(module).__name__} {what}")
+
+
+def check_positions(model: Decoder, length: int, n_heads: int) -> None:
+    """Raise ConfigError for biases of the wrong shape."""
+    positions, wanted = torch.arange(length, device=model.embedding.tokens.weight.device), (n_heads, length, length)
+    for position in {model.position.at_layer(i) for i in range(len(model.blocks))}:
+        bias = position.bias(positions, positions)
+        if bias is not None and not spreads(bias.shape, wanted):
+            what = f"returns a bias of shape {tuple(bias.shape)} for {length} positions; it must be {wanted}"
+            raise fault("position", position, what)
+
+
+def spreads(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether a shape broadcasts to another."""
+    return len(shape) <= len(wanted) and all(n in (1, w) for n, w in zip(shape[::-1], wanted[::-1], strict=False))
+
+
+def check_training(model: Decoder, tokens: Tensor) -> None:
+    """Raise ConfigError unless a forward and backward pass keep shapes, and give finite numbers."""
+    handles = [part.register_forward_hook(same_shape(name, part)) for name, part in parts(model)]
+    logits = model(tokens)
+    for handle in handles:
+        handle.remove()
+    loss = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
+    loss.backward()  # type: ignore[no-untyped-call]
+    if not loss.isfinite():
+        raise ConfigError(f"model: the loss is {loss.item():g} before the first step; check the initial values")
+    for name, p in model.named_parameters():
+        if p.grad is not None and not p.grad.isfinite().all():
+            raise ConfigError(f"model.{name}: its gradient is not finite before the first step")
+
+
+def parts(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
+    """The mixers, feed-forwards and norms of all blocks, which map `(B, T, D)` to the same shape."""
+    for i, block in enumerate(model.blocks):
+        for name, part in block.named_children():
+            if name in ("attention", "ffn") or name.endswith("norm"):
+                yield f"blocks.{i}.{name}", part
+
+
+def same_shape(name: str, part: nn.Module) -> Callable[[nn.Module, tuple[Tensor, ...], object], None]:
+    """A hook that raises ConfigError for an output of another shape than the input."""
+
+    def check(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+        shape, wanted = getattr(output, "shape", None), inputs[0].shape
+        if shape != wanted:
+            found = tuple(shape) if shape is not None else type(output).__name__
+            raise fault(name, part, f"returns {found} for an input of {tuple(wanted)}; it must be the same")
+
+    return check
+
+
+def check_reading(model: Decoder, tokens: Tensor, tolerance: float) -> None:
+    """Raise ConfigError where later tokens change what earlier ones give, or decoding differs from reading at once."""
+    whole = outputs_of(model, [tokens], lambda chunk: model(chunk))
+    length = tokens.shape[1]
+    begin = outputs_of(model, [tokens[:, : length // 2 + 1]], lambda chunk: model(chunk))
+    if found := first_difference(model, whole, begin, tolerance):
+        raise fault(*found, "gives a token something else when other tokens follow it; it must be causal")
+    if length == 1 or not all(mixer.has_state for mixer in model.mixers):
+        return
+    check_state_bytes(model, length)
+    state = model.new_state(len(tokens), length)
+    chunks = list(torch.split(tokens, [length - length // 2, *[1] * (length // 2)], 1))
+    decoded = outputs_of(model, chunks, lambda chunk: model(chunk, state))
+    if found := first_difference(model, whole, decoded, tolerance):
+        raise fault(*found, "gives something else token by token than when it reads the whole text at once")
+    state = model.new_state(len(tokens), length)
+    read = prefill(model, tokens[:, :-1].tolist(), state)
+    last = model(tokens[:, -1:], state)[:, -1]
+    if not all(is_close(a, whole["."][:, i], tolerance) for a, i in ((read, -2), (last, -1))):
+        name, mixer = next((n, part) for n, part in parts(model) if part is model.mixers[0])
+        raise fault(name, mixer, "loses the state of single sequences; write into its tensors in place")
+
+
+def outputs_of(model: Decoder, chunks: list[Tensor], read: Callable[[Tensor], Tensor]) -> Outputs:
+    """What every part gives for the chunks of a text, joined in time, and the logits, of name `.`."""
+    given: Outputs = {}
+    handles = [
+        part.register_forward_hook(lambda _module, _inputs, output, name=name: given.update({name: output}))
+        for name, part in parts(model)
+    ]
+    found: list[Outputs] = []
+    for chunk in chunks:
+        given["."] = read(chunk)
+        found.append(dict(given))
+    for handle in handles:
+        handle.remove()
+    return {name: torch.cat([outputs[name] for outputs in found], 1) for name in given}
+
+
+def first_difference(model: Decoder, whole: Outputs, other: Outputs, tolerance: float) -> tuple[str, nn.Module] | None:
+    """Whose outputs differ first, as far as `other` goes in time: a part, the position encoding or a block."""
+    known = dict(parts(model))
+    for name, outputs in other.items():
+        if not is_close(outputs, whole[name][:, : outputs.shape[1]], tolerance):
+            suspects = [(name, known[name])] if name in known else []
+            suspects += [("position", model.position), ("blocks.0", model.blocks[0])]
+            return next((s for s in suspects if users_method(s[1], *HOOKS)), suspects[0])
+    return None
+
+
+def is_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Whether two tensors are equal to within a share of the largest number."""
+    return bool((a - b).abs().max() <= tolerance * b.abs().max())
+
+
+def check_state_bytes(model: Decoder, length: int) -> None:
+    """Raise ConfigError where a mixer's state takes other bytes than it says."""
+    weight = model.embedding.tokens.weight
+    for i, mixer in enumerate(model.mixers):
+        for n in (1, length):
+            said, taken = mixer.state_bytes(n, weight.dtype), mixer.new_state(1, n, weight.device, weight.dtype).nbytes
+            if said != taken:
+                what = f"says {said} bytes of state after {n} tokens, but its new_state takes {taken}"
+                raise fault(f"blocks.{i}.attention", mixer, what)

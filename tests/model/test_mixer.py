@@ -1,0 +1,225 @@
+"""A mixer that is not attention trains, decodes, costs and is matched; what it does not say is an error."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hydra.utils import instantiate
+from torch import Tensor, nn
+
+from llama_lab.evaluation.memory import cache_dtypes, cache_sizes
+from llama_lab.model import Decoder, Sampling, generate, measure_cost
+from llama_lab.model.feedforward import FeedForward
+from llama_lab.model.init import ResidualOutput
+from llama_lab.model.layout import Layout
+from llama_lab.model.mixer import Mixer
+from llama_lab.model.position import Position, Rope
+from llama_lab.model.state import State
+from llama_lab.study.design.matching import match_width
+from tests.composing import compose_config, decoder
+
+DIM = 32
+
+
+class Average(Mixer):
+    """An exponential moving average of values, slower in later layers; its state is one vector per sequence."""
+
+    full_after = 0
+
+    def __init__(self, dim: int, layer: int, n_layers: int) -> None:
+        super().__init__()
+        self.dim, self.decay = dim, (layer + 1) / (n_layers + 1)
+        self.value = nn.Linear(dim, dim, bias=False)
+        self.output = ResidualOutput(dim, dim, bias=False)
+
+    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+        values, means = self.value(x), []
+        mean = values.new_zeros(len(x), self.dim) if state is None else state.tensors[0].type_as(values)
+        for value in values.unbind(1):
+            mean = self.decay * mean + (1 - self.decay) * value
+            means.append(mean)
+        if state is not None:
+            state.tensors[0].copy_(mean)
+        return self.output(torch.stack(means, 1))
+
+    def flops_per_token(self, seq_len: int) -> float:
+        return 2 * 2 * self.dim**2
+
+    def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> State:
+        return State([torch.zeros(batch_size, self.dim, device=device, dtype=dtype)])
+
+
+class Stateless(Average):
+    """The same, which keeps nothing between tokens."""
+
+    new_state = Mixer.new_state
+
+
+class BatchLast(Average):
+    """A state in another order."""
+
+    def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> State:
+        return State([torch.zeros(self.dim, batch_size, device=device, dtype=dtype)])
+
+
+def model_with(*overrides: str, device: str = "cpu", **components: Any) -> Decoder:
+    """A tiny decoder, on no positions, with components of a user's own."""
+    cfg = compose_config("size=pico", "position=none", *overrides)
+    with torch.device(device):
+        return instantiate(cfg.model, vocab_size=97, **components).eval()
+
+
+def lively_with(**components: Any) -> Decoder:
+    """The same with weights far from their small start."""
+    model, generator = model_with(**components), torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        nn.init.normal_(p, 0.0, 0.3, generator=generator)
+    return model
+
+
+def test_another_mixer_trains() -> None:
+    model, tokens = model_with(attention=Average).train(), torch.arange(40).view(2, 20)
+    optimizer, losses = torch.optim.AdamW(model.parameters(), 1e-2), []
+    for _ in range(8):
+        loss = F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.5
+    assert [mixer.decay for mixer in model.mixers] == [1 / 3, 2 / 3]
+
+
+@torch.no_grad()
+def test_another_mixer_decodes_with_its_state_as_without_and_without_end() -> None:
+    model, prompts, n = lively_with(attention=Average), [[1, 2, 3], [5]], 40
+    steps = generate(model, prompts, n, Sampling(temperature=0))  # beyond max_seq_len=32, since no position ends
+    texts = [[*prompt, *text] for prompt, text in zip(prompts, zip(*steps, strict=True), strict=True)]
+    for prompt, text in zip(prompts, texts, strict=True):
+        again = list(prompt)
+        for _ in range(n):
+            again.append(int(model(torch.tensor([again]))[0, -1].argmax()))
+        assert text == again
+    assert model.max_context is None
+
+
+def test_another_mixer_is_costed_and_its_state_is_of_one_size() -> None:
+    model, attention = model_with(attention=Average), model_with()
+    cost, usual = measure_cost(model), measure_cost(attention)
+    assert cost.params == usual.params - 2 * 2 * DIM**2  # without queries and keys, in two layers
+    keys = 2 * 2 * DIM * (32 + 1) / 2
+    assert cost.flops_per_token == usual.flops_per_token - 2 * (2 * 2 * DIM**2 + keys)
+    assert (cost.kv_bytes_per_token, cost.kv_bytes) == (0, 2 * DIM * 2)
+    assert measure_cost(model_with(attention=Average, device="meta")) == cost
+    assert cache_dtypes(model) == [torch.bfloat16, torch.float32]
+    for size in cache_sizes(model, [1, 3], [1, 32]):
+        assert size.measured_bytes == size.formula_bytes == size.batch_size * 2 * DIM * (2, 4)[size.dtype == "float32"]
+
+
+@pytest.mark.parametrize("match", ["params", "flops"])
+def test_another_mixer_is_matched_by_the_width_of_the_feed_forward(match: str) -> None:
+    def cost_at(width: int):
+        return measure_cost(model_with(f"model.hidden_dim={width}", attention=Average, device="meta"))
+
+    matched = match_width(cost_at, 88, match, measure_cost(model_with(device="meta")))
+    assert matched.width > 88
+    assert abs(matched.residual) <= 0.005
+
+
+def test_a_mixer_without_a_state_trains_but_cannot_decode() -> None:
+    model = model_with(attention=Stateless)
+    assert measure_cost(model).kv_bytes is None
+    with pytest.raises(ValueError, match=r"^blocks\.0\.attention: Stateless must read the whole .* give it new_s"):
+        model.new_state(1)
+
+
+def test_a_state_of_another_batch_is_refused() -> None:
+    for model in (model_with(attention=Average), model_with()):
+        with pytest.raises(ValueError, match=r"^tokens: a batch of 2, but the state is of 3 sequences; make one with"):
+            model(torch.zeros(2, 4, dtype=torch.long), model.new_state(3))
+    with pytest.raises(
+        ValueError, match=r"BatchLast\.new_state\(3, \.\.\.\) has a tensor of shape \(32, 3\); its first"
+    ):
+        model_with(attention=BatchLast).new_state(3)
+    with pytest.raises(ValueError, match=r"Average cannot keep its state in int8; choose a floating dtype"):
+        model_with(attention=Average).new_state(3, dtype=torch.int8)
+
+
+def test_what_is_no_mixer_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^attention=torch\.nn\.modules\.linear\.Linear: must be a subclass of"):
+        Decoder(**model_sizes(), attention=lambda **_: nn.Linear(4, 4))
+    with pytest.raises(TypeError, match=r"abstract.*flops_per_token"):
+        type("Silent", (Average,), {"flops_per_token": Mixer.flops_per_token})(DIM, 0, 1)
+
+
+def model_sizes() -> dict[str, Any]:
+    """The arguments of a tiny decoder but for its mixer."""
+    cfg = compose_config("size=pico").model
+    parts = {key: instantiate(cfg[key]) for key in ("embedding", "norm", "position", "ffn", "block", "init")}
+    sizes = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "max_seq_len")
+    return {**parts, **{key: cfg[key] for key in sizes}, "vocab_size": 97}
+
+
+@pytest.mark.parametrize("answer", [math.nan, math.inf, -1, None, "many"])
+@pytest.mark.parametrize(
+    "hook", ["flops_per_token", "flops_per_token_dense", "active_params", "state_bytes", "state_bytes_per_token"]
+)
+def test_an_answer_that_is_no_cost_is_an_error_of_one_line(hook: str, answer: object) -> None:
+    lying = type("Lying", (Average,), {hook: lambda *_: answer})
+    with pytest.raises(
+        ValueError, match=rf"^blocks\.0\.attention: Lying\.{hook}\(.*\) is {answer}; it must be a number"
+    ):
+        measure_cost(model_with(attention=lying))
+
+
+def test_more_active_parameters_than_there_are_is_an_error() -> None:
+    boasting = type("Boasting", (Average,), {"active_params": lambda _: 10**6})
+    with pytest.raises(ValueError, match=r"is 1000000; it must be a number from 0 to 2,048$"):
+        measure_cost(model_with(attention=boasting))
+
+
+def test_a_linear_layer_with_more_matrices_than_its_weight_must_answer() -> None:
+    class LowRank(nn.Linear):
+        def __init__(self, dim: int) -> None:
+            super().__init__(dim, dim)
+            self.down, self.up = nn.Linear(dim, 4), nn.Linear(4, dim)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.up(self.down(x))
+
+    with pytest.raises(ValueError, match=r"^blocks\.0\.ffn: .*LowRank has matrices outside of nn\.Linear"):
+        measure_cost(model_with(ffn=LowRank))
+
+
+@torch.no_grad()
+def test_the_layer_reaches_feed_forwards_and_positions() -> None:
+    class Growing(FeedForward):
+        def __init__(self, dim: int, hidden_dim: int, layer: int, n_layers: int) -> None:
+            super().__init__(dim, hidden_dim * (layer + 1) // n_layers, nn.ReLU)
+
+    class EveryOther(Rope):
+        def __init__(self, n_layers: int, **sizes: int) -> None:
+            super().__init__(**sizes)
+            self.none = Position(**sizes)
+            self.last = n_layers - 1
+
+        def at_layer(self, layer: int) -> Position:
+            return self.none if layer == self.last else self
+
+    model, tokens = lively_with(ffn=Growing, position=EveryOther), torch.arange(40).view(2, 20)
+    assert [block.ffn.up.out_features for block in model.blocks] == [44, 88]
+    rotations = []
+    for mixer in model.mixers:
+        mixer.register_forward_pre_hook(lambda _module, args: rotations.append(args[1].rotation is not None))
+    logits, state = model(tokens), model.new_state(2)
+    assert rotations == [True, False]
+    decoded = torch.cat([model(chunk, state) for chunk in tokens.split([7, 1, 12], 1)], 1)
+    torch.testing.assert_close(decoded, logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_setting_of_a_component_s_own_is_not_overridden_by_the_decoder_s() -> None:
+    model = model_with("+model.attention.n_heads=2", "+model.attention.n_kv_heads=2", "model.head_dim=8")
+    assert [mixer.n_heads for mixer in model.mixers] == [2, 2]
+    assert decoder("model.head_dim=8").mixers[0].n_heads == 4

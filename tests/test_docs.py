@@ -19,11 +19,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from llama_lab.bench.__main__ import parser as bench_parser
 from llama_lab.cli import compare_command
-from llama_lab.config.arguments import readable
+from llama_lab.config.arguments import to_hydra
 from llama_lab.config.components import CONF_DIR, override_key
 from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.model import measure_cost
-from llama_lab.study.design.parsing import Composer, read_request, without
+from llama_lab.study.design.command import Composer, read_command, without
 from llama_lab.training.prepare import check_job, check_launcher
 from tests.composing import decoder, options
 from tests.conftest import Command, last_of_each
@@ -69,13 +69,13 @@ def jobs(overrides: Sequence[str]) -> Iterator[list[str]]:
 
 def check_train(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
     """Compose every run, and check its settings as the program does before it trains."""
-    given = get_args_parser().parse_args(readable(arguments))
+    given = get_args_parser().parse_args(to_hydra(arguments))
     for overrides in jobs(given.overrides) if given.multirun else [given.overrides]:
         cfg = compose("config", overrides=overrides, return_hydra_config=True)
         choices = dict(cfg.hydra.runtime.choices)
         if choices["study"]:
             recipe = Composer(GlobalHydra.instance().config_loader(), ()).choices()["arch"]
-            read_request(cfg, [o for o in overrides if not override_key(o).startswith("hydra")], recipe)
+            read_command(cfg, [o for o in overrides if not override_key(o).startswith("hydra")], recipe)
         else:
             check_job(without(cfg, "hydra"), choices)
             if not given.multirun:
@@ -84,7 +84,7 @@ def check_train(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
 
 def check_eval(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
     """Compose the settings, and check them."""
-    given = get_args_parser().parse_args(readable(arguments))
+    given = get_args_parser().parse_args(to_hydra(arguments))
     overrides = given.overrides or ["run=here"]  # `--help`
     check_kinds(compose("eval", overrides=overrides), default_settings({}, "eval"))
 

@@ -156,7 +156,7 @@ def test_the_user_s_option_is_known_to_the_help_and_to_the_messages(
 def test_the_installed_package_does_not_reach_into_the_checkout(
     installed: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    code = "import llama_lab.config as c; print(c.CONF_DIR)"
+    code = "import llama_lab.config.components as c; print(c.CONF_DIR)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

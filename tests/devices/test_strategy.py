@@ -34,7 +34,7 @@ from llama_lab.training.run import train
 from tests.composing import decoder, options
 from tests.conftest import Command, Ran, RunTrain
 from tests.training.test_resume import Moment, Power, cut, while_replacing_the_checkpoint
-from tests.training.tiny import identical, pieces, planned, repeatable, rows, trained_state
+from tests.training.tiny import identical, killed_after, pieces, planned, repeatable, rows, trained_state
 
 # 40 steps of several micro-batches, with a limit on the gradient that bites, and one table for both ends. At most
 # checkpoints there are losses that are not logged yet.
@@ -76,21 +76,7 @@ def two(tiny: list[str], run_train: RunTrain) -> Ran:
 def killed(tiny: list[str], run_train: RunTrain, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The same in two shards, both of whose processes the kernel kills after step 33."""
     cwd = tmp_path_factory.mktemp("killed")
-    script = cwd / "killed.py"
-    script.write_text(
-        "import os, signal\n"
-        "from llama_lab.cli import train_command\n"
-        "from llama_lab.training.checkpointing import Checkpointing\n"
-        "save = Checkpointing.on_train_batch_end\n"
-        "def on_train_batch_end(self, trainer, *rest):\n"
-        "    save(self, trainer, *rest)\n"
-        "    if trainer.global_step == 33:\n"
-        "        trainer.strategy.barrier()\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "Checkpointing.on_train_batch_end = on_train_batch_end\n"
-        "train_command()\n"
-    )
-    return run_train(*tiny, *RUN, *SHARDED, cwd=cwd, script=script, **LOOPBACK)
+    return run_train(*tiny, *RUN, *SHARDED, cwd=cwd, script=killed_after(33, cwd), **LOOPBACK)
 
 
 @pytest.fixture

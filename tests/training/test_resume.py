@@ -17,7 +17,7 @@ from llama_lab.training.checkpointing import Checkpointing
 from llama_lab.training.monitor import Monitor
 from llama_lab.training.run import train
 from tests.conftest import Command, Ran, RunTrain, last_of_each
-from tests.training.tiny import identical, planned, repeatable, rows, trained_state
+from tests.training.tiny import identical, killed_after, planned, repeatable, rows, trained_state
 
 # 40 steps of two micro-batches; evaluations after steps 10, 20, 30, 40; checkpoints after 4, 8 ... 40.
 RUN = [
@@ -194,20 +194,9 @@ def test_a_run_evaluates_once_at_each_of_its_evaluations_whatever_stops_it(whole
 def killed(tiny: list[str], environment: dict[str, str], run_train: RunTrain, tmp_path_factory: Any) -> Ran:
     """A process that kills itself, as the kernel would, after step 33 of `finished`'s run."""
     cwd: Path = tmp_path_factory.mktemp("killed")
-    script = cwd / "killed.py"
-    script.write_text(
-        "import os, signal\n"
-        "from llama_lab.cli import train_command\n"
-        "from llama_lab.training.checkpointing import Checkpointing\n"
-        "save = Checkpointing.on_train_batch_end\n"
-        "def on_train_batch_end(self, trainer, *rest):\n"
-        "    save(self, trainer, *rest)\n"
-        "    if trainer.global_step == 33:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "Checkpointing.on_train_batch_end = on_train_batch_end\n"
-        "train_command()\n"
+    return run_train(
+        *tiny, "train.checkpoint_every=7", "train.micro_batch_size=4", cwd=cwd, script=killed_after(33, cwd)
     )
-    return run_train(*tiny, "train.checkpoint_every=7", "train.micro_batch_size=4", cwd=cwd, script=script)
 
 
 def test_a_killed_process_leaves_a_run_that_another_process_brings_to_the_same_last_bit(

@@ -118,3 +118,22 @@ def nll_by_hand(model: Decoder, tokens: Sequence[int]) -> list[float]:
         for position, target in enumerate(window[1:]):
             paid.append(-F.log_softmax(logits[position], 0)[target].item())
     return paid
+
+
+def killed_after(step: int, cwd: Path) -> Path:
+    """A script in `cwd` that trains as train.py does, until the kernel kills each of its processes after `step`."""
+    script = cwd / "killed.py"
+    script.write_text(
+        "import os, signal\n"
+        "from llama_lab.cli import train_command\n"
+        "from llama_lab.training.checkpointing import Checkpointing\n"
+        "save = Checkpointing.on_train_batch_end\n"
+        "def on_train_batch_end(self, trainer, *rest):\n"
+        "    save(self, trainer, *rest)\n"
+        f"    if trainer.global_step == {step}:\n"
+        "        trainer.strategy.barrier()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Checkpointing.on_train_batch_end = on_train_batch_end\n"
+        "train_command()\n"
+    )
+    return script

@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from llama_lab.config.arguments import to_hydra
+from llama_lab.config.arguments import is_launched, to_hydra
 from llama_lab.config.component_errors import report_component_errors
 from llama_lab.config.components import CONF_DIR, override_key, register_resolvers
 from llama_lab.config.keys import groups
@@ -22,6 +22,7 @@ from llama_lab.config.messages import USER_ERRORS, exit_with, one_line
 from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
 from llama_lab.files import report_disk_errors
+from llama_lab.launching.process import first_rank_first, follow_launcher
 from llama_lab.training.prepare import check_complete, check_devices, check_job, check_launcher, requested_run
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 def train_command() -> None:
     """`python train.py`, or `llama-lab-train` if the package is installed. HYDRA_FULL_ERROR=1 shows tracebacks."""
+    follow_launcher()
     hydra_command(train_job, "config", "run the same command to resume from the last checkpoint, if there is one")
 
 
@@ -114,13 +116,13 @@ def compare_command() -> None:
 
 
 def train_job(cfg: DictConfig) -> None:
-    """The task function of `train.py`: a single run, or one job of a sweep."""
+    """The task function of `train.py`: a single run, which a launcher may have started, or one job of a sweep."""
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
-        with report_component_errors():
+        with report_component_errors(), first_rank_first():
             run_one(cfg, in_sweep)
     except FinishedRunError as error:
-        if not in_sweep:
+        if not (in_sweep or is_launched()):
             exit_with(error)
         print(f"{' '.join(HydraConfig.get().overrides.task)}: done before, passed over")
     except USER_ERRORS as error:
@@ -195,7 +197,7 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
         sys.stderr.write(closing_words(outcome, run.folder))
     if outcome == "interrupted":
         sys.exit(INTERRUPTED)
-    if outcome == "diverged" and not in_sweep:
+    if outcome == "diverged" and not (in_sweep or is_launched()):
         sys.exit(FAILED)
 
 

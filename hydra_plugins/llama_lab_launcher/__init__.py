@@ -1,7 +1,7 @@
 """The launchers that Hydra discovers by namespace: a queue over this machine's GPUs, Slurm, or a Ray cluster."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 if TYPE_CHECKING:
-    from llama_lab.devices.hardware import Hardware
+    from llama_lab.devices.site import Site
     from llama_lab.launching.engine import Engine
+    from llama_lab.launching.launch import Launch
+    from llama_lab.study.design.plan import PlannedRun
 
 # Engines are imported where they are built: it takes seconds, and Hydra loads plugins at every start.
 
@@ -25,9 +27,8 @@ class QueueLauncher(Launcher):
         self.settings = settings
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Store what the jobs need."""
-        self.hydra_context = hydra_context
-        self.task_function = task_function
+        """Store what the jobs need. They run the command itself, not `task_function`."""
+        self.context = hydra_context
         self.config = config
 
     @cached_property
@@ -35,20 +36,25 @@ class QueueLauncher(Launcher):
     def engine(self) -> "Engine":
         """What runs the jobs. Raises ConfigError for a bad setting, or a device or program that is missing."""
 
-    def hardware(self, trainer: DictConfig) -> "Hardware":
-        """The hardware of a run with this group `trainer`. Raises ConfigError if the engine does not have it."""
-        return self.engine.hardware(trainer)
+    @property
+    def site(self) -> "Site":
+        """The machines on which the jobs run. Raises ConfigError."""
+        return self.engine.site
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
         """Run the jobs and return their results in the order of `job_overrides`. Raises ConfigError."""
-        from llama_lab.launching.launch import launch
-        from llama_lab.launching.sweep import Sweep
+        return self._launch(lambda launch: launch.sweep([list(overrides) for overrides in job_overrides]))
 
-        jobs = [list(overrides) for overrides in job_overrides]
-        sweep = Sweep(self.config, self.hydra_context, self.task_function, jobs, initial_job_idx)
-        engine = self.engine
+    def launch_planned(self, runs: "Sequence[PlannedRun]") -> list[JobReturn]:
+        """Run what a study has planned, and return the results in order. Raises ConfigError."""
+        return self._launch(lambda launch: launch.study(runs))
+
+    def _launch(self, work: "Callable[[Launch], list[JobReturn]]") -> list[JobReturn]:
+        from llama_lab.launching.launch import Launch
+
+        launch = Launch(self.config, self.context, self.engine)
         try:
-            return launch(sweep, engine)
+            return work(launch)
         finally:
             del self.engine  # it is closed; later jobs need a new one
 

@@ -1,7 +1,9 @@
 """The command line in Hydra's grammar: flags first, and texts and paths quoted where needed."""
 
+import json
 import os
 import re
+import sys
 from collections.abc import Sequence
 
 from hydra._internal.utils import get_args_parser
@@ -13,6 +15,7 @@ from llama_lab.errors import ConfigError
 from .components import override_key
 from .trust import escape
 
+TYPED = "LLAMA_LAB_COMMAND"  # variable of a launched run: the command line of its launcher, as JSON
 TEXTS = ("run", "prompt", "resume", "measure", "train.prompt")  # any value is one text
 FOLDERS = ("run", "resume", "measure", "runs_dir")  # ~ is expanded here, as nothing else does
 PATHS = (*FOLDERS, "data.files", "data.cache_dir")
@@ -35,6 +38,23 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     for override in overrides:
         flags.remove(override)
     return [*flags, *overrides]
+
+
+def is_launched() -> bool:
+    """Whether a launcher started this process."""
+    return TYPED in os.environ
+
+
+def typed_command() -> list[str]:
+    """The command that the user typed: in a launched run, that of its launcher."""
+    return json.loads(os.environ[TYPED]) if is_launched() else sys.argv
+
+
+def typed_flags() -> list[str]:
+    """The flags of this command, with their values, except the one that makes it a sweep. See `flags_first`."""
+    arguments = sys.argv[1:]
+    count = len(arguments) - len(get_args_parser().parse_args(arguments).overrides)
+    return [flag for flag in arguments[:count] if flag not in ("-m", "--multirun")]
 
 
 def check_once(arguments: Sequence[str]) -> None:

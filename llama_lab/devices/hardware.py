@@ -158,23 +158,6 @@ def sharing_devices(available: int, nodes: int, micro_batches: int) -> int:
     return next((n for n in range(available, 1, -1) if micro_batches % (n * nodes) == 0), 1)
 
 
-def hardware_elsewhere(trainer: DictConfig, accelerator: str) -> Hardware:
-    """The same for machines that are not this one, and have this accelerator. Raises ConfigError for what none has.
-
-    devices, num_nodes: those that are asked for; one where the machine would say how many.
-    """
-    check_strategy(trainer.strategy)
-    devices, nodes = (1 if trainer[key] in (-1, "auto") else trainer[key] for key in ("devices", "num_nodes"))
-    for key, count in (("devices", devices), ("num_nodes", nodes)):
-        if count < 1:
-            raise ConfigError(f"trainer.{key}={count}: must be a positive whole number, or auto")
-    precision = trainer.precision
-    if precision != "auto":
-        precision = choose_precision(precision, accelerator, has_bf16=True)
-    sharded = trainer.strategy == "fsdp"
-    return Hardware(accelerator, devices, nodes, precision, accelerator, sharded, elsewhere=True)
-
-
 def choose_accelerator(wanted: str, setting: str = "trainer.accelerator") -> str:
     """`gpu`, `mps` or `cpu`. Raises ConfigError for one that is missing, its message beginning with the `setting`."""
     found = {"gpu": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}

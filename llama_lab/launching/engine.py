@@ -1,22 +1,55 @@
 """The interface between a queue and what runs its jobs: slots of this machine, a Slurm cluster, a Ray cluster."""
 
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
-from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import DictConfig
-
-from llama_lab.config.components import override_key
-from llama_lab.devices.hardware import Hardware
-from llama_lab.errors import ConfigError, RunFailedError
+from llama_lab.devices.site import Site
+from llama_lab.errors import FAILED, USER_ERROR, ConfigError, RunFailedError
+from llama_lab.formatting import duration
 from llama_lab.runs.folder import OUTPUT, held
+from llama_lab.training.run import Run
 
-from .sweep import Job
+from .process import STOPPED
 
 LAST_LINES = 5  # of the output, shown when a run crashes
 TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that can start. index: its position in the queue. overrides: its own; command: its whole command line."""
+
+    index: int
+    overrides: list[str]
+    run: Run
+    command: list[str]
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, absolute."""
+        return self.run.folder.path.absolute()
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a job ended. status: done, diverged, interrupted or failed. detail: to print. error: None if it ran."""
+
+    status: str
+    detail: str
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run at work. place: such as `gpu 0`. started_at: a time.time(). seconds: since then."""
+
+    place: str
+    started_at: float
+    seconds: float
 
 
 class SubmittedRun(ABC):
@@ -33,22 +66,13 @@ class SubmittedRun(ABC):
 
     @property
     @abstractmethod
-    def place(self) -> str:
-        """Where it runs, such as `gpu 0`."""
+    def session(self) -> Session | None:
+        """The last session; None while the run waits."""
 
     @property
     @abstractmethod
-    def started_at(self) -> float | None:
-        """When it started, as a time.time(); None while it waits."""
-
-    @property
-    @abstractmethod
-    def seconds(self) -> float:
-        """Seconds since it started; 0 while it waits."""
-
-    @abstractmethod
-    def has_ended(self) -> bool:
-        """Whether all processes of the run have exited."""
+    def exit_status(self) -> int | str | None:
+        """The exit status, negative for a signal, or why there is none; None until all processes have exited."""
 
     @abstractmethod
     def interrupt(self) -> None:
@@ -59,49 +83,79 @@ class SubmittedRun(ABC):
         """Kill all processes of the run."""
 
     @property
-    @abstractmethod
-    def was_stopped(self) -> bool:
-        """Whether the run was asked to stop before it was done."""
+    def seconds(self) -> float:
+        """Seconds of the last session; 0 while the run waits."""
+        return self.session.seconds if self.session else 0.0
 
-    @abstractmethod
-    def read_result(self) -> tuple[JobStatus, Any] | None:
-        """The job's status and its return value or error; None if its process wrote none."""
+    def result(self) -> Result:
+        """How the run ended, from its exit status, its record and its output."""
+        code, folder = self.exit_status, self.job.run.folder
+        if code in STOPPED:
+            self._mark("interrupted", "stopped by a signal; run the same command to resume")
+            status = folder.read_status()
+            detail = status["message"] if status else "before it began"
+            return Result("interrupted", detail, RunFailedError(detail))
+        if code == 0:
+            status = folder.read_status() or {"status": "done"}  # a job that measures has none
+            if status["status"] != "done":
+                return Result(status["status"], status["message"])
+            summary = folder.read_json("summary.json") if (folder.path / "summary.json").exists() else {}
+            loss = f"val loss {summary['val/loss']:.4f}, " if "val/loss" in summary else ""
+            return Result("done", f"{loss}in {duration(self.seconds)}")
+        if code == USER_ERROR:
+            error: Exception = ConfigError(self._error())
+        else:
+            reason = self._error() if code == FAILED else describe(code)
+            error = RunFailedError(f"{reason}; its output is in {self.output}")
+            if code != FAILED:
+                self._mark("failed", reason)
+        return Result("failed", str(error), error)
 
-    @abstractmethod
-    def exit_reason(self) -> str:
-        """Why the processes wrote no result, such as `killed by SIGKILL`."""
-
-    def job_return(self) -> JobReturn:
-        """The result of a run that has ended, as Hydra expects it; a RunFailedError if its process wrote none."""
-        result = self.read_result()
-        if result is None:
-            reason = "stopped by a signal; run the same command to resume" if self.was_stopped else self.exit_reason()
-            result = JobStatus.FAILED, RunFailedError(reason)
-            self._mark_failed(reason)
-        status, value = result
-        if isinstance(value, RunFailedError):
-            value = RunFailedError(f"{value}; its output is in {self.output}")
-        return JobReturn(self.job.overrides, self.job.config, status=status, _return_value=value)
-
-    def _mark_failed(self, message: str) -> None:
+    def _mark(self, status: str, message: str) -> None:
         """Write status.json in place of a process that could not."""
         folder = self.job.run.folder
         with suppress(ConfigError), held(folder.path):  # locked if another process has resumed the run
-            status = folder.read_status()
-            if status is not None and status["status"] == "running":
-                folder.write_status("failed", message)
+            found = folder.read_status()
+            if found is not None and found["status"] == "running":
+                folder.write_status(status, message)  # type: ignore[arg-type]
+
+    def _error(self) -> str:
+        """The error that the run printed, from its output: of the program's own, or the end of a traceback."""
+        lines = [line for line in self._tail() if line.strip()] or ["it printed nothing"]
+        ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        status = self.job.run.folder.read_status()
+        if not ours and status and status["status"] == "failed" and status["message"] in "\n".join(lines):
+            return str(status["message"])  # libraries may print more after a traceback
+        return (ours or lines)[-1]
 
     def last_lines(self) -> list[str]:
         """The last lines that the run printed."""
+        return self._tail()[-LAST_LINES:]
+
+    def _tail(self) -> list[str]:
         if not self.output.exists():
             return []
         with self.output.open("rb") as output:
             output.seek(max(self._output_start, self.output.stat().st_size - TAIL_BYTES))
-            return output.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+            return output.read().decode(errors="replace").splitlines()
+
+
+def describe(exit_status: int | str | None) -> str:
+    """An exit status in words."""
+    if not isinstance(exit_status, int):
+        return str(exit_status)
+    if exit_status < 0:
+        return f"killed by {signal.Signals(-exit_status).name}"
+    return f"its process exited with status {exit_status}"
 
 
 class Engine(ABC):
     """Runs jobs. Its constructor raises ConfigError for settings that cannot work."""
+
+    @property
+    @abstractmethod
+    def site(self) -> Site:
+        """The machines on which jobs run."""
 
     @property
     @abstractmethod
@@ -112,14 +166,6 @@ class Engine(ABC):
     @abstractmethod
     def max_parallel(self) -> int | None:
         """How many jobs run at a time; None if a cluster decides."""
-
-    @abstractmethod
-    def complete_overrides(self, overrides: list[str]) -> list[str]:
-        """Add this engine's overrides to a job's. Raises ConfigError for devices that it cannot provide."""
-
-    @abstractmethod
-    def hardware(self, trainer: DictConfig) -> Hardware:
-        """The hardware of a job with this group `trainer`. Raises ConfigError if the engine does not have it."""
 
     @abstractmethod
     def start(self, ready: list[Job], running: Sequence[SubmittedRun], more: bool) -> list[SubmittedRun]:
@@ -139,12 +185,8 @@ class Engine(ABC):
             submitted.kill()
 
 
-def with_devices(overrides: list[str], size: int, launcher: str) -> list[str]:
-    """Add `trainer.devices` for the key gpus_per_run of `launcher`. Raises ConfigError if a job sets another number."""
-    for devices in (o.partition("=")[2] for o in overrides if override_key(o) == "trainer.devices"):
-        if devices not in ("auto", "-1", str(size)):
-            raise ConfigError(
-                f"trainer.devices={devices}: hydra/launcher={launcher} gives each run "
-                f"hydra.launcher.gpus_per_run={size}; set that, and leave trainer.devices out"
-            )
-    return [*overrides, f"trainer.devices={size}"]
+def startable(ready: Sequence[Job], running: Sequence[SubmittedRun]) -> list[Job]:
+    """The jobs of which none has the folder of another, or of one that runs."""
+    taken = {submitted.job.folder for submitted in running}
+    first = {job.folder: job for job in reversed(ready) if job.folder not in taken}
+    return [job for job in ready if first.get(job.folder) is job]

@@ -1,8 +1,7 @@
-"""Wrappers of Slurm's commands: list the user's jobs, find a partition's GPUs, submit an array of jobs."""
+"""The launcher's keys for Slurm, and wrappers of its commands: list the user's jobs, find a partition's GPUs."""
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -14,8 +13,7 @@ from typing import Any
 
 from llama_lab.errors import ConfigError
 
-from .slots import RANKS, setting_error
-from .worker_process import LaunchContext, worker_variables
+from .slots import setting_error
 
 LOOK_SECONDS = 3.0  # between two calls of squeue, for any number of jobs
 # Slurm's final states.
@@ -25,12 +23,10 @@ ENDED = {
 }
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 FIELDS = "%i|%T|%N|%r|%S|%e|%o"  # last the batch script's path, which may hold any character
-WORKER = "llama_lab.launching.slurm_worker"
-NEVER = "Requested node configuration is not available"  # sbatch may accept such a job, and never start it
 PASSING = {"", "None", "Priority", "Resources", "BeginTime", "JobArrayTaskLimit"}  # reasons to wait that end by itself
 # Options of sbatch that are set elsewhere, and where.
 PLACES = {
-    **dict.fromkeys(("array", "error", "open_mode", "output", "requeue", "no_requeue"), "that is ours"),
+    **dict.fromkeys(("array", "chdir", "error", "open_mode", "output", "requeue", "no_requeue"), "that is ours"),
     **dict.fromkeys(("ntasks", "ntasks_per_node", "gpus", "gpus_per_task"), "that is trainer.devices of the run"),
     "nodes": "that is trainer.num_nodes of the run",
     "partition": "that is hydra.launcher.partition",
@@ -84,15 +80,6 @@ def seconds_of(time_limit: int | str) -> int:
     days, *parts = (int(part or 0) for part in found.groups())
     hours, minutes, seconds = parts if found[1] or found[4] else (0, *parts[:2])
     return days * 86400 + hours * 3600 + minutes * 60 + seconds
-
-
-@dataclass(frozen=True, order=True)
-class Shape:
-    """What a job requests: `nodes`, and on each of them `devices` tasks, with a GPU each if `accelerator` is gpu."""
-
-    accelerator: str
-    devices: int
-    nodes: int
 
 
 @dataclass(frozen=True)
@@ -187,83 +174,9 @@ def partition_has_gpus(partition: str | None) -> bool:
 
 
 def check_installed() -> None:
-    """Raise ConfigError unless submitit and Slurm's commands are installed."""
-    try:
-        import submitit  # noqa: F401
-    except ImportError:
-        raise ConfigError("hydra/launcher=slurm: needs submitit; pip install 'llama-lab[slurm]'") from None
+    """Raise ConfigError unless this machine has Slurm's commands."""
     missing = [name for name in ("sbatch", "squeue", "sinfo") if shutil.which(name) is None]
     if missing:
         raise ConfigError(
             f"hydra/launcher=slurm: this machine has no {missing[0]}; start the command where jobs are submitted"
         )
-
-
-def submit(folder: Path, count: int, shape: Shape, settings: SlurmSettings) -> str:
-    """Submit an array whose job i runs the file `i.task` in `folder`; return its id.
-
-    Raises ConfigError with sbatch's message if it refuses.
-    """
-    script = folder / "batch.sh"
-    script.write_text(batch_script(folder, count, shape, settings))
-    for option in ("--test-only", "--parsable"):
-        done = subprocess.run(
-            ("sbatch", option, script), env=sbatch_environment(os.environ), capture_output=True, text=True
-        )
-        # --test-only may also fail for reasons that pass, such as nodes that are down.
-        if done.returncode and (option == "--parsable" or NEVER in done.stderr):
-            words = ", ".join(line.removeprefix("sbatch: error: ") for line in done.stderr.splitlines())
-            raise ConfigError(f"hydra/launcher=slurm: sbatch refuses: {words}; see the keys of hydra.launcher")
-    return done.stdout.strip().partition(";")[0]  # the cluster's name may follow
-
-
-def batch_script(folder: Path, count: int, shape: Shape, settings: SlurmSettings) -> str:
-    """The batch script, written by submitit.
-
-    submitit's executors are not used: they write a job's function after sbatch, so that a launcher killed in between
-    would lose the job, and they install handlers for signals that the run handles itself.
-    """
-    from submitit.slurm.slurm import _make_sbatch_string
-
-    exports = [
-        f"export {name}={shlex.quote(value)}"
-        for name, value in worker_variables(folder, LaunchContext.current()).items()
-    ]
-    ours = {"requeue": True, "output": f"{str(folder).replace('%', '%%')}/%a.log"}
-    others = {option.replace("-", "_"): value for option, value in settings.sbatch.items()}
-    options: dict[str, Any] = {
-        "job_name": "llama-lab",
-        "partition": settings.partition,
-        "time": settings.time,
-        "nodes": shape.nodes,
-        "ntasks_per_node": shape.devices,
-        "gpus_per_node": shape.devices if shape.accelerator == "gpu" else None,
-        "cpus_per_task": settings.cpus_per_task,
-        "mem": settings.memory,
-        "signal_delay_s": settings.signal_seconds,
-        "map_count": count,
-        "array_parallelism": settings.at_a_time or count,
-        "wckey": None,
-        "setup": [*exports, *settings.setup],
-        "use_srun": False,  # `srun_command` does, so that all ranks print to the job's output
-        "stderr_to_stdout": True,
-    }
-    return _make_sbatch_string(srun_command(settings), folder, **options, additional_parameters={**ours, **others})
-
-
-def srun_command(settings: SlurmSettings) -> str:
-    """The line of the batch script that starts all ranks. If one dies, srun kills the others, which would wait for it.
-
-    Output is unbuffered by PYTHONUNBUFFERED: srun's `--unbuffered` would give the ranks a terminal.
-    """
-    cpus = [] if settings.cpus_per_task is None else [f"--cpus-per-task={settings.cpus_per_task}"]
-    return shlex.join(["srun", "--kill-on-bad-exit=1", *cpus, sys.executable, "-m", WORKER, *sys.argv[1:]])
-
-
-def sbatch_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for sbatch, without the variables of a job that this process itself may be part of."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name == "SLURM_CONF" or not (name in RANKS or name.startswith(("SLURM_", "SRUN_", "TORCHELASTIC_")))
-    }

@@ -1,49 +1,35 @@
 """The engine of `hydra/launcher=slurm`: the runs of a sweep as arrays of Slurm jobs, which outlive the launcher.
 
 Every array has a folder, `<runs_dir>/.slurm/<name>/`, made before it is submitted. It holds the batch script and, for
-job i, `i.task`, `i.log` (a link to the output in the run's folder) and finally `i.result`. Since squeue prints the
-script's path, the same command finds its jobs again after the first launcher is gone.
+job i, `i.yaml` (the run's config), `i.log` (a link to the output in the run's folder) and finally `i.exit`, see
+`slurm_script.py`. Since squeue prints the script's path, the same command finds its jobs again after the first launcher
+is gone.
 """
 
-import pickle
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 
-from hydra.core.utils import JobStatus
-from omegaconf import DictConfig
+from omegaconf import OmegaConf
 
-from llama_lab.devices.hardware import Hardware, hardware_elsewhere
-from llama_lab.errors import ConfigError
+from llama_lab.config.trust import stored_config
+from llama_lab.devices.site import Site
+from llama_lab.errors import INTERRUPTED, ConfigError
 from llama_lab.runs import environment
-from llama_lab.runs.folder import CHANGEABLE, OUTPUT, changes, settled
-from llama_lab.study.design.command import run_config
+from llama_lab.runs.folder import CHANGEABLE, OUTPUT, changes, settled, write_yaml
 
-from .engine import Engine, SubmittedRun
-from .slurm_cluster import (
-    ENDED,
-    PASSING,
-    JobInfo,
-    Shape,
-    SlurmSettings,
-    Watch,
-    check_installed,
-    partition_has_gpus,
-    submit,
-)
-from .sweep import Job
-from .task import Task, result_file
+from .engine import Engine, Job, Session, SubmittedRun, startable
+from .slurm_cluster import ENDED, PASSING, JobInfo, SlurmSettings, Watch, check_installed, partition_has_gpus
+from .slurm_script import ScriptedRun, Shape, submit
 
 ARRAYS = ".slurm"  # below runs_dir
-GRACE_SECONDS = 10.0  # for a result to appear on a shared file system
+GRACE_SECONDS = 10.0  # for a file to appear on a shared file system
 REMEDIES = {"TIMEOUT": "hydra.launcher.time or signal_seconds", "OUT_OF_MEMORY": "hydra.launcher.memory"}
 
 
@@ -52,7 +38,7 @@ class SlurmRun(SubmittedRun):
 
     def __init__(self, job: Job, info: JobInfo, watch: Watch) -> None:
         super().__init__(job)
-        self._result = result_file(task_file(info))
+        self._exit_file = files(info).with_suffix(".exit")
         self._watch = watch
         self._info = info
         self._over_since: float | None = None
@@ -64,38 +50,30 @@ class SlurmRun(SubmittedRun):
         return self._info
 
     @property
-    def place(self) -> str:
-        """The job's nodes, and its id for scancel."""
-        return f"{self.info.nodes} (job {self.info.job_id})"
-
-    @property
-    def started_at(self) -> float | None:
-        """When Slurm last started the job, as a time.time(); None while it waits."""
-        return self.info.started_at
-
-    @property
-    def seconds(self) -> float:
-        """Seconds from `started_at` until the job ended, or until now."""
+    def session(self) -> Session | None:
+        """As Slurm shows it; the place has the job's id, for scancel."""
         info = self.info
-        return 0.0 if info.started_at is None else max(0.0, (info.ended_at or time.time()) - info.started_at)
+        if info.started_at is None:
+            return None
+        seconds = max(0.0, (info.ended_at or time.time()) - info.started_at)
+        return Session(f"{info.nodes} (job {info.job_id})", info.started_at, seconds)
 
-    def has_ended(self) -> bool:
-        """Whether there is a result, or the job has ended without one.
-
-        A crashed run has ended when its job has: srun may deliver its last lines of output after the result.
-        """
-        is_over = self.info.state in ENDED or self.info.job_id not in self._watch.jobs()
-        result = self.read_result()
-        if result is not None and (is_over or result[0] != JobStatus.FAILED):
-            return True
-        if not is_over and result is None:
-            self._over_since = None
-        elif self._over_since is None:
-            self._over_since = time.monotonic()
-        return self._over_since is not None and time.monotonic() - self._over_since >= GRACE_SECONDS
-
-    def _has_result(self) -> bool:
-        return self._result.name in self._watch.files(self._result.parent)
+    @property
+    def exit_status(self) -> int | str | None:
+        """The exit status that the batch script wrote; without one, the final state of the job."""
+        info = self.info
+        if self._exit_file.name in self._watch.files(self._exit_file.parent):
+            return int(self._exit_file.read_text())
+        is_over = info.state in ENDED or info.job_id not in self._watch.jobs()
+        self._over_since = (self._over_since or time.monotonic()) if is_over else None
+        if self._over_since is None or time.monotonic() - self._over_since < GRACE_SECONDS:
+            return None
+        if info.state in ("CANCELLED", "PREEMPTED", "COMPLETED"):
+            return INTERRUPTED
+        if info.state not in ENDED:
+            return f"its job {info.job_id} is no longer in Slurm"
+        advice = f"; raise {REMEDIES[info.state]}" if info.state in REMEDIES else ""
+        return f"its job {info.job_id} ended as {info.state}{advice}"
 
     def interrupt(self) -> None:
         """Send TERM, on which the run saves and stops."""
@@ -107,23 +85,6 @@ class SlurmRun(SubmittedRun):
 
     def _cancel(self, *options: str) -> None:
         subprocess.run(("scancel", *options, self.info.job_id), check=True)
-
-    @property
-    def was_stopped(self) -> bool:
-        """Whether the job was cancelled, was preempted, or exited without a result, as after a signal."""
-        return not self._has_result() and self.info.state in ("CANCELLED", "PREEMPTED", "COMPLETED")
-
-    def read_result(self) -> tuple[JobStatus, Any] | None:
-        """The result that the first rank wrote."""
-        return pickle.loads(self._result.read_bytes()) if self._has_result() else None
-
-    def exit_reason(self) -> str:
-        """The job's final state."""
-        info = self.info
-        if info.state not in ENDED:
-            return f"its job {info.job_id} is no longer in Slurm"
-        advice = f"; raise {REMEDIES[info.state]}" if info.state in REMEDIES else ""
-        return f"its job {info.job_id} ended as {info.state}{advice}"
 
 
 class SlurmEngine(Engine):
@@ -146,23 +107,11 @@ class SlurmEngine(Engine):
     def max_parallel(self) -> None:
         """Slurm decides."""
 
-    def complete_overrides(self, overrides: list[str]) -> list[str]:
-        """Leave them as they are; a job's devices are set when it is submitted."""
-        return overrides
-
-    def hardware(self, trainer: DictConfig) -> Hardware:
-        """The hardware that a job requests. Raises ConfigError unless its size is known in advance."""
-        for key in ("devices", "num_nodes"):
-            if trainer[key] == -1:
-                raise ConfigError(f"trainer.{key}=-1: hydra/launcher=slurm needs a number per run")
-        accelerator = self._accelerator if trainer.accelerator == "auto" else trainer.accelerator
-        if accelerator not in ("cpu", "gpu"):
-            raise ConfigError(f"trainer.accelerator={accelerator}: hydra/launcher=slurm supports auto, gpu and cpu")
-        return hardware_elsewhere(trainer, accelerator)
-
     @cached_property
-    def _accelerator(self) -> str:
-        return "gpu" if partition_has_gpus(self._settings.partition) else "cpu"
+    def site(self) -> Site:
+        """The cluster; `auto` takes GPUs where the partition has them."""
+        accelerators = ("gpu", "cpu") if partition_has_gpus(self._settings.partition) else ("cpu", "gpu")
+        return Site("slurm", accelerators, elsewhere=True)
 
     def start(self, ready: list[Job], running: Sequence[SubmittedRun], more: bool) -> list[SubmittedRun]:
         """Once all jobs are ready, attach to those that are in Slurm already, and submit an array for each shape.
@@ -172,9 +121,7 @@ class SlurmEngine(Engine):
         self._report_reasons()
         if more or not ready:
             return []
-        taken = {submitted.job.run.folder.path for submitted in running}
-        chosen = {job.run.folder.path: job for job in reversed(ready) if job.run.folder.path not in taken}
-        jobs = sorted(chosen.values(), key=lambda job: job.index)
+        jobs = startable(ready, running)
         started = self._attach(jobs)
         attached = {submitted.job.index for submitted in started}
         rest = sorted((job for job in jobs if job.index not in attached), key=shape_of)
@@ -195,14 +142,13 @@ class SlurmEngine(Engine):
         """Attach to jobs that another launcher submitted."""
         there: dict[Path, JobInfo] = {}
         for info in self._watch.fresh_jobs().values():
-            file = task_file(info)
-            output = file.with_suffix(".log")
+            output = files(info).with_suffix(".log")
             is_ours = info.folder.parent.name == ARRAYS and output.is_symlink()
-            if is_ours and info.state not in ENDED and not result_file(file).exists():
+            if is_ours and info.state not in ENDED and not output.with_suffix(".exit").exists():
                 there[output.readlink().parent] = info
         attached: list[SlurmRun] = []
         for job in jobs:
-            found = there.get(job.run.folder.path.absolute())
+            found = there.get(job.folder)
             if found is not None:
                 check_same(job, found)
                 attached.append(SlurmRun(job, found, self._watch))
@@ -216,13 +162,12 @@ class SlurmEngine(Engine):
         arrays.mkdir(parents=True, exist_ok=True)
         folder = Path(mkdtemp(prefix=time.strftime("%m%d-%H%M-"), dir=arrays))
         for number, job in enumerate(jobs):
-            file = folder / f"{number}.task"
-            replace(job.task, config=with_shape(job.config, shape)).save(file)
-            output = job.run.folder.path.absolute() / OUTPUT
-            output.parent.mkdir(parents=True, exist_ok=True)
-            file.with_suffix(".log").symlink_to(output)
+            write_yaml(settled(job.run.cfg), folder / f"{number}.yaml")
+            job.folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{number}.log").symlink_to(job.folder / OUTPUT)
+        runs = [ScriptedRun(job.command, job.run.folder.checkpoint.absolute()) for job in jobs]
         try:
-            array = submit(folder, len(jobs), shape, self._settings)
+            array = submit(folder, runs, shape, self._settings)
         except ConfigError:
             shutil.rmtree(folder)
             raise
@@ -266,24 +211,15 @@ def shape_of(job: Job) -> Shape:
     return Shape(hardware.accelerator, hardware.devices, hardware.num_nodes)
 
 
-def with_shape(config: DictConfig, shape: Shape) -> DictConfig:
-    """A job's config with the devices of `shape` in place of `auto`."""
-    config = config.copy()
-    config.trainer.accelerator = shape.accelerator
-    config.trainer.devices = shape.devices
-    config.trainer.num_nodes = shape.nodes
-    return config
-
-
-def task_file(info: JobInfo) -> Path:
-    """The task file of one of our jobs."""
-    return info.folder / f"{info.job_id.partition('_')[2]}.task"
+def files(info: JobInfo) -> Path:
+    """The path of the files of one of our jobs, without their suffixes."""
+    return info.folder / info.job_id.partition("_")[2]
 
 
 def check_same(job: Job, info: JobInfo) -> None:
     """Raise ConfigError if the job in Slurm trains with other settings than `job`."""
-    theirs, _ = run_config(Task.load(task_file(info)).config.copy(), {})
-    changed = changes(settled(theirs), settled(job.run.cfg), CHANGEABLE)
+    theirs = OmegaConf.to_container(stored_config(files(info).with_suffix(".yaml")), resolve=True)
+    changed = changes(theirs, settled(job.run.cfg), CHANGEABLE)
     if changed:
         key, old, new = changed[0]
         raise ConfigError(

@@ -2,20 +2,21 @@
 
 import platform
 import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from llama_lab.config.arguments import typed_command
+
 LIBRARIES = ("llama-lab", "lightning", "hydra-core", "numpy", "tokenizers", "datasets", "wandb")
 
 
 def environment() -> dict[str, Any]:
-    """Command, versions, device and commit of this process."""
+    """Command (of the launcher, if there is one), versions, device and commit of this process."""
     return {
-        "command": sys.argv,
+        "command": typed_command(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in LIBRARIES} | {"torch": torch.__version__},  # with its CUDA version
         "platform": platform.platform(),

@@ -25,6 +25,7 @@ Status = Literal["running", "interrupted", "done", "diverged", "failed"]
 
 LOCK = ".lock"
 OUTPUT = "output.log"  # of the run's processes, where a launcher gives it some; there before the run begins
+PLACE = ".place"  # where Ray has put the run's process, if a launcher started it
 STATUS = "status.json"
 SAMPLE = "sample.txt"
 TOKENIZER = "tokenizer.json"
@@ -172,7 +173,7 @@ class RunFolder:
         if not (self.path / STATUS).exists():
             if cfg.resume:
                 raise ConfigError(f"resume={cfg.resume}: holds no run; name a run's folder, or leave resume out")
-            ours = (LOCK, OUTPUT, f"{STATUS}.tmp")
+            ours = (LOCK, OUTPUT, PLACE, f"{STATUS}.tmp")
             if self.path.exists() and any(file.name not in ours for file in self.path.iterdir()):
                 raise ConfigError(f"name: {self.path} holds files that are no run; choose another name or runs_dir")
             return
@@ -271,7 +272,7 @@ class RunFolder:
         for file in sorted(files, key=lambda file: (file.name == STATUS, file.name != RESOLVED)):
             if file.is_dir():
                 shutil.rmtree(file)
-            elif file.name not in (LOCK, OUTPUT):
+            elif file.name not in (LOCK, OUTPUT, PLACE):
                 file.unlink()
 
 

@@ -42,8 +42,8 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
     default_recipe = Composer(context.config_loader, ()).choices()["arch"]
     command = read_command(cfg.copy(), arguments, default_recipe)
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=study_job, config=cfg)
-    choose = getattr(launcher, "hardware", None)  # our launchers know the hardware of their runs
-    plan = plan_study(command, Composer(context.config_loader, command.shared), choose)
+    site = getattr(launcher, "site", None)  # of our launchers
+    plan = plan_study(command, Composer(context.config_loader, command.shared), site)
     print_plan(plan, timed=command.dry_run)
     if command.dry_run:
         return
@@ -77,7 +77,10 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
         waiting = prepare(plan, judged, overwrite, tried={run.member.folder for run, _ in results})
         if not waiting:
             return plan, results
-        returned = launcher.launch([run.overrides for run in waiting], initial_job_idx=0)
+        if hasattr(launcher, "launch_planned"):
+            returned = launcher.launch_planned(waiting)
+        else:
+            returned = launcher.launch([run.overrides for run in waiting], initial_job_idx=0)
         results += zip(waiting, returned, strict=True)
 
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
@@ -14,7 +14,7 @@ from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.errors import ConfigError
 
 if TYPE_CHECKING:
-    from llama_lab.devices.hardware import Hardware
+    from llama_lab.devices.site import Site
 
     from .run import Run
 
@@ -28,11 +28,11 @@ def requested_run(
     cfg: DictConfig,
     choices: Mapping[str, str | None],
     overrides: list[str],
-    choose: "Callable[[DictConfig], Hardware] | None" = None,
+    site: "Site | None" = None,
 ) -> "Run":
     """The run that a job's config, choice per group and overrides ask for. Raises ConfigError, looks at no folder.
 
-    choose: the hardware for the group `trainer`; this machine's if None.
+    site: where it trains; default: on this machine, in this process.
     """
     check_job(cfg, choices)
     check_measuring(cfg, overrides)
@@ -43,7 +43,7 @@ def requested_run(
     name = folder_name("name", cfg.name, str(choices["arch"]))
     arm = folder_name("arm", cfg.arm, arm_name(overrides))
     ours = {group: str(option) for group, option in choices.items() if option is not None and group in groups()}
-    return new_run(cfg, name, arm, overrides, ours, choose)
+    return new_run(cfg, name, arm, overrides, ours, site)
 
 
 def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:

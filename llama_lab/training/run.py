@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.devices.hardware import Hardware, check_started, choose_hardware, current_rank
+from llama_lab.devices.site import Site
 from llama_lab.devices.strategy import make_plugins, make_strategy
 from llama_lab.devices.throughput import peak_flops
 from llama_lab.display import open_display, quiet_libraries
@@ -76,16 +77,16 @@ def new_run(
     arm: str,
     overrides: list[str],
     choices: dict[str, str],
-    choose: Callable[[DictConfig], Hardware] | None = None,
+    site: Site | None = None,
 ) -> Run:
     """Check all settings that need neither data, model nor folder, but for the warm-up of a run to resume.
 
-    overrides: what was typed. choices: the option of every config group. choose: the hardware for the group `trainer`;
-    this machine's if None. Raises ConfigError.
+    overrides: what was typed. choices: the option of every config group. site: where it trains; default: on this
+    machine. Raises ConfigError.
     """
     steps = budget_steps(cfg, cfg.train.batch_size)
     micro_batches = cfg.train.batch_size // (cfg.train.micro_batch_size or 1)
-    hardware = choose(cfg.trainer) if choose else choose_hardware(cfg.trainer, micro_batches)
+    hardware = (site.hardware if site else choose_hardware)(cfg.trainer, micro_batches)
     micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)  # for its checks
     folder = RunFolder(Path(cfg.measure or cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if cfg.resume:

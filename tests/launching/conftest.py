@@ -11,7 +11,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from llama_lab.cli import hydra_command
-from tests.conftest import Ran, last_of_each
+from llama_lab.launching import launch
+from tests.conftest import TRAIN, Ran, last_of_each
 from tests.launching.tasks import act
 
 ON_CPU = ("trainer=cpu", "hydra/launcher=local_gpus")
@@ -31,6 +32,8 @@ def sweep(
     monkeypatch.chdir(tmp_path)
     for name in os.environ.keys() - environment.keys():
         monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONPATH", str(TRAIN.parent))
+    monkeypatch.setattr(launch, "program", lambda: [sys.executable, "-m", "tests.launching.tasks"])
 
     def run(*overrides: str) -> Ran:
         for name in ("HYDRA_FULL_ERROR", "LLAMA_LAB_TRACEBACK"):  # the command sets them

@@ -1,15 +1,16 @@
-"""What stands in for training in a worker: it starts in no time, and does what `train.prompt` says."""
+"""What stands in for training in a launched process: it starts in no time, and does what `train.prompt` says."""
 
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from llama_lab.cli import hydra_command
+from llama_lab.config.arguments import typed_command
+from llama_lab.launching.process import follow_launcher
 from llama_lab.runs.folder import RunFolder
 
 PATIENCE = 60  # seconds, on a busy machine
@@ -20,7 +21,7 @@ def act(cfg: DictConfig) -> None:
     folder = RunFolder(Path(cfg.runs_dir) / "llama" / str(cfg.arm) / f"seed={cfg.seed}")
     folder.write_status("running")
     trainer = {"devices": cfg.trainer.devices, "accelerator": cfg.trainer.accelerator}
-    mark = {"pid": os.getpid(), "environment": dict(os.environ), "argv": sys.argv, **trainer}
+    mark = {"pid": os.getpid(), "environment": dict(os.environ), "argv": typed_command(), **trainer}
     Path(f"mark{cfg.seed}.tmp").write_text(json.dumps(mark))
     Path(f"mark{cfg.seed}.tmp").replace(f"mark{cfg.seed}")
     deed, _, argument = cfg.train.prompt.partition(" ")
@@ -66,4 +67,5 @@ def leave() -> None:
 if __name__ == "__main__":
     from tests.launching import tasks
 
+    follow_launcher()
     hydra_command(tasks.act, "config", "")

@@ -8,7 +8,7 @@ from hydra.core.utils import JobReturn
 
 from llama_lab.launching.local_engine import LocalRun
 from llama_lab.launching.queue import Queue
-from llama_lab.launching.task import result_file
+from llama_lab.runs.folder import STATUS
 from tests.launching.conftest import ON_CPU, Sweep
 
 RUNS, SLOTS = 24, 4
@@ -23,15 +23,15 @@ def test_the_queue_keeps_its_slots_at_work(
 
     About a second of it is planning the first four. The bound is wide, since other processes may hold up the queue.
     """
-    times: list[float] = []
-    has_ended = LocalRun.has_ended
+    times: dict[int, float] = {}
+    exit_status = LocalRun.exit_status.fget
 
-    def timed(submitted: LocalRun) -> bool:
-        if not has_ended(submitted):
-            return False
-        ended = result_file(submitted._task_file).stat().st_mtime
-        times.append(submitted.seconds - (time.time() - ended))
-        return True
+    def timed(submitted: LocalRun) -> int | None:
+        status: int | None = exit_status(submitted)  # type: ignore[misc]
+        if status is not None and submitted.job.index not in times:
+            ended = (submitted.job.folder / STATUS).stat().st_mtime
+            times[submitted.job.index] = submitted.seconds - (time.time() - ended)
+        return status
 
     walls: list[float] = []
     work = Queue.work
@@ -42,14 +42,16 @@ def test_the_queue_keeps_its_slots_at_work(
         walls.append(time.monotonic() - began)
         return results
 
-    monkeypatch.setattr(LocalRun, "has_ended", timed)
+    monkeypatch.setattr(LocalRun, "exit_status", property(timed))
     monkeypatch.setattr(Queue, "work", clocked)
     seeds = ",".join(map(str, range(1, RUNS + 1)))
     overrides = [*ON_CPU, f"hydra.launcher.cpu_slots={SLOTS}", f"train.prompt='sleep {SECONDS}'", f"seed={seeds}"]
     assert sweep(*overrides).code == 0
     (wall,) = walls
-    overhead = wall / (sum(times) / SLOTS) - 1
+    overhead = wall / (sum(times.values()) / SLOTS) - 1
     with capsys.disabled():
-        print(f"\n{RUNS} runs of {sum(times) / RUNS:.2f} s on {SLOTS} slots: {wall:.2f} s, overhead {overhead:.1%}")
+        print(
+            f"\n{RUNS} runs of {sum(times.values()) / RUNS:.2f} s on {SLOTS} slots: {wall:.2f} s, overhead {overhead:.1%}"
+        )
     assert len(times) == RUNS
     assert overhead < 0.5

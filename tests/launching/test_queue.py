@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from llama_lab.launching import worker_process
+from llama_lab.launching import process
 from llama_lab.runs.folder import write_yaml
 from tests.composing import compose_config
 from tests.conftest import TRAIN, Ran
@@ -126,7 +126,7 @@ def faked_gpus(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(NoProcess, "started", started, raising=False)
-    monkeypatch.setattr(worker_process.subprocess, "Popen", NoProcess)
+    monkeypatch.setattr(process.subprocess, "Popen", NoProcess)
     return started
 
 

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from llama_lab.launching.process import LIFELINE
 from tests.conftest import TRAIN, Ran, RunTrain, last_of_each
 from tests.launching.conftest import Sweep, mark, status
 from tests.launching.tasks import PATIENCE, wait_for
@@ -261,8 +262,8 @@ def workers(cwd: Path) -> set[int]:
     found: dict[int, int] = {}
     for pid in processes():
         with suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"llama_lab.launching.worker" in words and Path(f"/proc/{pid}/cwd").readlink() == cwd:
+            variables = Path(f"/proc/{pid}/environ").read_bytes()
+            if LIFELINE.encode() in variables and Path(f"/proc/{pid}/cwd").readlink() == cwd:
                 found[pid] = parent(pid)
     return {pid for pid, of in found.items() if of not in found}
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 import signal
 import subprocess
@@ -16,11 +15,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hydra.core.utils import JobStatus
 
 from llama_lab.errors import ConfigError
-from llama_lab.launching import slurm_cluster, slurm_engine
-from llama_lab.launching.slurm_cluster import JobInfo, Shape, SlurmSettings
+from llama_lab.launching import slurm_cluster, slurm_engine, slurm_script
+from llama_lab.launching.slurm_cluster import JobInfo, SlurmSettings
+from llama_lab.launching.slurm_script import ScriptedRun, Shape
 from tests.conftest import TRAIN, RunTrain, last_of_each
 from tests.launching.conftest import Sweep, mark, status
 from tests.launching.tasks import PATIENCE, wait_for
@@ -153,7 +152,7 @@ def test_a_job_that_is_requeued_or_warned_of_its_end_goes_on_to_the_same_weights
 ) -> None:
     launcher = Launcher(tmp_path, environment, *tiny, *RUN, "seed=1,2", "overwrite=true")
     runs = [tmp_path / "runs" / "llama" / "a" / f"seed={seed}" for seed in (1, 2)]
-    stops = [("scontrol", "requeue", launcher.jobs[0]), ("scancel", "--signal=USR2", launcher.jobs[1])]
+    stops = [("scontrol", "requeue", launcher.jobs[0]), ("scancel", "--batch", "--signal=USR2", launcher.jobs[1])]
     for run, stop in zip(runs, stops, strict=True):
         until(lambda run=run: has_step(run, 20))
         slurm_command(*stop)
@@ -216,24 +215,24 @@ def test_a_crash_of_one_run_is_reported_with_its_last_lines_and_takes_nothing_el
     assert status(ran, 2) == "done"
 
 
-def test_a_crashed_run_has_ended_when_its_job_has_and_not_with_its_result_since_srun_brings_its_last_lines_later(
+def test_a_run_has_ended_with_its_exit_file_or_a_while_after_its_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The batch script writes the file after srun has brought the last lines of output."""
     monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 10.0)
     info = JobInfo("7_0", "RUNNING", "node1", "", time.time(), None, tmp_path)
     watched = SimpleNamespace(jobs=lambda: {"7_0": info}, files=lambda folder: set(os.listdir(folder)))
     job = SimpleNamespace(run=SimpleNamespace(folder=SimpleNamespace(path=tmp_path / "run")))
     submitted = slurm_engine.SlurmRun(cast(Any, job), info, cast(Any, watched))
-    result = tmp_path / "0.result"
-    result.write_bytes(pickle.dumps((JobStatus.COMPLETED, None)))
-    assert submitted.has_ended()
-    result.write_bytes(pickle.dumps((JobStatus.FAILED, RuntimeError("fire"))))
-    assert not submitted.has_ended()
-    monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 0.0)
-    assert submitted.has_ended(), "for a job that stays, nobody waits for ever"
-    monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 10.0)
+    assert submitted.exit_status is None
     info = replace(info, state="FAILED", ended_at=time.time())
-    assert submitted.has_ended()
+    assert submitted.exit_status is None, "its file may take a while to appear"
+    monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 0.0)
+    assert submitted.exit_status == "its job 7_0 ended as FAILED"
+    info = replace(info, state="REQUEUED", ended_at=None)
+    assert submitted.exit_status is None
+    (tmp_path / "0.exit").write_text("1\n")
+    assert submitted.exit_status == 1
 
 
 @on_slurm
@@ -298,7 +297,7 @@ def test_jobs_outlive_their_launcher_and_the_same_command_waits_for_them(
 
 
 def submit_and_die(*arguments: Any) -> str:
-    slurm_cluster.submit(*arguments)
+    slurm_script.submit(*arguments)
     raise KeyboardInterrupt
 
 
@@ -345,7 +344,7 @@ def test_a_run_that_never_reaches_a_checkpoint_is_requeued_once_and_then_reporte
     for turn in (1, 2):
         wait_for(tmp_path / "mark1")
         (tmp_path / "mark1").unlink()
-        slurm_command("scancel", "--signal=USR2", job)
+        slurm_command("scancel", "--batch", "--signal=USR2", job)
         if turn == 1:
             restart(job)
     code, printed = launcher.end()
@@ -446,15 +445,6 @@ def test_a_machine_without_slurm_is_reported(sweep: Sweep, monkeypatch: pytest.M
     assert ran.err.startswith("error: hydra/launcher=slurm: this machine has no sbatch; start the command where jobs")
 
 
-def test_without_submitit_the_extra_is_named(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    ran = sweep(*ON_SLURM, "seed=1")
-    assert (ran.code, ran.err) == (
-        2,
-        "error: hydra/launcher=slurm: needs submitit; pip install 'llama-lab[slurm]'\n",
-    )
-
-
 def settings(**values: Any) -> SlurmSettings:
     keys = dict.fromkeys(("partition", "time", "cpus_per_task", "memory", "at_a_time"))
     return SlurmSettings(**{**keys, "signal_seconds": 120, "setup": [], "sbatch": {}, **values})
@@ -476,14 +466,19 @@ def test_a_time_limit_is_read_as_sbatch_reads_it(text: int | str, seconds: int) 
     assert slurm_cluster.seconds_of(text) == seconds
 
 
+RUNS = [ScriptedRun(["python", "train.py", f"seed={seed}"], Path("last.ckpt")) for seed in (1, 2, 3)]
+
+
 def test_a_job_on_gpus_asks_for_one_per_process_and_the_user_has_the_last_word(tmp_path: Path) -> None:
-    pytest.importorskip("submitit")
-    two = slurm_cluster.batch_script(tmp_path, 3, Shape("gpu", 4, 2), settings(sbatch={"account": "lab"}))
-    for option in ("nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "array=0-2%3", "account=lab", "signal=USR2@120"):
+    two = slurm_script.batch_script(tmp_path, RUNS, Shape("gpu", 4, 2), settings(sbatch={"account": "lab"}))
+    for option in ("nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "array=0-2%3", "account=lab"):
         assert f"#SBATCH --{option}\n" in two
-    named = slurm_cluster.batch_script(tmp_path, 1, Shape("gpu", 4, 1), settings(sbatch={"gpus-per-node": "a100:4"}))
+    assert "#SBATCH --signal=B:USR2@120\n" in two
+    named = slurm_script.batch_script(
+        tmp_path, RUNS[:1], Shape("gpu", 4, 1), settings(sbatch={"gpus-per-node": "a100:4"})
+    )
     assert re.findall(r"--gpus-per-node=(.*)", named) == ["a100:4"]
-    assert "--gpus" not in slurm_cluster.batch_script(tmp_path, 1, Shape("cpu", 4, 1), settings())
+    assert "--gpus" not in slurm_script.batch_script(tmp_path, RUNS[:1], Shape("cpu", 4, 1), settings())
 
 
 @pytest.mark.parametrize(

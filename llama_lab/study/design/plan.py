@@ -14,7 +14,7 @@ from llama_lab.config.components import build_model, model_cost, override_key
 from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import encode_prompt
 from llama_lab.data.tokens import TokenDataset
-from llama_lab.devices.hardware import Hardware
+from llama_lab.devices.site import Site
 from llama_lab.display import open_display
 from llama_lab.errors import ConfigError
 from llama_lab.model import Cost, Decoder
@@ -100,26 +100,24 @@ def by_seed(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
 
 @dataclass(frozen=True)
 class Composed:
-    """An arm's config, choice per group and hardware, before its runs have names."""
+    """An arm's config and choice per group, before its runs have names. site: where they train; see `plan_study`."""
 
     variant: Variant
     cfg: DictConfig
     choices: dict[str, Any]
-    hardware: Hardware
+    site: Site | None
 
 
-def plan_study(
-    command: StudyCommand, composer: Composer, choose: Callable[[DictConfig], Hardware] | None = None
-) -> Plan:
+def plan_study(command: StudyCommand, composer: Composer, site: Site | None = None) -> Plan:
     """Plan all runs of a study. Raises ConfigError for an arm that cannot be composed, built, matched or trained.
 
-    choose: a function from the group `trainer` to a run's hardware; default: this machine's.
+    site: where they train; default: on this machine, in this process.
     """
     variants = command.design.variants(composer)
     folder = Path(command.runs_dir) / command.name
     check_no_file(folder, command.runs_dir)
     check_free(command, variants.arms)
-    composed = [check_arm(variant, composer, command.launcher, choose) for variant in variants.arms]
+    composed = [check_arm(variant, composer, command.launcher, site) for variant in variants.arms]
     with open_display(steps=1, rank=0) as display:
         dataset = open_dataset(composed[0].cfg, display)
     arms = plan_arms(command, composed, dataset)
@@ -139,15 +137,13 @@ def check_free(command: StudyCommand, variants: Sequence[Variant]) -> None:
             raise ConfigError(f"{argument}: the study sets {key} itself, arm by arm; leave it out{or_fix}")
 
 
-def check_arm(
-    variant: Variant, composer: Composer, launcher: str, choose: Callable[[DictConfig], Hardware] | None
-) -> Composed:
+def check_arm(variant: Variant, composer: Composer, launcher: str, site: Site | None) -> Composed:
     """Compose an arm and run the checks that need neither data nor model. Raises ConfigError."""
     cfg, choices = composer.compose(*variant.overrides)
     folder_name("arm", variant.name, "")
     check_devices(cfg, launcher)
-    run = requested_run(copy.deepcopy(cfg), choices, [], choose)
-    return Composed(variant, cfg, choices, run.hardware)
+    requested_run(copy.deepcopy(cfg), choices, [], site)
+    return Composed(variant, cfg, choices, site)
 
 
 def plan_arms(command: StudyCommand, composed: Sequence[Composed], dataset: TokenDataset) -> tuple[PlannedArm, ...]:
@@ -202,7 +198,7 @@ def plan_run(command: StudyCommand, arm: Composed, settings: dict[str, Any], mem
     cfg = copy.deepcopy(arm.cfg)
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)
-    run = new_run(cfg, command.name, folder, list(overrides), arm.choices, lambda _: arm.hardware)
+    run = new_run(cfg, command.name, folder, list(overrides), arm.choices, arm.site)
     return PlannedRun(member, overrides, run)
 
 

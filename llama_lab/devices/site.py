@@ -1,0 +1,73 @@
+"""The machines on which the runs of a launcher train; they need not be this one."""
+
+from dataclasses import dataclass
+
+from omegaconf import DictConfig
+
+from llama_lab.errors import ConfigError
+
+from .hardware import Hardware, check_strategy, choose_accelerator, choose_hardware, choose_precision
+
+
+@dataclass(frozen=True)
+class Site:
+    """The machines of a launcher.
+
+    launcher: the option of `hydra/launcher`. accelerators: those that runs may ask for, the one for `auto` first. gpus:
+    of each run, if the launcher assigns them. elsewhere: whether runs may train on other machines than this one.
+    several_nodes: whether a run may span several.
+    """
+
+    launcher: str
+    accelerators: tuple[str, ...]
+    gpus: int | None = None
+    elsewhere: bool = False
+    several_nodes: bool = True
+
+    def hardware(self, trainer: DictConfig, micro_batches: int) -> Hardware:
+        """The hardware of a run with the group `trainer`; see `choose_hardware`. Raises ConfigError."""
+        trainer = trainer.copy()
+        trainer.accelerator = self._accelerator(trainer.accelerator)
+        if self.gpus is not None and trainer.accelerator == "gpu":
+            if trainer.devices not in ("auto", -1, self.gpus):
+                raise ConfigError(
+                    f"trainer.devices={trainer.devices}: hydra/launcher={self.launcher} gives each run "
+                    f"hydra.launcher.gpus_per_run={self.gpus}; set that, and leave trainer.devices out"
+                )
+            trainer.devices = self.gpus
+        if not self.several_nodes and trainer.num_nodes not in (1, "auto"):
+            raise ConfigError(
+                f"trainer.num_nodes={trainer.num_nodes}: {self.launcher.capitalize()} gives each run one node; set it "
+                f"to 1"
+            )
+        return self._elsewhere(trainer) if self.elsewhere else choose_hardware(trainer, micro_batches)
+
+    def _accelerator(self, asked: str) -> str:
+        if not self.elsewhere:
+            asked = choose_accelerator(asked)
+        if asked not in ("auto", *self.accelerators):
+            remedy = "" if len(self.accelerators) > 1 else " here; give each accelerator a command of its own"
+            raise ConfigError(
+                f"trainer.accelerator={asked}: hydra/launcher={self.launcher} supports "
+                f"{', '.join(['auto', *sorted(self.accelerators, reverse=True)[:-1]])} and "
+                f"{min(self.accelerators)}{remedy}"
+            )
+        return self.accelerators[0] if asked == "auto" else asked
+
+    def _elsewhere(self, trainer: DictConfig) -> Hardware:
+        """The hardware on another machine: one device on one node for `auto`."""
+        check_strategy(trainer.strategy)
+        for key in ("devices", "num_nodes"):
+            if trainer[key] == -1:
+                raise ConfigError(f"trainer.{key}=-1: hydra/launcher={self.launcher} needs a number per run")
+            if trainer[key] == "auto":
+                trainer[key] = 1
+            if trainer[key] < 1:
+                raise ConfigError(f"trainer.{key}={trainer[key]}: must be a positive whole number, or auto")
+        accelerator, precision = trainer.accelerator, trainer.precision
+        if precision != "auto":
+            precision = choose_precision(precision, accelerator, has_bf16=True)
+        sharded = trainer.strategy == "fsdp"
+        return Hardware(
+            accelerator, trainer.devices, trainer.num_nodes, precision, accelerator, sharded, elsewhere=True
+        )

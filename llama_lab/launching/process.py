@@ -1,0 +1,96 @@
+"""The process of a run: the command that starts it, and how it is started, stopped and waited for. Quick to import."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from llama_lab.config.arguments import TYPED, is_launched
+from llama_lab.errors import INTERRUPTED
+
+LIFELINE = "LLAMA_LAB_LIFELINE"  # set where standard input is a pipe that closes when the launcher exits
+LAST_WORDS_SECONDS = 5.0
+STOPPED = (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)  # exit statuses of a run that was asked to stop
+
+
+def program() -> list[str]:
+    """The command of this process, without arguments."""
+    spec = sys.modules["__main__"].__spec__
+    if spec is None:
+        return [sys.executable, str(Path(sys.argv[0]).absolute())]
+    return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
+
+
+def run_variables() -> dict[str, str]:
+    """Environment variables of every launched run."""
+    return {TYPED: json.dumps(sys.argv), "PYTHONUNBUFFERED": "1"}  # so that a crash loses no line
+
+
+def follow_launcher() -> None:
+    """In a run with a lifeline: kill its process group as soon as its launcher has exited, however that happened.
+
+    A run without its launcher would train on unseen, and keep the same command out of its folder.
+    """
+    if LIFELINE in os.environ:
+        threading.Thread(target=_wait_and_kill, daemon=True).start()
+
+
+@contextmanager
+def first_rank_first() -> Iterator[None]:
+    """In a job of a launcher, hold back the errors of all ranks but the first, which reports and records them.
+
+    srun kills the others as soon as one exits.
+    """
+    try:
+        yield
+    except Exception:
+        if is_launched() and os.environ.get("SLURM_PROCID", "0") != "0":
+            time.sleep(LAST_WORDS_SECONDS)
+        raise
+
+
+def _wait_and_kill() -> None:
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+class RunProcess:
+    """A run in a process group of its own, with a lifeline. Its output is appended to the file `output`."""
+
+    def __init__(self, command: Sequence[str], output: Path, environment: Mapping[str, str], folder: Path) -> None:
+        with output.open("ab") as stream:
+            self._process = subprocess.Popen(
+                command,
+                env={**environment, LIFELINE: "1"},
+                cwd=folder,
+                stdin=subprocess.PIPE,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs. Kills what is left of an ended process group."""
+        if self._process.poll() is not None:
+            self._send(signal.SIGKILL)
+        return self._process.returncode
+
+    def interrupt(self) -> None:
+        """Send SIGINT, as Ctrl-C does."""
+        self._send(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Kill the process group and wait for the process to exit."""
+        self._send(signal.SIGKILL)
+        self._process.wait()
+
+    def _send(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)

@@ -1,0 +1,154 @@
+"""The batch script of an array of Slurm jobs, which can be read, and submitted again by hand, and its submission.
+
+Each job of the array trains one run. Slurm warns the script with USR2 before the time limit: it asks the run to save
+and stop, and requeues the job, whose next session resumes from the checkpoint. After TERM (scancel, preemption,
+`scontrol requeue`), Slurm decides whether the job starts again. For a run that ended by itself, the script leaves
+`<job>.exit` with the exit status.
+"""
+
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llama_lab.errors import ConfigError
+
+from .process import run_variables
+from .slots import RANKS
+from .slurm_cluster import SlurmSettings
+
+SCRIPT = "batch.sh"
+NEVER = "Requested node configuration is not available"  # sbatch may accept such a job, and never start it
+# What follows the options and the setup. `kill -0` tells whether srun still runs: signals interrupt `wait`.
+BODY = """\
+case $SLURM_ARRAY_TASK_ID in
+{cases}
+esac
+[ -z "$SLURM_CPUS_PER_TASK" ] || export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}}
+job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
+files={folder}/$SLURM_ARRAY_TASK_ID
+rm -f "$files".exit "$files".status
+touch "$files".started
+
+trap 'near=1; scancel --signal=TERM "$job"' USR2
+trap : TERM
+{{ {srun} "${{run[@]}}"; echo $? > "$files".status; }} &
+while kill -0 $! 2> /dev/null; do wait $!; done
+trap '' TERM USR2
+status=143
+[ ! -s "$files".status ] || read -r status < "$files".status
+
+if [ "$near" ] && [ "$status" -ge 128 ]; then  # stopped, with or without a checkpoint
+  if [ "$checkpoint" -nt "$files".started ]; then
+    rm -f "$files".fruitless
+  elif [ -e "$files".fruitless ]; then
+    echo "error: its time ended twice in a row before it could write a checkpoint; raise hydra.launcher.time"
+    echo 1 > "$files".exit
+    exit 1
+  else
+    touch "$files".fruitless
+  fi
+  echo "the job's time is nearly over, and it goes back to the queue"
+  scontrol requeue "$job" && exit 0
+  echo "error: its time ended, and scontrol cannot requeue its job"
+  echo 1 > "$files".exit
+  exit 1
+fi
+case $status in
+  0 | 1 | 2) echo "$status" > "$files".exit ;;
+  130 | 143) status=0 ;;  # asked to stop
+esac
+exit "$status"
+"""
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """What a job requests: `nodes`, and on each of them `devices` tasks, with a GPU each if `accelerator` is gpu."""
+
+    accelerator: str
+    devices: int
+    nodes: int
+
+
+@dataclass(frozen=True)
+class ScriptedRun:
+    """A run in a batch script. checkpoint: the file that shows whether a session achieved anything."""
+
+    command: Sequence[str]
+    checkpoint: Path
+
+
+def submit(folder: Path, runs: Sequence[ScriptedRun], shape: Shape, settings: SlurmSettings) -> str:
+    """Write the batch script of an array into `folder` and submit it; return the array's id.
+
+    Raises ConfigError with sbatch's message if it refuses.
+    """
+    script = folder / SCRIPT
+    script.write_text(batch_script(folder, runs, shape, settings))
+    for option in ("--test-only", "--parsable"):
+        done = subprocess.run(
+            ("sbatch", option, script), env=sbatch_environment(os.environ), capture_output=True, text=True
+        )
+        # --test-only may also fail for reasons that pass, such as nodes that are down.
+        if done.returncode and (option == "--parsable" or NEVER in done.stderr):
+            words = ", ".join(line.removeprefix("sbatch: error: ") for line in done.stderr.splitlines())
+            raise ConfigError(f"hydra/launcher=slurm: sbatch refuses: {words}; see the keys of hydra.launcher")
+    return done.stdout.strip().partition(";")[0]  # the cluster's name may follow
+
+
+def batch_script(folder: Path, runs: Sequence[ScriptedRun], shape: Shape, settings: SlurmSettings) -> str:
+    """The batch script of an array whose job i is the i-th run."""
+    options: dict[str, Any] = {
+        "job-name": "llama-lab",
+        "array": f"0-{len(runs) - 1}%{settings.at_a_time or len(runs)}",
+        "chdir": Path.cwd(),
+        "output": f"{str(folder).replace('%', '%%')}/%a.log",
+        "open-mode": "append",
+        "requeue": True,
+        "signal": f"B:USR2@{settings.signal_seconds}",
+        "partition": settings.partition,
+        "time": settings.time,
+        "nodes": shape.nodes,
+        "ntasks-per-node": shape.devices,
+        "gpus-per-node": shape.devices if shape.accelerator == "gpu" else None,
+        "cpus-per-task": settings.cpus_per_task,
+        "mem": settings.memory,
+        **{name.replace("_", "-"): value for name, value in settings.sbatch.items()},
+    }
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    lines = [f"#SBATCH --{k}" + ("" if v is True else f"={shlex.quote(str(v))}") for k, v in given.items()]
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in run_variables().items()]
+    cases = [f"  {number}) {case(run)} ;;" for number, run in enumerate(runs)]
+    body = BODY.format(cases="\n".join(cases), folder=shlex.quote(str(folder)), srun=srun_command(settings))
+    return "\n".join(["#!/bin/bash", *lines, "", *exports, *settings.setup, body])
+
+
+def case(run: ScriptedRun) -> str:
+    """The shell's settings for a run. One that starts over does so in its job's first session alone."""
+    kept = [argument for argument in run.command if argument != "overwrite=true"]
+    found = f"checkpoint={shlex.quote(str(run.checkpoint))} run=({shlex.join(kept)})"
+    if len(kept) < len(run.command):
+        found += '; [ -n "$SLURM_RESTART_COUNT" ] || run+=(overwrite=true)'
+    return found
+
+
+def srun_command(settings: SlurmSettings) -> str:
+    """The command that starts all ranks. If one dies, srun kills the others, which would wait for it.
+
+    Output is unbuffered by PYTHONUNBUFFERED: srun's `--unbuffered` would give the ranks a terminal.
+    """
+    cpus = [] if settings.cpus_per_task is None else [f"--cpus-per-task={settings.cpus_per_task}"]
+    return shlex.join(["srun", "--kill-on-bad-exit=1", *cpus])
+
+
+def sbatch_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for sbatch, without the variables of a job that this process itself may be part of."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name == "SLURM_CONF" or not (name in RANKS or name.startswith(("SLURM_", "SRUN_", "TORCHELASTIC_")))
+    }

@@ -48,10 +48,9 @@ def test_the_queue_keeps_its_slots_at_work(
     overrides = [*ON_CPU, f"hydra.launcher.cpu_slots={SLOTS}", f"train.prompt='sleep {SECONDS}'", f"seed={seeds}"]
     assert sweep(*overrides).code == 0
     (wall,) = walls
-    overhead = wall / (sum(times.values()) / SLOTS) - 1
+    total = sum(times.values())
+    overhead = wall / (total / SLOTS) - 1
     with capsys.disabled():
-        print(
-            f"\n{RUNS} runs of {sum(times.values()) / RUNS:.2f} s on {SLOTS} slots: {wall:.2f} s, overhead {overhead:.1%}"
-        )
+        print(f"\n{RUNS} runs of {total / RUNS:.2f} s on {SLOTS} slots: {wall:.2f} s, overhead {overhead:.1%}")
     assert len(times) == RUNS
     assert overhead < 0.5

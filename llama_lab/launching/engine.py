@@ -16,7 +16,7 @@ from llama_lab.training.run import Run
 from .process import STOPPED
 
 LAST_LINES = 5  # of the output, shown when a run crashes
-TAIL_BYTES = 4096
+TAIL_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,13 @@ class SubmittedRun(ABC):
                 folder.write_status(status, message)  # type: ignore[arg-type]
 
     def _error(self) -> str:
-        """The error that the run printed, from its output: of the program's own, or the end of a traceback."""
+        """The error that the run printed: the program's own line, or the exception of the last traceback."""
         lines = [line for line in self._tail() if line.strip()] or ["it printed nothing"]
-        ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        status = self.job.run.folder.read_status()
-        if not ours and status and status["status"] == "failed" and status["message"] in "\n".join(lines):
-            return str(status["message"])  # libraries may print more after a traceback
-        return (ours or lines)[-1]
+        if ours := [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]:
+            return ours[-1]
+        starts = [number for number, line in enumerate(lines) if line.startswith("Traceback ")]
+        trace = lines[starts[-1] + 1 :] if starts else []
+        return next((line for line in trace if not line.startswith(" ")), lines[-1])
 
     def last_lines(self) -> list[str]:
         """The last lines that the run printed."""

@@ -165,7 +165,7 @@ class SlurmEngine(Engine):
             write_yaml(settled(job.run.cfg), folder / f"{number}.yaml")
             job.folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{number}.log").symlink_to(job.folder / OUTPUT)
-        runs = [ScriptedRun(job.command, job.run.folder.checkpoint.absolute()) for job in jobs]
+        runs = [ScriptedRun(job.command, job.folder) for job in jobs]
         try:
             array = submit(folder, runs, shape, self._settings)
         except ConfigError:

@@ -24,12 +24,12 @@ SCRIPT = "batch.sh"
 NEVER = "Requested node configuration is not available"  # sbatch may accept such a job, and never start it
 # What follows the options and the setup. `kill -0` tells whether srun still runs: signals interrupt `wait`.
 BODY = """\
+job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
+files={folder}/$SLURM_ARRAY_TASK_ID
 case $SLURM_ARRAY_TASK_ID in
 {cases}
 esac
 [ -z "$SLURM_CPUS_PER_TASK" ] || export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}}
-job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
-files={folder}/$SLURM_ARRAY_TASK_ID
 rm -f "$files".exit "$files".status
 touch "$files".started
 
@@ -42,7 +42,7 @@ status=143
 [ ! -s "$files".status ] || read -r status < "$files".status
 
 if [ "$near" ] && [ "$status" -ge 128 ]; then  # stopped, with or without a checkpoint
-  if [ "$checkpoint" -nt "$files".started ]; then
+  if [ "$record"/checkpoints/last.ckpt -nt "$files".started ]; then
     rm -f "$files".fruitless
   elif [ -e "$files".fruitless ]; then
     echo "error: its time ended twice in a row before it could write a checkpoint; raise hydra.launcher.time"
@@ -76,10 +76,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class ScriptedRun:
-    """A run in a batch script. checkpoint: the file that shows whether a session achieved anything."""
+    """A run in a batch script. folder: of its record."""
 
     command: Sequence[str]
-    checkpoint: Path
+    folder: Path
 
 
 def submit(folder: Path, runs: Sequence[ScriptedRun], shape: Shape, settings: SlurmSettings) -> str:
@@ -128,11 +128,11 @@ def batch_script(folder: Path, runs: Sequence[ScriptedRun], shape: Shape, settin
 
 
 def case(run: ScriptedRun) -> str:
-    """The shell's settings for a run. One that starts over does so in its job's first session alone."""
+    """The shell's settings for a run. One that starts over does so until its record is newer than the job's config."""
     kept = [argument for argument in run.command if argument != "overwrite=true"]
-    found = f"checkpoint={shlex.quote(str(run.checkpoint))} run=({shlex.join(kept)})"
+    found = f"record={shlex.quote(str(run.folder))} run=({shlex.join(kept)})"
     if len(kept) < len(run.command):
-        found += '; [ -n "$SLURM_RESTART_COUNT" ] || run+=(overwrite=true)'
+        found += '; [ "$record"/resolved.yaml -nt "$files".yaml ] || run+=(overwrite=true)'
     return found
 
 

@@ -466,7 +466,7 @@ def test_a_time_limit_is_read_as_sbatch_reads_it(text: int | str, seconds: int) 
     assert slurm_cluster.seconds_of(text) == seconds
 
 
-RUNS = [ScriptedRun(["python", "train.py", f"seed={seed}"], Path("last.ckpt")) for seed in (1, 2, 3)]
+RUNS = [ScriptedRun(["python", "train.py", f"seed={seed}"], Path("run")) for seed in (1, 2, 3)]
 
 
 def test_a_job_on_gpus_asks_for_one_per_process_and_the_user_has_the_last_word(tmp_path: Path) -> None:

@@ -129,10 +129,11 @@ def batch_script(folder: Path, runs: Sequence[ScriptedRun], shape: Shape, settin
 
 def case(run: ScriptedRun) -> str:
     """The shell's settings for a run. One that starts over does so until its record is newer than the job's config."""
-    kept = [argument for argument in run.command if argument != "overwrite=true"]
+    starts_over = [argument for argument in run.command if argument.startswith("overwrite=")]
+    kept = [argument for argument in run.command if argument not in starts_over]
     found = f"record={shlex.quote(str(run.folder))} run=({shlex.join(kept)})"
-    if len(kept) < len(run.command):
-        found += '; [ "$record"/resolved.yaml -nt "$files".yaml ] || run+=(overwrite=true)'
+    if starts_over:
+        found += f'; [ "$record"/resolved.yaml -nt "$files".yaml ] || run+=({shlex.join(starts_over)})'
     return found
 
 

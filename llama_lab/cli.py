@@ -229,7 +229,9 @@ def closing_words(outcome: str, folder: "RunFolder") -> str:
     if outcome == "interrupted":
         return f"stopped; go on with the same command:\n  {shlex.join(['python', *sys.argv])}\n"
     if outcome == "diverged":
-        message = folder.read_json("status.json")["message"]
+        from llama_lab.runs.stored import Status
+
+        message = Status.load(folder.path).message
         return (
             f"diverged: {message}; try a lower optim.lr, a longer schedule.warmup, or train.grad_clip=1.0; "
             f"the record is in {folder.path}\n"

@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 import warnings
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.panel import Panel
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from llama_lab.formatting import duration, in_bytes
 from llama_lab.runs.folder import SAMPLE, RunFolder
+from llama_lab.runs.stored import Summary
 
 SHOWN = {"train/loss": "loss {:.3f}", "val/loss": "val {:.3f}", "perf/tokens_per_second": "{:,.0f} tokens/s"}
 
@@ -122,7 +123,7 @@ def open_display(steps: int, rank: int) -> Display:
 
 def print_result(folder: RunFolder) -> None:
     """Print the result of a finished run: a table, a sample of its text, and its folder."""
-    summary, sample = folder.read_json("summary.json"), (folder.path / SAMPLE).read_text(encoding="utf-8")
+    summary, sample = Summary.load(folder.path), (folder.path / SAMPLE).read_text(encoding="utf-8")
     console = Console(highlight=False)
     table = Table(show_header=False)
     table.add_column(style="bold")
@@ -135,25 +136,26 @@ def print_result(folder: RunFolder) -> None:
     console.print(Text(f"everything is in {folder.path}"), soft_wrap=True)
 
 
-def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     """The rows of the table, (label, value)."""
-    active, speed = summary["params_active"], summary.get("perf/tokens_per_second")
+    metrics = summary.metrics
+    active, speed = metrics["params_active"], metrics.get("perf/tokens_per_second")
     return [
-        ("parameters", f"{summary['params']:,}"),
-        ("  without embeddings", f"{summary['params_non_embedding']:,}"),
-        *([("  active per token", f"{active:,}")] if active < summary["params"] else []),
-        ("tokens seen", f"{summary['tokens']:,.0f}"),
-        ("val loss", f"{summary['val/loss']:.4f} nats/token"),
-        ("  of unigram frequencies", f"{summary['unigram_entropy']:.4f} nats/token"),
-        ("val bits per byte", f"{summary['val/bits_per_byte']:.4f}"),
+        ("parameters", f"{metrics['params']:,}"),
+        ("  without embeddings", f"{metrics['params_non_embedding']:,}"),
+        *([("  active per token", f"{active:,}")] if active < metrics["params"] else []),
+        ("tokens seen", f"{metrics['tokens']:,.0f}"),
+        ("val loss", f"{metrics['val/loss']:.4f} nats/token"),
+        ("  of unigram frequencies", f"{summary.unigram_entropy:.4f} nats/token"),
+        ("val bits per byte", f"{metrics['val/bits_per_byte']:.4f}"),
         *([("training speed", f"{speed:,.0f} tokens/s")] if speed is not None else []),
-        *([("model FLOPs utilisation", f"{summary['perf/mfu']:.1%}")] if "perf/mfu" in summary else []),
-        ("peak memory", in_bytes(summary["perf/peak_memory_bytes"])),
-        *state_rows(summary.get("kv_cache/bytes_per_token"), summary.get("kv_cache/bytes"), summary["seq_len"]),
+        *([("model FLOPs utilisation", f"{metrics['perf/mfu']:.1%}")] if "perf/mfu" in metrics else []),
+        ("peak memory", in_bytes(metrics["perf/peak_memory_bytes"])),
+        *state_rows(metrics.get("kv_cache/bytes_per_token"), metrics.get("kv_cache/bytes"), metrics["seq_len"]),
     ]
 
 
-def state_rows(per_token: int | None, whole: int | None, seq_len: int) -> list[tuple[str, str]]:
+def state_rows(per_token: float | None, whole: float | None, seq_len: float) -> list[tuple[str, str]]:
     """What a model keeps between tokens, as text; nothing of one that cannot decode with a state."""
     if per_token is None or whole is None:
         return []

@@ -2,10 +2,9 @@
 
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -18,21 +17,21 @@ from llama_lab.display import quiet_libraries
 from llama_lab.errors import ConfigError, suggestion
 from llama_lab.formatting import conjoin
 from llama_lab.model import Decoder
-from llama_lab.runs.folder import EVALUATION, STATUS, RunFolder
+from llama_lab.runs.evaluation import Evaluation
+from llama_lab.runs.folder import RunFolder
+from llama_lab.runs.stored import Status
 
 from .lengths import batch_tokens, check_multiples, evaluating_on, evaluation, surroundings
-from .load import TrainedRun, load_run, reading
+from .load import TrainedRun, load_run
 from .memory import cache_losses, cache_sizes
 from .speed import generation_speed
 from .text import cache_dtype, sampling, starts, write_texts, written
 
 AS_TRAINED = "as_trained"  # the precision of the run's own config
 
-Found = dict[str, Any]
-
 
 @dataclass
-class Evaluation:
+class Job:
     """A run that is being evaluated as `settings`, of conf/eval.yaml, say."""
 
     run: TrainedRun
@@ -56,21 +55,23 @@ class Evaluation:
         return sorted({max(1, round(multiple * length)) for multiple in self.settings.eval.contexts})
 
 
-def losses(job: Evaluation) -> Found:
-    """The parts loss and length: one pass over the validation text for each length."""
+def losses(job: Job, earlier: Evaluation) -> Evaluation:
+    """The parts loss and length: one pass over the validation text for each length. Earlier ones of others stay."""
     multiples = list(job.settings.eval.lengths) if "length" in job.settings.eval.parts else []
-    return evaluation(job.run.cfg, job.dataset, job.run.model, job.hardware, job.run.step, multiples)
+    found = evaluation(job.run.cfg, job.dataset, job.run.model, job.hardware, job.run.step, multiples)
+    lengths = {entry.length: entry for entry in (*earlier.lengths, *found.lengths)}
+    return replace(earlier, metrics=found.metrics, lengths=[lengths[length] for length in sorted(lengths)])
 
 
-def cache(job: Evaluation) -> Found:
+def cache(job: Job, earlier: Evaluation) -> Evaluation:
     """The part cache; see `memory.py`."""
     with evaluating_on(job.served, job.hardware.torch_device):
         sizes = cache_sizes(job.served, job.settings.eval.batch_sizes, job.contexts)
         costs = cache_losses(job.served, job.dataset.val, batch_tokens(job.run.cfg))
-    return {"cache": [asdict(size) for size in sizes], "cache_losses": [asdict(cost) for cost in costs]}
+    return replace(earlier, cache=sizes, cache_losses=costs)
 
 
-def speed(job: Evaluation) -> Found:
+def speed(job: Job, earlier: Evaluation) -> Evaluation:
     """The part speed; see `speed.py`."""
     chosen = job.settings
     dtype = cache_dtype(chosen)
@@ -79,16 +80,16 @@ def speed(job: Evaluation) -> Found:
         for batch_size in chosen.eval.batch_sizes
         for context in job.contexts
     ]
-    return {"speed": [asdict(speed) for speed in speeds]}
+    return replace(earlier, speed=speeds)
 
 
-def sample(job: Evaluation) -> Found:
+def sample(job: Job, earlier: Evaluation) -> Evaluation:
     """The part sample: a text that begins as the run's own sample does."""
     *_, (text,) = written(job.run, job.served, [job.run.cfg.train.prompt], job.settings)
-    return {"sample": text.certain}
+    return replace(earlier, sample=text.certain)
 
 
-PARTS: dict[str, Callable[[Evaluation], Found]] = {
+PARTS: dict[str, Callable[[Job, Evaluation], Evaluation]] = {
     "loss": losses,
     "length": losses,
     "cache": cache,
@@ -100,7 +101,7 @@ PARTS: dict[str, Callable[[Evaluation], Found]] = {
 DECODING = {"cache", "speed", "sample"}  # the parts that need the model's state
 
 
-def evaluate(path: Path, settings: DictConfig) -> Found:
+def evaluate(path: Path, settings: DictConfig) -> Evaluation:
     """Evaluate the run in a folder, write what was found into its eval.json, and return all that this holds.
 
     Written part by part, so that what was found before an interruption stays; parts that were found earlier, of the
@@ -112,19 +113,19 @@ def evaluate(path: Path, settings: DictConfig) -> Found:
     if DECODING & set(settings.eval.parts):
         parts = f"eval.parts={list(settings.eval.parts)}"
         check_decodes(run.model, parts, f"leave out {conjoin(sorted(DECODING))}", cache_dtype(settings))
-    job = Evaluation(run, settings, evaluation_hardware(run, settings))
+    job = Job(run, settings, evaluation_hardware(run, settings))
     if "sample" in settings.eval.parts:
         starts(
             run, run.model, [run.cfg.train.prompt], settings
         )  # refuses before the first part what the last cannot do
-    found = kept_parts(run.folder, surroundings(job.hardware, run.step))
-    done: set[Callable[[Evaluation], Found]] = set()
+    found = kept_parts(path, surroundings(job.hardware, run.step))
+    done: set[Callable[[Job, Evaluation], Evaluation]] = set()
     for name, part in PARTS.items():  # in their own order: losses need the weights as they were trained
         if name not in settings.eval.parts or part in done:
             continue
         print(f"{path}: {name}", flush=True)
-        found = merged(found, part(job))
-        run.folder.write_json(EVALUATION, found)
+        found = part(job, found)
+        found.save(path)
         done.add(part)
     return found
 
@@ -134,9 +135,9 @@ def write(path: Path, settings: DictConfig) -> None:
     quiet_libraries()
     run = load_run(path, Trust.of_command(tuple(settings.trust)))
     model = place(run.model, evaluation_hardware(run, settings))
-    status, _ = read_status(run.folder)
-    if status != "done":
-        print(f"run={path}: is {status}; this is what it writes after {run.step:,} steps", file=sys.stderr)
+    status = read_status(path)
+    if status.status != "done":
+        print(f"run={path}: is {status.status}; this is what it writes after {run.step:,} steps", file=sys.stderr)
     write_texts(run, model, prompts_of(settings), settings)
 
 
@@ -145,22 +146,20 @@ def prompts_of(settings: DictConfig) -> list[str]:
     return list(settings.prompts) if settings.prompt is None else [settings.prompt]
 
 
-def read_status(folder: RunFolder) -> tuple[str, str]:
-    """How the folder's run ended, and why in a line. Raises ConfigError if it holds none, or does not tell."""
-    if not (folder.path / STATUS).exists():
-        raise ConfigError(f"run={folder.path}: holds no run; name a run's folder, such as runs/llama/base/seed=1")
-    with reading(folder.path, STATUS):
-        status = folder.read_json(STATUS)
-        return status["status"], status["message"]
+def read_status(path: Path) -> Status:
+    """The status of the run in a folder. Raises ConfigError if it holds none."""
+    if not (path / Status.FILE).exists():
+        raise ConfigError(f"run={path}: holds no run; name a run's folder, such as runs/llama/base/seed=1")
+    return Status.load(path)
 
 
 def check_done(folder: RunFolder) -> None:
     """Raise ConfigError unless the folder holds a run that came to its end."""
-    status, message = read_status(folder)
-    if status != "done":
-        why = f" ({message})" if message else ""
+    status = read_status(folder.path)
+    if status.status != "done":
+        why = f" ({status.message})" if status.message else ""
         raise ConfigError(
-            f"run={folder.path}: is {status}{why}, and its losses would not be those of its budget; train it "
+            f"run={folder.path}: is {status.status}{why}, and its losses would not be those of its budget; train it "
             f"to its end with the same command, or let it write with prompt="
         )
 
@@ -179,27 +178,21 @@ def place(model: Decoder, hardware: Hardware) -> Decoder:
     return model.bfloat16() if hardware.precision.startswith("bf16") else model
 
 
-def kept_parts(folder: RunFolder, here: Found) -> Found:
+def kept_parts(path: Path, here: Evaluation) -> Evaluation:
     """What an earlier evaluation found of the same step, in the same surroundings; else only `here`, and it is told."""
-    file = folder.path / EVALUATION
+    file = path / Evaluation.FILE
     if not file.exists():
         return here
     try:
-        earlier = dict(folder.read_json(EVALUATION))
-    except (ValueError, TypeError):  # no JSON, no UTF-8, or not what an evaluation writes
+        earlier = Evaluation.load(path)
+    except ConfigError:
         print(f"{file}: is damaged; replaced", file=sys.stderr)
         return here
-    if all(earlier.get(key) == value for key, value in here.items()):
-        return earlier
-    changed = ", ".join(f"{key} {earlier.get(key)}" for key in here if earlier.get(key) != here[key])
-    print(f"{file}: was found with {changed}; replaced", file=sys.stderr)
-    return here
-
-
-def merged(earlier: Found, found: Found) -> Found:
-    """The parts of both; the later one's, and of lengths each."""
-    lengths = {entry["length"]: entry for part in (earlier, found) for entry in part.get("lengths", [])}
-    return earlier | found | ({"lengths": [lengths[length] for length in sorted(lengths)]} if lengths else {})
+    before = {key: getattr(earlier, key) for key in here.to_json()}
+    changed = ", ".join(f"{key} {value}" for key, value in before.items() if value != getattr(here, key))
+    if changed:
+        print(f"{file}: was found with {changed}; replaced", file=sys.stderr)
+    return here if changed else earlier
 
 
 def check_settings(settings: DictConfig, typed: Collection[str]) -> None:

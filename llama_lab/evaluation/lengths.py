@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,25 +18,9 @@ from llama_lab.data.windows import Tokens
 from llama_lab.devices.hardware import Hardware
 from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder
+from llama_lab.runs.evaluation import Evaluation, LengthLoss
 
 MAX_BUCKETS = 64
-
-
-@dataclass(frozen=True)
-class LengthLoss:
-    """What a token stream costs a model that reads it in windows of `length` tokens.
-
-    loss: mean nats per token; None where there is none, and `note` says why.
-    positions, losses, tokens: for each bucket of positions its mean position, mean nats per token, and number of
-        predicted tokens, by which the losses are to be weighted. Position p, from 0, predicts from p + 1 tokens.
-    """
-
-    length: int
-    loss: float | None = None
-    positions: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    note: str = ""
 
 
 def check_multiples(key: str, multiples: Collection[Any]) -> None:
@@ -55,8 +39,8 @@ def evaluation(
     hardware: Hardware,
     step: int,
     multiples: Sequence[float],
-) -> dict[str, Any]:
-    """What eval.json holds of the losses of a run's `model` after `step` steps, on one device.
+) -> Evaluation:
+    """The losses of a run's `model` after `step` steps, on one device.
 
     The validation loss is that of the first of `lengths`, the trained one; `multiples` of it follow. `model` is left in
     the precision of `hardware`. Raises ConfigError if the loss is no number.
@@ -72,14 +56,14 @@ def evaluation(
     if trained.loss is None:
         why = trained.note.removeprefix("cannot: ")
         raise ConfigError(f"model.max_seq_len={model.max_seq_len}: no validation loss, {why}")
-    return {
-        **surroundings(hardware, step),
+    metrics = {
         "val/loss": trained.loss,
-        "val/perplexity": math.exp(trained.loss) if trained.loss < 700 else None,  # beyond what a float holds
         "val/bits_per_byte": trained.loss / math.log(2) / dataset.bytes_per_token,
         "val_tokens": dataset.val_tokens,
-        "lengths": [asdict(length) for length in lengths],
     }
+    if trained.loss < 700:  # beyond, no float holds it
+        metrics["val/perplexity"] = math.exp(trained.loss)
+    return replace(surroundings(hardware, step), metrics=metrics, lengths=lengths)
 
 
 def batch_tokens(cfg: DictConfig) -> int:
@@ -87,15 +71,15 @@ def batch_tokens(cfg: DictConfig) -> int:
     return int((cfg.train.micro_batch_size or cfg.train.batch_size) * cfg.model.max_seq_len)
 
 
-def surroundings(hardware: Hardware, step: int) -> dict[str, Any]:
-    """What all parts of an eval.json share: of which step it is, and where it was measured."""
-    return {
-        "step": step,
-        "device": hardware.device_name,
-        "precision": hardware.precision,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
+def surroundings(hardware: Hardware, step: int) -> Evaluation:
+    """What all parts of an evaluation share: of which step it is, and where it was measured."""
+    return Evaluation(
+        step=step,
+        device=hardware.device_name,
+        precision=hardware.precision,
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+    )
 
 
 def losses_at_lengths(

@@ -1,10 +1,7 @@
 """A trained run, from its folder alone; a folder that cannot be one is refused by name."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -18,21 +15,18 @@ from llama_lab.errors import ConfigError, first_line
 from llama_lab.model import Decoder
 from llama_lab.runs.checkpoint import read_checkpoint
 from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
+from llama_lab.runs.stored import Environment, reading
 
-ENVIRONMENT = "environment.json"
 PARTS = ("data", "model", "tokenizer", "train", "trainer")  # of a config, that an evaluation reads
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run's config, tokenizer, and model with the weights of its last checkpoint, after `step` optimizer steps.
-
-    facts: environment.json, see `llama_lab/runs/record.py`.
-    """
+    """A run's config, tokenizer, and model with the weights of its last checkpoint, after `step` optimizer steps."""
 
     folder: RunFolder
     cfg: DictConfig
-    facts: dict[str, Any]
+    environment: Environment
     tokenizer: TextTokenizer
     model: Decoder
     step: int
@@ -42,9 +36,10 @@ class TrainedRun:
         with open_display(0, rank=0) as display:
             dataset = open_dataset(self.cfg, display)
         for key in ("data_hash", "tokenizer_hash"):
-            if getattr(dataset, key) != self.facts[key]:
+            trained_with = getattr(self.environment, key)
+            if getattr(dataset, key) != trained_with:
                 raise ConfigError(
-                    f"run={self.folder.path}: was trained with {key} {self.facts[key]!s:.8}, but its source now gives "
+                    f"run={self.folder.path}: was trained with {key} {trained_with!s:.8}, but its source now gives "
                     f"{getattr(dataset, key)[:8]}; evaluate it where it was trained, or restore the files"
                 )
         return dataset
@@ -64,15 +59,13 @@ def load_run(path: Path, trust: Trust = Trust()) -> TrainedRun:  # noqa: B008, i
     with reading(path, RESOLVED):
         cfg = read_config(path / RESOLVED)
     trust.check(cfg, f"run={path}: its {RESOLVED}", lambda package: f"trust=[{package}]")
-    with reading(path, ENVIRONMENT):
-        facts = folder.read_json(ENVIRONMENT)
-        vocab_size, tokenizer_hash, _ = facts["vocab_size"], facts["tokenizer_hash"], facts["data_hash"]
+    environment = Environment.load(path, needs=("vocab_size", "tokenizer_hash", "data_hash"))
     with reading(path, TOKENIZER):
         tokenizer = TextTokenizer.load(path / TOKENIZER)
-    if tokenizer.hash != tokenizer_hash:
+    if tokenizer.hash != environment.tokenizer_hash:
         raise ConfigError(f"run={path}: {TOKENIZER} is not the one it was trained with; restore the file")
     with reading(path, RESOLVED):
-        model: Decoder = build_model(cfg, vocab_size)
+        model: Decoder = build_model(cfg, environment.vocab_size)
     checkpoint = read_checkpoint(folder.checkpoint)
     try:
         model.load_state_dict({n.removeprefix("model."): weight for n, weight in checkpoint["state_dict"].items()})
@@ -81,18 +74,7 @@ def load_run(path: Path, trust: Trust = Trust()) -> TrainedRun:  # noqa: B008, i
             f"run={path}: its checkpoint does not fit the model of its {RESOLVED}, {first_line(error)}; "
             f"restore the two files that belong together"
         ) from error
-    return TrainedRun(folder, cfg, facts, tokenizer, model.eval(), checkpoint["global_step"])
-
-
-@contextmanager
-def reading(path: Path, name: str) -> Iterator[None]:
-    """Whatever a file of the run in `path` makes a library raise becomes a ConfigError that names both."""
-    try:
-        yield
-    except Exception as error:  # yaml, json, tokenizers and the file system raise what they like
-        raise ConfigError(
-            f"run={path}: its {name} is damaged, {first_line(error)}; restore the file, or train the run again"
-        ) from error
+    return TrainedRun(folder, cfg, environment, tokenizer, model.eval(), checkpoint["global_step"])
 
 
 def read_config(file: Path) -> DictConfig:

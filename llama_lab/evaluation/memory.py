@@ -2,42 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from llama_lab.data.windows import Tokens
 from llama_lab.model import Decoder
 from llama_lab.model.cost import state_bytes
+from llama_lab.runs.evaluation import CacheLoss, CacheSize
 
 from .lengths import sums_by_position
-
-
-@dataclass(frozen=True)
-class CacheSize:
-    """Bytes of the KV caches of `batch_size` sequences of `context` tokens.
-
-    formula_bytes: by `model/cost.py`. measured_bytes: the sum over the cache's own tensors. allocated_bytes: what
-    CUDA's allocator gave for them, in blocks of 512 bytes; None on other devices.
-    """
-
-    batch_size: int
-    context: int
-    dtype: str
-    formula_bytes: int
-    measured_bytes: int
-    allocated_bytes: int | None
-
-
-@dataclass(frozen=True)
-class CacheLoss:
-    """Mean nats per token of the validation text, read in trained windows through a KV cache of this dtype.
-
-    None where it is no number.
-    """
-
-    dtype: str
-    loss: float | None
 
 
 def cache_dtypes(model: Decoder) -> list[torch.dtype]:

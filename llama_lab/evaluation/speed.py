@@ -1,7 +1,6 @@
 """How fast a decoder generates: reading a prompt, then a token at a time, with the KV cache and without it."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,24 +8,10 @@ from torch import Tensor
 
 from llama_lab.model import Decoder
 from llama_lab.model.generate import compiled_step, eager_step, prefill
+from llama_lab.runs.evaluation import GenerationSpeed
 from llama_lab.timing import time_in_turn
 
 NEW_TOKENS = 16  # at the end of a context, over which the time of one is averaged
-
-
-@dataclass(frozen=True)
-class GenerationSpeed:
-    """Seconds in every round of measuring, `batch_size` sequences at once, up to `context` tokens each.
-
-    prefill: to read prompts of `context` tokens. decode: for the next token of every sequence, with the cache.
-    uncached: the same without it, which reads the whole context again.
-    """
-
-    batch_size: int
-    context: int
-    prefill: Sequence[float]
-    decode: Sequence[float]
-    uncached: Sequence[float]
 
 
 def generation_speed(
@@ -48,7 +33,8 @@ def generation_speed(
         rounds,
     )
     decode = [seconds / new_tokens for seconds in timings["decode"].seconds]
-    return GenerationSpeed(batch_size, context, timings["prefill"].seconds, decode, timings["uncached"].seconds)
+    prefill, uncached = (list(timings[name].seconds) for name in ("prefill", "uncached"))
+    return GenerationSpeed(batch_size, context, prefill, decode, uncached)
 
 
 def reading(

@@ -1,41 +1,40 @@
-"""What a run ran on: versions, device, commit. Written beside every run, compared by reports."""
+"""What this process runs on: command, versions, devices, commit."""
 
 import platform
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from llama_lab.config.arguments import typed_command
 
+from .stored import Environment, Facts, Git
+
 LIBRARIES = ("llama-lab", "lightning", "hydra-core", "numpy", "tokenizers", "datasets", "wandb")
 
 
-def environment() -> dict[str, Any]:
-    """Command (of the launcher, if there is one), versions, device and commit of this process."""
-    return {
-        "command": typed_command(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in LIBRARIES} | {"torch": torch.__version__},  # with its CUDA version
-        "platform": platform.platform(),
-        "cpu_threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "git": git_state(Path(__file__).parent),
-    }
+def environment(facts: Facts) -> Environment:
+    """The environment of a run with these facts that begins in this process. command: of its launcher, if there is one."""
+    return Environment(
+        **vars(facts),
+        command=typed_command(),
+        python=platform.python_version(),
+        versions={name: version(name) for name in LIBRARIES} | {"torch": torch.__version__},  # with its CUDA version
+        platform=platform.platform(),
+        cpu_threads=torch.get_num_threads(),
+        gpus=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        git=git_state(Path(__file__).parent),
+    )
 
 
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit, and whether tracked files differ from it, of the checkout that tracks `folder`; None outside one."""
+def git_state(folder: Path) -> Git | None:
+    """The state of the checkout that tracks `folder`; None outside one."""
     try:
         tracked = _git(folder, "ls-files", "--", "environment.py")
         if not tracked:
             return None
-        return {
-            "commit": _git(folder, "rev-parse", "HEAD"),
-            "dirty": bool(_git(folder, "status", "--porcelain", "-uno")),
-        }
+        return Git(_git(folder, "rev-parse", "HEAD"), bool(_git(folder, "status", "--porcelain", "-uno")))
     except (OSError, subprocess.CalledProcessError):  # no git, or no checkout: an installed package
         return None
 

@@ -6,8 +6,9 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
@@ -20,25 +21,22 @@ from llama_lab.errors import ConfigError, FinishedRunError, first_line
 from llama_lab.files import replacing
 
 from .checkpoint import checkpoint_step, discard, go_back_to, newest_whole, stable
-
-Status = Literal["running", "interrupted", "done", "diverged", "failed"]
+from .stored import Environment, Status, StatusName
 
 LOCK = ".lock"
 OUTPUT = "output.log"  # of the run's processes, where a launcher gives it some; there before the run begins
 PLACE = ".place"  # where Ray has put the run's process, if a launcher started it
-STATUS = "status.json"
+STATUS = Status.FILE
 SAMPLE = "sample.txt"
 TOKENIZER = "tokenizer.json"
-EVALUATION = "eval.json"
 WANDB_ID = "wandb_id"
-ENVIRONMENT = "environment.json"
 OVERRIDES = "overrides.yaml"
 RESOLVED = "resolved.yaml"  # the last file that a beginning run writes
 
 # What going on reads of a run, with the parts that each file must have.
 NEEDED: dict[str, tuple[str, ...]] = {
     STATUS: ("status", "message"),
-    ENVIRONMENT: (),
+    Environment.FILE: (),
     OVERRIDES: (),
     RESOLVED: ("data", "model", "schedule", "train"),
 }
@@ -131,6 +129,11 @@ class RunFolder:
         self.checkpoint = path / "checkpoints" / "last.ckpt"
         self.metrics = path / "metrics.csv"
 
+    @property
+    def status(self) -> Status | None:
+        """How the run stands; None before it begins."""
+        return Status.load(self.path) if (self.path / STATUS).exists() else None
+
     def read_status(self) -> dict[str, Any] | None:
         """status.json, None if there is none."""
         return self.read_json(STATUS) if (self.path / STATUS).exists() else None
@@ -143,14 +146,9 @@ class RunFolder:
         """The run's config. Raises ConfigError for a file that holds none."""
         return stored_config(self.path / RESOLVED)
 
-    def write_status(self, status: Status, message: str = "") -> None:
-        """Replace status.json; `message` says why, in one line."""
-        self.write_json(STATUS, {"status": status, "message": message})
-
-    def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Replace a JSON file in one move."""
-        with replacing(self.path / name) as fresh:
-            fresh.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    def write_status(self, status: StatusName, message: str = "") -> None:
+        """Replace the status; `message` says why, in one line."""
+        Status(status, message).save(self.path)
 
     def check_files(self, setting: str, remedy: str) -> None:
         """Raise ConfigError, from the `setting` to the `remedy`, if a file that going on needs is damaged."""
@@ -180,7 +178,7 @@ class RunFolder:
         if cfg.overwrite or not (self.path / RESOLVED).exists():  # without it: killed as it began, or was cleared
             return
         self.check_files("name", "restore it, choose another name, or start over with overwrite=true")
-        finished = self.read_json(STATUS)["status"] == "done"
+        finished = Status.load(self.path).status == "done"
         changed = self.changed_keys(cfg, EXTENDABLE if cfg.resume else CHANGEABLE)
         if finished and not cfg.resume:
             raise (ConfigError if changed else FinishedRunError)(
@@ -196,7 +194,7 @@ class RunFolder:
 
     def changed_group(self, key: str, choices: Mapping[str, str]) -> tuple[str, Any, Any] | None:
         """(group, option before, option now) of the choice that set a key in another way; None if none did."""
-        before = self.read_json(ENVIRONMENT).get("choices", {})
+        before = Environment.load(self.path).choices
         differ = [group for group in before.keys() & choices.keys() if before[group] != choices[group]]
         for group in sorted(differ, key=lambda group: (group != "arch", group)):  # which chooses other groups
             chosen = {group, *COMPONENTS} & {*differ} if group == "arch" else {group}
@@ -209,7 +207,7 @@ class RunFolder:
         """(key, old value, new value) of every setting that differs from the run's own and may not."""
         return changes(OmegaConf.to_container(self.config(), resolve=True), settled(cfg), changeable)
 
-    def begin(self, cfg: DictConfig, overrides: list[str], environment: dict[str, Any]) -> Path | None:
+    def begin(self, cfg: DictConfig, overrides: list[str], environment: Environment) -> Path | None:
         """Make the folder for a run of `cfg`; return the checkpoint to go on from, None to start.
 
         environment.json tells of this session, and below `earlier_sessions` of those before it. Raises ConfigError,
@@ -227,7 +225,7 @@ class RunFolder:
             discard(self.checkpoint)  # torn: it must not become the one before the next
         self.write_status("running")
         self.checkpoint.parent.mkdir(exist_ok=True)
-        self.write_json(ENVIRONMENT, environment | {"earlier_sessions": sessions})
+        replace(environment, earlier_sessions=sessions).save(self.path)
         write_yaml(overrides, self.path / OVERRIDES)
         write_yaml(settled(cfg), self.path / RESOLVED)
         return checkpoint
@@ -245,18 +243,19 @@ class RunFolder:
         grows = cfg.train.tokens > self.config().train.tokens
         return newest_whole(earlier) if grows and checkpoint_step(earlier) < checkpoint_step(last) else last
 
-    def _earlier_sessions(self, cfg: DictConfig, environment: dict[str, Any]) -> list[dict[str, Any]]:
+    def _earlier_sessions(self, cfg: DictConfig, environment: Environment) -> list[Environment]:
         """The environments of the sessions that led to the checkpoint."""
-        last = self.read_json(ENVIRONMENT)
+        last = Environment.load(self.path)
         for key in ("data_hash", "tokenizer_hash", "precision"):
-            if key in last and last[key] != environment.get(key):
+            before, now = getattr(last, key), getattr(environment, key)
+            if before and before != now:
                 added = [] if key == "precision" else self._added(cfg)
                 remedy = f"it began without bounds, so go on with {' '.join(added)}" if added else "restore that"
                 raise ConfigError(
-                    f"{key}={environment.get(key)}: the checkpoint in {self.path} was trained with {last[key]}; "
+                    f"{key}={now}: the checkpoint in {self.path} was trained with {before}; "
                     f"{remedy}, choose another name, or start over with overwrite=true"
                 )
-        return [*last.pop("earlier_sessions", []), last]
+        return [*last.earlier_sessions, replace(last, earlier_sessions=[])]
 
     def _added(self, cfg: DictConfig) -> list[str]:
         """The overrides that make `cfg` do what the run did without the settings `ADDED`."""

@@ -1,7 +1,6 @@
 """One run as a study sees it: what its folder tells, and nothing else."""
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,10 @@ from llama_lab.config.components import flatten
 from llama_lab.config.trust import stored_config
 from llama_lab.errors import ConfigError
 
+from .evaluation import Evaluation
 from .folder import RESOLVED
 from .metrics import read_metrics
+from .stored import Environment, Status, Summary
 
 MISSING = "missing"
 
@@ -22,29 +23,22 @@ class Record:
     """A run's folder, read. Losses are in nats per token.
 
     status: running, interrupted, done, diverged, failed; "missing" for a run that a study lists but that left nothing.
-    message: why, in one line. config: the resolved config, on one level (`{"train.tokens": 2e6}`). facts: everything
-    else known at its start: `choices` (the option of each config group), costs (`params`, `params_non_embedding`,
-    `flops_per_token`, `train_flops_per_token`, `kv_cache/bytes_per_token`, `kv_cache/bytes`), `device`, `devices` (of
-    all nodes), `sharded`, `precision`, `attention_kernel`, `data_hash`, `tokenizer_hash`, `vocab_size`,
-    `bytes_per_token`, `unigram_entropy`, `versions`, `python`, `platform`, `cpu_threads`, `gpus`, `git` (`commit`,
-    `dirty`; None outside a checkout), `command`; `earlier_sessions`, the same of each session that it went on from.
-    summary: the last value of every metric, empty unless done. metrics: the rows of metrics.csv, one per logged step;
-    a row holds what was logged at that step, with `step`, `tokens` and `seconds` always. evaluation: what eval.json
-    tells, empty if that is nothing, or not of the run as it ended; of the parts that were asked for: `lengths` (see
-    `llama_lab/evaluation/lengths.py`), `speed` (seconds, see `llama_lab/evaluation/speed.py`), `cache` (`formula_bytes`
-    and `measured_bytes`), and what they were measured on and with (`device`, `precision`, `threads`, `torch`).
+    message: why, in one line. config: the resolved config, on one level (`{"train.tokens": 2e6}`). summary: the last
+    value of every metric, empty unless done. metrics: the rows of metrics.csv, one per logged step; a row holds what
+    was logged at that step, with `step`, `tokens` and `seconds` always. evaluation: empty unless of the run as it
+    ended.
     """
 
     path: Path
     arm: str
     seed: int
     status: str
-    message: str
-    config: dict[str, Any]
-    facts: dict[str, Any]
-    summary: dict[str, Any]
-    metrics: list[dict[str, float]]
-    evaluation: dict[str, Any]
+    message: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: Environment = field(default_factory=Environment)
+    summary: dict[str, float] = field(default_factory=dict)
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    evaluation: Evaluation = field(default_factory=Evaluation)
 
     @property
     def done(self) -> bool:
@@ -52,52 +46,39 @@ class Record:
         return self.status == "done"
 
     @property
-    def lengths(self) -> list[dict[str, Any]]:
-        """What was measured at several context lengths; empty if nothing was."""
-        found: list[dict[str, Any]] = self.evaluation.get("lengths", [])
-        return found
+    def costs(self) -> dict[str, float]:
+        """What its model costs, as it was known when the run began."""
+        return self.environment.metrics
 
 
 def is_run(path: Path) -> bool:
     """Whether `path` is the folder of a run that has begun."""
-    return all((path / name).is_file() for name in ("status.json", RESOLVED, "environment.json"))
+    return all((path / name).is_file() for name in (Status.FILE, RESOLVED, Environment.FILE))
 
 
 def read_record(path: Path) -> Record:
-    """Read a run's folder. Raises ConfigError if it holds no run."""
+    """Read a run's folder. Raises ConfigError if it holds no run, or a file is damaged."""
     if not is_run(path):
         raise ConfigError(f"{path}: holds no run; name folders of runs or studies, such as runs/llama/base/seed=1")
-    status = _read_json(path / "status.json")
-    config = flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True))
-    facts = _read_json(path / "environment.json")
+    status = Status.load(path)
+    environment = Environment.load(path, needs=("arm", "seed"))
     metrics = path / "metrics.csv"
-    summary = _read_json(path / "summary.json") if status["status"] == "done" else {}
+    summary = Summary.load(path).metrics if status.status == "done" else {}
+    evaluation = Evaluation.load(path) if summary and (path / Evaluation.FILE).exists() else Evaluation()
     return Record(
         path=path,
-        arm=facts["arm"],
-        seed=facts["seed"],
-        status=status["status"],
-        message=status["message"],
-        config=config,
-        facts=facts,
+        arm=environment.arm,
+        seed=environment.seed,
+        status=status.status,
+        message=status.message,
+        config=flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True)),
+        environment=environment,
         summary=summary,
         metrics=read_metrics(metrics) if metrics.exists() else [],
-        evaluation=_evaluation(path, summary),
+        evaluation=evaluation if evaluation.step == summary.get("step") else Evaluation(),
     )
-
-
-def _evaluation(path: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    """What eval.json tells, if it is of the run as it ended."""
-    file = path / "eval.json"
-    found = _read_json(file) if file.exists() else {}
-    return found if summary and found.get("step") == summary.get("step") else {}
 
 
 def missing_record(path: Path, arm: str, seed: int) -> Record:
     """A run that a study lists, but that left nothing behind."""
-    return Record(path, arm, seed, MISSING, "never began", {}, {}, {}, [], {})
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(file.read_text())
-    return content
+    return Record(path, arm, seed, MISSING, "never began")

@@ -67,7 +67,7 @@ def measure_study(job: Run) -> None:
 def finished_run(arm: Arm, folder: Path) -> Path | None:
     """The first of an arm's judged runs that is done; None if there is none."""
     runs = (folder / member.folder for member in arm.judged)
-    return next((run for run in runs if (RunFolder(run).read_status() or {}).get("status") == "done"), None)
+    return next((run for run in runs if (now := RunFolder(run).status) and now.status == "done"), None)
 
 
 def job_of(run: Path, job: Run) -> Run:

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from llama_lab.formatting import duration
 from llama_lab.runs.folder import RunFolder
+from llama_lab.runs.stored import Status, Summary
 from llama_lab.training.run import Outcome, Run
 
 from .study import Study
@@ -28,8 +29,7 @@ class StudyProgress:
     def run_ended(self, run: Run, outcome: Outcome) -> None:
         """Print how a run ended: its loss, the step from the arm before it, and the losses of all arms at its seed."""
         if outcome != "done":
-            message = run.folder.read_json("status.json")["message"]
-            self._print(f"{run.title}: {outcome}, {message}")
+            self._print(f"{run.title}: {outcome}, {Status.load(run.folder.path).message}")
             return
         self._print(f"{run.title}: val loss {self._loss(run.title):.4f}{self._step(run.title)}")
         self._print(f"seed {run.cfg.seed} so far: {self._so_far(run.cfg.seed)}")
@@ -59,22 +59,20 @@ class StudyProgress:
 
     def _time_left(self, ended: int) -> str:
         """The training time of the remaining runs, at the mean of the finished ones."""
-        done = [self._run(folder) for folder in self._arms if self._status(folder) == "done"]
+        done = [self._folder / folder for folder in self._arms if self._status(folder) == "done"]
         if not done:
             return ""
-        mean = sum(run.read_json("summary.json")["seconds"] for run in done) / len(done)
+        mean = sum(Summary.load(run).metrics["seconds"] for run in done) / len(done)
         return f", about {duration((len(self._arms) - ended) * mean)} of training left"
-
-    def _run(self, folder: str) -> RunFolder:
-        return RunFolder(self._folder / folder)
 
     def _status(self, folder: str) -> str:
         """A run's status; empty before it starts."""
-        return (self._run(folder).read_status() or {"status": ""})["status"]  # type: ignore[no-any-return]
+        status = RunFolder(self._folder / folder).status
+        return status.status if status else ""
 
     def _loss(self, folder: str) -> float | None:
         """The final loss of a run; None unless it is done."""
-        return self._run(folder).read_json("summary.json")["val/loss"] if self._status(folder) == "done" else None
+        return Summary.load(self._folder / folder).metrics["val/loss"] if self._status(folder) == "done" else None
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False)

@@ -63,7 +63,7 @@ def different_settings(reference: Record, record: Record, is_swept: bool) -> dic
 
     A setting is a group of which they choose other options, or a config key that no such group sets.
     """
-    ours, theirs = record.facts["choices"], reference.facts["choices"]
+    ours, theirs = record.environment.choices, reference.environment.choices
     options = {group: (theirs.get(group), ours.get(group)) for group in ours if not belongs(group, (*OWN, "hydra"))}
     groups = {group: pair for group, pair in options.items() if pair[0] != pair[1]}
     covered = [key for group in groups for key in GROUPS.get(group, (group,))]
@@ -130,7 +130,7 @@ def _ungrouped(study: Study, records: Sequence[Record]) -> Iterator[str]:
         return
     grouped = axes | (GROUPS.keys() - {"size"} if "arch" in axes else set())
     others = [group for group in GROUPS if group not in grouped]
-    choices = {group: [str(t.facts["choices"].get(group, UNSET)) for t in records] for group in others}
+    choices = {group: [str(t.environment.choices.get(group, UNSET)) for t in records] for group in others}
     groups = {group: values for group, options in choices.items() if (values := disagreement(records, options))}
     matched = (WIDTH,) if _is_matched(study.match) else ()
     covered = (*SEEDS, *COMPARED, *matched, *grouped, *_keys_set_by(grouped), *_keys_set_by(groups))

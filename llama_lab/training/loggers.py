@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from llama_lab.files import replacing
 from llama_lab.runs.folder import WANDB_ID
 from llama_lab.runs.metrics import MetricsLogger
+from llama_lab.runs.stored import Summary
 
 
 def wandb_mode() -> str:
@@ -70,15 +71,15 @@ class TensorBoard(TensorBoardLogger):
         super().log_metrics(metrics, int(metrics["tokens"]))
 
 
-def log_hparams(folder: Path, learning_rate: float | None, summary: dict[str, Any]) -> None:
+def log_hparams(folder: Path, learning_rate: float | None, summary: Summary) -> None:
     """Add a finished run to TensorBoard's HParams: its arm and choice per config group, and its final metrics."""
-    choices = {group: option for group, option in summary["choices"].items() if group != "logger"}
-    arm = {"arm": summary["arm"], "seed": summary["seed"], **choices}
+    choices = {group: option for group, option in summary.choices.items() if group != "logger"}
+    arm = {"arm": summary.arm, "seed": summary.seed, **choices}
     if learning_rate is not None:  # a user's optimizer may have none
         arm["optim.lr"] = learning_rate
     logger = TensorBoard(folder)
-    final = {f"final/{name}": summary[name] for name in FINAL if name in summary}
-    logger.log_hyperparams(arm, final | {"tokens": summary["tokens"]})
+    final = {f"final/{name}": summary.metrics[name] for name in FINAL if name in summary.metrics}
+    logger.log_hyperparams(arm, final | {"tokens": summary.metrics["tokens"]})
     logger.finalize("success")
 
 

@@ -27,12 +27,13 @@ from llama_lab.display import open_display, quiet_libraries
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.lengths import check_multiples, evaluation
 from llama_lab.files import report_disk_errors
-from llama_lab.model import Decoder, Sampling, generate
+from llama_lab.model import Cost, Decoder, Sampling, generate
 from llama_lab.model.cost import cost_metrics
 from llama_lab.runs.checkpoint import before, checkpoint_step, consolidate, discard, load_checkpoint, newest_whole
 from llama_lab.runs.environment import environment
-from llama_lab.runs.folder import EVALUATION, SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, held
+from llama_lab.runs.folder import SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, held
 from llama_lab.runs.metrics import MetricsCSV, read_metrics
+from llama_lab.runs.stored import Facts, Status, Summary
 
 from .checkpointing import Checkpointing, InterruptedRunError
 from .component_check import check_components
@@ -125,7 +126,7 @@ def check_folder(run: Run) -> None:
     if not run.cfg.resume:
         return
     trained = checkpoint_step(newest_whole(run.folder.checkpoint))
-    if run.steps <= trained and run.folder.read_json("status.json")["status"] == "done":
+    if run.steps <= trained and Status.load(run.folder.path).status == "done":
         raise ConfigError(
             f"train.tokens={run.cfg.train.tokens:g}: the run has had {trained * run.tokens_per_step}; to train it "
             f"further, give more"
@@ -182,7 +183,7 @@ def train_on_disk(run: Run) -> Outcome:
             peak_flops(run.hardware.device_name, run.hardware.precision),
             display,
         )
-        facts = {**run_facts(run, dataset, model), **cost_metrics(cost)}
+        facts = run_facts(run, dataset, model, cost)
         with begun(run, facts, dataset.tokenizer) as checkpoint:
             check_components(cfg, run.hardware)
             outcome = fit(run, module, data, monitor, checkpoint, facts)
@@ -195,7 +196,7 @@ def train_on_disk(run: Run) -> Outcome:
             (run.folder.path / SAMPLE).write_text(sample, encoding="utf-8")
             if cfg.train.eval_lengths:  # before the run counts as done, so that one that is killed here makes up for it
                 found = evaluation(cfg, dataset, model, run.hardware, run.steps, cfg.train.eval_lengths)
-                run.folder.write_json(EVALUATION, found)
+                found.save(run.folder.path)
             finish(run, monitor, facts)
     return "done"
 
@@ -227,27 +228,28 @@ def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
     return module
 
 
-def run_facts(run: Run, dataset: TokenDataset, model: Decoder) -> dict[str, Any]:
-    """What identifies a run in its summary and on dashboards."""
+def run_facts(run: Run, dataset: TokenDataset, model: Decoder, cost: Cost) -> Facts:
+    """What identifies a run in its folder and on dashboards."""
     kernels = sorted({mixer.kernel for mixer in model.mixers})
     first_window = torch.from_numpy(dataset.val[: model.max_seq_len].astype(int))
-    return {
-        "name": run.name,
-        "arm": run.arm,
-        "seed": run.cfg.seed,
-        "choices": run.choices,
-        "device": run.hardware.device_name,
-        "devices": run.hardware.world_size,
-        "sharded": run.hardware.sharded,
-        "precision": run.hardware.precision,
-        "attention_kernel": "+".join(kernels),
-        "data_hash": dataset.data_hash,
-        "tokenizer_hash": dataset.tokenizer_hash,
-        "vocab_size": model.vocab_size,
-        "bytes_per_token": dataset.bytes_per_token,
-        "unigram_entropy": dataset.unigram_entropy(),
-        "token_to_position_ratio": token_to_position_ratio(model, first_window),
-    }
+    return Facts(
+        name=run.name,
+        arm=run.arm,
+        seed=run.cfg.seed,
+        choices=run.choices,
+        device=run.hardware.device_name,
+        devices=run.hardware.world_size,
+        sharded=run.hardware.sharded,
+        precision=run.hardware.precision,
+        attention_kernel="+".join(kernels),
+        data_hash=dataset.data_hash,
+        tokenizer_hash=dataset.tokenizer_hash,
+        vocab_size=model.vocab_size,
+        bytes_per_token=dataset.bytes_per_token,
+        unigram_entropy=dataset.unigram_entropy(),
+        token_to_position_ratio=token_to_position_ratio(model, first_window),
+        metrics=cost_metrics(cost),
+    )
 
 
 @torch.no_grad()
@@ -262,7 +264,7 @@ def token_to_position_ratio(model: Decoder, tokens: torch.Tensor) -> float | Non
 
 
 @contextmanager
-def begun(run: Run, facts: dict[str, Any], tokenizer: TextTokenizer) -> Iterator[Path | None]:
+def begun(run: Run, facts: Facts, tokenizer: TextTokenizer) -> Iterator[Path | None]:
     """Hold a run's folder while it trains, and record how it ends; yields the checkpoint to go on from, if any.
 
     Other ranks only look for the checkpoint. Raises ConfigError if another process holds the folder.
@@ -271,7 +273,7 @@ def begun(run: Run, facts: dict[str, Any], tokenizer: TextTokenizer) -> Iterator
         yield None if run.cfg.overwrite else run.folder.checkpoint_for(run.cfg)
         return
     with held(run.folder.path):
-        checkpoint = run.folder.begin(run.cfg, run.overrides, environment() | facts)
+        checkpoint = run.folder.begin(run.cfg, run.overrides, environment(facts))
         tokenizer.save(run.folder.path / TOKENIZER)
         try:
             yield checkpoint
@@ -291,7 +293,7 @@ def fit(
     data: TokenDataModule,
     monitor: Monitor,
     checkpoint: Path | None,
-    facts: dict[str, Any],
+    facts: Facts,
 ) -> Outcome:
     """Run Lightning's loop from `checkpoint`, or from the start, to the budget; write the status of any other end."""
     cfg, folder = run.cfg, run.folder
@@ -371,7 +373,7 @@ def is_evaluated(run: Run) -> bool:
     return any(row["step"] == run.steps and "val/loss" in row for row in read_metrics(run.folder.metrics))
 
 
-def open_loggers(run: Run, start_step: int, facts: dict[str, Any]) -> list[Logger]:
+def open_loggers(run: Run, start_step: int, facts: Facts) -> list[Logger]:
     """metrics.csv, and the dashboards that the config wants, to go on after `start_step`. Rank 0 only."""
     if current_rank() != 0:
         return []
@@ -381,7 +383,7 @@ def open_loggers(run: Run, start_step: int, facts: dict[str, Any]) -> list[Logge
     if run.cfg.logger.tensorboard:
         loggers.append(TensorBoard(run.folder.path, history))
     if run.cfg.logger.wandb:
-        config = {**OmegaConf.to_container(run.cfg, resolve=True), **facts}  # type: ignore[dict-item]
+        config = {**OmegaConf.to_container(run.cfg, resolve=True), **facts.to_json()}  # type: ignore[dict-item]
         project = run.cfg.logger.wandb_project
         wandb_run = start_wandb(run.folder.path, project, run.title, run.name, tags(run), config)
         loggers.append(WandbMetrics(wandb_run, history))
@@ -393,17 +395,17 @@ def tags(run: Run) -> list[str]:
     return [o[:64] for o in run.overrides if not belongs(override_key(o), UNNAMED)]
 
 
-def finish(run: Run, monitor: Monitor, facts: dict[str, Any]) -> None:
-    """Write summary.json, the last value of every metric and the run's facts, and the status.
+def finish(run: Run, monitor: Monitor, facts: Facts) -> None:
+    """Write the summary, with the last value of every metric, and the status.
 
     The speed is that of the whole run rather than of its last interval.
     """
-    latest: dict[str, float] = {}
+    metrics = dict(facts.metrics)
     for row in read_metrics(run.folder.metrics):
-        latest |= row
-    speed = monitor.speed_metrics(monitor.speed.overall, run.hardware.world_size)
-    summary = {**facts, **latest, **speed}
-    run.folder.write_json("summary.json", summary)
+        metrics |= row
+    metrics |= monitor.speed_metrics(monitor.speed.overall, run.hardware.world_size)
+    summary = Summary(**vars(facts) | {"metrics": metrics})
+    summary.save(run.folder.path)
     if run.cfg.logger.tensorboard:
         log_hparams(run.folder.path, run.cfg.optim.get("lr"), summary)
     discard(before(run.folder.checkpoint))

@@ -28,7 +28,9 @@ from llama_lab.runs.checkpoint import (
     newest_whole,
     read_checkpoint,
 )
+from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.folder import RunFolder
+from llama_lab.runs.stored import Summary
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.run import train
 from tests.composing import decoder, options
@@ -153,15 +155,15 @@ def test_a_sharded_run_ends_with_the_one_checkpoint_file_of_one_device(two: Ran,
         assert_close(ours[key], theirs[key])
     ours = ours["state_dict"]
     assert ours["model.embedding.head.weight"].data_ptr() == ours["model.embedding.tokens.weight"].data_ptr()
-    assert RunFolder(two.run).read_json("summary.json")["val/loss"] == rows(two.run)[-1]["val/loss"]
+    assert Summary.load(two.run).metrics["val/loss"] == rows(two.run)[-1]["val/loss"]
     assert (two.run / "sample.txt").read_text() == (one / "sample.txt").read_text()
 
 
 def test_the_evaluation_of_a_sharded_run_finds_the_loss_that_its_training_found(two: Ran, evaluating: Command) -> None:
     ran = evaluating(f"run={two.run}", "eval.parts=[loss]", "trainer.accelerator=cpu")
     assert (ran.code, ran.err) == (0, "")
-    found = RunFolder(two.run).read_json("eval.json")
-    assert found["val/loss"] == pytest.approx(rows(two.run)[-1]["val/loss"], abs=1e-6)
+    found = Evaluation.load(two.run)
+    assert found.metrics["val/loss"] == pytest.approx(rows(two.run)[-1]["val/loss"], abs=1e-6)
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from llama_lab.evaluation.display import print_evaluation, quarter_mean
 from llama_lab.evaluation.plot import plot_evaluation
+from llama_lab.runs.evaluation import Evaluation, LengthLoss
+from llama_lab.runs.stored import from_json
 
 Found = dict[str, Any]
 SMALL = {"context": 32, "bytes": 4096, "step": 0.0003, "loss": 5.875, "tokens": 113_567}
@@ -74,7 +76,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     monkeypatch.setenv("COLUMNS", "80")
 
     def show(found: Found) -> list[str]:
-        print_evaluation(found, Path("runs/a"))
+        print_evaluation(from_json(Evaluation, found), Path("runs/a"))
         return capsys.readouterr().out.splitlines()
 
     return show
@@ -143,19 +145,19 @@ def test_only_what_was_found_is_shown(part: str, printed: Callable[[Found], list
     }
     text = "\n".join(printed(found))
     assert [name for name, title in titles.items() if title in text] == [part]
-    plot_evaluation(found, tmp_path)
+    plot_evaluation(from_json(Evaluation, found), tmp_path)
     assert (tmp_path / "eval.png").exists() == (part in ("lengths", "cache", "speed"))
 
 
 def test_a_picture_of_everything_is_written_where_lengths_have_no_loss(tmp_path: Path) -> None:
-    plot_evaluation(everything(LARGE), tmp_path)
+    plot_evaluation(from_json(Evaluation, everything(LARGE)), tmp_path)
     assert (tmp_path / "eval.png").read_bytes().startswith(b"\x89PNG")
 
 
 @given(losses=st.lists(st.floats(0, 20), min_size=4, max_size=64))
 def test_the_quarters_of_unbucketed_losses_are_their_means(losses: list[float]) -> None:
     n = len(losses)
-    entry = {"length": n, "positions": [float(p) for p in range(n)], "losses": losses, "tokens": [3] * n}
+    entry = LengthLoss(n, positions=[float(p) for p in range(n)], losses=losses, tokens=[3] * n)
     for quarter in (0, 3):
         inside = [loss for p, loss in enumerate(losses) if quarter * n <= 4 * p < (quarter + 1) * n]
         assert quarter_mean(entry, quarter) == pytest.approx(sum(inside) / len(inside))

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,10 @@ def test_an_evaluation_needs_only_the_folder_and_finds_the_loss_of_the_summary(f
     moved = shutil.copytree(finished.run, tmp_path / "moved")
     summary = json.loads((moved / "summary.json").read_text())
     result = evaluate(moved, LOSS)
-    assert json.loads((moved / "eval.json").read_text()) == result
-    assert result["step"] == 78
+    assert json.loads((moved / "eval.json").read_text()) == result.to_json()
+    assert result.step == 78
     for name in ("val/loss", "val/bits_per_byte"):
-        assert result[name] == pytest.approx(summary[name], rel=1e-6)
+        assert result.metrics[name] == pytest.approx(summary[name], rel=1e-6)
 
 
 def test_an_evaluation_on_other_data_is_refused(finished: Ran, tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_an_evaluation_on_other_data_is_refused(finished: Ran, tmp_path: Path) -
 def test_a_folder_without_a_run_cannot_be_evaluated(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no run; name a run's folder"):
         evaluate(tmp_path, LOSS)
-    assert RunFolder(tmp_path).read_status() is None
+    assert RunFolder(tmp_path).status is None
 
 
 # Parts that are found one after the other
@@ -57,13 +58,13 @@ LENGTHS = [eval_settings("eval.parts=[length]", f"eval.lengths=[{multiple}]") fo
 def test_parts_chosen_later_join_those_found_earlier(endless: Path, copied: Copied) -> None:
     run = copied(endless)
     first, second = evaluate(run, LOSS), evaluate(run, SAMPLE)
-    assert second == {**first, "sample": second["sample"]} != first
+    assert second == replace(first, sample=second.sample) != first
     for settings in LENGTHS:
         evaluate(run, settings)
     last = evaluate(run, LOSS)
-    assert [entry["length"] for entry in last["lengths"]] == [32, 64, 128]
-    assert last["sample"] == second["sample"]
-    assert json.loads((run / "eval.json").read_text()) == last
+    assert [entry.length for entry in last.lengths] == [32, 64, 128]
+    assert last.sample == second.sample
+    assert json.loads((run / "eval.json").read_text()) == last.to_json()
 
 
 CHANGES = {
@@ -78,10 +79,10 @@ def test_what_was_found_otherwise_is_replaced_and_it_is_told(
     key: str, endless: Path, copied: Copied, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = copied(endless)
-    earlier = CHANGES[key](evaluate(run, SAMPLE))
+    earlier = CHANGES[key](evaluate(run, SAMPLE).to_json())
     (run / "eval.json").write_text(json.dumps(earlier))
     capsys.readouterr()
-    assert "sample" not in evaluate(run, LOSS)
+    assert evaluate(run, LOSS).sample is None
     assert capsys.readouterr().err == f"{run}/eval.json: was found with {key} {earlier[key]}; replaced\n"
 
 
@@ -91,7 +92,7 @@ def test_a_damaged_evaluation_is_replaced_and_it_is_told(
 ) -> None:
     run = copied(endless)
     (run / "eval.json").write_bytes(content)
-    assert evaluate(run, SAMPLE)["step"] == 10
+    assert evaluate(run, SAMPLE).step == 10
     assert capsys.readouterr().err == f"{run}/eval.json: is damaged; replaced\n"
 
 
@@ -101,7 +102,7 @@ def test_a_precision_of_its_own_may_be_chosen(endless: Path, copied: Copied) -> 
     for precision in ("as_trained", "bf16-mixed", "bf16-true"):
         parts = "[loss,cache,sample]" if precision != "as_trained" else "[loss]"
         found = evaluate(run, eval_settings(f"eval.parts={parts}", f"trainer.precision={precision}"))
-        losses[found["precision"]] = found["val/loss"]
+        losses[found.precision] = found.metrics["val/loss"]
     assert list(losses) == ["32-true", "bf16-mixed", "bf16-true"]
     assert len(set(losses.values())) == 3
     assert max(losses.values()) - min(losses.values()) < 0.02
@@ -115,12 +116,12 @@ def test_a_model_that_has_diverged_has_no_loss_and_no_traceback(endless: Path, c
     with pytest.raises(ConfigError, match=r"^model.max_seq_len=32: no validation loss, the loss is nan$"):
         evaluate(run, LOSS)
     found = evaluate(run, eval_settings("eval.parts=[cache]"))
-    assert {entry["loss"] for entry in found["cache_losses"]} == {None}
+    assert {entry.loss for entry in found.cache_losses} == {None}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_speed_and_sample_may_be_had_through_a_smaller_cache(dtype: str, endless: Path, copied: Copied) -> None:
     settings = ("eval.rounds=1", "eval.contexts=[0.3,1]", "eval.batch_sizes=[2]", "eval.parts=[speed,sample]")
     found = evaluate(copied(endless), eval_settings(*settings, f"cache_dtype={dtype}"))
-    assert [(speed["batch_size"], speed["context"]) for speed in found["speed"]] == [(2, 10), (2, 32)]
-    assert found["sample"]
+    assert [(speed.batch_size, speed.context) for speed in found.speed] == [(2, 10), (2, 32)]
+    assert found.sample

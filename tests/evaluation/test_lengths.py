@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from llama_lab.data.windows import Tokens
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.evaluate import evaluate
-from llama_lab.evaluation.lengths import LengthLoss, losses_at_lengths
+from llama_lab.evaluation.lengths import losses_at_lengths
 from llama_lab.model import Decoder
+from llama_lab.runs.evaluation import Evaluation, LengthLoss
 from llama_lab.runs.folder import RunFolder
+from llama_lab.runs.stored import Summary
 from llama_lab.training.run import train
 from tests.composing import decoder, eval_settings, options
 from tests.conftest import Command, Ran
@@ -98,9 +100,9 @@ def test_a_run_is_evaluated_in_its_precision(precision: str, tiny: list[str], tm
         "train.eval_lengths=[1]",
     )
     assert train(run) == "done"
-    summary, result = run.folder.read_json("summary.json"), run.folder.read_json("eval.json")
+    summary, result = Summary.load(run.folder.path), Evaluation.load(run.folder.path)
     for name in ("val/loss", "val/bits_per_byte"):
-        assert result[name] == pytest.approx(summary[name], abs=1e-6)
+        assert result.metrics[name] == pytest.approx(summary.metrics[name], abs=1e-6)
     assert evaluate(run.folder.path, eval_settings("eval.parts=[loss]", "trainer.accelerator=cpu")) == result
 
 
@@ -207,7 +209,7 @@ def test_a_run_and_an_evaluation_of_its_folder_find_the_same_at_all_lengths(comm
     assert written["val/loss"] == written["lengths"][0]["loss"] == pytest.approx(summary["val/loss"], abs=1e-6)
     assert written["lengths"][1]["loss"] > 0
     (ran.run / "eval.json").unlink()
-    assert evaluate(ran.run, eval_settings("eval.parts=[length]", "eval.lengths=[1,2]")) == written
+    assert evaluate(ran.run, eval_settings("eval.parts=[length]", "eval.lengths=[1,2]")).to_json() == written
     assert json.loads((ran.run / "eval.json").read_text()) == written
 
 
@@ -232,8 +234,8 @@ def test_a_run_killed_in_this_evaluation_is_not_done_and_makes_up_for_it(
     with monkeypatch.context() as patched:
         patched.setattr("llama_lab.training.run.evaluation", killed)
         stopped = command(*tiny, *LENGTHS)
-    status = RunFolder(stopped.run).read_status()
+    status = RunFolder(stopped.run).status
     assert status is not None
-    assert status["status"] != "done"
+    assert status.status != "done"
     assert command(*tiny, *LENGTHS).code == 0
     assert (stopped.run / "eval.json").exists()

@@ -52,7 +52,7 @@ def test_a_loaded_run_has_the_weights_the_tokenizer_and_the_step_of_its_folder(e
     assert {f"model.{name}" for name in state} == saved["state_dict"].keys()
     assert all(torch.equal(state[name], saved["state_dict"][f"model.{name}"]) for name in state)
     assert not run.model.training
-    assert run.tokenizer.hash == run.facts["tokenizer_hash"]
+    assert run.tokenizer.hash == run.environment.tokenizer_hash
     assert run.tokenizer.decode(run.tokenizer.encode("a€")) == "a€"
 
 
@@ -62,7 +62,7 @@ def test_a_run_from_before_validation_had_a_bound_opens_its_data(endless: Path, 
     del cfg.data["val_tokens"]
     OmegaConf.save(cfg, run / RESOLVED)
     loaded = load_run(run)
-    assert loaded.open_dataset().data_hash == loaded.facts["data_hash"]
+    assert loaded.open_dataset().data_hash == loaded.environment.data_hash
 
 
 GARBAGE = {

@@ -12,6 +12,7 @@ from llama_lab.cli import hydra_command
 from llama_lab.config.arguments import typed_command
 from llama_lab.launching.process import follow_launcher
 from llama_lab.runs.folder import RunFolder
+from llama_lab.runs.stored import Summary
 
 PATIENCE = 60  # seconds, on a busy machine
 
@@ -37,7 +38,7 @@ def act(cfg: DictConfig) -> None:
     elif deed == "odd" and cfg.seed % 2:
         print("the last words")
         {"raise": fail, "kill": kill, "exit": leave}[argument]()
-    folder.write_json("summary.json", {"val/loss": 1.0})
+    Summary(metrics={"val/loss": 1.0}).save(folder.path)
     folder.write_status("done")
 
 

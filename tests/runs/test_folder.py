@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from llama_lab.errors import ConfigError
 from llama_lab.runs.folder import LOCK, RESOLVED, UNNAMED, RunFolder, arm_name, held
+from llama_lab.runs.stored import Environment, from_json
 from tests.composing import compose_config
 from tests.conftest import Command
 from tests.training.tiny import planned
@@ -104,7 +105,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def begun(folder: RunFolder, *overrides: str, status: str) -> None:
     """Leave a run in a folder, with a checkpoint and that status."""
     with held(folder.path):
-        folder.begin(compose_config("size=pico", *overrides), list(overrides), {})
+        folder.begin(compose_config("size=pico", *overrides), list(overrides), Environment())
         torch.save({"state_dict": {}, "global_step": 0}, folder.checkpoint)
         folder.write_status(status, "why")  # type: ignore[arg-type]
 
@@ -214,17 +215,18 @@ def test_a_run_with_bounds_goes_on_with_the_same_alone(key: str, folder: RunFold
 @pytest.mark.parametrize("fact", ["data_hash", "tokenizer_hash"])
 def test_a_run_from_before_the_bounds_whose_data_they_change_is_told_how_to_go_on(fact: str, folder: RunFolder) -> None:
     begun(folder, status="interrupted")
-    folder.write_json("environment.json", {fact: "old"})
+    (folder.path / "environment.json").write_text(f'{{"{fact}": "old"}}')
+    old, new = (from_json(Environment, {fact: value}) for value in ("old", "new"))
     unbounded = compose_config("size=pico", "data.val_tokens=null", "tokenizer.sample_bytes=null")
     with pytest.raises(ConfigError, match=f"{fact}=new: .* was trained with old; restore that, "):
-        folder.begin(unbounded, [], {fact: "new"})
+        folder.begin(unbounded, [], new)
     forget(folder, *BOUNDS)
     with pytest.raises(ConfigError, match=r"go on with data\.val_tokens=null tokenizer\.sample_bytes=null, ") as error:
-        folder.begin(compose_config("size=pico"), [], {fact: "new"})
+        folder.begin(compose_config("size=pico"), [], new)
     assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match=f"{fact}=new: .* was trained with old; restore that, "):
-        folder.begin(unbounded, [], {fact: "new"})
-    assert folder.begin(unbounded, [], {fact: "old"}) == folder.checkpoint
+        folder.begin(unbounded, [], new)
+    assert folder.begin(unbounded, [], old) == folder.checkpoint
 
 
 def test_resume_may_change_the_budget_of_a_finished_run_and_nothing_that_it_computes(folder: RunFolder) -> None:
@@ -240,7 +242,7 @@ def test_overwrite_starts_over_whatever_the_folder_held(folder: RunFolder) -> No
     cfg = compose_config("size=pico", "optim.lr=1", "overwrite=true")
     folder.check(cfg, {})
     with held(folder.path):
-        assert folder.begin(cfg, ["optim.lr=1"], {}) is None
+        assert folder.begin(cfg, ["optim.lr=1"], Environment()) is None
     files = {str(f.relative_to(folder.path)) for f in folder.path.rglob("*") if f.is_file()}
     assert files - {LOCK} == {"status.json", "resolved.yaml", "overrides.yaml", "environment.json"}
 
@@ -248,7 +250,7 @@ def test_overwrite_starts_over_whatever_the_folder_held(folder: RunFolder) -> No
 def test_a_run_that_begins_again_is_given_its_checkpoint(folder: RunFolder) -> None:
     begun(folder, status="interrupted")
     with held(folder.path):
-        assert folder.begin(compose_config("size=pico"), [], {}) == folder.checkpoint
+        assert folder.begin(compose_config("size=pico"), [], Environment()) == folder.checkpoint
 
 
 @pytest.mark.parametrize("overrides", [[], ["overwrite=true"]])

@@ -92,7 +92,7 @@ def records(arm: str, seeds: int, loss: float = 3.7) -> tuple[Record, ...]:
     """Finished runs, a little worse with every seed."""
     found = [{"val/loss": loss + seed / 100, "val/bits_per_byte": 0.42 * loss + seed / 100} for seed in range(seeds)]
     path = Path("runs") / arm
-    return tuple(Record(path, arm, s + 1, "done", "", {}, {}, summary, [], {}) for s, summary in enumerate(found))
+    return tuple(Record(path, arm, s + 1, "done", summary=summary) for s, summary in enumerate(found))
 
 
 def arm_result(index: int, name: str, loss: float, previous: str | None, base: str, seeds: int) -> ArmResult:

@@ -38,7 +38,7 @@ def test_a_study_is_evaluated_in_one_go_and_its_report_is_written_again(climb: P
     for arm in ARMS:
         for seed in (1, 2):
             record = read_record(climb / arm / f"seed={seed}")
-            assert [entry["length"] for entry in record.lengths] == [32, 64]
+            assert [entry.length for entry in record.evaluation.lengths] == [32, 64]
     order = [line.removesuffix(": length") for line in ran.out.splitlines() if line.endswith(": length")]
     assert order == [str(climb / arm / f"seed={seed}") for seed in (1, 2) for arm in ARMS], "arms take turns"
     assert "run 4 of 4" in ran.out

@@ -104,7 +104,7 @@ def complaints(study: Study, configs: dict[str, Config], is_swept: bool = False,
             own = {"seed": member.seed, "model.seed": member.seed, "data.seed": member.seed, "arm": arm.name}
             config = configs[arm.name] | own | planted.get(arm.name, {})
             path = Path(member.folder)
-            records.append(Record(path, arm.name, member.seed, "done", "", config, {"choices": {}}, {}, [], {}))
+            records.append(Record(path, arm.name, member.seed, "done", config=config))
     return list(unequal_settings(study, records, is_swept))
 
 

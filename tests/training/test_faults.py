@@ -16,6 +16,7 @@ from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
 from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import RunFolder
+from llama_lab.runs.stored import Status
 from llama_lab.training import run as run_module
 from llama_lab.training.monitor import Monitor
 from tests.conftest import Command
@@ -110,7 +111,7 @@ def test_a_full_disk_is_told_in_one_line_and_the_same_command_ends_as_if_nothing
     assert line.endswith("; free some space, and run the same command again")
     (status,) = disk.path.rglob("status.json")
     folder = RunFolder(status.parent)
-    assert (folder.read_status() or {})["status"] in ("running", "failed")
+    assert Status.load(folder.path).status in ("running", "failed")
     assert not list(folder.path.rglob("*.tmp"))
     if file == "a checkpoint":
         assert checkpoint_step(folder.checkpoint) == 12

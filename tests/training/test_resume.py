@@ -13,6 +13,7 @@ import torch
 
 from llama_lab.runs import checkpoint
 from llama_lab.runs.folder import RunFolder
+from llama_lab.runs.stored import Status, Summary
 from llama_lab.training.checkpointing import Checkpointing
 from llama_lab.training.monitor import Monitor
 from llama_lab.training.run import train
@@ -204,7 +205,7 @@ def test_a_killed_process_leaves_a_run_that_another_process_brings_to_the_same_l
 ) -> None:
     assert killed.code == -signal.SIGKILL
     folder = RunFolder(killed.run)
-    assert folder.read_status() == {"status": "running", "message": ""}
+    assert folder.status == Status("running")
     assert trained_state(killed.run)["global_step"] == 28
     again = run_train(*tiny, "train.checkpoint_every=7", "train.micro_batch_size=4", cwd=killed.cwd)
     assert (again.code, again.err) == (0, "")
@@ -221,8 +222,8 @@ def test_a_stopped_command_says_how_to_go_on_and_exits_with_130(
     overrides = [*tiny, *RUN, "train.prompt='a b'"]
     ran = command(*overrides)
     assert ran.code == 130
-    status = RunFolder(ran.run).read_status()
-    assert status == {"status": "interrupted", "message": "stopped by the user at step 14 of 40"}
+    status = RunFolder(ran.run).status
+    assert status == Status("interrupted", "stopped by the user at step 14 of 40")
     assert trained_state(ran.run)["global_step"] == 14
     assert ran.err.splitlines()[-2:] == [
         "stopped; go on with the same command:",
@@ -254,9 +255,9 @@ def test_a_second_ctrl_c_stops_at_once_and_the_run_goes_on_from_the_last_checkpo
     at(Monitor, "on_train_batch_end", 14)(monkeypatch, impatiently)
     ran = command(*tiny, *RUN)
     assert ran.code == 130
-    status = RunFolder(ran.run).read_status()
+    status = RunFolder(ran.run).status
     assert status is not None
-    assert status["status"] == "interrupted"
+    assert status.status == "interrupted"
     assert trained_state(ran.run)["global_step"] == 12
     assert "the same command" in ran.err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -340,4 +341,4 @@ def test_a_run_that_fails_after_its_last_step_ends_with_the_same_rows_and_its_ti
     before = rows(run.folder.path)
     assert train(run) == "done"
     assert rows(run.folder.path) == before
-    assert run.folder.read_json("summary.json")["seconds"] == before[-1]["seconds"] > 0
+    assert Summary.load(run.folder.path).metrics["seconds"] == before[-1]["seconds"] > 0

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from llama_lab.data import ValWindows
 from llama_lab.data.open import open_dataset
 from llama_lab.runs.folder import RunFolder
+from llama_lab.runs.stored import Summary
 from llama_lab.training.run import train
 from tests.composing import decoder
 from tests.conftest import TRAIN, Ran, RunTrain, last_of_each
@@ -93,7 +94,7 @@ def test_any_number_of_devices_gives_the_curve_of_one(
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.count("│ parameters") == 1, "each rank prints"
     assert_same_curve(ran.run, one)
-    summary = RunFolder(ran.run).read_json("summary.json")
+    summary = Summary.load(ran.run).metrics
     devices = int(world[0])
     assert summary["perf/tokens_per_second"] == pytest.approx(devices * summary["perf/tokens_per_second_per_device"])
 

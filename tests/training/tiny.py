@@ -18,6 +18,7 @@ from llama_lab.devices.throughput import Stopwatch
 from llama_lab.display import LogDisplay, quiet_libraries
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.runs.folder import RunFolder
+from llama_lab.runs.stored import Facts
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import Monitor
 from llama_lab.training.run import Outcome, Run, begun, check_folder, fit, new_run
@@ -44,8 +45,8 @@ class Pieces:
     def fit(self) -> Outcome:
         """Train as `train` does, from the folder's checkpoint if there is one, without a summary and a sample."""
         quiet_libraries()
-        with begun(self.run, {}, self.dataset.tokenizer) as checkpoint:
-            return fit(self.run, self.module, self.data, self.monitor, checkpoint, {})
+        with begun(self.run, Facts(), self.dataset.tokenizer) as checkpoint:
+            return fit(self.run, self.module, self.data, self.monitor, checkpoint, Facts())
 
     @property
     def rows(self) -> list[dict[str, float]]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from llama_lab.runs.folder import CHANGEABLE
 from llama_lab.runs.record import is_run
+from llama_lab.runs.stored import Environment, Summary
 from llama_lab.study.learning_rate import Losses, best_rate, rate_beyond
 
 from .plan import Plan, PlannedArm, PlannedRun, by_seed, tuning_member, with_arms
@@ -19,18 +20,18 @@ PlannedStatus = Literal["missing", "unfinished", "changed", "failed", "done", "d
 def status_of(planned: PlannedRun, plan: Plan) -> PlannedStatus:
     """The status of a planned run's folder; "changed" if its settings or data are not those of the plan."""
     folder = planned.run.folder
-    status = folder.read_status()
+    status = folder.status
     if status is None or not is_run(folder.path):
         return "missing"
-    ended = status["status"] in ("done", "diverged")
+    ended = status.status in ("done", "diverged")
     now = {"data_hash": plan.dataset.data_hash, "tokenizer_hash": plan.dataset.tokenizer_hash}
     if not (ended or planned.run.hardware.elsewhere):  # finished runs of another device are compared, with a warning
         now["precision"] = planned.run.hardware.precision
-    then = folder.read_json("environment.json")
-    if folder.changed_keys(planned.run.cfg, CHANGEABLE) or any(then[key] != value for key, value in now.items()):
+    then = Environment.load(folder.path)
+    if folder.changed_keys(planned.run.cfg, CHANGEABLE) or any(getattr(then, key) != now[key] for key in now):
         return "changed"
     known: dict[str, PlannedStatus] = {"done": "done", "diverged": "diverged", "failed": "failed"}
-    return known.get(status["status"], "unfinished")
+    return known.get(status.status, "unfinished")
 
 
 def resolve_rates(plan: Plan) -> tuple[Plan, list[PlannedRun]]:
@@ -68,7 +69,7 @@ def final_losses(runs: Sequence[PlannedRun], plan: Plan) -> Losses | None:
         status = status_of(run, plan)
         if status not in ("done", "diverged") or run.member.learning_rate is None:
             return None
-        loss = run.run.folder.read_json("summary.json")["val/loss"] if status == "done" else math.inf
+        loss = Summary.load(run.run.folder.path).metrics["val/loss"] if status == "done" else math.inf
         losses[run.member.learning_rate] = loss
     return losses
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
 from llama_lab.config.trust import Trust
 from llama_lab.formatting import count
+from llama_lab.runs.evaluation import LengthLoss
 from llama_lab.runs.record import MISSING, Record, is_run, missing_record, read_record
 from llama_lab.study.learning_rate import Losses, best_rate, is_on_edge
 from llama_lab.study.settings import RATE, different_settings
@@ -129,7 +129,7 @@ def _read(arm: Arm, folder: Path) -> Runs:
 
 def _metric(records: Sequence[Record]) -> Metric:
     """Nats per token are comparable only between runs on the same tokens."""
-    tokens = {(r.facts.get("tokenizer_hash"), r.facts.get("data_hash")) for r in records if r.status != MISSING}
+    tokens = {(r.environment.tokenizer_hash, r.environment.data_hash) for r in records if r.status != MISSING}
     return "val/loss" if len(tokens) < 2 else "val/bits_per_byte"
 
 
@@ -196,7 +196,7 @@ def _sensitivity(by_rate: Sequence[list[Record]]) -> float:
     capped = []
     for records in by_rate:
         ended = [record for record in records if record.status in ("done", "diverged")]
-        losses = [min(r.summary.get("val/loss", math.inf), r.facts["unigram_entropy"]) for r in ended]
+        losses = [min(r.summary.get("val/loss", math.inf), r.environment.unigram_entropy or math.inf) for r in ended]
         if losses:
             capped.append(fmean(losses))
     if not any(record.done for records in by_rate for record in records):
@@ -345,7 +345,7 @@ def _diverged(arm: str, against: str, judged: dict[str, list[Record]]) -> str:
 
 
 def _of_other_texts(arm: str, against: str, judged: dict[str, list[Record]]) -> str:
-    texts = {record.facts.get("data_hash") for name in (arm, against) for record in _finished(judged[name])}
+    texts = {record.environment.data_hash for name in (arm, against) for record in _finished(judged[name])}
     return f"{arm} and {against} were trained on different texts" if len(texts) > 1 else ""
 
 
@@ -407,7 +407,7 @@ def _to_reach(
             return {}
         if speed:
             seconds = tokens / speed.costs["perf/tokens_per_second"]
-        reached.append({"tokens": tokens, "flops": tokens * record.facts["train_flops_per_token"], "seconds": seconds})
+        reached.append({"tokens": tokens, "flops": tokens * record.costs["train_flops_per_token"], "seconds": seconds})
     return {key: fmean([one[key] for one in reached]) for key in reached[0]} if reached else {}
 
 
@@ -444,7 +444,7 @@ def _costs(records: Sequence[Record], speed: ArmSpeed | None) -> dict[str, float
     speed: as measured side by side, which replaces what the runs logged.
     """
     started, finished = _started(records), _finished(records)
-    fixed = {key: started[0].facts[key] for key in FIXED_COSTS if started and key in started[0].facts}
+    fixed = {key: started[0].costs[key] for key in FIXED_COSTS if started and key in started[0].costs}
     logged = {key: [record.summary[key] for record in finished if key in record.summary] for key in MEASURED_COSTS}
     costs = fixed | {key: fmean(values) for key, values in logged.items() if values}
     if speed is None:
@@ -480,7 +480,7 @@ def _curve(arm: str, records: Sequence[Record], metric: CurveMetric) -> Curve | 
         arm=arm,
         metric=metric,
         tokens=tokens,
-        flops=[at * records[0].facts["train_flops_per_token"] for at in tokens],
+        flops=[at * records[0].costs["train_flops_per_token"] for at in tokens],
         seconds=over_runs(fmean, "seconds"),
         mean=over_runs(fmean, metric),
         low=over_runs(min, metric),
@@ -586,24 +586,24 @@ def _divergence(member: Member, record: Record) -> Divergence:
 
 
 def _measured(records: Sequence[Record]) -> list[Record]:
-    return [record for record in _finished(records) if record.lengths]
+    return [record for record in _finished(records) if record.evaluation.lengths]
 
 
 def _lengths(arm: str, records: Sequence[Record]) -> Lengths | None:
     """The losses at the lengths that all records were evaluated at, the trained one first; None without any."""
-    by_length = [{entry["length"]: entry for entry in record.lengths} for record in records]
+    by_length = [{entry.length: entry for entry in record.evaluation.lengths} for record in records]
     lengths = [n for n in (by_length[0] if by_length else ()) if all(n in entries for entries in by_length)]
     if not lengths:
         return None
-    losses = {n: [e[n]["loss"] for e in by_length if e[n]["loss"] is not None] for n in lengths}
-    known = {n: [entries[n] for entries in by_length if entries[n]["losses"]] for n in lengths}
+    losses = {n: [loss for e in by_length if (loss := e[n].loss) is not None] for n in lengths}
+    known = {n: [entries[n] for entries in by_length if entries[n].losses] for n in lengths}
     return Lengths(
         arm=arm,
         trained=lengths[0],
         lengths=lengths,
         loss=[estimate(losses[n]) if losses[n] else None for n in lengths],
         by_position={
-            n: (_means([e["positions"] for e in entries]), _means([e["losses"] for e in entries]))
+            n: (_means([e.positions for e in entries]), _means([e.losses for e in entries]))
             for n, entries in known.items()
             if entries
         },
@@ -611,10 +611,10 @@ def _lengths(arm: str, records: Sequence[Record]) -> Lengths | None:
     )
 
 
-def _change(by_length: Sequence[dict[int, dict[str, Any]]], trained: int, length: int) -> PairedDifference | None:
+def _change(by_length: Sequence[dict[int, LengthLoss]], trained: int, length: int) -> PairedDifference | None:
     """The loss at a length minus that at the trained one, over the runs that have both; None without any."""
-    pairs = [(entries[length]["loss"], entries[trained]["loss"]) for entries in by_length]
-    known = [pair for pair in pairs if None not in pair]
+    pairs = [(entries[length].loss, entries[trained].loss) for entries in by_length]
+    known = [(now, then) for now, then in pairs if now is not None and then is not None]
     return paired_difference(*zip(*known, strict=True)) if known else None
 
 

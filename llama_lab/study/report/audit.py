@@ -49,7 +49,7 @@ def recomputed(record: Record, trust: Trust) -> Cost | str:
     model = stored_config(record.path / RESOLVED).get("model")
     if not isinstance(model, DictConfig):
         return f"{RESOLVED} has no model"
-    if "vocab_size" not in record.facts:
+    if not record.environment.vocab_size:
         return "environment.json has no vocab_size"
     try:
         trust.check(model, RESOLVED, lambda package: f"--trust {package} to llama-lab-compare")
@@ -57,7 +57,7 @@ def recomputed(record: Record, trust: Trust) -> Cost | str:
         return str(error)
     model = model.copy()
     model.seed = 0  # a model on the meta device has no initial values, and one cache entry serves all seeds
-    return _cost(OmegaConf.to_yaml(model), record.facts["vocab_size"])
+    return _cost(OmegaConf.to_yaml(model), record.environment.vocab_size)
 
 
 @lru_cache(maxsize=256)
@@ -86,14 +86,14 @@ def _of_another_size(records: Sequence[Record], trust: Trust) -> Iterator[str]:
 def _model(record: Record) -> str:
     """A key of everything that a model's costs depend on, so that each model is built once."""
     settings = [pair for pair in sorted(record.config.items()) if belongs(pair[0], ("model",)) and pair[0] not in SEEDS]
-    return str((settings, record.facts.get("vocab_size")))
+    return str((settings, record.environment.vocab_size))
 
 
 def _misstated(record: Record, cost: Cost) -> str:
     """`1,104,154 parameters instead of 1,840,256`, and so on; empty if every cost is right."""
     real = cost_metrics(cost)
     found = {}
-    for stated in (record.facts, record.summary):
+    for stated in (record.costs, record.summary):
         for key, noun in SIZES.items():
             computed = real.get(key, nan)  # a model that keeps no state has no bytes of it
             if key in stated and not isclose(stated[key], computed, rel_tol=1e-6):

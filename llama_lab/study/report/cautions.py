@@ -52,7 +52,7 @@ def _noisy(noise: Mapping[str, float]) -> Iterator[str]:
 
 def _unigram(arms: Sequence[ArmResult]) -> Iterator[str]:
     for arm in arms:
-        entropies = [r.facts["unigram_entropy"] for r in arm.records if r.done and "unigram_entropy" in r.facts]
+        entropies = [entropy for r in arm.records if r.done and (entropy := r.environment.unigram_entropy)]
         if arm.loss and entropies and arm.loss.mean > UNIGRAM * min(entropies):
             yield (
                 f"{arm.name} ends at {number(arm.loss.mean, 3)} nats per token, where token frequencies alone give "
@@ -63,7 +63,7 @@ def _unigram(arms: Sequence[ArmResult]) -> Iterator[str]:
 def _tokens_of_text(arms: Sequence[ArmResult], metric: Metric) -> Iterator[str]:
     """How much text a token is, if arms have different tokenizers."""
     lengths = {
-        arm.name: next((r.facts["bytes_per_token"] for r in arm.records if "bytes_per_token" in r.facts), math.nan)
+        arm.name: next((length for r in arm.records if (length := r.environment.bytes_per_token)), math.nan)
         for arm in arms
     }
     known = {name: length for name, length in lengths.items() if not math.isnan(length)}

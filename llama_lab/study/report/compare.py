@@ -85,7 +85,7 @@ def combine(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
     groups: dict[str, list[Record]] = {}
     axes: dict[str, dict[str, str]] = {}
     for record in records:
-        levels = {key: value_of(record, key) for key in group_by} or {"arm": f"{record.facts['name']}/{record.arm}"}
+        levels = {key: value_of(record, key) for key in group_by} or {"arm": f"{record.environment.name}/{record.arm}"}
         name = ", ".join(f"{key}={value}" for key, value in levels.items()) if group_by else levels["arm"]
         groups.setdefault(name, []).append(record)
         axes[name] = levels
@@ -109,7 +109,7 @@ def run_folders(path: Path) -> list[Path]:
 
 def value_of(record: Record, key: str) -> str:
     """A run's choice in a config group, or a setting of its config. Raises ConfigError for an unknown key."""
-    known = {**record.config, **record.facts["choices"]}
+    known = {**record.config, **record.environment.choices}
     if key not in known:
         raise ConfigError(f"--group-by {key}: {record.path} has no such setting{suggestion(key, known)}")
     return str(known[key])

@@ -6,6 +6,7 @@ from typing import Any
 
 from llama_lab.config.trust import Trust
 from llama_lab.formatting import TIMES, count, enumerate_some, learning_rate, number, percent
+from llama_lab.runs.evaluation import GenerationSpeed
 from llama_lab.runs.record import MISSING, Record
 from llama_lab.study.naming import MOST_NAMES, by_value, disagreement, named, sentence, values_in
 from llama_lab.study.settings import RATE, SEEDS, unequal_settings
@@ -21,7 +22,7 @@ MOST_RESIDUAL = 0.005  # of matching, as a fraction
 MOST_UNMATCHED = 0.01  # difference in parameters without matching, as a fraction
 MOST_UNQUIET = 1.5  # slowest over fastest round of one measurement
 
-# The conditions of a measurement of inference, by name, and their keys in eval.json.
+# The conditions of a measurement of inference, by name, and as fields of an Evaluation.
 MEASURED_WITH = {"device": "device", "precision": "precision", "CPU threads": "threads", "torch": "torch"}
 
 
@@ -173,8 +174,8 @@ def one_rate(study: Study, records: Sequence[Record], is_swept: bool) -> Iterato
 
 def _doubtful_speeds(speed: StudySpeed, arms: Sequence[ArmResult], records: Sequence[Record]) -> Iterator[str]:
     here = _hardware(speed.device, speed.devices, speed.precision, speed.threads)
-    keys = ("device", "devices", "precision", "cpu_threads")
-    places = by_value(records, [_hardware(*(record.facts.get(key) for key in keys)) for record in records])
+    ours = [record.environment for record in records]
+    places = by_value(records, [_hardware(at.device, at.devices, at.precision, at.cpu_threads) for at in ours])
     places.pop(here, None)
     if places:
         yield f"Speeds were measured on {here}, but runs trained on other hardware: {values_in(places, records)}."
@@ -192,7 +193,7 @@ def _is_spread(rounds: Sequence[float]) -> bool:
     return max(rounds) > MOST_UNQUIET * min(rounds)
 
 
-def _hardware(device: object, devices: object, precision: object, threads: object) -> str:
+def _hardware(device: str, devices: int, precision: str, threads: int) -> str:
     """`2 x NVIDIA H100, bf16-mixed, 8 CPU threads`."""
     return f"{devices} x {device}, {precision}, {threads} CPU threads"
 
@@ -200,8 +201,9 @@ def _hardware(device: object, devices: object, precision: object, threads: objec
 def _unequal_measuring(arms: Sequence[ArmResult]) -> Iterator[str]:
     """Speeds of inference that were measured under different conditions."""
     records = _with_part(arms, "speed")
-    facts = {name: [str(r.evaluation.get(key, "unknown")) for r in records] for name, key in MEASURED_WITH.items()}
-    facts["largest context"] = [f"{max(one['context'] for one in r.evaluation['speed']):,}" for r in records]
+    measured = [record.evaluation for record in records]
+    facts = {name: [str(getattr(one, key) or "unknown") for one in measured] for name, key in MEASURED_WITH.items()}
+    facts["largest context"] = [f"{max(speed.context for speed in one.speed):,}" for one in measured]
     for fact, found in facts.items():
         if values := disagreement(records, found):
             yield f"Measurements of inference differ in {fact}: {values}; their speeds cannot be compared."
@@ -210,23 +212,23 @@ def _unequal_measuring(arms: Sequence[ArmResult]) -> Iterator[str]:
 def _unquiet(arms: Sequence[ArmResult]) -> Iterator[str]:
     """Speeds that other load on the machine may have affected."""
     records = _with_part(arms, "speed")
-    if found := [record for record in records if any(map(_is_unquiet, record.evaluation["speed"]))]:
+    if found := [record for record in records if any(map(_is_unquiet, record.evaluation.speed))]:
         names = enumerate_some(list(dict.fromkeys(record.arm for record in found)), MOST_NAMES)
         spread = f"more than {MOST_UNQUIET}{TIMES} the fastest"
         yield f"The machine was not quiet while inference was measured: a round took {spread} in {names}."
 
 
-def _is_unquiet(entry: dict[str, Any]) -> bool:
+def _is_unquiet(entry: GenerationSpeed) -> bool:
     return any(max(taken) > MOST_UNQUIET * min(taken) for part in TIMED if (taken := rounds(entry, part)))
 
 
 def _unlike_the_formula(arms: Sequence[ArmResult]) -> Iterator[str]:
     """Arms whose KV cache differs in size from the cost model's formula, with one example each."""
     found = {
-        record.arm: (entry["measured_bytes"], entry["formula_bytes"], entry["context"])
+        record.arm: (entry.measured_bytes, entry.formula_bytes, entry.context)
         for record in _with_part(arms, "cache")
-        for entry in record.evaluation["cache"]
-        if entry["measured_bytes"] != entry["formula_bytes"]
+        for entry in record.evaluation.cache
+        if entry.measured_bytes != entry.formula_bytes
     }
     for arm, (measured, formula, context) in found.items():
         sizes = f"{number(measured)} bytes measured at {context:,} tokens, {number(formula)} expected"
@@ -235,4 +237,4 @@ def _unlike_the_formula(arms: Sequence[ArmResult]) -> Iterator[str]:
 
 def _with_part(arms: Sequence[ArmResult], part: str) -> list[Record]:
     """The judged runs whose evaluation has this part."""
-    return [record for arm in arms for record in arm.records if record.evaluation.get(part)]
+    return [record for arm in arms for record in arm.records if getattr(record.evaluation, part)]

@@ -1,10 +1,10 @@
 """The hardware, software and data of runs, in their last session and in earlier ones."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from llama_lab.config.components import override_key
 from llama_lab.runs.record import Record
+from llama_lab.runs.stored import Environment
 from llama_lab.study.naming import by_value, disagreement, named, sentence, values_in
 
 # What follows if runs differ in a fact of `environment`.
@@ -25,25 +25,24 @@ UNCOMMITTED = "uncommitted changes"
 
 def environment(record: Record) -> dict[str, str]:
     """A run's hardware, software and data, by the names that reports use; hashes and commits are cut to 12 digits."""
-    return _environment(record.facts)
+    return _environment(record.environment)
 
 
-def _environment(facts: Mapping[str, Any]) -> dict[str, str]:
-    git = facts.get("git") or {}
-    versions = facts.get("versions", {})
+def _environment(session: Environment) -> dict[str, str]:
+    git, versions = session.git, session.versions
     values = {
-        "device": facts.get("device"),
-        "devices": f"{facts.get('devices', 1)}{' shards' if facts.get('sharded') else ''}",
-        "precision": facts.get("precision"),
-        "attention kernel": facts.get("attention_kernel"),
-        "data": facts.get("data_hash", "")[:12],
-        "tokenizer": facts.get("tokenizer_hash", "")[:12],
-        "python": facts.get("python"),
+        "device": session.device,
+        "devices": f"{session.devices}{' shards' if session.sharded else ''}",
+        "precision": session.precision,
+        "attention kernel": session.attention_kernel,
+        "data": session.data_hash[:12],
+        "tokenizer": session.tokenizer_hash[:12],
+        "python": session.python,
         **{library: versions.get(library) for library in ("torch", "lightning", "numpy", "tokenizers", "llama-lab")},
-        "platform": facts.get("platform"),
-        "CPU threads": facts.get("cpu_threads"),
-        "commit": git.get("commit", "")[:12],
-        UNCOMMITTED: "yes" if git.get("dirty") else "no" if git else None,
+        "platform": session.platform,
+        "CPU threads": session.cpu_threads,
+        "commit": git and git.commit[:12],
+        UNCOMMITTED: git and ("yes" if git.dirty else "no"),
     }
     return {name: str(value or "unknown") for name, value in values.items()}
 
@@ -63,9 +62,9 @@ def _between_runs(records: Sequence[Record]) -> Iterator[str]:
             yield sentence(f"Runs differ in {fact}: {values}", CONSEQUENCES.get(fact, ""))
 
 
-def _sessions(record: Record) -> list[Mapping[str, Any]]:
+def _sessions(record: Record) -> list[Environment]:
     """The environments of a run's sessions, the earliest first."""
-    return [*record.facts.get("earlier_sessions", []), record.facts]
+    return [*record.environment.earlier_sessions, record.environment]
 
 
 def _between_sessions(records: Sequence[Record]) -> Iterator[str]:
@@ -85,7 +84,7 @@ def _without_repeats(values: Sequence[str]) -> list[str]:
 
 
 def _uncommitted(records: Sequence[Record]) -> Iterator[str]:
-    dirty = [r for r in records if any((session.get("git") or {}).get("dirty") for session in _sessions(r))]
+    dirty = [r for r in records if any(session.git and session.git.dirty for session in _sessions(r))]
     if dirty:
         yield f"The code had uncommitted changes: {named(dirty, records)}. The commit does not identify the code."
 
@@ -100,7 +99,7 @@ def _resumed(records: Sequence[Record]) -> Iterator[str]:
 
 def _is_resumed(record: Record) -> bool:
     """Whether any session was started with resume=, beyond the run's first budget."""
-    commands = [argument for session in _sessions(record) for argument in session.get("command", [])[1:]]
+    commands = [argument for session in _sessions(record) for argument in session.command[1:]]
     return bool(record.config.get("resume")) or any(
         override_key(argument) == "resume" and argument.partition("=")[2] not in ("", "null") for argument in commands
     )

@@ -101,9 +101,9 @@ def write_runs(result: Result, path: Path) -> None:
             "judged": (record.arm, record.path) in judged,
             "tunes_seed": member.tunes,
             **{name: record.summary.get(name) for name in ("tokens", "step", "seconds", *LOSSES)},
-            **{name: record.facts.get(name) for name in FIXED_COSTS},
+            **{name: record.costs.get(name) for name in FIXED_COSTS},
             **{name: record.summary.get(name) for name in MEASURED_COSTS},
-            **{name: record.facts.get(name) for name in HASHES},
+            **{name: getattr(record.environment, name) for name in HASHES},
             **_environment(record),
         }
         for record, member in zip(result.records, members, strict=True)

@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from statistics import fmean, median
 from typing import Any
 
+from llama_lab.runs import evaluation
+from llama_lab.runs.evaluation import GenerationSpeed
 from llama_lab.runs.record import Record
 
 from .result import CacheSize, Inference, Speed, Spread
 
 TIMED = ("prefill", "decode", "uncached")
-
-Entries = list[dict[str, Any]]  # one measurement, an entry per run
 
 
 def inference(arm: str, records: Sequence[Record]) -> Inference | None:
@@ -19,30 +20,30 @@ def inference(arm: str, records: Sequence[Record]) -> Inference | None:
     speeds = tuple(map(_speed, _shared(records, "speed", "batch_size", "context")))
     caches = _shared(records, "cache", "batch_size", "dtype", "context")
     # The cache of a batch is divided by its size: the smallest batch is the closest to one sequence.
-    smallest = min((entries[0]["batch_size"] for entries in caches), default=0)
-    sizes = tuple(_cache_size(entries) for entries in caches if entries[0]["batch_size"] == smallest)
+    smallest = min((entries[0].batch_size for entries in caches), default=0)
+    sizes = tuple(_cache_size(entries) for entries in caches if entries[0].batch_size == smallest)
     return Inference(arm, speeds, sizes) if speeds or sizes else None
 
 
-def rounds(entry: dict[str, Any], part: str) -> list[float]:
+def rounds(entry: GenerationSpeed, part: str) -> list[float]:
     """The seconds of one of TIMED in every round; empty if it was not measured."""
-    return entry.get(part) or []
+    return getattr(entry, part) or []
 
 
-def _shared(records: Sequence[Record], part: str, *keys: str) -> list[Entries]:
+def _shared(records: Sequence[Record], part: str, *keys: str) -> list[list[Any]]:
     """The entries of every record that has the part, for each combination of the keys that all of them have."""
-    measured = [record.evaluation[part] for record in records if record.evaluation.get(part)]
-    by_run = [{tuple(entry[key] for key in keys): entry for entry in entries} for entries in measured]
+    measured = [entries for record in records if (entries := getattr(record.evaluation, part))]
+    by_run = [{attrgetter(*keys)(entry): entry for entry in entries} for entries in measured]
     combinations = by_run[0] if by_run else ()
     return [[entries[one] for entries in by_run] for one in combinations if all(one in e for e in by_run)]
 
 
-def _speed(entries: Entries) -> Speed:
-    batch_size = entries[0]["batch_size"]
+def _speed(entries: Sequence[GenerationSpeed]) -> Speed:
+    batch_size = entries[0].batch_size
     prefill, decode, uncached = ([_median(rounds(entry, part)) for entry in entries] for part in TIMED)
     return Speed(
         batch_size=batch_size,
-        context=entries[0]["context"],
+        context=entries[0].context,
         runs=len(entries),
         decode=_spread([batch_size / seconds for seconds in decode]),
         uncached=_spread([batch_size / seconds for seconds in uncached]),
@@ -51,13 +52,12 @@ def _speed(entries: Entries) -> Speed:
     )
 
 
-def _cache_size(entries: Entries) -> CacheSize:
-    first = entries[0]
+def _cache_size(entries: Sequence[evaluation.CacheSize]) -> CacheSize:
     measured, formula = (
         Spread(fmean(found), min(found), max(found))
-        for found in ([e[key] / e["batch_size"] for e in entries] for key in ("measured_bytes", "formula_bytes"))
+        for found in ([getattr(e, key) / e.batch_size for e in entries] for key in ("measured_bytes", "formula_bytes"))
     )
-    return CacheSize(first["dtype"], first["context"], measured, formula)
+    return CacheSize(entries[0].dtype, entries[0].context, measured, formula)
 
 
 def _median(seconds: Sequence[float]) -> float:

@@ -171,7 +171,7 @@ def _models(result: Result, runs: Sequence[Record]) -> list[Sentence]:
         low, high = number(min(params)), number(max(params))
         found.append((f"They have {low if low == high else f'{low} to {high}'} parameters without embeddings.",))
     for group, beginning in CHOICES.items():
-        if options := dict.fromkeys(r.facts["choices"][group] for r in runs if r.facts["choices"].get(group)):
+        if options := dict.fromkeys(option for r in runs if (option := r.environment.choices.get(group))):
             found.append((f"{beginning} ", *_listed(group, options), "."))
     found.append((f"Dropout is {_of_config(runs, 'model.dropout')}.",))
     return found
@@ -195,7 +195,7 @@ def _matching(result: Result) -> list[Sentence]:
 
 def _text(runs: Sequence[Record]) -> list[Sentence]:
     texts = [TEXTS.get(name, name) for name in _classes(runs, "data.source._target_")]
-    hashes = [record.facts.get("data_hash", "unknown")[:12] for record in runs]
+    hashes = [record.environment.data_hash[:12] or "unknown" for record in runs]
     held_out = [percent(record.config.get("data.val_fraction")) for record in runs]
     bounds = [record.config.get("data.val_tokens") for record in runs]
     read = [f"at most {bound:,} tokens of them are read" if bound else "all of them are read" for bound in bounds]
@@ -210,11 +210,11 @@ def _text(runs: Sequence[Record]) -> list[Sentence]:
 
 def _tokenizer(runs: Sequence[Record]) -> list[Sentence]:
     kinds = [TOKENIZERS.get(name, name) for name in _classes(runs, "tokenizer._target_")]
-    options = dict.fromkeys(record.facts["choices"].get("tokenizer", "") for record in runs)
+    options = dict.fromkeys(record.environment.choices.get("tokenizer", "") for record in runs)
     keys = tuple(dict.fromkeys(key for option in options for key in sources("tokenizer", option)))
-    sizes = [number(record.facts.get("vocab_size")) for record in runs]
-    hashes = [record.facts.get("tokenizer_hash", "unknown")[:12] for record in runs]
-    lengths = [three_digits(record.facts.get("bytes_per_token")) for record in runs]
+    sizes = [number(record.environment.vocab_size or None) for record in runs]
+    hashes = [record.environment.tokenizer_hash[:12] or "unknown" for record in runs]
+    lengths = [three_digits(record.environment.bytes_per_token or None) for record in runs]
     return [
         (f"The tokenizer is {_by_run(runs, kinds)}", keys, f", with the hash {_by_run(runs, hashes)}."),
         (f"Its vocabulary has {_by_run(runs, sizes)} tokens, which have {_by_run(runs, lengths)} bytes on average.",),
@@ -240,7 +240,7 @@ def _optimization(runs: Sequence[Record]) -> list[Sentence]:
     schedules = [SCHEDULES.get(name, name) for name in _classes(runs, "schedule._target_")]
     keys = {
         group: tuple(
-            dict.fromkeys(key for record in runs for key in sources(group, record.facts["choices"].get(group, "")))
+            dict.fromkeys(key for record in runs for key in sources(group, record.environment.choices.get(group, "")))
         )
         for group in ("optim", "schedule")
     }

@@ -84,7 +84,7 @@ def test_runs_csv_has_every_run_with_its_numbers(paper: Path, result: Result) ->
         for metric in ("val/loss", "val/bits_per_byte", "train/loss", "tokens", "perf/tokens_per_second"):
             assert row[metric] == (str(record.summary[metric]) if record.done else "")
         for fact in ("params", "flops_per_token", "kv_cache/bytes", "data_hash", "tokenizer_hash", "device"):
-            assert row[fact] == str(record.facts[fact])
+            assert row[fact] == str(record.environment.to_json()[fact])
         assert (row["torch"], row["commit"]) == ("2.13.0+cpu", "799d2f66f95e")
 
 

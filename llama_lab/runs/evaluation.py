@@ -1,0 +1,90 @@
+"""eval.json: what was found out about a trained run."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from .stored import Stored
+
+
+@dataclass(frozen=True)
+class LengthLoss:
+    """What a token stream costs a model that reads it in windows of `length` tokens.
+
+    loss: mean nats per token; None where there is none, and `note` says why.
+    positions, losses, tokens: for each bucket of positions its mean position, mean nats per token, and number of
+        predicted tokens, by which the losses are to be weighted. Position p, from 0, predicts from p + 1 tokens.
+    """
+
+    length: int
+    loss: float | None = None
+    positions: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """Bytes of the KV caches of `batch_size` sequences of `context` tokens.
+
+    formula_bytes: by `llama_lab/model/cost.py`. measured_bytes: the sum over the cache's own tensors. allocated_bytes:
+    what CUDA's allocator gave for them, in blocks of 512 bytes; None on other devices.
+    """
+
+    batch_size: int
+    context: int
+    dtype: str
+    formula_bytes: int
+    measured_bytes: int
+    allocated_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class CacheLoss:
+    """Mean nats per token of the validation text, read in trained windows through a KV cache of this dtype.
+
+    None where it is no number.
+    """
+
+    dtype: str
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class GenerationSpeed:
+    """Seconds in every round of measuring, `batch_size` sequences at once, up to `context` tokens each.
+
+    prefill: to read prompts of `context` tokens. decode: for the next token of every sequence, with the cache.
+    uncached: the same without it, which reads the whole context again. Empty where it was not measured.
+    """
+
+    batch_size: int
+    context: int
+    prefill: list[float] = field(default_factory=list)
+    decode: list[float] = field(default_factory=list)
+    uncached: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Stored):
+    """What was found after `step` steps, and what all of it was measured on and with; of the parts, those asked for.
+
+    metrics: `val/loss`, `val/perplexity`, `val/bits_per_byte`, `val_tokens`. lengths: the trained one first.
+    """
+
+    FILE: ClassVar[str] = "eval.json"
+    step: int | None = None
+    device: str = ""
+    precision: str = ""
+    threads: int = 0
+    torch: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+    lengths: list[LengthLoss] = field(default_factory=list)
+    cache: list[CacheSize] = field(default_factory=list)
+    cache_losses: list[CacheLoss] = field(default_factory=list)
+    speed: list[GenerationSpeed] = field(default_factory=list)
+    sample: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What the file holds: nothing of a part that there is not."""
+        return {key: value for key, value in super().to_json().items() if value not in (None, [])}

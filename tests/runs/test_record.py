@@ -1,0 +1,90 @@
+"""What a run records is read back, from older and newer versions too, and a damaged file is named in one line."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_lab.errors import ConfigError
+from llama_lab.runs.evaluation import CacheLoss, CacheSize, Evaluation, GenerationSpeed, LengthLoss
+from llama_lab.runs.record import read_record
+from llama_lab.runs.stored import Environment, Facts, Git, Status, Stored, Summary
+from tests.study.synthetic import BASE_LOSS, plant_evaluation, write_run
+
+FACTS = Facts(name="name", arm="arm", seed=3, choices={"norm": "rmsnorm"}, metrics={"params": 7, "kv_cache/bytes": 8})
+FIRST = Environment(**vars(FACTS), command=["train.py"], versions={"torch": "2"}, git=Git("beef", dirty=True))
+EVALUATION = Evaluation(
+    step=5,
+    device="cpu",
+    metrics={"val/loss": 2.5, "val_tokens": 9},
+    lengths=[LengthLoss(4, 2.5, [1.5], [2.5], [9]), LengthLoss(8, note="cannot: out of memory")],
+    cache=[CacheSize(1, 4, "int8", 16, 16)],
+    cache_losses=[CacheLoss("int8", None)],
+    speed=[GenerationSpeed(1, 4, [0.1], [0.2], [0.3])],
+    sample="a",
+)
+STORED = [
+    Status("failed", "why"),
+    FIRST,
+    replace(FIRST, git=None, earlier_sessions=[FIRST, replace(FIRST, device="cuda")]),
+    Summary(**vars(FACTS) | {"metrics": FACTS.metrics | {"val/loss": 2.5}}),
+    EVALUATION,
+    Evaluation(step=5),
+]
+
+
+@pytest.mark.parametrize("stored", STORED, ids=lambda stored: stored.FILE)
+def test_what_is_saved_is_loaded(stored: Stored, tmp_path: Path) -> None:
+    stored.save(tmp_path)
+    assert type(stored).load(tmp_path) == stored
+
+
+def test_a_metric_is_a_key_of_its_own_in_a_file_and_in_each_earlier_session() -> None:
+    content = replace(FIRST, earlier_sessions=[FIRST]).to_json()
+    for session in (content, *content["earlier_sessions"]):
+        assert (session["params"], session["kv_cache/bytes"], session["git"]["commit"]) == (7, 8, "beef")
+        assert "metrics" not in session
+
+
+def test_an_evaluation_writes_the_parts_that_were_asked_for_alone() -> None:
+    assert Evaluation(step=5, device="cpu", sample="a").to_json().keys() == {
+        "step", "device", "precision", "threads", "torch", "sample"
+    }  # fmt: skip
+
+
+def write(folder: Path, name: str, content: Any) -> None:
+    (folder / name).write_text(json.dumps(content))
+
+
+def test_an_environment_of_an_older_or_newer_version_is_loaded(tmp_path: Path) -> None:
+    session = {"arm": "a", "seed": 1, "params": 7}
+    newer = {"sharding": {"by": "rows"}, "is_new": True, "why": "x", "perf/new": 1.5}
+    write(tmp_path, "environment.json", session | newer | {"earlier_sessions": [session]})
+    old = Environment(arm="a", seed=1, metrics={"params": 7})
+    assert Environment.load(tmp_path) == replace(old, metrics={"params": 7, "perf/new": 1.5}, earlier_sessions=[old])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished and evaluated run."""
+    write_run(tmp_path / "run", "arm", 1, BASE_LOSS)
+    plant_evaluation(tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "\x00"])
+@pytest.mark.parametrize("name", ["status.json", "environment.json", "summary.json", "eval.json"])
+def test_a_damaged_file_of_a_record_is_named_in_one_line(name: str, content: str, run: Path) -> None:
+    assert read_record(run).evaluation.device == "cpu"
+    (run / name).write_text(content)
+    with pytest.raises(ConfigError, match=rf"^run={run}: its {name} is damaged, .*; restore the file, or train the "):
+        read_record(run)
+
+
+@pytest.mark.parametrize(("name", "key"), [("status.json", "status"), ("environment.json", "arm")])
+def test_a_record_that_lacks_what_it_needs_is_damaged(name: str, key: str, run: Path) -> None:
+    write(run, name, {k: value for k, value in json.loads((run / name).read_text()).items() if k != key})
+    with pytest.raises(ConfigError, match=rf"its {name} is damaged, .*'{key}'; "):
+        read_record(run)

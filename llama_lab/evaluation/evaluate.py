@@ -135,7 +135,7 @@ def write(path: Path, settings: DictConfig) -> None:
     quiet_libraries()
     run = load_run(path, Trust.of_command(tuple(settings.trust)))
     model = place(run.model, evaluation_hardware(run, settings))
-    status = read_status(path)
+    status = Status.load(path)
     if status.status != "done":
         print(f"run={path}: is {status.status}; this is what it writes after {run.step:,} steps", file=sys.stderr)
     write_texts(run, model, prompts_of(settings), settings)
@@ -146,16 +146,11 @@ def prompts_of(settings: DictConfig) -> list[str]:
     return list(settings.prompts) if settings.prompt is None else [settings.prompt]
 
 
-def read_status(path: Path) -> Status:
-    """The status of the run in a folder. Raises ConfigError if it holds none."""
-    if not (path / Status.FILE).exists():
-        raise ConfigError(f"run={path}: holds no run; name a run's folder, such as runs/llama/base/seed=1")
-    return Status.load(path)
-
-
 def check_done(folder: RunFolder) -> None:
     """Raise ConfigError unless the folder holds a run that came to its end."""
-    status = read_status(folder.path)
+    status = folder.status
+    if status is None:
+        raise ConfigError(f"run={folder.path}: holds no run; name a run's folder, such as runs/llama/base/seed=1")
     if status.status != "done":
         why = f" ({status.message})" if status.message else ""
         raise ConfigError(

@@ -44,13 +44,12 @@ class Stored:
 
     def to_json(self) -> dict[str, Any]:
         """What the file holds."""
-        content: dict[str, Any] = asdict(self, dict_factory=_with_flat_metrics)
-        return content
+        return asdict(self, dict_factory=_with_flat_metrics)
 
 
 def _with_flat_metrics(items: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(items)
-    metrics = content.pop("metrics", {})
+    metrics: dict[str, Any] = content.pop("metrics", {})
     return content | metrics
 
 

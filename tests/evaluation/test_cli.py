@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from llama_lab.config.arguments import quote_argument
 from llama_lab.config.components import CONF_DIR
 from llama_lab.evaluation import evaluate as evaluate_module
+from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.folder import RunFolder
 from tests.conftest import Command
 
@@ -220,7 +221,7 @@ def test_a_prompt_longer_than_a_file_name_is_no_folder(evaluating: Command, endl
 def test_an_interruption_keeps_the_parts_already_found(
     evaluating: Command, endless: Path, copied: Copied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(_: object) -> dict[str, Any]:
+    def interrupted(*_: object) -> Evaluation:
         raise KeyboardInterrupt
 
     run = copied(endless)

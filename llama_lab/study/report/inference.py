@@ -27,7 +27,8 @@ def inference(arm: str, records: Sequence[Record]) -> Inference | None:
 
 def rounds(entry: GenerationSpeed, part: str) -> list[float]:
     """The seconds of one of TIMED in every round; empty if it was not measured."""
-    return getattr(entry, part) or []
+    seconds: list[float] | None = getattr(entry, part)
+    return seconds or []
 
 
 def _shared(records: Sequence[Record], part: str, *keys: str) -> list[list[Any]]:

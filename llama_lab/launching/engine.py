@@ -11,6 +11,7 @@ from llama_lab.devices.site import Site
 from llama_lab.errors import FAILED, USER_ERROR, ConfigError, RunFailedError
 from llama_lab.formatting import duration
 from llama_lab.runs.folder import OUTPUT, held
+from llama_lab.runs.stored import Status, StatusName, Summary
 from llama_lab.training.run import Run
 
 from .process import STOPPED
@@ -92,16 +93,16 @@ class SubmittedRun(ABC):
         code, folder = self.exit_status, self.job.run.folder
         if code in STOPPED:
             self._mark("interrupted", "stopped by a signal; run the same command to resume")
-            status = folder.read_status()
-            detail = status["message"] if status else "before it began"
+            detail = folder.status.message if folder.status else "before it began"
             return Result("interrupted", detail, RunFailedError(detail))
         if code == 0:
-            status = folder.read_status() or {"status": "done"}  # a job that measures has none
-            if status["status"] != "done":
-                return Result(status["status"], status["message"])
-            summary = folder.read_json("summary.json") if (folder.path / "summary.json").exists() else {}
-            loss = f"val loss {summary['val/loss']:.4f}, " if "val/loss" in summary else ""
-            return Result("done", f"{loss}in {duration(self.seconds)}")
+            status = folder.status or Status("done")  # a job that measures has none
+            if status.status != "done":
+                return Result(status.status, status.message)
+            found = (folder.path / Summary.FILE).exists()
+            loss = Summary.load(folder.path).metrics.get("val/loss") if found else None
+            shown = "" if loss is None else f"val loss {loss:.4f}, "
+            return Result("done", f"{shown}in {duration(self.seconds)}")
         if code == USER_ERROR:
             error: Exception = ConfigError(self._error())
         else:
@@ -111,13 +112,12 @@ class SubmittedRun(ABC):
                 self._mark("failed", reason)
         return Result("failed", str(error), error)
 
-    def _mark(self, status: str, message: str) -> None:
+    def _mark(self, status: StatusName, message: str) -> None:
         """Write status.json in place of a process that could not."""
         folder = self.job.run.folder
         with suppress(ConfigError), held(folder.path):  # locked if another process has resumed the run
-            found = folder.read_status()
-            if found is not None and found["status"] == "running":
-                folder.write_status(status, message)  # type: ignore[arg-type]
+            if folder.status and folder.status.status == "running":
+                folder.write_status(status, message)
 
     def _error(self) -> str:
         """The error that the run printed: the program's own line, or the exception of the last traceback."""

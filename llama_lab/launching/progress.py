@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llama_lab.runs.folder import STATUS
 from llama_lab.runs.metrics import COLUMNS
+from llama_lab.runs.stored import Status
 from llama_lab.training.run import Run
 
 TAIL = 4096  # bytes of metrics.csv, some twenty rows
@@ -23,7 +23,7 @@ class RunProgress:
 
 def read_progress(run: Run, since: float) -> RunProgress:
     """Progress at the last row of metrics.csv; step 0 unless the run has started since then (a time.time())."""
-    status = run.folder.path / STATUS
+    status = run.folder.path / Status.FILE
     if not status.exists() or status.stat().st_mtime < since or not run.folder.metrics.exists():
         return RunProgress(0, None, None)
     latest = latest_metrics(run.folder.metrics)

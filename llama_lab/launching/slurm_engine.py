@@ -180,7 +180,7 @@ class SlurmEngine(Engine):
         """Warn once if the source tree is dirty: jobs import it when they start, which may be days from now."""
         git = None if self._warned else environment.git_state(Path(environment.__file__).parent)
         self._warned = True
-        if git and git["dirty"]:
+        if git and git.dirty:
             print(
                 "warning: the source tree has uncommitted changes, and jobs that wait import it as it is then",
                 file=sys.stderr,

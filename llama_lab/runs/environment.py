@@ -15,7 +15,7 @@ LIBRARIES = ("llama-lab", "lightning", "hydra-core", "numpy", "tokenizers", "dat
 
 
 def environment(facts: Facts) -> Environment:
-    """The environment of a run with these facts that begins in this process. command: of its launcher, if there is one."""
+    """The environment of a run with these facts that begins in this process; its command may be that of a launcher."""
     return Environment(
         **vars(facts),
         command=typed_command(),

@@ -26,7 +26,6 @@ from .stored import Environment, Status, StatusName
 LOCK = ".lock"
 OUTPUT = "output.log"  # of the run's processes, where a launcher gives it some; there before the run begins
 PLACE = ".place"  # where Ray has put the run's process, if a launcher started it
-STATUS = Status.FILE
 SAMPLE = "sample.txt"
 TOKENIZER = "tokenizer.json"
 WANDB_ID = "wandb_id"
@@ -35,7 +34,7 @@ RESOLVED = "resolved.yaml"  # the last file that a beginning run writes
 
 # What going on reads of a run, with the parts that each file must have.
 NEEDED: dict[str, tuple[str, ...]] = {
-    STATUS: ("status", "message"),
+    Status.FILE: ("status", "message"),
     Environment.FILE: (),
     OVERRIDES: (),
     RESOLVED: ("data", "model", "schedule", "train"),
@@ -132,15 +131,7 @@ class RunFolder:
     @property
     def status(self) -> Status | None:
         """How the run stands; None before it begins."""
-        return Status.load(self.path) if (self.path / STATUS).exists() else None
-
-    def read_status(self) -> dict[str, Any] | None:
-        """status.json, None if there is none."""
-        return self.read_json(STATUS) if (self.path / STATUS).exists() else None
-
-    def read_json(self, name: str) -> dict[str, Any]:
-        """A JSON file of the run."""
-        return json.loads((self.path / name).read_text())  # type: ignore[no-any-return]
+        return Status.load(self.path) if (self.path / Status.FILE).exists() else None
 
     def config(self) -> DictConfig:
         """The run's config. Raises ConfigError for a file that holds none."""
@@ -168,10 +159,10 @@ class RunFolder:
     def check(self, cfg: DictConfig, choices: Mapping[str, str]) -> None:
         """Raise ConfigError unless `cfg` of these choices per group may start or go on here. Writes nothing."""
         check_no_file(self.path, cfg.runs_dir)
-        if not (self.path / STATUS).exists():
+        if not (self.path / Status.FILE).exists():
             if cfg.resume:
                 raise ConfigError(f"resume={cfg.resume}: holds no run; name a run's folder, or leave resume out")
-            ours = (LOCK, OUTPUT, PLACE, f"{STATUS}.tmp")
+            ours = (LOCK, OUTPUT, PLACE, f"{Status.FILE}.tmp")
             if self.path.exists() and any(file.name not in ours for file in self.path.iterdir()):
                 raise ConfigError(f"name: {self.path} holds files that are no run; choose another name or runs_dir")
             return
@@ -268,7 +259,7 @@ class RunFolder:
         The config goes first and the status last, so that a kill in between leaves what `begin` clears again.
         """
         files = list(self.path.iterdir())
-        for file in sorted(files, key=lambda file: (file.name == STATUS, file.name != RESOLVED)):
+        for file in sorted(files, key=lambda file: (file.name == Status.FILE, file.name != RESOLVED)):
             if file.is_dir():
                 shutil.rmtree(file)
             elif file.name not in (LOCK, OUTPUT, PLACE):

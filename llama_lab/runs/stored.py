@@ -89,7 +89,7 @@ def reading(path: Path, name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Status(Stored):
-    """How a run stands, and why in one line."""
+    """The status of a run, and the reason in one line."""
 
     FILE: ClassVar[str] = "status.json"
     status: StatusName
@@ -137,10 +137,6 @@ class Git:
 
     commit: str = ""
     dirty: bool = False
-
-    def __getitem__(self, key: str) -> str | bool:
-        """The field `key`."""
-        return {"commit": self.commit, "dirty": self.dirty}[key]
 
 
 @dataclass(frozen=True, kw_only=True)

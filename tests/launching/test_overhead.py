@@ -8,7 +8,7 @@ from hydra.core.utils import JobReturn
 
 from llama_lab.launching.local_engine import LocalRun
 from llama_lab.launching.queue import Queue
-from llama_lab.runs.folder import STATUS
+from llama_lab.runs.stored import Status
 from tests.launching.conftest import ON_CPU, Sweep
 
 RUNS, SLOTS = 24, 4
@@ -29,7 +29,7 @@ def test_the_queue_keeps_its_slots_at_work(
     def timed(submitted: LocalRun) -> int | None:
         status: int | None = exit_status(submitted)  # type: ignore[misc]
         if status is not None and submitted.job.index not in times:
-            ended = (submitted.job.folder / STATUS).stat().st_mtime
+            ended = (submitted.job.folder / Status.FILE).stat().st_mtime
             times[submitted.job.index] = submitted.seconds - (time.time() - ended)
         return status
 

@@ -20,6 +20,7 @@ from llama_lab.errors import ConfigError
 from llama_lab.launching import slurm_cluster, slurm_engine, slurm_script
 from llama_lab.launching.slurm_cluster import JobInfo, SlurmSettings
 from llama_lab.launching.slurm_script import ScriptedRun, Shape
+from llama_lab.runs.stored import Git
 from tests.conftest import TRAIN, RunTrain, last_of_each
 from tests.launching.conftest import Sweep, mark, status
 from tests.launching.tasks import PATIENCE, wait_for
@@ -526,7 +527,7 @@ def test_uncommitted_changes_are_reported_before_jobs_wait_with_them(
 ) -> None:
     monkeypatch.setattr(slurm_engine, "check_installed", lambda: None)
     engine = slurm_engine.SlurmEngine(settings())
-    monkeypatch.setattr(slurm_engine.environment, "git_state", lambda folder: {"commit": "c", "dirty": True})
+    monkeypatch.setattr(slurm_engine.environment, "git_state", lambda folder: Git("c", dirty=True))
     engine._warn_if_dirty()
     engine._warn_if_dirty()
     assert capsys.readouterr().err.count("warning: the source tree has uncommitted changes") == 1

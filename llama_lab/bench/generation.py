@@ -1,7 +1,9 @@
 """Generation with whole decoders: MHA, GQA and MQA, and with and without a KV cache."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from itertools import product
 from typing import cast
 
 import torch
@@ -11,69 +13,52 @@ from llama_lab.evaluation.speed import NEW_TOKENS, decoding
 from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.model.attention import GroupedQueryAttention
 
-from .measurement import Measurement, measure, ratios
-from .subjects import Shape, build_decoder, compose
+from .rows import Row, measure, ratios
+from .subjects import SMALL, build_decoder, compose
 
 
 def measure_decoding(
-    shape: Shape, batch_sizes: Sequence[int], contexts: Sequence[int], rounds: int, device: torch.device
-) -> list[Measurement]:
+    rounds: int,
+    device: torch.device,
+    overrides: Sequence[str] = SMALL,
+    batch_sizes: Sequence[int] = (1, 8),
+    contexts: Sequence[int] = (1024, 4096),
+) -> list[Row]:
     """Seconds per decoding step with MHA, GQA and MQA, at the end of each context, eager.
 
     The models differ only in key and value heads, so those with fewer heads are also slightly smaller.
     """
+    longest = f"model.max_seq_len={max(contexts)}"
     models = {
-        name.upper(): build_decoder(
-            compose(
-                *replace(shape, n_kv_heads=n_kv_heads).overrides(),
-                f"attention={name}",
-                f"model.max_seq_len={max(contexts)}",
-            ),
-            device,
-        )
-        for name, n_kv_heads in (("mha", shape.n_heads), ("gqa", shape.n_kv_heads), ("mqa", 1))
+        name.upper(): build_decoder(compose(*overrides, f"attention={name}", longest), device)
+        for name in ("mha", "gqa", "mqa")
     }
-    return [
-        m
-        for batch_size in batch_sizes
-        for context in contexts
-        for m in decoding_speeds(models, batch_size, context, rounds)
-    ]
+    rows = []
+    for batch_size, context in product(batch_sizes, contexts):
+        steps = min(NEW_TOKENS, context)
+        contenders = {name: decoding(model, batch_size, context, steps) for name, model in models.items()}
+        for row in measure("decoding", f"{batch_size} x {context}", "decode", contenders, rounds, parts=steps):
+            kv_cache_bytes = models[row.what].new_state(batch_size, context).nbytes
+            rows.append(row.adding(tokens_per_s=batch_size / row.timing.median, kv_cache_bytes=kv_cache_bytes))
+    return rows
 
 
-def decoding_speeds(models: dict[str, Decoder], batch_size: int, context: int, rounds: int) -> list[Measurement]:
-    """Measure the models at one batch size and one context."""
-    steps = min(NEW_TOKENS, context)
-    contenders = {name: decoding(model, batch_size, context, steps) for name, model in models.items()}
-    measurements = measure("decoding", f"{batch_size} x {context}", "decode", contenders, rounds)
-    return [
-        replace(
-            m,
-            timing=m.timing.divided_by(steps),
-            tokens_per_second=batch_size * steps / m.timing.median,
-            kv_cache_bytes=models[m.what].new_state(batch_size, context).nbytes,
-        )
-        for m in measurements
-    ]
-
-
-def decoding_finding(measurements: Sequence[Measurement]) -> str:
+def decoding_finding(rows: Sequence[Row]) -> str:
     """The speed of GQA and MQA relative to MHA, over batch sizes and contexts."""
-    return ", ".join(f"{name} {ratios(measurements, name, 'decode')} times MHA's speed" for name in ("GQA", "MQA"))
+    return ", ".join(f"{name} {ratios(rows, 'decode', name)} times MHA's speed" for name in ("GQA", "MQA"))
 
 
-def measure_caching(shape: Shape, new_tokens: int, rounds: int, device: torch.device) -> list[Measurement]:
+def measure_caching(
+    rounds: int, device: torch.device, overrides: Sequence[str] = SMALL, new_tokens: int = 100
+) -> list[Row]:
     """Seconds to generate `new_tokens` greedily after a prompt of one token, with and without a KV cache, eager."""
-    model = build_decoder(compose(*shape.overrides(), f"model.max_seq_len={new_tokens + 1}"), device)
+    model = build_decoder(compose(*overrides, f"model.max_seq_len={new_tokens + 1}"), device)
     contenders = {
         "uncached": lambda: generate_uncached(model, [0], new_tokens),
         "cached": lambda: list(generate(model, [[0]], new_tokens, Sampling(temperature=0))),
     }
-    counts = {name: kv_computations(model, work) for name, work in contenders.items()}
-    return [
-        replace(m, kv_computations=counts[m.what])
-        for m in measure("caching", str(new_tokens), "generate", contenders, rounds)
-    ]
+    rows = measure("caching", str(new_tokens), "generate", contenders, rounds)
+    return [row.adding(kv_computations=kv_computations(model, contenders[row.what])) for row in rows]
 
 
 @torch.inference_mode()
@@ -92,33 +77,26 @@ def kv_computations(model: Decoder, work: Callable[[], object]) -> int:
 
     Raises RuntimeError if the layers differ.
     """
-    counts = [0] * len(model.mixers)
+    found: Counter[nn.Module] = Counter()
 
-    def count(layer: int) -> Callable[[nn.Module, object, Tensor], None]:
-        def hook(_module: nn.Module, _inputs: object, keys: Tensor) -> None:
-            counts[layer] += keys.shape[0] * keys.shape[1]
-
-        return hook
+    def count(key: nn.Module, _inputs: object, keys: Tensor) -> None:
+        found[key] += keys.shape[0] * keys.shape[1]
 
     layers = cast(list[GroupedQueryAttention], model.mixers)
-    hooks = [layer.key.register_forward_hook(count(i)) for i, layer in enumerate(layers)]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.key.register_forward_hook(count))
         work()
-    finally:
-        for handle in hooks:
-            handle.remove()
+    counts = [found[layer.key] for layer in layers]
     if len(set(counts)) > 1:
         raise RuntimeError(f"layers computed different numbers of keys: {counts}")
     return counts[0]
 
 
-def caching_finding(measurements: Sequence[Measurement]) -> str:
+def caching_finding(rows: Sequence[Row]) -> str:
     """The computations and the time that the cache saves."""
-    uncached, cached = ({m.what: m for m in measurements}[name] for name in ("uncached", "cached"))
-    before, after = uncached.kv_computations, cached.kv_computations
-    assert before is not None
-    assert after is not None
+    before, after = (row.values["kv_computations"] for row in rows)
     return (
         f"{before:,} computations in each layer against {after:,}, {before / after:.1f} times fewer; "
-        f"{cached.speed_ratio:.2f} times the speed"
+        f"{ratios(rows, 'generate', 'cached')} times the speed"
     )

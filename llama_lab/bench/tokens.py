@@ -31,14 +31,15 @@ class Encoding:
     peak_memory: tuple[int, int]
 
     @property
-    def line(self) -> str:
-        """Size, time, speed and peak memory, as a line."""
-        speed = self.text_bytes / 1e6 / self.seconds
-        own, started = self.peak_memory
-        largest = f", {in_bytes(started)} in the largest of its processes" if started else ""
-        return (
-            f"{self.text_bytes / 1e6:,.0f} MB in {self.seconds:.1f} s, {speed:.2f} MB/s; peak {in_bytes(own)}{largest}"
-        )
+    def megabytes_per_second(self) -> float:
+        """The speed."""
+        return self.text_bytes / 1e6 / self.seconds
+
+    def __str__(self) -> str:
+        own, started = map(in_bytes, self.peak_memory)
+        largest = f", {started} in the largest of its processes" if self.peak_memory[1] else ""
+        size = f"{self.text_bytes / 1e6:,.0f} MB in {self.seconds:.1f} s"
+        return f"{size}, {self.megabytes_per_second:.2f} MB/s; peak {own}{largest}"
 
 
 def build(files: Sequence[str], folder: Path) -> tuple[Encoding, str]:
@@ -88,9 +89,7 @@ def run(files: Sequence[str]) -> None:
     """Measure both and print them."""
     with tempfile.TemporaryDirectory() as folder:
         ours, description = apart(build, files, Path(folder))
-        print(description)
-        print(f"ours:         {ours.line}", flush=True)
+        print(f"{description}\nours:         {ours}", flush=True)
         theirs = apart(map_with_datasets, files, Path(folder))
-    print(f"datasets.map: {theirs.line}")
-    ratio = ours.text_bytes / ours.seconds / (theirs.text_bytes / theirs.seconds)
-    print(f"ours encodes {ratio:.2f} times as fast")
+    print(f"datasets.map: {theirs}")
+    print(f"ours encodes {ours.megabytes_per_second / theirs.megabytes_per_second:.2f} times as fast")

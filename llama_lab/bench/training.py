@@ -4,38 +4,35 @@ Trains the default model on the default batches, in turn by a bare PyTorch loop 
 and metrics.csv, and prints the speed of each and the ratio of their times, round by round.
 """
 
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from statistics import median
 
-import hydra
-import lightning as L
 import torch
 import torch.nn.functional as F
-from omegaconf import DictConfig
 from torch import nn
 
-from llama_lab.config.components import CONF_DIR, build, build_model, register_resolvers
+from llama_lab.config.components import build, build_model, model_cost
 from llama_lab.data.module import TokenDataModule
 from llama_lab.data.open import open_dataset
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.data.windows import TrainWindows
 from llama_lab.display import open_display, quiet_libraries
-from llama_lab.model import measure_cost
 from llama_lab.runs.metrics import MetricsCSV
+from llama_lab.timing import alternating
 from llama_lab.training.checkpointing import Checkpointing
-from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import SLOW_STEPS, Monitor
+from llama_lab.training.run import Run, build_module, make_trainer, new_run
 from llama_lab.training.stop import StopRequest
+
+from .subjects import compose
 
 STEPS, ROUNDS = 43, 5
 
 
-def bare_loop(cfg: DictConfig, dataset: TokenDataset) -> float:
-    """Seconds per step of a plain PyTorch loop: forward, loss, backward, clip, step, schedule."""
+def bare_loop(run: Run, dataset: TokenDataset) -> float:
+    """Tokens per second of a plain PyTorch loop: forward, loss, backward, clip, step, schedule."""
+    cfg = run.cfg
     model = build_model(cfg, dataset.vocab_size)
     optimizer = build(cfg.optim, "optim")(model)
     schedule = build(cfg.schedule, "schedule")
@@ -54,51 +51,38 @@ def bare_loop(cfg: DictConfig, dataset: TokenDataset) -> float:
         optimizer.step()
         scheduler.step()
         loss.item()
-    return (time.perf_counter() - start) / (STEPS - SLOW_STEPS)
+    return run.tokens_per_step * (STEPS - SLOW_STEPS) / (time.perf_counter() - start)
 
 
-def lightning_loop(cfg: DictConfig, dataset: TokenDataset) -> float:
-    """Seconds per step of our Trainer, from its own tokens per second."""
+def lightning_loop(run: Run, dataset: TokenDataset) -> float:
+    """Tokens per second of our Trainer, as it logs them."""
+    cfg, folder = run.cfg, run.folder
     model = build_model(cfg, dataset.vocab_size)
-    seq_len, batch_size = cfg.model.max_seq_len, cfg.train.batch_size
-    optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
-    module = LanguageModel(model, optimizer, schedule, STEPS, dataset.val_bytes, cfg.train.grad_clip)
-    data = TokenDataModule(dataset, seq_len, batch_size, None, cfg.data.seed)
-    with tempfile.TemporaryDirectory() as folder, open_display(STEPS, rank=1) as display:
-        monitor = Monitor(cfg.train.log_every, seq_len * batch_size, measure_cost(model), None, display)
-        checkpointing = Checkpointing(Path(folder) / "last.ckpt", STEPS, STEPS + 1, StopRequest(), monitor.stopwatch)
-        trainer = L.Trainer(
-            accelerator="cpu",
-            max_steps=STEPS,
-            limit_val_batches=0,
-            logger=MetricsCSV(Path(folder) / "metrics.csv"),
-            callbacks=[monitor, checkpointing],
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=folder,
-        )
+    data = TokenDataModule(dataset, cfg.model.max_seq_len, cfg.train.batch_size, None, cfg.data.seed)
+    with open_display(STEPS, rank=1) as display:
+        monitor = Monitor(cfg.train.log_every, run.tokens_per_step, model_cost(model), None, display)
+        checkpointing = Checkpointing(folder.checkpoint, STEPS, STEPS + 1, StopRequest(), monitor.stopwatch)
+        module, logger = build_module(run, model, dataset.val_bytes), MetricsCSV(folder.metrics)
+        trainer = make_trainer(run, module, [monitor, checkpointing], logger=logger, limit_val_batches=0)
         trainer.fit(module, data)
     assert monitor.speed.overall is not None
-    return float(seq_len * batch_size / monitor.speed.overall)
+    return monitor.speed.overall
 
 
-def main() -> None:
-    """Run both loops in turn and print their times."""
+def run() -> None:
+    """Run both loops in turn and print their speeds."""
     quiet_libraries()
-    register_resolvers()
-    with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        cfg = hydra.compose("config")
+    cfg = compose("trainer=cpu")
+    cfg.train.tokens = STEPS * cfg.train.batch_size * cfg.model.max_seq_len
     with open_display(STEPS, rank=0) as display:
         dataset = open_dataset(cfg, display)
-    loops: tuple[Callable[[], float], ...] = (partial(bare_loop, cfg, dataset), partial(lightning_loop, cfg, dataset))
-    ratios = []
+    slowdowns = []
     for number in range(ROUNDS):
-        # The order alternates, so that a slowdown of the machine affects both.
-        bare, ours = (loop() for loop in loops) if number % 2 == 0 else reversed([loop() for loop in reversed(loops)])
-        ratios.append(ours / bare)
-        tokens = cfg.model.max_seq_len * cfg.train.batch_size
-        print(
-            f"round {number + 1}: bare {tokens / bare:,.0f} tokens/s, Lightning {tokens / ours:,.0f}, {ratios[-1]:.3f}x"
-        )
-    print(f"median over {ROUNDS} rounds: Lightning takes {statistics.median(ratios):.3f} times as long")
+        with tempfile.TemporaryDirectory() as folder:
+            cfg.runs_dir = folder
+            job = new_run(cfg, "bench", "training", [], {})
+            speeds = {loop: loop(job, dataset) for loop in alternating((bare_loop, lightning_loop), number)}
+        bare, ours = speeds[bare_loop], speeds[lightning_loop]
+        slowdowns.append(bare / ours)
+        print(f"round {number + 1}: bare {bare:,.0f} tokens/s, Lightning {ours:,.0f}, {slowdowns[-1]:.3f}x")
+    print(f"median over {ROUNDS} rounds: Lightning takes {median(slowdowns):.3f} times as long")

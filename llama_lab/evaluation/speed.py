@@ -32,9 +32,8 @@ def generation_speed(
         },
         rounds,
     )
-    decode = [seconds / new_tokens for seconds in timings["decode"].seconds]
-    prefill, uncached = (list(timings[name].seconds) for name in ("prefill", "uncached"))
-    return GenerationSpeed(batch_size, context, prefill, decode, uncached)
+    decode = [seconds / new_tokens for seconds in timings["decode"].times]
+    return GenerationSpeed(batch_size, context, timings["prefill"].times, decode, timings["uncached"].times)
 
 
 def reading(

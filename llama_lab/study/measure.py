@@ -25,7 +25,7 @@ from llama_lab.errors import ConfigError
 from llama_lab.evaluation.evaluate import place
 from llama_lab.evaluation.speed import NEW_TOKENS, decoding
 from llama_lab.runs.folder import RESOLVED, RunFolder
-from llama_lab.timing import time_in_turn
+from llama_lab.timing import alternating, time_in_turn
 from llama_lab.training.monitor import SLOW_STEPS
 from llama_lab.training.run import Run, build_module, leave_process_group, make_trainer
 
@@ -86,7 +86,7 @@ def measure_in_turn(jobs: Mapping[str, Run], dataset: TokenDataset) -> dict[str,
     train: dict[str, list[float]] = {name: [] for name in jobs}
     decode: dict[str, list[float]] = {name: [] for name in jobs}
     for number in range(ROUNDS):
-        for name in list(jobs) if number % 2 == 0 else reversed(list(jobs)):  # a slowdown affects all arms
+        for name in alternating(jobs, number):  # a slowdown affects all arms
             train[name].append(training_speed(jobs[name], dataset))
             if current_rank() == 0:
                 decode[name].append(decoding_speed(jobs[name], dataset))

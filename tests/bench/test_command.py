@@ -151,7 +151,7 @@ def test_what_a_person_did_wrong_is_reported_in_one_line(
 
 def test_training_runs_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
-    monkeypatch.setattr("llama_lab.bench.training.main", lambda: ran.append(True))
+    monkeypatch.setattr("llama_lab.bench.training.run", lambda: ran.append(True))
     monkeypatch.setattr(sys, "argv", ["bench", "training"])
     command.main()
     assert ran == [True]

@@ -6,17 +6,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from llama_lab.bench import __main__ as command
-from llama_lab.bench.attention import AttentionSizes, attention_finding, cases, kernels, measure_peaks
-from llama_lab.bench.components import COMPONENTS, PRESETS
-from llama_lab.bench.feedforward import feedforward, options
+from llama_lab.bench.attention import SHAPES, attention_finding, cases, kernels, measure_peaks
+from llama_lab.bench.components import COMPONENTS
 from llama_lab.bench.generation import generate_uncached, kv_computations, measure_decoding
-from llama_lab.bench.measurement import Measurement, backward, measurement_table, measurements_of, timing_text
-from llama_lab.bench.norm import layer_norm, rms_norm
+from llama_lab.bench.layers import backward, feedforward, layer_norm, options, rms_norm
+from llama_lab.bench.rows import Row, row_table, rows_of, timing_text
 from llama_lab.bench.subjects import TINY
 from llama_lab.devices.memory import CLEAR
 from llama_lab.model import Sampling, generate
 from llama_lab.model.norm import LayerNorm, RMSNorm
-from llama_lab.timing import Timing
+from llama_lab.timing import measurement
 from tests.composing import lively
 from tests.composing import options as all_options
 
@@ -52,29 +51,29 @@ def test_fused_and_written_out_attention_compute_the_same_forward_and_backward()
 
 
 def test_the_attention_that_is_timed_is_that_whose_memory_is_measured() -> None:
-    measured = {(size, direction, what) for size, direction, found in cases(SIZES, CPU) for what in found}
+    measured = {(size, direction, what) for size, direction, found in cases(SMALL_SHAPES, CPU) for what in found}
     assert len(measured) == 8
-    assert not CLEAR.exists() or set(measure_peaks(SIZES, CPU)) == measured
+    assert not CLEAR.exists() or set(measure_peaks(SMALL_SHAPES, CPU)) == measured
 
 
-SIZES = AttentionSizes((256, 512), n_heads=4, head_dim=16)
+SMALL_SHAPES = [(1, 4, 256, 16), (1, 4, 512, 16)]
 
 
 @pytest.mark.skipif(not CLEAR.exists(), reason="the peak of a process can be reset on Linux alone")
 def test_written_out_attention_takes_at_least_the_bytes_of_its_scores_and_fused_less() -> None:
-    peaks = measure_peaks(SIZES, CPU)
-    for length in SIZES.lengths:
+    peaks = measure_peaks(SMALL_SHAPES, CPU)
+    for _, n_heads, length, _ in SMALL_SHAPES:
         for direction in ("forward", "both"):
-            scores = SIZES.n_heads * length * length * 4
+            scores = n_heads * length * length * 4
             assert scores <= peaks[str(length), direction, "written out"] < 8 * scores
             assert peaks[str(length), direction, "fused"] < peaks[str(length), direction, "written out"] / 2
 
 
 def test_without_peaks_the_finding_says_so_and_the_table_has_no_column() -> None:
-    timings = {"written out": Timing((2.0,)), "fused": Timing((1.0,))}
-    found = [m for way in ("forward", "both") for m in measurements_of("attention", "64", way, timings)]
+    timings = {"written out": measurement([2.0]), "fused": measurement([1.0])}
+    found = [m for way in ("forward", "both") for m in rows_of("attention", "64", way, timings)]
     assert attention_finding(found).endswith("2.00 times forward and backward; memory cannot be measured here")
-    assert [column.header for column in measurement_table("", "tokens", found).columns][-1] == "speed"
+    assert [column.header for column in row_table("", {"tokens": "size"}, found).columns][-1] == "speed"
 
 
 def test_all_feedforwards_are_compared_and_have_equal_matrices() -> None:
@@ -106,12 +105,12 @@ def test_a_cache_saves_all_but_one_key_per_token_and_changes_no_token() -> None:
 
 
 def test_decoding_tells_the_speed_over_all_sequences_and_the_cache_of_each_variant() -> None:
-    mha, gqa, mqa = measure_decoding(TINY, [3], [16], rounds=1, device=CPU)
+    mha, gqa, mqa = measure_decoding(1, CPU, TINY, batch_sizes=[3], contexts=[16])
     for m in (mha, gqa, mqa):
-        assert m.tokens_per_second == pytest.approx(3 / m.timing.median)
-        assert m.speed_ratio == pytest.approx(mha.timing.median / m.timing.median)
-    per_head = 2 * TINY.n_layers * 3 * 16 * 8 * 4  # keys and values, layers, sequences, tokens, head_dim, bytes
-    assert [m.kv_cache_bytes for m in (mha, gqa, mqa)] == [4 * per_head, 2 * per_head, per_head]
+        assert m.values["tokens_per_s"] == pytest.approx(3 / m.timing.median)
+        assert m.values["ratio"] == pytest.approx(mha.timing.median / m.timing.median)
+    per_head = 2 * 2 * 3 * 16 * 8 * 4  # keys and values, layers, sequences, tokens, head_dim, bytes
+    assert [m.values["kv_cache_bytes"] for m in (mha, gqa, mqa)] == [4 * per_head, 2 * per_head, per_head]
 
 
 def test_a_backward_pass_alone_can_be_run_again_and_again() -> None:
@@ -127,10 +126,8 @@ def test_the_command_knows_the_components_without_importing_them() -> None:
 
 
 def test_the_largest_written_out_attention_stays_below_ten_gibibytes() -> None:
-    sizes = PRESETS["full"].attention
-    assert (
-        4 * sizes.batch_size * sizes.n_heads * max(sizes.lengths) ** 2 * 4 < 10 * 2**30
-    )  # about four times the scores
+    for batch_size, n_heads, length, _ in SHAPES:
+        assert 4 * batch_size * n_heads * length**2 * 4 < 10 * 2**30  # about four times the scores
 
 
 @pytest.mark.parametrize(
@@ -143,10 +140,21 @@ def test_the_largest_written_out_attention_stays_below_ten_gibibytes() -> None:
     ],
 )
 def test_times_have_one_unit_and_three_digits(seconds: tuple[float, ...], expected: tuple[str, str]) -> None:
-    assert timing_text(Timing(seconds)) == expected
+    assert timing_text(measurement(seconds)) == expected
 
 
 def test_a_measurement_s_ratio_says_how_many_times_as_fast_as_the_first() -> None:
-    slow, fast = measurements_of("x", "1", "forward", {"slow": Timing((3.0,)), "fast": Timing((1.5,))})
-    assert isinstance(slow, Measurement)
-    assert (slow.speed_ratio, fast.speed_ratio) == (1.0, 2.0)
+    slow, fast = rows_of("x", "1", "forward", {"slow": measurement([3.0]), "fast": measurement([1.5])})
+    assert isinstance(slow, Row)
+    assert (slow.values["ratio"], fast.values["ratio"]) == (1.0, 2.0)
+
+
+def test_a_row_of_the_csv_file_tells_the_median_and_the_range() -> None:
+    cells = Row("x", "what", "1", "forward", measurement([3.0, 1.0, 2.0, 9.0])).cells()
+    assert (cells["median_s"], cells["low_s"], cells["high_s"]) == (2.5, 1.0, 9.0)
+
+
+def test_the_time_of_a_part_is_that_of_a_call_divided() -> None:
+    first, second = rows_of("x", "1", "decode", {"a": measurement([8.0]), "b": measurement([2.0, 4.0, 6.0])}, parts=4)
+    assert (first.timing.median, second.timing.times) == (2.0, [0.5, 1.0, 1.5])
+    assert second.values["ratio"] == 2.0

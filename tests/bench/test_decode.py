@@ -9,12 +9,18 @@ import transformers
 from torch.overrides import TorchFunctionMode
 
 from llama_lab.bench import decode
-from llama_lab.bench.decode import measure_generation
-from llama_lab.bench.floor import Floor, buffers, cache_bytes, weight_bytes
-from llama_lab.bench.growth import measure_contexts, measure_quarters
-from llama_lab.bench.subjects import PRESETS
+from llama_lab.bench.decode import (
+    PRESETS,
+    Floor,
+    buffers,
+    cache_bytes,
+    measure_contexts,
+    measure_generation,
+    measure_quarters,
+    weight_bytes,
+)
 from llama_lab.model import Decoder, Sampling, generate
-from llama_lab.timing import Timing
+from llama_lab.timing import measurement
 from tests.composing import decoder
 
 CPU = torch.device("cpu")
@@ -69,7 +75,7 @@ def test_the_floor_s_cache_is_what_the_tokens_of_a_text_read_on_average() -> Non
 
 
 def test_the_floor_s_time_follows_from_bytes_and_the_fastest_read() -> None:
-    floor = Floor("memory floor", 100.0, 1000, Timing((2.0, 1.0, 4.0)))
+    floor = Floor("memory floor", 100.0, 1000, measurement([2.0, 1.0, 4.0]))
     assert floor.bytes_per_second == 1000
     assert floor.seconds == 0.1
     assert floor.share(0.2) == 0.5
@@ -85,7 +91,7 @@ def test_all_contenders_are_timed_by_the_token_and_compared_with_transformers() 
     model = TINY.build(TINY.max_seq_len, CPU)
     measurements, floors = measure_generation(model, TINY, compiled=False, rounds=1, device=CPU)
     assert [m.what for m in measurements] == ["transformers", "ours, eager"]
-    assert measurements[0].speed_ratio == 1.0
+    assert measurements[0].values["ratio"] == 1.0
     assert [floor.name for floor in floors] == ["memory floor", "cache floor"]
     assert all(0 < floor.share(m.timing.median) < 1 for floor in floors for m in measurements)
 
@@ -113,10 +119,11 @@ def test_another_model_of_transformers_is_refused() -> None:
 
 def test_a_token_is_timed_early_and_late_in_a_text_and_at_every_context() -> None:
     first, last = measure_quarters(TINY.build(TINY.max_seq_len, CPU), TINY, compiled=False, rounds=2)
-    assert (first.where, last.where) == ("first 2 tokens", "last 2 tokens")
-    assert len(first.step.seconds) == len(last.step.seconds) == 2
-    growths = measure_contexts(TINY, rounds=1, device=CPU)
-    assert [growth.where for growth in growths] == ["at 8 tokens", "at 16 tokens"]
-    for growth in growths:
-        assert growth.attention is not None
-        assert 0 < growth.attention.median < growth.step.median
+    assert (first.size, last.size) == ("first 2 tokens", "last 2 tokens")
+    assert len(first.timing.times) == len(last.timing.times) == 2
+    growth = measure_contexts(TINY, rounds=1, device=CPU)
+    assert [row.size for row in growth] == ["at 8 tokens"] * 3 + ["at 16 tokens"] * 3
+    for step, attention, rest in zip(growth[::3], growth[1::3], growth[2::3], strict=True):
+        assert (step.what, attention.what, rest.what) == ("ours, eager", "attention alone", "the rest")
+        assert 0 < attention.timing.median < step.timing.median
+        assert rest.timing.median == pytest.approx(step.timing.median - attention.timing.median)

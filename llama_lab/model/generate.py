@@ -5,17 +5,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from .decoder import Decoder
 from .init import parameter_generator
 from .layout import Layout
 from .state import DecoderState
+from .summed_products import SummedProducts
 
 Step = list[int | None]  # the new token of each sequence, None for one that has ended
 
@@ -186,24 +185,8 @@ def _compile_static_step() -> Callable[[Decoder, Tensor, Tensor, DecoderState], 
 def _static_step(model: Decoder, tokens: Tensor, positions: Tensor, state: DecoderState) -> Tensor:
     """Logits `(B, V)` after `tokens (B, 1)` at `positions (B, 1)`, by the same operations at all positions."""
     layout = Layout(model.position, positions, shortest=0, longest=state.context)
-    with _SummedProducts() if tokens.shape[0] == 1 and not tokens.is_cuda else nullcontext():
+    with SummedProducts() if tokens.shape[0] == 1 and not tokens.is_cuda else nullcontext():
         return model.embedding.logits(model.transform(tokens, layout, state.layers)[:, -1])
-
-
-class _SummedProducts(TorchFunctionMode):
-    """Writes a linear map of one vector as a sum of products, which the compiler fuses with what surrounds it.
-
-    On two cores a step takes half as long as with the library's matrix product, which leaves one of them idle.
-    """
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if function is not F.linear:
-            return function(*args, **(kwargs or {}))
-        x, weight, bias = args
-        y = (x.unsqueeze(-2) * weight).sum(-1)
-        return y if bias is None else y + bias
 
 
 def check_prompts(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:

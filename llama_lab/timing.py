@@ -8,11 +8,10 @@ import torch
 from torch.utils.benchmark import Measurement, TaskSpec, Timer
 
 T = TypeVar("T")
+Contenders = Mapping[str, Callable[[], object]]  # what is timed, by name
 
 
-def time_in_turn(
-    contenders: Mapping[str, Callable[[], object]], rounds: int = 5, min_seconds: float = 0.1
-) -> dict[str, Measurement]:
+def time_in_turn(contenders: Contenders, rounds: int = 5, min_seconds: float = 0.1) -> dict[str, Measurement]:
     """Seconds per call of each contender, by name, in `rounds` rounds after a warm-up.
 
     Shorter calls are repeated to fill `min_seconds`. PyTorch's timer makes two warm-up calls, synchronizes with a GPU,

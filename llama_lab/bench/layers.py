@@ -13,6 +13,8 @@ from llama_lab.model.norm import LayerNorm, RMSNorm
 from .rows import Row, measure, speeds
 from .subjects import compose
 
+Pass = tuple[Callable[[], Tensor], Sequence[Tensor]]
+
 FIRST = "relu"  # the feed-forward of 2017, without biases: the others are compared with it
 
 
@@ -46,8 +48,8 @@ def measure_norms(
         norms = (LayerNorm(dim).to(device), RMSNorm(dim).to(device))
         for kind, functions in KINDS.items():
             pairs = zip(norms, functions, strict=True)
-            contenders = {f"{type(n).__name__} {kind}": (partial(f, n), [x, *n.parameters()]) for n, f in pairs}
-            rows += measure_passes("norm", contenders, x, rounds)
+            contenders = {f"{type(n).__name__} {kind}": (partial(f, n, x), [x, *n.parameters()]) for n, f in pairs}
+            rows += measure_passes("norm", str(dim), contenders, rounds)
     return rows
 
 
@@ -59,20 +61,14 @@ def measure_feedforwards(rounds: int, device: torch.device, dim: int = 768, toke
     """
     x = torch.randn(1, tokens, dim, device=device, requires_grad=True)
     layers = {option: feedforward(option, dim).to(device) for option in options()}
-    contenders = {option: (layer, [x, *layer.parameters()]) for option, layer in layers.items()}
-    return measure_passes("ffn", contenders, x, rounds)
+    contenders = {option: (partial(layer, x), [x, *layer.parameters()]) for option, layer in layers.items()}
+    return measure_passes("ffn", str(dim), contenders, rounds)
 
 
-def measure_passes(
-    component: str,
-    contenders: Mapping[str, tuple[Callable[[Tensor], Tensor], Sequence[Tensor]]],
-    x: Tensor,
-    rounds: int,
-) -> list[Row]:
-    """Measure functions of `x (..., dim)`, forward as in training, and backward to the tensors beside each."""
-    forwards = {what: partial(function, x) for what, (function, _) in contenders.items()}
-    backwards = {what: backward(function(x), inputs) for what, (function, inputs) in contenders.items()}
-    size = str(x.shape[-1])
+def measure_passes(component: str, size: str, contenders: Mapping[str, Pass], rounds: int) -> list[Row]:
+    """Measure each forward pass, as in training, and the backward pass to the tensors beside it."""
+    forwards = {what: forward for what, (forward, _) in contenders.items()}
+    backwards = {what: backward(forward(), inputs) for what, (forward, inputs) in contenders.items()}
     return [
         *measure(component, size, "forward", forwards, rounds),
         *measure(component, size, "backward", backwards, rounds),

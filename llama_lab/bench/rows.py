@@ -15,11 +15,10 @@ from torch.utils.benchmark import Measurement
 
 from llama_lab.files import replacing
 from llama_lab.formatting import in_bytes
-from llama_lab.timing import measurement, time_in_turn
+from llama_lab.timing import Contenders, measurement, time_in_turn
 
 TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
-
-PASSES = {"both": "forward and backward"}
+PASSES = {"both": "forward and backward"}  # others are called as they are
 
 # Columns of the CSV file that a table shows, with their heading and format; of the others, only times are shown.
 SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -69,12 +68,7 @@ class Row:
 
 
 def measure(
-    component: str,
-    size: str,
-    direction: str,
-    contenders: Mapping[str, Callable[[], object]],
-    rounds: int,
-    parts: int = 1,
+    component: str, size: str, direction: str, contenders: Contenders, rounds: int, parts: int = 1
 ) -> list[Row]:
     """`rows_of` contenders that are timed in turn."""
     return rows_of(component, size, direction, time_in_turn(contenders, rounds), parts)

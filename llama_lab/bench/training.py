@@ -57,6 +57,7 @@ def bare_loop(run: Run, dataset: TokenDataset) -> float:
 def lightning_loop(run: Run, dataset: TokenDataset) -> float:
     """Tokens per second of our Trainer, as it logs them."""
     cfg, folder = run.cfg, run.folder
+    folder.checkpoint.parent.mkdir(parents=True)
     model = build_model(cfg, dataset.vocab_size)
     data = TokenDataModule(dataset, cfg.model.max_seq_len, cfg.train.batch_size, None, cfg.data.seed)
     with open_display(STEPS, rank=1) as display:

@@ -59,8 +59,17 @@ def draw_lines(axes: Axes, rows: Sequence[Row], quantity: Quantity) -> None:
     for i, what in enumerate(dict.fromkeys(row.what for row in rows)):
         ours = [row for row in rows if row.what == what]
         middle, below, above = zip(*map(quantity.with_whiskers, ours), strict=True)
-        look = {"color": PALETTE[i], "marker": MARKERS[i], "markersize": 4, "linewidth": 1.4, "capsize": 2}
-        axes.errorbar([row.size for row in ours], middle, (below, above), label=what, **look)
+        axes.errorbar(
+            [row.size for row in ours],
+            middle,
+            (below, above),
+            label=what,
+            color=PALETTE[i],
+            marker=MARKERS[i],
+            markersize=4,
+            linewidth=1.4,
+            capsize=2,
+        )
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.legend(fontsize=8, frameon=False)

@@ -57,10 +57,8 @@ class Checkpoints(TorchCheckpointIO):
         write_file(checkpoint, Path(path))
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What a checkpoint holds."""
-        if Path(path).is_dir():
-            return load_checkpoint(Path(path))
-        return super().load_checkpoint(path, *args, **kwargs)
+        """What a checkpoint holds, its tensors mapped from the disk."""
+        return load_checkpoint(Path(path))
 
 
 class DataParallel(DDPStrategy):

@@ -9,7 +9,6 @@ checkpoints (DCP) are not used: their metadata is a pickle, which may run code w
 checksums.
 """
 
-import io
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ def write_part(checkpoint: dict[str, Any], folder: Path, rank: int, world_size: 
     rows: list[Tensor] = []
 
     def cut(tensor: DTensor) -> Tensor:
-        rows.append(tensor.to_local().cpu())
+        rows.append(tensor.to_local())
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
     whole = apply_to_collection(checkpoint, DTensor, cut)
@@ -38,11 +37,12 @@ def write_part(checkpoint: dict[str, Any], folder: Path, rank: int, world_size: 
 
 
 def write_file(content: Any, path: Path) -> None:
-    """Write what PyTorch makes of `content` onto the disk itself. Raises OSError, which PyTorch would not."""
-    written = io.BytesIO()
-    torch.save(content, written)
+    """Write what PyTorch makes of `content` onto the disk itself, one tensor after the other. Raises OSError."""
     with path.open("wb") as file:
-        file.write(written.getbuffer())
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:  # PyTorch's, about the archive that it cannot end after an OSError
+            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
         file.flush()
         os.fsync(file.fileno())
 

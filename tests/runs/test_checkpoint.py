@@ -1,7 +1,10 @@
 """What a power cut leaves of a checkpoint is noticed, and the one before it is used; code in one is never run."""
 
+import errno
 import os
+import resource
 import signal
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from llama_lab.errors import ConfigError
 from llama_lab.runs.checkpoint import before, checkpoint_step, newest_whole, read_checkpoint, replace_checkpoint
+from llama_lab.runs.shards import write_file
 from llama_lab.training.monitor import Monitor
 from llama_lab.training.run import train
 from tests.training.test_resume import RUN, at, ends_as_the_whole_run, whole  # noqa: F401
@@ -45,6 +49,31 @@ def test_zeros_in_the_place_of_weights_are_noticed(image: bytes, tmp_path: Path)
     assert torch.load(file, weights_only=True)["global_step"] == 7  # PyTorch itself does not look
     with pytest.raises(ConfigError, match=r"is damaged, .* has another checksum"):
         read_checkpoint(file)
+
+
+def test_a_checkpoint_is_written_without_a_copy_of_it_in_memory(tmp_path: Path) -> None:
+    content = {"state_dict": {"weight": torch.ones(1 << 22)}}
+    tracemalloc.start()
+    write_file(content, tmp_path / "last.ckpt")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (tmp_path / "last.ckpt").stat().st_size > 4 << 22
+    assert peak < 1 << 20
+
+
+def test_wherever_a_file_cannot_grow_further_that_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    content = {"global_step": 7, "state_dict": {name: torch.ones(5000) for name in "abc"}}
+    write_file(content, tmp_path / "whole")
+    size = (tmp_path / "whole").stat().st_size
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in range(0, size, 1000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, unlimited[1]))
+        try:
+            with pytest.raises(OSError, match="File too large") as error:
+                write_file(content, tmp_path / "cut")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        assert error.value.errno == errno.EFBIG
 
 
 class Code:

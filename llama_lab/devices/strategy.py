@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from llama_lab.model import Decoder
+from llama_lab.model.init import WeightInit, draw_weights
 from llama_lab.runs.checkpoint import load_checkpoint
 from llama_lab.runs.shards import own_rows, write_file, write_part
 
@@ -125,18 +126,14 @@ class FullySharded(DataParallel):
         self.setup_precision_plugin()
 
     def model_to_device(self) -> None:
-        """Move the model to this device block by block, of each no more than this process's shard."""
-        model = self.decoder
+        """Shard the model, and move it to this device: at no time does this process hold the whole of it."""
+        assert self.lightning_module is not None
+        model: Decoder = self.lightning_module.model  # type: ignore[assignment]
         if not isinstance(model, FSDPModule):
             mesh = init_device_mesh(self.root_device.type, (self.world_size,))
             shard(model, mesh, mixed=self.precision_plugin.precision == "bf16-mixed")
+            materialise(model, model.weight_init, self.root_device)
         super().model_to_device()
-
-    @property
-    def decoder(self) -> Decoder:
-        """The model inside the LightningModule."""
-        assert self.lightning_module is not None
-        return self.lightning_module.model  # type: ignore[return-value]
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write this process's part."""
@@ -183,6 +180,15 @@ def shard(model: Decoder, mesh: DeviceMesh, mixed: bool) -> None:
     policy = MixedPrecisionPolicy(torch.bfloat16 if mixed else None, reduce_dtype=torch.float32)
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+def materialise(model: Decoder, weight_init: WeightInit, device: torch.device) -> None:
+    """Draw the linear maps that `linear_on_meta` has left on the meta device, of each this process's rows."""
+    empty = [module for module in model.modules() if any(p.is_meta for p in module.parameters(recurse=False))]
+    for module in empty:
+        module.to_empty(device=device, recurse=False)
+    if empty:
+        draw_weights(model, weight_init, model.seed, lambda own, value: own.copy_(sharded_like(own, value)))
 
 
 def sharded_like(own: Any, value: Any) -> Any:

@@ -80,7 +80,8 @@ class Decoder(nn.Module):
         )
         check_mixers(self.mixers)
         self.norm = norm(dim) if self.blocks[-1].final_norm else None
-        initialise(self, init(n_layers=n_layers), seed)
+        self.weight_init, self.seed = init(n_layers=n_layers), seed
+        initialise(self, self.weight_init, seed)
 
     def forward(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
         """Logits `(B, T, V)` for the token after each of `tokens (B, T)`, which follow those in `state`.

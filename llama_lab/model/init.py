@@ -6,10 +6,13 @@ values do not depend on the device, on sharding, or on the order in which module
 
 import hashlib
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 
 class ResidualOutput(nn.Linear):
@@ -120,23 +123,50 @@ def initialise(model: nn.Module, weight_init: WeightInit, seed: int) -> None:
     module with parameters (the norms) resets itself. A tied weight is drawn under its first name. On the meta device
     there is nothing to fill, and nothing is done.
     """
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if own and not isinstance(module, nn.Linear | nn.Embedding) and not any(p.is_meta for p in own):
+            reset_seeded(module, seed, name)
+    draw_weights(model, weight_init, seed)
+
+
+@torch.no_grad()
+def draw_weights(
+    model: nn.Module, weight_init: WeightInit, seed: int, keep: Callable[[Tensor, Tensor], object] = Tensor.copy_
+) -> None:
+    """The part of `initialise` for linear maps and tables. `keep` is called with each weight and its initial value."""
     drawn: set[Tensor] = set()
-    for module_name, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        if not own or any(p.is_meta for p in own.values()):
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear | nn.Embedding) or module.weight.is_meta:
             continue
-        if not isinstance(module, nn.Linear | nn.Embedding):
-            reset_seeded(module, seed, module_name)
-            continue
-        if "bias" in own:
-            nn.init.zeros_(own["bias"])
-        if module.weight in drawn:
-            continue
-        drawn.add(module.weight)
-        value = torch.empty(module.weight.shape)
-        generator = parameter_generator(seed, f"{module_name}.weight")
-        if isinstance(module, Table):
-            value.normal_(0.0, module.std, generator=generator)
-        else:
-            weight_init(value, isinstance(module, ResidualOutput), generator)
-        module.weight.copy_(value)
+        if getattr(module, "bias", None) is not None:
+            nn.init.zeros_(module.bias)
+        if module.weight not in drawn:
+            drawn.add(module.weight)
+            value = torch.empty(module.weight.shape)
+            generator = parameter_generator(seed, f"{name}.weight")
+            if isinstance(module, Table):
+                value.normal_(0.0, module.std, generator=generator)
+            else:
+                weight_init(value, isinstance(module, ResidualOutput), generator)
+            keep(module.weight, value)
+
+
+@contextmanager
+def linear_on_meta(enabled: bool) -> Iterator[None]:
+    """Inside, if `enabled`, linear maps are built on the meta device, without memory, for `draw_weights` to fill later.
+
+    The rest of a model is small, or read before it is moved to its device, as the token table is.
+    """
+
+    def place(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        is_new = getattr(module, name, None) is None  # else it is tied: the token table becomes the weight of a head
+        if not enabled or parameter is None or type(module) not in (nn.Linear, ResidualOutput) or not is_new:
+            return None
+        return nn.Parameter(parameter.to("meta"))
+
+    hook = register_module_parameter_registration_hook(place)  # type: ignore[arg-type]  # it may return a parameter
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -29,6 +29,7 @@ from llama_lab.evaluation.lengths import check_multiples, evaluation
 from llama_lab.files import report_disk_errors
 from llama_lab.model import Cost, Decoder, Sampling, generate
 from llama_lab.model.cost import cost_metrics
+from llama_lab.model.init import linear_on_meta
 from llama_lab.runs.checkpoint import before, checkpoint_step, consolidate, discard, load_checkpoint, newest_whole
 from llama_lab.runs.environment import environment
 from llama_lab.runs.folder import SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, held
@@ -171,7 +172,8 @@ def train_on_disk(run: Run) -> Outcome:
         data = TokenDataModule(
             dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed
         )
-        model = build_model(cfg, dataset.vocab_size)
+        with linear_on_meta(run.hardware.sharded):
+            model = build_model(cfg, dataset.vocab_size)
         cost = model_cost(model)
         if cfg.train.sample_tokens:
             check_decodes(model, f"train.sample_tokens={cfg.train.sample_tokens}", "set this to 0")

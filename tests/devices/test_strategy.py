@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import socket
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,13 +13,15 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from llama_lab.devices.strategy import DataParallel, shard
+from llama_lab.devices.strategy import DataParallel, materialise, shard
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.load import load_run
+from llama_lab.model.init import linear_on_meta
 from llama_lab.runs import checkpoint
 from llama_lab.runs.checkpoint import (
     before,
@@ -177,6 +180,14 @@ def mesh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch.distributed.destroy_process_group()
 
 
+@pytest.fixture
+def mesh_of_four() -> Iterator[DeviceMesh]:
+    """The second of four processes, the others of which are not there."""
+    torch.distributed.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    yield init_device_mesh("cpu", (4,))
+    torch.distributed.destroy_process_group()
+
+
 ZOO = [
     *(f"arch={name}" for name in options("arch")),
     *(f"position={name}" for name in options("position")),
@@ -200,6 +211,30 @@ def test_every_architecture_has_the_weights_logits_and_gradients_that_it_has_who
         for ours, expected in zip(sharded.parameters(), whole.parameters(), strict=True):
             assert isinstance(ours.grad, DTensor)
             torch.testing.assert_close(ours.grad.full_tensor(), expected.grad, msg=choice)
+
+
+def test_each_process_keeps_its_rows_of_weights_that_are_drawn_one_at_a_time(mesh_of_four: DeviceMesh) -> None:
+    for choice in ZOO:
+        whole = decoder(choice)
+        with linear_on_meta(True):
+            model = decoder(choice)
+        assert any(parameter.is_meta for parameter in model.parameters()), choice
+        shard(model, mesh_of_four, mixed=False)
+        drawn: list[weakref.ref[torch.Tensor]] = []
+
+        def draw(weight: torch.Tensor, residual: bool, generator: torch.Generator) -> None:
+            assert not any(earlier() is not None for earlier in drawn), choice  # noqa: B023
+            drawn.append(weakref.ref(weight))  # noqa: B023
+            model.weight_init(weight, residual, generator)  # noqa: B023
+
+        materialise(model, draw, torch.device("cpu"))
+        model.to("cpu")  # which moves shards that share their memory with more than themselves
+        assert len(drawn) > 1
+        for (name, ours), (_, expected) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
+            own = [*expected.chunk(4), *[expected[:0]] * 3][1]
+            assert isinstance(ours, DTensor)
+            assert torch.equal(ours.to_local(), own), f"{choice}: {name}"
+            assert ours.to_local().untyped_storage().nbytes() <= -(-len(expected) // 4) * expected[:1].nbytes
 
 
 def test_mixed_precision_gathers_weights_in_bf16_and_keeps_them_and_their_gradients_in_float32(mesh: Any) -> None:

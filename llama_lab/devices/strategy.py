@@ -78,6 +78,10 @@ class DataParallel(DDPStrategy):
                 join_on_loopback(self.root_device, environment.main_port, self.global_rank, self.world_size)
         super().setup_distributed()
 
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """What the checkpoint that rank 0 has chosen holds, on every rank."""
+        return super().load_checkpoint(self.broadcast(checkpoint_path), weights_only)
+
 
 def join_on_loopback(device: torch.device, port: int, rank: int, world_size: int) -> None:
     """Begin the process group of this machine's processes; rank 0 listens at the port."""
@@ -145,7 +149,7 @@ class FullySharded(DataParallel):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """What a checkpoint holds, a file or in parts, its tensors mapped from the disk."""
-        return load_checkpoint(Path(checkpoint_path), list)
+        return load_checkpoint(Path(self.broadcast(checkpoint_path)), list)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Read this process's rows of the weights."""

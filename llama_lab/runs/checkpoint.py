@@ -8,6 +8,7 @@ import pickle
 import shutil
 import sys
 import zipfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,8 @@ def read_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
     """
     try:
         for file in part_files(path) if path.is_dir() else [path]:
-            with zipfile.ZipFile(file) as archive:  # PyTorch does not look at the checksums that it writes
-                if damaged := archive.testzip():
-                    raise zipfile.BadZipFile(f"{damaged} has another checksum than when it was written")
+            written = file.stat()
+            check_sums(file, written.st_ino, written.st_size, written.st_mtime_ns)
         content: Any = load_checkpoint(path, join)
     except pickle.UnpicklingError as error:  # a pickle of more than weights
         raise ConfigError(
@@ -40,6 +40,17 @@ def read_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
     if not isinstance(weights, dict) or not isinstance(step, int) or not all(isinstance(name, str) for name in weights):
         raise ConfigError(f"{path}: is no checkpoint of ours; name a run that this program trained")
     return content  # type: ignore[no-any-return]
+
+
+@cache
+def check_sums(file: Path, *version: int) -> None:
+    """Raise BadZipFile unless all that a file holds has the checksum that PyTorch wrote, but does not look at.
+
+    This reads the whole file, so each version of it, as its size and time tell, is checked but once.
+    """
+    with zipfile.ZipFile(file) as archive:
+        if damaged := archive.testzip():
+            raise zipfile.BadZipFile(f"{damaged} has another checksum than when it was written")
 
 
 def load_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
@@ -67,12 +78,17 @@ def stable(file: Path) -> Path:
     return file.with_name("stable.ckpt")
 
 
-def newest_whole(file: Path) -> Path | None:
-    """The checkpoint to go on from: `file`, or the one before it if that is torn, which is told; None if there is none.
+def existing(file: Path) -> list[Path]:
+    """The checkpoint in `file` and the one before it, as far as they are there."""
+    return [candidate for candidate in (file, before(file)) if candidate.exists()]
 
-    Changes nothing, so that all ranks choose the same. Raises ConfigError if there are some, and none is whole.
+
+def newest_whole(file: Path) -> Path | None:
+    """The checkpoint to go on from: `file`, or the one before it if that is torn, which is reported.
+
+    None if there is none. Raises ConfigError if there are some, and none is whole.
     """
-    found = [candidate for candidate in (file, before(file)) if candidate.exists()]
+    found = existing(file)
     for candidate in found:
         try:
             read_checkpoint(candidate, list)  # which reads no tensor

@@ -225,7 +225,7 @@ class RunFolder:
         """The checkpoint that `cfg` goes on from: the last, or with a larger budget than before the stable one.
 
         The latter only if the last is further, and so in the decay, which a larger budget has later. None if there is
-        none; raises ConfigError if none is whole. Changes nothing, so that all ranks choose the same.
+        none; raises ConfigError if none is whole. Changes nothing.
         """
         last = newest_whole(self.checkpoint)
         earlier = stable(self.checkpoint)

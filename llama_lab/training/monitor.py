@@ -51,7 +51,6 @@ class Monitor(L.Callback):
         self.display = display
         self.stopwatch = stopwatch or Stopwatch()
         self.speed = Speed()
-        self.evaluated_step = -1
         self._resumed_seconds = 0.0
         self._first_step = 0
 
@@ -134,7 +133,7 @@ class Monitor(L.Callback):
         """Log the losses of the whole validation set, and let the clock run on."""
         assert isinstance(pl_module, LanguageModel)
         loss, bits_per_byte = pl_module.pop_val_loss()
-        step = self.evaluated_step = trainer.global_step
+        step = trainer.global_step
         if not math.isfinite(loss):
             raise DivergedError(f"the validation loss is {loss} at step {step}")
         metrics = {

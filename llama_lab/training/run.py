@@ -30,9 +30,9 @@ from llama_lab.files import report_disk_errors
 from llama_lab.model import Cost, Decoder, Sampling, generate
 from llama_lab.model.cost import cost_metrics
 from llama_lab.model.init import linear_on_meta
-from llama_lab.runs.checkpoint import before, checkpoint_step, consolidate, discard, load_checkpoint, newest_whole
+from llama_lab.runs.checkpoint import before, checkpoint_step, consolidate, discard, existing, load_checkpoint
 from llama_lab.runs.environment import environment
-from llama_lab.runs.folder import SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, held
+from llama_lab.runs.folder import RESOLVED, SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, held
 from llama_lab.runs.metrics import MetricsCSV, read_metrics
 from llama_lab.runs.stored import Facts, Status, Summary
 
@@ -120,13 +120,12 @@ def budget_steps(cfg: DictConfig, batch_size: int) -> int:
 
 def check_folder(run: Run) -> None:
     """Raise ConfigError unless the run may start or go on in its folder, FinishedRunError if it is there already."""
-    if run.cfg.measure:  # it trains nothing
+    if run.cfg.measure or current_rank() != 0:  # nothing is trained; rank 0 answers for all
         return
-    if current_rank() == 0:
-        run.folder.check(run.cfg, run.choices)
+    run.folder.check(run.cfg, run.choices)
     if not run.cfg.resume:
         return
-    trained = checkpoint_step(newest_whole(run.folder.checkpoint))
+    trained = checkpoint_step(run.folder.checkpoint_for(run.cfg))
     if run.steps <= trained and Status.load(run.folder.path).status == "done":
         raise ConfigError(
             f"train.tokens={run.cfg.train.tokens:g}: the run has had {trained * run.tokens_per_step}; to train it "
@@ -269,10 +268,12 @@ def token_to_position_ratio(model: Decoder, tokens: torch.Tensor) -> float | Non
 def begun(run: Run, facts: Facts, tokenizer: TextTokenizer) -> Iterator[Path | None]:
     """Hold a run's folder while it trains, and record how it ends; yields the checkpoint to go on from, if any.
 
-    Other ranks only look for the checkpoint. Raises ConfigError if another process holds the folder.
+    Other ranks only see whether there is a checkpoint: rank 0 alone reads them and chooses, and `load_checkpoint` of
+    the strategies passes its choice on. Raises ConfigError if another process holds the folder.
     """
     if current_rank() != 0:
-        yield None if run.cfg.overwrite else run.folder.checkpoint_for(run.cfg)
+        goes_on = not run.cfg.overwrite and (run.folder.path / RESOLVED).exists()
+        yield next(iter(existing(run.folder.checkpoint)), None) if goes_on else None
         return
     with held(run.folder.path):
         checkpoint = run.folder.begin(run.cfg, run.overrides, environment(facts))
@@ -299,10 +300,7 @@ def fit(
 ) -> Outcome:
     """Run Lightning's loop from `checkpoint`, or from the start, to the budget; write the status of any other end."""
     cfg, folder = run.cfg, run.folder
-    start_step = checkpoint_step(checkpoint)
-    if start_step == run.steps and is_evaluated(run):  # killed after that, for instance while it sampled
-        monitor.evaluated_step = run.steps
-    loggers = open_loggers(run, start_step, facts)
+    loggers = open_loggers(run, checkpoint, facts)
     stop = StopRequest()
     evaluate_every = math.ceil(run.steps / cfg.train.evaluations)
     checkpointing = Checkpointing(
@@ -318,7 +316,10 @@ def fit(
     try:
         with stop.listening():
             trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
-        if monitor.evaluated_step != run.steps:
+        evaluated = current_rank() == 0 and is_evaluated(
+            run
+        )  # now, or before it was killed, for instance in its sample
+        if not trainer.strategy.broadcast(evaluated):
             trainer.validate(module, data, verbose=False)
     except DivergedError as error:
         outcome, message = "diverged", str(error)
@@ -375,12 +376,12 @@ def is_evaluated(run: Run) -> bool:
     return any(row["step"] == run.steps and "val/loss" in row for row in read_metrics(run.folder.metrics))
 
 
-def open_loggers(run: Run, start_step: int, facts: Facts) -> list[Logger]:
-    """metrics.csv, and the dashboards that the config wants, to go on after `start_step`. Rank 0 only."""
+def open_loggers(run: Run, checkpoint: Path | None, facts: Facts) -> list[Logger]:
+    """metrics.csv, and the dashboards that the config wants, to go on after the `checkpoint`. Rank 0 only."""
     if current_rank() != 0:
         return []
     table = MetricsCSV(run.folder.metrics)
-    history = table.forget_after(start_step)
+    history = table.forget_after(checkpoint_step(checkpoint))
     loggers: list[Logger] = [table]
     if run.cfg.logger.tensorboard:
         loggers.append(TensorBoard(run.folder.path, history))

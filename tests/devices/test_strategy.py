@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from llama_lab.devices.strategy import DataParallel, materialise, shard
+from llama_lab.devices.strategy import Checkpoints, DataParallel, FullySharded, materialise, shard
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.load import load_run
 from llama_lab.model.init import linear_on_meta
@@ -386,6 +386,15 @@ def test_a_run_in_parts_can_write(left: RunFolder) -> None:
     assert run.step == 30
     joined = read_checkpoint(left.checkpoint)["state_dict"]
     assert torch.equal(run.model.embedding.head.weight, joined["model.embedding.head.weight"])
+
+
+@pytest.mark.parametrize("kind", [DataParallel, FullySharded])
+def test_every_rank_reads_the_checkpoint_that_rank_0_has_chosen(
+    kind: type[DataParallel], left: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = kind(checkpoint_io=Checkpoints())
+    monkeypatch.setattr(strategy, "broadcast", lambda path: before(path))
+    assert strategy.load_checkpoint(left.checkpoint)["global_step"] == 20
 
 
 # Joining the parts

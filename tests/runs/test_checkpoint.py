@@ -3,8 +3,11 @@
 import errno
 import os
 import resource
+import shutil
 import signal
 import tracemalloc
+import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,9 @@ from hypothesis import strategies as st
 from llama_lab.errors import ConfigError
 from llama_lab.runs.checkpoint import before, checkpoint_step, newest_whole, read_checkpoint, replace_checkpoint
 from llama_lab.runs.shards import write_file
+from llama_lab.training import run as run_module
 from llama_lab.training.monitor import Monitor
-from llama_lab.training.run import train
+from llama_lab.training.run import begun, train
 from tests.training.test_resume import RUN, at, ends_as_the_whole_run, whole  # noqa: F401
 from tests.training.tiny import planned
 
@@ -135,3 +139,30 @@ def test_a_run_whose_last_checkpoint_is_torn_goes_on_from_the_one_before_to_the_
     last.write_bytes(last.read_bytes()[:-1])
     assert ends_as_the_whole_run(whole, *overrides)
     assert not before(last).exists()
+
+
+def test_checksums_are_computed_once_and_by_rank_0_alone(
+    whole: Path,  # noqa: F811
+    tiny: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "runs" / "arm" / "seed=1"
+    shutil.copytree(whole, folder)
+    tested: Counter[str] = Counter()
+    testzip = zipfile.ZipFile.testzip
+
+    def count(archive: zipfile.ZipFile) -> str | None:
+        tested[str(archive.filename)] += 1
+        return testzip(archive)
+
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", count)
+    overrides = [*tiny, *RUN, f'resume="{folder}"', "train.tokens=11264"]
+    with monkeypatch.context() as patched:
+        patched.setattr(run_module, "current_rank", lambda: 1)
+        run = planned(*overrides)
+        with begun(run, {}, None) as checkpoint:  # type: ignore[arg-type]
+            assert checkpoint == run.folder.checkpoint
+    assert not tested
+    assert train(planned(*overrides)) == "done"
+    assert tested == {str(run.folder.checkpoint): 1}

@@ -1,6 +1,6 @@
 """Fixed-length windows of a token stream: in training a pure function of (seed, step), in validation fixed."""
 
-from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ class TrainWindows:
         self._tokens = tokens
         self._seq_len = seq_len
         self._seed = seed
-        self._epochs: dict[int, _Epoch] = {}
+        self._starts = lru_cache(maxsize=2)(self._draw_starts)  # a batch can span two epochs
 
     def __len__(self) -> int:
         """Windows per epoch."""
@@ -48,29 +48,16 @@ class TrainWindows:
         Row *i* is sequence ``step * batch_size + i`` of an endless series of epochs.
         """
         sequences = step * batch_size + np.arange(batch_size)[rows]
-        starts = [self._start(*divmod(int(sequence), len(self))) for sequence in sequences]
+        places = [divmod(sequence, len(self)) for sequence in sequences.tolist()]
+        starts = [self._starts(epoch)[position] for epoch, position in places]
         return np.stack([self._tokens[start : start + self._seq_len + 1] for start in starts]).astype(np.int64)
 
-    def _start(self, epoch: int, position: int) -> int:
-        """Index of the first token of the ``position``-th window of ``epoch``."""
-        if epoch not in self._epochs:
-            previous = self._epochs.get(epoch - 1)  # a batch can span two epochs
-            self._epochs = {} if previous is None else {epoch - 1: previous}
-            self._epochs[epoch] = self._draw(epoch)
-        drawn = self._epochs[epoch]
-        return drawn.start + int(drawn.order[position]) * self._seq_len
-
-    def _draw(self, epoch: int) -> "_Epoch":
+    def _draw_starts(self, epoch: int) -> Ids:
+        """Index of the first token of each window of an epoch, in the order of its visits: ``(windows,)``."""
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch])))
         spare = len(self._tokens) - 1 - len(self) * self._seq_len
-        start = int(generator.integers(min(self._seq_len, spare + 1)))
-        return _Epoch(start, generator.permutation(len(self)))
-
-
-@dataclass(frozen=True)
-class _Epoch:
-    start: int  # tokens skipped
-    order: Ids  # (windows,)
+        first = int(generator.integers(min(self._seq_len, spare + 1)))
+        return first + generator.permutation(len(self)) * self._seq_len
 
 
 class ValWindows:

@@ -73,8 +73,10 @@ class GroupedQueryAttention(Mixer):
         self.output = ResidualOutput(n_heads * head_dim, dim, bias=output_bias)
         self.qk_norm = qk_norm
         if qk_norm is not None:
-            self.query_norm = norm(qk_norm_width(qk_norm, n_heads, head_dim))
-            self.key_norm = norm(qk_norm_width(qk_norm, n_kv_heads, head_dim))
+            if qk_norm not in ("head", "projection"):
+                raise ValueError(f"attention.qk_norm={qk_norm}: unknown; choose head, projection or null")
+            self.query_norm = norm(head_dim if qk_norm == "head" else n_heads * head_dim)
+            self.key_norm = norm(head_dim if qk_norm == "head" else n_kv_heads * head_dim)
             if not list(self.query_norm.parameters()):
                 raise ValueError(f"attention.qk_norm={qk_norm}: the model's norm does nothing; choose a norm, or null")
 
@@ -208,21 +210,11 @@ def check_window(window: int | None, global_every: int | None) -> None:
 
 
 def choose_kernel(kernel: str, softcap: float | None) -> str:
-    """Resolve "auto"; raises ValueError for an unknown kernel, a cap of nothing, or a kernel that cannot cap."""
+    """Resolve "auto". Raises ValueError for an unknown kernel, a cap that is not positive, or a kernel without caps."""
     if kernel not in ("auto", "sdpa", "reference"):
         raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
     if softcap is not None and softcap <= 0:
         raise ValueError(f"attention.softcap={softcap}: must be positive, or null for none")
     if kernel == "sdpa" and softcap is not None:
         raise ValueError("attention.kernel=sdpa: it cannot cap scores; choose auto, or attention.softcap=null")
-    if kernel == "auto":
-        return "sdpa" if softcap is None else "reference"
-    return kernel
-
-
-def qk_norm_width(qk_norm: str, n_heads: int, head_dim: int) -> int:
-    """The width that QK-norm acts on; raises ValueError for an unknown kind."""
-    widths = {"head": head_dim, "projection": n_heads * head_dim}
-    if qk_norm not in widths:
-        raise ValueError(f"attention.qk_norm={qk_norm}: unknown; choose head, projection or null")
-    return widths[qk_norm]
+    return ("sdpa" if softcap is None else "reference") if kernel == "auto" else kernel

@@ -13,6 +13,8 @@ from .mixer import Mixer
 from .norm import Norm
 from .state import State
 
+NewMixer, NewModule = Callable[[], Mixer], Callable[[], nn.Module]  # factories that know all sizes already
+
 
 class Block(nn.Module):
     """What all blocks have: a mixer, a feed-forward, a norm for each, and dropout on the output of each.
@@ -22,14 +24,7 @@ class Block(nn.Module):
 
     final_norm: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        dim: int,
-        attention: Callable[[], Mixer],
-        ffn: Callable[[], nn.Module],
-        norm: Norm,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, dim: int, attention: NewMixer, ffn: NewModule, norm: Norm, dropout: float = 0.0) -> None:
         super().__init__()
         self.attention = attention()
         self.attention_norm = norm(dim)
@@ -78,14 +73,7 @@ class Reordered(Block):
 class Sandwich(Block):
     """x + norm(f(norm(x))): a norm on both sides (CogView, Ding et al. 2021, section 2.4; Gemma 2)."""
 
-    def __init__(
-        self,
-        dim: int,
-        attention: Callable[[], Mixer],
-        ffn: Callable[[], nn.Module],
-        norm: Norm,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, dim: int, attention: NewMixer, ffn: NewModule, norm: Norm, dropout: float = 0.0) -> None:
         super().__init__(dim, attention, ffn, norm, dropout)
         self.attention_post_norm = norm(dim)
         self.ffn_post_norm = norm(dim)
@@ -107,14 +95,7 @@ class Parallel(Block):
 class ParallelSharedNorm(Block):
     """x + attention(norm(x)) + ffn(norm(x)): side by side behind one norm (GPT-J; PaLM, section 2; Falcon 7B)."""
 
-    def __init__(
-        self,
-        dim: int,
-        attention: Callable[[], Mixer],
-        ffn: Callable[[], nn.Module],
-        norm: Norm,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, dim: int, attention: NewMixer, ffn: NewModule, norm: Norm, dropout: float = 0.0) -> None:
         super().__init__(dim, attention, ffn, norm, dropout)
         del self.ffn_norm
 

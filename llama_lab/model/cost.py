@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from .decoder import Decoder
+from .mixer import class_name
 
 HOOKS = "flops_per_token(seq_len) and active_params()"
 OURS = ("llama_lab", "torch")  # packages whose modules use every nn.Linear once per token, or say what they cost
@@ -64,7 +65,7 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
     check_uses(model)
     params = count(model)
     flops = flops_per_token(model, seq_len)
-    answering = {unit: name for name, unit in cost_units(model) if answers(unit)}
+    answering = {unit: name for name, unit in cost_units(model) if answers(unit)}  # each once, however often it is used
     idle = sum(count(unit) - ask(name, unit, "active_params", most=count(unit)) for unit, name in answering.items())
     decodes = all(mixer.has_state for mixer in model.mixers)
     whole_state = state_bytes(model, seq_len, kv_dtype) if decodes else None  # before those per token, which follow
@@ -114,17 +115,18 @@ def ask(name: str, module: nn.Module, hook: str, *args: object, most: float = ma
 
 
 def flops_per_token(model: nn.Module, seq_len: int, dense: bool = False) -> float:
-    """FLOPs of one token's forward pass. Raises ValueError for an answer that is no number of FLOPs."""
-    return sum(unit_flops(name, unit, seq_len, dense) for name, unit in cost_units(model))
+    """FLOPs of one token's forward pass: each module's own answer, or two per weight of an nn.Linear.
 
-
-def unit_flops(name: str, unit: nn.Module, seq_len: int, dense: bool) -> float:
-    """What one of `cost_units` costs: by its own answer, or two per weight of an nn.Linear."""
-    if not answers(unit):
-        return 2 * unit.weight.numel()  # type: ignore[operator]
-    has_dense = dense and hasattr(unit, "flops_per_token_dense")
-    flops: float = ask(name, unit, "flops_per_token_dense" if has_dense else "flops_per_token", seq_len)
-    return flops
+    Raises ValueError for an answer that is not a number of FLOPs.
+    """
+    total: float = 0
+    for name, unit in cost_units(model):
+        if isinstance(unit, nn.Linear) and not answers(unit):
+            total += 2 * unit.weight.numel()
+        else:
+            has_dense = dense and hasattr(unit, "flops_per_token_dense")
+            total += ask(name, unit, "flops_per_token_dense" if has_dense else "flops_per_token", seq_len)
+    return total
 
 
 def cost_units(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -177,11 +179,6 @@ def is_foreign(kind: type) -> bool:
     return kind.__module__.partition(".")[0] not in OURS
 
 
-def class_name(module: nn.Module) -> str:
-    """A module's class as it would be imported."""
-    return f"{type(module).__module__}.{type(module).__qualname__}"
-
-
 @torch.no_grad()
 def check_uses(model: Decoder) -> None:
     """Raise ValueError for a foreign module that does not use each of its `cost_units` once per token.
@@ -231,14 +228,11 @@ def check_uses(model: Decoder) -> None:
 
 
 def cost_metrics(cost: Cost) -> dict[str, float]:
-    """A model's costs under the names that summaries and dashboards use; none of a state that there is not."""
-    costs = asdict(cost)
-    del costs["kv_bytes_per_token"], costs["kv_bytes"]
-    return costs | state_metrics(cost)
+    """A model's costs under the names that summaries and dashboards use."""
+    return {name: value for name, value in asdict(cost).items() if not name.startswith("kv_")} | state_metrics(cost)
 
 
 def state_metrics(cost: Cost) -> dict[str, float]:
-    """Bytes of state, of a model that can decode with one."""
-    if cost.kv_bytes is None or cost.kv_bytes_per_token is None:
-        return {}
-    return {"kv_cache/bytes_per_token": cost.kv_bytes_per_token, "kv_cache/bytes": cost.kv_bytes}
+    """Bytes of state; empty for a model that cannot decode with one."""
+    sizes = {"kv_cache/bytes_per_token": cost.kv_bytes_per_token, "kv_cache/bytes": cost.kv_bytes}
+    return {name: size for name, size in sizes.items() if size is not None}

@@ -12,7 +12,7 @@ from .block import Block
 from .embedding import Embedding
 from .init import WeightInit, initialise
 from .layout import Layout
-from .mixer import NEW_STATE, Mixer
+from .mixer import NEW_STATE, Mixer, class_name
 from .norm import Norm
 from .position import Position
 from .state import DecoderState, State
@@ -21,8 +21,8 @@ from .state import DecoderState, State
 class Decoder(nn.Module):
     """A decoder built from one component per slot; each slot is a factory.
 
-    Those of position, attention and ffn are called with what they name of these sizes and of norm; those of attention
-    and ffn also of layer, counted from 0.
+    The factories of position, attention and ffn are called with the sizes below, and norm, as far as they name them;
+    those of attention and ffn also with layer, counted from 0; that of init with n_layers.
 
     vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, hidden_dim, max_seq_len: sizes, named as in LLaMA.
     dropout: on the embeddings and on every residual branch (Vaswani et al. 2017, section 5.4).
@@ -61,7 +61,9 @@ class Decoder(nn.Module):
             "hidden_dim": hidden_dim,
             "max_seq_len": max_seq_len,
         }
-        check_sizes(vocab_size=vocab_size, **sizes)
+        for name, size in {"vocab_size": vocab_size, **sizes}.items():
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name}={size}: must be a positive whole number")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout}: must be at least 0 and less than 1")
         self.vocab_size, self.dim, self.max_seq_len = vocab_size, dim, max_seq_len
@@ -78,9 +80,11 @@ class Decoder(nn.Module):
             )
             for layer in range(n_layers)
         )
-        check_mixers(self.mixers)
+        for mixer in self.mixers:
+            if not isinstance(mixer, Mixer):
+                raise ValueError(f"attention={class_name(mixer)}: must be a subclass of llama_lab.model.mixer.Mixer")
         self.norm = norm(dim) if self.blocks[-1].final_norm else None
-        self.weight_init, self.seed = init(n_layers=n_layers), seed
+        self.weight_init, self.seed = call(init, n_layers=n_layers), seed
         initialise(self, self.weight_init, seed)
 
     def forward(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
@@ -96,7 +100,7 @@ class Decoder(nn.Module):
         if state is None:
             self.check_positions(T)
             return self.transform(tokens, Layout(self.position, torch.arange(T, device=tokens.device)))
-        shortest, longest = state.reserve(B, T)
+        shortest, longest = state.bounds(B, T)
         self.check_positions(longest + T)
         positions = state.next_positions(T, tokens.device)
         x = self.transform(tokens, Layout(self.position, positions, shortest, longest), state.layers)
@@ -175,20 +179,3 @@ def takes(factory: Callable[..., Any], name: str) -> bool:
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return False
     return not is_class
-
-
-def check_mixers(mixers: Sequence[nn.Module]) -> None:
-    """Raise ValueError for what a block cannot use in attention's place."""
-    for mixer in mixers:
-        if not isinstance(mixer, Mixer):
-            kind = type(mixer)
-            raise ValueError(
-                f"attention={kind.__module__}.{kind.__qualname__}: must be a subclass of llama_lab.model.mixer.Mixer"
-            )
-
-
-def check_sizes(**sizes: int) -> None:
-    """Raise ValueError for a size that is not a positive whole number."""
-    for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name}={size}: must be a positive whole number")

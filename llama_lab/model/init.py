@@ -8,7 +8,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,42 +18,34 @@ class ResidualOutput(nn.Linear):
     """A linear map whose output is added to the residual stream; `Scaled` starts these smaller."""
 
 
-class WeightInit(Protocol):
-    """Draws one weight matrix `(out, in)` in place."""
-
-    def __call__(self, weight: Tensor, residual: bool, generator: torch.Generator) -> None:
-        """Fill `weight`; `residual` says that its output is added to the residual stream."""
+WeightInit = Callable[[Tensor, bool, torch.Generator], None]
+"""Draws a weight matrix `(out, in)` in place; the bool says whether its output is added to the residual stream."""
 
 
 class Normal:
     """N(0, std): GPT-1 and most models since."""
 
-    def __init__(self, n_layers: int, std: float = 0.02) -> None:
+    def __init__(self, std: float = 0.02) -> None:
         check_positive("init.std", std)
-        self.std = std
-
-    def __call__(self, weight: Tensor, residual: bool, generator: torch.Generator) -> None:
-        """Fill `weight` in place."""
-        weight.normal_(0.0, self.std, generator=generator)
-
-
-class Scaled:
-    """N(0, std), and std / sqrt(2 n_layers) on residual outputs (Radford et al. 2019, section 2.3)."""
-
-    def __init__(self, n_layers: int, std: float = 0.02) -> None:
-        check_positive("init.std", std)
-        self.std = std
-        self.residual_std = std / math.sqrt(2 * n_layers)
+        self.std = self.residual_std = std
 
     def __call__(self, weight: Tensor, residual: bool, generator: torch.Generator) -> None:
         """Fill `weight` in place."""
         weight.normal_(0.0, self.residual_std if residual else self.std, generator=generator)
 
 
+class Scaled(Normal):
+    """N(0, std), and std / sqrt(2 n_layers) on residual outputs (Radford et al. 2019, section 2.3)."""
+
+    def __init__(self, n_layers: int, std: float = 0.02) -> None:
+        super().__init__(std)
+        self.residual_std = std / math.sqrt(2 * n_layers)
+
+
 class Xavier:
     """Uniform with variance gain² · 2 / (in + out) (Glorot & Bengio 2010, eq. 16), as the 2017 Transformer's code."""
 
-    def __init__(self, n_layers: int, gain: float = 1.0) -> None:
+    def __init__(self, gain: float = 1.0) -> None:
         check_positive("init.gain", gain)
         self.gain = gain
 
@@ -66,7 +57,7 @@ class Xavier:
 class Truncated:
     """N(0, std) truncated at `cutoff` standard deviations (OLMo-core, `init.py`)."""
 
-    def __init__(self, n_layers: int, std: float = 0.02, cutoff: float = 3.0) -> None:
+    def __init__(self, std: float = 0.02, cutoff: float = 3.0) -> None:
         check_positive("init.std", std)
         check_positive("init.cutoff", cutoff)
         self.std = std
@@ -79,7 +70,7 @@ class Truncated:
 
 
 def check_positive(name: str, value: float) -> None:
-    """Raise ValueError for a spread that is none."""
+    """Raise ValueError unless `value` is positive."""
     if value <= 0:
         raise ValueError(f"{name}={value}: must be positive")
 

@@ -63,3 +63,8 @@ class Mixer(nn.Module, ABC):
     def state_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes that one more token adds before the state is full."""
         return self.state_bytes(2, dtype) - self.state_bytes(1, dtype)
+
+
+def class_name(module: nn.Module) -> str:
+    """A module's class as it would be imported."""
+    return f"{type(module).__module__}.{type(module).__qualname__}"

@@ -9,27 +9,17 @@ from torch import Tensor, nn
 Norm = Callable[[int], nn.Module]  # a factory, of the width
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(nn.LayerNorm):
     """Layer normalisation (Ba et al. 2016, eq. 4): subtract the mean, divide by the standard deviation."""
 
     def __init__(self, dim: int, eps: float = 1e-5, bias: bool = True) -> None:
-        super().__init__()
         check_eps(eps)
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(dim))
-        self.bias = nn.Parameter(torch.empty(dim)) if bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Start as the plain normalisation."""
-        nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        super().__init__(dim, eps, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `x (..., dim)`."""
         bias = None if self.bias is None else self.bias.float()
-        return F.layer_norm(x.float(), self.weight.shape, self.weight.float(), bias, self.eps).type_as(x)
+        return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), bias, self.eps).type_as(x)
 
 
 class RMSNorm(nn.Module):
@@ -56,18 +46,11 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), gain.shape, gain, self.eps).type_as(x)
 
 
-class NoNorm(nn.Module):
-    """No normalisation: the identity."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return `x` unchanged."""
-        return x
+class NoNorm(nn.Identity):
+    """No normalisation: the identity, for any width."""
 
 
 def check_eps(eps: float) -> None:
-    """Raise ValueError for an epsilon that could lead to the root of a negative number."""
+    """Raise ValueError for a negative epsilon: the variance plus epsilon could be negative."""
     if eps < 0:
         raise ValueError(f"norm.eps={eps}: must not be negative")

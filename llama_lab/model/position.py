@@ -6,6 +6,8 @@ all sequences, `(B, T)` where each has its own.
 """
 
 import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -41,15 +43,11 @@ class Rotation(NamedTuple):
 class Position(nn.Module):
     """No position encoding (Kazemnejad et al. 2023, NoPE), and the base of the others: every hook does nothing.
 
-    Every encoding is built with the sizes of the decoder that it names: ours with `dim`, `n_heads`, `head_dim` and
-    `max_seq_len`. One serves all layers, unless `at_layer` says otherwise. `max_positions` is where it ends, None where
-    it does not.
+    An encoding is built with those of the decoder's sizes that its `__init__` names. One instance serves all layers;
+    override `at_layer` to change that. max_positions: how many positions it has; None for no limit.
     """
 
     max_positions: int | None = None
-
-    def __init__(self, dim: int, n_heads: int, head_dim: int, max_seq_len: int) -> None:
-        super().__init__()
 
     def at_layer(self, layer: int) -> "Position":
         """The encoding whose `rotation` and `bias` act in a layer, counted from 0: itself, or a submodule of it."""
@@ -76,17 +74,8 @@ class Sinusoidal(Position):
     `interleaved` alternates sine and cosine as the paper writes it; otherwise all sines come first (its code, CTRL).
     """
 
-    def __init__(
-        self,
-        dim: int,
-        n_heads: int,
-        head_dim: int,
-        max_seq_len: int,
-        theta: float = 10000.0,
-        interleaved: bool = True,
-        amplitude: float = 1.0,
-    ) -> None:
-        super().__init__(dim, n_heads, head_dim, max_seq_len)
+    def __init__(self, dim: int, theta: float = 10000.0, interleaved: bool = True, amplitude: float = 1.0) -> None:
+        super().__init__()
         if dim % 2:
             raise ValueError(f"dim={dim}: sinusoidal positions need an even dim; use {dim + 1}")
         self.dim = dim
@@ -94,23 +83,19 @@ class Sinusoidal(Position):
         self.interleaved = interleaved
         self.amplitude = amplitude
 
-    def table(self, positions: Tensor) -> Tensor:
-        """Float32 `(..., T, dim)`."""
-        angles = positions.float()[..., None] * inverse_frequencies(self.dim, self.theta, positions.device)
-        waves = (angles.sin(), angles.cos())
-        table = torch.stack(waves, -1).flatten(-2) if self.interleaved else torch.cat(waves, -1)
-        return self.amplitude * table
-
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Add the table's rows."""
-        return x + self.table(positions).type_as(x)
+        """Add the sines and cosines, computed in float32."""
+        angles = positions.float()[..., None] * inverse_frequencies(self.dim, self.theta, positions.device)
+        waves = (angles.sin(), angles.cos())  # `(..., T, dim / 2)` each
+        table = torch.stack(waves, -1).flatten(-2) if self.interleaved else torch.cat(waves, -1)
+        return x + (self.amplitude * table).type_as(x)
 
 
 class Learned(Position):
     """One trained vector per position, added to the embeddings (GPT-1, GPT-2, OPT)."""
 
-    def __init__(self, dim: int, n_heads: int, head_dim: int, max_seq_len: int, std: float = 0.02) -> None:
-        super().__init__(dim, n_heads, head_dim, max_seq_len)
+    def __init__(self, dim: int, max_seq_len: int, std: float = 0.02) -> None:
+        super().__init__()
         check_positive("position.std", std)
         self.table = Table(max_seq_len, dim, std)
         self.max_positions = max_seq_len
@@ -118,12 +103,6 @@ class Learned(Position):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Add the table's rows."""
         return x + self.table(positions)  # type: ignore[no-any-return]
-
-
-def check_scaling(factor: float, original_max_seq_len: int = 1) -> None:
-    """Raise ValueError for a scaling that stretches nothing."""
-    check_positive("position.scaling.factor", factor)
-    check_positive("position.scaling.original_max_seq_len", original_max_seq_len)
 
 
 def inverse_frequencies(dim: int, theta: float, device: torch.device) -> Tensor:
@@ -135,50 +114,67 @@ def inverse_frequencies(dim: int, theta: float, device: torch.device) -> Tensor:
     return theta ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
 
 
-class LinearScaling:
+@dataclass(frozen=True)
+class RopeScaling(ABC):
+    """Frequencies for texts `factor` times as long. Raises ValueError unless `factor` is positive."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        check_positive("position.scaling.factor", self.factor)
+
+    @property
+    def attention_factor(self) -> float:
+        """Multiplies cosines and sines, and so, squared, the scores."""
+        return 1.0
+
+    @abstractmethod
+    def __call__(self, dim: int, theta: float, device: torch.device) -> Tensor:
+        """Float32 `(dim / 2,)`, in place of `inverse_frequencies`."""
+
+
+class LinearScaling(RopeScaling):
     """Position interpolation: every frequency divided by `factor` (Chen et al. 2023, eq. 4)."""
-
-    attention_factor = 1.0
-
-    def __init__(self, factor: float) -> None:
-        check_scaling(factor)
-        self.factor = factor
 
     def __call__(self, dim: int, theta: float, device: torch.device) -> Tensor:
         """Scaled inverse frequencies `(dim / 2,)`."""
         return inverse_frequencies(dim, theta, device) / self.factor
 
 
-class NTKScaling:
+class NTKScaling(RopeScaling):
     """A larger base: the lowest frequency is divided by `factor`, the highest kept (bloc97 2023, NTK-aware)."""
-
-    attention_factor = 1.0
-
-    def __init__(self, factor: float) -> None:
-        check_scaling(factor)
-        self.factor = factor
 
     def __call__(self, dim: int, theta: float, device: torch.device) -> Tensor:
         """Scaled inverse frequencies `(dim / 2,)`."""
         return inverse_frequencies(dim, theta * self.factor ** (dim / (dim - 2)), device)
 
 
-class YarnScaling:
+@dataclass(frozen=True)
+class ScalingByParts(RopeScaling):
+    """Some frequencies stay, some are divided by `factor`, by how often they turn within `original_max_seq_len`."""
+
+    original_max_seq_len: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("position.scaling.original_max_seq_len", self.original_max_seq_len)
+
+
+@dataclass(frozen=True)
+class YarnScaling(ScalingByParts):
     """NTK by parts with a sharper softmax (Peng et al. 2023, sections 3.2 and 3.4).
 
     Frequencies that turn more than `beta_fast` times within `original_max_seq_len` stay, those that turn less than
     `beta_slow` times are divided by `factor`, and a ramp joins them.
     """
 
-    def __init__(
-        self, factor: float, original_max_seq_len: int, beta_fast: float = 32.0, beta_slow: float = 1.0
-    ) -> None:
-        check_scaling(factor, original_max_seq_len)
-        self.factor = factor
-        self.original_max_seq_len = original_max_seq_len
-        self.beta_fast = beta_fast
-        self.beta_slow = beta_slow
-        self.attention_factor = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+    @property
+    def attention_factor(self) -> float:
+        """sqrt(1 / t) of section 3.4."""
+        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
     def __call__(self, dim: int, theta: float, device: torch.device) -> Tensor:
         """Scaled inverse frequencies `(dim / 2,)`."""
@@ -195,27 +191,24 @@ class YarnScaling:
         return frequencies / self.factor * interpolated + frequencies * (1 - interpolated)
 
 
-class Llama3Scaling:
+@dataclass(frozen=True)
+class Llama3Scaling(ScalingByParts):
     """Llama 3.1's scaling (`apply_scaling` in Meta's code): long wavelengths divided by `factor`, short ones kept.
 
     Wavelengths above original / low_freq_factor are long, below original / high_freq_factor short, and a linear ramp
     joins them.
     """
 
-    attention_factor = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
 
-    def __init__(
-        self, factor: float, original_max_seq_len: int, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0
-    ) -> None:
-        check_scaling(factor, original_max_seq_len)
-        self.factor = factor
-        self.original_max_seq_len = original_max_seq_len
-        if high_freq_factor <= low_freq_factor:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
-                f"position.scaling.high_freq_factor={high_freq_factor}: must exceed low_freq_factor={low_freq_factor}"
+                f"position.scaling.high_freq_factor={self.high_freq_factor}: must exceed "
+                f"low_freq_factor={self.low_freq_factor}"
             )
-        self.low_freq_factor = low_freq_factor
-        self.high_freq_factor = high_freq_factor
 
     def __call__(self, dim: int, theta: float, device: torch.device) -> Tensor:
         """Scaled inverse frequencies `(dim / 2,)`."""
@@ -223,9 +216,6 @@ class Llama3Scaling:
         turns = self.original_max_seq_len * frequencies / (2 * math.pi)
         kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
         return frequencies * kept + frequencies / self.factor * (1 - kept)
-
-
-RopeScaling = LinearScaling | NTKScaling | YarnScaling | Llama3Scaling
 
 
 class Rope(Position):
@@ -237,16 +227,13 @@ class Rope(Position):
 
     def __init__(
         self,
-        dim: int,
-        n_heads: int,
         head_dim: int,
-        max_seq_len: int,
         theta: float = 10000.0,
         fraction: float = 1.0,
         interleaved: bool = False,
         scaling: RopeScaling | None = None,
     ) -> None:
-        super().__init__(dim, n_heads, head_dim, max_seq_len)
+        super().__init__()
         self.rotary_dim = int(head_dim * fraction + 1e-3)  # 0.333333 of 96 is 32
         if not 0 < fraction <= 1 or self.rotary_dim % 2 or self.rotary_dim == 0:
             raise ValueError(
@@ -269,24 +256,18 @@ class Rope(Position):
         return Rotation(gain * angles.cos(), gain * angles.sin(), self.interleaved)
 
 
-def alibi_slopes(n_heads: int) -> list[float]:
-    """One slope per head (Press et al. 2021, section 3): the geometric sequence 2^(-8/n), ..., 2^-8.
-
-    For counts that are no power of two: the sequence of the power below, then every other term of the one above, as in
-    the authors' code.
-    """
-    power = 2 ** math.floor(math.log2(n_heads))
-    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
-    between = [2 ** (-4 * (2 * i + 1) / power) for i in range(n_heads - power)]
-    return slopes + between
-
-
 class Alibi(Position):
-    """Scores fall linearly with distance, each head with its own slope (Press et al. 2021). No parameters."""
+    """Scores fall linearly with distance, each head with its own slope (Press et al. 2021, section 3). No parameters.
 
-    def __init__(self, dim: int, n_heads: int, head_dim: int, max_seq_len: int) -> None:
-        super().__init__(dim, n_heads, head_dim, max_seq_len)
-        self.slopes = alibi_slopes(n_heads)
+    The slopes are the geometric sequence 2^(-8/n), ..., 2^-8. If the number of heads is not a power of two, they are
+    the sequence of the power below, then every other term of the one above, as in the authors' code.
+    """
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        power = 2 ** math.floor(math.log2(n_heads))
+        self.slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+        self.slopes += [2 ** (-4 * (2 * i + 1) / power) for i in range(n_heads - power)]
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Float32 `(..., H, Tq, Tk)`: minus slope times distance."""
@@ -301,17 +282,8 @@ class Relative(Position):
     Half of the `n_buckets` hold exact distances, the other half grow logarithmically up to `max_distance`.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        n_heads: int,
-        head_dim: int,
-        max_seq_len: int,
-        n_buckets: int = 32,
-        max_distance: int = 128,
-        std: float = 0.02,
-    ) -> None:
-        super().__init__(dim, n_heads, head_dim, max_seq_len)
+    def __init__(self, n_heads: int, n_buckets: int = 32, max_distance: int = 128, std: float = 0.02) -> None:
+        super().__init__()
         if n_buckets < 2:
             raise ValueError(f"position.n_buckets={n_buckets}: must be at least 2")
         if max_distance <= n_buckets // 2:

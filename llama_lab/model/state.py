@@ -48,10 +48,10 @@ class DecoderState:
         rows = [layer.row(index) for layer in self.layers]
         return DecoderState(rows, self.lengths[index : index + 1], self.context, self.slides)
 
-    def reserve(self, batch_size: int, n_tokens: int) -> tuple[int, int]:
+    def bounds(self, batch_size: int, n_tokens: int) -> tuple[int, int]:
         """How many tokens the shortest and the longest sequence have.
 
-        Raises ValueError unless it is a state of `batch_size` sequences, with room for `n_tokens` more in each.
+        Raises ValueError unless this is a state of `batch_size` sequences with room for `n_tokens` more in each.
         """
         lengths = self.lengths.tolist()
         if len(lengths) != batch_size:

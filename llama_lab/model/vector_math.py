@@ -2,30 +2,14 @@
 
 oneMKL chooses the kernel of each function and precision at its first call. If several threads make that call at once,
 one of them may compute its share with the least accurate kernel, so that RoPE's first table differs from its second
-(PyTorch issue 188792). A call on one element runs on one thread, and settles the choice for the process.
+(PyTorch issue 188792). A call on one element runs on one thread, and makes the choice for the whole process.
 """
 
 import torch
 
 # Those of aten/src/ATen/cpu/vml.h, as torch 2.13 compiles it.
-FUNCTIONS = (
-    torch.acos,
-    torch.asin,
-    torch.atan,
-    torch.cos,
-    torch.erf,
-    torch.erfc,
-    torch.erfinv,
-    torch.exp,
-    torch.log,
-    torch.log10,
-    torch.log2,
-    torch.sin,
-    torch.sqrt,
-    torch.tan,
-    torch.tanh,
-    torch.trunc,
-)
+NAMES = "acos asin atan cos erf erfc erfinv exp log log10 log2 sin sqrt tan tanh trunc"
+FUNCTIONS = [getattr(torch, name) for name in NAMES.split()]
 
 
 def choose_kernels() -> None:

@@ -9,6 +9,7 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from llama_lab.model.attention import GroupedQueryAttention, reference_attention
+from llama_lab.model.decoder import call
 from llama_lab.model.layout import Layout
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.position import Alibi, Position
@@ -44,7 +45,7 @@ def outputs_and_gradients(layer: GroupedQueryAttention, position: Position, x: T
 def test_fused_attention_equals_the_reference(position: str, attention: str, window: int | None) -> None:
     for n_kv_heads in KV_HEADS.get(attention, [1, 2, 3, 6]):
         torch.manual_seed(n_kv_heads)
-        encoding = component("position", position)(dim=DIM, n_heads=N_HEADS, head_dim=HEAD_DIM, max_seq_len=32)
+        encoding = call(component("position", position), dim=DIM, n_heads=N_HEADS, head_dim=HEAD_DIM, max_seq_len=32)
         sizes = {"dim": DIM, "n_heads": N_HEADS, "n_kv_heads": n_kv_heads, "head_dim": HEAD_DIM}
         layer = component("attention", attention)(
             **sizes, norm=RMSNorm, layer=0, window=window, global_every=None, softcap=None
@@ -79,7 +80,7 @@ def test_reference_attention_equals_a_naive_loop(n_kv_heads: int, softcap: float
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5])
 def test_a_query_sees_itself_and_the_window_before_it(window: int | None) -> None:
-    visible = Layout(Position(8, 2, 4, 32), torch.arange(3, 9)).mask(torch.arange(3, 9), window) == 0
+    visible = Layout(Position(), torch.arange(3, 9)).mask(torch.arange(3, 9), window) == 0
     for query in range(6):
         assert visible[query].nonzero().flatten().tolist() == [
             key for key in range(6) if key <= query and (window is None or query - key < window)
@@ -137,6 +138,6 @@ def test_softcap_bounds_the_scores() -> None:
 def test_alibi_attends_alike_wherever_the_text_starts() -> None:
     torch.manual_seed(0)
     layer = component("attention", "mha")(DIM, N_HEADS, N_HEADS, HEAD_DIM, norm=RMSNorm, layer=0)
-    x, encoding = torch.randn(1, T, DIM), Alibi(DIM, N_HEADS, HEAD_DIM, 32)
+    x, encoding = torch.randn(1, T, DIM), Alibi(N_HEADS)
     near, far = (layer(x, Layout(encoding, torch.arange(start, start + T))) for start in (0, 4000))
     torch.testing.assert_close(near, far)

@@ -336,8 +336,8 @@ def test_a_foreign_module_of_linear_layers_counts_by_itself_and_stays_as_it_was(
 
 def test_what_a_position_encoding_owns_beside_tables_is_not_an_embedding() -> None:
     class Scaled(Position):
-        def __init__(self, dim: int, n_heads: int, head_dim: int, max_seq_len: int) -> None:
-            super().__init__(dim, n_heads, head_dim, max_seq_len)
+        def __init__(self, dim: int) -> None:
+            super().__init__()
             self.scale = nn.Parameter(torch.ones(dim))
 
         def reset_parameters(self) -> None:

@@ -145,7 +145,7 @@ def test_a_users_component_draws_from_seed_and_name_and_leaves_the_global_genera
         torch.manual_seed(noise)
         expected = torch.random.get_rng_state()
         model = nn.ModuleDict({"a": Drawing(4), "b": Drawing(4)})
-        initialise(model, Normal(1), seed=3)
+        initialise(model, Normal(), seed=3)
         assert torch.equal(torch.random.get_rng_state(), expected)
         starts.append(model)
     assert torch.equal(starts[0]["a"].weight, starts[1]["a"].weight)
@@ -154,4 +154,4 @@ def test_a_users_component_draws_from_seed_and_name_and_leaves_the_global_genera
 
 def test_a_component_that_cannot_start_itself_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"^a: Silent has parameters but no reset_parameters\(\); give it one"):
-        initialise(nn.ModuleDict({"a": Silent(4)}), Normal(1), seed=3)
+        initialise(nn.ModuleDict({"a": Silent(4)}), Normal(), seed=3)

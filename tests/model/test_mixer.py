@@ -200,9 +200,9 @@ def test_the_layer_reaches_feed_forwards_and_positions() -> None:
             super().__init__(dim, hidden_dim * (layer + 1) // n_layers, nn.ReLU)
 
     class EveryOther(Rope):
-        def __init__(self, n_layers: int, **sizes: int) -> None:
-            super().__init__(**sizes)
-            self.none = Position(**sizes)
+        def __init__(self, n_layers: int, head_dim: int) -> None:
+            super().__init__(head_dim)
+            self.none = Position()
             self.last = n_layers - 1
 
         def at_layer(self, layer: int) -> Position:

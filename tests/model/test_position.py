@@ -37,7 +37,7 @@ ROPES = [option for option in options("position") if option.startswith("rope")]
 def rope(option: str, fraction: float, interleaved: bool) -> Rope:
     cfg = compose_config("size=pico", f"position={option}")
     factory = instantiate(cfg.model.position)
-    return factory(dim=32, n_heads=2, head_dim=HEAD_DIM, max_seq_len=32, fraction=fraction, interleaved=interleaved)
+    return factory(head_dim=HEAD_DIM, fraction=fraction, interleaved=interleaved)
 
 
 def turn(encoding: Position, x: Tensor, position: int) -> Tensor:
@@ -76,14 +76,14 @@ def test_rope_pairs_neighbours_or_halves() -> None:
     x = torch.tensor([1.0, 0.0, 0.0, 0.0])
     pairs = {True: 1, False: 2}
     for interleaved, partner in pairs.items():
-        y = turn(Rope(4, 1, 4, 32, interleaved=interleaved), x, 3)
+        y = turn(Rope(4, interleaved=interleaved), x, 3)
         expected = torch.zeros(4).index_put((torch.tensor([0, partner]),), torch.tensor([math.cos(3), math.sin(3)]))
         torch.testing.assert_close(y, expected)
 
 
 def test_a_fraction_that_is_rounded_turns_the_dimensions_it_means() -> None:
     factory = instantiate(compose_config("position=rope").model.position)
-    assert factory(dim=96, n_heads=1, head_dim=96, max_seq_len=32, fraction=0.333333).rotary_dim == 32
+    assert factory(head_dim=96, fraction=0.333333).rotary_dim == 32
 
 
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
@@ -179,13 +179,13 @@ def test_ntk_scaling_equals_transformers_dynamic_scaling_at_that_length(factor: 
 
 @pytest.mark.parametrize("n_heads", [*range(1, 41), 64, 71, 112])
 def test_alibi_slopes_equal_blooms(n_heads: int) -> None:
-    bias = Alibi(8, n_heads, 8, 32).bias(torch.tensor([1]), torch.arange(2))[:, 0]
+    bias = Alibi(n_heads).bias(torch.tensor([1]), torch.arange(2))[:, 0]
     expected = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long), n_heads, torch.float32)[:, 0]
     torch.testing.assert_close(bias - bias[:, :1], expected)
 
 
 def test_alibi_falls_linearly_with_distance() -> None:
-    bias = Alibi(8, 8, 8, 32).bias(torch.tensor([2049]), torch.arange(2050))[:, 0]
+    bias = Alibi(8).bias(torch.tensor([2049]), torch.arange(2050))[:, 0]
     assert bias[:, -1].tolist() == [0.0] * 8
     assert bias[:, 0].tolist() == [-2049 * 2.0 ** -(head + 1) for head in range(8)]
 
@@ -193,13 +193,13 @@ def test_alibi_falls_linearly_with_distance() -> None:
 @pytest.mark.parametrize(("n_buckets", "max_distance"), [(32, 128), (32, 1000), (8, 20), (64, 2048)])
 def test_relative_buckets_equal_t5s(n_buckets: int, max_distance: int) -> None:
     distance = torch.arange(4001)
-    buckets = Relative(8, 2, 4, 32, n_buckets, max_distance).buckets(distance)
+    buckets = Relative(2, n_buckets, max_distance).buckets(distance)
     expected = T5Attention._relative_position_bucket(-distance, False, n_buckets, max_distance)
     assert torch.equal(buckets, expected)
 
 
 def test_relative_biases_come_from_the_heads_own_column() -> None:
-    encoding = Relative(8, 2, 4, 32)
+    encoding = Relative(2)
     encoding.table.weight.data.copy_(torch.arange(64.0).view(32, 2))
     bias = encoding.bias(torch.tensor([5, 6]), torch.tensor([4, 5]))
     assert bias.tolist() == [[[2.0, 0.0], [4.0, 2.0]], [[3.0, 1.0], [5.0, 3.0]]]
@@ -208,7 +208,7 @@ def test_relative_biases_come_from_the_heads_own_column() -> None:
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_sinusoidal_positions_equal_the_closed_form(interleaved: bool) -> None:
     dim, theta, amplitude, positions = 12, 5000.0, 0.7, torch.tensor([0, 1, 257, 2049])
-    encoding = Sinusoidal(dim, 2, 6, 32, theta, interleaved, amplitude)
+    encoding = Sinusoidal(dim, theta, interleaved, amplitude)
     embedded = encoding.embed(torch.ones(3, 4, dim), positions)
     for row, position in enumerate(positions.tolist()):
         angles = [position / theta ** (2 * k / dim) for k in range(dim // 2)]

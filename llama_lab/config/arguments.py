@@ -109,10 +109,10 @@ def list_items(value: str) -> list[str]:
     return [item.strip() for item in re.findall(ITEM, value[1:-1])]
 
 
-def quote(value: str) -> str:
-    """Put a value in Hydra's quotes, unless it is quoted already."""
-    if re.fullmatch(QUOTED, value, re.DOTALL):
-        return value
+def quote(value: object) -> str:
+    """A value in Hydra's grammar: text in quotes, unless it has them already."""
+    if not isinstance(value, str) or re.fullmatch(QUOTED, value, re.DOTALL):
+        return str(value)
     value = re.sub(r'(\\*)"', r'\1\1\\"', value)
     value = re.sub(r"(\\+)\Z", r"\1\1", value)
     return f'"{value}"'

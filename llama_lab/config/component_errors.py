@@ -12,23 +12,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from llama_lab.errors import ConfigError, RunFailedError, first_line
 
-OURS = ("llama_lab", "torch")
+from .trust import package_of, users_targets
+
 REPORTED = (ConfigError, RunFailedError, HydraException, OmegaConfBaseException)  # cli.py prints these
 
-# Top-level packages of the components that were built in this process, other than OURS. By name, since a path would
-# not distinguish a user's package from a library.
+# Top-level packages of the user's components that were built in this process. By name, since a path would not
+# distinguish a user's package from a library.
 _components: set[str] = set()
 
 
-def remember_components(settings: dict[str, Any]) -> None:
-    """Remember the packages of a node's `_target_`s. settings: the flattened node."""
-    _components.update(target.partition(".")[0] for target in users_targets(settings).values())
-
-
-def users_targets(settings: dict[str, Any]) -> dict[str, str]:
-    """The components of a node that are not ours, by their keys. settings: the flattened node."""
-    targets = {key.removesuffix("._target_"): str(value) for key, value in settings.items() if key.endswith("_target_")}
-    return {key: target for key, target in targets.items() if target.partition(".")[0] not in OURS}
+def remember_components(node: Any) -> None:
+    """Remember the packages of the user's components in a plain container."""
+    _components.update(package_of(target) for target in users_targets(node).values())
 
 
 def users_frame(error: BaseException) -> str | None:
@@ -38,7 +33,7 @@ def users_frame(error: BaseException) -> str | None:
     """
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        package = package_of(str(frame.f_globals.get("__name__", "")))
         if package in _components:
             place = place_of(frame.f_code, package, line)
     cause = error.__cause__ or error.__context__
@@ -55,7 +50,7 @@ def place_of(code: CodeType, package: str, line: int) -> str:
 def users_method(component: object, *names: str) -> str | None:
     """Where the first of these methods that is a user's stands; None if the component has none."""
     for method in (getattr(type(component), name, None) for name in names):
-        package = str(getattr(method, "__module__", "")).partition(".")[0]
+        package = package_of(str(getattr(method, "__module__", "")))
         if package in _components and isinstance(method, FunctionType):
             return place_of(method.__code__, package, method.__code__.co_firstlineno)
     return None

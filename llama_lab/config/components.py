@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
@@ -11,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.errors import ConfigError
 
+from . import CONF_DIR as CONF_DIR
 from .component_errors import remember_components, users_frame
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from llama_lab.model import Cost, Decoder
 
-PACKAGE = Path(__file__).parents[1]
-CONF_DIR = next(d for d in (PACKAGE / "conf", PACKAGE.parent / "conf") if d.is_dir())  # a wheel's, or a checkout's
 ROPE = "llama_lab.model.position.Rope"
 
 
@@ -77,7 +75,7 @@ def register_resolvers() -> None:
 
 def build(node: DictConfig, path: str, **overrides: Any) -> Any:
     """Instantiate a node. Raises ConfigError for an error in it, beginning with the key below `path`."""
-    remember_components(flatten(OmegaConf.to_container(node)))
+    remember_components(OmegaConf.to_container(node))
     try:
         return instantiate(node, **overrides)
     except InstantiationException as error:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from .components import CONF_DIR, flatten
+from . import CONF_DIR
+from .components import flatten
 
 # The groups of an architecture, in the default order of a ladder.
 COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init")

@@ -12,7 +12,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from llama_lab.errors import USER_ERROR, ConfigError, suggestion
 
-from .components import CONF_DIR, flatten, override_key
+from . import CONF_DIR
+from .components import flatten, override_key
 from .keys import groups, homes, nearest, options
 
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)

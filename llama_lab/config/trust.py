@@ -5,7 +5,7 @@ config, all of its targets are checked.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from llama_lab.errors import ConfigError, first_line
 
-from .components import CONF_DIR
+from . import CONF_DIR
 
 TARGET = re.compile(r"\b_target_:\s*['\"]?([\w.]+)")  # in a YAML file
 
@@ -42,14 +42,12 @@ class Trust:
 
         stored: the start of the message. option: the override or flag that trusts a package.
         """
-        for target in targets(OmegaConf.to_container(cfg)):
-            if isinstance(target, str) and (target in packaged_targets() | self.targets or self._has(target)):
-                continue
-            package = str(target).partition(".")[0]
-            raise ConfigError(
-                f"{stored} names {target}, which is none of our components and could run any code; if you trust it, "
-                f"add {option(package)}"
-            )
+        for _, target in targets(OmegaConf.to_container(cfg)):
+            if target not in packaged_targets() | self.targets and not self._has(target):
+                raise ConfigError(
+                    f"{stored} names {target}, which is none of our components and could run any code; if you trust "
+                    f"it, add {option(package_of(target))}"
+                )
 
     def _has(self, target: str) -> bool:
         """Whether a trusted package defines the target itself, and does not just import it."""
@@ -66,16 +64,25 @@ class Trust:
         return False
 
 
-def targets(node: Any) -> Iterator[Any]:
-    """Every `_target_` in a plain container, at any depth."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            if key == "_target_":
-                yield value
-            yield from targets(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from targets(value)
+def targets(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every `_target_` in a plain container, at any depth, after the key of what it builds."""
+    if not isinstance(node, dict | list):
+        return
+    if isinstance(node, dict) and "_target_" in node:
+        yield key, str(node["_target_"])
+    for name, child in node.items() if isinstance(node, dict) else enumerate(node):
+        yield from targets(child, f"{key}.{name}".lstrip("."))
+
+
+def users_targets(node: Any) -> dict[str, str]:
+    """The `_target_`s in a plain container whose package no packaged config names, by their keys."""
+    ours = {package_of(target) for target in packaged_targets()}
+    return {key: target for key, target in targets(node) if package_of(target) not in ours}
+
+
+def package_of(name: str) -> str:
+    """The top-level package of a dotted name."""
+    return name.partition(".")[0]
 
 
 @cache

@@ -13,8 +13,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.component_errors import OURS
-from llama_lab.config.trust import Trust, targets
+from llama_lab.config.arguments import quote
+from llama_lab.config.trust import Trust, package_of, targets, users_targets
 from llama_lab.devices.hardware import current_rank
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
 from llama_lab.formatting import count
@@ -22,7 +22,7 @@ from llama_lab.runs.folder import CHANGEABLE, held
 from llama_lab.runs.record import is_run
 from llama_lab.study.design.command import Composer, read_command, run_config
 from llama_lab.study.design.dry_run import print_plan
-from llama_lab.study.design.plan import Plan, PlannedRun, plan_study, quoted
+from llama_lab.study.design.plan import Plan, PlannedRun, plan_study
 from llama_lab.study.design.tuning import resolve_rates, status_of
 from llama_lab.training.prepare import requested_run
 from llama_lab.training.run import train
@@ -55,7 +55,7 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
         from llama_lab.study.report.write import write_report
 
         named = (OmegaConf.to_container(run.run.cfg) for run in plan.runs)  # tuning runs have the same targets
-        result = write_report(plan.folder, Trust(targets=frozenset(t for cfg in named for t in targets(cfg))))
+        result = write_report(plan.folder, Trust(targets=frozenset(t for cfg in named for _, t in targets(cfg))))
     print_failures(results)
     if results and cfg.logger.wandb:
         from llama_lab.study.report.dashboard import log_report
@@ -91,10 +91,11 @@ def measure(plan: Plan, launcher: Launcher) -> None:
     if not finished or (measured and measured.arms.keys() == finished):
         return
     cfg = plan.runs[0].run.cfg
-    names = {target.partition(".")[0] for run in plan.runs for target in targets(OmegaConf.to_container(run.run.cfg))}
-    settings = {"measure": str(plan.folder), "data.cache_dir": cfg.data.cache_dir, "trust": sorted(names - {*OURS})}
+    theirs = [target for run in plan.runs for target in users_targets(OmegaConf.to_container(run.run.cfg)).values()]
+    trusted = sorted({*map(package_of, theirs)})
+    settings = {"measure": str(plan.folder), "data.cache_dir": cfg.data.cache_dir, "trust": trusted}
     settings |= {f"trainer.{key}": value for key, value in cfg.trainer.items()}
-    (result,) = launcher.launch([[f"{key}={quoted(value)}" for key, value in settings.items()]], initial_job_idx=0)
+    (result,) = launcher.launch([[f"{key}={quote(value)}" for key, value in settings.items()]], initial_job_idx=0)
     if result.status == JobStatus.FAILED:
         sys.stderr.write(f"failed: the arms' speeds could not be measured: {result._return_value}\n")
 

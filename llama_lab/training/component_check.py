@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from llama_lab.config.component_errors import users_frame, users_method, users_targets
-from llama_lab.config.components import build_model, flatten, model_cost
+from llama_lab.config.component_errors import users_frame, users_method
+from llama_lab.config.components import build_model, model_cost
+from llama_lab.config.trust import users_targets
 from llama_lab.devices.hardware import Hardware
 from llama_lab.errors import ConfigError, first_line
 from llama_lab.model import Decoder
@@ -25,7 +26,7 @@ def check_components(cfg: DictConfig, hardware: Hardware) -> None:
 
     Raises ConfigError for what the components return, and leaves what they raise to `report_component_errors`.
     """
-    theirs = users_targets(flatten(OmegaConf.to_container(cfg.model)))
+    theirs = users_targets(OmegaConf.to_container(cfg.model))
     if not theirs:
         return
     changes = {"n_layers": min(cfg.model.n_layers, 2), "vocab_size": VOCAB}

@@ -47,7 +47,7 @@ def tell_what_differs(cfg: DictConfig, folder: RunFolder, steps: int, overrides:
             print(f"{override}: comes too late, the run keeps its warm-up of {kept} steps", file=sys.stderr)
     if steps <= steps_of(earlier):
         return
-    ours = frozenset(targets(OmegaConf.to_container(cfg)))
+    ours = frozenset(target for _, target in targets(OmegaConf.to_container(cfg)))
     Trust(targets=ours).check(earlier.schedule, f"resume={cfg.resume}", lambda _: "it to this command's schedule")
     trained = checkpoint_step(folder.checkpoint_for(cfg))
     if trained > steps_alike(build(earlier.schedule, "schedule"), steps_of(earlier)):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from llama_lab.config.arguments import quote
 from llama_lab.config.components import build_model, model_cost, override_key
 from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import encode_prompt
@@ -194,17 +195,12 @@ def plan_run(command: StudyCommand, arm: Composed, settings: dict[str, Any], mem
     settings = {"name": command.name, "arm": folder, "seed": member.seed} | settings
     if member.learning_rate is not None:
         settings["optim.lr"] = member.learning_rate
-    overrides = (*arm.variant.overrides, *command.shared, *(f"{key}={quoted(v)}" for key, v in settings.items()))
+    overrides = (*arm.variant.overrides, *command.shared, *(f"{key}={quote(v)}" for key, v in settings.items()))
     cfg = copy.deepcopy(arm.cfg)
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)
     run = new_run(cfg, command.name, folder, list(overrides), arm.choices, arm.site)
     return PlannedRun(member, overrides, run)
-
-
-def quoted(value: Any) -> str:
-    """A value in Hydra's grammar."""
-    return f"'{value}'" if isinstance(value, str) else str(value)
 
 
 def meta_model(cfg: DictConfig, dataset: TokenDataset) -> Decoder:

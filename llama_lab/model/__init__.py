@@ -7,4 +7,4 @@ from .vector_math import choose_kernels
 
 __all__ = ["Cost", "Decoder", "Sampling", "generate", "measure_cost"]
 
-choose_kernels()  # at the import, so that nothing that trains or evaluates a model comes before it
+choose_kernels()  # on import, so before anything trains or evaluates a model

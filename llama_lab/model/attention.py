@@ -15,7 +15,7 @@ from .state import State
 def reference_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softcap: float | None = None
 ) -> Tensor:
-    """Attention written out (Vaswani et al. 2017, eq. 1): the oracle of the fused kernel, and the only soft-capped one.
+    """Attention written out (Vaswani et al. 2017, eq. 1): the fused kernel's reference, and soft-capped.
 
     `query (B, H, Tq, Dh)`, `key` and `value (B, Hkv, Tk, Dh)`, additive `mask` that broadcasts to `(B, H, Tq, Tk)`.
     `softcap` bounds the scores to ±softcap by a tanh before the mask (Gemma 2, section 2). Softmax runs in float32.
@@ -34,10 +34,10 @@ class GroupedQueryAttention(Mixer):
 
     window: a query sees itself and `window - 1` positions before (Mistral 7B, section 2); None sees all.
     global_every: every n-th layer ignores the window (Gemma 2 alternates: 2); None: no layer does.
-    qk_norm: normalise queries and keys with the model's norm before they turn: "head" over each head (Qwen 3, Gemma 3),
+    qk_norm: normalise queries and keys with the model's norm before rotation: "head" over each head (Qwen 3, Gemma 3),
         "projection" over all heads at once (OLMo 2); None does not.
-    softcap: bound the scores to ±softcap (Gemma 2); fused kernels cannot, so this runs the reference.
-    kernel: "sdpa" is PyTorch's fused attention, "reference" the written-out one, "auto" the fused one where it can.
+    softcap: bound the scores to ±softcap (Gemma 2); needs the reference, since fused kernels cannot.
+    kernel: "sdpa" is PyTorch's fused attention, "reference" the written-out one, "auto" the fused one if possible.
     """
 
     int8_state = True
@@ -89,7 +89,7 @@ class GroupedQueryAttention(Mixer):
             )
 
     def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
-        """Attend from every token of `x (B, T, D)` to those it may see, in `x` and in `state`."""
+        """Attend from each token of `x (B, T, D)` to the keys it may see, in `x` and in `state`."""
         query, key, value = self._heads(x)
         if layout.rotation is not None:
             query, key = layout.rotation(query), layout.rotation(key)
@@ -119,19 +119,19 @@ class GroupedQueryAttention(Mixer):
         return self.state_bytes(1, dtype)
 
     def context(self, length: int) -> int:
-        """How many of `length` positions the last query sees, and so how many a cache holds."""
+        """Number of keys that the last of `length` tokens sees, which is what a cache holds."""
         return length if self.window is None else min(length, self.window)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """FLOPs of one token's forward pass, averaged over `seq_len` tokens of which each sees those that it may."""
+        """Forward FLOPs per token, averaged over a sequence of `seq_len` tokens, counting visible keys only."""
         return self._flops(mean_visible_keys(seq_len, self.context(seq_len)))
 
     def flops_per_token_dense(self, seq_len: int) -> float:
-        """The same if every token saw all `seq_len`, as kernels without a causal discount compute it."""
+        """The same with all `seq_len` keys counted for every query."""
         return self._flops(seq_len)
 
     def _flops(self, keys: float) -> float:
-        """Of the projections, and of the two products with `keys` keys: queries with keys, weights with values."""
+        """FLOPs of the projections, and of both products with `keys` keys: scores, and weighted values."""
         projections = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
         return 2 * projections + 2 * 2 * self.n_heads * self.head_dim * keys
 
@@ -158,8 +158,8 @@ class GroupedQueryAttention(Mixer):
     def _decode(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup) -> Tensor:
         """Mix values for one token `(B, H, 1, Dh)`.
 
-        The heads that share a key head take the place of its queries in time, since one token leaves that free: so the
-        kernel reads each key once, and copies none.
+        A single token leaves the time dimension free for the heads that share a key head, so that the kernel reads each
+        key once and copies none.
         """
         mask = None
         if not layout.all_visible(lookup):
@@ -195,12 +195,12 @@ class MultiQueryAttention(GroupedQueryAttention):
 
 
 def mean_visible_keys(seq_len: int, window: int) -> float:
-    """How many keys a query sees on average: positions 1 to `window` see as many, all later ones `window`."""
+    """Mean number of keys that a query sees: position p, from 1, sees min(p, window)."""
     return (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
 
 
 def check_window(window: int | None, global_every: int | None) -> None:
-    """Raise ValueError for a window that hides everything, or layers that would ignore a window there is not."""
+    """Raise ValueError unless the window is positive, and for `global_every` without a window."""
     if window is not None and window < 1:
         raise ValueError(f"attention.window={window}: must be at least 1, or null for none")
     if global_every is not None and window is None:

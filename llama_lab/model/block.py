@@ -1,6 +1,6 @@
 """Decoder blocks `(B, T, dim) -> (B, T, dim)`: where the norms and the residual connections sit.
 
-`final_norm` says whether the residual stream leaves the last block unnormalised, so that the decoder needs a last norm.
+`final_norm`: whether the decoder needs a norm after the last block, whose output is not normalised otherwise.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from .mixer import Mixer
 from .norm import Norm
 from .state import State
 
-NewMixer, NewModule = Callable[[], Mixer], Callable[[], nn.Module]  # factories that know all sizes already
+NewMixer, NewModule = Callable[[], Mixer], Callable[[], nn.Module]  # factories with all arguments set
 
 
 class Block(nn.Module):
-    """What all blocks have: a mixer, a feed-forward, a norm for each, and dropout on the output of each.
+    """Base class of blocks: a mixer, a feed-forward, a norm for each, and dropout on the output of each.
 
-    The mixer's slot is called `attention` in configs, and so in the names of parameters.
+    The mixer is called `attention` in configs and in the names of parameters.
     """
 
     final_norm: ClassVar[bool] = True
@@ -85,7 +85,7 @@ class Sandwich(Block):
 
 
 class Parallel(Block):
-    """x + attention(norm(x)) + ffn(norm'(x)): side by side, a norm for each (GPT-NeoX, section 2.1)."""
+    """x + attention(norm(x)) + ffn(norm'(x)): in parallel, each with its own norm (GPT-NeoX, section 2.1)."""
 
     def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
@@ -93,7 +93,7 @@ class Parallel(Block):
 
 
 class ParallelSharedNorm(Block):
-    """x + attention(norm(x)) + ffn(norm(x)): side by side behind one norm (GPT-J; PaLM, section 2; Falcon 7B)."""
+    """x + attention(norm(x)) + ffn(norm(x)): in parallel, behind one norm (GPT-J; PaLM, section 2; Falcon 7B)."""
 
     def __init__(self, dim: int, attention: NewMixer, ffn: NewModule, norm: Norm, dropout: float = 0.0) -> None:
         super().__init__(dim, attention, ffn, norm, dropout)

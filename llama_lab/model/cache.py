@@ -1,7 +1,7 @@
 """Attention's state, the KV cache: preallocated, one per layer, a ring where attention has a window.
 
-Position p of a sequence lives in slot p mod S of a layer with S slots. So where everything is follows from how many
-tokens each sequence has had, and nothing else is kept. Keys are stored after their rotation.
+Position p of a sequence is stored in slot p mod S of a layer with S slots, so that the lengths of the sequences
+determine what is in every slot. Keys are stored after their rotation.
 """
 
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from .state import State
 
 
 class Lookup(NamedTuple):
-    """Where layers with the same number of slots put the new tokens of a pass, and which keys its queries look at.
+    """Where layers with S slots write the new tokens of a pass, and which keys its queries read.
 
-    slots: `(B, min(T, S))`, or `(1, ...)` where all sequences are equally long, of the last new tokens.
-    filled: the first so many slots are read, those that any sequence uses.
-    in_place: the new tokens are written first and read from their slots; otherwise what the slots held is read before
-        they are written, since a ring would overwrite what the first of the new tokens may see.
-    key_positions: `(B, Tk)`, or `(1, Tk)`, of the keys that are read; negative ones mark slots that are empty.
+    slots: of the last new tokens, `(B, min(T, S))`, or `(1, ...)` if all sequences are equally long.
+    filled: number of leading slots that are read: those in use by any sequence.
+    in_place: whether new tokens are written before slots are read. Otherwise slots are read first, since writing to a
+        ring would overwrite keys that the first new tokens still see.
+    key_positions: of the keys that are read, `(B, Tk)` or `(1, Tk)`; negative for empty slots.
     """
 
     slots: Tensor
@@ -45,7 +45,7 @@ class LayerCache(State):
 
     @property
     def slots(self) -> int:
-        """How many positions it holds, S."""
+        """Number of positions that fit, S."""
         return self.tensors[0].shape[2]
 
     def encode(self, keys: Tensor, values: Tensor) -> list[Tensor]:
@@ -58,7 +58,7 @@ class LayerCache(State):
         return keys, values
 
     def update(self, keys: Tensor, values: Tensor, lookup: Lookup) -> tuple[Tensor, Tensor]:
-        """Add `keys, values (B, Hkv, T, Dh)`; return those at `lookup.key_positions`, `(B, Hkv, Tk, Dh)`."""
+        """Write `keys, values (B, Hkv, T, Dh)`; return those at `lookup.key_positions`, `(B, Hkv, Tk, Dh)`."""
         new = self.encode(keys, values)
         if lookup.in_place:
             self._write(new, lookup.slots)
@@ -69,7 +69,7 @@ class LayerCache(State):
         return self.decode(seen)
 
     def _write(self, new: list[Tensor], slots: Tensor) -> None:
-        """Put the last of the new tokens into their slots `(B, n)` or `(1, n)`."""
+        """Write the last new tokens to their slots, `(B, n)` or `(1, n)`."""
         index = slots[:, None, :, None]
         for tensor, source in zip(self.tensors, new, strict=True):
             kept = source[:, :, -index.shape[2] :]
@@ -90,7 +90,7 @@ class Int8LayerCache(LayerCache):
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`x (..., n)` as int8 `(..., n)` and float32 scales `(..., 1)`, so that their product is `x` to half a scale."""
+    """`x (..., n)` as int8 `(..., n)` and float32 scales `(..., 1)`; their product is `x` to within half a scale."""
     x = x.float()
     scales = x.abs().amax(-1, keepdim=True) / 127
     return (x / scales.clamp(min=torch.finfo(torch.float32).tiny)).round().to(torch.int8), scales
@@ -99,7 +99,7 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 def new_layer_cache(
     batch_size: int, n_kv_heads: int, slots: int, head_dim: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> LayerCache:
-    """An empty cache of `slots` positions, in any floating dtype of 16 bits or more, or in int8; else ValueError."""
+    """An empty cache. Raises ValueError unless `dtype` is int8, or a floating dtype of 16 bits or more."""
 
     def column(width: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(batch_size, n_kv_heads, slots, width, dtype=dtype, device=device)

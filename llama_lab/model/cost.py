@@ -1,14 +1,15 @@
-"""What a decoder costs: parameters, FLOPs and bytes of state, asked of its modules.
+"""What a decoder costs: parameters, FLOPs and bytes of state, as its modules report them.
 
-`nn.Linear` counts by itself, as used once per token. A module that uses its matrices in another way (conditionally,
-more than once, without `nn.Linear`) says what it costs, children included, by two methods:
+`nn.Linear` is counted as used once per token. A module that uses its matrices in another way (conditionally, more than
+once, without `nn.Linear`) reports its cost, children included, with two methods:
 
     flops_per_token(seq_len) -> float   FLOPs of one token's forward pass, averaged over a sequence of seq_len tokens
     active_params() -> int              parameters that one token uses
 
-and a third, `flops_per_token_dense(seq_len)`, if kernels compute more. A module that needs to and does not is an error.
+and with `flops_per_token_dense(seq_len)` if kernels compute more. A module that must report its cost but does not is an
+error.
 
-Nothing is computed: a decoder built under `torch.device("meta")` answers for any size, in seconds and without memory.
+No values are needed: a decoder of any size, built under `torch.device("meta")`, is measured in seconds and no memory.
 """
 
 import math
@@ -57,8 +58,8 @@ class Cost:
 def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dtype = torch.bfloat16) -> Cost:
     """The costs of `model` on sequences of `seq_len` tokens (default: `max_seq_len`), with states in `kv_dtype`.
 
-    Raises ValueError for a module that does not say what it costs, or says what cannot be. Source: Kaplan et al. 2020,
-    table 1, with the discount of attention and grouped heads made exact.
+    Raises ValueError for a module that does not report its cost, or reports an impossible one. Source: Kaplan et al.
+    2020, table 1, with attention exact: only visible keys, and grouped heads.
     """
     seq_len = seq_len or model.max_seq_len
     check_answers(model)
@@ -68,7 +69,7 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
     answering = {unit: name for name, unit in cost_units(model) if answers(unit)}  # each once, however often it is used
     idle = sum(count(unit) - ask(name, unit, "active_params", most=count(unit)) for unit, name in answering.items())
     decodes = all(mixer.has_state for mixer in model.mixers)
-    whole_state = state_bytes(model, seq_len, kv_dtype) if decodes else None  # before those per token, which follow
+    whole_state = state_bytes(model, seq_len, kv_dtype) if decodes else None  # first: bytes per token derive from it
     return Cost(
         seq_len=seq_len,
         params=params,
@@ -95,17 +96,17 @@ def count_ends(model: Decoder) -> int:
 
 
 def state_bytes(model: Decoder, length: int, dtype: torch.dtype) -> int:
-    """The mixers' states of one sequence of `length` tokens."""
+    """Bytes of all mixers' states for one sequence of `length` tokens."""
     return ask_mixers(model, "state_bytes", length, dtype)
 
 
 def ask_mixers(model: Decoder, hook: str, *args: object) -> int:
-    """The sum of the answers of all mixers."""
+    """Sum of a hook's values over all mixers."""
     return sum(ask(f"blocks.{i}.attention", mixer, hook, *args) for i, mixer in enumerate(model.mixers))
 
 
 def ask(name: str, module: nn.Module, hook: str, *args: object, most: float = math.inf) -> Any:
-    """A module's answer to a hook. Raises ValueError unless it is a finite number from 0 to `most`."""
+    """The value of a module's hook. Raises ValueError unless it is a finite number from 0 to `most`."""
     answer: Any = getattr(module, hook)(*args)
     if not (isinstance(answer, Real) and math.isfinite(answer) and 0 <= float(answer) <= most):
         bounds = "a number, at least 0" if most == math.inf else f"a number from 0 to {most:,}"
@@ -115,9 +116,9 @@ def ask(name: str, module: nn.Module, hook: str, *args: object, most: float = ma
 
 
 def flops_per_token(model: nn.Module, seq_len: int, dense: bool = False) -> float:
-    """FLOPs of one token's forward pass: each module's own answer, or two per weight of an nn.Linear.
+    """FLOPs of one token's forward pass: what modules report, and two per weight of every other nn.Linear.
 
-    Raises ValueError for an answer that is not a number of FLOPs.
+    Raises ValueError if a module does not report a number.
     """
     total: float = 0
     for name, unit in cost_units(model):
@@ -130,7 +131,7 @@ def flops_per_token(model: nn.Module, seq_len: int, dense: bool = False) -> floa
 
 
 def cost_units(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The modules that FLOPs are counted by, with their names: those that answer for themselves, and nn.Linear."""
+    """The modules by which FLOPs are counted, with their names: those that report their cost, and nn.Linear."""
     if answers(module) or is_plain_linear(module):
         yield name, module
         return
@@ -139,18 +140,18 @@ def cost_units(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Modu
 
 
 def answers(module: nn.Module) -> bool:
-    """Whether a module says what it costs."""
+    """Whether a module reports its own cost."""
     return hasattr(module, "flops_per_token")
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Whether it is an nn.Linear, or one with another name: not a user's that computes more, or owns more."""
+    """Whether it is an nn.Linear, or a subclass with the same forward pass and no further parameters."""
     own = {name for name, _ in module.named_parameters()}
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and own <= {"weight", "bias"}
 
 
 def check_answers(model: nn.Module) -> None:
-    """Raise ValueError for a module whose matrices nobody answers for, or one that answers in part."""
+    """Raise ValueError for a module with matrices that no module counts, or with one of the two methods alone."""
     answered: set[nn.Module] = set()
     for name, module in model.named_modules():
         if answers(module) and not hasattr(module, "active_params"):
@@ -167,7 +168,7 @@ def check_answers(model: nn.Module) -> None:
 
 
 def knows_its_matrices(module: nn.Module) -> bool:
-    """Whether a module's answer is of its own class: one that a user's class inherits from ours knows less."""
+    """Whether a module's cost covers all its matrices; one that a user's class inherits from ours may not."""
     if not answers(module):
         return False
     author = next(kind for kind in type(module).__mro__ if "flops_per_token" in vars(kind))
@@ -175,7 +176,7 @@ def knows_its_matrices(module: nn.Module) -> bool:
 
 
 def is_foreign(kind: type) -> bool:
-    """Whether a class is the user's own."""
+    """Whether a class is the user's, neither ours nor PyTorch's."""
     return kind.__module__.partition(".")[0] not in OURS
 
 
@@ -183,8 +184,7 @@ def is_foreign(kind: type) -> bool:
 def check_uses(model: Decoder) -> None:
     """Raise ValueError for a foreign module that does not use each of its `cost_units` once per token.
 
-    Found by a forward pass over a few tokens, which raises what a faulty module does; a model without foreign modules
-    needs none.
+    Runs a forward pass over a few tokens, unless there are no foreign modules; their errors propagate.
     """
     users = {
         unit: (name, module)

@@ -90,12 +90,12 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
         """Logits `(B, T, V)` for the token after each of `tokens (B, T)`, which follow those in `state`.
 
-        Raises ValueError where the position encoding, or the state, ends before them, or the state is of another batch.
+        Raises ValueError if positions or the state have no room for them, or the state has another batch size.
         """
         return self.embedding.logits(self.read(tokens, state))
 
     def read(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
-        """What the head turns into logits, `(B, T, D)`; see `forward`."""
+        """The input of the head, `(B, T, D)`; see `forward`."""
         B, T = tokens.shape
         if state is None:
             self.check_positions(T)
@@ -115,7 +115,7 @@ class Decoder(nn.Module):
         return x if self.norm is None else self.norm(x)  # type: ignore[no-any-return]
 
     def check_positions(self, length: int) -> None:
-        """Raise ValueError where the position encoding ends before `length` tokens."""
+        """Raise ValueError if the position encoding has fewer than `length` positions."""
         if self.position.max_positions is not None and length > self.position.max_positions:
             raise ValueError(
                 f"max_seq_len={self.max_seq_len}: this position encoding ends there, not at {length} tokens"
@@ -124,8 +124,8 @@ class Decoder(nn.Module):
     def new_state(self, batch_size: int, context: int | None = None, dtype: torch.dtype | None = None) -> DecoderState:
         """An empty state for `context` tokens (default: `max_seq_len`), in `dtype` (default: the model's).
 
-        It slides, and never ends, if the states of all layers are full within the context. Raises ValueError for a
-        mixer without `new_state`, for one whose state is not by sequences, or for a `dtype` that it cannot take.
+        It slides if the states of all layers stop growing within the context. Raises ValueError for a mixer without
+        `new_state`, a state whose first dimension is not the batch, or an unsupported `dtype`.
         """
         weight = self.embedding.tokens.weight
         context, dtype = context or self.max_seq_len, dtype or weight.dtype
@@ -149,7 +149,7 @@ class Decoder(nn.Module):
 
     @property
     def max_context(self) -> int | None:
-        """The longest text; None where the states of all layers are full at some length and positions have no end."""
+        """Largest number of tokens; None if the states of all layers stop growing and positions have no limit."""
         slides = all(mixer.full_after is not None for mixer in self.mixers)
         return None if slides and self.position.max_positions is None else self.max_seq_len
 
@@ -160,12 +160,12 @@ class Decoder(nn.Module):
 
 
 def call(factory: Callable[..., Any], **sizes: Any) -> Any:
-    """Call `factory` with those of `sizes` that it takes, and that are not set in it already."""
+    """Call `factory` with those of `sizes` that it accepts and that are not set already."""
     return factory(**{name: size for name, size in sizes.items() if takes(factory, name)})
 
 
 def takes(factory: Callable[..., Any], name: str) -> bool:
-    """Whether a factory has an argument of this name. A class's `**kwargs` go to its base; a function's take any."""
+    """Whether a factory accepts an argument. A class's `**kwargs` go to its base; a function's accept any."""
     while isinstance(factory, partial):
         if name in factory.keywords:
             return False

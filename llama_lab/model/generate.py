@@ -1,4 +1,4 @@
-"""Text from a decoder: each prompt is read into its row of the state, then every step adds a token to each row."""
+"""Text generation: each prompt is read into its row of the state, then every step adds a token to each row."""
 
 import functools
 from collections import Counter
@@ -21,13 +21,13 @@ Step = list[int | None]  # the new token of each sequence, None for one that has
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from the logits: the settings act one after the other, as `transformers`' do.
+    """How a token is drawn from the logits; the settings apply in this order, as in `transformers`.
 
-    temperature: divides the logits; 0 takes the likeliest token.
+    temperature: divides the logits; 0 always takes the likeliest token.
     top_k: keep the k likeliest tokens (Fan et al. 2018, section 5.4).
-    top_p: keep the smallest set of the likeliest tokens that has this probability (Holtzman et al. 2020, section 3.1).
-    min_p: keep tokens of at least this share of the likeliest one's probability (Nguyen et al. 2024, section 3).
-    Raises ValueError, its message beginning with the setting at fault.
+    top_p: keep the fewest likeliest tokens that together reach this probability (Holtzman et al. 2020, section 3.1).
+    min_p: keep tokens with at least this fraction of the likeliest one's probability (Nguyen et al. 2024, section 3).
+    Raises ValueError with a message that begins with the invalid setting.
     """
 
     temperature: float = 1.0
@@ -46,7 +46,7 @@ class Sampling:
             raise ValueError(f"min_p={self.min_p}: must be from 0 to 1, or null to keep all tokens")
 
     def distribution(self, logits: Tensor) -> Tensor:
-        """Float64 probabilities `(..., V)` of `logits (..., V)`. Of equally likely tokens the first rank higher."""
+        """Float64 probabilities `(..., V)` of `logits (..., V)`. Ties are ranked by token id, lowest first."""
         if self.temperature == 0:
             return F.one_hot(logits.argmax(-1), logits.shape[-1]).double()
         probabilities = (logits.double() / self.temperature).softmax(-1)
@@ -65,9 +65,9 @@ class Sampling:
         return torch.zeros_like(ranked).scatter(-1, tokens, ranked)
 
     def draw(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """A token for each row of `logits (B, V)`: int64 `(B,)`, on the CPU, each by its own generator.
+        """A token for each row of `logits (B, V)`, each with its own generator: int64 `(B,)`, on the CPU.
 
-        The drawn one is the first whose cumulative probability exceeds a uniform number, so never one of none.
+        It is the first whose cumulative probability exceeds a uniform number, so never one of probability 0.
         """
         if self.temperature == 0:
             return logits.argmax(-1).cpu()
@@ -89,15 +89,16 @@ def generate(
     cache_dtype: torch.dtype | None = None,
     compiled: bool = False,
 ) -> Iterator[Step]:
-    """Go on from every one of `prompts`, one step for all at a time; `model` should be in evaluation mode.
+    """Continue all `prompts`, by one token each per step; `model` should be in evaluation mode.
 
-    A step holds the new token of each sequence, and None for a sequence that has ended: at `eot_id`, which is its last
-    token, or all of them after `max_new_tokens`. sampling: as the model has it unless told, temperature 1.
-    seed: each sequence draws by a generator of its own, seeded by `seed` and by how many of the same prompt there are
-    before it. So a text is the same alone as in any batch, and a prompt that is given twice goes on in two ways.
+    A step holds the new token of each sequence, and None for those that have ended, with `eot_id` as their last token.
+    There are `max_new_tokens` steps, or fewer if all sequences end before.
+    sampling: default: temperature 1.
+    seed: each sequence has its own generator, seeded by `seed` and the number of equal prompts before it, so that a
+        text does not depend on its batch, and a prompt that is given twice is continued in two ways.
     cache_dtype: of the state, such as the KV cache; default: the model's.
     compiled: compile the step, for this batch size at the first call, with CUDA graphs on a GPU.
-    Raises ValueError, its message beginning with the argument at fault, before anything is computed.
+    Raises ValueError with a message that begins with the invalid argument, before anything is computed.
     """
     check_prompts(model, prompts, max_new_tokens)
     context = max(map(len, prompts)) + max_new_tokens
@@ -109,7 +110,7 @@ def generate(
 
 
 def sequence_generators(prompts: Sequence[Sequence[int]], seed: int) -> list[torch.Generator]:
-    """The generator that each sequence draws by; see `generate`."""
+    """The generator of each sequence; see `generate`."""
     given: Counter[tuple[int, ...]] = Counter()
     generators = []
     for prompt in map(tuple, prompts):
@@ -129,7 +130,7 @@ def _steps(
     state: DecoderState,
     compiled: bool,
 ) -> Iterator[Step]:
-    """The steps of `generate`, up to where all sequences have ended."""
+    """The steps of `generate`, until all sequences have ended."""
     ended: set[int] = set()
     logits = prefill(model, prompts, state)
     next_logits = compiled_step(model, state) if compiled else eager_step(model, state)
@@ -146,7 +147,7 @@ def _steps(
 def prefill(model: Decoder, prompts: Sequence[Sequence[int]], state: DecoderState) -> Tensor:
     """Read each prompt into its row of `state`; logits `(B, V)` for the tokens after them.
 
-    One by one, so that prompts of different lengths need no padding, and each is computed as it would be alone.
+    They are read one by one, so that prompts of different lengths need no padding, and none affects another's numbers.
     """
     device = model.embedding.tokens.weight.device
     last = [model.read(torch.tensor([p], device=device), state.row(i))[:, -1] for i, p in enumerate(prompts)]
@@ -154,7 +155,7 @@ def prefill(model: Decoder, prompts: Sequence[Sequence[int]], state: DecoderStat
 
 
 def eager_step(model: Decoder, state: DecoderState) -> Callable[[Tensor], Tensor]:
-    """A function from the newest tokens `(B, 1)` to the logits `(B, V)` after them; it reads filled slots alone."""
+    """A function from the newest tokens `(B, 1)` to the logits `(B, V)` after them; it reads only filled slots."""
     return lambda tokens: model.embedding.logits(model.read(tokens, state)[:, -1])
 
 
@@ -178,7 +179,7 @@ def compiled_step(model: Decoder, state: DecoderState) -> Callable[[Tensor], Ten
 
 @functools.cache
 def _compile_static_step() -> Callable[[Decoder, Tensor, Tensor, DecoderState], Tensor]:
-    """Compiled once for all models and sizes, which it tells apart itself; not at import, which would take seconds."""
+    """Compiled once: it recompiles itself for each model and size. Not on import, which would take seconds."""
     return torch.compile(_static_step, mode="reduce-overhead", dynamic=False)
 
 
@@ -190,7 +191,7 @@ def _static_step(model: Decoder, tokens: Tensor, positions: Tensor, state: Decod
 
 
 def check_prompts(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-    """Raise ValueError unless every prompt is one, and has room for so many tokens after it."""
+    """Raise ValueError unless every prompt is valid and leaves room for `max_new_tokens`."""
     if not prompts:
         raise ValueError("prompts=[]: must hold at least one prompt")
     if max_new_tokens < 0:

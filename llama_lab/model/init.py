@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 
 class ResidualOutput(nn.Linear):
-    """A linear map whose output is added to the residual stream; `Scaled` starts these smaller."""
+    """A linear map whose output is added to the residual stream; `Scaled` initialises these smaller."""
 
 
 WeightInit = Callable[[Tensor, bool, torch.Generator], None]
@@ -94,9 +94,9 @@ def parameter_generator(seed: int, name: str) -> torch.Generator:
 
 
 def reset_seeded(module: nn.Module, seed: int, name: str) -> None:
-    """Let a module draw its own parameters, from the global generator seeded by (seed, its name), left as it was.
+    """Call a module's `reset_parameters` with the global generator seeded by (seed, its name), then restore it.
 
-    Raises ValueError for a module that cannot: its start would depend on the order in which modules are built.
+    Raises ValueError for a module without that method, whose values would depend on the order of building.
     """
     reset = getattr(module, "reset_parameters", None)
     if reset is None:
@@ -111,8 +111,8 @@ def initialise(model: nn.Module, weight_init: WeightInit, seed: int) -> None:
     """Draw every parameter of `model`, in float32 on the CPU, then copy it to where the parameter lives.
 
     Weight matrices follow `weight_init`, tables their own standard deviation, biases start at zero, and every other
-    module with parameters (the norms) resets itself. A tied weight is drawn under its first name. On the meta device
-    there is nothing to fill, and nothing is done.
+    module with parameters (the norms) resets itself. A tied weight is drawn under its first name. Parameters on the
+    meta device are skipped.
     """
     for name, module in model.named_modules():
         own = list(module.parameters(recurse=False))

@@ -1,4 +1,4 @@
-"""Where the tokens of a forward pass stand, and who sees whom: what all mixers of the pass are given."""
+"""Token positions and attention masks of one forward pass, which all mixers share."""
 
 import torch
 from torch import Tensor
@@ -8,11 +8,11 @@ from .position import Position
 
 
 class Layout:
-    """What the layers of one forward pass share: where its tokens stand, RoPE's tables, lookups in caches, and masks.
+    """What the layers of one forward pass share: token positions, RoPE's tables, cache lookups and masks.
 
-    positions: `(T,)` without a cache; `(B, T)` with one, or `(1, T)` where all sequences are equally long.
-    shortest, longest: bounds on how many tokens the sequences had before, as far as shapes may depend on it.
-    Masks are kept per window, because all layers with the same window see the same keys.
+    positions: `(T,)` without a cache; `(B, T)` with one, or `(1, T)` if all sequences are equally long.
+    shortest, longest: bounds on the lengths of the sequences before this pass; shapes may depend on them.
+    Masks are cached by window, because all layers with the same window see the same keys.
     """
 
     def __init__(self, position: Position, positions: Tensor, shortest: int = 0, longest: int = 0) -> None:
@@ -26,7 +26,7 @@ class Layout:
         self._masks: dict[int | None, Tensor] = {}
 
     def at_layer(self, layer: int) -> "Layout":
-        """The layout of a layer: this one, or the one shared by all layers that have another position encoding."""
+        """The layout of a layer: this one, or another that all layers with the same other encoding share."""
         position = self.position.at_layer(layer)
         if position is self.position:
             return self
@@ -35,24 +35,24 @@ class Layout:
         return self._others[position]
 
     def lookup(self, slots: int) -> Lookup:
-        """Where layers with a cache of so many slots write and read."""
+        """Where layers with caches of `slots` slots read and write."""
         if slots not in self._lookups:
             self._lookups[slots] = look_up(self.positions, slots, self.longest)
         return self._lookups[slots]
 
     def causal(self, window: int | None) -> bool:
-        """Whether queries look at their own pass alone and a position hides nothing but what comes after it."""
+        """Whether plain causal attention will do: no earlier tokens, no bias, and no window shorter than the pass."""
         return self.longest == 0 and not self.biased and (window is None or window >= self.positions.shape[-1])
 
     def all_visible(self, lookup: Lookup) -> bool:
-        """Whether a single new token sees all that is read: no slot is empty, and no score has a bias."""
+        """Whether a single new token needs no mask: it sees every slot that is read, and scores have no bias."""
         return self.shortest + 1 >= lookup.filled and not self.biased
 
     def mask(self, key_positions: Tensor, window: int | None) -> Tensor:
-        """Float32 to add to the scores: the position bias, and -inf where nothing is seen.
+        """Float32 to add to the scores: the position bias, and -inf for hidden keys.
 
         `(Tq, Tk)` or `(H, Tq, Tk)` without a cache; `(B, 1, Tq, Tk)` or `(B, H, Tq, Tk)` with one. A query sees the
-        keys at its own position and before it; with a window, itself and `window - 1` before.
+        keys up to its own position; with a window, only the last `window` of them.
         """
         mask = self._masks.get(window)
         if mask is None:
@@ -70,5 +70,5 @@ class Layout:
 
 
 def for_heads(x: Tensor, n_dims: int) -> Tensor:
-    """`x`, with a dimension of 1 for the heads after that of the batch, if it has one before the last `n_dims`."""
+    """Insert a dimension for the heads after the batch dimension, if `x` has one before its last `n_dims`."""
     return x.unsqueeze(1) if x.ndim > n_dims else x

@@ -1,6 +1,6 @@
-"""The mixer of a block: attention, or whatever stands in its place. It alone lets a token see the tokens before it.
+"""The mixer of a block: attention, or whatever stands in its place. Only here do tokens see earlier tokens.
 
-A decoder calls the factory of its mixers with those of its sizes that the factory names: dim, n_heads, n_kv_heads,
+A decoder calls its mixers' factory with those of these arguments that the factory names: dim, n_heads, n_kv_heads,
 head_dim, hidden_dim, max_seq_len, n_layers, norm, and layer, counted from 0.
 """
 
@@ -17,11 +17,11 @@ NEW_STATE = "new_state(batch_size, length, device, dtype)"
 
 
 class Mixer(nn.Module, ABC):
-    """What a block needs in attention's place: `forward` and `flops_per_token`, and `new_state` to decode with.
+    """Base class of mixers. Subclasses implement `forward` and `flops_per_token`, and `new_state` if they can decode.
 
-    full_after: after how many tokens its state stops growing: a window, or 0 for a recurrence; None if it never does.
-    kernel: what computes it, as a run's summary names it.
-    int8_state: whether `new_state` takes torch.int8, beside floating dtypes of 16 bits or more.
+    full_after: number of tokens after which the state stops growing: a window, or 0 for a recurrence; None for never.
+    kernel: name of the implementation, for a run's summary.
+    int8_state: whether `new_state` supports torch.int8, beside floating dtypes of 16 bits or more.
     """
 
     full_after: int | None = None
@@ -30,14 +30,14 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
-        """Mix `x (B, T, D)`, whose tokens stand at `layout.positions`, after those in `state`, which it updates."""
+        """Mix tokens `x (B, T, D)` at `layout.positions`, which follow those in `state`; updates `state` in place."""
 
     @abstractmethod
     def flops_per_token(self, seq_len: int) -> float:
-        """FLOPs of one token's forward pass, averaged over `seq_len` tokens of which each sees those that it may."""
+        """Forward FLOPs per token, averaged over a sequence of `seq_len` tokens, counting visible keys only."""
 
     def flops_per_token_dense(self, seq_len: int) -> float:
-        """The same as kernels without a causal discount compute it; default: `flops_per_token`."""
+        """The same with every key counted for every query, as kernels may compute it; default: `flops_per_token`."""
         return self.flops_per_token(seq_len)
 
     def active_params(self) -> int:
@@ -45,19 +45,19 @@ class Mixer(nn.Module, ABC):
         return sum(p.numel() for p in self.parameters())
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> State:
-        """The state of `batch_size` sequences before their first token, for up to `length` tokens.
+        """An empty state for `batch_size` sequences of up to `length` tokens.
 
-        A mixer without one trains, but cannot decode.
+        Raises NotImplementedError by default: such a mixer trains, but cannot decode.
         """
         raise NotImplementedError(f"{type(self).__name__} has no {NEW_STATE}")
 
     @property
     def has_state(self) -> bool:
-        """Whether it has a `new_state`."""
+        """Whether it overrides `new_state`."""
         return type(self).new_state is not Mixer.new_state
 
     def state_bytes(self, length: int, dtype: torch.dtype) -> int:
-        """Bytes of one sequence's state after `length` tokens; default: of what `new_state` makes."""
+        """Bytes of one sequence's state after `length` tokens; default: the size of a `new_state`."""
         return self.new_state(1, length, torch.device("meta"), dtype).nbytes
 
     def state_bytes_per_token(self, dtype: torch.dtype) -> int:
@@ -66,5 +66,5 @@ class Mixer(nn.Module, ABC):
 
 
 def class_name(module: nn.Module) -> str:
-    """A module's class as it would be imported."""
+    """The dotted name of a module's class."""
     return f"{type(module).__module__}.{type(module).__qualname__}"

@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start as the plain normalisation."""
+        """Initialise as plain normalisation, with a gain of one."""
         nn.init.constant_(self.weight, 0.0 if self.unit_offset else 1.0)
 
     def forward(self, x: Tensor) -> Tensor:

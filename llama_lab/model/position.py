@@ -1,6 +1,6 @@
 """Position encodings. A model has exactly one, and each is one of three kinds, by the hook it overrides.
 
-`embed` adds to the token embeddings (sinusoidal, learned), `rotation` turns queries and keys (RoPE), and `bias` is
+`embed` adds to the token embeddings (sinusoidal, learned), `rotation` rotates queries and keys (RoPE), and `bias` is
 added to the attention scores (ALiBi, relative). Positions are integer tensors `(..., T)`, counted from 0: `(T,)` for
 all sequences, `(B, T)` where each has its own.
 """
@@ -17,7 +17,7 @@ from .init import Table, check_positive
 
 
 class Rotation(NamedTuple):
-    """RoPE's tables for some positions: the first R of Dh dimensions turn.
+    """RoPE's tables for some positions; the first R of Dh dimensions are rotated.
 
     cos, sin: float32 `(T, R / 2)`, or `(B, 1, T, R / 2)` where each sequence has positions of its own.
     """
@@ -58,7 +58,7 @@ class Position(nn.Module):
         return x
 
     def rotation(self, positions: Tensor) -> Rotation | None:
-        """Tables that turn queries and keys, or None; `positions (B, 1, T)` leave a dimension for the heads."""
+        """Tables that rotate queries and keys, or None; `positions (B, 1, T)` leave a dimension for the heads."""
         return None
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
@@ -69,9 +69,9 @@ class Position(nn.Module):
 class Sinusoidal(Position):
     """Fixed sines and cosines added to the embeddings (Vaswani et al. 2017, section 3.5).
 
-    `amplitude` multiplies the table: at 1 (the paper) it belongs with token embeddings of unit variance; the configs
-    set it to the token signal's own standard deviation, since otherwise it drowns tokens drawn at 0.02.
-    `interleaved` alternates sine and cosine as the paper writes it; otherwise all sines come first (its code, CTRL).
+    `amplitude` multiplies the table: 1 (the paper) fits token embeddings of unit variance; the configs use the standard
+    deviation of the token embeddings, since a larger table would drown tokens drawn at 0.02.
+    `interleaved` alternates sine and cosine, as in the paper; otherwise all sines come first (its code, CTRL).
     """
 
     def __init__(self, dim: int, theta: float = 10000.0, interleaved: bool = True, amplitude: float = 1.0) -> None:
@@ -151,7 +151,7 @@ class NTKScaling(RopeScaling):
 
 @dataclass(frozen=True)
 class ScalingByParts(RopeScaling):
-    """Some frequencies stay, some are divided by `factor`, by how often they turn within `original_max_seq_len`."""
+    """Base of scalings that depend on how often a frequency turns within `original_max_seq_len`."""
 
     original_max_seq_len: int
 
@@ -221,8 +221,8 @@ class Llama3Scaling(ScalingByParts):
 class Rope(Position):
     """Rotary positions (Su et al. 2021, section 3.2.2): scores depend on the distance of query and key alone.
 
-    `fraction` of each head turns (GPT-NeoX 0.25). `interleaved` pairs neighbouring dimensions (the paper, GPT-J);
-    otherwise dimension i pairs with i + R/2 (GPT-NeoX, Hugging Face's LLaMA). `scaling` stretches it to longer texts.
+    `fraction` of each head is rotated (GPT-NeoX 0.25). `interleaved` pairs neighbouring dimensions (the paper, GPT-J);
+    otherwise dimension i pairs with i + R/2 (GPT-NeoX, Hugging Face's LLaMA). `scaling` adapts it to longer texts.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class Relative(Position):
         self.table = Table(n_buckets, n_heads, std)
 
     def buckets(self, distance: Tensor) -> Tensor:
-        """Bucket of every distance (int64, same shape); keys after the query fall into bucket 0, masked anyway."""
+        """Bucket of each distance, int64 of the same shape; keys after the query, which are masked, get bucket 0."""
         n_buckets = self.table.num_embeddings
         exact = n_buckets // 2
         distance = distance.clamp(min=0)

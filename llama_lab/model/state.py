@@ -1,4 +1,4 @@
-"""What a decoder keeps between tokens: one `State` for each mixer, and how many tokens each sequence has had."""
+"""What a decoder keeps between tokens: a `State` for each mixer, and the length of each sequence."""
 
 from typing import Self
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 class State:
-    """What one mixer keeps of each sequence: tensors whose first dimension is the batch.
+    """What one mixer keeps between tokens: tensors whose first dimension is the batch.
 
-    The mixer writes into them in place: `row` hands out views, and compiled code expects them to stay where they are.
+    Mixers update them in place: `row` returns views, and compiled code relies on their addresses.
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
@@ -21,15 +21,15 @@ class State:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def row(self, index: int) -> Self:
-        """A view of one sequence: what is written to it is written here."""
+        """A view of one sequence; writes to it change this state."""
         return type(self)([tensor[index : index + 1] for tensor in self.tensors])
 
 
 class DecoderState:
-    """The states of all layers, and how many tokens each sequence has had.
+    """The states of all layers, and the number of tokens of each sequence.
 
-    lengths: int64 `(B,)` on the CPU, so that asking for them never waits for a GPU.
-    context: how many tokens of a sequence it has room for; a state that `slides` takes more, without end.
+    lengths: int64 `(B,)` on the CPU, so that reading them never waits for a GPU.
+    context: number of tokens per sequence that fit. A state that `slides` accepts any number.
     """
 
     def __init__(self, layers: list[State], lengths: Tensor, context: int, slides: bool) -> None:
@@ -44,12 +44,12 @@ class DecoderState:
         return sum(layer.nbytes for layer in self.layers)
 
     def row(self, index: int) -> "DecoderState":
-        """A view of one sequence, so that its prompt can be read by itself; what is written to it is written here."""
+        """A view of one sequence, so that its prompt can be read by itself; writes to it change this state."""
         rows = [layer.row(index) for layer in self.layers]
         return DecoderState(rows, self.lengths[index : index + 1], self.context, self.slides)
 
     def bounds(self, batch_size: int, n_tokens: int) -> tuple[int, int]:
-        """How many tokens the shortest and the longest sequence have.
+        """Lengths of the shortest and the longest sequence.
 
         Raises ValueError unless this is a state of `batch_size` sequences with room for `n_tokens` more in each.
         """
@@ -65,7 +65,7 @@ class DecoderState:
         return shortest, longest
 
     def next_positions(self, n_tokens: int, device: torch.device) -> Tensor:
-        """Where the next `n_tokens` of each sequence stand: `(B, T)`, or `(1, T)` if all are equally long."""
+        """Positions of the next `n_tokens` of each sequence: `(B, T)`, or `(1, T)` if all are equally long."""
         starts = self.lengths[:, None]
         if bool((starts == starts[0]).all()):
             starts = starts[:1]

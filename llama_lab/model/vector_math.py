@@ -1,4 +1,4 @@
-"""Elementwise functions that PyTorch hands to Intel's oneMKL on CPUs, each called once before any of them is needed.
+"""Call each elementwise function that PyTorch passes to Intel's oneMKL on CPUs once, before any is needed.
 
 oneMKL chooses the kernel of each function and precision at its first call. If several threads make that call at once,
 one of them may compute its share with the least accurate kernel, so that RoPE's first table differs from its second

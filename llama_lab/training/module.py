@@ -21,13 +21,13 @@ from llama_lab.model import Decoder
 class LanguageModel(L.LightningModule):
     """Trains `model` on next-token prediction.
 
-    optimizer: from the model to an optimizer. schedule: from step and steps to a multiple of its learning rate.
-    grad_clip: largest norm of the gradient, None for no limit. z_loss: weight of the squared log-partition.
+    optimizer: makes an optimizer for the model. schedule: maps step and number of steps to a multiple of its learning
+    rate. grad_clip: largest norm of the gradient; None for no limit. z_loss: weight of the squared log-partition.
     val_bytes: UTF-8 bytes of the validation text, for bits per byte. seed: of dropout.
 
     A training batch is the micro-batches of one optimizer step, each `(inputs, targets)`, both int64 `(B, T)`. All of
-    them hold equally many tokens, so that the mean over micro-batches and ranks is the mean over tokens; validation
-    sums, since its last batch is smaller.
+    them hold equally many tokens, so that the mean over micro-batches and ranks is the mean over tokens. Validation
+    adds up sums instead, since its last batch is smaller.
     """
 
     automatic_optimization = False
@@ -62,7 +62,7 @@ class LanguageModel(L.LightningModule):
         count = len(micro_batches)
         losses = []
         for i, (inputs, targets) in enumerate(micro_batches):
-            # Dropout is a function of seed, micro-batch and rank, so that a resumed run drops what it would have.
+            # Dropout depends on seed, micro-batch and rank alone, so that a resumed run repeats it.
             torch.manual_seed((self.seed << 32) + ((step * count + i) << 12) + self.global_rank)
             nll, objective = self.loss(inputs, targets)
             losses.append(nll.detach())
@@ -79,7 +79,7 @@ class LanguageModel(L.LightningModule):
         self._losses.append(torch.stack(losses).mean())
 
     def loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean loss of a micro-batch in nats per token, and what is minimized: the same and the z-loss."""
+        """Mean loss of a micro-batch in nats per token, and the objective: the same plus the z-loss."""
         logits = self.model(inputs).float()
         nll: Tensor = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         if not self.z_loss:
@@ -87,13 +87,13 @@ class LanguageModel(L.LightningModule):
         return nll, nll + self.z_loss * logits.logsumexp(-1).square().mean()
 
     def pop_train_loss(self) -> float:
-        """Mean training loss since the last call, over all ranks, without the z-loss. Waits for the device."""
+        """Mean training loss since the last call, over all ranks, without the z-loss. Synchronizes with the device."""
         loss = torch.stack(self._losses).mean()
         self._losses.clear()
         return float(self.trainer.strategy.reduce(loss, reduce_op="mean"))
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
-        """Add a batch to this rank's sums."""
+        """Add a batch to the sums of this rank."""
         inputs, targets = batch
         logits = self.model(inputs).float()
         nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
@@ -103,7 +103,7 @@ class LanguageModel(L.LightningModule):
     def pop_val_loss(self) -> tuple[float, float]:
         """Nats per token and bits per byte of the whole validation set, over all ranks."""
         sums = torch.tensor([self._val_nll, self._val_tokens], dtype=torch.float64)
-        if self.trainer.world_size > 1:  # only then on the device: Apple's have no float64
+        if self.trainer.world_size > 1:  # on the device only then, since Apple's have no float64
             sums = self.trainer.strategy.reduce(sums.to(self.device), reduce_op="sum")
         nll, tokens = sums.tolist()
         self._val_nll, self._val_tokens = 0.0, 0
@@ -117,11 +117,11 @@ class LanguageModel(L.LightningModule):
         checkpoint["train_losses"] = losses
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take them up again."""
+        """Restore the losses not yet logged."""
         self._losses = [loss.to(self.device) for loss in checkpoint["train_losses"]]
 
     def configure_optimizers(self) -> Any:
-        """The optimizer and its schedule, which counts steps."""
+        """The optimizer, and its schedule over steps."""
         optimizer = self._make_optimizer(self.model)
         # A function, not an object: LambdaLR saves an object's attributes, and an old budget would come back on resume.
         scheduler = LambdaLR(optimizer, lambda step: self._schedule(step, self.steps))

@@ -16,12 +16,12 @@ from .components import override_key
 from .trust import escape
 
 TYPED = "LLAMA_LAB_COMMAND"  # variable of a launched run: the command line of its launcher, as JSON
-TEXTS = ("run", "prompt", "resume", "measure", "train.prompt")  # any value is one text
-FOLDERS = ("run", "resume", "measure", "runs_dir")  # ~ is expanded here, as nothing else does
+TEXTS = ("run", "prompt", "resume", "measure", "train.prompt")  # any value is plain text
+FOLDERS = ("run", "resume", "measure", "runs_dir")  # only here is ~ expanded
 PATHS = (*FOLDERS, "data.files", "data.cache_dir")
 QUOTED = r"""(['"])((?!\1)[^\\]|\\.)*\1"""  # as a whole: not `"a" or "b"`
 ITEM = r"(?:\[[^][]*\]|[^][,])+"  # of a list of paths; brackets inside belong to a glob pattern
-STRUCTURE = "[](){},'\""  # the characters of Hydra's lists, calls and quotes
+STRUCTURE = "[](){},'\""  # of Hydra's lists, calls and quotes
 
 
 def to_hydra(arguments: Sequence[str]) -> list[str]:
@@ -89,7 +89,7 @@ def quote_argument(argument: str) -> str:
     elif key in PATHS and (items := list_items(value)):
         return f"{typed}=[{','.join(map(quote, items))}]"
     elif value.startswith("[") or (set(value) & set(STRUCTURE) and key not in PATHS) or not value.isprintable():
-        return argument  # meant for Hydra's grammar, which reports what is wrong with it
+        return argument  # meant for Hydra's grammar; Hydra reports the error
     return f"{typed}={quote(value)}"
 
 

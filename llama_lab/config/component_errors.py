@@ -41,14 +41,14 @@ def users_frame(error: BaseException) -> str | None:
 
 
 def place_of(code: CodeType, package: str, line: int) -> str:
-    """Where code of a package stands: `mylab/norm.py:14, in forward`."""
+    """The place of code in a package: `mylab/norm.py:14, in forward`."""
     parts = Path(code.co_filename).parts
     begin = len(parts) - 1 - parts[::-1].index(package) if package in parts else -1
     return f"{'/'.join(parts[begin:])}:{line}, in {code.co_name}"
 
 
 def users_method(component: object, *names: str) -> str | None:
-    """Where the first of these methods that is a user's stands; None if the component has none."""
+    """The place of the first of these methods that the user defines; None if there is none."""
     for method in (getattr(type(component), name, None) for name in names):
         package = package_of(str(getattr(method, "__module__", "")))
         if package in _components and isinstance(method, FunctionType):

@@ -116,7 +116,7 @@ def model_cost(model: "Decoder") -> "Cost":
 def check_decodes(model: "Decoder", setting: str, otherwise: str, dtype: "torch.dtype | None" = None) -> None:
     """Raise ConfigError unless `model` can decode with a state in `dtype`, as `setting` asks.
 
-    otherwise: what the user may do instead of mending the model.
+    otherwise: what the user can do instead of changing the model.
     """
     try:
         model.new_state(1, 1, dtype)
@@ -135,7 +135,7 @@ def check_window(model: DictConfig) -> None:
 
 
 def check_idle(model: DictConfig) -> None:
-    """Raise ConfigError for settings without an effect. Checked for new runs only: older ones may have them."""
+    """Raise ConfigError for settings without effect. For new runs only: older ones may have such settings."""
     attention, position = model.attention, model.position
     if attention.get("window") is not None and attention.get("global_every") is not None:
         check_global_layers(attention.global_every, model.n_layers)

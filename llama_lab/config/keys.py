@@ -33,7 +33,7 @@ def option_file(group: str, option: str) -> Path:
 
 @cache
 def read(file: Path) -> tuple[frozenset[str], tuple[Path, ...]]:
-    """The keys that a config file sets itself, and the files in its defaults list."""
+    """The keys that a config file itself sets, and the files in its defaults list."""
     text = file.read_text(encoding="utf-8")
     header = re.match(r"# @package (\S+)", text)
     package = header[1] if header and header[1] != "_global_" else ""
@@ -51,7 +51,7 @@ def keys_of(file: Path) -> frozenset[str]:
 
 
 def homes(key: str) -> list[str]:
-    """The options that set a key, one string per group, `position=rope | sinusoidal`; without those that inherit it."""
+    """The options that set a key, by group: `position=rope | sinusoidal`; those that inherit it are left out."""
     found = []
     for group in groups():
         files = [option_file(group, option) for option in options(group)]
@@ -83,7 +83,7 @@ def nearest(wrong: str, known: Iterable[str]) -> str | None:
 
 
 def likeness(a: str, b: str) -> float:
-    """Similarity of two keys, from 0 to 1: of the whole, or of their last parts, or by shared words in these."""
+    """Similarity of two keys, from 0 to 1: of the whole keys, of their last parts, or by words that these share."""
     whole = whole_likeness(a, b)
     last_a, last_b = (key.rpartition(".")[2] for key in (a, b))
     last = whole_likeness(last_a, last_b)

@@ -24,9 +24,9 @@ TARGET = re.compile(r"\b_target_:\s*['\"]?([\w.]+)")  # in a YAML file
 
 @dataclass(frozen=True)
 class Trust:
-    """The targets that a stored config may name, in addition to those of the packaged configs.
+    """Targets that a stored config may name, in addition to those of the packaged configs.
 
-    packages: all functions and classes that they define are trusted. targets: further trusted ones.
+    packages: every function and class that they define is trusted. targets: further trusted ones.
     """
 
     packages: tuple[str, ...] = ()
@@ -34,13 +34,13 @@ class Trust:
 
     @classmethod
     def of_command(cls, packages: tuple[str, ...] = ()) -> "Trust":
-        """Trust these packages, and the targets in the command's --config-dir."""
+        """Trust `packages`, and the targets in the command's --config-dir."""
         return cls(packages, search_path_targets())
 
     def check(self, cfg: DictConfig | ListConfig, stored: str, option: Callable[[str], str]) -> None:
         """Raise ConfigError for a target that is not trusted. Call it before anything in `cfg` is built.
 
-        stored: the start of the message. option: the override or flag that trusts a package.
+        stored: the start of the message. option: maps a package to the override or flag that trusts it.
         """
         for _, target in targets(OmegaConf.to_container(cfg)):
             if target not in packaged_targets() | self.targets and not self._has(target):
@@ -50,7 +50,7 @@ class Trust:
                 )
 
     def _has(self, target: str) -> bool:
-        """Whether a trusted package defines the target itself, and does not just import it."""
+        """Whether a trusted package defines the target, and does not merely import it."""
         for package in self.packages:
             if target.startswith(f"{package}."):
                 try:
@@ -109,7 +109,7 @@ def stored_config(file: Path) -> DictConfig:
     """Read a stored config, see `read_stored`. Raises ConfigError for a file that holds none."""
     try:
         return read_stored(file)
-    except Exception as error:  # YAML and OmegaConf raise what they like
+    except Exception as error:  # of YAML or OmegaConf, without a common base
         raise ConfigError(
             f"{file}: is damaged, {first_line(error)}; restore the file, or train the run again"
         ) from error
@@ -141,5 +141,5 @@ def escape(text: str) -> str:
 
 
 def escape_new(text: str) -> str:
-    """Escape interpolations in text from a YAML file, except those that are escaped already."""
+    """Escape interpolations in text from a YAML file, unless they are escaped already."""
     return re.sub(r"(?<!\\)((?:\\\\)*)\$\{", r"\1\1\\${", text)

@@ -16,7 +16,7 @@ from .components import flatten
 from .keys import group_of, options
 
 Kind = type | str
-"""A type, or a word that stands for itself."""
+"""A type, or a string for the value itself."""
 
 # Settings that may be null, with their kinds otherwise.
 NULLABLE: dict[str, tuple[Kind, ...]] = {
@@ -95,7 +95,7 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
         if key not in defaults:
             raise ConfigError(f"{key}={value}: nothing reads this key; leave it out, or see them all with `--cfg job`")
         if str(written[key]).startswith("${"):
-            continue  # checked at the key that it refers to
+            continue  # the key that it refers to is checked
         kinds = NULLABLE.get(key) or NOT_NULLABLE.get(key) or (type(defaults[key]),)
         if (value is None and key in NULLABLE) or kinds == (type(None),):
             continue
@@ -105,7 +105,7 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
 
 
 def component_advice(key: str, value: object) -> str:
-    """What to write instead of a single value for a component, or for a node of settings."""
+    """What to write instead of a single value for a component or a group of settings."""
     group = group_of(key)
     if group is None:
         return f"set its own keys, such as {key}.<key>=<value>"
@@ -116,7 +116,7 @@ def component_advice(key: str, value: object) -> str:
 
 
 def is_kind(value: object, kind: Kind) -> bool:
-    """Whether a value is of a kind: whole numbers are numbers too, but true and false are not."""
+    """Whether a value is of a kind. Whole numbers count as numbers; true and false do not."""
     if isinstance(kind, str):
         return value == kind
     if kind is float:

@@ -1,4 +1,4 @@
-"""From text to token windows: source, tokenizer, token folder, windows. ``data.module`` is for Lightning."""
+"""From text to windows of tokens: sources, tokenizers, token folders, windows. `data.module` is for Lightning."""
 
 from llama_lab.data.source import Source, StandardLibrary, TextFiles
 from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, TextTokenizer, TokenizerFactory

@@ -25,13 +25,13 @@ from llama_lab.data.tokenizer import TextTokenizer, TokenizerFactory, sample_byt
 from llama_lab.errors import ConfigError
 
 ReportProgress = Callable[[int, int, str], None]
-"""Called as ``progress(done_bytes, total_bytes, phase)`` with phase "reading", "training tokenizer" or "tokenising"."""
+"""Called as `progress(done_bytes, total_bytes, phase)`; phases: "reading", "training tokenizer", "tokenising"."""
 
 Digests = npt.NDArray[np.bytes_]
-"""The blake2b hash of each document's UTF-8 bytes: ``(documents,)``, 16 bytes each."""
+"""The blake2b hash of each document's UTF-8 bytes: `(documents,)`, 16 bytes each."""
 
 Positions = npt.NDArray[np.int64]
-"""Documents by their index in the reading order, from 0."""
+"""Indices of documents in reading order, from 0."""
 
 Counts = npt.NDArray[np.int64]
 """One number per document."""
@@ -44,7 +44,7 @@ DROPPED, TRAIN, VAL, UNREAD = 0, 1, 2, 3
 _DIGEST_BYTES = 16
 _BATCH_BYTES = 1 << 20  # of text per batch, with some 50 MB of encodings
 _BATCHES = 4  # tokenised at once: enough to occupy all cores while others are read and written
-_BYTES_PER_TOKEN = 8  # more than most texts have
+_BYTES_PER_TOKEN = 8  # more than in most texts
 _STREAMS = {TRAIN: "train.bin", VAL: "val.bin"}
 
 
@@ -68,9 +68,9 @@ def build(
     folder: Path,
     progress: ReportProgress,
 ) -> BuildTimes:
-    """Build the token folder ``folder``, which must not exist; nothing is written until the whole text has been read.
+    """Build the token folder `folder`, which must not exist. Nothing is written until the whole text has been read.
 
-    Raises ConfigError for text that cannot be used.
+    Raises ConfigError for unusable text.
     """
     start = time.monotonic()
     survey = survey_source(source, val_fraction, progress)
@@ -112,7 +112,7 @@ def build(
 class Survey:
     """Hash, size and split of every document of a source, in reading order.
 
-    ``sizes`` are in UTF-8 bytes. ``splits`` are DROPPED (empty, or a copy of an earlier document), TRAIN, VAL, or
+    `sizes` are in UTF-8 bytes. `splits` are DROPPED (empty, or a copy of an earlier document), TRAIN, VAL, or
     UNREAD (held out like VAL, but beyond the bound on validation).
     """
 
@@ -148,13 +148,13 @@ class Survey:
         return positions[np.argsort(self.digests[positions])]
 
     def describe_split(self, split: int, tokens: Counts) -> SplitIndex:
-        """Count a split's documents, bytes and tokens. ``tokens``: per document."""
+        """Count a split's documents, bytes and tokens. tokens: of each document."""
         chosen = self.splits == split
         return SplitIndex(int(chosen.sum()), int(self.sizes[chosen].sum()), int(tokens[chosen].sum()))
 
 
 def survey_source(source: Source, val_fraction: float, progress: ReportProgress) -> Survey:
-    """Read ``source`` once and assign each document to a split. Raises as ``assign_splits`` does."""
+    """Read `source` once and assign each document to a split. Raises as `assign_splits` does."""
     raw, sizes = bytearray(), array("q")
     for data in _encoded(source, source.total_bytes(), progress, "reading"):
         raw += _digest(data)
@@ -166,7 +166,7 @@ def survey_source(source: Source, val_fraction: float, progress: ReportProgress)
 def assign_splits(digests: Digests, val_fraction: float) -> Splits:
     """Return DROPPED, TRAIN or VAL for each document.
 
-    A document is for validation if its hash, as a fraction of the range of hashes, is below ``val_fraction``, which
+    A document is for validation if its hash, as a fraction of the range of hashes, is below `val_fraction`: this
     depends on its text alone. A split that would be empty gets the document closest to the threshold.
     Raises ConfigError if there are fewer than two distinct documents.
     """
@@ -190,15 +190,15 @@ def _fractions(digests: Digests) -> npt.NDArray[np.float64]:
 
 
 def _words(digests: Digests) -> npt.NDArray[np.uint64]:
-    """The two halves of each hash as numbers: ``(documents, 2)``."""
+    """The two halves of each hash as numbers: `(documents, 2)`."""
     return np.frombuffer(digests.tobytes(), dtype=">u8").reshape(-1, _DIGEST_BYTES // 8)
 
 
 def vocabulary_documents(survey: Survey, factory: TokenizerFactory) -> Positions:
-    """The documents that ``factory`` learns from, in reading order.
+    """The documents that `factory` learns from, in reading order.
 
-    If they have more than its ``sample_bytes``, a sample of that size is taken in the order of the second half of their
-    hashes, which does not determine the split.
+    If they exceed its `sample_bytes`, a sample of that size is chosen by the second half of their hashes, which is
+    independent of the split.
     """
     splits = {"nothing": (), "train": (TRAIN,), "all": (TRAIN, VAL)}[factory.vocabulary_from]
     positions = np.flatnonzero(np.isin(survey.splits, splits))
@@ -210,7 +210,7 @@ def vocabulary_documents(survey: Survey, factory: TokenizerFactory) -> Positions
 
 
 def _until(positions: Positions, sizes: Counts, total: int) -> Positions:
-    """The shortest prefix of ``positions`` with at least ``total`` bytes, or all."""
+    """The shortest prefix of `positions` with at least `total` bytes, or all."""
     return positions[: int(np.searchsorted(np.cumsum(sizes[positions]), total)) + 1]
 
 
@@ -242,10 +242,10 @@ def _write_streams(
     folder: Path,
     progress: ReportProgress,
 ) -> tuple[Survey, Counts]:
-    """Write ``train.bin`` and ``val.bin``; return the survey with the splits as written, and each document's tokens.
+    """Write `train.bin` and `val.bin`; return the survey with the splits as written, and each document's tokens.
 
-    Validation has the held-out documents, in the order of their hashes, that together have at most ``val_tokens``, and
-    at least one. Their lengths are known only after encoding, so somewhat more of them are encoded.
+    Validation consists of the first held-out documents, in the order of their hashes, with at most `val_tokens` in
+    all, and at least one. Their lengths are known only after encoding, so somewhat more documents are encoded.
     """
     tokens = np.zeros(len(survey.splits), dtype=np.int64)
 
@@ -281,9 +281,9 @@ class _Document(NamedTuple):
 def _write_documents(
     documents: Iterable[_Document], paths: dict[int, Path], tokenizer: TextTokenizer, dtype: np.dtype
 ) -> Counts:
-    """Write the stream of each split in ``paths``; return each document's tokens, its end-of-text token included.
+    """Write the stream of each split in `paths`; return each document's tokens, its end-of-text token included.
 
-    A stream is ``[eot] document [eot] document [eot]``, so that every token but the first is predicted. Batches are
+    A stream is `[eot] document [eot] document [eot]`, so that every token but the first is predicted. Batches are
     encoded in threads, which release the GIL while others are read and written.
     """
     eot = tokenizer.eot_id
@@ -315,7 +315,7 @@ def _write_documents(
 
 
 def _keep_documents(path: Path, dtype: np.dtype, tokens: Counts, kept: npt.NDArray[np.bool_]) -> None:
-    """Delete the documents that are not ``kept`` from a stream. ``tokens``: per document."""
+    """Delete the documents that are not `kept` from a stream. tokens: of each document."""
     if not kept.all():
         stream = np.fromfile(path, dtype=dtype)
         path.write_bytes(stream[np.concatenate([[True], np.repeat(kept, tokens)])].tobytes())
@@ -324,7 +324,7 @@ def _keep_documents(path: Path, dtype: np.dtype, tokens: Counts, kept: npt.NDArr
 def _read_again(
     source: Source, survey: Survey, positions: Positions, progress: ReportProgress, phase: str
 ) -> Iterator[_Document]:
-    """Read ``source`` again and yield the documents at ``positions``. Raises ConfigError if any document changed."""
+    """Read `source` again and yield the documents at `positions`. Raises ConfigError if any document changed."""
     wanted = np.zeros(len(survey.splits), dtype=bool)
     wanted[positions] = True
     expected = zip(survey.digests.view(f"V{_DIGEST_BYTES}"), survey.splits, wanted, strict=True)

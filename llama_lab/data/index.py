@@ -14,7 +14,7 @@ _READ_IN_FULL = 256 * _MEGABYTE  # hashing this much takes a quarter of a second
 
 
 class DamagedFolderError(Exception):
-    """A token folder is not as it was written; the message says what is wrong."""
+    """A token folder is incomplete or altered; the message says how."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class FileIndex:
 class Index:
     """The contents of a token folder.
 
-    ``data_hash`` identifies the documents of both splits, in order, whatever their source.
-    ``val_fraction`` is the requested fraction.
-    ``duplicates`` and ``empty`` count the documents left out as exact copies and as having no text, ``unread`` the
-    held-out ones beyond the bound on validation, which older folders do not have.
+    `data_hash` identifies the documents of both splits, in order, whatever their source.
+    `val_fraction` is the requested fraction.
+    `duplicates` and `empty` count documents left out as exact copies or without text; `unread` the held-out ones
+    beyond the bound on validation, which older folders do not have.
     """
 
     format_version: int
@@ -60,14 +60,14 @@ class Index:
 
 
 def write_index(index: Index, folder: Path) -> None:
-    """Write ``index.json`` with a checksum of its content."""
+    """Write `index.json` with a checksum of its content."""
     content = asdict(index)
     document = {"checksum": _checksum(content), "index": content}
     (folder / INDEX_NAME).write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
 def read_index(folder: Path) -> Index:
-    """Read ``index.json`` and check every file in it; of large files only the size and both ends.
+    """Read `index.json` and check every file that it lists; of large files, only the size and both ends.
 
     Raises DamagedFolderError if anything is missing, truncated, altered or of another version.
     """

@@ -1,4 +1,4 @@
-"""The bridge to Lightning: which rows of which step each device reads, and where a resumed run goes on."""
+"""Data for Lightning: which rows of which step each device reads, and where a resumed run continues."""
 
 import itertools
 import math
@@ -15,14 +15,14 @@ from llama_lab.data.windows import Ids, TrainWindows, ValWindows
 from llama_lab.errors import ConfigError
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-"""Inputs and targets: ``(B, T)`` int64 each."""
+"""Inputs and targets: `(B, T)` int64 each."""
 
 
 def micro_batches_per_step(batch_size: int, micro_batch_size: int | None, world_size: int) -> int:
-    """Return how many micro-batches a device runs per optimizer step.
+    """Return the number of micro-batches per device and optimizer step.
 
-    ``batch_size`` counts sequences over all ``world_size`` devices, ``micro_batch_size`` those of one device and
-    forward pass; None means a device's whole share. Raises ConfigError unless they divide.
+    `batch_size` counts sequences over all `world_size` devices, `micro_batch_size` those of one forward pass on one
+    device; None: a device's whole share. Raises ConfigError unless the numbers divide each other.
     """
     for key, value in {"train.batch_size": batch_size, "train.micro_batch_size": micro_batch_size}.items():
         if value is not None and value < 1:
@@ -43,14 +43,14 @@ def multiples_around(number: int, unit: int) -> list[int]:
 
 
 class TokenDataModule(L.LightningDataModule):
-    """Feeds a Trainer the micro-batches of one optimizer step after the other from a token folder.
+    """Feeds a Trainer from a token folder; each of its training batches is the micro-batches of one optimizer step.
 
-    ``batch_size`` is the sequences of one optimizer step over all devices; each device takes an equal, contiguous
-    share of its rows, in micro-batches of ``micro_batch_size`` (None: the whole share).
+    `batch_size` is the number of sequences of one optimizer step over all devices; each device takes an equal,
+    contiguous share of its rows, in micro-batches of `micro_batch_size` (None: the whole share).
 
-    Training goes on at the trainer's ``global_step``, so that a resumed run reads exactly what it would have read, and
-    ends at its ``max_steps``; the data has no end. The trainer needs ``use_distributed_sampler=False``. Raises
-    ConfigError for a text that is too short, or a negative seed.
+    Training data starts at the trainer's `global_step`, so that a resumed run reads exactly what it would have read,
+    and is endless: the trainer stops at `max_steps`. It needs `use_distributed_sampler=False`. Raises ConfigError for
+    a text that is too short, or a negative seed.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class TokenDataModule(L.LightningDataModule):
     def train_dataloader(self) -> "TrainBatches":
         """Return this device's training micro-batches, step by step, from the trainer's current step on.
 
-        Raises ValueError for a trainer that would never end, or take several of our steps for one.
+        Raises ValueError for a trainer without `max_steps`, or one that accumulates gradients itself.
         """
         if self.trainer and (self.trainer.max_steps < 0 or self.trainer.accumulate_grad_batches != 1):
             raise ValueError(
@@ -99,7 +99,7 @@ class TokenDataModule(L.LightningDataModule):
 
     @property
     def rank(self) -> int:
-        """Index of this device among ``world_size``."""
+        """Index of this device among `world_size`."""
         return self.trainer.global_rank if self.trainer else 0
 
     @property
@@ -110,22 +110,22 @@ class TokenDataModule(L.LightningDataModule):
 
     @property
     def pin_memory(self) -> bool:
-        """Whether batches are put where a GPU can copy them from while it computes."""
+        """Whether batches are put into pinned memory, from which a GPU copies them while it computes."""
         return self.trainer is not None and isinstance(self.trainer.accelerator, CUDAAccelerator)
 
 
 class TrainBatches:
-    """One device's micro-batches of each optimizer step from the trainer's current one on, without end.
+    """One device's micro-batches of each optimizer step, from the trainer's current step on, endlessly.
 
-    So no step is the last of an epoch, to Lightning, and a run whose budget has grown goes on like any other. The state
-    in a checkpoint is no position, only what the order of the data depends on: a run cannot be resumed on other data.
+    So Lightning sees no end of an epoch, and a run with a larger budget continues like any other. Checkpoints store no
+    position, only what determines the order of the data, so that a run cannot be resumed on other data.
     """
 
     def __init__(self, data: TokenDataModule):
         self._data = data
 
     def __iter__(self) -> Iterator[list[Batch]]:
-        # A generator: it asks for the first step when the first batch is due, by which time the checkpoint is restored.
+        # A generator: it reads `global_step` when the first batch is due, after the checkpoint is restored.
         data = self._data
         for step in itertools.count(data.trainer.global_step if data.trainer else 0):
             sequences = data.train_windows.batch(step, data.batch_size, data.rows)
@@ -152,10 +152,10 @@ class TrainBatches:
 
 
 class ValBatches:
-    """One device's validation windows, as ``Batch``: of W devices, device r takes windows r, r + W, r + 2W ...
+    """One device's validation windows, as `Batch`: of W devices, device r takes windows r, r + W, r + 2W, ...
 
-    All devices have equally many batches, as collective operations in a forward pass require. One that runs out of
-    windows has a last batch with nothing to predict.
+    All devices have equally many batches, as collective operations in a forward pass require. A device that runs out
+    of windows gets a last batch with nothing to predict.
     """
 
     def __init__(self, data: TokenDataModule):

@@ -1,15 +1,19 @@
 """Opening the token folder that a config describes."""
 
+from typing import TYPE_CHECKING
+
 from omegaconf import DictConfig
 
 from llama_lab.config.components import build
-from llama_lab.display import Display
 
 from .tokens import TokenDataset
 
+if TYPE_CHECKING:
+    from llama_lab.display import Display
 
-def open_dataset(cfg: DictConfig, display: Display | None = None) -> TokenDataset:
-    """Open the token folder that `cfg` describes, building it with progress on `display` if needed.
+
+def open_dataset(cfg: DictConfig, display: "Display | None" = None) -> TokenDataset:
+    """Open the token folder that `cfg` describes. If it must be built, show the progress on `display`.
 
     Raises ConfigError as `TokenDataset.open_or_build` does.
     """

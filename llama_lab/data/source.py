@@ -1,4 +1,4 @@
-"""Sources of text: documents, their size on disk, and a fingerprint that changes when they change."""
+"""Sources of text: documents, their size on disk, and a fingerprint that changes with them."""
 
 import codecs
 import glob
@@ -8,6 +8,7 @@ import logging
 import os
 import sysconfig
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """A finite sequence of documents that can be read several times, always in the same order."""
+    """A finite sequence of documents that can be read repeatedly, always in the same order."""
 
     def documents(self) -> Iterator[str]:
         """Iterate over all documents from the start."""
@@ -34,15 +35,36 @@ class Source(Protocol):
         ...
 
 
-class StandardLibrary:
-    """The source code of Python's standard library: one document per ``.py`` file, on every machine, no download.
+class _Files(ABC):
+    """What sources made of files have in common."""
+
+    _settings: str  # all else that determines the documents
+
+    @cached_property
+    @abstractmethod
+    def _paths(self) -> list[Path]: ...
+
+    def fingerprint(self) -> str:
+        """Return a hash of the settings, and of the path, size and modification time of every file."""
+        digest = hashlib.blake2b(self._settings.encode(), digest_size=16)
+        for path in self._paths:
+            stat = path.stat()
+            digest.update(f"\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
+    def total_bytes(self) -> int:
+        """Return the size of all files, in bytes."""
+        return sum(path.stat().st_size for path in self._paths)
+
+
+class StandardLibrary(_Files):
+    """The source code of Python's standard library: one document per `.py` file, on every machine, no download.
 
     Tests, idlelib and installed packages are left out.
     """
 
-    _left_out = frozenset(
-        {"site-packages", "dist-packages", "test", "tests", "idle_test", "idlelib", "__pycache__"},
-    )
+    _settings = "stdlib"
+    _left_out = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "idlelib", "__pycache__"})
 
     def documents(self) -> Iterator[str]:
         """Read every file; skip files that are not UTF-8, and log their number.
@@ -60,14 +82,6 @@ class StandardLibrary:
         if skipped:
             log.warning("data=stdlib: skipped %d of %d files, which are not UTF-8", skipped, len(self._paths))
 
-    def fingerprint(self) -> str:
-        """Return a hash of every file's path, size and modification time."""
-        return _fingerprint("stdlib", self._paths)
-
-    def total_bytes(self) -> int:
-        """Return the size of all files, in bytes."""
-        return sum(path.stat().st_size for path in self._paths)
-
     @cached_property
     def _paths(self) -> list[Path]:
         root = sysconfig.get_path("stdlib")
@@ -83,13 +97,13 @@ class StandardLibrary:
         return sorted(paths)
 
 
-class TextFiles:
-    """Local files: ``.parquet`` and ``.json``/``.jsonl`` hold one document per row, any other file is UTF-8 text.
+class TextFiles(_Files):
+    """Local files: `.parquet` and `.json`/`.jsonl` hold one document per row, any other file is UTF-8 text.
 
     A byte-order mark at the start of a file is not part of its text.
 
-    ``files`` are paths or glob patterns (with ``**`` and ``~``), relative to the working directory. ``text_field`` is
-    the column with a row's text. A text file longer than ``document_chars`` characters is cut into several documents,
+    `files` are paths or glob patterns (with `**` and `~`), relative to the working directory. `text_field` is
+    the column with a row's text. A text file longer than `document_chars` characters is cut into several documents,
     at the end of a paragraph, line or word, so that a single book can be split into training and validation; None
     keeps each text file whole.
 
@@ -102,9 +116,10 @@ class TextFiles:
         self._patterns = [files] if isinstance(files, str) else list(files)
         self._text_field = text_field
         self._document_chars = document_chars
+        self._settings = f"text {text_field} {document_chars}"
 
     def documents(self) -> Iterator[str]:
-        """Read every document of every file, in the order of ``files``; a pattern's own files are sorted."""
+        """Read every document of every file, in the order of `files`; a pattern's own files are sorted."""
         for path in self._paths:
             if path.suffix.lower() in _ROW_FORMATS:
                 yield from _read_rows(path, self._text_field)
@@ -112,14 +127,6 @@ class TextFiles:
                 yield "".join(_read_text(path))
             else:
                 yield from _cut(_read_text(path), self._document_chars)
-
-    def fingerprint(self) -> str:
-        """Return a hash of the settings and of every file's path, size and modification time."""
-        return _fingerprint(f"text {self._text_field} {self._document_chars}", self._paths)
-
-    def total_bytes(self) -> int:
-        """Return the size of all files, in bytes."""
-        return sum(path.stat().st_size for path in self._paths)
 
     @cached_property
     def _paths(self) -> list[Path]:
@@ -133,7 +140,7 @@ class TextFiles:
 
 
 def _expand(pattern: str) -> list[Path]:
-    """The files that match a path or glob pattern; an existing path is never a pattern."""
+    """The files that match a path or glob pattern; an existing path is never read as a pattern."""
     expanded = os.path.abspath(os.path.expanduser(pattern))
     if os.path.isdir(expanded):
         raise ConfigError(f"data.files=[{pattern}]: is a folder; name the files in it, such as {pattern}/**/*.txt")
@@ -143,14 +150,6 @@ def _expand(pattern: str) -> list[Path]:
         problem = "the pattern matches no file" if glob.has_magic(pattern) else "no such file"
         raise ConfigError(f"data.files=[{pattern}]: {problem}; paths are relative to {os.getcwd()}")
     return found
-
-
-def _fingerprint(settings: str, paths: Iterable[Path]) -> str:
-    digest = hashlib.blake2b(settings.encode(), digest_size=16)
-    for path in paths:
-        stat = path.stat()
-        digest.update(f"\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
 
 
 def _read_text(path: Path) -> Iterator[str]:
@@ -170,7 +169,7 @@ _BLOCK_CHARS = 1 << 20
 
 
 def _cut(blocks: Iterable[str], size: int) -> Iterator[str]:
-    """Cut a text into pieces of at most ``size`` characters; their concatenation is the text."""
+    """Cut a text into pieces of at most `size` characters; their concatenation is the text."""
     rest = ""
     for block in blocks:
         rest += block
@@ -184,7 +183,7 @@ def _cut(blocks: Iterable[str], size: int) -> Iterator[str]:
 
 
 def _last_break(text: str, start: int, end: int) -> int:
-    """The end of the last paragraph, else line, else word, within ``text[start:end]``; ``end`` if there is none."""
+    """The end of the last paragraph, else line, else word, within `text[start:end]`; `end` if there is none."""
     for separator in ("\n\n", "\n", " "):
         position = text.rfind(separator, start, end)
         if position >= 0:
@@ -249,7 +248,7 @@ def _json_rows(path: Path) -> Iterator[_Row]:
 
 
 def _parse_json(data: bytes, path: Path, first_line: int = 1) -> Any:
-    """Parse JSON that starts in line ``first_line`` of a file. Raises ConfigError with the line of an error."""
+    """Parse JSON that starts in line `first_line` of a file. Raises ConfigError with the line of an error."""
     try:
         return json.loads(data.decode())
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Byte, character and BPE tokenizers, all lossless; a trained one is a standard ``tokenizer.json``."""
+"""Byte, character and BPE tokenizers, all lossless; a trained one is a standard `tokenizer.json`."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ END_OF_TEXT = "<|endoftext|>"
 class TextTokenizer:
     """A trained tokenizer: text to ids and back, exactly.
 
-    The last id, ``eot_id``, ends a document. No text is encoded to it, not even the text ``<|endoftext|>``. Raises
+    The last id, `eot_id`, ends a document. No text is encoded to it, not even the text `<|endoftext|>`. Raises
     ValueError for a tokenizer without it.
     """
 
@@ -30,11 +30,11 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> "TextTokenizer":
-        """Read a ``tokenizer.json`` whose vocabulary holds ``<|endoftext|>``."""
+        """Read a `tokenizer.json` whose vocabulary holds `<|endoftext|>`."""
         return cls(Tokenizer.from_file(str(path)))
 
     def save(self, path: str | Path) -> None:
-        """Write a ``tokenizer.json`` that any library built on ``tokenizers`` can load."""
+        """Write a `tokenizer.json` that any library built on `tokenizers` can load."""
         Path(path).write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")  # Tokenizer.save hides an OSError
 
     @property
@@ -44,15 +44,15 @@ class TextTokenizer:
 
     @property
     def hash(self) -> str:
-        """Hash of the whole ``tokenizer.json``: equal hashes give equal ids."""
+        """Hash of the whole `tokenizer.json`: equal hashes give equal ids."""
         return hashlib.blake2b(self._tokenizer.to_str().encode(), digest_size=16).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of ``text``. Raises ConfigError for a character that a character tokenizer does not have."""
+        """Return the ids of `text`. Raises ConfigError for a character that a character tokenizer does not have."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode several texts at once, on all cores. Raises as ``encode`` does."""
+        """Encode several texts at once, on all cores. Raises as `encode` does."""
         try:
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # tokenizers raises nothing more specific
@@ -66,7 +66,7 @@ class TextTokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids``; bytes that are not UTF-8, as of a cut character, become U+FFFD."""
+        """Return the text of `ids`; bytes that are not UTF-8, as of a cut character, become U+FFFD."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
 
@@ -74,24 +74,24 @@ VocabularyFrom = Literal["nothing", "train", "all"]
 
 
 class TokenizerFactory(Protocol):
-    """The object that ``tokenizer=`` selects: a dataclass whose name and fields determine the trained tokenizer.
+    """The object that `tokenizer=` selects: a dataclass whose name and fields determine the trained tokenizer.
 
-    If it has a field ``sample_bytes`` that is not None, ``train`` gets a sample of about that size, chosen by the
+    If it has a field `sample_bytes` that is not None, `train` gets a sample of about that size, chosen by the
     documents' hashes.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     vocabulary_from: ClassVar[VocabularyFrom]
-    """Which documents ``train`` needs: none, those of the training split, or those of both splits."""
+    """Which documents `train` needs: none, those of the training split, or those of both splits."""
 
     def train(self, documents: Iterator[str]) -> TextTokenizer:
-        """Learn a vocabulary from ``documents``, which are iterated over once."""
+        """Learn a vocabulary from `documents`, which are iterated over once."""
         ...
 
 
 def sample_bytes(factory: TokenizerFactory) -> int | None:
-    """Return the bound on the text that ``factory`` learns from; None if it has none."""
+    """Return the limit on the text that `factory` learns from; None if there is none."""
     return getattr(factory, "sample_bytes", None)
 
 
@@ -102,7 +102,7 @@ class ByteTokenizer:
     vocabulary_from: ClassVar[VocabularyFrom] = "nothing"
 
     def train(self, documents: Iterator[str]) -> TextTokenizer:
-        """Return the tokenizer; ``documents`` are not read, as the vocabulary is fixed."""
+        """Return the tokenizer; `documents` are not read, as the vocabulary is fixed."""
         tokenizer = Tokenizer(models.BPE(vocab=_byte_characters(), merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -127,7 +127,7 @@ class CharTokenizer:
     vocabulary_from: ClassVar[VocabularyFrom] = "all"
 
     def train(self, documents: Iterator[str]) -> TextTokenizer:
-        """Collect the characters of ``documents``. Encoding any other character raises ConfigError."""
+        """Collect the characters of `documents`. Encoding any other character raises ConfigError."""
         characters: set[str] = set()
         for document in documents:
             characters.update(document)
@@ -142,9 +142,9 @@ class CharTokenizer:
 class BPETokenizer:
     """Byte-level byte-pair encoding (GPT-2's, Radford et al. 2019, section 2.2), learnt from the training split.
 
-    ``vocab_size`` counts the 256 bytes, the merges and the end-of-text token; a short text may yield fewer merges.
-    ``sample_bytes`` bounds the text to learn from; default: all of it.
-    Raises ConfigError if ``vocab_size`` has no room for the bytes, or ``sample_bytes`` is not positive.
+    `vocab_size` counts the 256 bytes, the merges and the end-of-text token; a short text may yield fewer merges.
+    `sample_bytes` bounds the text to learn from; default: all of it.
+    Raises ConfigError if `vocab_size` has no room for the bytes, or `sample_bytes` is not positive.
     """
 
     vocab_size: int = 4096
@@ -160,7 +160,7 @@ class BPETokenizer:
             raise ConfigError(f"tokenizer.sample_bytes={self.sample_bytes}: must be at least 1, or null for all text")
 
     def train(self, documents: Iterator[str]) -> TextTokenizer:
-        """Learn the merges from ``documents``."""
+        """Learn the merges from `documents`."""
         tokenizer = Tokenizer(models.BPE())
         # Lossless: every byte has an id, and no space is added in front of a text.
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

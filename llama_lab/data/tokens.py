@@ -32,8 +32,8 @@ TokenArray = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 class TokenDataset:
     """An opened token folder.
 
-    ``train`` and ``val`` are the splits' memory-mapped token streams: ``[eot] document [eot] document [eot]``.
-    Every document is in one of them, once. ``times`` are those of the build; None for a folder that existed.
+    `train` and `val` are the splits' memory-mapped token streams: `[eot] document [eot] document [eot]`.
+    Every document is in one of them, once. `times` are those of the build; None for a folder that existed.
     """
 
     def __init__(self, folder: Path, index: Index, times: BuildTimes | None = None):
@@ -51,10 +51,10 @@ class TokenDataset:
         progress: ReportProgress | None = None,
         val_tokens: int | None = None,
     ) -> "TokenDataset":
-        """Open the folder of this source, tokenizer and split below ``cache_dir``, building it if needed.
+        """Open the folder of this source, tokenizer and split below `cache_dir`, building it if needed.
 
-        ``val_tokens`` bounds validation; default: all held-out documents.
-        Concurrent processes build a folder once. A damaged folder is reported and rebuilt.
+        `val_tokens` limits the validation text; default: all held-out documents.
+        Of concurrent processes, one builds the folder. A damaged folder is logged and rebuilt.
         Raises ConfigError for text or settings that cannot work, before any token is written.
         """
         if not 0 < val_fraction < 1:
@@ -78,12 +78,12 @@ class TokenDataset:
 
     @cached_property
     def train(self) -> TokenArray:
-        """The training split's tokens, ``(train_tokens + 1,)``."""
+        """The training split's tokens, `(train_tokens + 1,)`."""
         return self._map("train.bin")
 
     @cached_property
     def val(self) -> TokenArray:
-        """The validation split's tokens, ``(val_tokens + 1,)``."""
+        """The validation split's tokens, `(val_tokens + 1,)`."""
         return self._map("val.bin")
 
     @property
@@ -136,7 +136,7 @@ class TokenDataset:
         return float(-(frequencies * np.log(frequencies)).sum())
 
     def require_windows(self, seq_len: int, batch_size: int) -> None:
-        """Raise ConfigError unless validation has a window of ``seq_len`` tokens, and training a whole batch of them.
+        """Raise ConfigError unless validation has a window of `seq_len` tokens, and training a whole batch of them.
 
         With fewer windows, one batch would contain the same text twice.
         """
@@ -180,7 +180,7 @@ class TokenDataset:
 
 
 def _key(source: Source, tokenizer: TokenizerFactory, val_fraction: float) -> str:
-    """The folder's name without bounds, as in earlier versions: a hash of all else that determines its contents."""
+    """The folder's name in earlier versions: a hash of everything that determines its contents but the bounds."""
     parameters = dataclasses.asdict(tokenizer)
     if isinstance(tokenizer, BPETokenizer):
         del parameters["sample_bytes"]
@@ -198,7 +198,7 @@ def _hash(content: list[Any]) -> str:
 
 
 def _within_bounds(index: Index, tokenizer: TokenizerFactory, val_tokens: int | None) -> bool:
-    """Whether the bounds would change nothing in a folder that was built without them."""
+    """Whether a folder that was built without bounds satisfies them."""
     sample = sample_bytes(tokenizer)
     return (val_tokens is None or index.val.tokens <= val_tokens) and (sample is None or index.train.bytes <= sample)
 
@@ -211,7 +211,7 @@ def _build_locked(
     folder: Path,
     progress: ReportProgress,
 ) -> TokenDataset:
-    """Open ``folder`` under its lock, building it unless another process just has."""
+    """Open `folder` under its lock, building it unless another process just has."""
     with _lock(folder):
         if folder.exists():
             try:
@@ -219,7 +219,7 @@ def _build_locked(
             except DamagedFolderError as error:
                 log.warning("token folder %s is damaged (%s): building it again", folder, error)
         unfinished = folder.with_suffix(".building")
-        _remove(unfinished)  # left by a process that died: this one has the lock
+        _remove(unfinished)  # of a process that died, since this one has the lock
         try:
             with report_disk_errors(f"data.cache_dir={folder.parent}"):
                 times = build(source, tokenizer, val_fraction, val_tokens, unfinished, progress)

@@ -8,22 +8,22 @@ import numpy.typing as npt
 from llama_lab.errors import ConfigError
 
 IGNORE = -100
-"""The target of a position that is not predicted; ``torch.nn.functional.cross_entropy`` ignores it."""
+"""The target of a position that is not predicted; `torch.nn.functional.cross_entropy` ignores it."""
 
 Tokens = npt.NDArray[np.unsignedinteger]
 Ids = npt.NDArray[np.int64]
 
 
 def count_train_windows(predicted_tokens: int, seq_len: int) -> int:
-    """Return the number of windows per epoch of ``TrainWindows``, for a stream of ``predicted_tokens + 1`` tokens."""
+    """Return the number of windows per epoch of `TrainWindows`, for a stream of `predicted_tokens + 1` tokens."""
     left_by_latest_start = (predicted_tokens - (seq_len - 1)) // seq_len
     return max(left_by_latest_start, min(predicted_tokens // seq_len, 1))
 
 
 class TrainWindows:
-    """Training sequences of ``seq_len + 1`` tokens: inputs and, shifted by one, targets.
+    """Training sequences of `seq_len + 1` tokens: inputs and, shifted by one, targets.
 
-    An epoch cuts ``tokens`` (one dimension, at least ``seq_len + 1``) into non-overlapping windows from a random
+    An epoch cuts `tokens` (one dimension, at least `seq_len + 1`) into non-overlapping windows from a random
     start, and visits each once in random order; start and order depend on (seed, epoch) alone. So step *s* is the same
     in every run, on any number of devices, resumed or not.
 
@@ -43,9 +43,9 @@ class TrainWindows:
         return count_train_windows(len(self._tokens) - 1, self._seq_len)
 
     def batch(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Ids:
-        """Return ``rows`` of the batch at ``step``: ``(rows, seq_len + 1)``.
+        """Return `rows` of the batch at `step`: `(rows, seq_len + 1)`.
 
-        Row *i* is sequence ``step * batch_size + i`` of an endless series of epochs.
+        Row *i* is sequence `step * batch_size + i` of an endless series of epochs.
         """
         sequences = step * batch_size + np.arange(batch_size)[rows]
         places = [divmod(sequence, len(self)) for sequence in sequences.tolist()]
@@ -53,7 +53,7 @@ class TrainWindows:
         return np.stack([self._tokens[start : start + self._seq_len + 1] for start in starts]).astype(np.int64)
 
     def _draw_starts(self, epoch: int) -> Ids:
-        """Index of the first token of each window of an epoch, in the order of its visits: ``(windows,)``."""
+        """Index of the first token of each window of an epoch, in the order of its visits: `(windows,)`."""
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch])))
         spare = len(self._tokens) - 1 - len(self) * self._seq_len
         first = int(generator.integers(min(self._seq_len, spare + 1)))
@@ -61,10 +61,10 @@ class TrainWindows:
 
 
 class ValWindows:
-    """Non-overlapping windows that predict every token of ``tokens`` except the first exactly once.
+    """Non-overlapping windows that predict every token of `tokens` except the first exactly once.
 
-    Item *i* is ``(inputs, targets)``, ``(seq_len,)`` each. The last window is padded with inputs 0 and targets
-    ``IGNORE``.
+    Item *i* is `(inputs, targets)`, `(seq_len,)` each. The last window is padded with inputs 0 and targets
+    `IGNORE`.
     """
 
     def __init__(self, tokens: Tokens, seq_len: int):

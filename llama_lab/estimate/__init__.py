@@ -1,1 +1,1 @@
-"""What a run would cost on some device."""
+"""Estimates of what a run would cost on some device."""

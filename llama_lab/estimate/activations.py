@@ -1,4 +1,4 @@
-"""How much memory the activations of a training step take: measured, on tensors that have shapes and no data."""
+"""Memory of the activations of a training step, measured on tensors with shapes but no data."""
 
 import weakref
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from llama_lab.training.module import LanguageModel
 
 
 class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the tensors that are made while it is on and live together: their `peak`. Views are free."""
+    """Tracks the bytes of tensors allocated while it is active: `live` now, and their `peak`. Views cost nothing."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -53,7 +53,7 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class FusedRMSNorm(Function):
-    """What PyTorch's kernel for GPUs keeps of an RMSNorm: its input, and a number per row. On fake tensors only."""
+    """Saves what PyTorch's GPU kernel of RMSNorm saves: its input and one number per row. For fake tensors only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class FusedRMSNorm(Function):
 
 
 class GPUKernels(TorchFunctionMode):
-    """Fused kernels where a CPU writes out, and keeps, the steps: RMSNorm. Attention is fused on both."""
+    """Replaces RMSNorm, whose steps a CPU computes and saves one by one, by the GPU's fused kernel."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -80,7 +80,7 @@ class GPUKernels(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Footprint:
-    """What training takes of a model that a config describes, by its parts, for any number of layers and sequences.
+    """Memory of training the model that a config describes, beside parameters and gradients.
 
     steps: of the training. dtype: of the parameters. mixed: whether bf16 autocast is on.
     """
@@ -92,19 +92,19 @@ class Footprint:
     mixed: bool
 
     def optimizer_bytes(self) -> int:
-        """The states that the optimizer keeps after a step."""
+        """Bytes of the optimizer's states after a step."""
         return self._of_any_depth(self._optimizer_bytes)
 
     def activation_bytes(self, sequences: int) -> int:
-        """Peak of a forward and backward pass over whole contexts, without parameters and gradients.
+        """Peak bytes of a forward and backward pass over `sequences` whole contexts.
 
-        What is alive together is what autograd keeps (Korthikanti et al. 2022, section 4.1, count it by hand), the
-        autocast's copies of the weights, and the temporaries of the moment, of which the float32 logits are the most.
+        They hold what autograd saves (counted by hand in Korthikanti et al. 2022, section 4.1), autocast's copies of
+        the weights, and temporaries, of which the float32 logits are the largest.
         """
         return self._of_any_depth(lambda layers: self._activation_bytes(layers, sequences))
 
     def _of_any_depth(self, measure: Callable[[int], int]) -> int:
-        """`measure` at the config's depth, from two shallow models: every period of layers needs the same."""
+        """`measure` at the config's depth, extrapolated from two shallow models, since every period needs the same."""
         layers: int = self.cfg.model.n_layers
         period = self._period
         shallow = 2 * period + layers % period
@@ -115,13 +115,13 @@ class Footprint:
 
     @cached_property
     def _period(self) -> int:
-        """After how many layers they repeat, judged by the attributes of their modules."""
+        """Number of layers after which they repeat, by the attributes of their modules."""
         model = self._model(self.cfg.model.n_layers)
         kinds = [(model.position.at_layer(i), *map(traits, block.modules())) for i, block in enumerate(model.blocks)]
         return next(p for p in range(1, len(kinds) + 1) if kinds[p:] == kinds[:-p])
 
     def _optimizer_bytes(self, layers: int) -> int:
-        """See `optimizer_bytes`, for so many layers."""
+        """`optimizer_bytes` of the first `layers` layers."""
         model = self._model(layers)
         with FakeTensorMode(allow_non_fake_inputs=True):
             module = self._module(model)
@@ -131,21 +131,21 @@ class Footprint:
             return sum(x.numel() * x.itemsize for x in states)
 
     def _activation_bytes(self, layers: int, sequences: int) -> int:
-        """See `activation_bytes`, for so many layers."""
+        """`activation_bytes` of the first `layers` layers."""
         model = self._model(layers)
         with FakeTensorMode(allow_non_fake_inputs=True), GPUKernels():
             tokens = torch.zeros(sequences, self.cfg.model.max_seq_len, dtype=torch.long)
             return step_bytes(self._module(model), tokens, self.mixed)
 
     def _model(self, layers: int) -> Decoder:
-        """The decoder, of its layers the first so many, on the meta device."""
+        """The decoder with its first `layers` layers, on the meta device."""
         with torch.device("meta"):
             model: Decoder = build_model(self.cfg, self.vocab_size)
         model.blocks = model.blocks[:layers]
         return model.to(self.dtype)
 
     def _module(self, model: Decoder) -> LanguageModel:
-        """What would train; on a CPU, since meta tensors know neither autocast nor kernels. To be called with fakes."""
+        """The module to train, on fake CPU tensors, since meta tensors support neither autocast nor kernels."""
         cfg = self.cfg
         allocate(model)
         for p in model.parameters():
@@ -155,13 +155,13 @@ class Footprint:
 
 
 def traits(module: nn.Module) -> tuple[object, ...]:
-    """What tells a module from one of another layer that may need other memory: its class, plain attributes, shapes."""
+    """What the memory of a module depends on: its class, plain attributes, and shapes of parameters."""
     plain = {name: value for name, value in vars(module).items() if isinstance(value, str | int | float | None)}
     return type(module), plain, [p.shape for p in module.parameters(recurse=False)]
 
 
 def allocate(model: nn.Module) -> None:
-    """Put a meta model's parameters on the CPU, without values. Unlike `to_empty`, this leaves tied ones tied."""
+    """Move a meta model's parameters to the CPU, without values. Unlike `to_empty`, this keeps ties."""
     twins = {p: nn.Parameter(torch.empty_like(p, device="cpu")) for p in model.parameters()}
     for module in model.modules():
         for name, p in list(module.named_parameters(recurse=False)):
@@ -169,7 +169,7 @@ def allocate(model: nn.Module) -> None:
 
 
 def step_bytes(module: LanguageModel, tokens: Tensor, mixed: bool) -> int:
-    """Peak bytes of a micro-batch's forward and backward pass beside parameters and gradients, which are there."""
+    """Peak bytes of a micro-batch's forward and backward pass, beside existing parameters and gradients."""
     memory = PeakMemory()
     with memory:
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):

@@ -1,17 +1,17 @@
-"""What a run would take on devices that are not here: memory of each, FLOPs, time, and what would fit instead.
+"""Estimate a run on devices that need not be here: memory per device, FLOPs, time, and the nearest setup that fits.
 
-Memory of one device is the sum of what lives together at the peak of a step (Rajbhandari et al. 2020, ZeRO, section 3):
-weights, gradients, the optimizer's states, and the activations of one micro-batch. With P parameters in bf16-mixed,
-Lightning keeps the first three in float32: 16 bytes per parameter with AdamW; bf16-true halves that.
+The memory of a device is the sum of what it holds at the peak of a step (Rajbhandari et al. 2020, ZeRO, section 3):
+weights, gradients, optimizer states, and the activations of one micro-batch. In bf16-mixed, Lightning keeps the first
+three in float32: 16 bytes per parameter with AdamW. bf16-true halves that.
 
-DDP: every device holds all of it, and PyTorch's reducer a second copy of the gradients, its buckets. Autocast keeps a
+DDP: every device holds everything, and PyTorch's reducer a second copy of the gradients, its buckets. Autocast keeps a
 bf16 copy of the weights of all linear layers from the forward pass to the backward pass.
 
-FSDP: weights, gradients and states are cut into as many shards as there are devices (ZeRO-3). In bf16, a device also
-gathers the block at work and the one after it, and has the gradients of one; what belongs to no block (token table,
-head, last norm) stays gathered for the whole step, with its gradients.
+FSDP: weights, gradients and optimizer states are sharded over the devices (ZeRO-3). A device also gathers, in bf16, the
+current block and the next, and holds the gradients of one; what belongs to no block (token table, head, last norm)
+stays gathered for the whole step, with its gradients.
 
-Not counted: the CUDA context, NCCL's buffers, kernels' workspaces and fragmentation, for which `USABLE` leaves room.
+Not counted: the CUDA context, NCCL's buffers, kernel workspaces and fragmentation, for which `USABLE` leaves room.
 """
 
 import math
@@ -30,17 +30,18 @@ from llama_lab.devices.gpus import Device
 from llama_lab.devices.hardware import check_strategy, choose_precision
 from llama_lab.errors import ConfigError, suggestion
 from llama_lab.model import Cost
+from llama_lab.model.cost import count
 from llama_lab.training.run import budget_steps
 
 from .activations import Footprint
 
-USABLE = 0.95  # of a device's memory: about what is left beside the CUDA context and fragmentation
+USABLE = 0.95  # fraction of a device's memory: about what the CUDA context and fragmentation leave
 MOST_DEVICES = 2**17
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What memory depends on beside the model. devices: over all nodes. micro_batch: sequences at once, per device."""
+    """What memory depends on beside the model. devices: over all nodes. micro_batch: sequences per device at once."""
 
     sharded: bool
     devices: int
@@ -50,7 +51,7 @@ class Setup:
 
     @property
     def layout(self) -> str:
-        """How the devices share the work."""
+        """Name of the way in which devices share the work."""
         if self.sharded:
             return "FSDP"
         return "DDP" if self.devices > 1 else "one device"
@@ -58,7 +59,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device. buckets: of DDP's gradients. working: bf16 copies of weights, or FSDP's gathered blocks."""
+    """Bytes on one device. buckets: DDP's gradients. working: bf16 copies of weights, or FSDP's gathered blocks."""
 
     weights: int
     gradients: int
@@ -69,7 +70,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return self.weights + self.gradients + self.buckets + self.optimizer + self.working + self.activations
 
 
@@ -90,17 +91,17 @@ class MemoryModel:
         self._activations = cache(self._measure)
 
     def memory(self, setup: Setup) -> Memory:
-        """What one device holds at the peak of a step."""
-        held = self._held(setup)
+        """The memory of one device at the peak of a step."""
+        fixed = self._fixed_memory(setup)
         measured = self._activations(setup.sharded, setup.micro_batch, setup.seq_len)
-        return replace(held, activations=measured - (0 if setup.sharded else held.working))
+        return replace(fixed, activations=measured - (0 if setup.sharded else fixed.working))
 
     def fits(self, setup: Setup, limit: float) -> bool:
-        """Whether one device holds at most `limit` bytes; measures nothing where that is clear without."""
-        return self._held(setup).total <= limit and self.memory(setup).total <= limit
+        """Whether one device needs at most `limit` bytes; activations are measured only if the rest fits."""
+        return self._fixed_memory(setup).total <= limit and self.memory(setup).total <= limit
 
-    def _held(self, setup: Setup) -> Memory:
-        """What one device holds whatever it reads: all but the activations."""
+    def _fixed_memory(self, setup: Setup) -> Memory:
+        """The memory of one device without activations."""
         shards = setup.devices if setup.sharded else 1
         weights = math.ceil(self.params / shards) * self.dtype.itemsize
         copies = 2 * self.linear if self.mixed else 0
@@ -115,23 +116,18 @@ class MemoryModel:
         )
 
     def _measure(self, sharded: bool, sequences: int, seq_len: int) -> int:
-        """Peak of a micro-batch, with autocast's copies of the weights unless FSDP has gathered them in bf16."""
+        """Peak bytes of a micro-batch; includes autocast's copies of the weights, unless FSDP gathers them in bf16."""
         return self._footprint(torch.bfloat16 if sharded else self.dtype, seq_len).activation_bytes(sequences)
 
     def _footprint(self, dtype: torch.dtype, seq_len: int) -> Footprint:
-        """The measurement at a context of `seq_len`."""
+        """The footprint at a context of `seq_len` tokens."""
         cfg = OmegaConf.merge(self.cfg, {"model": {"max_seq_len": seq_len}})
         return Footprint(cfg, self.vocab_size, self.steps, dtype, self.mixed)  # type: ignore[arg-type]
 
 
-def count(module: nn.Module) -> int:
-    """Parameters, tied ones once."""
-    return sum(p.numel() for p in module.parameters())
-
-
 @dataclass(frozen=True)
 class Column:
-    """One way to lay the run out. nearest: the nearest setup that fits where this one does not; None if none does."""
+    """A setup and whether it fits. nearest: if not, the nearest setup that does; None if there is none."""
 
     setup: Setup
     memory: Memory
@@ -141,10 +137,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run would take.
+    """The result of an estimate.
 
-    device_name, device, precision, mfu: what it is for. vocabulary: where the number of ids is from. tokens: of whole
-    steps, over all devices. batch_asked: sequences of a step as configured, where the devices cannot share them.
+    device_name, device, precision, mfu: what it assumes. vocabulary: the key that gives the number of ids. tokens: in
+    whole steps, over all devices. per_node: devices per node. batch_asked: the configured `train.batch_size`, from
+    which the estimated one differs if the devices cannot share it equally.
     """
 
     device_name: str
@@ -161,32 +158,32 @@ class Estimate:
 
     @property
     def setup(self) -> Setup:
-        """The run as it is asked for."""
+        """The setup that was asked for."""
         return self.columns[0].setup
 
     @property
     def usable(self) -> float:
-        """Bytes that a run may take of a device."""
+        """Bytes of a device that a run may use."""
         return USABLE * self.device.memory
 
     @property
     def flops(self) -> float:
-        """Of the whole training."""
+        """FLOPs of the whole training."""
         return self.tokens * self.cost.train_flops_per_token
 
     @property
     def seconds(self) -> float:
-        """Of training alone, without evaluation and checkpoints."""
+        """Duration of the training, without evaluation and checkpoints."""
         return self.flops / (self.setup.devices * self.device.peak * self.mfu)
 
     @property
     def tokens_per_second(self) -> float:
-        """Of one device."""
+        """Training speed of one device."""
         return self.device.peak * self.mfu / self.cost.train_flops_per_token
 
 
 def estimate_training(cfg: DictConfig) -> Estimate:
-    """What the run that `cfg` describes would take on the device that it names. Raises ConfigError."""
+    """Estimate the run that `cfg` describes, on the device that it names. Raises ConfigError."""
     if not 0 < cfg.estimate_mfu <= 1:
         raise ConfigError(f"estimate_mfu={cfg.estimate_mfu:g}: must be above 0 and at most 1, such as 0.4")
     if cfg.trainer.accelerator not in ("auto", "gpu"):
@@ -216,7 +213,7 @@ def estimate_training(cfg: DictConfig) -> Estimate:
 
 
 def find_device(wanted: str | None) -> tuple[str, Device]:
-    """A device and its name: `wanted`, or this machine's. Raises ConfigError for one that we do not know."""
+    """A device and its name: `wanted`; default: this machine's. Raises ConfigError for an unknown one."""
     known = devices.options()
     if wanted is not None:
         if wanted not in known:
@@ -235,13 +232,13 @@ def find_device(wanted: str | None) -> tuple[str, Device]:
 
 
 def asked_setup(cfg: DictConfig) -> Setup:
-    """The run as configured, with the nearest batch where the devices cannot share the one asked for.
+    """The configured setup, with the nearest batch size that the devices can share equally.
 
-    Raises ConfigError for numbers that cannot be.
+    Raises ConfigError for invalid numbers.
     """
     check_strategy(cfg.trainer.strategy)
     world, micro = asked_count(cfg, "devices") * asked_count(cfg, "num_nodes"), cfg.train.micro_batch_size
-    budget_steps(cfg, 1)  # for its checks of numbers, before they are computed with
+    budget_steps(cfg, 1)  # checks the numbers that are used below
     batch_size = nearest_multiple(cfg.train.batch_size, world * (micro or 1))
     accumulate = micro_batches_per_step(batch_size, micro, world)
     micro = batch_size // world // accumulate
@@ -249,7 +246,7 @@ def asked_setup(cfg: DictConfig) -> Setup:
 
 
 def asked_count(cfg: DictConfig, key: str) -> int:
-    """How many `devices` per node, or `num_nodes`, the estimate is for: one for `auto`. Raises ConfigError."""
+    """The number of `devices` per node, or of `num_nodes`; 1 for `auto`. Raises ConfigError."""
     asked = cfg.trainer[key]
     if asked != "auto" and asked < 1:
         raise ConfigError(f"trainer.{key}={asked}: an estimate needs a number, such as trainer.{key}=8")
@@ -257,14 +254,14 @@ def asked_count(cfg: DictConfig, key: str) -> int:
 
 
 def nearest_multiple(number: int, unit: int) -> int:
-    """The positive multiple of `unit` nearest to `number`, the lower of two."""
+    """The positive multiple of `unit` nearest to `number`; of two, the lower."""
     return min(multiples_around(number, unit), key=lambda multiple: abs(multiple - number))
 
 
 def expected_vocabulary(cfg: DictConfig) -> tuple[int, str]:
-    """How many ids the tokenizer would have, read from the config alone, and the key that says so.
+    """Number of ids of the tokenizer, from the config alone, and the key that gives it.
 
-    Raises ConfigError for a tokenizer that learns the number from its text.
+    Raises ConfigError for a tokenizer that learns the number from the text.
     """
     if cfg.model.vocab_size is not None:
         return cfg.model.vocab_size, "model.vocab_size"
@@ -280,22 +277,18 @@ def expected_vocabulary(cfg: DictConfig) -> tuple[int, str]:
 
 
 def column_of(setup: Setup, model: MemoryModel, limit: float) -> Column:
-    """A setup's memory, and where that exceeds `limit` bytes, the nearest setup that does not."""
+    """A setup's memory, and if that exceeds `limit` bytes, the nearest setup that fits."""
     fits = model.fits(setup, limit)
     shortest = max(mixer.full_after or 1 for mixer in model.model.mixers)  # no window may be as long as the context
-    return Column(setup, model.memory(setup), fits, None if fits else nearest_fit(setup, model, limit, shortest))
-
-
-def nearest_fit(setup: Setup, model: MemoryModel, limit: float, shortest: int) -> Setup | None:
-    """The first of `alternatives` that takes at most `limit` bytes."""
-    return next((s for s in alternatives(setup, shortest) if model.fits(s, limit)), None)
+    others = () if fits else alternatives(setup, shortest)
+    return Column(setup, model.memory(setup), fits, next((s for s in others if model.fits(s, limit)), None))
 
 
 def alternatives(setup: Setup, shortest: int) -> Iterator[Setup]:
-    """Other setups, the nearest first: smaller micro-batches, FSDP, on more devices, and then with shorter contexts.
+    """Other setups, the nearest first: smaller micro-batches, then FSDP, more devices, and shorter contexts.
 
-    Devices double and contexts halve; contexts, which change what is trained, come after all numbers of devices, and
-    then in the order of how often one or the other was done. shortest: contexts stay longer than this.
+    Devices double and contexts halve. Shorter contexts, which change what is trained, come after all numbers of
+    devices, ordered by the number of doublings and halvings. shortest: contexts stay longer than this.
     """
     yield from smaller_micro_batches(setup)
     worlds = [max(setup.devices, 2)]
@@ -313,7 +306,7 @@ def alternatives(setup: Setup, shortest: int) -> Iterator[Setup]:
 
 
 def smaller_micro_batches(setup: Setup) -> Iterator[Setup]:
-    """The same with smaller micro-batches, which divide a device's share of the batch, from the largest."""
+    """The same setup with smaller micro-batches that divide a device's share of the batch, the largest first."""
     share = setup.batch_size // setup.devices
     for micro in range(setup.micro_batch - 1, 0, -1):
         if share % micro == 0:
@@ -321,7 +314,7 @@ def smaller_micro_batches(setup: Setup) -> Iterator[Setup]:
 
 
 def sharded(setup: Setup, world: int, seq_len: int) -> Iterator[Setup]:
-    """FSDP over `world` devices, with micro-batches from as large as before to single sequences."""
+    """FSDP over `world` devices, with micro-batches from the present size down to single sequences."""
     batch_size = nearest_multiple(setup.batch_size, world)
     largest = min(setup.micro_batch, batch_size // world)
     above = Setup(True, world, batch_size, largest + 1, seq_len)

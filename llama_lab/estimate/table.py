@@ -1,4 +1,4 @@
-"""An estimate on the terminal: what the run is and takes, the memory of a device, and what would fit instead."""
+"""An estimate as tables for a terminal of 80 columns."""
 
 from dataclasses import fields
 
@@ -22,7 +22,7 @@ ROWS = {
 
 
 def print_estimate(estimate: Estimate) -> None:
-    """Print it all, within 80 columns."""
+    """Print the tables, what would fit, and the assumptions."""
     console = Console(highlight=False)
     console.print(facts_table(estimate))
     console.print(memory_table(estimate))
@@ -31,7 +31,7 @@ def print_estimate(estimate: Estimate) -> None:
 
 
 def facts_table(estimate: Estimate) -> Table:
-    """What the run is, and what it takes as a whole."""
+    """The run and its total cost."""
     table = Table(show_header=False, box=box.SIMPLE, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -54,7 +54,7 @@ def facts_table(estimate: Estimate) -> Table:
 
 
 def memory_table(estimate: Estimate) -> Table:
-    """The memory of one device, part by part, for each way to lay the run out."""
+    """The memory of one device by part, for each setup."""
     title = f"memory per device, {estimate.setup.micro_batch:,} x {estimate.setup.seq_len:,} tokens at once"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
@@ -72,7 +72,7 @@ def memory_table(estimate: Estimate) -> Table:
 
 
 def verdicts(estimate: Estimate) -> list[str]:
-    """A line on everything that does not fit, with the nearest setting that does."""
+    """A line for everything that does not fit, with the nearest setting that does."""
     lines = []
     if estimate.setup.batch_size != estimate.batch_asked:
         lines.append(
@@ -83,7 +83,7 @@ def verdicts(estimate: Estimate) -> list[str]:
 
 
 def verdict(estimate: Estimate, column: Column) -> str:
-    """What would fit in the place of a column that does not."""
+    """What would fit instead of a column that does not."""
     asked = column.setup
     if column.nearest is None:
         return (
@@ -96,7 +96,7 @@ def verdict(estimate: Estimate, column: Column) -> str:
 
 
 def changes(estimate: Estimate, asked: Setup, nearest: Setup) -> list[str]:
-    """The settings in which `nearest` differs, as they are typed."""
+    """The settings in which `nearest` differs, as overrides."""
     per_node = estimate.per_node
     one_node = asked.devices == per_node
     world = f"trainer.devices={nearest.devices}" if one_node else f"trainer.num_nodes={nearest.devices // per_node}"
@@ -110,7 +110,7 @@ def changes(estimate: Estimate, asked: Setup, nearest: Setup) -> list[str]:
 
 
 def assumptions(estimate: Estimate) -> list[str]:
-    """What the numbers rest on."""
+    """What the numbers assume."""
     return [
         f"Assumed: {estimate.vocab_size:,} ids ({estimate.vocabulary}); trainer.precision={estimate.precision}; "
         f"estimate_mfu={estimate.mfu:g} of {estimate.device.peak / 1e12:,.0f} TFLOP/s; GB are 1e9 bytes; eager, "
@@ -120,7 +120,7 @@ def assumptions(estimate: Estimate) -> list[str]:
 
 
 def gigabytes(count: float) -> str:
-    """Bytes in a unit a person can read."""
+    """Bytes with a decimal prefix: 12.3 GB."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:,.1f} {unit}"

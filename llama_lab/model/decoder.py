@@ -97,11 +97,13 @@ class Decoder(nn.Module):
     def read(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
         """The input of the head, `(B, T, D)`; see `forward`."""
         B, T = tokens.shape
+        shortest, longest = (0, 0) if state is None else state.bounds(B, T)
+        if self.position.max_positions is not None and longest + T > self.position.max_positions:
+            raise ValueError(
+                f"max_seq_len={self.max_seq_len}: this position encoding ends there, not at {longest + T} tokens"
+            )
         if state is None:
-            self.check_positions(T)
             return self.transform(tokens, Layout(self.position, torch.arange(T, device=tokens.device)))
-        shortest, longest = state.bounds(B, T)
-        self.check_positions(longest + T)
         positions = state.next_positions(T, tokens.device)
         x = self.transform(tokens, Layout(self.position, positions, shortest, longest), state.layers)
         state.lengths += T
@@ -113,13 +115,6 @@ class Decoder(nn.Module):
         for i, block in enumerate(self.blocks):
             x = block(x, layout.at_layer(i), None if states is None else states[i])
         return x if self.norm is None else self.norm(x)  # type: ignore[no-any-return]
-
-    def check_positions(self, length: int) -> None:
-        """Raise ValueError if the position encoding has fewer than `length` positions."""
-        if self.position.max_positions is not None and length > self.position.max_positions:
-            raise ValueError(
-                f"max_seq_len={self.max_seq_len}: this position encoding ends there, not at {length} tokens"
-            )
 
     def new_state(self, batch_size: int, context: int | None = None, dtype: torch.dtype | None = None) -> DecoderState:
         """An empty state for `context` tokens (default: `max_seq_len`), in `dtype` (default: the model's).

@@ -1,13 +1,14 @@
 """What a run logs and shows while it trains."""
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
 from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
 from llama_lab.devices.throughput import Speed, Stopwatch, synchronize
+from llama_lab.display import Display
 from llama_lab.model import Cost
 from llama_lab.model.cost import state_metrics
 
@@ -18,13 +19,6 @@ SLOW_STEPS = 3  # steps of a process that no speed includes: kernels compile, ca
 
 class DivergedError(Exception):
     """A loss is no longer a number."""
-
-
-class Display(Protocol):
-    """Shows progress to a person."""
-
-    def update(self, step: int, metrics: dict[str, float]) -> None:
-        """Training has come to `step`; `metrics` are those of this step, if any were logged."""
 
 
 class Monitor(L.Callback):

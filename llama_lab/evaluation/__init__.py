@@ -1,1 +1,1 @@
-"""What a trained run is worth: its losses, its memory and speed when it generates, and its text."""
+"""Evaluation of trained runs: losses, memory and speed of generation, and text."""

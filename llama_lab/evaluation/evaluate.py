@@ -25,7 +25,7 @@ from .lengths import batch_tokens, check_multiples, evaluating_on, evaluation, s
 from .load import TrainedRun, load_run
 from .memory import cache_losses, cache_sizes
 from .speed import generation_speed
-from .text import cache_dtype, sampling, starts, write_texts, written
+from .text import cache_dtype, encode_prompts, generate_texts, sampling, write_texts
 
 AS_TRAINED = "as_trained"  # the precision of the run's own config
 
@@ -40,17 +40,17 @@ class Job:
 
     @cached_property
     def dataset(self) -> TokenDataset:
-        """Its text, opened when it is first needed."""
+        """The run's text, opened on first use."""
         return self.run.open_dataset()
 
     @cached_property
     def served(self) -> Decoder:
-        """The model as it would be served: on the device, in 16 bits if the precision is. Losses come before."""
+        """The model as it would be served: on the device, in 16 bits if the precision is. Measure losses before."""
         return place(self.run.model, self.hardware)
 
     @property
     def contexts(self) -> list[int]:
-        """Tokens to measure memory and speed at, ascending."""
+        """Context lengths at which memory and speed are measured, in ascending order."""
         length = self.run.model.max_seq_len
         return sorted({max(1, round(multiple * length)) for multiple in self.settings.eval.contexts})
 
@@ -85,7 +85,7 @@ def speed(job: Job, earlier: Evaluation) -> Evaluation:
 
 def sample(job: Job, earlier: Evaluation) -> Evaluation:
     """The part sample: a text that begins as the run's own sample does."""
-    *_, (text,) = written(job.run, job.served, [job.run.cfg.train.prompt], job.settings)
+    *_, (text,) = generate_texts(job.run, job.served, [job.run.cfg.train.prompt], job.settings)
     return replace(earlier, sample=text.certain)
 
 
@@ -115,9 +115,7 @@ def evaluate(path: Path, settings: DictConfig) -> Evaluation:
         check_decodes(run.model, parts, f"leave out {conjoin(sorted(DECODING))}", cache_dtype(settings))
     job = Job(run, settings, evaluation_hardware(run, settings))
     if "sample" in settings.eval.parts:
-        starts(
-            run, run.model, [run.cfg.train.prompt], settings
-        )  # refuses before the first part what the last cannot do
+        encode_prompts(run, run.model, [run.cfg.train.prompt], settings)  # the last part's errors, before the first
     found = kept_parts(path, surroundings(job.hardware, run.step))
     done: set[Callable[[Job, Evaluation], Evaluation]] = set()
     for name, part in PARTS.items():  # in their own order: losses need the weights as they were trained
@@ -131,7 +129,7 @@ def evaluate(path: Path, settings: DictConfig) -> Evaluation:
 
 
 def write(path: Path, settings: DictConfig) -> None:
-    """Let the run in a folder go on from the prompts of `settings`, on standard output. Raises ConfigError."""
+    """Continue the prompts of `settings` with the run in a folder, on standard output. Raises ConfigError."""
     quiet_libraries()
     run = load_run(path, Trust.of_command(tuple(settings.trust)))
     model = place(run.model, evaluation_hardware(run, settings))
@@ -142,7 +140,7 @@ def write(path: Path, settings: DictConfig) -> None:
 
 
 def prompts_of(settings: DictConfig) -> list[str]:
-    """The prompts to go on from; none where a run is to be evaluated."""
+    """The prompts to continue; none if the run is to be evaluated."""
     return list(settings.prompts) if settings.prompt is None else [settings.prompt]
 
 
@@ -160,7 +158,7 @@ def check_done(folder: RunFolder) -> None:
 
 
 def evaluation_hardware(run: TrainedRun, settings: DictConfig) -> Hardware:
-    """The one device, and the precision, that the settings ask for. Raises ConfigError for what there is not."""
+    """One device, in the precision that the settings ask for. Raises ConfigError if it is not available."""
     wanted = {key: value for key, value in settings.trainer.items() if value != AS_TRAINED}
     here = OmegaConf.merge(run.cfg.trainer, wanted, {"devices": 1, "num_nodes": 1, "strategy": "auto"})
     assert isinstance(here, DictConfig)
@@ -168,7 +166,7 @@ def evaluation_hardware(run: TrainedRun, settings: DictConfig) -> Hardware:
 
 
 def place(model: Decoder, hardware: Hardware) -> Decoder:
-    """The model on its device, its weights in 16 bits where the precision is mixed or lower."""
+    """Move the model to its device, with weights in 16 bits if the precision is mixed or lower."""
     model.to(hardware.torch_device).eval()
     return model.bfloat16() if hardware.precision.startswith("bf16") else model
 
@@ -191,7 +189,7 @@ def kept_parts(path: Path, here: Evaluation) -> Evaluation:
 
 
 def check_settings(settings: DictConfig, typed: Collection[str]) -> None:
-    """Raise ConfigError for a setting out of its range, or a `typed` key that nothing of what is asked for reads."""
+    """Raise ConfigError for a setting out of range, or a key in `typed` that nothing asked for reads."""
     chosen = settings.eval
     if not chosen.parts:
         raise ConfigError(f"eval.parts=[]: evaluates nothing; choose of {', '.join(PARTS)}")
@@ -222,18 +220,18 @@ def check_settings(settings: DictConfig, typed: Collection[str]) -> None:
 
 
 def check_prompt(prompt: object) -> None:
-    """Raise ConfigError unless it is a text, and one that UTF-8 can write."""
+    """Raise ConfigError unless `prompt` is text that UTF-8 can encode."""
     if not isinstance(prompt, str):
         raise ConfigError(f'prompts: {prompt} is no text; quote it: \'prompts=["a","b"]\'')
     try:
         prompt.encode()
     except UnicodeEncodeError:
-        told = prompt.encode(errors="backslashreplace").decode()
-        raise ConfigError(f"prompt={told}: holds bytes that are not UTF-8; write it in that encoding") from None
+        shown = prompt.encode(errors="backslashreplace").decode()
+        raise ConfigError(f"prompt={shown}: holds bytes that are not UTF-8; write it in that encoding") from None
 
 
 WRITERS = {"prompt", "sample"}
-READ_BY = {  # keys that are not read by whatever is asked for
+READ_BY = {  # keys that only some parts read, or writing
     "eval.lengths": {"length"},
     "eval.contexts": {"cache", "speed"},
     "eval.batch_sizes": {"cache", "speed"},
@@ -245,7 +243,7 @@ READ_BY = {  # keys that are not read by whatever is asked for
 
 
 def check_read(settings: DictConfig, typed: Collection[str]) -> None:
-    """Raise ConfigError for a key on the command line that has no say in what is asked for."""
+    """Raise ConfigError for a key on the command line that has no effect on what is asked for."""
     writes = bool(prompts_of(settings))
     asked = {"prompt"} if writes else set(settings.eval.parts)
     greedy = {"top_k", "top_p", "min_p", "seed"} if settings.temperature == 0 else set()

@@ -1,4 +1,4 @@
-"""Train short, evaluate long: the loss at other context lengths than the one of training, and by position."""
+"""Train short, test long: the loss at context lengths beyond the trained one, and by position."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -24,7 +24,7 @@ MAX_BUCKETS = 64
 
 
 def check_multiples(key: str, multiples: Collection[Any]) -> None:
-    """Raise ConfigError for a multiple of the context, of setting `key`, that is no number, or out of range."""
+    """Raise ConfigError unless every multiple of the context in setting `key` is a number from 1 to 1e6."""
     for multiple in multiples:
         if not is_kind(multiple, float) or not 1 <= multiple <= 1e6:
             raise ConfigError(
@@ -67,7 +67,7 @@ def evaluation(
 
 
 def batch_tokens(cfg: DictConfig) -> int:
-    """Tokens that a run's device reads at once."""
+    """Number of tokens in a forward pass of the run's training."""
     return int((cfg.train.micro_batch_size or cfg.train.batch_size) * cfg.model.max_seq_len)
 
 
@@ -85,10 +85,10 @@ def surroundings(hardware: Hardware, step: int) -> Evaluation:
 def losses_at_lengths(
     model: Decoder, tokens: Tokens, multiples: Sequence[float], batch_tokens: int, device: torch.device
 ) -> list[LengthLoss]:
-    """The losses of the stream `tokens` at the trained length, and then, ascending, at further multiples of it.
+    """The losses on the stream `tokens` at the trained length, then at `multiples` of it, in ascending order.
 
-    Lengths are rounded to whole tokens. At each the stream is read in non-overlapping windows, so that every token but
-    the first is predicted once; a batch holds about `batch_tokens` tokens, but at least one window.
+    Lengths are rounded to whole tokens. At each, the stream is read in non-overlapping windows, so that every token but
+    the first is predicted once. A batch holds about `batch_tokens` tokens, and at least one window.
     """
     longer = {round(multiple * model.max_seq_len) for multiple in multiples} - {model.max_seq_len}
     with evaluating_on(model, device):
@@ -100,7 +100,7 @@ def losses_at_lengths(
 
 @contextmanager
 def evaluating_on(model: Decoder, device: torch.device) -> Iterator[None]:
-    """Have `model` on `device` in eval mode, without gradients, and leave it as it was."""
+    """Put `model` on `device` in eval mode, without gradients, and restore it afterwards."""
     home, training = model.embedding.tokens.weight.device, model.training
     model.to(device).eval()
     try:
@@ -112,7 +112,7 @@ def evaluating_on(model: Decoder, device: torch.device) -> Iterator[None]:
 
 
 def loss_at_length(model: Decoder, tokens: Tokens, length: int, batch_tokens: int, device: torch.device) -> LengthLoss:
-    """The loss of the stream in windows of `length` tokens, or why there is none."""
+    """The loss on the stream in windows of `length` tokens, or why there is none."""
     end = model.position.max_positions
     if end is not None and length > end:
         return LengthLoss(length, note=f"cannot: {type(model.position).__name__.lower()} positions end at {end}")
@@ -121,7 +121,7 @@ def loss_at_length(model: Decoder, tokens: Tokens, length: int, batch_tokens: in
         return LengthLoss(length, note=f"cannot: the validation text has {predicted} tokens, less than one window")
     try:
         nll, counts = sums_by_position(model, tokens, length, batch_tokens, device)
-    except torch.OutOfMemoryError:  # a trained run is not to fail for a length that it was not trained at
+    except torch.OutOfMemoryError:  # must not fail a run for a length that it was not trained at
         return LengthLoss(length, note="cannot: out of memory")
     loss = float(nll.sum() / counts.sum())
     if not math.isfinite(loss):
@@ -145,9 +145,9 @@ def sums_by_position(
     device: torch.device,
     cache_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Nats paid at each position, summed over windows in float64, and how many tokens: `(length,)` both.
+    """Sum of nats at each position over all windows, in float64, and number of tokens: `(length,)` each.
 
-    With a `cache_dtype`, keys and values are read from a KV cache of it, and so as it rounds them.
+    cache_dtype: read keys and values from a KV cache of this dtype, with its rounding; default: no cache.
     """
     windows = ValWindows(tokens, length)
     size = max(1, batch_tokens // length)
@@ -157,9 +157,9 @@ def sums_by_position(
         inputs, targets = (torch.stack([torch.from_numpy(ids) for ids in side]) for side in zip(*batch, strict=True))
         cache = None if cache_dtype is None else model.new_state(len(inputs), length, cache_dtype)
         logits = model(inputs.to(device), cache).float()
-        paid = F.cross_entropy(
+        losses = F.cross_entropy(
             logits.flatten(0, 1), targets.to(device).flatten(), ignore_index=IGNORE, reduction="none"
         )
-        nll += paid.view_as(targets).cpu().double().sum(0)  # Apple's devices have no float64
+        nll += losses.view_as(targets).cpu().double().sum(0)  # Apple's devices have no float64
         counts += (targets != IGNORE).sum(0)
     return nll, counts

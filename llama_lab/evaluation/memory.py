@@ -1,4 +1,4 @@
-"""What the KV cache of a model takes, by formula and as it is, and what rounding it costs."""
+"""Memory of a model's KV cache, by formula and measured, and the loss that its rounding costs."""
 
 import math
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from .lengths import sums_by_position
 
 
 def cache_dtypes(model: Decoder) -> list[torch.dtype]:
-    """16 bits, in which costs are given everywhere; the model's own; and int8 where all mixers can keep it."""
+    """bfloat16, in which costs are given everywhere; the model's dtype; and int8 if all mixers support it."""
     dtypes = dict.fromkeys((torch.bfloat16, model.embedding.tokens.weight.dtype, torch.int8))
     return [d for d in dtypes if d != torch.int8 or all(mixer.int8_state for mixer in model.mixers)]
 
 
 def cache_sizes(model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[int]) -> list[CacheSize]:
-    """Make every combination's cache, in every dtype, and weigh it."""
+    """Allocate the cache of each combination in each dtype, and measure its size."""
     return [
         cache_size(model, batch_size, context, dtype)
         for dtype in cache_dtypes(model)
@@ -30,7 +30,7 @@ def cache_sizes(model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[i
 
 
 def cache_size(model: Decoder, batch_size: int, context: int, dtype: torch.dtype) -> CacheSize:
-    """Make one cache and weigh it."""
+    """Allocate one cache and measure its size."""
     device = model.embedding.tokens.weight.device
     before = allocated_bytes(device)
     cache = model.new_state(batch_size, context, dtype)
@@ -46,12 +46,12 @@ def cache_size(model: Decoder, batch_size: int, context: int, dtype: torch.dtype
 
 
 def allocated_bytes(device: torch.device) -> int | None:
-    """What PyTorch has allocated on a CUDA device; None on others, whose allocator does not tell."""
+    """Bytes that PyTorch has allocated on a CUDA device; None on others, which do not report it."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
 
 def cache_losses(model: Decoder, tokens: Tokens, batch_tokens: int) -> list[CacheLoss]:
-    """The loss of the stream `tokens` through a cache of each dtype."""
+    """The loss on the stream `tokens` through a cache of each dtype."""
     device = model.embedding.tokens.weight.device
     found = []
     for dtype in cache_dtypes(model):

@@ -1,4 +1,4 @@
-"""How fast a decoder generates: reading a prompt, then a token at a time, with the KV cache and without it."""
+"""Speed of generation: reading a prompt, then decoding token by token, with the KV cache and without it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from llama_lab.model.generate import compiled_step, eager_step, prefill
 from llama_lab.runs.evaluation import GenerationSpeed
 from llama_lab.timing import time_in_turn
 
-NEW_TOKENS = 16  # at the end of a context, over which the time of one is averaged
+NEW_TOKENS = 16  # tokens at the end of a context over which the time per token is averaged
 
 
 def generation_speed(
@@ -22,7 +22,7 @@ def generation_speed(
     compiled: bool = False,
     cache_dtype: torch.dtype | None = None,
 ) -> GenerationSpeed:
-    """Measure the three in turn, on random tokens: their values change no time. `compiled` compiles decoding's step."""
+    """Measure all three in turn, on random tokens, whose values do not matter. compiled: compile the decoding step."""
     new_tokens = min(NEW_TOKENS, context)
     timings = time_in_turn(
         {
@@ -39,7 +39,7 @@ def generation_speed(
 def reading(
     model: Decoder, batch_size: int, context: int, cache_dtype: torch.dtype | None = None
 ) -> Callable[[], object]:
-    """A function that reads `batch_size` prompts of `context` tokens into a new cache, as `generate` does."""
+    """A function that reads `batch_size` prompts of `context` tokens into a new cache, like `generate`."""
     prompts = random_tokens(model, batch_size, context).tolist()
     return inference(lambda: prefill(model, prompts, model.new_state(batch_size, context, cache_dtype)))
 
@@ -52,9 +52,9 @@ def decoding(
     compiled: bool = False,
     cache_dtype: torch.dtype | None = None,
 ) -> Callable[[], object]:
-    """A function that reads the last `new_tokens` of `context` tokens, one by one, into a cache that holds the others.
+    """A function that decodes the last `new_tokens` of `context` tokens, one by one, with a cache of the others.
 
-    They are given and not sampled, which a vocabulary's size would dominate. What the cache holds is no text.
+    Tokens are given rather than sampled, which would dominate for large vocabularies. The cached values are arbitrary.
     """
     tokens = random_tokens(model, batch_size, new_tokens)
     cache = model.new_state(batch_size, context, cache_dtype)
@@ -69,13 +69,13 @@ def decoding(
 
 
 def reading_again(model: Decoder, batch_size: int, context: int) -> Callable[[], object]:
-    """A function that finds the next token of `batch_size` sequences of `context` tokens without a cache."""
+    """A function that computes the next token of `batch_size` sequences of `context` tokens without a cache."""
     tokens = random_tokens(model, batch_size, context)
     return inference(lambda: model.embedding.logits(model.read(tokens)[:, -1]))
 
 
 def random_tokens(model: Decoder, batch_size: int, n: int) -> Tensor:
-    """Tokens `(batch_size, n)`, always the same."""
+    """Random tokens `(batch_size, n)`, the same in every call."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.vocab_size, (batch_size, n), generator=generator)
     return tokens.to(model.embedding.tokens.weight.device)

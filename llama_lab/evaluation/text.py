@@ -1,4 +1,4 @@
-"""Text that a trained run writes: prompts go on, all at once, and come as they are written."""
+"""Text of a trained run: prompts are continued together, and printed as they are generated."""
 
 import sys
 import time
@@ -17,12 +17,12 @@ from llama_lab.model.generate import check_prompts
 from .load import TrainedRun
 
 SEPARATOR = f"\n{'-' * 20}\n"  # between the texts of several prompts
-NEW_TOKENS = 200  # unless told, or the context ends before
+NEW_TOKENS = 200  # default; fewer if the context ends before
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 
 
 def sampling(settings: DictConfig) -> Sampling:
-    """How tokens are drawn. Raises ConfigError."""
+    """The sampling that the settings ask for. Raises ConfigError."""
     try:
         return Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
     except ValueError as error:
@@ -30,7 +30,7 @@ def sampling(settings: DictConfig) -> Sampling:
 
 
 def cache_dtype(settings: DictConfig) -> torch.dtype | None:
-    """The KV cache's dtype, None for the model's own. Raises ConfigError."""
+    """The dtype of the KV cache; None for the model's. Raises ConfigError."""
     if settings.cache_dtype is None:
         return None
     if settings.cache_dtype not in DTYPES:
@@ -40,7 +40,7 @@ def cache_dtype(settings: DictConfig) -> torch.dtype | None:
 
 @dataclass
 class Text:
-    """What a run adds to a prompt, as far as it has come."""
+    """A prompt and the tokens generated so far."""
 
     tokenizer: TextTokenizer
     prompt: str
@@ -49,19 +49,21 @@ class Text:
 
     @property
     def certain(self) -> str:
-        """Prompt and text, less the beginning of a character that spans several tokens and may still be completed."""
+        """Prompt and text, without an incomplete character at the end that later tokens may complete."""
         text = self.prompt + self.tokenizer.decode(self.tokens)
         return text if self.ended else text.rstrip("\N{REPLACEMENT CHARACTER}")
 
 
-def written(run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: DictConfig) -> Iterator[list[Text]]:
-    """What the run's `model` makes of the prompts, all at once: the growing texts, the same ones after every step.
+def generate_texts(
+    run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: DictConfig
+) -> Iterator[list[Text]]:
+    """Continue all prompts with the run's `model`; yields the same growing texts after every step.
 
-    Every prompt is the beginning of a document. Raises ConfigError for one that cannot go on, before it is computed.
+    Each prompt begins a document. Raises ConfigError for invalid prompts before anything is computed.
     """
     eot_id = run.tokenizer.eot_id
     texts = [Text(run.tokenizer, prompt) for prompt in prompts]
-    tokens, length = starts(run, model, prompts, settings)
+    tokens, length = encode_prompts(run, model, prompts, settings)
     try:
         steps = generate(
             model,
@@ -80,17 +82,17 @@ def written(run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: D
                 elif token is not None:
                     text.tokens.append(token)
             yield texts
-    except ValueError as error:  # of settings at once, and of a diverged model's logits
+    except ValueError as error:  # for a setting, or for logits of a diverged model
         raise ConfigError(str(error)) from None
     for text in texts:
         text.ended = True
     yield texts
 
 
-def starts(
+def encode_prompts(
     run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: DictConfig
 ) -> tuple[list[list[int]], int]:
-    """The ids that the texts begin with, and how many follow. Raises ConfigError for prompts that cannot go on."""
+    """The ids of all prompts, and the number of new tokens. Raises ConfigError for prompts that leave no room."""
     tokens = [[run.tokenizer.eot_id, *encode_prompt("prompt", prompt, run.tokenizer)] for prompt in prompts]
     length = new_tokens(model, tokens, settings)
     try:
@@ -100,9 +102,9 @@ def starts(
     return tokens, length
 
 
-def new_tokens(model: Decoder, starts: Sequence[Sequence[int]], settings: DictConfig) -> int:
-    """How many tokens to write. Raises ConfigError for prompts that leave no room."""
-    longest = max(map(len, starts))
+def new_tokens(model: Decoder, prompts: Sequence[Sequence[int]], settings: DictConfig) -> int:
+    """Number of tokens to generate. Raises ConfigError for prompts that leave no room."""
+    longest = max(map(len, prompts))
     if model.max_context is not None and longest >= model.max_context:
         raise ConfigError(
             f"prompt: with the mark that begins it, it has {longest} tokens, and the model's context ends at "
@@ -114,11 +116,11 @@ def new_tokens(model: Decoder, starts: Sequence[Sequence[int]], settings: DictCo
 
 
 def write_texts(run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: DictConfig) -> None:
-    """Print what becomes of the prompts, one below the other; the first that has not ended, as it is written."""
-    began = time.perf_counter()
+    """Print the continued prompts one below the other; the first that has not ended is printed as it grows."""
+    start = time.perf_counter()
     shown = current = 0
     texts: list[Text] = []
-    for texts in written(run, model, prompts, settings):
+    for texts in generate_texts(run, model, prompts, settings):
         while current < len(texts):
             text = texts[current]
             certain = text.certain
@@ -128,7 +130,7 @@ def write_texts(run: TrainedRun, model: Decoder, prompts: Sequence[str], setting
                 break
             show(SEPARATOR if current < len(texts) - 1 else "\n")
             shown, current = 0, current + 1
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     tokens = sum(len(text.tokens) for text in texts)
     print(
         f"{tokens} tokens in {seconds:.1f} s by {run.folder.path}, trained for {run.step:,} steps",
@@ -137,5 +139,5 @@ def write_texts(run: TrainedRun, model: Decoder, prompts: Sequence[str], setting
 
 
 def show(text: str) -> None:
-    """Print a piece at once; a terminal is not to be steered by it."""
+    """Print text immediately; on a terminal, with control characters made visible."""
     print(text.translate(VISIBLE) if sys.stdout.isatty() else text, end="", flush=True)

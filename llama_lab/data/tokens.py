@@ -63,7 +63,7 @@ class TokenDataset:
             raise ConfigError(f"data.val_tokens={val_tokens}: must be at least 1, or null for all held-out text")
         cache = Path(cache_dir).expanduser()
         key = _key(source, tokenizer, val_fraction)
-        folder = cache / _bounded_key(key, tokenizer, val_tokens)
+        folder = cache / _hash([key, sample_bytes(tokenizer), val_tokens])
         for existing in (folder, cache / key):
             with suppress(DamagedFolderError):  # or missing
                 index = read_index(existing)
@@ -180,17 +180,12 @@ class TokenDataset:
 
 
 def _key(source: Source, tokenizer: TokenizerFactory, val_fraction: float) -> str:
-    """The folder's name in earlier versions: a hash of everything that determines its contents but the bounds."""
+    """A hash of everything that determines a folder's contents but the bounds; its name in earlier versions."""
     parameters = dataclasses.asdict(tokenizer)
     if isinstance(tokenizer, BPETokenizer):
         del parameters["sample_bytes"]
     factory = [type(tokenizer).__module__, type(tokenizer).__qualname__, parameters]
     return _hash([FORMAT_VERSION, source.fingerprint(), factory, val_fraction])
-
-
-def _bounded_key(key: str, tokenizer: TokenizerFactory, val_tokens: int | None) -> str:
-    """The folder's name: a hash of everything that determines its contents."""
-    return _hash([key, sample_bytes(tokenizer), val_tokens])
 
 
 def _hash(content: list[Any]) -> str:

@@ -1,5 +1,6 @@
 """Memory of a model's KV cache, by formula and measured, and the loss that its rounding costs."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -21,28 +22,16 @@ def cache_dtypes(model: Decoder) -> list[torch.dtype]:
 
 def cache_sizes(model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[int]) -> list[CacheSize]:
     """Allocate the cache of each combination in each dtype, and measure its size."""
-    return [
-        cache_size(model, batch_size, context, dtype)
-        for dtype in cache_dtypes(model)
-        for batch_size in batch_sizes
-        for context in contexts
-    ]
-
-
-def cache_size(model: Decoder, batch_size: int, context: int, dtype: torch.dtype) -> CacheSize:
-    """Allocate one cache and measure its size."""
-    device = model.embedding.tokens.weight.device
-    before = allocated_bytes(device)
-    cache = model.new_state(batch_size, context, dtype)
-    after = allocated_bytes(device)
-    return CacheSize(
-        batch_size,
-        context,
-        name_of(dtype),
-        batch_size * state_bytes(model, context, dtype),
-        cache.nbytes,
-        None if before is None or after is None else after - before,
-    )
+    device, sizes = model.embedding.tokens.weight.device, []
+    for dtype, batch_size, context in itertools.product(cache_dtypes(model), batch_sizes, contexts):
+        before = allocated_bytes(device)
+        cache = model.new_state(batch_size, context, dtype)
+        after = allocated_bytes(device)
+        formula = batch_size * state_bytes(model, context, dtype)
+        allocated = None if before is None or after is None else after - before
+        sizes.append(CacheSize(batch_size, context, name_of(dtype), formula, cache.nbytes, allocated))
+        del cache  # before the next one is allocated
+    return sizes
 
 
 def allocated_bytes(device: torch.device) -> int | None:

@@ -63,18 +63,16 @@ class GroupedQueryAttention(Mixer):
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self.check_heads()
-        check_window(window, global_every)
+        check_settings(window, global_every, softcap, kernel, qk_norm)
         self.window = self.full_after = None if global_every and (layer + 1) % global_every == 0 else window
         self.softcap = softcap
-        self.kernel = choose_kernel(kernel, softcap)
+        self.kernel = ("sdpa" if softcap is None else "reference") if kernel == "auto" else kernel
         self.query = nn.Linear(dim, n_heads * head_dim, bias=query_bias)
         self.key = nn.Linear(dim, n_kv_heads * head_dim, bias=key_bias)
         self.value = nn.Linear(dim, n_kv_heads * head_dim, bias=value_bias)
         self.output = ResidualOutput(n_heads * head_dim, dim, bias=output_bias)
         self.qk_norm = qk_norm
         if qk_norm is not None:
-            if qk_norm not in ("head", "projection"):
-                raise ValueError(f"attention.qk_norm={qk_norm}: unknown; choose head, projection or null")
             self.query_norm = norm(head_dim if qk_norm == "head" else n_heads * head_dim)
             self.key_norm = norm(head_dim if qk_norm == "head" else n_kv_heads * head_dim)
             if not list(self.query_norm.parameters()):
@@ -199,8 +197,10 @@ def mean_visible_keys(seq_len: int, window: int) -> float:
     return (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
 
 
-def check_window(window: int | None, global_every: int | None) -> None:
-    """Raise ValueError unless the window is positive, and for `global_every` without a window."""
+def check_settings(
+    window: int | None, global_every: int | None, softcap: float | None, kernel: str, qk_norm: str | None
+) -> None:
+    """Raise ValueError for a setting of `GroupedQueryAttention` that is invalid, or does not go with another."""
     if window is not None and window < 1:
         raise ValueError(f"attention.window={window}: must be at least 1, or null for none")
     if global_every is not None and window is None:
@@ -208,13 +208,11 @@ def check_window(window: int | None, global_every: int | None) -> None:
     if global_every is not None and global_every < 1:
         raise ValueError(f"attention.global_every={global_every}: must be at least 1, or null for never")
 
-
-def choose_kernel(kernel: str, softcap: float | None) -> str:
-    """Resolve "auto". Raises ValueError for an unknown kernel, a cap that is not positive, or a kernel without caps."""
     if kernel not in ("auto", "sdpa", "reference"):
         raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
     if softcap is not None and softcap <= 0:
         raise ValueError(f"attention.softcap={softcap}: must be positive, or null for none")
     if kernel == "sdpa" and softcap is not None:
         raise ValueError("attention.kernel=sdpa: it cannot cap scores; choose auto, or attention.softcap=null")
-    return ("sdpa" if softcap is None else "reference") if kernel == "auto" else kernel
+    if qk_norm not in (None, "head", "projection"):
+        raise ValueError(f"attention.qk_norm={qk_norm}: unknown; choose head, projection or null")

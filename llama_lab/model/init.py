@@ -93,31 +93,25 @@ def parameter_generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-def reset_seeded(module: nn.Module, seed: int, name: str) -> None:
-    """Call a module's `reset_parameters` with the global generator seeded by (seed, its name), then restore it.
-
-    Raises ValueError for a module without that method, whose values would depend on the order of building.
-    """
-    reset = getattr(module, "reset_parameters", None)
-    if reset is None:
-        raise ValueError(f"{name}: {type(module).__name__} has parameters but no reset_parameters(); give it one")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(parameter_generator(seed, name).initial_seed())
-        reset()
-
-
 @torch.no_grad()
 def initialise(model: nn.Module, weight_init: WeightInit, seed: int) -> None:
     """Draw every parameter of `model`, in float32 on the CPU, then copy it to where the parameter lives.
 
     Weight matrices follow `weight_init`, tables their own standard deviation, biases start at zero, and every other
-    module with parameters (the norms) resets itself. A tied weight is drawn under its first name. Parameters on the
-    meta device are skipped.
+    module with parameters (the norms) resets itself, with the global generator seeded likewise. A tied weight is drawn
+    under its first name. Parameters on the meta device are skipped. Raises ValueError for a module that has parameters
+    but no `reset_parameters`: their values would depend on the order in which modules are built.
     """
     for name, module in model.named_modules():
         own = list(module.parameters(recurse=False))
-        if own and not isinstance(module, nn.Linear | nn.Embedding) and not any(p.is_meta for p in own):
-            reset_seeded(module, seed, name)
+        if not own or isinstance(module, nn.Linear | nn.Embedding) or any(p.is_meta for p in own):
+            continue
+        reset = getattr(module, "reset_parameters", None)
+        if reset is None:
+            raise ValueError(f"{name}: {type(module).__name__} has parameters but no reset_parameters(); give it one")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(parameter_generator(seed, name).initial_seed())
+            reset()
     draw_weights(model, weight_init, seed)
 
 
@@ -130,8 +124,8 @@ def draw_weights(
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear | nn.Embedding) or module.weight.is_meta:
             continue
-        if getattr(module, "bias", None) is not None:
-            nn.init.zeros_(module.bias)
+        if (bias := getattr(module, "bias", None)) is not None:
+            nn.init.zeros_(bias)
         if module.weight not in drawn:
             drawn.add(module.weight)
             value = torch.empty(module.weight.shape)

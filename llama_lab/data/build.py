@@ -206,10 +206,10 @@ def vocabulary_documents(survey: Survey, factory: TokenizerFactory) -> Positions
     if bound is None or survey.sizes[positions].sum() <= bound:
         return positions
     by_hash = positions[np.argsort(_words(survey.digests[positions])[:, 1])]
-    return np.sort(_until(by_hash, survey.sizes, bound))
+    return np.sort(_prefix(by_hash, survey.sizes, bound))
 
 
-def _until(positions: Positions, sizes: Counts, total: int) -> Positions:
+def _prefix(positions: Positions, sizes: Counts, total: int) -> Positions:
     """The shortest prefix of `positions` with at least `total` bytes, or all."""
     return positions[: int(np.searchsorted(np.cumsum(sizes[positions]), total)) + 1]
 
@@ -257,12 +257,12 @@ def _write_streams(
 
     held_out = candidates = survey.held_out
     if val_tokens is not None:
-        candidates = _until(held_out, survey.sizes, val_tokens * _BYTES_PER_TOKEN)
+        candidates = _prefix(held_out, survey.sizes, val_tokens * _BYTES_PER_TOKEN)
     write(np.concatenate([np.flatnonzero(survey.splits == TRAIN), candidates]), TRAIN, VAL)
     if val_tokens is None:
         return survey, tokens
     while len(candidates) < len(held_out) and tokens[candidates].sum() <= val_tokens:  # tokens of this text are longer
-        candidates = _until(held_out, survey.sizes, 2 * int(survey.sizes[candidates].sum()))
+        candidates = _prefix(held_out, survey.sizes, 2 * int(survey.sizes[candidates].sum()))
         write(candidates, VAL)
     fitting = int(np.searchsorted(np.cumsum(tokens[candidates]), val_tokens, side="right"))
     splits = survey.splits.copy()
@@ -331,14 +331,14 @@ def _read_again(
     for data in _encoded(source, survey.text_bytes, progress, phase):
         digest, split, is_wanted = next(expected, (None, DROPPED, False))
         if digest is None or digest.tobytes() != _digest(data):
-            raise _changed()
+            raise _changed_error()
         if is_wanted:
             yield _Document(data.decode(), len(data), int(split))
     if next(expected, None) is not None:
-        raise _changed()
+        raise _changed_error()
 
 
-def _changed() -> ConfigError:
+def _changed_error() -> ConfigError:
     return ConfigError("data: the text changed while it was read; leave its files alone and run the command again")
 
 

@@ -69,7 +69,7 @@ class TokenDataset:
                 index = read_index(existing)
                 if existing == folder or _within_bounds(index, tokenizer, val_tokens):
                     return cls(existing, index)
-        return _build_locked(source, tokenizer, val_fraction, val_tokens, folder, progress or _no_progress)
+        return _build_locked(source, tokenizer, val_fraction, val_tokens, folder, progress or (lambda *_: None))
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -257,7 +257,3 @@ def _remove(folder: Path) -> None:
 
 def _mb(count: int) -> str:
     return f"{count / 1e6:,.{0 if count >= 1e7 else 1}f} MB"
-
-
-def _no_progress(done_bytes: int, total_bytes: int, phase: str) -> None:
-    pass

@@ -62,12 +62,14 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
     2020, table 1, with attention exact: only visible keys, and grouped heads.
     """
     seq_len = seq_len or model.max_seq_len
-    check_answers(model)
+    check_reports(model)
     check_uses(model)
     params = count(model)
     flops = flops_per_token(model, seq_len)
-    answering = {unit: name for name, unit in cost_units(model) if answers(unit)}  # each once, however often it is used
-    idle = sum(count(unit) - ask(name, unit, "active_params", most=count(unit)) for unit, name in answering.items())
+    reporting = {
+        unit: name for name, unit in cost_units(model) if reports_cost(unit)
+    }  # each once, however often it is used
+    idle = sum(count(unit) - ask(name, unit, "active_params", most=count(unit)) for unit, name in reporting.items())
     decodes = all(mixer.has_state for mixer in model.mixers)
     whole_state = state_bytes(model, seq_len, kv_dtype) if decodes else None  # first: bytes per token derive from it
     return Cost(
@@ -122,7 +124,7 @@ def flops_per_token(model: nn.Module, seq_len: int, dense: bool = False) -> floa
     """
     total: float = 0
     for name, unit in cost_units(model):
-        if isinstance(unit, nn.Linear) and not answers(unit):
+        if isinstance(unit, nn.Linear) and not reports_cost(unit):
             total += 2 * unit.weight.numel()
         else:
             has_dense = dense and hasattr(unit, "flops_per_token_dense")
@@ -132,14 +134,14 @@ def flops_per_token(model: nn.Module, seq_len: int, dense: bool = False) -> floa
 
 def cost_units(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     """The modules by which FLOPs are counted, with their names: those that report their cost, and nn.Linear."""
-    if answers(module) or is_plain_linear(module):
+    if reports_cost(module) or is_plain_linear(module):
         yield name, module
         return
     for child_name, child in module.named_children():
         yield from cost_units(child, f"{name}.{child_name}".lstrip("."))
 
 
-def answers(module: nn.Module) -> bool:
+def reports_cost(module: nn.Module) -> bool:
     """Whether a module reports its own cost."""
     return hasattr(module, "flops_per_token")
 
@@ -150,15 +152,15 @@ def is_plain_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and own <= {"weight", "bias"}
 
 
-def check_answers(model: nn.Module) -> None:
+def check_reports(model: nn.Module) -> None:
     """Raise ValueError for a module with matrices that no module counts, or with one of the two methods alone."""
-    answered: set[nn.Module] = set()
+    covered: set[nn.Module] = set()
     for name, module in model.named_modules():
-        if answers(module) and not hasattr(module, "active_params"):
+        if reports_cost(module) and not hasattr(module, "active_params"):
             raise ValueError(f"{name}: {class_name(module)} has flops_per_token(seq_len) alone; give it {HOOKS}")
-        if knows_its_matrices(module):
-            answered |= set(module.modules())
-        if is_plain_linear(module) or isinstance(module, nn.Embedding) or module in answered:
+        if covers_own_matrices(module):
+            covered |= set(module.modules())
+        if is_plain_linear(module) or isinstance(module, nn.Embedding) or module in covered:
             continue
         if any(p.ndim > 1 for p in module.parameters(recurse=False)):
             raise ValueError(
@@ -167,9 +169,9 @@ def check_answers(model: nn.Module) -> None:
             )
 
 
-def knows_its_matrices(module: nn.Module) -> bool:
+def covers_own_matrices(module: nn.Module) -> bool:
     """Whether a module's cost covers all its matrices; one that a user's class inherits from ours may not."""
-    if not answers(module):
+    if not reports_cost(module):
         return False
     author = next(kind for kind in type(module).__mro__ if "flops_per_token" in vars(kind))
     return is_foreign(author) or not is_foreign(type(module))
@@ -189,7 +191,7 @@ def check_uses(model: Decoder) -> None:
     users = {
         unit: (name, module)
         for name, module in model.named_modules()  # from the outermost, so that the innermost stays
-        if is_foreign(type(module)) and not knows_its_matrices(module)
+        if is_foreign(type(module)) and not covers_own_matrices(module)
         for child in module.children()
         for _, unit in cost_units(child)
     }

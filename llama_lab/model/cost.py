@@ -9,7 +9,7 @@ once, without `nn.Linear`) reports its cost, children included, with two methods
 and with `flops_per_token_dense(seq_len)` if kernels compute more. A module that must report its cost but does not is an
 error.
 
-No values are needed: a decoder of any size, built under `torch.device("meta")`, is measured in seconds and no memory.
+No values are needed: a decoder of any size, built under `torch.device("meta")`, is measured in seconds, without memory.
 """
 
 import math
@@ -66,9 +66,7 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
     check_uses(model)
     params = count(model)
     flops = flops_per_token(model, seq_len)
-    reporting = {
-        unit: name for name, unit in cost_units(model) if reports_cost(unit)
-    }  # each once, however often it is used
+    reporting = {unit: name for name, unit in cost_units(model) if reports_cost(unit)}  # shared ones once
     idle = sum(count(unit) - ask(name, unit, "active_params", most=count(unit)) for unit, name in reporting.items())
     decodes = all(mixer.has_state for mixer in model.mixers)
     whole_state = state_bytes(model, seq_len, kv_dtype) if decodes else None  # first: bytes per token derive from it

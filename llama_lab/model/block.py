@@ -13,7 +13,9 @@ from .mixer import Mixer
 from .norm import Norm
 from .state import State
 
-NewMixer, NewModule = Callable[[], Mixer], Callable[[], nn.Module]  # factories with all arguments set
+# Factories with all arguments set.
+NewMixer = Callable[[], Mixer]
+NewModule = Callable[[], nn.Module]
 
 
 class Block(nn.Module):

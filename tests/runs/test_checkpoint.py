@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from llama_lab.errors import ConfigError
 from llama_lab.runs.checkpoint import before, checkpoint_step, newest_whole, read_checkpoint, replace_checkpoint
 from llama_lab.runs.shards import write_file
+from llama_lab.runs.stored import Facts
 from llama_lab.training import run as run_module
 from llama_lab.training.monitor import Monitor
 from llama_lab.training.run import begun, train
@@ -161,7 +162,7 @@ def test_checksums_are_computed_once_and_by_rank_0_alone(
     with monkeypatch.context() as patched:
         patched.setattr(run_module, "current_rank", lambda: 1)
         run = planned(*overrides)
-        with begun(run, {}, None) as checkpoint:  # type: ignore[arg-type]
+        with begun(run, Facts(), None) as checkpoint:  # type: ignore[arg-type]
             assert checkpoint == run.folder.checkpoint
     assert not tested
     assert train(planned(*overrides)) == "done"

@@ -42,7 +42,7 @@ class Launch:
 
     def study(self, runs: Sequence[PlannedRun]) -> list[JobReturn]:
         """Launch planned runs; see `Queue.work`."""
-        return self._work([Request(list(run.overrides), partial(self._planned, run)) for run in runs])
+        return self._work([Request(run.run.overrides, partial(self._planned, run)) for run in runs])
 
     def _work(self, requests: Sequence[Request]) -> list[JobReturn]:
         stop = StopRequest()
@@ -61,8 +61,8 @@ class Launch:
     def _planned(self, planned: PlannedRun) -> tuple[Run, list[str]]:
         check_folder(planned.run)
         # An experiment may choose the study itself.
-        chosen = ["study=null"] if "experiment" in map(override_key, planned.overrides) else []
-        return planned.run, self._command(planned.run, [*planned.overrides, *chosen])
+        chosen = ["study=null"] if "experiment" in map(override_key, planned.run.overrides) else []
+        return planned.run, self._command(planned.run, [*planned.run.overrides, *chosen])
 
     def _command(self, run: Run, overrides: Sequence[str]) -> list[str]:
         """The command line that trains `run` alone."""

@@ -52,14 +52,12 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
         if command.measure_speed:
             measure(plan, launcher)
         # Imported after the runs, and not by each of them: SciPy and Plotly take a second.
-        from llama_lab.study.report.write import write_report
+        from llama_lab.study.report.write import log_report, write_report
 
         named = (OmegaConf.to_container(run.run.cfg) for run in plan.runs)  # tuning runs have the same targets
         result = write_report(plan.folder, Trust(targets=frozenset(t for cfg in named for _, t in targets(cfg))))
     print_failures(results)
     if results and cfg.logger.wandb:
-        from llama_lab.study.report.dashboard import log_report
-
         log_report(result, plan.folder, cfg.logger)
     if any(run.status != "diverged" or not run.is_tuning for run in result.divergences):
         sys.exit(FAILED)
@@ -80,7 +78,7 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
         if hasattr(launcher, "launch_planned"):
             returned = launcher.launch_planned(waiting)
         else:
-            returned = launcher.launch([run.overrides for run in waiting], initial_job_idx=0)
+            returned = launcher.launch([run.run.overrides for run in waiting], initial_job_idx=0)
         results += zip(waiting, returned, strict=True)
 
 

@@ -12,7 +12,7 @@ from llama_lab.evaluation.display import print_evaluation
 from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.evaluation.plot import plot_evaluation
 from llama_lab.runs.record import is_run
-from llama_lab.study.report.compare import run_folders
+from llama_lab.study.report.compare import runs_below
 from llama_lab.study.report.write import write_report
 
 from .study import FILE, Study
@@ -68,11 +68,3 @@ def found_runs(wanted: str) -> list[Path]:
             f"run={wanted}: holds no run; name folders of runs or studies, such as runs/llama/base/seed=1"
         )
     return list(dict.fromkeys(runs))
-
-
-def runs_below(path: Path) -> list[Path]:
-    """The runs of one folder; empty if there are none, since a pattern may match other folders too."""
-    try:
-        return run_folders(path)
-    except ConfigError:
-        return []

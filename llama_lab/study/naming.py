@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from llama_lab.formatting import enumerate_some
+from llama_lab.formatting import count, enumerate_some
 from llama_lab.runs.record import Record
 
 MOST_NAMES = 8  # in one sentence
@@ -53,3 +53,9 @@ def first_and_more(found: dict[str, str]) -> str:
 def sentence(statement: str, consequence: str) -> str:
     """A statement and its consequence, if any, as a sentence."""
     return f"{statement}; {consequence}." if consequence else f"{statement}."
+
+
+def divergence(arm: str, records: Sequence[Record]) -> str:
+    """`postnorm diverged in 2 of 5 seeds`; empty if no run of the arm did."""
+    diverged = sum(record.status == "diverged" for record in records)
+    return f"{arm} diverged in {diverged} of {count(len(records), 'seed')}" if diverged else ""

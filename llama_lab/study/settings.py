@@ -1,6 +1,8 @@
 """The settings of a study's runs: which may differ between arms, and which do."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -10,7 +12,7 @@ from llama_lab.runs.folder import CHANGEABLE, belongs, settled
 from llama_lab.runs.record import Record
 
 from .naming import by_value, disagreement, first_and_more, values_in
-from .study import Arm, Study
+from .study import Study
 
 # Settings that may differ: where a run computes; its name and seed, which are checked by pair; the model, which arms
 # compare; the text and how much of it is read, since the hashes of data and tokenizer are compared instead.
@@ -97,25 +99,24 @@ def _is_varied(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
 
 def unequal_settings(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
     """A sentence for every setting that differs between runs but should not."""
-    yield from _unequal(study, records, is_swept)
-    yield from _mixed_arms(study, records, is_swept)
+    shared = _shared(study, records, is_swept)
+    for key, values in _different(records, shared).items():
+        yield f"{key} differs: {values}."
+    yield from _mixed_arms(study, records, (*shared, *_swept(is_swept)))
     if study.design == "comparison":
         yield from _ungrouped(study, records)
     else:
         yield from _unplanned(study, records)
         yield from _off_axis(study, records)
-    yield from _unpaired(records)
+    for key, seed in product(SEEDS, sorted({record.seed for record in records})):
+        pairs = [record for record in records if record.seed == seed]
+        if values := disagreement(pairs, [str(record.config.get(key)) for record in pairs]):
+            yield f"{key} differs between the runs of seed {seed}: {values}."
 
 
-def _unequal(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
-    """The settings that all arms should share."""
-    for key, values in _different(records, _shared(study, records, is_swept)).items():
-        yield f"{key} differs: {values}."
-
-
-def _mixed_arms(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
+def _mixed_arms(study: Study, records: Sequence[Record], others: Sequence[str]) -> Iterator[str]:
     """The settings that may differ between arms, but not within one arm, whose runs are averaged."""
-    ignored = (*OWN, *TEXT, "train.tokens", *_swept(is_swept), *_planned(study), *_shared(study, records, is_swept))
+    ignored = (*OWN, *TEXT, "train.tokens", *_planned(study), *others)
     keys = [key for key in _keys(records) if not belongs(key, ignored)]
     for arm in study.arms:
         runs = [record for record in records if record.arm == arm.name]
@@ -165,12 +166,15 @@ def _off_axis(study: Study, records: Sequence[Record]) -> Iterator[str]:
         if not belongs(key, MODEL) or belongs(key, (*OWN, *COMPARED, *planned)):
             continue
         movers = () if planned else _movers(key, axes, study.match, keys)
-        for runs in _with_equal_levels(records, arms, movers):
-            if values := _different(_of_whole_arms(runs, key), [key]).get(key):
-                found.setdefault(movers, {}).setdefault(key, values)
-    for movers, different in found.items():
+        levels = [str([arms[record.arm].axes.get(axis) for axis in movers]) for record in records]
+        for runs in by_value(records, levels).values():
+            values = Counter(arm for arm, _ in {(record.arm, text_of(record.config, key)) for record in runs})
+            whole = [record for record in runs if values[record.arm] == 1]  # `_mixed_arms` reports the others
+            if different := _different(whole, [key]).get(key):
+                found.setdefault(movers, {}).setdefault(key, different)
+    for movers, settings in found.items():
         what = f"Arms of the same {', '.join(movers)} differ in" if movers else "Arms differ in more than their axes:"
-        yield f"{what} {first_and_more(different)}."
+        yield f"{what} {first_and_more(settings)}."
 
 
 def _movers(key: str, axes: Collection[str], match: str, keys: Sequence[str]) -> tuple[str, ...]:
@@ -178,45 +182,21 @@ def _movers(key: str, axes: Collection[str], match: str, keys: Sequence[str]) ->
     if key == WIDTH and _is_matched(match):
         return tuple(sorted(axes))
     through = {axis for followed in FOLLOWS.get(key, ()) for axis in _movers(followed, axes, match, keys)}
-    return tuple(axis for axis in sorted(axes) if axis in through or _moves(axis, key, keys))
 
+    def moves(axis: str) -> bool:
+        if axis in GROUPS:
+            return belongs(key, GROUPS[axis])
+        if axis == "arch":
+            return belongs(key, tuple(_keys_set_by(GROUPS.keys() - {"size"})))
+        is_key = any(_is_named(other, axis) and not belongs(other, OWN) for other in keys)
+        return _is_named(key, axis) if is_key else belongs(key, MODEL)  # an unknown name may set any of these
 
-def _moves(axis: str, key: str, keys: Sequence[str]) -> bool:
-    if axis in GROUPS:
-        return belongs(key, GROUPS[axis])
-    if axis == "arch":
-        return belongs(key, tuple(_keys_set_by(GROUPS.keys() - {"size"})))
-    is_key = any(_is_named(other, axis) and not belongs(other, OWN) for other in keys)
-    return _is_named(key, axis) if is_key else belongs(key, MODEL)  # an unknown name may set any of these
+    return tuple(axis for axis in sorted(axes) if axis in through or moves(axis))
 
 
 def _is_named(key: str, axis: str) -> bool:
     """Whether an axis is a key, a node above it, or its last part, such as `warmup`."""
     return belongs(key, (axis,)) or key.rpartition(".")[2] == axis
-
-
-def _with_equal_levels(
-    records: Sequence[Record], arms: Mapping[str, Arm], axes: Sequence[str]
-) -> Iterable[Sequence[Record]]:
-    """Groups of runs whose arms have the same levels on these axes."""
-    return by_value(records, [str([arms[record.arm].axes.get(axis) for axis in axes]) for record in records]).values()
-
-
-def _of_whole_arms(records: Sequence[Record], key: str) -> list[Record]:
-    """The runs of arms that agree within themselves on a setting: `_mixed_arms` reports the others."""
-    values: dict[str, set[str]] = {}
-    for record in records:
-        values.setdefault(record.arm, set()).add(text_of(record.config, key))
-    return [record for record in records if len(values[record.arm]) == 1]
-
-
-def _unpaired(records: Sequence[Record]) -> Iterator[str]:
-    """The seeds of data and parameters in which runs of the same seed differ."""
-    for key in SEEDS:
-        for seed in sorted({record.seed for record in records}):
-            pairs = [record for record in records if record.seed == seed]
-            if values := disagreement(pairs, [str(record.config.get(key)) for record in pairs]):
-                yield f"{key} differs between the runs of seed {seed}: {values}."
 
 
 def _axes(study: Study) -> set[str]:

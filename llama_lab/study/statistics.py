@@ -27,6 +27,7 @@ STEPS = 2**9  # quantiles that their distribution is stored in
 
 Columns = npt.NDArray[np.float64]
 SeedRange = tuple[int | None, int | None]  # None: more than MOST_SEEDS
+Term = tuple[str, ...]  # the axes of an effect
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,9 @@ def max_t(means: Columns, covariance: Columns, df: Columns) -> list[Contrast]:
     uses the distribution with its own (Hasler & Hothorn 2008, Biometrical Journal 50).
     """
     errors = np.sqrt(np.diag(covariance))
-    maxima = _normal_maxima(covariance / np.outer(errors, errors))
+    values, vectors = np.linalg.eigh(covariance / np.outer(errors, errors))  # all pairs have no Cholesky factor
+    largest = np.abs(_normals(len(errors)) @ (vectors * np.sqrt(np.maximum(values, 0))).T).max(axis=1)
+    maxima = np.sort(largest).reshape(STEPS, -1).mean(axis=1)  # ascending quantiles of the largest absolute value
     found = []
     for mean, error, own_df in zip(means, errors, df, strict=True):
 
@@ -251,14 +254,6 @@ def max_t(means: Columns, covariance: Columns, df: Columns) -> list[Contrast]:
         p = exceeded(abs(mean) / error)
         found.append(Contrast(*map(float, (mean, error, own_df, mean - half, mean + half, p))))
     return found
-
-
-def _normal_maxima(correlation: Columns) -> Columns:
-    """Ascending quantiles of the largest absolute value of normals with this correlation, (STEPS,)."""
-    values, vectors = np.linalg.eigh(correlation)  # contrasts of all pairs have no Cholesky factor
-    root = vectors * np.sqrt(np.maximum(values, 0))
-    maxima = np.abs(_normals(len(correlation)) @ root.T).max(axis=1)
-    return np.asarray(np.sort(maxima).reshape(STEPS, -1).mean(axis=1))
 
 
 @cache
@@ -319,11 +314,18 @@ def factorial_effects(levels: Sequence[dict[str, int]], seeds: Sequence[int], va
     variance of each over seeds is shrunk towards the typical one, as an arm's is.
     """
     blocks = np.array([[float(seed == block) for block in sorted(set(seeds))] for seed in seeds])
-    columns = _term_columns(levels)
+    axes = list(levels[0])
+    every: list[Term] = [*((axis,) for axis in axes), *combinations(axes, 2)]
+    columns = {term: np.array([math.prod(run[axis] for axis in term) for run in levels], dtype=float) for term in every}
     kept, aliases = _estimable(blocks, columns)
     design = np.column_stack([*(columns[term] for term in kept), np.ones(len(seeds))])
     losses = np.asarray(values, dtype=float)
-    within = np.array([_within(design[block > 0], losses[block > 0]) for block in blocks.T])  # (seeds, terms)
+    changes = []  # of the loss, from -1 to +1 of each column, (seeds, terms); nan if a seed cannot estimate it
+    for block in blocks.T > 0:
+        inverse = np.linalg.pinv(design[block])
+        is_estimable = np.isclose(np.diag(inverse @ design[block]), 1)  # inseparable columns share their weight
+        changes.append(np.where(is_estimable, 2 * (inverse @ losses[block]), math.nan))
+    within = np.array(changes)
     scale = float(np.abs(losses).max())
     found = {
         term: describe(known, scale)
@@ -338,23 +340,6 @@ def factorial_effects(levels: Sequence[dict[str, int]], seeds: Sequence[int], va
         contrasts = judge(moderate(of_terms[terms, places], terms, design), (design / design.sum(axis=0)).T)
         found |= {term: found[term].with_test(contrast) for term, contrast in zip(tested, contrasts, strict=True)}
     return [Effect(term, effect, tuple(aliases[term])) for term, effect in found.items()]
-
-
-def _within(design: Columns, losses: Columns) -> Columns:
-    """The change from -1 to +1 of each column, by least squares over one seed's runs; nan if it is not estimable."""
-    inverse = np.linalg.pinv(design)
-    is_estimable = np.isclose(np.diag(inverse @ design), 1)  # inseparable columns share their weight
-    return np.where(is_estimable, 2 * (inverse @ losses), math.nan)
-
-
-Term = tuple[str, ...]
-
-
-def _term_columns(levels: Sequence[dict[str, int]]) -> dict[Term, Columns]:
-    """The column of each main effect, then of each pairwise interaction."""
-    axes = list(levels[0])
-    terms: list[Term] = [*((axis,) for axis in axes), *combinations(axes, 2)]
-    return {term: np.array([math.prod(run[axis] for axis in term) for run in levels], dtype=float) for term in terms}
 
 
 def _estimable(blocks: Columns, columns: dict[Term, Columns]) -> tuple[list[Term], dict[Term, list[Term]]]:

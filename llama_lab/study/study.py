@@ -1,6 +1,6 @@
 """study.yaml: a study's arms, the runs of each, and what they are compared with."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -54,6 +54,10 @@ class Arm:
     def tuning(self) -> tuple[Member, ...]:
         """The runs that choose learning rates."""
         return tuple(member for member in self.members if member.tunes is not None)
+
+    def below(self, folder: Path) -> Self:
+        """The arm with `folder` before the relative paths of its members."""
+        return replace(self, members=tuple(replace(one, folder=str(folder / one.folder)) for one in self.members))
 
 
 @dataclass(frozen=True)

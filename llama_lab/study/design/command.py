@@ -35,16 +35,7 @@ RESERVED = {
     "overwrite": "study.overwrite=true retrains the runs whose settings have changed",
 }
 # The keys of every study; all others are its design's. UNNAMED ones do not become part of the study's name.
-COMMON = (
-    "seeds",
-    "learning_rates",
-    "tuning_seeds",
-    "extend_rates",
-    "margin",
-    "measure_speed",
-    "dry_run",
-    "overwrite",
-)
+COMMON = ("seeds", "learning_rates", "tuning_seeds", "extend_rates", "margin", "measure_speed", "dry_run", "overwrite")
 UNNAMED = tuple(f"study.{key}" for key in COMMON if key != "learning_rates")
 TUNING_SEED = 1000  # added to the judged seed by default
 
@@ -93,13 +84,13 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
     refuse_sweeps(arguments)
     if cfg.match not in (*MATCHED, "none"):
         raise ConfigError(f"match={cfg.match}: unknown; choose {', '.join(MATCHED)} or none")
-    naming = [a for a, key in keys.items() if key not in ("study", *UNNAMED)]
+    naming = arm_name([a.removeprefix("study.") for a, key in keys.items() if key not in ("study", *UNNAMED)])
     seeds, rates = checked_seeds(cfg.study.seeds), checked_rates(cfg.study.learning_rates)
     if rates is None and "study.extend_rates" in keys.values() and cfg.study.extend_rates:
         raise ConfigError("study.extend_rates=true: there is no grid to extend; give study.learning_rates")
     return StudyCommand(
         option=option,
-        name=folder_name("name", cfg.name, study_name(option, naming)),
+        name=folder_name("name", cfg.name, option if naming == "base" else f"{option}-{naming}"),
         runs_dir=cfg.runs_dir,
         design=build(OmegaConf.create({key: value for key, value in cfg.study.items() if key not in COMMON}), "study"),
         seeds=seeds,
@@ -176,12 +167,6 @@ def checked_margin(margin: Any) -> float | None:
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
         raise ConfigError(f"study.margin={margin}: must be a positive change of the loss, such as 0.02, or null")
     return float(margin)
-
-
-def study_name(option: str, arguments: Sequence[str]) -> str:
-    """A folder name from the command line: `ladder`, or `ladder-base=gpt2-size=micro`."""
-    rest = arm_name([argument.removeprefix("study.") for argument in arguments])
-    return option if rest == "base" else f"{option}-{rest}"
 
 
 def without(cfg: DictConfig, *keys: str) -> DictConfig:

@@ -78,48 +78,13 @@ class Line:
         shared = sum(target == option for _, target in self.axes.values()) > 1
         return f"{axis}={option}" if axis in ("embedding", "init") or option == "none" or shared else option
 
-    def options(self, turned: Sequence[str]) -> dict[str, str]:
-        """The option on every axis: the target's on `turned` axes, else the base's."""
-        return {axis: levels[axis in turned] for axis, levels in self.axes.items()}
-
     def variant(
         self, name: str, turned: Sequence[str], reference: str, recipe: str | None = None, previous: str | None = None
     ) -> Variant:
         """The arm with the target's options on `turned` axes. recipe: of all other groups; default: the base."""
-        options = self.options(turned)
+        options = {axis: levels[axis in turned] for axis, levels in self.axes.items()}
         overrides = (f"arch={recipe or self.base}", *(f"{axis}={option}" for axis, option in options.items()))
         return Variant(name, overrides, options, reference, previous)
-
-
-def draw_line(base: str, target: str, axes: Sequence[str] | None, configs: Configs) -> Line:
-    """The line between two recipes along `axes`; None: all on which they differ. Raises ConfigError."""
-    ends = {key: choices_of(recipe, key, configs) for key, recipe in (("base", base), ("target", target))}
-    if axes is not None and not axes:
-        raise ConfigError(f"study.axes=[]: is empty; leave it out, or choose among {', '.join(COMPONENTS)}")
-    differ = [axis for axis in COMPONENTS if ends["base"][axis] != ends["target"][axis]]
-    for axis in axes or ():
-        if axis not in COMPONENTS:
-            raise ConfigError(
-                f"study.axes: {axis} is not an axis{suggestion(str(axis), COMPONENTS)}; "
-                f"choose among {', '.join(COMPONENTS)}"
-            )
-    if len(set(axes or ())) < len(axes or ()):
-        raise ConfigError(f"study.axes=[{','.join(axes or ())}]: names an axis twice")
-    used = [axis for axis in (axes if axes is not None else differ) if axis in differ]
-    if not used:
-        asked = f" on {', '.join(axes)}" if axes else ""
-        raise ConfigError(
-            f"study.target={target}: is the same as study.base={base}{asked}; they differ on {', '.join(differ) or '-'}"
-        )
-    agreed = [
-        f"No arm for {axis}: {base} and {target} both have {ends['base'][axis]}."
-        for axis in axes or ()
-        if axis not in differ
-    ]
-    left = [axis for axis in differ if axis not in used]
-    partial = [f"{base} and {target} also differ on {', '.join(left)}, which no arm changes."] if left else []
-    levels = {axis: (ends["base"][axis], ends["target"][axis]) for axis in used}
-    return Line(base, target, levels, (*agreed, *partial))
 
 
 def choices_of(recipe: str, key: str, configs: Configs) -> dict[str, str]:
@@ -142,7 +107,28 @@ class AlongLine:
 
     def line(self, configs: Configs) -> Line:
         """The line between the two recipes. Raises ConfigError."""
-        return draw_line(self.base, self.target, self.axes, configs)
+        base, target = self.base, self.target
+        ours, theirs = choices_of(base, "base", configs), choices_of(target, "target", configs)
+        differ = {axis: (ours[axis], theirs[axis]) for axis in COMPONENTS if ours[axis] != theirs[axis]}
+        asked = list(differ if self.axes is None else self.axes)
+        if self.axes is not None and not asked:
+            raise ConfigError(f"study.axes=[]: is empty; leave it out, or choose among {', '.join(COMPONENTS)}")
+        for axis in asked:
+            if axis not in COMPONENTS:
+                choose = f"choose among {', '.join(COMPONENTS)}"
+                raise ConfigError(f"study.axes: {axis} is not an axis{suggestion(str(axis), COMPONENTS)}; {choose}")
+        if len(set(asked)) < len(asked):
+            raise ConfigError(f"study.axes=[{','.join(asked)}]: names an axis twice")
+        levels = {axis: differ[axis] for axis in asked if axis in differ}
+        if not levels:
+            on = f" on {', '.join(asked)}" if asked else ""
+            others = f"they differ on {', '.join(differ) or '-'}"
+            raise ConfigError(f"study.target={target}: is the same as study.base={base}{on}; {others}")
+        both = [axis for axis in asked if axis not in differ]
+        notes = [f"No arm for {axis}: {base} and {target} both have {ours[axis]}." for axis in both]
+        if left := [axis for axis in differ if axis not in levels]:
+            notes.append(f"{base} and {target} also differ on {', '.join(left)}, which no arm changes.")
+        return Line(base, target, levels, tuple(notes))
 
 
 class Ladder(AlongLine):

@@ -7,15 +7,14 @@ import torch.nn.functional as F
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch.optim import Optimizer
 
 from llama_lab.config.components import build_model
 from llama_lab.devices.throughput import synchronize
 from llama_lab.formatting import count, duration, short
-from llama_lab.model import Decoder
 from llama_lab.training.run import build_module
 
-from .plan import Plan, PlannedArm, residual_notes
+from .matching import AIM
+from .plan import Plan
 
 TIMED_STEPS = 3
 LARGEST_TIMED = 300e6  # parameters; a larger model may not fit into memory
@@ -34,46 +33,21 @@ def print_plan(plan: Plan, timed: bool) -> None:
     title = f"{plan.study.name}: {len(plan.arms)} arms, {len(plan.runs)} runs{tuning}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("arm", overflow="fold")
-    for column in (
-        "width",
-        "params",
-        "without\nembed.",
-        "residual",
-        "FLOPs\n/token",
-        "KV B\n/token",
-        *(["time"] if speed else []),
-    ):
+    columns = ("width", "params", "without\nembed.", "residual", "FLOPs\n/token", "KV B\n/token", "time")
+    for column in columns if speed else columns[:-1]:
         table.add_column(column, justify="right")
+    total = 0.0
     for arm in plan.arms:
-        table.add_row(*row(arm, speed))
+        cost, residual = arm.cost, "-" if arm.residual is None else f"{arm.residual:+.2%}"
+        sizes = short(cost.params), short(cost.params_non_embedding), residual, short(cost.flops_per_token)
+        cells = [arm.variant.name, str(arm.width), *sizes, f"{cost.kv_bytes_per_token:,}"]
+        if speed:  # of the arm's runs, one after the other
+            tokens = sum(run.run.steps * run.run.tokens_per_step for run in (*arm.runs, *arm.tuning))
+            seconds = tokens * cost.train_flops_per_token / speed
+            total += seconds
+            cells.append(duration(seconds))
+        table.add_row(*cells)
     console.print(table)
-    for line in (*legend(plan, speed), *power(plan), *plan.study.notes, *residual_notes(plan.study.match, plan.arms)):
-        console.print(line, markup=False, soft_wrap=True)
-
-
-def row(arm: PlannedArm, speed: float | None) -> list[str]:
-    """An arm's row of the table."""
-    cost = arm.cost
-    cells = [
-        arm.variant.name,
-        str(arm.width),
-        short(cost.params),
-        short(cost.params_non_embedding),
-        "-" if arm.residual is None else f"{arm.residual:+.2%}",
-        short(cost.flops_per_token),
-        f"{cost.kv_bytes_per_token:,}",
-    ]
-    return [*cells, duration(seconds(arm, speed))] if speed else cells
-
-
-def seconds(arm: PlannedArm, speed: float) -> float:
-    """Training time of one arm's runs, one after the other."""
-    tokens = sum(run.run.steps * run.run.tokens_per_step for run in (*arm.runs, *arm.tuning))
-    return tokens * arm.cost.train_flops_per_token / speed
-
-
-def legend(plan: Plan, speed: float | None) -> list[str]:
-    """Lines below the table: what its columns mean, and the total time."""
     matched = {
         "params": "widths match parameters without embeddings",
         "flops": "widths match FLOPs per token",
@@ -81,12 +55,16 @@ def legend(plan: Plan, speed: float | None) -> list[str]:
     }[plan.study.match]
     lines = [f"{matched}; KV bytes are for 16 bits; FLOPs are those of a forward pass"]
     if speed:
-        whole = duration(sum(seconds(arm, speed) for arm in plan.arms))
         lines.append(
-            f"about {whole} of training, one run after the other, without evaluation: from {TIMED_STEPS} timed steps "
-            f"of {plan.study.baseline} here ({speed / 1e9:,.1f} GFLOP/s)"
+            f"about {duration(total)} of training, one run after the other, without evaluation: from {TIMED_STEPS} "
+            f"timed steps of {plan.study.baseline} here ({speed / 1e9:,.1f} GFLOP/s)"
         )
-    return lines
+    lines += [*power(plan), *plan.study.notes]
+    if far := [arm for arm in plan.arms if arm.residual is not None and abs(arm.residual) > AIM]:
+        named = ", ".join(f"{arm.variant.name} {arm.residual:+.2%}" for arm in far)
+        lines.append(f"Widths are whole numbers, so {plan.study.match} are not equal to {AIM:.1%}: {named}.")
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def power(plan: Plan) -> list[str]:
@@ -118,18 +96,15 @@ def flops_per_second(plan: Plan) -> float | None:
         model.bfloat16()
     optimizer = build_module(run, model, plan.dataset.val_bytes).configure_optimizers()["optimizer"]
     tokens = torch.randint(model.vocab_size, (batch, model.max_seq_len + 1), device=device)
+    times = []
     with torch.autocast(device.type, torch.bfloat16, enabled=run.hardware.precision == "bf16-mixed"):
-        took = min(time_step(model, optimizer, tokens) for _ in range(TIMED_STEPS + 1))  # the first is a warm-up
-    return float(batch * model.max_seq_len * arm.cost.train_flops_per_token / took)
-
-
-def time_step(model: Decoder, optimizer: Optimizer, tokens: torch.Tensor) -> float:
-    """Seconds of one training step."""
-    synchronize(tokens.device)
-    start = time.perf_counter()
-    loss = F.cross_entropy(model(tokens[:, :-1]).float().flatten(0, 1), tokens[:, 1:].flatten())
-    torch.autograd.backward(loss)
-    optimizer.step()
-    optimizer.zero_grad()
-    synchronize(tokens.device)
-    return time.perf_counter() - start
+        for _ in range(TIMED_STEPS + 1):  # the first is a warm-up
+            synchronize(device)
+            start = time.perf_counter()
+            loss = F.cross_entropy(model(tokens[:, :-1]).float().flatten(0, 1), tokens[:, 1:].flatten())
+            torch.autograd.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            synchronize(device)
+            times.append(time.perf_counter() - start)
+    return float(batch * model.max_seq_len * arm.cost.train_flops_per_token / min(times))

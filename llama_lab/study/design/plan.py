@@ -1,9 +1,9 @@
 """The plan of a study: every arm composed, checked, built on the meta device and matched before any run trains."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,53 +27,45 @@ from llama_lab.training.run import Run, build_module, new_run
 
 from .command import Composer, StudyCommand
 from .designs import Variant, Variants
-from .matching import AIM, match_width
+from .matching import match_width
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run, its entry in study.yaml, and the overrides that start it."""
+    """A run, and its entry in study.yaml."""
 
     member: Member
-    overrides: tuple[str, ...]
     run: Run
 
 
 @dataclass(frozen=True)
 class PlannedArm:
-    """An arm of the design with its final width and cost. residual: see `Matched`; None if nothing is matched.
+    """An arm of the design with its final width and cost.
 
-    runs: the judged ones, at the config's learning rate. tuning: those that choose another rate. plan_member: plans the
-    run of a member of this arm.
+    draft: a run of this arm before it has a name, a seed and the final width. site: where it trains, see `plan_study`.
+    residual: see `Matched`; None if nothing is matched. runs: the judged ones, at the config's learning rate. tuning:
+    those that choose another rate.
     """
 
     variant: Variant
+    draft: Run
+    site: Site | None
     width: int
     cost: Cost
     residual: float | None
-    runs: tuple[PlannedRun, ...]
-    tuning: tuple[PlannedRun, ...]
-    plan_member: Callable[[Member], PlannedRun]
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """The members of all runs."""
-        return tuple(run.member for run in (*self.runs, *self.tuning))
+    runs: tuple[PlannedRun, ...] = ()
+    tuning: tuple[PlannedRun, ...] = ()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A study that is ready to start, with its arms in the design's order. dataset: that of all runs.
+    """A study that is ready to start, with its arms in the design's order. dataset: that of all runs."""
 
-    rates: the grid of learning rates; empty if none are searched. extend_rates: whether to search beyond the grid.
-    """
-
-    study: Study
+    command: StudyCommand
+    variants: Variants
     folder: Path
     arms: tuple[PlannedArm, ...]
     dataset: TokenDataset
-    rates: tuple[float, ...]
-    extend_rates: bool
 
     @property
     def runs(self) -> list[PlannedRun]:
@@ -85,11 +77,40 @@ class Plan:
         """All tuning runs."""
         return by_seed(run for arm in self.arms for run in arm.tuning)
 
-
-def with_arms(plan: Plan, arms: Sequence[PlannedArm]) -> Plan:
-    """The plan with `arms` in place of its own, in its study too."""
-    recorded = tuple(replace(was, members=arm.members) for was, arm in zip(plan.study.arms, arms, strict=True))
-    return replace(plan, arms=tuple(arms), study=replace(plan.study, arms=recorded))
+    @cached_property
+    def study(self) -> Study:
+        """The study as study.yaml records it."""
+        command, axes = self.command, {axis for arm in self.arms for axis in arm.variant.axes}
+        settings = planned_settings(axes, command.match, [arm.runs[0].run.cfg for arm in self.arms])
+        notes = list(self.variants.notes)
+        if command.learning_rates is not None:
+            low, high = min(command.learning_rates), max(command.learning_rates)
+            further = ", and beyond them where the best is an end of the grid" if command.extend_rates else ""
+            notes.append(
+                f"Each judged run has the learning rate that is best on a tuning seed of its own, of "
+                f"{len(command.learning_rates)} from {low:g} to {high:g}{further}."
+            )
+        arms = [
+            Arm(
+                name=arm.variant.name,
+                axes=arm.variant.axes,
+                members=tuple(run.member for run in (*arm.runs, *arm.tuning)),
+                previous=arm.variant.previous,
+                residual=arm.residual,
+                settings=own,
+            )
+            for arm, own in zip(self.arms, settings, strict=True)
+        ]
+        return Study(
+            name=command.name,
+            design=command.option,
+            baseline=arms[0].name,
+            arms=tuple(arms),
+            match=command.match,
+            notes=tuple(notes),
+            margin=command.margin,
+            title=self.variants.title,
+        )
 
 
 def by_seed(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
@@ -97,16 +118,6 @@ def by_seed(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
     found = list(runs)
     seeds = list(dict.fromkeys(run.member.seed for run in found))
     return sorted(found, key=lambda run: seeds.index(run.member.seed))
-
-
-@dataclass(frozen=True)
-class Composed:
-    """An arm's config and choice per group, before its runs have names. site: where they train; see `plan_study`."""
-
-    variant: Variant
-    cfg: DictConfig
-    choices: dict[str, Any]
-    site: Site | None
 
 
 def plan_study(command: StudyCommand, composer: Composer, site: Site | None = None) -> Plan:
@@ -118,12 +129,22 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
     folder = Path(command.runs_dir) / command.name
     check_no_file(folder, command.runs_dir)
     check_free(command, variants.arms)
-    composed = [check_arm(variant, composer, command.launcher, site) for variant in variants.arms]
+    drafts = {}
+    for variant in variants.arms:  # all checks that need neither data nor model come first
+        cfg, choices = composer.compose(*variant.overrides)
+        folder_name("arm", variant.name, "")
+        check_devices(cfg, command.launcher)
+        drafts[variant.name] = requested_run(cfg, choices, [], site)
     with open_display(steps=1, rank=0) as display:
-        dataset = open_dataset(composed[0].cfg, display)
-    arms = plan_arms(command, composed, dataset)
-    study = describe(command, variants, arms)
-    return Plan(study, folder, arms, dataset, command.learning_rates or (), command.extend_rates)
+        dataset = open_dataset(drafts[variants.arms[0].name].cfg, display)
+    arms: dict[str, PlannedArm] = {}
+    for variant in sorted(variants.arms, key=lambda variant: variant.reference != variant.name):  # references first
+        reference = arms[variant.reference].cost if variant.reference in arms else None
+        try:
+            arms[variant.name] = plan_arm(command, variant, drafts[variant.name], site, dataset, reference)
+        except ConfigError as error:
+            raise ConfigError(f"{error} (arm {variant.name})") from None
+    return Plan(command, variants, folder, tuple(arms[variant.name] for variant in variants.arms), dataset)
 
 
 def check_free(command: StudyCommand, variants: Sequence[Variant]) -> None:
@@ -138,69 +159,52 @@ def check_free(command: StudyCommand, variants: Sequence[Variant]) -> None:
             raise ConfigError(f"{argument}: the study sets {key} itself, arm by arm; leave it out{or_fix}")
 
 
-def check_arm(variant: Variant, composer: Composer, launcher: str, site: Site | None) -> Composed:
-    """Compose an arm and run the checks that need neither data nor model. Raises ConfigError."""
-    cfg, choices = composer.compose(*variant.overrides)
-    folder_name("arm", variant.name, "")
-    check_devices(cfg, launcher)
-    requested_run(copy.deepcopy(cfg), choices, [], site)
-    return Composed(variant, cfg, choices, site)
-
-
-def plan_arms(command: StudyCommand, composed: Sequence[Composed], dataset: TokenDataset) -> tuple[PlannedArm, ...]:
-    """Build every arm on the meta device and match it to its reference. References are planned first."""
-    arms: dict[str, PlannedArm] = {}
-    for arm in sorted(composed, key=lambda arm: arm.variant.reference != arm.variant.name):
-        reference = arms[arm.variant.reference].cost if arm.variant.reference in arms else None
-        try:
-            arms[arm.variant.name] = plan_arm(command, arm, dataset, reference)
-        except ConfigError as error:
-            raise ConfigError(f"{error} (arm {arm.variant.name})") from None
-    return tuple(arms[arm.variant.name] for arm in composed)
-
-
-def plan_arm(command: StudyCommand, arm: Composed, dataset: TokenDataset, reference: Cost | None) -> PlannedArm:
-    """Build an arm, match it to `reference` if that is not None, and plan its runs."""
-    cfg = arm.cfg
+def plan_arm(
+    command: StudyCommand,
+    variant: Variant,
+    draft: Run,
+    site: Site | None,
+    dataset: TokenDataset,
+    reference: Cost | None,
+) -> PlannedArm:
+    """Build an arm on the meta device, match it to `reference` if that is not None, and plan its runs."""
+    cfg = draft.cfg
     dataset.require_windows(cfg.model.max_seq_len, cfg.train.batch_size)
     encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
-    width, residual = cfg.model.hidden_dim, None
-    cost = cost_at(cfg, dataset, width)
-    if command.match != "none":
-        residual = 0.0
-        if reference is not None:
-            matched = match_width(lambda w: cost_at(cfg, dataset, w), width, command.match, reference)
-            width, cost, residual = matched.width, matched.cost, matched.residual
-    settings = {} if command.match == "none" else {"model.hidden_dim": width}
-    plan_member = partial(plan_run, command, arm, settings)
-    name = arm.variant.name
-    runs = tuple(plan_member(Member(f"{name}/seed={seed}", seed)) for seed in command.seeds)
+    width = cfg.model.hidden_dim
+    residual = None if command.match == "none" else 0.0
+    arm = PlannedArm(variant, draft, site, width, cost_at(cfg, dataset, width), residual)
+    if command.match != "none" and reference is not None:
+        matched = match_width(lambda w: cost_at(cfg, dataset, w), width, command.match, reference)
+        arm = replace(arm, width=matched.width, cost=matched.cost, residual=matched.residual)
+    runs = tuple(plan_run(command, arm, Member(f"{variant.name}/seed={seed}", seed)) for seed in command.seeds)
     tuning = tuple(
-        plan_member(tuning_member(name, rate, by, seed))
+        plan_tuning(command, arm, rate, by, seed)
         for seed, by in command.tuning_seeds.items()
         for rate in command.learning_rates or ()
     )
     build_module(runs[0].run, meta_model(runs[0].run.cfg, dataset), dataset.val_bytes)
-    return PlannedArm(arm.variant, width, cost, residual, runs, tuning, plan_member)
+    return replace(arm, runs=runs, tuning=tuning)
 
 
-def tuning_member(arm: str, rate: float, seed: int, tunes: int) -> Member:
+def plan_tuning(command: StudyCommand, arm: PlannedArm, rate: float, seed: int, tunes: int) -> PlannedRun:
     """A run on `seed` that helps to choose the learning rate of the judged seed `tunes`."""
-    return Member(f"{arm}-lr={rate:g}/seed={seed}", seed, rate, tunes)
+    return plan_run(command, arm, Member(f"{arm.variant.name}-lr={rate:g}/seed={seed}", seed, rate, tunes))
 
 
-def plan_run(command: StudyCommand, arm: Composed, settings: dict[str, Any], member: Member) -> PlannedRun:
-    """A run, and the overrides that would start it on its own."""
+def plan_run(command: StudyCommand, arm: PlannedArm, member: Member) -> PlannedRun:
+    """A run with the overrides that would start it on its own."""
     folder = member.folder.partition("/")[0]
-    settings = {"name": command.name, "arm": folder, "seed": member.seed} | settings
+    settings: dict[str, Any] = {"name": command.name, "arm": folder, "seed": member.seed}
+    if command.match != "none":
+        settings["model.hidden_dim"] = arm.width
     if member.learning_rate is not None:
         settings["optim.lr"] = member.learning_rate
-    overrides = (*arm.variant.overrides, *command.shared, *(f"{key}={quote(v)}" for key, v in settings.items()))
-    cfg = copy.deepcopy(arm.cfg)
+    overrides = [*arm.variant.overrides, *command.shared, *(f"{key}={quote(v)}" for key, v in settings.items())]
+    cfg = copy.deepcopy(arm.draft.cfg)
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)
-    run = new_run(cfg, command.name, folder, list(overrides), arm.choices, arm.site)
-    return PlannedRun(member, overrides, run)
+    return PlannedRun(member, new_run(cfg, command.name, folder, overrides, arm.draft.choices, arm.site))
 
 
 def meta_model(cfg: DictConfig, dataset: TokenDataset) -> Decoder:
@@ -215,48 +219,3 @@ def cost_at(cfg: DictConfig, dataset: TokenDataset, width: int) -> Cost:
     cfg = copy.deepcopy(cfg)
     cfg.model.hidden_dim = width
     return model_cost(meta_model(cfg, dataset))
-
-
-def describe(command: StudyCommand, variants: Variants, arms: Sequence[PlannedArm]) -> Study:
-    """The study as study.yaml records it."""
-    axes = {axis for arm in arms for axis in arm.variant.axes}
-    settings = planned_settings(axes, command.match, [arm.runs[0].run.cfg for arm in arms])
-    return Study(
-        name=command.name,
-        design=command.option,
-        baseline=variants.arms[0].name,
-        arms=tuple(
-            Arm(
-                name=arm.variant.name,
-                axes=arm.variant.axes,
-                members=arm.members,
-                previous=arm.variant.previous,
-                residual=arm.residual,
-                settings=own,
-            )
-            for arm, own in zip(arms, settings, strict=True)
-        ),
-        match=command.match,
-        notes=(*variants.notes, *rate_notes(command)),
-        margin=command.margin,
-        title=variants.title,
-    )
-
-
-def rate_notes(command: StudyCommand) -> list[str]:
-    """A sentence on the grid of learning rates, if there is one."""
-    if command.learning_rates is None:
-        return []
-    low, high = min(command.learning_rates), max(command.learning_rates)
-    further = ", and beyond them where the best is an end of the grid" if command.extend_rates else ""
-    return [
-        f"Each judged run has the learning rate that is best on a tuning seed of its own, of "
-        f"{len(command.learning_rates)} from {low:g} to {high:g}{further}."
-    ]
-
-
-def residual_notes(match: str, arms: Sequence[PlannedArm]) -> list[str]:
-    """A sentence on the arms whose residual is larger than `AIM`, if there are any."""
-    far = [arm for arm in arms if arm.residual is not None and abs(arm.residual) > AIM]
-    named = ", ".join(f"{arm.variant.name} {arm.residual:+.2%}" for arm in far)
-    return [f"Widths are whole numbers, so {match} are not equal to {AIM:.1%}: {named}."] if far else []

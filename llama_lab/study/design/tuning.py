@@ -10,7 +10,7 @@ from llama_lab.runs.record import is_run
 from llama_lab.runs.stored import Environment, Summary
 from llama_lab.study.learning_rate import Losses, best_rate, rate_beyond
 
-from .plan import Plan, PlannedArm, PlannedRun, by_seed, tuning_member, with_arms
+from .plan import Plan, PlannedRun, by_seed, plan_run, plan_tuning
 
 MOST_EXTENSIONS = 6  # of one grid; the report says if the best rate is still at its edge
 
@@ -40,26 +40,22 @@ def resolve_rates(plan: Plan) -> tuple[Plan, list[PlannedRun]]:
     Returns the plan, with a further tuning run wherever the best rate is at an edge of its grid, and the judged runs
     whose learning rate is known, at that rate.
     """
-    if not plan.rates:
+    command = plan.command
+    if not command.learning_rates:
         return plan, plan.runs
+    most = len(command.learning_rates) + (MOST_EXTENSIONS if command.extend_rates else 0)
     arms, judged = [], []
     for arm in plan.arms:
-        tuning = tuning_by_seed(arm)
+        tuning: list[PlannedRun] = []
         for run in arm.runs:
-            runs = tuning[run.member.seed]
-            while (losses := final_losses(runs, plan)) and (rate := next_rate(losses, plan)):
-                member = tuning_member(arm.variant.name, rate, runs[0].member.seed, run.member.seed)
-                runs.append(arm.plan_member(member))
+            runs = [one for one in arm.tuning if one.member.tunes == run.member.seed]
+            while (losses := final_losses(runs, plan)) and len(losses) < most and (rate := rate_beyond(losses)):
+                runs.append(plan_tuning(command, arm, rate, runs[0].member.seed, run.member.seed))
             if losses:
-                judged.append(arm.plan_member(replace(run.member, learning_rate=best_rate(losses))))
-        arms.append(replace(arm, tuning=tuple(run for runs in tuning.values() for run in runs)))
-    return with_arms(plan, arms), by_seed(judged)
-
-
-def next_rate(losses: Losses, plan: Plan) -> float | None:
-    """The learning rate to try beyond the grid; None if the best is not at its edge, or it may not be extended."""
-    may_extend = plan.extend_rates and len(losses) < len(plan.rates) + MOST_EXTENSIONS
-    return rate_beyond(losses) if may_extend else None
+                judged.append(plan_run(command, arm, replace(run.member, learning_rate=best_rate(losses))))
+            tuning += runs
+        arms.append(replace(arm, tuning=tuple(tuning)))
+    return replace(plan, arms=tuple(arms)), by_seed(judged)
 
 
 def final_losses(runs: Sequence[PlannedRun], plan: Plan) -> Losses | None:
@@ -72,12 +68,3 @@ def final_losses(runs: Sequence[PlannedRun], plan: Plan) -> Losses | None:
         loss = Summary.load(run.run.folder.path).metrics["val/loss"] if status == "done" else math.inf
         losses[run.member.learning_rate] = loss
     return losses
-
-
-def tuning_by_seed(arm: PlannedArm) -> dict[int, list[PlannedRun]]:
-    """An arm's tuning runs by judged seed."""
-    found: dict[int, list[PlannedRun]] = {}
-    for run in arm.tuning:
-        if run.member.tunes is not None:
-            found.setdefault(run.member.tunes, []).append(run)
-    return found

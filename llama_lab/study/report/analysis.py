@@ -1,20 +1,21 @@
 """The analysis of a study: from the folders of its runs to the Result that its report shows."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from llama_lab.config.trust import Trust
 from llama_lab.formatting import count
-from llama_lab.runs.evaluation import LengthLoss
 from llama_lab.runs.record import MISSING, Record, is_run, missing_record, read_record
 from llama_lab.study.learning_rate import Losses, best_rate, is_on_edge
+from llama_lab.study.naming import divergence
 from llama_lab.study.settings import RATE, different_settings
 from llama_lab.study.speed import ArmSpeed, StudySpeed
 from llama_lab.study.statistics import (
@@ -34,7 +35,7 @@ from llama_lab.study.statistics import (
     pareto_front,
     seeds_needed,
 )
-from llama_lab.study.study import Arm, Member, Study
+from llama_lab.study.study import Study
 
 from .cautions import cautions
 from .confounds import confounds, one_rate
@@ -43,6 +44,7 @@ from .inference import inference
 from .result import (
     FIXED_COSTS,
     MEASURED_COSTS,
+    METRICS,
     ArmResult,
     Comparison,
     Curve,
@@ -57,16 +59,17 @@ from .result import (
     Provenance,
     Reach,
     Result,
-    ranked,
+    common_losses,
+    final_losses,
 )
 from .verdict import answer
 
 MAX_POINTS = 200  # of a curve
 MAX_JUDGED = 40  # points of a curve of differences, each of which is tested
 
-Runs = list[tuple[Member, Record]]
+Judged = Mapping[str, Sequence[Record]]  # the runs that each arm is judged by
+Table = Mapping[Metric, pd.DataFrame]  # of `final_losses`
 Pair = tuple[str, str]  # an arm and its reference
-_METRICS: tuple[Metric, ...] = ("val/loss", "val/bits_per_byte")
 
 
 def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008, Trust is immutable
@@ -75,18 +78,20 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     folder: of the study, which the paths of its runs are relative to. trust: see `confounds`. Runs that did not finish,
     or never started, are reported and excluded from the comparison.
     """
-    runs = {arm.name: _read(arm, folder) for arm in study.arms}
-    records = [record for members in runs.values() for _, record in members]
+    runs = _read(study, folder)
+    of_arm = {arm.name: runs[runs["arm"] == arm.name] for arm in study.arms}
+    records: list[Record] = runs["record"].tolist()
     metric = _metric(records)
-    rates = tuple(_learning_rates(name, members) for name, members in runs.items() if _is_swept(members))
-    judged = {name: _judged(members) for name, members in runs.items()}
+    rates = tuple(_learning_rates(name, own) for name, own in of_arm.items() if _is_swept(own))
+    judged: Judged = {name: _judged(own)["record"].tolist() for name, own in of_arm.items()}
+    losses = {unit: final_losses(judged, unit) for unit in METRICS}
     speed = StudySpeed.load(folder)
-    blocks = _blocks(judged, metric)
-    compared = _comparisons(study, judged, blocks, metric, is_final=True)
+    blocks = _blocks(judged, losses[metric])
+    compared = _comparisons(study, judged, losses, blocks, metric, is_final=True)
     arms = _arm_results(study, judged, metric, compared, speed, is_swept=bool(rates))
-    effects = _effects(study, judged, metric) if study.design == "factorial" else ()
+    effects = _effects(study, losses[metric]) if study.design == "factorial" else ()
     tests = _tests(study, compared, effects)
-    lengths = tuple(found for name, of_arm in judged.items() if (found := _lengths(name, _measured(of_arm))))
+    lengths = tuple(found for name, own in judged.items() if (found := _lengths(name, own)))
     verdict, sentences = answer(study, arms, effects, lengths, metric, tests)
     return Result(
         study=study,
@@ -95,36 +100,44 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         verdict=verdict,
         answer=sentences,
         arms=arms,
-        curves=tuple(curve for arm in arms if arm.records for curve in _curves(arm.name, arm.records, metric)),
-        front=_front(arms, metric),
+        curves=tuple(curve for arm in arms for curve in _curves(arm.name, arm.records, metric)),
+        front=Front(
+            kv_cache=_best_trades(arms, metric, "kv_cache/bytes_per_token", 1),
+            throughput=_best_trades(arms, metric, "perf/tokens_per_second", -1),
+        ),
         inference=tuple(filter(None, (inference(arm.name, arm.records) for arm in arms))),
         effects=effects,
         learning_rates=rates,
-        divergences=tuple(
-            _divergence(member, record) for members in runs.values() for member, record in members if not record.done
-        ),
+        divergences=tuple(_divergence(run) for run in runs[runs["status"] != "done"].itertuples()),
         lengths=lengths,
-        provenance=_provenance(records, {r.seed for of_arm in judged.values() for r in of_arm}, judged[study.baseline]),
+        provenance=_provenance(records, judged, study.baseline),
         warnings=(
             *confounds(study, arms, records, rates, speed, trust),
             *cautions(study, arms, metric, blocks.noise() if blocks else {}),
         ),
         notes=(*study.notes, *one_rate(study, records, is_swept=bool(rates))),
         speed=speed,
-        difference_curves=_difference_curves(study, judged, metric),
+        difference_curves=_difference_curves(study, judged, losses, metric),
         interactions=_interactions(study, arms, metric) if effects else (),
         records=tuple(records),
     )
 
 
-def _read(arm: Arm, folder: Path) -> Runs:
-    """The runs of an arm, with the name that the study gives it; they may have been trained under another."""
-    runs = []
-    for member in arm.members:
+def _read(study: Study, folder: Path) -> pd.DataFrame:
+    """A row per member of the study, with its record, under the arm's name in the study.
+
+    Columns: arm, rate and tunes (see Member), status, loss (`val/loss`, infinite where a run diverged; nan unless it
+    ended), record.
+    """
+    rows = []
+    for arm, member in [(one.name, member) for one in study.arms for member in one.members]:
         path = folder / member.folder
-        record = read_record(path) if is_run(path) else missing_record(path, arm.name, member.seed)
-        runs.append((member, replace(record, arm=arm.name)))
-    return runs
+        record = read_record(path) if is_run(path) else missing_record(path, arm, member.seed)
+        loss = math.inf if record.status == "diverged" else record.summary.get("val/loss", math.nan)
+        record = replace(record, arm=arm)
+        rows.append((arm, member.learning_rate, member.tunes, record.status, loss, record))
+    runs = pd.DataFrame(rows, columns=["arm", "rate", "tunes", "status", "loss", "record"])
+    return runs.astype({"rate": float, "tunes": float})
 
 
 def _metric(records: Sequence[Record]) -> Metric:
@@ -133,75 +146,61 @@ def _metric(records: Sequence[Record]) -> Metric:
     return "val/loss" if len(tokens) < 2 else "val/bits_per_byte"
 
 
-# --- learning rates ---
+# --- learning rates of an arm ---
 
 
-def _by_rate(runs: Runs) -> dict[float, list[Record]]:
-    """The records at each swept learning rate, in ascending order."""
-    rates = sorted({member.learning_rate for member, _ in runs if member.learning_rate is not None})
-    return {rate: [record for member, record in runs if member.learning_rate == rate] for rate in rates}
+def _is_swept(runs: pd.DataFrame) -> bool:
+    return bool(runs["rate"].nunique() > 1)
 
 
-def _is_swept(runs: Runs) -> bool:
-    return len(_by_rate(runs)) > 1
-
-
-def _tuned(runs: Runs) -> Mapping[int, Losses]:
+def _tuned(runs: pd.DataFrame) -> Mapping[int, Losses]:
     """For each judged seed, the final losses of its tuning runs that finished or diverged."""
-    found: dict[int, dict[float, float]] = {}
-    for member, record in runs:
-        if member.tunes is not None and member.learning_rate is not None and record.status in ("done", "diverged"):
-            loss = record.summary["val/loss"] if record.done else math.inf
-            found.setdefault(member.tunes, {})[member.learning_rate] = loss
-    return found
+    ended = runs.dropna(subset=["tunes", "rate", "loss"])
+    return {int(seed): dict(zip(own["rate"], own["loss"], strict=True)) for seed, own in ended.groupby("tunes")}
 
 
-def _best_rate(by_rate: dict[float, list[Record]]) -> float:
+def _best_rate(runs: pd.DataFrame) -> float:
     """The rate with the lowest mean loss among those with the most finished seeds; nan if no run finished."""
-    losses = {rate: _losses(records, "val/loss") for rate, records in by_rate.items()}
-    finished = {rate: of_rate for rate, of_rate in losses.items() if of_rate}
-    return min(finished, key=lambda r: (-len(finished[r]), fmean(finished[r])), default=math.nan)
+    losses = runs[runs["status"] == "done"].groupby("rate")["loss"]
+    found = losses.agg(["size", "mean"]).sort_values(["size", "mean"], ascending=[False, True])
+    return float(found.index[0]) if len(found) else math.nan
 
 
-def _judged(runs: Runs) -> list[Record]:
-    """The records that an arm is judged by: all but its tuning runs.
+def _judged(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs that an arm is judged by: all but its tuning runs.
 
     If learning rates are swept without tuning runs, those at the best rate; all of them if no run finished.
     """
-    if any(member.tunes is not None for member, _ in runs):
-        return [record for member, record in runs if member.tunes is None]
-    best = _best_rate(_by_rate(runs)) if _is_swept(runs) else math.nan
-    return [record for member, record in runs if math.isnan(best) or member.learning_rate == best]
+    if runs["tunes"].notna().any():
+        return runs[runs["tunes"].isna()]
+    best = _best_rate(runs) if _is_swept(runs) else math.nan
+    return runs if math.isnan(best) else runs[runs["rate"] == best]
 
 
-def _learning_rates(arm: str, runs: Runs) -> LearningRates:
-    by_rate, tuned = _by_rate(runs), _tuned(runs)
+def _learning_rates(arm: str, runs: pd.DataFrame) -> LearningRates:
+    tuned, best = _tuned(runs), _best_rate(runs)
+    by_rate = {rate: own["record"].tolist() for rate, own in runs.groupby("rate")}
     rates = list(by_rate)
-    best = _best_rate(by_rate)
-    on_edge = any(map(is_on_edge, tuned.values())) if tuned else best in (rates[0], rates[-1])
     return LearningRates(
         arm=arm,
         rates=rates,
         loss=[_estimate(records, "val/loss") for records in by_rate.values()],
         diverged=[sum(record.status == "diverged" for record in records) for records in by_rate.values()],
         best=best,
-        on_edge=on_edge,
-        sensitivity=_sensitivity(list(by_rate.values())),
+        on_edge=any(map(is_on_edge, tuned.values())) if tuned else best in (rates[0], rates[-1]),
+        sensitivity=_sensitivity(runs),
         chosen={seed: best_rate(losses) for seed, losses in tuned.items()},
     )
 
 
-def _sensitivity(by_rate: Sequence[list[Record]]) -> float:
+def _sensitivity(runs: pd.DataFrame) -> float:
     """See LearningRates; nan if no run finished. A diverged run counts with the entropy of token frequencies."""
-    capped = []
-    for records in by_rate:
-        ended = [record for record in records if record.status in ("done", "diverged")]
-        losses = [min(r.summary.get("val/loss", math.inf), r.environment.unigram_entropy or math.inf) for r in ended]
-        if losses:
-            capped.append(fmean(losses))
-    if not any(record.done for records in by_rate for record in records):
+    ended = runs.dropna(subset=["rate", "loss"])
+    if not (ended["status"] == "done").any():
         return math.nan
-    return fmean(capped) - min(capped)
+    entropy = [record.environment.unigram_entropy or math.inf for record in ended["record"]]
+    capped = ended["loss"].clip(upper=entropy).groupby(ended["rate"]).mean()
+    return float(capped.mean() - capped.min())
 
 
 # --- arms and comparisons ---
@@ -209,25 +208,25 @@ def _sensitivity(by_rate: Sequence[list[Record]]) -> float:
 
 def _arm_results(
     study: Study,
-    judged: dict[str, list[Record]],
+    judged: Judged,
     metric: Metric,
     compared: dict[Pair, Comparison],
     speed: StudySpeed | None,
     is_swept: bool,
 ) -> tuple[ArmResult, ...]:
     baseline, speeds = judged[study.baseline], speed.arms if speed else {}
-    targets = {record.seed: record.summary[metric] for record in _finished(baseline)}
+    finished = {record.seed: record for record in _finished(baseline)}
     return tuple(
         ArmResult(
             arm=arm,
-            learning_rates=_rates(judged[arm.name]),
+            learning_rates=tuple(sorted({r.config[RATE] for r in _started(judged[arm.name]) if RATE in r.config})),
             records=tuple(judged[arm.name]),
             loss=_estimate(judged[arm.name], "val/loss"),
             bits=_estimate(judged[arm.name], "val/bits_per_byte"),
             to_previous=compared.get((arm.name, arm.previous)) if arm.previous else None,
             to_baseline=compared.get((arm.name, study.baseline)) if arm.name != study.baseline else None,
-            to_reach=_to_reach(judged[arm.name], metric, targets, speeds.get(arm.name)),
-            reach=_reach(judged[arm.name], baseline, metric),
+            to_reach=_to_reach(judged[arm.name], metric, finished, speeds.get(arm.name)),
+            reach=_reach(judged[arm.name], metric, finished),
             costs=_costs(judged[arm.name], speeds.get(arm.name)),
             difference=_difference(judged[arm.previous] if arm.previous else baseline, judged[arm.name], is_swept),
         )
@@ -243,18 +242,9 @@ def _finished(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record.done]
 
 
-def _losses(records: Sequence[Record], metric: Metric) -> list[float]:
-    return [record.summary[metric] for record in _finished(records)]
-
-
 def _estimate(records: Sequence[Record], metric: Metric) -> Estimate | None:
-    losses = _losses(records, metric)
+    losses = [record.summary[metric] for record in _finished(records)]
     return estimate(losses) if losses else None
-
-
-def _rates(records: Sequence[Record]) -> tuple[float, ...]:
-    """The distinct learning rates of an arm's runs, in ascending order."""
-    return tuple(sorted({record.config[RATE] for record in _started(records) if RATE in record.config}))
 
 
 def _difference(
@@ -298,7 +288,7 @@ class Blocks:
 
 
 def _comparisons(
-    study: Study, judged: dict[str, list[Record]], blocks: Blocks | None, metric: Metric, is_final: bool
+    study: Study, judged: Judged, losses: Table, blocks: Blocks | None, metric: Metric, is_final: bool
 ) -> dict[Pair, Comparison]:
     """Every arm against the one before it and against the baseline; pairs without a common seed are left out.
 
@@ -306,7 +296,7 @@ def _comparisons(
     """
     pairs = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
     pairs += [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
-    found = {pair: c for pair in pairs if (c := _compare(*pair, judged, metric))}
+    found = {pair: c for pair in pairs if (c := _compare(*pair, judged, losses, metric))}
     testable = {pair: c for pair, c in found.items() if not c.untested and c.difference.sd > 0}
     family = {pair: testable[pair] for pair in _family(study) if pair in testable}
     if family and blocks:
@@ -319,47 +309,29 @@ def _comparisons(
     return found
 
 
-def _compare(arm: str, against: str, judged: dict[str, list[Record]], metric: Metric) -> Comparison | None:
+def _compare(arm: str, against: str, judged: Judged, losses: Table, metric: Metric) -> Comparison | None:
     """The comparison over the seeds that both have finished, not yet tested; None without a common seed."""
-    ours, theirs = ({r.seed: r.summary for r in _finished(judged[name])} for name in (arm, against))
-    seeds = tuple(sorted(ours.keys() & theirs.keys()))
+    columns = {unit: table[[arm, against]].to_numpy() for unit, table in losses.items()}  # (seeds, 2)
+    is_pair = ~np.isnan(columns[metric]).any(axis=1)
+    seeds = tuple(losses[metric].index[is_pair])
     if not seeds:
         return None
-    nats, bits = (
-        describe(
-            np.array([ours[seed][key] - theirs[seed][key] for seed in seeds]),
-            scale=max(max(ours[seed][key], theirs[seed][key]) for seed in seeds),
-        )
-        for key in _METRICS
-    )
-    untested = _of_other_texts(arm, against, judged) or _diverged(arm, against, judged)
+    pairs = (columns[unit][is_pair] for unit in METRICS)
+    nats, bits = (describe(pair[:, 0] - pair[:, 1], scale=pair.max()) for pair in pairs)
+    texts = {record.environment.data_hash for name in (arm, against) for record in _finished(judged[name])}
+    # The mean over the seeds that survive a divergence is biased.
+    untested = " and ".join(filter(None, (divergence(name, judged[name]) for name in (arm, against))))
+    if len(texts) > 1:
+        untested = f"{arm} and {against} were trained on different texts"
     return Comparison(arm, against, seeds, nats if metric == "val/loss" else None, bits, untested=untested)
 
 
-def _diverged(arm: str, against: str, judged: dict[str, list[Record]]) -> str:
-    """Which of the two diverged, and how often: the mean over the surviving seeds is biased."""
-    runs = {name: [record.status == "diverged" for record in judged[name]] for name in (arm, against)}
-    return " and ".join(
-        f"{name} diverged in {sum(ends)} of {count(len(ends), 'seed')}" for name, ends in runs.items() if any(ends)
-    )
-
-
-def _of_other_texts(arm: str, against: str, judged: dict[str, list[Record]]) -> str:
-    texts = {record.environment.data_hash for name in (arm, against) for record in _finished(judged[name])}
-    return f"{arm} and {against} were trained on different texts" if len(texts) > 1 else ""
-
-
-def _blocks(judged: dict[str, list[Record]], metric: Metric) -> Blocks | None:
+def _blocks(judged: Judged, losses: pd.DataFrame) -> Blocks | None:
     """None if every arm diverged in some run, or none finished."""
-    arms = {name: records for name, records in judged.items() if not any(r.status == "diverged" for r in records)}
-    seeds = sorted({record.seed for records in arms.values() for record in _finished(records)})
-    losses = np.full((len(arms), len(seeds)), np.nan)
-    for row, records in enumerate(arms.values()):
-        for record in _finished(records):
-            losses[row, seeds.index(record.seed)] = record.summary[metric]
-    names = list(arms)
-    cells = [(names[row], seeds[column]) for row, column in np.argwhere(~np.isnan(losses))]
-    return Blocks(fit_blocked(losses), cells) if cells else None
+    diverged = [name for name, records in judged.items() if any(r.status == "diverged" for r in records)]
+    kept = losses.drop(columns=diverged).dropna(how="all")
+    cells = [(kept.columns[arm], kept.index[seed]) for arm, seed in np.argwhere(kept.T.notna().to_numpy())]
+    return Blocks(fit_blocked(kept.T.to_numpy()), cells) if cells else None
 
 
 def _tested(comparison: Comparison, contrast: Contrast, family: int, is_final: bool) -> Comparison:
@@ -390,19 +362,23 @@ def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Eff
     return " and, on its own, ".join(families) or "none"
 
 
+def _tokens_to(record: Record, metric: Metric, target: float, axis: str = "tokens") -> float | None:
+    """The tokens (or seconds) at which a run's validation loss first falls to target; None if it never does."""
+    rows = [row for row in record.metrics if metric in row]
+    return first_reach([row[axis] for row in rows], [row[metric] for row in rows], target)
+
+
 def _to_reach(
-    records: Sequence[Record], metric: Metric, targets: dict[int, float], speed: ArmSpeed | None
+    records: Sequence[Record], metric: Metric, baseline: Mapping[int, Record], speed: ArmSpeed | None
 ) -> dict[str, float]:
-    """See ArmResult.to_reach; targets: the baseline's final loss at each seed.
+    """See ArmResult.to_reach; baseline: its finished runs by seed.
 
     Seconds follow from the speed that was measured side by side, or else are those that the runs logged.
     """
     reached = []
-    for record in (record for record in records if record.seed in targets):
-        rows = [row for row in record.metrics if metric in row]
-        losses = [row[metric] for row in rows]
-        target = targets[record.seed]
-        tokens, seconds = (first_reach([row[x] for row in rows], losses, target) for x in ("tokens", "seconds"))
+    for record in (record for record in records if record.seed in baseline):
+        target = baseline[record.seed].summary[metric]
+        tokens, seconds = (_tokens_to(record, metric, target, axis) for axis in ("tokens", "seconds"))
         if tokens is None or seconds is None:
             return {}
         if speed:
@@ -411,31 +387,21 @@ def _to_reach(
     return {key: fmean([one[key] for one in reached]) for key in reached[0]} if reached else {}
 
 
-def _reach(records: Sequence[Record], baseline: Sequence[Record], metric: Metric) -> Reach | None:
+def _reach(records: Sequence[Record], metric: Metric, baseline: Mapping[int, Record]) -> Reach | None:
     """None without curves, or without a seed that both have finished."""
     ratios, censored = {}, set()
-    references = {record.seed: record for record in _finished(baseline)}
-    for record in (record for record in _finished(records) if record.seed in references):
-        reference = references[record.seed]
-        tokens, losses = _validation(record, metric)
-        target = reference.summary[metric]
-        own, baselines = first_reach(tokens, losses, target), first_reach(*_validation(reference, metric), target)
-        if not tokens or not baselines:
-            continue
-        ratios[record.seed] = (tokens[-1] if own is None else own) / baselines
-        if own is None:
-            censored.add(record.seed)
+    for record in (record for record in _finished(records) if record.seed in baseline):
+        target = baseline[record.seed].summary[metric]
+        own, whole = (_tokens_to(one, metric, target) for one in (record, baseline[record.seed]))
+        evaluated = [row["tokens"] for row in record.metrics if metric in row]
+        if evaluated and whole:
+            ratios[record.seed] = (evaluated[-1] if own is None else own) / whole
+            censored |= {record.seed} if own is None else set()
     if not ratios:
         return None
     logs = estimate([math.log(ratio) for ratio in ratios.values()])
     mean = Estimate(logs.n, math.exp(logs.mean), logs.sd, math.exp(logs.low), math.exp(logs.high))
     return Reach(ratios, frozenset(censored), None if censored else mean)
-
-
-def _validation(record: Record, metric: Metric) -> tuple[list[float], list[float]]:
-    """The tokens and losses of a run's validation curve."""
-    rows = [row for row in record.metrics if metric in row]
-    return [row["tokens"] for row in rows], [row[metric] for row in rows]
 
 
 def _costs(records: Sequence[Record], speed: ArmSpeed | None) -> dict[str, float]:
@@ -457,35 +423,32 @@ def _costs(records: Sequence[Record], speed: ArmSpeed | None) -> dict[str, float
 # --- charts ---
 
 
-def _curves(arm: str, records: Sequence[Record], metric: Metric) -> list[Curve]:
+def _logged(records: Sequence[Record], *metrics: str) -> pd.DataFrame:
+    """The rows of metrics.csv that have these metrics, with `arm` and `seed`, at the tokens that all runs share."""
+    columns = ["tokens", "seconds", *metrics]
+    tables = [
+        pd.DataFrame(record.metrics, columns=columns).dropna().assign(arm=record.arm, seed=record.seed, run=i)
+        for i, record in enumerate(records)
+    ]
+    rows = pd.concat(tables).drop_duplicates(["run", "tokens"], keep="last")
+    return rows[rows.groupby("tokens")["run"].transform("size") == len(records)]
+
+
+def _curves(arm: str, records: Sequence[Record], metric: Metric) -> Iterator[Curve]:
     """The curves of the finished runs, or, if none finished, of the others up to the first one's end.
 
     The training loss is left out if arms are judged in bits per byte.
     """
     shown = _finished(records) or [record for record in records if record.metrics]
     drawn: tuple[CurveMetric, ...] = (metric, "train/loss") if metric == "val/loss" else (metric,)
-    return [curve for one in drawn if (curve := _curve(arm, shown, one))]
-
-
-def _curve(arm: str, records: Sequence[Record], metric: CurveMetric) -> Curve | None:
-    rows = [{row["tokens"]: row for row in record.metrics if metric in row} for record in records]
-    tokens = _thin(sorted(set.intersection(*map(set, rows))), MAX_POINTS) if rows else []
-    if not tokens:
-        return None
-
-    def over_runs(combine: Callable[[list[float]], float], key: str) -> list[float]:
-        return [combine([run[at][key] for run in rows]) for at in tokens]
-
-    return Curve(
-        arm=arm,
-        metric=metric,
-        tokens=tokens,
-        flops=[at * records[0].costs["train_flops_per_token"] for at in tokens],
-        seconds=over_runs(fmean, "seconds"),
-        mean=over_runs(fmean, metric),
-        low=over_runs(min, metric),
-        high=over_runs(max, metric),
-    )
+    for one in drawn if shown else ():
+        rows = _logged(shown, one).groupby("tokens")
+        points = rows.agg(seconds=("seconds", "mean"), mean=(one, "mean"), low=(one, "min"), high=(one, "max"))
+        points = points.loc[_thin(list(points.index), MAX_POINTS)]
+        tokens = points.index.tolist()
+        flops = [n * shown[0].costs["train_flops_per_token"] for n in tokens]
+        if tokens:
+            yield Curve(arm, one, tokens, flops, **{name: points[name].tolist() for name in points})
 
 
 def _thin(xs: list[float], most: int) -> list[float]:
@@ -494,140 +457,110 @@ def _thin(xs: list[float], most: int) -> list[float]:
     return xs[::-1][::stride][::-1] if xs else xs
 
 
-def _difference_curves(study: Study, judged: dict[str, list[Record]], metric: Metric) -> tuple[DifferenceCurve, ...]:
+def _difference_curves(study: Study, judged: Judged, final: Table, metric: Metric) -> tuple[DifferenceCurve, ...]:
     """The family of comparisons, or of effects, at every evaluation that all finished runs share.
 
     Each evaluation is tested exactly as the final losses are. If all runs have one length, the curves end in those.
     """
-    rows = {name: [(record, _evaluations(record)) for record in records] for name, records in judged.items()}
-    finished = [(record, of_run) for runs in rows.values() for record, of_run in runs if record.done]
-    shared = set.intersection(*(set(of_run) for _, of_run in finished)) if finished else set()
-    ends = {record.summary["tokens"] for record, _ in finished}
+    finished = [record for records in judged.values() for record in _finished(records)]
+    if not finished:
+        return ()
+    rows = _logged(finished, *METRICS)
+    at = dict(list(rows.groupby("tokens")))
+    ends = {record.summary["tokens"] for record in finished}
     if len(ends) == 1:
-        shared = {tokens for tokens in shared if tokens < min(ends)} | ends
+        at = {tokens: of_all for tokens, of_all in at.items() if tokens < min(ends)} | dict.fromkeys(ends)
     points: dict[Pair, list[tuple[float, PairedDifference]]] = {}
-    for tokens in _thin(sorted(shared), MAX_JUDGED):
-        then = {
-            name: [replace(record, summary=of_run[tokens]) if record.done else record for record, of_run in runs]
-            for name, runs in rows.items()
-            if ends != {tokens}
-        }
-        for pair, found in _differences(study, then or judged, metric).items():
-            points.setdefault(pair, []).append((tokens, found))
+    for tokens in _thin(list(at), MAX_JUDGED):
+        losses = final
+        if (then := at[tokens]) is not None:
+            tables = {unit: then.pivot_table(unit, "seed", "arm", aggfunc="last") for unit in METRICS}
+            losses = {unit: table.reindex(columns=list(judged)) for unit, table in tables.items()}
+        if study.design == "factorial":
+            found = {(effect.name, ""): effect.change for effect in _effects(study, losses[metric])}
+        else:
+            blocks = _blocks(judged, losses[metric])
+            compared = _comparisons(study, judged, losses, blocks, metric, is_final=False)
+            found = {pair: compared[pair].difference for pair in _family(study) if pair in compared}
+        for pair, difference in found.items():
+            points.setdefault(pair, []).append((tokens, difference))
     return tuple(
-        DifferenceCurve(*pair, *map(list, zip(*((at, d.mean, d.low, d.high) for at, d in found), strict=True)))
-        for pair, found in points.items()
+        DifferenceCurve(*pair, *map(list, zip(*((x, d.mean, d.low, d.high) for x, d in own), strict=True)))
+        for pair, own in points.items()
     )
-
-
-def _evaluations(record: Record) -> dict[float, dict[str, float]]:
-    """The rows of a run's evaluations by tokens."""
-    return {row["tokens"]: row for row in record.metrics if all(metric in row for metric in _METRICS)}
-
-
-def _differences(study: Study, judged: dict[str, list[Record]], metric: Metric) -> Mapping[Pair, PairedDifference]:
-    """The study's family by (arm, reference), or by (effect, "")."""
-    if study.design == "factorial":
-        return {(effect.name, ""): effect.change for effect in _effects(study, judged, metric)}
-    compared = _comparisons(study, judged, _blocks(judged, metric), metric, is_final=False)
-    return {pair: compared[pair].difference for pair in _family(study) if pair in compared}
 
 
 def _interactions(study: Study, arms: Sequence[ArmResult], metric: Metric) -> tuple[Interaction, ...]:
     """For each pair of axes all of whose combinations were run, over the seeds that all arms have finished."""
-    _, means = ranked(arms, metric)
-    base = next(arm for arm in study.arms if arm.name == study.baseline).axes
-    others = {axis: next((a.axes[axis] for a in study.arms if a.axes[axis] != base[axis]), "") for axis in base}
-    levels = {axis: (base[axis], other) for axis, other in others.items() if other}
+    means = common_losses(arms, metric).mean()
+    axes = pd.DataFrame({arm.name: arm.axes for arm in study.arms}).T
+    base = axes.loc[study.baseline]
+    others = {axis: axes[axis][axes[axis] != base[axis]] for axis in axes}
+    levels = {axis: (base[axis], other.iloc[0]) for axis, other in others.items() if len(other)}
     found = []
     for first, second in combinations(levels, 2):
-        cells = [
-            [means[a.name] for a in arms if a.name in means and (a.arm.axes[first], a.arm.axes[second]) == (one, other)]
-            for one in levels[first]
-            for other in levels[second]
-        ]
-        if all(cells):
-            a, b, c, d = map(fmean, cells)
+        cells = means.groupby([axes[first], axes[second]]).mean()
+        a, b, c, d = (float(cells.get(cell, math.nan)) for cell in product(levels[first], levels[second]))
+        if not math.isnan(a + b + c + d):
             found.append(Interaction((first, second), (levels[first], levels[second]), ((a, b), (c, d))))
     return tuple(found)
 
 
-def _front(arms: Sequence[ArmResult], metric: Metric) -> Front:
-    return Front(
-        kv_cache=_best_trades(arms, metric, "kv_cache/bytes_per_token", 1),
-        throughput=_best_trades(arms, metric, "perf/tokens_per_second", -1),
-    )
-
-
 def _best_trades(arms: Sequence[ArmResult], metric: Metric, cost: str, sign: int) -> tuple[str, ...]:
     """The arms on the front of loss, over common seeds, and cost; sign -1 for a cost of which more is better."""
-    _, means = ranked(arms, metric)
-    known = [
-        (arm.name, sign * arm.costs[cost], means[arm.name]) for arm in arms if cost in arm.costs and arm.name in means
-    ]
-    on_front = pareto_front([cost for _, cost, _ in known], [loss for _, _, loss in known])
-    return tuple(name for (name, _, _), is_on in zip(known, on_front, strict=True) if is_on)
+    means = common_losses(arms, metric).mean().dropna()
+    costs = {arm.name: sign * arm.costs[cost] for arm in arms if cost in arm.costs and arm.name in means}
+    on_front = pareto_front(list(costs.values()), [means[name] for name in costs])
+    return tuple(name for name, is_on in zip(costs, on_front, strict=True) if is_on)
 
 
-def _effects(study: Study, judged: dict[str, list[Record]], metric: Metric) -> tuple[Effect, ...]:
+def _effects(study: Study, losses: pd.DataFrame) -> tuple[Effect, ...]:
     """The effects of a two-level factorial: -1 is the baseline's option, +1 the other."""
     base = next(arm for arm in study.arms if arm.name == study.baseline).axes
-    runs = [(arm, record) for arm in study.arms for record in _finished(judged[arm.name])]
+    runs = [(arm.axes, seed, loss) for arm in study.arms for seed, loss in losses[arm.name].dropna().items()]
     if not runs:
         return ()
-    levels = [{axis: -1 if arm.axes[axis] == option else 1 for axis, option in base.items()} for arm, _ in runs]
-    return tuple(factorial_effects(levels, [r.seed for _, r in runs], [r.summary[metric] for _, r in runs]))
+    levels = [{axis: -1 if axes[axis] == option else 1 for axis, option in base.items()} for axes, _, _ in runs]
+    return tuple(factorial_effects(levels, [seed for _, seed, _ in runs], [loss for _, _, loss in runs]))
 
 
-def _divergence(member: Member, record: Record) -> Divergence:
-    tokens = max((row["tokens"] for row in record.metrics), default=0.0)
-    is_tuning = member.tunes is not None
-    return Divergence(record.arm, record.seed, record.status, tokens, record.message, member.learning_rate, is_tuning)
-
-
-def _measured(records: Sequence[Record]) -> list[Record]:
-    return [record for record in _finished(records) if record.evaluation.lengths]
+def _divergence(run: Any) -> Divergence:
+    tokens = max((row["tokens"] for row in run.record.metrics), default=0.0)
+    rate, is_tuning = (None if math.isnan(run.rate) else run.rate), not math.isnan(run.tunes)
+    return Divergence(run.arm, run.record.seed, run.status, tokens, run.record.message, rate, is_tuning)
 
 
 def _lengths(arm: str, records: Sequence[Record]) -> Lengths | None:
-    """The losses at the lengths that all records were evaluated at, the trained one first; None without any."""
-    by_length = [{entry.length: entry for entry in record.evaluation.lengths} for record in records]
-    lengths = [n for n in (by_length[0] if by_length else ()) if all(n in entries for entries in by_length)]
-    if not lengths:
+    """The losses at the lengths that all evaluated runs share, the trained one first; None without any."""
+    evaluated = [record.evaluation.lengths for record in _finished(records) if record.evaluation.lengths]
+    runs = [pd.DataFrame(lengths).assign(run=i) for i, lengths in enumerate(evaluated)]
+    by_length = pd.concat(runs).groupby("length", sort=False) if runs else ()
+    shared = {int(n): entries.set_index("run") for n, entries in by_length if len(entries) == len(runs)}
+    if not shared:
         return None
-    losses = {n: [loss for e in by_length if (loss := e[n].loss) is not None] for n in lengths}
-    known = {n: [entries[n] for entries in by_length if entries[n].losses] for n in lengths}
+    trained = next(iter(shared))
+    losses = pd.DataFrame({n: entries["loss"] for n, entries in shared.items()}, dtype=float)  # (runs, lengths)
+    pairs = {n: losses[n].to_frame("longer").assign(trained=losses[trained]).dropna() for n in losses}
+    buckets = {n: entries[entries["losses"].astype(bool)] for n, entries in shared.items()}
     return Lengths(
         arm=arm,
-        trained=lengths[0],
-        lengths=lengths,
-        loss=[estimate(losses[n]) if losses[n] else None for n in lengths],
+        trained=trained,
+        lengths=list(shared),
+        loss=[estimate(known) if len(known := losses[n].dropna()) else None for n in losses],
         by_position={
-            n: (_means([e.positions for e in entries]), _means([e.losses for e in entries]))
-            for n, entries in known.items()
-            if entries
+            n: (np.mean(own["positions"].tolist(), axis=0).tolist(), np.mean(own["losses"].tolist(), axis=0).tolist())
+            for n, own in buckets.items()
+            if len(own)
         },
-        changes=[_change(by_length, lengths[0], n) for n in lengths],
+        changes=[paired_difference(pair["longer"], pair["trained"]) if len(pair) else None for pair in pairs.values()],
     )
 
 
-def _change(by_length: Sequence[dict[int, LengthLoss]], trained: int, length: int) -> PairedDifference | None:
-    """The loss at a length minus that at the trained one, over the runs that have both; None without any."""
-    pairs = [(entries[length].loss, entries[trained].loss) for entries in by_length]
-    known = [(now, then) for now, then in pairs if now is not None and then is not None]
-    return paired_difference(*zip(*known, strict=True)) if known else None
-
-
-def _means(lists: Sequence[Sequence[float]]) -> list[float]:
-    return [fmean(values) for values in zip(*lists, strict=True)]
-
-
-def _provenance(records: Sequence[Record], seeds: Collection[int], baseline: Sequence[Record]) -> Provenance:
-    facts = [environment(record) for record in _started(records)]
-    names = facts[0] if facts else {}
-    first = next(iter(_started(baseline)), None)
+def _provenance(records: Sequence[Record], judged: Judged, baseline: str) -> Provenance:
+    facts = pd.DataFrame([environment(record) for record in _started(records)])
+    first = next(iter(_started(judged[baseline])), None)
     return Provenance(
-        seeds=tuple(sorted(seeds)),
-        environment={name: dict(Counter(values[name] for values in facts)) for name in names},
+        seeds=tuple(sorted({record.seed for own in judged.values() for record in own})),
+        environment={name: facts[name].value_counts(sort=False).to_dict() for name in facts},
         baseline_config=(first.path / "resolved.yaml").read_text() if first else "",
     )

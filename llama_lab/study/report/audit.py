@@ -1,6 +1,6 @@
 """Checks of runs' records against each other, and against what can be recomputed from them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import isclose, nan
 from typing import Any
@@ -70,23 +70,21 @@ def _cost(model: str, vocab_size: int) -> Cost | str:
 
 
 def _of_another_size(records: Sequence[Record], trust: Trust) -> Iterator[str]:
-    models = by_value(records, [_model(record) for record in records])
+    def model(record: Record) -> str:
+        """A key of everything that a model's costs depend on, so that each model is built once."""
+        settings = {key: value for key, value in record.config.items() if belongs(key, ("model",)) and key not in SEEDS}
+        return str((sorted(settings.items()), record.environment.vocab_size))
+
+    models = by_value(records, [model(record) for record in records])
     costs = {run.path: cost for runs in models.values() for cost in [recomputed(runs[0], trust)] for run in runs}
     unknown = [record for record in records if isinstance(costs[record.path], str)]
     for why, runs in by_value(unknown, [str(costs[record.path]) for record in unknown]).items():
         yield f"The sizes on record of {named(runs, records)} cannot be checked: {why}."
-    wrong = {
-        record.path: _misstated(record, cost) for record in records if isinstance(cost := costs[record.path], Cost)
-    }
-    misstating = [record for record in records if wrong.get(record.path)]
-    for what, runs in by_value(misstating, [wrong[record.path] for record in misstating]).items():
-        yield f"The record of {named(runs, records)} states another size than the model has: {what}."
-
-
-def _model(record: Record) -> str:
-    """A key of everything that a model's costs depend on, so that each model is built once."""
-    settings = [pair for pair in sorted(record.config.items()) if belongs(pair[0], ("model",)) and pair[0] not in SEEDS]
-    return str((settings, record.environment.vocab_size))
+    wrong = {run.path: _misstated(run, cost) for run in records if isinstance(cost := costs[run.path], Cost)}
+    known = [record for record in records if record.path in wrong]
+    for what, runs in by_value(known, [wrong[record.path] for record in known]).items():
+        if what:
+            yield f"The record of {named(runs, records)} states another size than the model has: {what}."
 
 
 def _misstated(record: Record, cost: Cost) -> str:
@@ -118,13 +116,15 @@ def _mislabelled(study: Study, records: Sequence[Record]) -> Iterator[str]:
 def _copies(records: Sequence[Record]) -> Iterator[str]:
     """Runs with equal losses at every evaluation, to the last digit, which different seeds or arms never have."""
     finished = [record for record in records if record.done and "val/loss" in record.summary]
-    losses = {record.path: _losses(record) for record in finished}
-    by_arm: dict[str, dict[tuple[Any, Any], Record]] = {}
-    for record in finished:
-        by_arm.setdefault(record.arm, {})[record.seed, record.config.get(RATE)] = record
-    original: dict[str, str] = {}  # the first arm that each arm equals, which may be itself
-    for arm, own in by_arm.items():
-        equal = (other for other in original.values() if _are_equal(own, by_arm[other], losses))
+    curves = [[(row["tokens"], row["val/loss"]) for row in record.metrics if "val/loss" in row] for record in finished]
+    losses = [str((record.summary["val/loss"], curve)) for record, curve in zip(finished, curves, strict=True)]
+    by_arm: dict[str, dict[tuple[Any, Any], str]] = {}
+    for record, own in zip(finished, losses, strict=True):
+        by_arm.setdefault(record.arm, {})[record.seed, record.config.get(RATE)] = own
+    original: dict[str, str] = {}  # the first arm that has the same losses as each arm, which may be itself
+    for arm, ours in by_arm.items():
+        common = {other: ours.keys() & by_arm[other].keys() for other in original.values()}
+        equal = (other for other, keys in common.items() if keys and all(ours[k] == by_arm[other][k] for k in keys))
         original[arm] = next(equal, arm)
     for arm in by_arm:
         if alike := [other for other in by_arm if original[other] == arm and other != arm]:
@@ -132,43 +132,25 @@ def _copies(records: Sequence[Record]) -> Iterator[str]:
                 f"{enumerate_some([arm, *alike], MOST_KEYS)} have the same losses at every seed: one is a copy of "
                 f"another, or their settings are equivalent."
             )
-    apart = [record for record in finished if original[record.arm] == record.arm]
-    for runs in by_value(apart, [losses[record.path] for record in apart]).values():
+    apart = [(run, own) for run, own in zip(finished, losses, strict=True) if original[run.arm] == run.arm]
+    for runs in by_value(*zip(*apart, strict=True)).values() if apart else ():
         if len(runs) > 1:
             yield f"{named(runs, ())} have the same losses, to the last digit: one is a copy of another."
-
-
-def _losses(record: Record) -> str:
-    """A key of all validation losses of a run, and of the one that it is judged by."""
-    curve = [(row["tokens"], row["val/loss"]) for row in record.metrics if "val/loss" in row]
-    return str((record.summary["val/loss"], curve))
-
-
-def _are_equal(
-    ours: Mapping[tuple[Any, Any], Record], theirs: Mapping[tuple[Any, Any], Record], losses: Mapping[Any, str]
-) -> bool:
-    """Whether two arms have a seed in common, and the same losses at each that they have in common."""
-    common = ours.keys() & theirs.keys()
-    return bool(common) and all(losses[ours[key].path] == losses[theirs[key].path] for key in common)
 
 
 def _unlike_their_curves(records: Sequence[Record]) -> Iterator[str]:
     """Runs whose summary.json disagrees with the end of their metrics.csv."""
     finished = [record for record in records if record.done]
     for key in ENDS:
-        pairs = [(record.summary.get(key), _last(record, key)) for record in finished]
-        texts = ["" if ends[0] == ends[1] else f"{_shown(ends[0])} for {_shown(ends[1])}" for ends in pairs]
+        last = [next((row[key] for row in reversed(record.metrics) if key in row), None) for record in finished]
+        pairs = [(record.summary.get(key), end) for record, end in zip(finished, last, strict=True)]
+        texts = [
+            "" if pair[0] == pair[1] else " for ".join("none" if one is None else f"{one:.10g}" for one in pair)
+            for pair in pairs
+        ]
         for text, runs in by_value(finished, texts).items():
             if text:
                 yield f"summary.json and metrics.csv disagree on the last {key} of {named(runs, finished)}: {text}."
-
-
-def _last(record: Record, key: str) -> float | None:
-    return next((row[key] for row in reversed(record.metrics) if key in row), None)
-
-
-def _shown(value: float | None) -> str:
-    return "none" if value is None else f"{value:.10g}"
 
 
 def _unequal_speeds(study: Study, records: Sequence[Record]) -> Iterator[str]:

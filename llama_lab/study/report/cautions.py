@@ -12,45 +12,26 @@ MOST_NOISE = 3.0  # standard deviation of an arm over the typical one; see docs/
 UNIGRAM = 0.97  # fraction of the entropy of token frequencies that a useful loss is below
 
 
-def cautions(study: Study, arms: Sequence[ArmResult], metric: Metric, noise: Mapping[str, float]) -> tuple[str, ...]:
+def cautions(study: Study, arms: Sequence[ArmResult], metric: Metric, noise: Mapping[str, float]) -> Iterator[str]:
     """A sentence for everything that the verdicts do not account for.
 
     noise: each arm's standard deviation over seeds, relative to the typical arm's.
     """
-    return (
-        *_two_seeds(arms),
-        *_looks(study),
-        *_noisy(noise),
-        *_unigram(arms),
-        *_tokens_of_text(arms, metric),
-    )
-
-
-def _two_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
     compared = [c for arm in arms for c in (arm.to_previous, arm.to_baseline) if c and not math.isnan(c.difference.p)]
     if compared and max(c.difference.n for c in compared) == 2:
         yield "Two seeds: an arm's noise is estimated mostly from the other arms, and one outlier can decide a verdict."
-
-
-def _looks(study: Study) -> Iterator[str]:
     if study.looks:
         yield (
             f"Seeds were added after {count(study.looks, 'report')}: p and intervals no longer hold as printed. "
             f"Testing at 3, 4, 5 and 6 seeds until something is significant finds something in 9 to 13% of studies "
             f"without an effect."
         )
-
-
-def _noisy(noise: Mapping[str, float]) -> Iterator[str]:
     for name, ratio in noise.items():
         if ratio > MOST_NOISE:
             yield (
                 f"{name} varies {number(ratio, 1)}{TIMES} as much over seeds as the typical arm: comparisons with such "
                 f"an arm are falsely significant in more than 5% of studies (docs/statistics.md)."
             )
-
-
-def _unigram(arms: Sequence[ArmResult]) -> Iterator[str]:
     for arm in arms:
         entropies = [entropy for r in arm.records if r.done and (entropy := r.environment.unigram_entropy)]
         if arm.loss and entropies and arm.loss.mean > UNIGRAM * min(entropies):
@@ -58,10 +39,6 @@ def _unigram(arms: Sequence[ArmResult]) -> Iterator[str]:
                 f"{arm.name} ends at {number(arm.loss.mean, 3)} nats per token, where token frequencies alone give "
                 f"{number(min(entropies), 3)}: it has learned little else, and differences to it mean little."
             )
-
-
-def _tokens_of_text(arms: Sequence[ArmResult], metric: Metric) -> Iterator[str]:
-    """How much text a token is, if arms have different tokenizers."""
     lengths = {
         arm.name: next((length for r in arm.records if (length := r.environment.bytes_per_token)), math.nan)
         for arm in arms

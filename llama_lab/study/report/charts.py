@@ -7,18 +7,19 @@ group, each with its changes to the layout; the figure opens with the first opti
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal
 
+import pandas as pd
 from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
 from llama_lab import formatting as fmt
 from llama_lab.study.statistics import Estimate, PairedDifference, term_name
 
-from .result import Curve, DifferenceCurve, Inference, Interaction, Result, Speed, Spread
+from .result import Curve, DifferenceCurve, Interaction, Result, Speed, Spread
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is invisible on white.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
@@ -58,6 +59,7 @@ KV_CACHE: dict[str, Callable[[Speed], Spread | None]] = {
     "used": lambda speed: speed.decode,
     "not used": lambda speed: speed.uncached,
 }
+Points = Iterable[tuple[float, Estimate | Spread | None]]
 LOSS = {"val/loss": "validation loss", "val/bits_per_byte": "validation loss", "train/loss": "training loss"}
 
 
@@ -85,10 +87,15 @@ class Row:
         return (found.low, found.high) if math.isfinite(found.high - found.low) else (found.mean, found.mean)
 
     @property
+    def interval(self) -> str:
+        """The mean with its interval."""
+        return fmt.with_interval(self.found.mean, self.found.low, self.found.high, is_difference=True)
+
+    @property
     def text(self) -> str:
         """The row as text."""
-        interval = fmt.with_interval(self.found.mean, self.found.low, self.found.high, is_difference=True)
-        return f"{self.label} {interval}{f' against {self.against}' if self.against else ''}, {self.found.verdict}"
+        against = f" against {self.against}" if self.against else ""
+        return f"{self.label} {self.interval}{against}, {self.found.verdict}"
 
 
 def styles(result: Result) -> dict[str, Style]:
@@ -110,20 +117,16 @@ def _styles(names: Sequence[str]) -> dict[str, Style]:
 
 def foremost(result: Result) -> set[str]:
     """The arms that a chart of lines opens with: all, or, of many, the baseline and those that differ most."""
-    others = [(arm.name, abs(c.difference.mean)) for arm in result.arms if (c := arm.comparison)]
     if len(result.arms) <= MOST_LINES + 2:
         return {arm.name for arm in result.arms}
-    return {result.study.baseline, *_largest(others, MOST_LINES - 1)}
+    changes = pd.Series({arm.name: c.difference.mean for arm in result.arms if (c := arm.comparison)}, dtype=float)
+    return {result.study.baseline, *changes.abs().dropna().nlargest(MOST_LINES - 1).index}
 
 
 def foremost_curves(result: Result) -> set[str]:
     """The curves of differences that are visible at first: those that end furthest from zero."""
-    return _largest([(curve.name, abs(curve.mean[-1])) for curve in result.difference_curves], MOST_BANDS)
-
-
-def _largest(found: Iterable[tuple[str, float]], most: int) -> set[str]:
-    known = [(name, size) for name, size in found if math.isfinite(size)]
-    return {name for name, _ in sorted(known, key=lambda pair: -pair[1])[:most]}
+    ends = pd.Series({curve.name: curve.mean[-1] for curve in result.difference_curves}, dtype=float)
+    return set(ends.abs().dropna().nlargest(MOST_BANDS).index)
 
 
 def axis_of(metric: str) -> str:
@@ -214,15 +217,22 @@ def axis_range(rows: Sequence[Row]) -> tuple[float, float]:
 def difference_curves(result: Result) -> go.Figure:
     """The differences over training, each with its simultaneous interval as a band."""
     looks, first = curve_styles(result), foremost_curves(result)
-    traces = [trace for curve in result.difference_curves for trace in _difference_curve(curve, looks[curve.name])]
+    traces = []
+    for curve in result.difference_curves:
+        points = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
+        tested = [i for i in points if math.isfinite(curve.low[i])]
+        if tested:
+            traces.append(_band(curve.name, looks[curve.name], curve, tested))
+        traces.append(_mean(curve.name, looks[curve.name], curve, points))
+        shown = [fmt.with_interval(curve.mean[i], curve.low[i], curve.high[i], is_difference=True) for i in points]
+        hover = "%{fullData.name}<br>%{customdata} at %{x:.3s}<extra></extra>"
+        traces[-1].update(customdata=shown, hovertemplate=hover)
     figure = _figure(traces, "Difference over training", "tokens", change_axis(result.metric), height=430)
     figure.update_xaxes(exponentformat="SI", nticks=7)
     # Covers lines and bands of the curves visible at first, and the lines of the others.
-    bounds = [
-        (curve.tokens, [curve.mean, *((curve.low, curve.high) if curve.name in first else ())])
-        for curve in result.difference_curves
-    ]
-    figure.update_yaxes(ZERO, range=late_range(bounds))
+    bounds = [(curve.tokens, curve.mean) for curve in result.difference_curves]
+    bounds += [(c.tokens, end) for c in result.difference_curves if c.name in first for end in (c.low, c.high)]
+    figure.update_yaxes(ZERO, range=_late_range(bounds))
     figure.layout.meta = {"choices": {"Show": LATE}}
     return figure
 
@@ -258,12 +268,18 @@ def curves(result: Result) -> go.Figure:
     looks = styles(result)
     present = {metric: name for metric, name in LOSS.items() if any(c.metric == metric for c in result.curves)}
     first = next(iter(present), "val/loss")
-    traces = [trace for curve in result.curves for trace in _curve(curve, looks[curve.arm], curve.metric == first)]
+    traces = []
+    for curve in result.curves:
+        points = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
+        if any(curve.low[i] < curve.high[i] for i in points):  # seeds differ
+            traces.append(_band(curve.arm, looks[curve.arm], curve, points))
+            traces[-1].update(meta=_over(curve, points + points[::-1]), visible=curve.metric == first)
+        traces.append(_mean(curve.arm, looks[curve.arm], curve, points))
+        hover = "%{fullData.name}<br>%{y:.4f} at %{x:.3s}<extra></extra>"
+        traces[-1].update(meta=_over(curve, points), hovertemplate=hover, visible=curve.metric == first)
     figure = _figure(traces, "Loss over training", "tokens", axis_of(first), height=430)
-    late = {
-        metric: late_range([(c.tokens, [c.mean, c.low, c.high]) for c in result.curves if c.metric == metric])
-        for metric in present
-    }
+    lines = [(c.metric, c.tokens, line) for c in result.curves for line in (c.mean, c.low, c.high)]
+    late = {metric: _late_range((tokens, line) for key, tokens, line in lines if key == metric) for metric in present}
     figure.update_xaxes(exponentformat="SI", nticks=7)
     figure.update_yaxes(range=late.get(first))
     losses = {
@@ -296,28 +312,35 @@ def throughput_front(result: Result) -> go.Figure:
 
 def decoding_speeds(result: Result) -> go.Figure:
     """Tokens per second over context length, for each batch size, with and without the KV cache."""
-    looks = styles(result)
     batch_sizes = sorted({speed.batch_size for arm in result.inference for speed in arm.speeds})
-    traces = [
-        _decoding(arm, looks[arm.arm], batch_size, use)
+    found = {
+        (fmt.count(batch_size, "sequence"), use): {
+            arm.arm: [(speed.context, spread(speed)) for speed in arm.speeds if speed.batch_size == batch_size]
+            for arm in result.inference
+        }
         for batch_size in batch_sizes
-        for use in KV_CACHE
-        for arm in result.inference
-    ]
-    drawn = [trace for trace in traces if trace.x]
-    figure = _figure(drawn, "Decoding speed", "context, tokens", "tokens per second", height=380)
+        for use, spread in KV_CACHE.items()
+    }
+    figure = _over_context(result, found, "Decoding speed", "tokens per second")
+    figure.update_traces(hovertemplate="%{fullData.name}<br>%{y:,.3~f} tokens per second at %{x:,}<extra></extra>")
     figure.update_yaxes(rangemode="tozero", tickformat=",")
-    return _choose(_ticks(figure, _all_x(figure), fmt.number), "Batch", "KV cache")
+    return _choose(figure, "Batch", "KV cache")
 
 
 def cache_sizes(result: Result) -> go.Figure:
     """The measured bytes of one sequence's KV cache over context length, for each element type."""
-    looks = styles(result)
-    dtypes = dict.fromkeys(cache.dtype for arm in result.inference for cache in arm.caches)
-    traces = [_cache(arm, looks[arm.arm], dtype) for dtype in dtypes for arm in result.inference]
-    drawn = [trace for trace in traces if trace.x]
-    figure = _figure(drawn, "KV cache of one sequence", "context, tokens", "measured size", height=380)
-    return _choose(_octaves(_ticks(figure, _all_x(figure), fmt.number), fmt.in_bytes, "y"), "Elements")
+    found = {
+        (dtype,): {
+            arm.arm: [(cache.context, cache.measured) for cache in arm.caches if cache.dtype == dtype]
+            for arm in result.inference
+        }
+        for dtype in dict.fromkeys(cache.dtype for arm in result.inference for cache in arm.caches)
+    }
+    figure = _over_context(result, found, "KV cache of one sequence", "measured size")
+    figure.update_traces(hovertemplate="%{fullData.name}<br>%{customdata} at %{x:,} tokens<extra></extra>")
+    for trace in figure.data:
+        trace.customdata = [fmt.in_bytes(y) for y in trace.y]
+    return _choose(_octaves(figure, fmt.in_bytes, "y"), "Elements")
 
 
 def learning_rates(result: Result) -> go.Figure:
@@ -353,7 +376,7 @@ def context_lengths(result: Result) -> go.Figure:
     looks = styles(result)
     traces = []
     for arm in result.lengths:
-        found = [(length / arm.trained, loss) for length, loss in zip(arm.lengths, arm.loss, strict=True) if loss]
+        found = [(length / arm.trained, loss) for length, loss in zip(arm.lengths, arm.loss, strict=True)]
         hover = f"%{{fullData.name}}<br>%{{x:.3g}}{fmt.TIMES} the trained length: %{{text}}<extra></extra>"
         traces.append(_means(arm.arm, looks[arm.arm], found).update(hovertemplate=hover))
     axis = "context length / trained length"
@@ -404,26 +427,23 @@ def _dress(figure: go.Figure, title: str, height: int) -> go.Figure:
 
 
 def _label(row: Row, shared: set[str], least: float) -> str:
-    """The row's name and verdict, and its left end if that is beyond the edge."""
-    end = f"\u25c0 {_end(row, row.ends[0], row.found.mean < least)} " if row.ends[0] < least else ""
-    note = "" if row.found.significant else f" <span style='color:{UNCLEAR}'>{row.found.verdict}</span>"
-    return f"{end}{escape(_short_name(row.label, shared))}{note}"
+    """The row's name and verdict, and its left end if that is beyond the edge.
 
-
-def _short_name(name: str, shared: set[str]) -> str:
-    """A long name without the shared settings; its end, which is usually distinctive, is never cut off."""
+    A long name omits the shared settings; its end, which is usually distinctive, is never cut off.
+    """
+    name, tail = row.label, LABEL_LENGTH // 3
     if len(name) > LABEL_LENGTH:
         name = ",".join(setting for setting in name.split(",") if setting not in shared) or name
-    tail = LABEL_LENGTH // 3
-    return name if len(name) <= LABEL_LENGTH else f"{name[: LABEL_LENGTH - tail - 1]}…{name[-tail:]}"
+    if len(name) > LABEL_LENGTH:
+        name = f"{name[: LABEL_LENGTH - tail - 1]}…{name[-tail:]}"
+    end = f"\u25c0 {_end(row, row.ends[0], row.found.mean < least)} " if row.ends[0] < least else ""
+    note = "" if row.found.significant else f" <span style='color:{UNCLEAR}'>{row.found.verdict}</span>"
+    return f"{end}{escape(name)}{note}"
 
 
 def _end(row: Row, end: float, is_all: bool) -> str:
     """The end of an interval beyond the edge, or mean and interval if the mean is beyond it, too."""
-    found = row.found
-    if is_all:
-        return fmt.with_interval(found.mean, found.low, found.high, is_difference=True)
-    return fmt.signed(end, fmt.decimals(*row.ends))
+    return row.interval if is_all else fmt.signed(end, fmt.decimals(*row.ends))
 
 
 def _interaction(found: Interaction) -> list[go.Scatter]:
@@ -447,21 +467,14 @@ def _interaction(found: Interaction) -> list[go.Scatter]:
     ]
 
 
-def _difference_curve(curve: DifferenceCurve, style: Style) -> list[go.Scatter]:
-    points = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
-    mean = _line(curve.name, style, [curve.tokens[i] for i in points], [_round(curve.mean[i]) for i in points])
-    found = (fmt.with_interval(curve.mean[i], curve.low[i], curve.high[i], is_difference=True) for i in points)
-    mean.update(customdata=list(found), hovertemplate="%{fullData.name}<br>%{customdata} at %{x:.3s}<extra></extra>")
-    tested = [i for i in points if math.isfinite(curve.low[i])]
-    return [_band(curve.name, style, curve.tokens, curve.low, curve.high, tested), mean] if tested else [mean]
+def _mean(arm: str, style: Style, curve: Curve | DifferenceCurve, points: list[int]) -> go.Scatter:
+    return _line(arm, style, [curve.tokens[i] for i in points], [_round(curve.mean[i]) for i in points])
 
 
-def _band(
-    arm: str, style: Style, x: Sequence[float], low: Sequence[float], high: Sequence[float], points: list[int]
-) -> go.Scatter:
+def _band(arm: str, style: Style, curve: Curve | DifferenceCurve, points: list[int]) -> go.Scatter:
     return go.Scatter(
-        x=[x[i] for i in points + points[::-1]],
-        y=[_round(low[i]) for i in points] + [_round(high[i]) for i in points[::-1]],
+        x=[curve.tokens[i] for i in points + points[::-1]],
+        y=[_round(curve.low[i]) for i in points] + [_round(curve.high[i]) for i in points[::-1]],
         fill="toself",
         fillcolor=style.colour,
         opacity=0.18,
@@ -471,69 +484,40 @@ def _band(
     )
 
 
-def _curve(curve: Curve, style: Style, visible: bool) -> list[go.Scatter]:
-    """A curve's mean and, if seeds differ, its band."""
-    points = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
-    mean = _line(curve.arm, style, [curve.tokens[i] for i in points], [_round(curve.mean[i]) for i in points])
-    mean.update(meta=_over(curve, points), hovertemplate="%{fullData.name}<br>%{y:.4f} at %{x:.3s}<extra></extra>")
-    band = _band(curve.arm, style, curve.tokens, curve.low, curve.high, points)
-    band.update(meta=_over(curve, points + points[::-1]))
-    seeds_differ = any(curve.low[i] < curve.high[i] for i in points)
-    return [trace.update(visible=visible) for trace in ([band, mean] if seeds_differ else [mean])]
-
-
 def _over(curve: Curve, points: list[int]) -> dict[str, Any]:
     axes = {"tokens": curve.tokens, "training FLOPs": curve.flops, "seconds": curve.seconds}
     x = {name: [_round(values[i]) for i in points] for name, values in axes.items()}
     return {"arm": curve.arm, "view": [LOSS[curve.metric]], "x": x}
 
 
-def late_range(found: Iterable[tuple[list[float], list[list[float]]]]) -> list[float] | None:
+def _late_range(found: Iterable[tuple[list[float], list[float]]]) -> list[float] | None:
     """The range of the values after the first fifth of training, which would flatten the rest; None without any.
 
-    found: the tokens of each curve, and its lines of values there.
+    found: the tokens and the values of each line.
     """
-    late = [
-        value
-        for tokens, lines in found
-        for line in lines
-        for at, value in zip(tokens, line, strict=True)
-        if at >= max(tokens) / 5 and math.isfinite(value)
-    ]
+    points = [(at / max(tokens), value) for tokens, line in found for at, value in zip(tokens, line, strict=True)]
+    late = [value for share, value in points if share >= 0.2 and math.isfinite(value)]
     if not late:
         return None
     space = 0.05 * (max(late) - min(late)) or 0.1
     return [min(late) - space, max(late) + space]
 
 
-def front_points(result: Result, cost: str) -> dict[str, tuple[float, Estimate]]:
-    """The cost and loss of each arm that has both."""
-    return {
+def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hover: str) -> go.Figure:
+    """The loss of each arm over a cost or a gain, and a staircase through the arms on the front up to the edges."""
+    looks = styles(result)
+    points = {
         arm.name: (arm.costs[cost], loss)
         for arm in result.arms
         if (loss := arm.judged(result.metric)) and math.isfinite(loss.mean) and arm.costs.get(cost, 0) > 0
     }
-
-
-def front_corners(
-    points: dict[str, tuple[float, Estimate]], front: Sequence[str], is_gain: bool
-) -> list[tuple[float, float]]:
-    """The staircase through the arms on the front, up to the edges of the chart. is_gain: whether more is better."""
     corners = sorted((points[name][0], points[name][1].mean) for name in front if name in points)
-    if not corners:
-        return []
-    (left, first), (right, last) = corners[0], corners[-1]
-    worst = max(loss.mean for _, loss in points.values())
-    least, most = min(x for x, _ in points.values()), max(x for x, _ in points.values())
-    start, end = ((least, first), (right, worst)) if is_gain else ((left, worst), (most, last))
-    return [start, *corners, end]
-
-
-def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hover: str) -> go.Figure:
-    """The loss of each arm over a cost or a gain, and the front."""
-    looks = styles(result)
-    points = front_points(result, cost)
-    corners = front_corners(points, front, is_gain)
+    if corners:
+        (left, first), (right, last) = corners[0], corners[-1]
+        worst = max(loss.mean for _, loss in points.values())
+        least, most = min(x for x, _ in points.values()), max(x for x, _ in points.values())
+        start, end = ((least, first), (right, worst)) if is_gain else ((left, worst), (most, last))
+        corners = [start, *corners, end]
     line = go.Scatter(
         x=[x for x, _ in corners],
         y=[y for _, y in corners],
@@ -565,44 +549,38 @@ def _line(arm: str, style: Style, x: Iterable[float], y: Iterable[float]) -> go.
     )
 
 
-def _decoding(arm: Inference, style: Style, batch_size: int, use: str) -> go.Scatter:
-    speeds = [speed for speed in arm.speeds if speed.batch_size == batch_size]
-    found = [(speed.context, spread) for speed in speeds if (spread := KV_CACHE[use](speed))]
-    return _means(arm.arm, style, found).update(
-        meta={"arm": arm.arm, "view": [fmt.count(batch_size, "sequence"), use]},
-        hovertemplate="%{fullData.name}<br>%{y:,.3~f} tokens per second at %{x:,}<extra></extra>",
-    )
+def _over_context(
+    result: Result, found: Mapping[tuple[str, ...], Mapping[str, Points]], title: str, y: str
+) -> go.Figure:
+    """The arms' means over context length, for each view."""
+    looks = styles(result)
+    traces = [
+        _means(arm, looks[arm], points).update(meta={"arm": arm, "view": list(view)})
+        for view, arms in found.items()
+        for arm, points in arms.items()
+    ]
+    drawn = [trace for trace in traces if trace.x]
+    figure = _figure(drawn, title, "context, tokens", y, height=380)
+    return _ticks(figure, sorted({x for trace in drawn for x in trace.x}), fmt.number)
 
 
-def _cache(arm: Inference, style: Style, dtype: str) -> go.Scatter:
-    trace = _means(arm.arm, style, [(cache.context, cache.measured) for cache in arm.caches if cache.dtype == dtype])
-    return trace.update(
-        meta={"arm": arm.arm, "view": [dtype]},
-        customdata=[fmt.in_bytes(y) for y in trace.y],
-        hovertemplate="%{fullData.name}<br>%{customdata} at %{x:,} tokens<extra></extra>",
-    )
-
-
-def _means(arm: str, style: Style, found: Iterable[tuple[float, Estimate | Spread]]) -> go.Scatter:
-    """An arm's means, each with a bar from low to high."""
-    points = sorted(((x, one) for x, one in found if math.isfinite(one.mean)), key=lambda point: point[0])
+def _means(arm: str, style: Style, found: Points) -> go.Scatter:
+    """An arm's means, each with a bar from low to high, which has no length without an interval."""
+    points = sorted(((x, one) for x, one in found if one and math.isfinite(one.mean)), key=lambda point: point[0])
     means = [one for _, one in points]
-    trace = _line(arm, style, [x for x, _ in points], [one.mean for one in means])
-    text = [fmt.with_interval(one.mean, one.low, one.high) for one in means]
-    bars = {**_errors(means), "color": style.colour}
-    return trace.update(error_y=bars, marker={"size": 9, "maxdisplayed": 0}, text=text)
+    up = [one.high - one.mean if math.isfinite(one.high) else 0 for one in means]
+    down = [one.mean - one.low if math.isfinite(one.low) else 0 for one in means]
+    bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.5, "width": 4}
+    return _line(arm, style, [x for x, _ in points], [one.mean for one in means]).update(
+        error_y={**bars, "color": style.colour},
+        marker={"size": 9, "maxdisplayed": 0},
+        text=[fmt.with_interval(one.mean, one.low, one.high) for one in means],
+    )
 
 
 def _marks(arm: str, x: list[float], y: list[float], marker: dict[str, Any], hover: str) -> go.Scatter:
     trace = go.Scatter(x=x, y=y, name=escape(arm), mode="markers", marker=marker, meta={"arm": arm})
     return trace.update(hovertemplate=f"{hover}<extra></extra>")
-
-
-def _errors(found: Sequence[Estimate | Spread]) -> dict[str, Any]:
-    """Plotly's error bars for intervals, of length zero without one."""
-    up = [one.high - one.mean if math.isfinite(one.high) else 0 for one in found]
-    down = [one.mean - one.low if math.isfinite(one.low) else 0 for one in found]
-    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.5, "width": 4}
 
 
 def _choose(figure: go.Figure, *groups: str) -> go.Figure:
@@ -613,10 +591,6 @@ def _choose(figure: go.Figure, *groups: str) -> go.Figure:
     options = zip(groups, zip(*views, strict=True), strict=False)  # without a trace, there are no options
     figure.layout.meta = {"choices": {group: {option: {} for option in found} for group, found in options}}
     return figure
-
-
-def _all_x(figure: go.Figure) -> list[float]:
-    return sorted({x for trace in figure.data for x in trace.x})
 
 
 def _ticks(figure: go.Figure, values: list[float], text: Callable[[float], str], axis: str = "x") -> go.Figure:

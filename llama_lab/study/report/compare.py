@@ -12,7 +12,6 @@ from llama_lab.runs.record import Record, is_run, read_record
 from llama_lab.study.settings import RATE
 from llama_lab.study.study import FILE, Arm, Member, Study
 
-from .result import Result
 from .write import write_report
 
 COMMAND = "llama-lab-compare"
@@ -38,42 +37,28 @@ def compare(
         from .export import check_export, write_export  # matplotlib takes a second to import
 
         check_export(export, overwrite)
-    result = _report(paths, group_by, baseline, out, title, trust)
+    alone = len(paths) == 1 and (paths[0] / FILE).exists() and not group_by
+    folder = paths[0]
+    if not alone or (baseline, out, title) != (None, None, None):
+        study = Study.load(paths[0]) if alone else combine(paths, group_by)
+        names = [arm.name for arm in study.arms]
+        if baseline is not None and baseline not in names:
+            options = f"no such arm{suggestion(baseline, names)}; choose {' | '.join(names)}"
+            raise ConfigError(f"--baseline {baseline}: {options}")
+        folder = out or Path("comparison")
+        if (folder / FILE).exists() and not Study.load(folder).command.startswith(COMMAND):
+            raise ConfigError(f"--out {folder}: holds a study, which the comparison would replace; name another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        replace(
+            study,
+            arms=tuple(arm.below(paths[0].absolute()) for arm in study.arms),
+            baseline=baseline or study.baseline,
+            title=study.title if title is None else title,
+            command=shlex.join([COMMAND, *sys.argv[1:]]),
+        ).save(folder)
+    result = write_report(folder, trust)
     if export is not None:
         write_export(result, export, overwrite)
-
-
-def _report(
-    paths: Sequence[Path],
-    group_by: Sequence[str],
-    baseline: str | None,
-    out: Path | None,
-    title: str | None,
-    trust: Trust,
-) -> Result:
-    alone = len(paths) == 1 and (paths[0] / FILE).exists() and not group_by
-    if alone and baseline is None and out is None and title is None:
-        return write_report(paths[0], trust)
-    study = absolute(Study.load(paths[0]), paths[0]) if alone else combine(paths, group_by)
-    if baseline is not None:
-        study = replace(study, baseline=checked_baseline(baseline, study))
-    if title is not None:
-        study = replace(study, title=title)
-    folder = out or Path("comparison")
-    if (folder / FILE).exists() and not Study.load(folder).command.startswith(COMMAND):
-        raise ConfigError(f"--out {folder}: holds a study, which the comparison would replace; name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    replace(study, command=shlex.join([COMMAND, *sys.argv[1:]])).save(folder)
-    return write_report(folder, trust)
-
-
-def absolute(study: Study, folder: Path) -> Study:
-    """The study with absolute paths of its members."""
-    arms = [
-        replace(arm, members=tuple(replace(m, folder=str((folder / m.folder).absolute())) for m in arm.members))
-        for arm in study.arms
-    ]
-    return replace(study, arms=tuple(arms))
 
 
 def combine(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
@@ -81,11 +66,18 @@ def combine(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
 
     Raises ConfigError; see `compare`.
     """
-    records = [read_record(folder) for path in paths for folder in run_folders(path)]
+    found = {path: runs_below(path) for path in paths}
+    if empty := [path for path, runs in found.items() if not runs]:
+        raise ConfigError(f"{empty[0]}: holds no run; name folders of runs or studies, such as runs/llama/base/seed=1")
+    records = [read_record(run) for runs in found.values() for run in runs]
     groups: dict[str, list[Record]] = {}
     axes: dict[str, dict[str, str]] = {}
     for record in records:
-        levels = {key: value_of(record, key) for key in group_by} or {"arm": f"{record.environment.name}/{record.arm}"}
+        known = {**record.config, **record.environment.choices}
+        if unknown := [key for key in group_by if key not in known]:
+            key = unknown[0]
+            raise ConfigError(f"--group-by {key}: {record.path} has no such setting{suggestion(key, known)}")
+        levels = {key: str(known[key]) for key in group_by} or {"arm": f"{record.environment.name}/{record.arm}"}
         name = ", ".join(f"{key}={value}" for key, value in levels.items()) if group_by else levels["arm"]
         groups.setdefault(name, []).append(record)
         axes[name] = levels
@@ -93,26 +85,14 @@ def combine(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
     return Study("comparison", "comparison", arms[0].name, arms)
 
 
-def run_folders(path: Path) -> list[Path]:
-    """The path itself if it is a run, a study's judged runs, or all runs below. Raises ConfigError without any."""
+def runs_below(path: Path) -> list[Path]:
+    """The path itself if it is a run, a study's judged runs, or all runs in its folders."""
     if is_run(path):
         return [path]
     if (path / FILE).exists():
         listed = [path / member.folder for arm in Study.load(path).arms for member in arm.judged]
-        found = [folder for folder in listed if is_run(folder)]
-    else:
-        found = sorted(file.parent for file in path.rglob("status.json") if is_run(file.parent))
-    if not found:
-        raise ConfigError(f"{path}: holds no run; name folders of runs or studies, such as runs/llama/base/seed=1")
-    return found
-
-
-def value_of(record: Record, key: str) -> str:
-    """A run's choice in a config group, or a setting of its config. Raises ConfigError for an unknown key."""
-    known = {**record.config, **record.environment.choices}
-    if key not in known:
-        raise ConfigError(f"--group-by {key}: {record.path} has no such setting{suggestion(key, known)}")
-    return str(known[key])
+        return [folder for folder in listed if is_run(folder)]
+    return sorted(file.parent for file in path.rglob("status.json") if is_run(file.parent))
 
 
 def arm_members(name: str, records: Sequence[Record]) -> tuple[Member, ...]:
@@ -131,11 +111,3 @@ def arm_members(name: str, records: Sequence[Record]) -> tuple[Member, ...]:
         Member(str(record.path.absolute()), record.seed, record.config.get(RATE) if is_swept else None)
         for record in first.values()
     )
-
-
-def checked_baseline(wanted: str, study: Study) -> str:
-    """The name of the arm to compare with. Raises ConfigError if no arm has it."""
-    names = [arm.name for arm in study.arms]
-    if wanted not in names:
-        raise ConfigError(f"--baseline {wanted}: no such arm{suggestion(wanted, names)}; choose {' | '.join(names)}")
-    return wanted

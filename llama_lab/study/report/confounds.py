@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from llama_lab.config.trust import Trust
 from llama_lab.formatting import TIMES, count, enumerate_some, learning_rate, number, percent
-from llama_lab.runs.evaluation import GenerationSpeed
 from llama_lab.runs.record import MISSING, Record
 from llama_lab.study.naming import MOST_NAMES, by_value, disagreement, named, sentence, values_in
 from llama_lab.study.settings import RATE, SEEDS, unequal_settings
@@ -41,36 +39,26 @@ def confounds(
     """
     started = [record for record in records if record.status != MISSING]
     return (
-        *_unfinished(study, records),
-        *_missing_seeds(arms),
-        *_single_seeds(arms),
+        *_missing(study, arms, records),
         *unequal_environments(started),
         *_unequal_tokens(started),
         *unequal_settings(study, started, is_swept=bool(rates)),
         *misrecorded(study, records, trust),
         *_same_seeds(arms),
         *_unmatched(study, arms),
-        *_unequal_search(study, started, is_swept=bool(rates)),
-        *_mistuned(rates, arms),
-        *_chosen_on_judged(rates),
-        *_rates_on_edge(rates),
+        *_mistuned(study, rates, arms, started),
         *(_doubtful_speeds(speed, arms, started) if speed else ()),
-        *_unequal_measuring(arms),
-        *_unquiet(arms),
-        *_unlike_the_formula(arms),
+        *_doubtful_inference(arms),
     )
 
 
-def _unfinished(study: Study, records: Sequence[Record]) -> Iterator[str]:
-    """All unfinished runs but tuning runs that diverged, which is a result."""
+def _missing(study: Study, arms: Sequence[ArmResult], records: Sequence[Record]) -> Iterator[str]:
+    """Unfinished runs, but for tuning runs that diverged, which is a result; and the seeds that arms lack."""
     members = (member for arm in study.arms for member in arm.members)
     expected = [r for m, r in zip(members, records, strict=True) if m.tunes is None or r.status != "diverged"]
     for status in sorted({record.status for record in expected} - {"done"}):
         runs = [record for record in expected if record.status == status]
         yield f"{count(len(runs), 'run')} did not finish ({status}): {named(runs, ())}."
-
-
-def _missing_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
     finished = {arm.name: {record.seed for record in arm.records if record.done} for arm in arms}
     every = set().union(*finished.values())
     for name, seeds in finished.items():
@@ -79,9 +67,6 @@ def _missing_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
         elif lacking := sorted(every - seeds):
             noun = "seed" if len(lacking) == 1 else "seeds"
             yield f"{name} lacks {noun} {', '.join(map(str, lacking))}: it is compared over the others."
-
-
-def _single_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
     if single := [arm.name for arm in arms if arm.loss is not None and arm.loss.n == 1]:
         yield f"Only one seed: {enumerate_some(single, MOST_NAMES)}. The variation over seeds is unknown."
 
@@ -98,14 +83,11 @@ def _unequal_tokens(records: Sequence[Record]) -> Iterator[str]:
 def _same_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
     """Runs of one arm with different seeds in name only."""
     for arm in arms:
-        by_seeds: dict[tuple[Any, ...], list[Record]] = {}
-        for record in arm.records:
-            if record.status != MISSING:
-                by_seeds.setdefault(tuple(record.config.get(key) for key in SEEDS), []).append(record)
-        for (data, model), runs in by_seeds.items():
+        started = [record for record in arm.records if record.status != MISSING]
+        same = [" and ".join(f"{key}={record.config.get(key)}" for key in SEEDS) for record in started]
+        for seeds, runs in by_value(started, same).items():
             if len({run.seed for run in runs}) > 1:
-                same = f"data.seed={data} and model.seed={model}"
-                yield f"{named(runs, ())} have the same {same}: they are not independent seeds."
+                yield f"{named(runs, ())} have the same {seeds}: they are not independent seeds."
 
 
 def _unmatched(study: Study, arms: Sequence[ArmResult]) -> Iterator[str]:
@@ -121,31 +103,16 @@ def _unmatched(study: Study, arms: Sequence[ArmResult]) -> Iterator[str]:
                 yield f"{name} has {more} parameters without embeddings than {study.baseline}."
 
 
-def _unequal_search(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
-    """Arms that were trained at different sets of learning rates."""
+def _mistuned(
+    study: Study, rates: Sequence[LearningRates], arms: Sequence[ArmResult], records: Sequence[Record]
+) -> Iterator[str]:
+    """Learning rates that were searched unequally, are not those that tuning chose, or were chosen badly."""
     tuned = any(arm.tuning for arm in study.arms)  # on other seeds, a larger grid gives no advantage
-    if not is_swept or tuned or RATE in {axis for arm in study.arms for axis in arm.axes}:
-        return
-    found = {arm.name: {r.config[RATE] for r in records if r.arm == arm.name} for arm in study.arms}
-    grids = [", ".join(map(learning_rate, sorted(found[record.arm]))) for record in records]
-    if values := disagreement(records, grids):
-        yield f"Learning rates searched differ: {values}; the best of more rates is lower by chance alone."
-
-
-def _rates_on_edge(rates: Sequence[LearningRates]) -> Iterator[str]:
-    for arm in rates:
-        if arm.on_edge:
-            low, high = (learning_rate(rate) for rate in (min(arm.rates), max(arm.rates)))
-            chosen = sorted(set(arm.chosen.values()) or {arm.best})
-            best = enumerate_some([learning_rate(rate) for rate in chosen], MOST_NAMES)
-            further = "; study.extend_rates=true goes on" if arm.chosen else ""
-            yield (
-                f"{arm.arm} is best at {best}, an end of the grid from {low} to {high}: a better rate may lie "
-                f"beyond{further}."
-            )
-
-
-def _mistuned(rates: Sequence[LearningRates], arms: Sequence[ArmResult]) -> Iterator[str]:
+    if rates and not tuned and RATE not in {axis for arm in study.arms for axis in arm.axes}:
+        found = {arm.name: {r.config[RATE] for r in records if r.arm == arm.name} for arm in study.arms}
+        grids = [", ".join(map(learning_rate, sorted(found[record.arm]))) for record in records]
+        if values := disagreement(records, grids):
+            yield f"Learning rates searched differ: {values}; the best of more rates is lower by chance alone."
     chosen = {(of_arm.arm, seed): rate for of_arm in rates for seed, rate in of_arm.chosen.items()}
     for record in (record for arm in arms for record in arm.records if record.status != MISSING):
         own, best = record.config.get(RATE), chosen.get((record.arm, record.seed))
@@ -154,13 +121,18 @@ def _mistuned(rates: Sequence[LearningRates], arms: Sequence[ArmResult]) -> Iter
                 f"{named([record], ())} is judged at the learning rate {learning_rate(own)}, where its tuning runs "
                 f"choose {learning_rate(best)}."
             )
-
-
-def _chosen_on_judged(rates: Sequence[LearningRates]) -> Iterator[str]:
-    if found := [arm.arm for arm in rates if not arm.chosen]:
+    if on_judged := [of_arm.arm for of_arm in rates if not of_arm.chosen]:
         yield (
-            f"The learning rate of {enumerate_some(found, MOST_NAMES)} was chosen on the runs that are compared, "
+            f"The learning rate of {enumerate_some(on_judged, MOST_NAMES)} was chosen on the runs that are compared, "
             f"which p-values do not account for."
+        )
+    for of_arm in (of_arm for of_arm in rates if of_arm.on_edge):
+        low, high = (learning_rate(rate) for rate in (min(of_arm.rates), max(of_arm.rates)))
+        ends = sorted(set(of_arm.chosen.values()) or {of_arm.best})
+        further = "; study.extend_rates=true goes on" if of_arm.chosen else ""
+        yield (
+            f"{of_arm.arm} is best at {enumerate_some([learning_rate(rate) for rate in ends], MOST_NAMES)}, an end of "
+            f"the grid from {low} to {high}: a better rate may lie beyond{further}."
         )
 
 
@@ -173,68 +145,45 @@ def one_rate(study: Study, records: Sequence[Record], is_swept: bool) -> Iterato
 
 
 def _doubtful_speeds(speed: StudySpeed, arms: Sequence[ArmResult], records: Sequence[Record]) -> Iterator[str]:
-    here = _hardware(speed.device, speed.devices, speed.precision, speed.threads)
+    """Speeds of a study that were measured on other hardware, under other load, or not at all."""
+    hardware = "{} x {}, {}, {} CPU threads".format  # `2 x NVIDIA H100, bf16-mixed, 8 CPU threads`
+    here = hardware(speed.devices, speed.device, speed.precision, speed.threads)
     ours = [record.environment for record in records]
-    places = by_value(records, [_hardware(at.device, at.devices, at.precision, at.cpu_threads) for at in ours])
+    places = by_value(records, [hardware(at.devices, at.device, at.precision, at.cpu_threads) for at in ours])
     places.pop(here, None)
     if places:
         yield f"Speeds were measured on {here}, but runs trained on other hardware: {values_in(places, records)}."
-    unquiet = [name for name, arm in speed.arms.items() if any(map(_is_spread, (arm.train, arm.decode)))]
-    if unquiet:
-        rounds_of = enumerate_some(unquiet, MOST_NAMES)
-        spread = f"rounds differ more than {MOST_UNQUIET}{TIMES} in {rounds_of}"
+    if unquiet := [name for name, arm in speed.arms.items() if _is_unquiet(arm.train) or _is_unquiet(arm.decode)]:
+        spread = f"rounds differ more than {MOST_UNQUIET}{TIMES} in {enumerate_some(unquiet, MOST_NAMES)}"
         yield f"The machine was not quiet while speeds were measured: {spread}."
     if logged := [arm.name for arm in arms if arm.name not in speed.arms and "perf/tokens_per_second" in arm.costs]:
         names = enumerate_some(logged, MOST_NAMES)
         yield f"The speed of {names} is as its runs logged it, not measured with the others."
 
 
-def _is_spread(rounds: Sequence[float]) -> bool:
-    return max(rounds) > MOST_UNQUIET * min(rounds)
+def _is_unquiet(rounds: Sequence[float]) -> bool:
+    return bool(rounds) and max(rounds) > MOST_UNQUIET * min(rounds)
 
 
-def _hardware(device: str, devices: int, precision: str, threads: int) -> str:
-    """`2 x NVIDIA H100, bf16-mixed, 8 CPU threads`."""
-    return f"{devices} x {device}, {precision}, {threads} CPU threads"
-
-
-def _unequal_measuring(arms: Sequence[ArmResult]) -> Iterator[str]:
-    """Speeds of inference that were measured under different conditions."""
-    records = _with_part(arms, "speed")
+def _doubtful_inference(arms: Sequence[ArmResult]) -> Iterator[str]:
+    """Inference that was measured under unequal conditions or other load, or whose cache has another size."""
+    records = [record for arm in arms for record in arm.records if record.evaluation.speed]
     measured = [record.evaluation for record in records]
     facts = {name: [str(getattr(one, key) or "unknown") for one in measured] for name, key in MEASURED_WITH.items()}
     facts["largest context"] = [f"{max(speed.context for speed in one.speed):,}" for one in measured]
     for fact, found in facts.items():
         if values := disagreement(records, found):
             yield f"Measurements of inference differ in {fact}: {values}; their speeds cannot be compared."
-
-
-def _unquiet(arms: Sequence[ArmResult]) -> Iterator[str]:
-    """Speeds that other load on the machine may have affected."""
-    records = _with_part(arms, "speed")
-    if found := [record for record in records if any(map(_is_unquiet, record.evaluation.speed))]:
-        names = enumerate_some(list(dict.fromkeys(record.arm for record in found)), MOST_NAMES)
+    speeds = [(record.arm, speed) for record in records for speed in record.evaluation.speed]
+    if unquiet := [arm for arm, speed in speeds if any(_is_unquiet(rounds(speed, part)) for part in TIMED)]:
+        names = enumerate_some(list(dict.fromkeys(unquiet)), MOST_NAMES)
         spread = f"more than {MOST_UNQUIET}{TIMES} the fastest"
         yield f"The machine was not quiet while inference was measured: a round took {spread} in {names}."
-
-
-def _is_unquiet(entry: GenerationSpeed) -> bool:
-    return any(max(taken) > MOST_UNQUIET * min(taken) for part in TIMED if (taken := rounds(entry, part)))
-
-
-def _unlike_the_formula(arms: Sequence[ArmResult]) -> Iterator[str]:
-    """Arms whose KV cache differs in size from the cost model's formula, with one example each."""
-    found = {
-        record.arm: (entry.measured_bytes, entry.formula_bytes, entry.context)
-        for record in _with_part(arms, "cache")
-        for entry in record.evaluation.cache
-        if entry.measured_bytes != entry.formula_bytes
-    }
-    for arm, (measured, formula, context) in found.items():
-        sizes = f"{number(measured)} bytes measured at {context:,} tokens, {number(formula)} expected"
+    caches = [(record.arm, cache) for arm in arms for record in arm.records for cache in record.evaluation.cache]
+    unequal = {arm: cache for arm, cache in caches if cache.measured_bytes != cache.formula_bytes}
+    for arm, cache in unequal.items():
+        sizes = (
+            f"{number(cache.measured_bytes)} bytes measured at {cache.context:,} tokens, "
+            f"{number(cache.formula_bytes)} expected"
+        )
         yield f"The KV cache of {arm} does not match its formula: {sizes}."
-
-
-def _with_part(arms: Sequence[ArmResult], part: str) -> list[Record]:
-    """The judged runs whose evaluation has this part."""
-    return [record for arm in arms for record in arm.records if getattr(record.evaluation, part)]

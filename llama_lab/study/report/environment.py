@@ -1,6 +1,7 @@
 """The hardware, software and data of runs, in their last session and in earlier ones."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from llama_lab.config.components import override_key
 from llama_lab.runs.record import Record
@@ -49,57 +50,29 @@ def _environment(session: Environment) -> dict[str, str]:
 
 def unequal_environments(records: Sequence[Record]) -> Iterator[str]:
     """A sentence for every fact that differs between runs, or between the sessions of one run."""
-    yield from _between_runs(records)
-    yield from _between_sessions(records)
-    yield from _uncommitted(records)
-    yield from _resumed(records)
-
-
-def _between_runs(records: Sequence[Record]) -> Iterator[str]:
-    all_values = [environment(record) for record in records]
-    for fact in all_values[0] if all_values else ():
-        if fact != UNCOMMITTED and (values := disagreement(records, [v[fact] for v in all_values])):
+    sessions = {record.path: [*record.environment.earlier_sessions, record.environment] for record in records}
+    histories = [[_environment(session) for session in sessions[record.path]] for record in records]
+    facts = [fact for fact in (histories[0][0] if histories else ()) if fact != UNCOMMITTED]
+    for fact in facts:
+        if values := disagreement(records, [history[-1][fact] for history in histories]):
             yield sentence(f"Runs differ in {fact}: {values}", CONSEQUENCES.get(fact, ""))
-
-
-def _sessions(record: Record) -> list[Environment]:
-    """The environments of a run's sessions, the earliest first."""
-    return [*record.environment.earlier_sessions, record.environment]
-
-
-def _between_sessions(records: Sequence[Record]) -> Iterator[str]:
-    """Facts that changed when a run was stopped and resumed."""
-    histories = [[_environment(session) for session in _sessions(record)] for record in records]
-    for fact in histories[0][0] if histories else ():
-        paths = [" then ".join(_without_repeats([session[fact] for session in history])) for history in histories]
-        found = {path: runs for path, runs in by_value(records, paths).items() if " then " in path}
-        if found and fact != UNCOMMITTED:
-            yield sentence(
-                f"Sessions of one run differ in {fact}: {values_in(found, records)}", CONSEQUENCES.get(fact, "")
-            )
-
-
-def _without_repeats(values: Sequence[str]) -> list[str]:
-    return [value for i, value in enumerate(values) if i == 0 or value != values[i - 1]]
-
-
-def _uncommitted(records: Sequence[Record]) -> Iterator[str]:
-    dirty = [r for r in records if any(session.git and session.git.dirty for session in _sessions(r))]
-    if dirty:
+    for fact in facts:  # that changed when a run was stopped and resumed
+        paths = [" then ".join(value for value, _ in groupby(one[fact] for one in history)) for history in histories]
+        if found := {path: runs for path, runs in by_value(records, paths).items() if " then " in path}:
+            where = f"Sessions of one run differ in {fact}: {values_in(found, records)}"
+            yield sentence(where, CONSEQUENCES.get(fact, ""))
+    if dirty := [r for r in records if any(one.git and one.git.dirty for one in sessions[r.path])]:
         yield f"The code had uncommitted changes: {named(dirty, records)}. The commit does not identify the code."
-
-
-def _resumed(records: Sequence[Record]) -> Iterator[str]:
-    if runs := [record for record in records if _is_resumed(record)]:
+    if resumed := [record for record in records if _is_resumed(record, sessions[record.path])]:
         yield (
-            f"Trained further with resume=: {named(runs, records)}. Their budget and schedule are not those that they "
-            f"started with."
+            f"Trained further with resume=: {named(resumed, records)}. Their budget and schedule are not those that "
+            f"they started with."
         )
 
 
-def _is_resumed(record: Record) -> bool:
+def _is_resumed(record: Record, sessions: Sequence[Environment]) -> bool:
     """Whether any session was started with resume=, beyond the run's first budget."""
-    commands = [argument for session in _sessions(record) for argument in session.command[1:]]
+    commands = [argument for session in sessions for argument in session.command[1:]]
     return bool(record.config.get("resume")) or any(
         override_key(argument) == "resume" and argument.partition("=")[2] not in ("", "null") for argument in commands
     )

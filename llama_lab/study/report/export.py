@@ -1,15 +1,13 @@
 """Export of a study for a paper: figures, tables, runs, methods and references in one folder."""
 
-import csv
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from llama_lab.errors import ConfigError
 from llama_lab.files import report_disk_errors
-from llama_lab.runs.record import MISSING, Record
+from llama_lab.runs.record import MISSING
 from llama_lab.study.settings import RATE
 from llama_lab.study.study import SUMMARY
 
@@ -19,7 +17,7 @@ from .markup import latex_table, markdown_table
 from .methods import cited, methods, methods_latex, methods_markdown
 from .references import bibliography
 from .result import FIXED_COSTS, MEASURED_COSTS, Result
-from .summary import write_summary_csv
+from .summary import write_csv, write_summary_csv
 from .tables import Table, tables
 
 CONTENTS = "contents.txt"  # lists the files of an export, so that nothing else is ever overwritten
@@ -51,34 +49,30 @@ def write_export(result: Result, folder: Path, overwrite: bool = False) -> None:
     """Write an export, replacing `folder` atomically, and print its files. Raises ConfigError; see `check_export`."""
     check_export(folder, overwrite)
     with report_disk_errors(f"--export {folder}"), _replacing(folder) as fresh:
-        _write(result, fresh)
+        write_runs(result, fresh / "runs.csv")
+        write_curves(result, fresh / "curves.csv")
+        write_summary_csv(result, fresh / SUMMARY)
+        paragraphs = methods(result)
+        _write(fresh / "methods.md", methods_markdown(paragraphs))
+        _write(fresh / "methods.tex", methods_latex(paragraphs))
+        _write(fresh / "references.bib", bibliography(cited(paragraphs)))
+        for part in (FIGURES, TABLES):
+            (fresh / part).mkdir()
+        write_figures(result, fresh / FIGURES)
+        for slug, table in tables(result).items():
+            write_table(table, slug, fresh / TABLES)
         written = sorted(_files(fresh))
-        (fresh / CONTENTS).write_text("".join(f"{name}\n" for name in written), encoding="utf-8")
+        _write(fresh / CONTENTS, "".join(f"{name}\n" for name in written))
     print(f"exported to {folder}:")
     for line in _listed(written):
         print(f"  {line}")
 
 
-def _write(result: Result, folder: Path) -> None:
-    write_runs(result, folder / "runs.csv")
-    write_curves(result, folder / "curves.csv")
-    write_summary_csv(result, folder / SUMMARY)
-    paragraphs = methods(result)
-    _write_text(folder / "methods.md", methods_markdown(paragraphs))
-    _write_text(folder / "methods.tex", methods_latex(paragraphs))
-    _write_text(folder / "references.bib", bibliography(cited(paragraphs)))
-    for part in (FIGURES, TABLES):
-        (folder / part).mkdir()
-    write_figures(result, folder / FIGURES)
-    for slug, table in tables(result).items():
-        write_table(table, slug, folder / TABLES)
-
-
 def write_table(table: Table, slug: str, folder: Path) -> None:
     """Write a table as CSV, Markdown and LaTeX."""
-    _write_rows(folder / f"{slug}.csv", [table.head, *table.rows])
-    _write_text(folder / f"{slug}.md", markdown_table(table))
-    _write_text(folder / f"{slug}.tex", latex_table(table, slug))
+    write_csv((dict(zip(table.head, row, strict=True)) for row in table.rows), folder / f"{slug}.csv")
+    _write(folder / f"{slug}.md", markdown_table(table))
+    _write(folder / f"{slug}.tex", latex_table(table, slug))
 
 
 def write_runs(result: Result, path: Path) -> None:
@@ -90,6 +84,7 @@ def write_runs(result: Result, path: Path) -> None:
     axes = list(dict.fromkeys(axis for arm in result.study.arms for axis in arm.axes))
     levels = {arm.name: arm.axes for arm in result.study.arms}
     members = [member for arm in result.study.arms for member in arm.members]
+    environments = {r.path: environment(r) if r.status != MISSING else {} for r in result.records}
     judged = {(arm.name, record.path) for arm in result.arms for record in arm.records}
     rows = [
         {
@@ -104,11 +99,11 @@ def write_runs(result: Result, path: Path) -> None:
             **{name: record.costs.get(name) for name in FIXED_COSTS},
             **{name: record.summary.get(name) for name in MEASURED_COSTS},
             **{name: getattr(record.environment, name) for name in HASHES},
-            **_environment(record),
+            **{name: value for name, value in environments[record.path].items() if name not in ("data", "tokenizer")},
         }
         for record, member in zip(result.records, members, strict=True)
     ]
-    _write_records(path, rows)
+    write_csv(rows, path)
 
 
 def write_curves(result: Result, path: Path) -> None:
@@ -121,29 +116,10 @@ def write_curves(result: Result, path: Path) -> None:
         for metric in CURVES
         if metric in row
     )
-    _write_records(path, rows)
+    write_csv(rows, path)
 
 
-def _environment(record: Record) -> dict[str, str]:
-    """`environment` without the hashes, which runs.csv has in full."""
-    if record.status == MISSING:
-        return {}
-    return {name: value for name, value in environment(record).items() if name not in ("data", "tokenizer")}
-
-
-def _write_records(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows with a column for each key that any of them has."""
-    rows = list(rows)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    _write_rows(path, [columns, *([row.get(column) for column in columns] for row in rows)])
-
-
-def _write_rows(path: Path, rows: Iterable[list[Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
-
-
-def _write_text(path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 

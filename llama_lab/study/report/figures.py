@@ -1,25 +1,28 @@
-"""The report's charts as figures for a paper, one column wide, with the same styles and order of arms."""
+"""The report's charts as figures for a paper, one column wide: Matplotlib writes PDF without a browser."""
 
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from plotly import graph_objects as go
 
 from llama_lab import formatting as fmt
-from llama_lab.study.statistics import Estimate, PairedDifference, term_name
+from llama_lab.study.statistics import term_name
 
 from . import charts
 from .charts import Row, Style
-from .result import Curve, CurveMetric, DifferenceCurve, Result, Spread
+from .result import CurveMetric, Result
 
 WIDTH = 3.35  # inches, of a column in most two-column styles
 DPI = 300
@@ -29,7 +32,7 @@ TEXT = 8  # points
 SMALL = 7
 LINE = 0.15  # inches, height of a line of text
 CHARACTER, HANDLE = 0.058, 0.43  # inches, width of a small character, and of a legend's handle with its spacing
-LABEL_LENGTH, LEGEND_LENGTH = 24, 46  # characters per line
+LABEL_LENGTH, LEGEND_LENGTH, LONG = 24, 46, 40  # characters per line
 
 RC: Any = {
     "font.size": TEXT,
@@ -75,8 +78,11 @@ LINES: dict[str, str | tuple[float, tuple[float, ...]]] = {
     "longdashdot": (0, (8, 2, 1.5, 2)),
 }
 MARKS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "x": "X"}
+NUMBER = FuncFormatter(lambda value, _: fmt.number(value))
+STEPS: Any = {"hv": "steps-post", "vh": "steps-pre"}
 
-Found = tuple[float, Estimate | Spread]
+Axis = XAxis | YAxis
+View = tuple[str, ...]  # what is chosen in each group of a chart's choices
 
 
 def write_figures(result: Result, folder: Path) -> None:
@@ -137,19 +143,9 @@ def interactions(result: Result) -> Figure | None:
 
 def difference_curves(result: Result) -> Figure | None:
     """Each difference over training, with simultaneous intervals of those that end furthest from zero."""
-    found = [curve for curve in result.difference_curves if any(map(math.isfinite, curve.mean))]
-    if not found:
-        return None
-    looks, wide = charts.curve_styles(result), charts.foremost_curves(result)
-    y = charts.change_axis(result.metric).replace(", ", ",\n")
-    figure, (panel,) = _panels([""], "tokens", y, looks={curve.name: looks[curve.name] for curve in found})
-    for curve in found:
-        if curve.name in wide:
-            _band(panel, looks[curve.name], curve)
-        _line(panel, looks[curve.name], curve.tokens, curve.mean)
-    panel.axhline(0, color=charts.INK, linewidth=0.8, zorder=0.5)
-    bands = [(c.tokens, [c.mean, *((c.low, c.high) if c.name in wide else ())]) for c in found]
-    return _over_tokens(figure, panel, bands)
+    chart, wide = charts.difference_curves(result), charts.foremost_curves(result)
+    chart.data = [trace for trace in chart.data if not trace.fill or trace.meta["arm"] in wide]
+    return _draw(result, chart, _tokens, looks=charts.curve_styles(result))
 
 
 def validation_loss(result: Result) -> Figure | None:
@@ -164,116 +160,54 @@ def training_loss(result: Result) -> Figure | None:
 
 def kv_cache_front(result: Result) -> Figure | None:
     """Loss against the size of the KV cache per token."""
-    cost = "kv_cache/bytes_per_token"
-    return _front(result, cost, result.front.kv_cache, False, "KV-cache size per token, 16-bit")
+    return _draw(result, charts.kv_cache_front(result), partial(_octaves, text=fmt.in_bytes))
 
 
 def speed_front(result: Result) -> Figure | None:
     """Loss against training speed."""
-    cost = "perf/tokens_per_second"
-    return _front(result, cost, result.front.throughput, True, "training speed, tokens per second")
+    return _draw(result, charts.throughput_front(result), _numbers)
 
 
 def learning_rates(result: Result) -> Figure | None:
     """Final loss over learning rate, with a ring at the best one and crosses for diverged runs above."""
     sweeps = result.learning_rates
-    found = {
-        sweep.arm: _known((rate, loss) for rate, loss in zip(sweep.rates, sweep.loss, strict=True) if loss)
-        for sweep in sweeps
-    }
-    if not any(found.values()):
-        return None
-    looks = charts.styles(result)
-    y = charts.axis_of(result.metric)
-    figure, (panel,) = _panels([""], "learning rate", y, looks=_looks_of(result, found))
-    panel.set_xscale("log")
-    for sweep in sweeps:
-        look = looks[sweep.arm]
-        _means(panel, look, found[sweep.arm])
-        best = [(rate, loss.mean) for rate, loss in found[sweep.arm] if rate == sweep.best]
-        for at in best:
-            panel.plot(*at, marker="o", markersize=8, markerfacecolor="none", color=look.colour, linestyle="")
-    diverged = [sweep for sweep in sweeps if any(sweep.diverged)]
-    for line, sweep in enumerate(diverged):
-        rates = [rate for rate, n in zip(sweep.rates, sweep.diverged, strict=True) if n]
-        height = [1.06 + 0.06 * line] * len(rates)
-        transform = panel.get_xaxis_transform()
-        crosses: Any = {"marker": "x", "color": looks[sweep.arm].colour, "linestyle": "", "clip_on": False}
-        panel.plot(rates, height, transform=transform, **crosses)
-    if diverged:
-        panel.text(0, 1.05, "diverged", transform=panel.transAxes, fontsize=SMALL)
     tried = sorted({rate for sweep in sweeps for rate in sweep.rates if math.isfinite(rate)})
-    _tick(panel.xaxis, tried[:: math.ceil(len(tried) / 6)], fmt.learning_rate)
-    return figure
+
+    def rates(axis: Axis) -> None:
+        panel = axis.axes
+        panel.set_xscale("log")
+        if any(n for sweep in sweeps for n in sweep.diverged):
+            panel.text(0, 1.05, "diverged", transform=panel.transAxes, fontsize=SMALL)
+        _tick(axis, tried[:: math.ceil(len(tried) / 6)], fmt.learning_rate)
+
+    is_known = any(loss for sweep in sweeps for loss in sweep.loss)
+    return _draw(result, charts.learning_rates(result), rates) if is_known else None
 
 
 def context_lengths(result: Result) -> Figure | None:
     """Loss over context length, in multiples of the trained length."""
-    found = {
-        arm.arm: _known((n / arm.trained, loss) for n, loss in zip(arm.lengths, arm.loss, strict=True) if loss)
-        for arm in result.lengths
-    }
-    if not any(found.values()):
-        return None
-    x, y = "context length / trained length", charts.axis_of("val/loss")
-    looks = _looks_of(result, found)
-    figure, (panel,) = _panels([""], x, y, looks=looks)
-    for arm, points in found.items():
-        _means(panel, looks[arm], points)
-    _octaves(panel, "x", [x for points in found.values() for x, _ in points], lambda ratio: f"{ratio:g}{fmt.TIMES}")
-    panel.axvline(1, color=charts.INK, linestyle=":", linewidth=0.8)
-    return figure
+    ratios = partial(_octaves, text=lambda ratio: f"{ratio:g}{fmt.TIMES}")
+    return _draw(result, charts.context_lengths(result), ratios)
 
 
 def positions(result: Result) -> Figure | None:
     """Loss by position for each evaluated context length, with a dotted line at the end of the trained context."""
-    found = {
-        length: {arm.arm: arm.by_position[length] for arm in result.lengths if length in arm.by_position}
-        for length in sorted({length for arm in result.lengths for length in arm.by_position})
-    }
-    drawn = {arm for arms in found.values() for arm, (_, losses) in arms.items() if any(map(math.isfinite, losses))}
-    if not drawn:
-        return None
-    titles = [f"{length:,} tokens" for length in found]
-    looks = _looks_of(result, drawn)
-    y = charts.axis_of("val/loss")
-    figure, panels = _panels(titles, "position in the context", y, 2, looks=looks)
-    trained = {arm.trained for arm in result.lengths}
-    for panel, arms in zip(panels, found.values(), strict=True):
-        for arm, (x, losses) in arms.items():
-            _line(panel, looks[arm], x, losses)
-        _octaves(panel, "x", [x for places, _ in arms.values() for x in places], fmt.number, most=4)
-        for length in trained:
-            panel.axvline(length, color=charts.INK, linestyle=":", linewidth=0.8)
-    return figure
+    chart = charts.positions(result)
+    return _draw(result, chart, partial(_octaves, text=fmt.number, most=4), views=_views(chart)[::-1])
 
 
 def decoding_speed(result: Result) -> Figure | None:
     """Tokens per second over context length, for each batch size, with and without the KV cache."""
-    found: dict[str, dict[str, list[Found]]] = {}
-    for batch_size in sorted({speed.batch_size for arm in result.inference for speed in arm.speeds}):
-        for use, spread_of in charts.KV_CACHE.items():
-            arms = {
-                arm.arm: _known((s.context, spread_of(s)) for s in arm.speeds if s.batch_size == batch_size)
-                for arm in result.inference
-            }
-            found[f"{fmt.count(batch_size, 'sequence')}\ncache {use}"] = arms
-    return _over_context(result, found, "tokens per second", _from_zero)
+    contexts, chart = partial(_octaves, text=fmt.number), charts.decoding_speeds(result)
+    return _draw(result, chart, contexts, lambda axis: axis.set_major_formatter(NUMBER), title="\ncache ".join)
 
 
 def cache_sizes(result: Result) -> Figure | None:
     """The measured bytes of one sequence's KV cache over context length, for each element type."""
-    dtypes = dict.fromkeys(cache.dtype for arm in result.inference for cache in arm.caches)
-    found = {
-        dtype: {
-            arm.arm: _known((c.context, c.measured) for c in arm.caches if c.dtype == dtype) for arm in result.inference
-        }
-        for dtype in dtypes
-    }
-    sizes = [size.mean for arms in found.values() for points in arms.values() for _, size in points]
-    return _over_context(
-        result, found, "KV cache of one sequence", lambda panel: _octaves(panel, "y", sizes, fmt.in_bytes)
-    )
+    chart = charts.cache_sizes(result).update_yaxes(title_text="KV cache of one sequence")
+    sizes = [size for trace in chart.data for size in trace.y]
+    contexts, in_bytes = partial(_octaves, text=fmt.number), partial(_octaves, text=fmt.in_bytes, values=sizes)
+    return _draw(result, chart, contexts, in_bytes)
 
 
 INTERVALS = (
@@ -319,9 +253,10 @@ def _forest(rows: Sequence[Row], result: Result) -> Figure | None:
     for y, row in zip(places, rows, strict=True):
         colour = charts.COLOUR_OF.get(row.found.verdict, charts.UNCLEAR)
         fill = colour if row.found.significant else "white"
-        point = [row.found.mean], y
-        panel.errorbar(*point, xerr=_bars([row.found]), fmt="o", color=colour, markerfacecolor=fill, markersize=4.5)
-        for edge, mark, is_beyond in ((least, "<", row.ends[0] < least), (most, ">", row.ends[1] > most)):
+        (low, high), mean = row.ends, row.found.mean
+        bars = [[mean - low], [high - mean]]
+        panel.errorbar([mean], y, xerr=bars, fmt="o", color=colour, markerfacecolor=fill, markersize=4.5)
+        for edge, mark, is_beyond in ((least, "<", low < least), (most, ">", high > most)):
             if is_beyond:
                 panel.plot(edge, y, mark, color=colour, clip_on=False)
     space = 0.06 * (most - least) or 0.1
@@ -338,71 +273,75 @@ def _forest(rows: Sequence[Row], result: Result) -> Figure | None:
 
 def _curves(result: Result, metric: CurveMetric) -> Figure | None:
     """The mean over seeds, and a band from the lowest to the highest; the steep first fifth may be cut off."""
-    found = [c for c in result.curves if c.metric == metric and any(map(math.isfinite, c.mean))]
-    if not found:
-        return None
-    looks = _looks_of(result, {curve.arm for curve in found})
-    figure, (panel,) = _panels([""], "tokens", charts.axis_of(metric), looks=looks)
-    for curve in found:
-        _band(panel, looks[curve.arm], curve)
-        _line(panel, looks[curve.arm], curve.tokens, curve.mean)
-    return _over_tokens(figure, panel, [(curve.tokens, [curve.mean, curve.low, curve.high]) for curve in found])
+    chart, name = charts.curves(result), charts.LOSS[metric]
+    chart.update_layout(chart.layout.meta["choices"]["Loss"].get(name, {}))
+    return _draw(result, chart, _tokens, views=[(name,)], title=lambda _: "")
 
 
-def _band(panel: Axes, look: Style, curve: Curve | DifferenceCurve) -> None:
-    panel.fill_between(curve.tokens, curve.low, curve.high, color=look.colour, alpha=0.18, linewidth=0)
-
-
-def _over_tokens(figure: Figure, panel: Axes, found: Sequence[tuple[list[float], list[list[float]]]]) -> Figure:
-    """The figure with an axis of tokens, and a range of losses that covers all but the first fifth of training."""
-    if late := charts.late_range(found):
-        panel.set_ylim(*late)
-    panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-    panel.xaxis.set_major_locator(MaxNLocator(5))
-    return figure
-
-
-def _front(result: Result, cost: str, front: Sequence[str], is_gain: bool, x: str) -> Figure | None:
-    """The loss of each arm over a cost or a gain, and the front."""
-    points = charts.front_points(result, cost)
-    if not points:
-        return None
-    looks = _looks_of(result, points)
-    figure, (panel,) = _panels([""], x, charts.axis_of(result.metric), looks=looks, with_lines=False)
-    corners = charts.front_corners(points, front, is_gain)
-    ends: Any = {"drawstyle": "steps-pre" if is_gain else "steps-post", "linestyle": ":", "color": "#888888"}
-    panel.plot([x for x, _ in corners], [y for _, y in corners], **ends)
-    for arm, point in points.items():
-        _means(panel, looks[arm], [point], marks_only=True)
-    if is_gain:
-        panel.xaxis.set_major_locator(MaxNLocator(5))
-        panel.xaxis.set_major_formatter(lambda value, _: fmt.number(value))
-    else:
-        _octaves(panel, "x", [x for x, _ in points.values()], fmt.in_bytes)
-    return figure
-
-
-def _over_context(
-    result: Result, found: Mapping[str, Mapping[str, list[Found]]], y: str, finish: Callable[[Axes], object]
+def _draw(
+    result: Result,
+    chart: go.Figure,
+    x: Callable[[Axis], object],
+    y: Callable[[Axis], object] = lambda _: None,
+    views: Sequence[View] | None = None,
+    title: Callable[[View], str] = "\n".join,
+    looks: Mapping[str, Style] | None = None,
 ) -> Figure | None:
-    """A panel for each title, with each arm's means over context length."""
-    found = {title: arms for title, arms in found.items() if any(arms.values())}
-    drawn = {arm for arms in found.values() for arm, points in arms.items() if points}
-    if not drawn:
+    """Draw a chart of the page, with a panel for each of these views (default: all); None without points.
+
+    x, y: set the scale and the ticks of the axes. looks: of the lines; default: those of the arms.
+    """
+    found: dict[View, list[go.Scatter]] = {view: [] for view in views or _views(chart)}
+    for trace, (view, shown) in product(chart.data, found.items()):
+        if any(map(fmt.known, trace.y)) and (not trace.meta or tuple(trace.meta.get("view", ())) == view):
+            shown.append(trace)
+    named = [trace for shown in found.values() for trace in shown if trace.meta]
+    if not named:
         return None
-    looks = _looks_of(result, drawn)
-    figure, panels = _panels(list(found), "context, tokens", y, 2 if len(found) > 1 else 1, looks=looks)
-    for panel, arms in zip(panels, found.values(), strict=True):
-        for arm, points in arms.items():
-            _means(panel, looks[arm], points)
-        _octaves(panel, "x", [x for points in arms.values() for x, _ in points], fmt.number)
-        finish(panel)
+    styles, names = charts.styles(result), {trace.meta["arm"] for trace in named}
+    looks = looks or {arm.name: styles[arm.name] for arm in result.arms}
+    looks = {name: look for name, look in looks.items() if name in names}
+    has_lines = any("lines" in trace.mode for trace in named)
+    titles, layout = [title(view) for view in found], chart.layout
+    labels = layout.xaxis.title.text, layout.yaxis.title.text
+    figure, panels = _panels(titles, *labels, min(2, len(found)), looks=looks, with_lines=has_lines)
+    for panel, shown in zip(panels, found.values(), strict=True):
+        for trace in shown:
+            _trace(panel, trace, looks[trace.meta["arm"]] if trace.meta else None)
+        x(panel.xaxis)
+        y(panel.yaxis)
+        if layout.yaxis.rangemode == "tozero":
+            panel.set_ylim(bottom=0)
+        if layout.yaxis.type != "log" and layout.yaxis.range:
+            panel.set_ylim(*layout.yaxis.range)
+        if layout.yaxis.zeroline:
+            panel.axhline(0, color=charts.INK, linewidth=0.8, zorder=0.5)
+        for line in layout.shapes:
+            panel.axvline(line.x0, color=charts.INK, linestyle=":", linewidth=0.8)
     return figure
 
 
-def _from_zero(panel: Axes) -> None:
-    panel.set_ylim(bottom=0)
-    panel.yaxis.set_major_formatter(lambda value, _: fmt.number(value))
+def _views(chart: go.Figure) -> list[View]:
+    """The views of a chart's traces; a single empty one without choices."""
+    return list(dict.fromkeys(tuple(trace.meta.get("view", ())) for trace in chart.data if trace.meta))
+
+
+def _trace(panel: Axes, trace: go.Scatter, look: Style | None) -> None:
+    """Draw a trace as the page does; without a look it is a front."""
+    if look is None:
+        panel.plot(trace.x, trace.y, ":", color="#888888", drawstyle=STEPS[trace.line.shape])
+    elif trace.fill:
+        panel.fill(trace.x, trace.y, color=look.colour, alpha=0.18, linewidth=0)
+    elif trace.yaxis == "y2":  # the diverged runs, above the panel
+        heights = [1.06 + 0.06 * line for line in trace.y]
+        panel.plot(trace.x, heights, "x", color=look.colour, clip_on=False, transform=panel.get_xaxis_transform())
+    elif trace.error_y.array is not None:
+        style = _style(look) | ({"linestyle": "", "markersize": 5} if trace.mode == "markers" else {})
+        panel.errorbar(trace.x, trace.y, [trace.error_y.arrayminus, trace.error_y.array], elinewidth=0.8, **style)
+    elif trace.mode == "markers":  # a ring
+        panel.plot(trace.x, trace.y, "o", markersize=8, markerfacecolor="none", color=look.colour)
+    else:  # a line with a few marks that distinguish arms of equal colour and dash
+        panel.plot(trace.x, trace.y, **_style(look), markevery=max(1, len(trace.x) // 8))
 
 
 def _panels(
@@ -427,7 +366,7 @@ def _panels(
     for i, (panel, title) in enumerate(zip(panels, titles, strict=False)):
         panel.set_title(title)
         panel.set_xlabel(x if i + columns >= len(titles) else "")  # of the lowest in its column
-        panel.set_ylabel("" if i % columns else y if rows == 1 else y.replace(", ", ",\n"))
+        panel.set_ylabel("" if i % columns else y if rows == 1 and len(y) < LONG else y.replace(", ", ",\n"))
     if looks:
         style = {} if with_lines else {"linestyle": ""}
         handles = [Line2D([], [], **(_style(look) | style)) for look in looks.values()]
@@ -443,12 +382,6 @@ def _legend_shape(names: Sequence[str]) -> tuple[int, int]:
         if across == 1 or sum(CHARACTER * width + HANDLE for width in widths) <= WIDTH:
             return across, max(sum(1 + name.count("\n") for name in column) for column in columns)
     return 1, 0
-
-
-def _looks_of(result: Result, arms: Iterable[str]) -> dict[str, Style]:
-    """The styles of these arms, in the report's order."""
-    drawn, looks = set(arms), charts.styles(result)
-    return {arm.name: looks[arm.name] for arm in result.arms if arm.name in drawn}
 
 
 def _labels(names: Iterable[str], length: int) -> dict[str, str]:
@@ -467,42 +400,28 @@ def _labels(names: Iterable[str], length: int) -> dict[str, str]:
     return labels
 
 
-def _known(found: Iterable[tuple[float, Estimate | Spread | None]]) -> list[Found]:
-    """The finite points, from left to right."""
-    known = [(x, one) for x, one in found if one and math.isfinite(one.mean) and math.isfinite(x)]
-    return sorted(known, key=lambda point: point[0])
-
-
 def _style(look: Style) -> dict[str, Any]:
     return {"color": look.colour, "linestyle": LINES[look.dash], "marker": MARKS[look.symbol]}
 
 
-def _line(panel: Axes, look: Style, x: Sequence[float], y: Sequence[float]) -> None:
-    """An arm's line, with a few marks that distinguish arms of equal colour and dash."""
-    panel.plot(x, y, **_style(look), markevery=max(1, len(x) // 8))
+def _tokens(axis: Axis) -> None:
+    axis.set_major_formatter(EngFormatter(sep=""))
+    axis.set_major_locator(MaxNLocator(5))
 
 
-def _means(panel: Axes, look: Style, found: Sequence[Found], marks_only: bool = False) -> None:
-    """An arm's means, each with a bar from low to high."""
-    means = [one for _, one in found]
-    style = _style(look) | ({"linestyle": "", "markersize": 5} if marks_only else {})
-    panel.errorbar([x for x, _ in found], [one.mean for one in means], _bars(means), elinewidth=0.8, **style)
+def _numbers(axis: Axis) -> None:
+    axis.set_major_formatter(NUMBER)
+    axis.set_major_locator(MaxNLocator(5))
 
 
-def _bars(found: Sequence[PairedDifference | Estimate | Spread]) -> list[list[float]]:
-    """The lengths of error bars below and above each mean, zero without an interval."""
-    down = [one.mean - one.low if math.isfinite(one.low) else 0.0 for one in found]
-    up = [one.high - one.mean if math.isfinite(one.high) else 0.0 for one in found]
-    return [down, up]
-
-
-def _octaves(
-    panel: Axes, which: Literal["x", "y"], values: Sequence[float], text: Callable[[float], str], most: int = 8
-) -> None:
-    """Make an axis logarithmic, with at most `most` ticks at powers of two."""
-    panel.set(**{f"{which}scale": "log"})
+def _octaves(axis: Axis, text: Callable[[float], str], values: Sequence[float] | None = None, most: int = 8) -> None:
+    """Make an axis logarithmic, with at most `most` ticks at powers of two. values: to cover; default: the lines'."""
+    name = axis.axis_name
+    if values is None:
+        values = np.concatenate([line.get_data()[name == "y"] for line in axis.axes.get_lines()]).tolist()
     ticks = charts.octaves(values)
-    _tick(panel.xaxis if which == "x" else panel.yaxis, ticks[:: math.ceil(len(ticks) / most)], text)
+    axis.axes.set(**{f"{name}scale": "log"})
+    _tick(axis, ticks[:: math.ceil(len(ticks) / most)], text)
 
 
 def _tick(axis: Axis, values: Sequence[float], text: Callable[[float], str]) -> None:

@@ -71,22 +71,29 @@ class Paragraph:
     """A few sentences with a title."""
 
     title: str
-    sentences: tuple[Sentence, ...]
+    sentences: Sequence[Sentence]
+
+    def written(self, text: Callable[[str], str], cite: Callable[[Keys], str]) -> str:
+        """The sentences in a format. text, cite: write a text and its citations."""
+        return " ".join(
+            "".join(text(part) if isinstance(part, str) else cite(part) if part else "" for part in sentence)
+            for sentence in self.sentences
+        )
 
 
 def methods(result: Result) -> list[Paragraph]:
     """The paragraphs that are not empty."""
     runs = [record for record in result.records if record.status != MISSING]
-    found = [Paragraph("Design", (*_arms(result), *_seeds(result)))]
+    found = [Paragraph("Design", _design(result))]
     if runs:
         found += [
-            Paragraph("Models", (*_models(result, runs), *_matching(result))),
-            Paragraph("Data", (*_text(runs), *_tokenizer(runs))),
-            Paragraph("Training", (*_budget(runs), *_optimization(runs), *_learning_rates(result, runs))),
+            Paragraph("Models", _models(result, runs)),
+            Paragraph("Data", _data(runs)),
+            Paragraph("Training", (*_optimization(runs), *_learning_rates(result, runs))),
             Paragraph("Statistics", _statistics(result)),
-            Paragraph("Hardware and software", (*_hardware(runs), *_speeds(result), *_software(runs))),
+            Paragraph("Hardware and software", _hardware(result, runs)),
         ]
-    found.append(Paragraph("Not controlled", tuple((warning,) for warning in result.warnings)))
+    found.append(Paragraph("Not controlled", [(warning,) for warning in result.warnings]))
     return [paragraph for paragraph in found if paragraph.sentences]
 
 
@@ -102,7 +109,7 @@ def methods_markdown(paragraphs: Iterable[Paragraph]) -> str:
     def cite(keys: Keys) -> str:
         return f" [{'; '.join(f'@{key}' for key in keys)}]"
 
-    return "\n\n".join(f"**{one.title}.** {_written(one, markdown, cite)}" for one in paragraphs) + "\n"
+    return "\n\n".join(f"**{one.title}.** {one.written(markdown, cite)}" for one in paragraphs) + "\n"
 
 
 def methods_latex(paragraphs: Iterable[Paragraph]) -> str:
@@ -111,53 +118,35 @@ def methods_latex(paragraphs: Iterable[Paragraph]) -> str:
     def cite(keys: Keys) -> str:
         return rf"~\cite{{{','.join(keys)}}}"
 
-    return "\n\n".join(f"\\paragraph{{{one.title}.}}\n{_written(one, latex, cite)}" for one in paragraphs) + "\n"
-
-
-def _written(paragraph: Paragraph, text: Callable[[str], str], cite: Callable[[Keys], str]) -> str:
-    return " ".join(
-        "".join(text(part) if isinstance(part, str) else cite(part) if part else "" for part in sentence)
-        for sentence in paragraph.sentences
-    )
+    return "\n\n".join(f"\\paragraph{{{one.title}.}}\n{one.written(latex, cite)}" for one in paragraphs) + "\n"
 
 
 # --- paragraphs ---
 
 
-def _arms(result: Result) -> list[Sentence]:
+def _design(result: Result) -> list[Sentence]:
     study, names = result.study, [arm.name for arm in result.arms]
     listed = f": {', '.join(names)}" if len(names) <= MOST_NAMED else ""
     design = DESIGNS.get(study.design, f"of the design {study.design}")
-    keys = references.DESIGNS.get(study.design, references.NONE)
-    return [
-        (f"The study is {design}", keys, "."),
-        (f"It has {count(len(names), 'arm')}{listed}; the baseline is {study.baseline}.",),
-        *((note,) for note in study.notes),
-    ]
-
-
-def _seeds(result: Result) -> list[Sentence]:
     judged = [record for arm in result.arms for record in arm.records]
     by_arm = {arm.name: ", ".join(map(str, sorted({record.seed for record in arm.records}))) for arm in result.arms}
-    seeds = [by_arm[record.arm] for record in judged]
     ends = Counter(record.status for record in result.records)
     others = ", ".join(f"{n} {status}" for status, n in ends.items() if status != "done")
     finished = f"{ends['done']} of {count(len(result.records), 'run')} finished{f' ({others})' if others else ''}"
-    return [(f"Seeds are {_by_run(judged, seeds)}; {finished}.",), _pairing(result.records)]
-
-
-def _pairing(records: Sequence[Record]) -> Sentence:
-    """Whether runs with one seed share the seeds of data and model."""
-    by_seed: dict[int, set[tuple[object, ...]]] = {}
-    for record in records:
-        if record.config:
-            by_seed.setdefault(record.seed, set()).add(tuple(record.config.get(key) for key in SEEDS))
-    if all(len(found) == 1 for found in by_seed.values()):
-        return (
+    seeds = {(record.seed, *(record.config.get(key) for key in SEEDS)) for record in result.records if record.config}
+    pairing = f"Arms are compared within seeds, but {' or '.join(SEEDS)} differs between runs of one seed."
+    if len(seeds) == len({seed for seed, *_ in seeds}):
+        pairing = (
             "Seeds are paired: runs of one seed read their training text in the same order and draw each parameter's "
-            "initial values from the same seed, and arms are compared within seeds.",
+            "initial values from the same seed, and arms are compared within seeds."
         )
-    return (f"Arms are compared within seeds, but {' or '.join(SEEDS)} differs between runs of one seed.",)
+    return [
+        (f"The study is {design}", references.DESIGNS.get(study.design, references.NONE), "."),
+        (f"It has {count(len(names), 'arm')}{listed}; the baseline is {study.baseline}.",),
+        *((note,) for note in study.notes),
+        (f"Seeds are {_by_run(judged, [by_arm[record.arm] for record in judged])}; {finished}.",),
+        (pairing,),
+    ]
 
 
 def _models(result: Result, runs: Sequence[Record]) -> list[Sentence]:
@@ -172,88 +161,71 @@ def _models(result: Result, runs: Sequence[Record]) -> list[Sentence]:
         found.append((f"They have {low if low == high else f'{low} to {high}'} parameters without embeddings.",))
     for group, beginning in CHOICES.items():
         if options := dict.fromkeys(option for r in runs if (option := r.environment.choices.get(group))):
-            found.append((f"{beginning} ", *_listed(group, options), "."))
+            parts: list[Part] = []
+            for option in options:  # `layernorm [1], or rmsnorm [2]`
+                parts += [", or " if parts else "", option, sources(group, option)]
+            found.append((f"{beginning} ", *parts, "."))
     found.append((f"Dropout is {_of_config(runs, 'model.dropout')}.",))
-    return found
-
-
-def _listed(group: str, options: Iterable[str]) -> list[Part]:
-    """Options with their sources: `layernorm [1], or rmsnorm [2]`."""
-    parts: list[Part] = []
-    for i, option in enumerate(options):
-        parts += [", or " if i else "", option, sources(group, option)]
-    return parts
-
-
-def _matching(result: Result) -> list[Sentence]:
     match = result.study.match
     residuals = [abs(arm.arm.residual) for arm in result.arms if arm.arm.residual is not None]
     is_matched = residuals and match in ("params", "flops")
     left = f"; the remaining difference is at most {percent(max(residuals))}" if is_matched else ""
-    return [(f"{MATCHES.get(match, f'The sizes of the arms were matched in {match}')}{left}.",)]
+    found.append((f"{MATCHES.get(match, f'The sizes of the arms were matched in {match}')}{left}.",))
+    return found
 
 
-def _text(runs: Sequence[Record]) -> list[Sentence]:
+def _data(runs: Sequence[Record]) -> list[Sentence]:
     texts = [TEXTS.get(name, name) for name in _classes(runs, "data.source._target_")]
-    hashes = [record.environment.data_hash[:12] or "unknown" for record in runs]
+    kinds = [TOKENIZERS.get(name, name) for name in _classes(runs, "tokenizer._target_")]
+    hashes = {
+        fact: _by_run(runs, [getattr(record.environment, fact)[:12] or "unknown" for record in runs])
+        for fact in ("data_hash", "tokenizer_hash")
+    }
     held_out = [percent(record.config.get("data.val_fraction")) for record in runs]
     bounds = [record.config.get("data.val_tokens") for record in runs]
     read = [f"at most {bound:,} tokens of them are read" if bound else "all of them are read" for bound in bounds]
+    sizes = [number(record.environment.vocab_size or None) for record in runs]
+    lengths = [three_digits(record.environment.bytes_per_token or None) for record in runs]
     return [
-        (f"The text is {_by_run(runs, texts)}, with the hash {_by_run(runs, hashes)}.",),
+        (f"The text is {_by_run(runs, texts)}, with the hash {hashes['data_hash']}.",),
         (
             f"Of its documents, {_by_run(runs, held_out)}, chosen by the hash of their text, are held out for "
             f"validation; {_by_run(runs, read)}.",
         ),
-    ]
-
-
-def _tokenizer(runs: Sequence[Record]) -> list[Sentence]:
-    kinds = [TOKENIZERS.get(name, name) for name in _classes(runs, "tokenizer._target_")]
-    options = dict.fromkeys(record.environment.choices.get("tokenizer", "") for record in runs)
-    keys = tuple(dict.fromkeys(key for option in options for key in sources("tokenizer", option)))
-    sizes = [number(record.environment.vocab_size or None) for record in runs]
-    hashes = [record.environment.tokenizer_hash[:12] or "unknown" for record in runs]
-    lengths = [three_digits(record.environment.bytes_per_token or None) for record in runs]
-    return [
-        (f"The tokenizer is {_by_run(runs, kinds)}", keys, f", with the hash {_by_run(runs, hashes)}."),
+        (
+            f"The tokenizer is {_by_run(runs, kinds)}",
+            _sources(runs, "tokenizer"),
+            f", with the hash {hashes['tokenizer_hash']}.",
+        ),
         (f"Its vocabulary has {_by_run(runs, sizes)} tokens, which have {_by_run(runs, lengths)} bytes on average.",),
     ]
 
 
-def _budget(runs: Sequence[Record]) -> list[Sentence]:
-    tokens = [number(record.config.get("train.tokens")) for record in runs]
-    steps = [number(record.summary.get("step")) for record in runs if record.done]
-    done = [record for record in runs if record.done]
-    batch, context = _of_config(runs, "train.batch_size"), _of_config(runs, "model.max_seq_len")
-    in_steps = f", which are {_by_run(done, steps)} steps" if done else ""
-    return [
-        (
-            f"The budget of a run is {_by_run(runs, tokens)} tokens, in batches of {batch} sequences of {context} "
-            f"tokens{in_steps}.",
-        ),
-    ]
+def _sources(runs: Sequence[Record], group: str) -> Keys:
+    """What to cite for the runs' options in a config group."""
+    options = [record.environment.choices.get(group, "") for record in runs]
+    return tuple(dict.fromkeys(key for option in options for key in sources(group, option)))
 
 
 def _optimization(runs: Sequence[Record]) -> list[Sentence]:
+    done = [record for record in runs if record.done]
+    steps = _by_run(done, [number(record.summary.get("step")) for record in done])
+    tokens = _by_run(runs, [number(record.config.get("train.tokens")) for record in runs])
+    batch, context = _of_config(runs, "train.batch_size"), _of_config(runs, "model.max_seq_len")
+    in_steps = f", which are {steps} steps" if done else ""
     optimizers = [OPTIMIZERS.get(name, name) for name in _classes(runs, "optim._target_")]
     schedules = [SCHEDULES.get(name, name) for name in _classes(runs, "schedule._target_")]
-    keys = {
-        group: tuple(
-            dict.fromkeys(key for record in runs for key in sources(group, record.environment.choices.get(group, "")))
-        )
-        for group in ("optim", "schedule")
-    }
     clips = [record.config.get("train.grad_clip") for record in runs]
     clipping = [f"gradients clipped at a norm of {clip:g}" if clip else "gradients not clipped" for clip in clips]
     found: list[Sentence] = [
+        (f"The budget of a run is {tokens} tokens, in batches of {batch} sequences of {context} tokens{in_steps}.",),
         (
             f"The optimizer is {_by_run(runs, optimizers)}",
-            keys["optim"],
+            _sources(runs, "optim"),
             f"{_settings(runs, 'optim', RATE)}, with {_by_run(runs, schedules)}",
-            keys["schedule"],
+            _sources(runs, "schedule"),
             f"{_settings(runs, 'schedule')} and {_by_run(runs, clipping)}.",
-        )
+        ),
     ]
     if any(record.config.get("train.z_loss") for record in runs):
         found.append((f"The weight of the z-loss is {_of_config(runs, 'train.z_loss')}", references.Z_LOSS, "."))
@@ -292,7 +264,7 @@ def _learning_rates(result: Result, runs: Sequence[Record]) -> list[Sentence]:
     return [(choice,), (sensitivity, references.SENSITIVITY, ".")]
 
 
-def _statistics(result: Result) -> tuple[Sentence, ...]:
+def _statistics(result: Result) -> list[Sentence]:
     found: list[Sentence] = [
         (
             f"Arms are judged by their final validation loss in {UNITS[result.metric]}, the mean over all validation "
@@ -325,45 +297,38 @@ def _statistics(result: Result) -> tuple[Sentence, ...]:
         margin = f"{result.study.margin:g} {UNITS[result.metric]}"
         tests = f"Changes of less than {margin} count as equivalent, by two one-sided tests"
         found.append((tests, references.EQUIVALENCE, "."))
-    return tuple(found)
+    return found
 
 
-def _hardware(runs: Sequence[Record]) -> list[Sentence]:
-    facts = _facts(runs, "devices", "device", "precision", "CPU threads", "attention kernel", "platform")
+def _hardware(result: Result, runs: Sequence[Record]) -> list[Sentence]:
+    environments = [environment(record) for record in runs]
+
+    def facts(*names: str) -> str:
+        """`device cpu, precision 32-true`."""
+        return ", ".join(f"{name} {_by_run(runs, [values[name] for values in environments])}" for name in names)
+
+    hardware = facts("devices", "device", "precision", "CPU threads", "attention kernel", "platform")
     seconds = [record.summary["seconds"] for record in runs if isfinite(record.summary.get("seconds", float("nan")))]
     took = f" {count(len(seconds), 'finished run')} took {duration(sum(seconds))} in total." if seconds else ""
-    return [(f"Runs were trained with {facts}.{took}",)]
-
-
-def _speeds(result: Result) -> list[Sentence]:
-    speed = result.speed
-    if speed is None:
-        return []
-    rounds = max(len(arm.train) for arm in speed.arms.values())
-    return [
-        (
+    found: list[Sentence] = [(f"Runs were trained with {hardware}.{took}",)]
+    if speed := result.speed:
+        rounds = max(len(arm.train) for arm in speed.arms.values())
+        measured = (
             f"Speeds are medians of {count(rounds, 'round')}, each of which measured every arm, on "
-            f"{speed.devices} x {speed.device} in {speed.precision} with {speed.threads} CPU threads.",
+            f"{speed.devices} x {speed.device} in {speed.precision} with {speed.threads} CPU threads."
         )
-    ]
-
-
-def _software(runs: Sequence[Record]) -> list[Sentence]:
-    facts = _facts(runs, "llama-lab", "commit", UNCOMMITTED, "python", "torch", "lightning", "numpy", "tokenizers")
-    return [(f"Software: {facts}.",)]
+        found.append((measured,))
+    software = facts("llama-lab", "commit", UNCOMMITTED, "python", "torch", "lightning", "numpy", "tokenizers")
+    return [*found, (f"Software: {software}.",)]
 
 
 # --- values of runs ---
 
 
-def _facts(runs: Sequence[Record], *names: str) -> str:
-    """`device cpu, precision 32-true`."""
-    values = [environment(record) for record in runs]
-    return ", ".join(f"{name} {_by_run(runs, [one[name] for one in values])}" for name in names)
-
-
 def _of_config(runs: Sequence[Record], key: str) -> str:
-    return _by_run(runs, [_shown(record.config.get(key)) for record in runs])
+    values = [record.config.get(key) for record in runs]
+    shown = [f"{value:,.10g}" if _is_number(value) else str("unknown" if value is None else value) for value in values]
+    return _by_run(runs, shown)
 
 
 def _by_run(runs: Sequence[Record], values: Sequence[str]) -> str:
@@ -374,12 +339,6 @@ def _by_run(runs: Sequence[Record], values: Sequence[str]) -> str:
 def _classes(runs: Sequence[Record], key: str) -> list[str]:
     """The name of a component's class or function in each run."""
     return [str(record.config.get(key, "unknown")).rpartition(".")[2] for record in runs]
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "unknown"
-    return f"{value:,.10g}" if _is_number(value) else str(value)
 
 
 def _is_number(value: object) -> bool:

@@ -10,8 +10,6 @@ FILE = Path(__file__).with_suffix(".bib")
 Keys = tuple[str, ...]
 
 VANILLA: Keys = ("vaswani2017attention",)
-RELU: Keys = ("nair2010relu",)
-GELU: Keys = ("hendrycks2016gelu",)
 ROPE: Keys = ("su2021rope",)
 OLMO2: Keys = ("olmo2024two",)
 GEMMA2: Keys = ("gemma2024two",)
@@ -28,11 +26,9 @@ NONE: Keys = ()
 # The keys for each option of a config group, in citation order.
 SOURCES: dict[str, dict[str, Keys]] = {
     "norm": {
-        "layernorm": ("ba2016layernorm",),
-        "layernorm_1e-6": ("ba2016layernorm",),
+        **dict.fromkeys(("layernorm", "layernorm_1e-6"), ("ba2016layernorm",)),
+        **dict.fromkeys(("rmsnorm", "rmsnorm_1e-6"), ("zhang2019rmsnorm",)),
         "none": NONE,
-        "rmsnorm": ("zhang2019rmsnorm",),
-        "rmsnorm_1e-6": ("zhang2019rmsnorm",),
         "rmsnorm_offset": ("zhang2019rmsnorm", "gemma2024"),
     },
     "block": {
@@ -62,26 +58,17 @@ SOURCES: dict[str, dict[str, Keys]] = {
         "gqa": ("ainslie2023gqa",),
         "gqa_gemma2": ("ainslie2023gqa", *GEMMA2),
         "gqa_window": ("ainslie2023gqa", "beltagy2020longformer", "jiang2023mistral"),
-        "mha": VANILLA,
-        "mha_bias": VANILLA,
+        **dict.fromkeys(("mha", "mha_bias"), VANILLA),
         "mha_qk_norm": (*VANILLA, "henry2020qknorm", *OLMO2),
         "mqa": ("shazeer2019mqa",),
     },
     "ffn": {
-        "bilinear": ("shazeer2020glu",),
-        "geglu": ("shazeer2020glu",),
-        "geglu_tanh": ("shazeer2020glu",),
-        "gelu": GELU,
-        "gelu_bias": GELU,
-        "gelu_tanh": GELU,
-        "gelu_tanh_bias": GELU,
+        **dict.fromkeys(("bilinear", "geglu", "geglu_tanh", "reglu", "swiglu"), ("shazeer2020glu",)),
+        **dict.fromkeys(("gelu", "gelu_bias", "gelu_tanh", "gelu_tanh_bias"), ("hendrycks2016gelu",)),
+        **dict.fromkeys(("relu", "relu_bias"), (*VANILLA, "nair2010relu")),
         "glu": ("dauphin2017glu", "shazeer2020glu"),
-        "reglu": ("shazeer2020glu",),
-        "relu": (*VANILLA, *RELU),
         "relu2": ("so2021primer",),
-        "relu_bias": (*VANILLA, *RELU),
         "silu": ("elfwing2018silu", "ramachandran2017swish"),
-        "swiglu": ("shazeer2020glu",),
     },
     "embedding": {
         "scaled": (*VANILLA, *TIED),

@@ -3,10 +3,11 @@
 Losses are in nats per token, `bits` in bits per byte of text. Differences are arm minus reference: negative is better.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any, Literal
+
+import pandas as pd
 
 from llama_lab.formatting import UNKNOWN
 from llama_lab.runs.record import Record
@@ -15,6 +16,7 @@ from llama_lab.study.statistics import Effect, Estimate, PairedDifference, SeedR
 from llama_lab.study.study import Arm, Study
 
 Metric = Literal["val/loss", "val/bits_per_byte"]
+METRICS: tuple[Metric, ...] = ("val/loss", "val/bits_per_byte")
 CurveMetric = Literal["val/loss", "train/loss", "val/bits_per_byte"]
 
 # Costs that follow from the config, and those that are measured.
@@ -116,20 +118,20 @@ class ArmResult:
         """The loss that the arm is judged by."""
         return self.loss if metric == "val/loss" else self.bits
 
-    def mean_over(self, seeds: Collection[int], metric: Metric) -> float:
-        """The mean loss of the finished runs with these seeds, of which there must be one."""
-        return fmean(record.summary[metric] for record in self.records if record.done and record.seed in seeds)
+
+def final_losses(runs: Mapping[str, Sequence[Record]], metric: Metric) -> pd.DataFrame:
+    """The final loss of every finished run, (seeds, arms); nan for the others. runs: by arm."""
+    found = {arm: {r.seed: r.summary[metric] for r in records if r.done} for arm, records in runs.items()}
+    return pd.DataFrame(found, dtype=float).sort_index()
 
 
-def ranked(arms: Sequence[ArmResult], metric: Metric) -> tuple[tuple[int, ...], dict[str, float]]:
-    """The seeds that all arms with any finished run have finished, and the mean of each such arm over them.
+def common_losses(arms: Sequence[ArmResult], metric: Metric) -> pd.DataFrame:
+    """The `final_losses` of the arms with any finished run, at the seeds that all of these have finished.
 
     Otherwise the survivors of a divergence would be ranked against runs with other seeds.
     """
-    finished = {arm.name: {record.seed for record in arm.records if record.done} for arm in arms}
-    common = set.intersection(*filter(None, finished.values())) if any(finished.values()) else set()
-    means = {arm.name: arm.mean_over(common, metric) for arm in arms if common and finished[arm.name]}
-    return tuple(sorted(common)), means
+    losses = final_losses({arm.name: arm.records for arm in arms}, metric)
+    return losses.dropna(axis="columns", how="all").dropna()
 
 
 @dataclass(frozen=True)

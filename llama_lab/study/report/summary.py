@@ -1,10 +1,10 @@
 """The result of a study as a table: every number in summary.csv, the most important ones on the terminal."""
 
-import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -12,9 +12,9 @@ from rich.table import Table
 from llama_lab.formatting import UNITS, UNKNOWN, number, plus_minus, short, three_digits
 from llama_lab.study.settings import RATE
 from llama_lab.study.speed import StudySpeed
-from llama_lab.study.statistics import Estimate, PairedDifference
+from llama_lab.study.statistics import Estimate
 
-from .result import FIXED_COSTS, MEASURED_COSTS, ArmResult, Comparison, Inference, Result, Spread
+from .result import FIXED_COSTS, MEASURED_COSTS, ArmResult, Comparison, Inference, Result
 
 REACHED = ("tokens", "flops", "seconds")
 RANGE: dict[str, Callable[[Sequence[float]], float]] = {"low": min, "high": max}
@@ -35,11 +35,12 @@ def summary_rows(result: Result) -> list[dict[str, Any]]:
 
 def write_summary_csv(result: Result, path: Path) -> None:
     """Write the rows with every digit, so that two reports can be compared exactly; unknown values are empty."""
-    rows = summary_rows(result)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(summary_rows(result), path)
+
+
+def write_csv(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """Write rows with a column for each key that any of them has; None is empty."""
+    pd.DataFrame(list(rows), dtype=object).to_csv(path, index=False, lineterminator="\r\n")
 
 
 def print_table(result: Result) -> None:
@@ -55,7 +56,16 @@ def print_table(result: Result) -> None:
     for title in ("params", "KV B/\ntoken", "tokens/s"):
         table.add_column(title, justify="right", no_wrap=True)
     for arm in result.arms:
-        table.add_row(*_cells(arm, result))
+        loss, change = arm.judged(result.metric), arm.comparison and arm.comparison.difference
+        table.add_row(
+            arm.name,
+            plus_minus(loss.mean, loss.low, loss.high) if loss else UNKNOWN,
+            plus_minus(change.mean, change.low, change.high, is_difference=True) if change else "",
+            arm.verdict,
+            short(arm.costs.get("params")),
+            number(arm.costs.get("kv_cache/bytes_per_token")),
+            three_digits(arm.costs.get("perf/tokens_per_second")),
+        )
     console.print(table)
     console.print(f"{UNITS[result.metric]}, ± half the 95% interval; lower and higher: significant at 5% (max-t)\n")
     for sentence in dict.fromkeys((result.verdict, *result.answer)):
@@ -65,22 +75,6 @@ def print_table(result: Result) -> None:
             console.print(f"\n{title}:")
         for sentence in sentences:
             console.print(f"- {sentence}")
-
-
-def _cells(arm: ArmResult, result: Result) -> tuple[str, ...]:
-    return (
-        arm.name,
-        _plus_minus(arm.judged(result.metric)),
-        _plus_minus(arm.comparison.difference, is_difference=True) if arm.comparison else "",
-        arm.verdict,
-        short(arm.costs.get("params")),
-        number(arm.costs.get("kv_cache/bytes_per_token")),
-        three_digits(arm.costs.get("perf/tokens_per_second")),
-    )
-
-
-def _plus_minus(found: Estimate | PairedDifference | None, is_difference: bool = False) -> str:
-    return plus_minus(found.mean, found.low, found.high, is_difference) if found else UNKNOWN
 
 
 def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
@@ -126,12 +120,13 @@ def _inference_columns(inference: Inference | None) -> dict[str, float | None]:
     """For one sequence at the largest context; the cache has the first element type that was measured."""
     speed = inference.speed(1) if inference else None
     cache = inference.cache(inference.caches[0].dtype) if inference and inference.caches else None
-    return {
-        "decode_tokens_per_second": _mean(getattr(speed, "decode", None)),
-        "decode_tokens_per_second_uncached": _mean(getattr(speed, "uncached", None)),
-        "prefill_seconds": _mean(getattr(speed, "prefill", None)),
-        "kv_cache_measured_bytes": _mean(getattr(cache, "measured", None)),
+    columns = {
+        "decode_tokens_per_second": speed and speed.decode,
+        "decode_tokens_per_second_uncached": speed and speed.uncached,
+        "prefill_seconds": speed and speed.prefill,
+        "kv_cache_measured_bytes": cache and cache.measured,
     }
+    return {name: spread and spread.mean for name, spread in columns.items()}
 
 
 def _speed_columns(speed: StudySpeed | None, arm: str) -> dict[str, float | None]:
@@ -139,7 +134,3 @@ def _speed_columns(speed: StudySpeed | None, arm: str) -> dict[str, float | None
     found = speed.arms.get(arm) if speed else None
     columns = {f"perf/tokens_per_second_{end}": of(found.train) if found else None for end, of in RANGE.items()}
     return columns | ({"decode_tokens_per_second": found.costs["decode_tokens_per_second"]} if found else {})
-
-
-def _mean(spread: Spread | None) -> float | None:
-    return spread.mean if spread else None

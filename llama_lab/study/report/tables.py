@@ -1,8 +1,9 @@
 """The report's tables, one function each: from a Result to cells of text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any, Literal
 
 from llama_lab import formatting as fmt
@@ -14,12 +15,11 @@ from .result import (
     Comparison,
     Divergence,
     Inference,
-    LearningRates,
-    Lengths,
     Reach,
     Result,
     Speed,
     Spread,
+    final_losses,
 )
 
 
@@ -66,7 +66,9 @@ def _arms(result: Result) -> Table:
         "Parameters": lambda arm: fmt.number(arm.costs.get("params")),
         "FLOPs per token": lambda arm: fmt.short(arm.costs.get("train_flops_per_token")),
         "Tokens per second": lambda arm: fmt.three_digits(arm.costs.get("perf/tokens_per_second")),
-        "Loss": lambda arm: _plus_minus(arm.judged(result.metric)),
+        "Loss": lambda arm: (
+            fmt.plus_minus(loss.mean, loss.low, loss.high) if (loss := arm.judged(result.metric)) else fmt.UNKNOWN
+        ),
         f"Difference to {reference}": lambda arm: _difference(arm.comparison),
         "Verdict": lambda arm: arm.verdict,
         "KV cache per token": lambda arm: fmt.in_bytes(arm.costs.get("kv_cache/bytes_per_token")),
@@ -81,9 +83,8 @@ def _arms(result: Result) -> Table:
 
 def _differences(result: Result) -> Table:
     compared = [c for arm in result.arms for c in (arm.to_previous, arm.to_baseline) if c]
-    distinct = {(c.arm, c.against): c for c in compared if fmt.known(c.difference.mean)}
+    distinct = {(c.arm, c.against): (c.arm, c) for c in compared if fmt.known(c.difference.mean)}
     columns: dict[str, Callable[[Comparison], str]] = {
-        "Arm": lambda c: c.arm,
         "Compared with": lambda c: c.against,
         "Difference": _difference,
         "p": lambda c: fmt.bare_p(c.difference.p),
@@ -97,9 +98,7 @@ def _differences(result: Result) -> Table:
         f"Differences in {fmt.UNITS[result.metric]}; intervals and p are simultaneous ({result.tests}). "
         "Seeds needed: for 80% power, if the difference is within its own 80% interval."
     )
-    rows = [[show(comparison) for show in columns.values()] for comparison in distinct.values()]
-    names = frozenset({"Compared with", "Verdict", "Why not tested"})
-    return _without_empty(Table(caption, list(columns), rows, names))
+    return _table(caption, distinct.values(), columns, ("Compared with", "Verdict", "Why not tested"))
 
 
 def _losses(result: Result) -> Table:
@@ -115,16 +114,14 @@ def _losses(result: Result) -> Table:
 
 
 def _seed_losses(result: Result) -> Table:
-    against = {c.arm: c.against for arm in result.arms if (c := arm.to_previous or arm.to_baseline)}
-    losses = {arm.name: {r.seed: r.summary[result.metric] for r in arm.records if r.done} for arm in result.arms}
+    against = {c.arm: c.against for arm in result.arms if (c := arm.comparison)}
+    losses = final_losses({arm.name: arm.records for arm in result.arms}, result.metric)
 
     def cell(seed: int, arm: ArmResult) -> str:
         loss = losses[arm.name].get(seed)
-        reference = losses.get(against.get(arm.name, ""), {}).get(seed)
-        if loss is None:
-            return fmt.UNKNOWN
+        reference = losses[against[arm.name]].get(seed) if against.get(arm.name) in losses else None
         shown = fmt.number(loss, 4)
-        return shown if reference is None else f"{shown}\n{fmt.signed(loss - reference)}"
+        return f"{shown}\n{fmt.signed(loss - reference)}" if fmt.known(loss) and fmt.known(reference) else shown
 
     caption = (
         f"Every seed: final validation loss, {fmt.UNITS[result.metric]}, and below it the difference to the step "
@@ -203,13 +200,9 @@ def _decoding(arms: Sequence[Inference]) -> Table:
         "and without the KV cache, and the ratio of the two. Prefill: reading prompts that fill the context. Means "
         "over seeds of the median round, and, below them, the lowest and the highest seed."
     )
-    rows = [
-        [arm.arm, *(show(speed) for show in columns.values())]
-        for arm in arms
-        for batch_size in sorted({speed.batch_size for speed in arm.speeds})
-        if (speed := arm.speed(batch_size))
-    ]
-    return _without_empty(Table(caption, ["Arm", *columns], rows))
+    sizes = [(arm, size) for arm in arms for size in sorted({speed.batch_size for speed in arm.speeds})]
+    found = [(arm.arm, speed) for arm, size in sizes if (speed := arm.speed(size))]
+    return _table(caption, found, columns)
 
 
 def _caches(arms: Sequence[Inference]) -> Table:
@@ -219,30 +212,25 @@ def _caches(arms: Sequence[Inference]) -> Table:
         "Measured": lambda cache: _spread(cache.measured, fmt.in_bytes),
         "By the formula": lambda cache: _spread(cache.formula, fmt.in_bytes),
     }
-    rows = [
-        [arm.arm, *(show(cache) for show in columns.values())]
-        for arm in arms
-        for dtype in dict.fromkeys(cache.dtype for cache in arm.caches)
-        if (cache := arm.cache(dtype))
-    ]
     caption = "KV cache of one sequence at the largest measured context: from its tensors, and from the cost model."
-    return _without_empty(Table(caption, ["Arm", *columns], rows, frozenset({"Elements"})))
+    dtypes = [(arm, dtype) for arm in arms for dtype in dict.fromkeys(cache.dtype for cache in arm.caches)]
+    found = [(arm.arm, cache) for arm, dtype in dtypes if (cache := arm.cache(dtype))]
+    return _table(caption, found, columns, ["Elements"])
 
 
 def _effects(result: Result) -> Table:
     columns: dict[str, Callable[[Effect], str]] = {
-        "Effect": lambda effect: effect.name,
         "Change of loss": lambda effect: _with_interval(effect.change),
         "p": lambda effect: fmt.bare_p(effect.change.p),
         "Verdict": lambda effect: effect.change.verdict,
         "Aliased with": lambda effect: ", ".join(map(term_name, effect.aliases)) or fmt.UNKNOWN,
     }
-    rows = [[show(e) for show in columns.values()] for e in result.effects if fmt.known(e.change.mean)]
+    known = [(effect.name, effect) for effect in result.effects if fmt.known(effect.change.mean)]
     caption = (
         f"In {fmt.UNITS[result.metric]}; negative is better. Intervals and p are simultaneous ({result.tests}). "
         "Aliased: effects that a fraction of the combinations cannot separate."
     )
-    return _without_empty(Table(caption, list(columns), rows, frozenset({"Verdict", "Aliased with"})))
+    return _table(caption, known, columns, ("Verdict", "Aliased with"), head="Effect")
 
 
 def _interactions(result: Result) -> Table:
@@ -259,35 +247,41 @@ def _interactions(result: Result) -> Table:
 
 
 def _learning_rates(result: Result) -> Table:
-    return Table(
+    caption = (
         "Sensitivity: how far the loss is above the best one, averaged over the grid, where a diverged run counts with "
-        "the entropy of token frequencies; 0 is insensitive (Wortsman et al. 2023).",
-        ["Arm", "Best learning rate", "Lowest mean loss", "Sensitivity", "Diverged runs"],
-        [_sweep(sweep) for sweep in result.learning_rates],
+        "the entropy of token frequencies; 0 is insensitive (Wortsman et al. 2023)."
     )
+    rows = []
+    for sweep in result.learning_rates:
+        at_best = dict(zip(sweep.rates, sweep.loss, strict=True)).get(sweep.best)
+        rates = ", ".join(map(fmt.learning_rate, sorted({*sweep.chosen.values()} or {sweep.best})))
+        best = rates + ("\nedge of the grid" if sweep.on_edge else "")
+        diverged = str(sum(sweep.diverged))
+        rows.append([sweep.arm, best, _estimate(at_best), fmt.number(sweep.sensitivity, 4), diverged])
+    return Table(caption, ["Arm", "Best learning rate", "Lowest mean loss", "Sensitivity", "Diverged runs"], rows)
 
 
 def _unfinished(result: Result) -> Table:
     columns: dict[str, Callable[[Divergence], str]] = {
-        "Arm": lambda run: run.arm,
         "Seed": lambda run: str(run.seed),
         "Learning rate": lambda run: fmt.learning_rate(run.learning_rate),
         "Status": lambda run: run.status,
         "Tokens seen": lambda run: fmt.number(run.tokens),
         "Why": lambda run: run.message,
     }
-    rows = [[show(run) for show in columns.values()] for run in result.divergences]
-    table = Table("Tokens seen: at the last logged step.", list(columns), rows, frozenset({"Status", "Why"}))
-    return _without_empty(table)
+    unfinished = [(run.arm, run) for run in result.divergences]
+    return _table("Tokens seen: at the last logged step.", unfinished, columns, ("Status", "Why"))
 
 
 def _lengths(result: Result) -> Table:
+    caption = f"Validation loss in nats per token; {fmt.UNKNOWN} beyond the end of the position encoding."
     lengths = sorted({length for arm in result.lengths for length in arm.lengths})
-    return Table(
-        f"Validation loss in nats per token; {fmt.UNKNOWN} beyond the end of the position encoding.",
-        ["Arm", "Trained at", *(f"{length:,} tokens" for length in lengths)],
-        [[arm.arm, f"{arm.trained:,}", *_losses_at(arm, lengths)] for arm in result.lengths],
-    )
+    losses = {arm.arm: dict(zip(arm.lengths, arm.loss, strict=True)) for arm in result.lengths}
+    rows = [
+        [arm.arm, f"{arm.trained:,}", *(_estimate(losses[arm.arm].get(length)) for length in lengths)]
+        for arm in result.lengths
+    ]
+    return Table(caption, ["Arm", "Trained at", *(f"{length:,} tokens" for length in lengths)], rows)
 
 
 def _environment(result: Result) -> Table:
@@ -299,34 +293,44 @@ def _environment(result: Result) -> Table:
 
 
 def _settings(result: Result) -> Table:
+    def shown(value: Any) -> str:
+        """A value in YAML's syntax."""
+        return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
     head = ["Arm", "Compared with", "Setting", "There", "Here"]
     rows = [
-        [arm.name, arm.arm.previous or result.study.baseline, key, _setting(theirs), _setting(own)]
+        [arm.name, arm.arm.previous or result.study.baseline, key, shown(theirs), shown(own)]
         for arm in result.arms
         for key, (theirs, own) in arm.difference.items()
     ]
     return Table("Settings in which an arm differs from the arm it is compared with", head, rows, frozenset(head))
 
 
-def _arm_table(result: Result, caption: str, columns: dict[str, Callable[[ArmResult], str]], *names: str) -> Table:
-    """A row per arm. names: columns that hold text."""
-    rows = [[arm.name, *(show(arm) for show in columns.values())] for arm in result.arms]
-    return _without_empty(Table(caption, ["Arm", *columns], rows, frozenset(names)))
+def _table(
+    caption: str,
+    named: Iterable[tuple[str, Any]],
+    columns: Mapping[str, Callable[[Any], str]],
+    words: Collection[str] = (),
+    head: str = "Arm",
+) -> Table:
+    """A row per item with its name, without the columns of unknown values.
+
+    columns: what they show of an item. words: those that hold text. head: the title of the names.
+    """
+    rows = [[name, *(show(item) for show in columns.values())] for name, item in named]
+    known = [any(cell != fmt.UNKNOWN for cell in cells) for cells in zip(*rows, strict=True)]
+    return Table(
+        caption, [*compress([head, *columns], known)], [[*compress(row, known)] for row in rows], frozenset(words)
+    )
 
 
-def _without_empty(table: Table) -> Table:
-    """The table without the columns of unknown values."""
-    kept = [i for i in range(len(table.head)) if any(row[i] != fmt.UNKNOWN for row in table.rows)]
-    rows = [[row[i] for i in kept] for row in table.rows]
-    return Table(table.caption, [table.head[i] for i in kept], rows, table.words)
+def _arm_table(result: Result, caption: str, columns: Mapping[str, Callable[[ArmResult], str]], *words: str) -> Table:
+    """A row per arm. words: columns that hold text."""
+    return _table(caption, [(arm.name, arm) for arm in result.arms], columns, words)
 
 
 def _estimate(estimate: Estimate | None) -> str:
     return fmt.with_interval(estimate.mean, estimate.low, estimate.high) if estimate else fmt.UNKNOWN
-
-
-def _plus_minus(estimate: Estimate | None) -> str:
-    return fmt.plus_minus(estimate.mean, estimate.low, estimate.high) if estimate else fmt.UNKNOWN
 
 
 def _difference(comparison: Comparison | None) -> str:
@@ -379,20 +383,3 @@ def _full_cache(arm: ArmResult) -> str:
     shown = fmt.in_bytes(arm.costs.get("kv_cache/bytes"))
     context = arm.costs.get("seq_len")
     return f"{shown}\n{fmt.number(context)} tokens" if fmt.known(context) and shown != fmt.UNKNOWN else shown
-
-
-def _sweep(sweep: LearningRates) -> list[str]:
-    at_best = dict(zip(sweep.rates, sweep.loss, strict=True)).get(sweep.best)
-    rates = ", ".join(map(fmt.learning_rate, sorted({*sweep.chosen.values()} or {sweep.best})))
-    best = rates + ("\nedge of the grid" if sweep.on_edge else "")
-    return [sweep.arm, best, _estimate(at_best), fmt.number(sweep.sensitivity, 4), str(sum(sweep.diverged))]
-
-
-def _losses_at(arm: Lengths, lengths: list[int]) -> list[str]:
-    found = dict(zip(arm.lengths, arm.loss, strict=True))
-    return [_estimate(found.get(length)) for length in lengths]
-
-
-def _setting(value: Any) -> str:
-    """A value in YAML's syntax."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -15,10 +15,11 @@ from llama_lab.formatting import (
     seed_range,
     with_interval,
 )
+from llama_lab.study.naming import divergence
 from llama_lab.study.statistics import Effect, PairedDifference, term_name
 from llama_lab.study.study import Study
 
-from .result import ArmResult, Comparison, Lengths, Metric, ranked
+from .result import ArmResult, Comparison, Lengths, Metric, common_losses
 
 MOST_NAMED = 6  # arms with their numbers in one sentence
 MOST_LIMITS = 3  # excluded changes in one sentence
@@ -49,32 +50,31 @@ def answer(
     metric: Metric,
     tests: str,
 ) -> tuple[str, tuple[str, ...]]:
-    """The verdict, and the sentences that explain it; the last ones are about the longest evaluated context, if any."""
-    # Nats per token of different tokenizers cannot be ranked.
-    at_longest = _at_longest(lengths) if metric == "val/loss" else []
-    verdict, sentences = _compared(study, arms, effects, metric, tests)
-    return verdict, (*sentences, *at_longest)
+    """The verdict, and the sentences that explain it; the last ones are about the longest evaluated context, if any.
 
-
-def _compared(
-    study: Study, arms: Sequence[ArmResult], effects: Sequence[Effect], metric: Metric, tests: str
-) -> tuple[str, tuple[str, ...]]:
-    """By the effects of a factorial, the steps of a ladder, or else the differences to the baseline."""
+    By the effects of a factorial, the steps of a ladder, or else the differences to the baseline.
+    """
     steps = [arm.to_previous for arm in arms if arm.to_previous]
     others = [arm.to_baseline for arm in arms if arm.to_baseline]
     compared = steps or others
-    diverged = _diverged(arms)
-    if not compared:
-        return UNCOMPARED, (*diverged, UNCOMPARED)
-    if max(comparison.bits.n for comparison in compared) == 1:
-        return NOTHING, (*diverged, NOTHING, *(_first_to_last(study, arms, metric) if study.is_chain else ()))
-    is_factorial = any(not math.isnan(effect.change.p) for effect in effects)
-    noun, against = ("step", "") if steps else ("arm", f"Compared with {study.baseline}, ")
-    if is_factorial:
-        findings, noun, against = [_of_effect(effect, metric) for effect in effects], "effect", ""
-    else:
-        findings = [Finding(c.arm, c.difference, _change(c.difference, metric), c) for c in compared]
+    diverged = [
+        f"{how}: it is not tested over the others." for arm in arms if (how := divergence(arm.name, arm.records))
+    ]
     final = _first_to_last(study, arms, metric) if study.is_chain else _lowest(arms, metric)
+    # Nats per token of different tokenizers cannot be ranked.
+    at_longest = _at_longest(lengths) if metric == "val/loss" else []
+    if not compared:
+        return UNCOMPARED, (*diverged, UNCOMPARED, *at_longest)
+    if max(comparison.bits.n for comparison in compared) == 1:
+        return NOTHING, (*diverged, NOTHING, *(final if study.is_chain else ()), *at_longest)
+    noun, against = ("step", "") if steps else ("arm", f"Compared with {study.baseline}, ")
+    findings = [Finding(c.arm, c.difference, _change(c.difference, metric), c) for c in compared]
+    if any(not math.isnan(effect.change.p) for effect in effects):
+        noun, against, findings = "effect", "", []
+        for effect in effects:
+            aliases = conjoin([term_name(axes) for axes in effect.aliases])
+            name = f"{effect.name} (aliased with {aliases})" if aliases else effect.name
+            findings.append(Finding(name, effect.change, _change(effect.change, metric)))
     return _verdict(findings, noun, against, metric), (
         *diverged,
         *_significant(findings, noun, against),
@@ -83,17 +83,8 @@ def _compared(
         *_untested(findings),
         *(final if len(compared) > 1 else ()),
         *([f"Significance is at 5%, by {tests}; the intervals are those of these tests."] if tests != "none" else []),
+        *at_longest,
     )
-
-
-def _diverged(arms: Sequence[ArmResult]) -> list[str]:
-    """How often each arm diverged."""
-    runs = {arm.name: [record.status == "diverged" for record in arm.records] for arm in arms}
-    return [
-        f"{name} diverged in {sum(ends)} of {count(len(ends), 'seed')}: it is not tested over the others."
-        for name, ends in runs.items()
-        if any(ends)
-    ]
 
 
 def _verdict(findings: Sequence[Finding], noun: str, against: str, metric: Metric) -> str:
@@ -115,11 +106,6 @@ def _verdict(findings: Sequence[Finding], noun: str, against: str, metric: Metri
     totals = conjoin([f"{n} {verbs[verdict]}" for verdict, n in counts.items() if n])
     most = f"{clear[0].name} {'changed it most' if len(clear) > 1 else 'did'}"
     return f"Of {count(len(findings), noun)}, {totals}; {most}: {_interval(clear[0].difference, metric)}."
-
-
-def _of_effect(effect: Effect, metric: Metric) -> Finding:
-    aliases = f" (aliased with {conjoin([term_name(axes) for axes in effect.aliases])})" if effect.aliases else ""
-    return Finding(effect.name + aliases, effect.change, _change(effect.change, metric))
 
 
 def _interval(found: PairedDifference, metric: Metric) -> str:
@@ -184,52 +170,45 @@ def _within(study: Study, findings: Sequence[Finding], metric: Metric) -> list[s
 
 def _untested(findings: Sequence[Finding]) -> list[str]:
     """Which findings were not tested, and why."""
-    untested = [f.comparison for f in findings if f.comparison and f.comparison.untested]
-    sentences = [f"{c.arm} is not tested against {c.against}: {c.untested}." for c in untested]
-    others = [f for f in findings if f.comparison and not f.is_tested and not f.comparison.untested]
-    sentences += [_without_spread(f.comparison) for f in others if f.comparison and f.difference.sd == 0]
-    if single := [f.name for f in others if f.difference.n == 1]:
+    compared = [f.comparison for f in findings if f.comparison and not f.is_tested]
+    sentences = [f"{c.arm} is not tested against {c.against}: {c.untested}." for c in compared if c.untested]
+    for c in (c for c in compared if not c.untested and c.difference.sd == 0):  # which independent runs never have
+        pair, seeds = f"{c.arm} and {c.against}", count(len(c.seeds), "seed")
+        sentences.append(
+            f"{pair} are identical: their losses are equal in each of {seeds}."
+            if c.difference.mean == 0
+            else f"{pair} differ by exactly as much in each of {seeds}, which is no evidence."
+        )
+    if single := [c.arm for c in compared if not c.untested and c.difference.n == 1]:
         sentences.append(f"Nothing can be concluded about {conjoin(single)}, from one seed.")
     return sentences
-
-
-def _without_spread(comparison: Comparison) -> str:
-    """A comparison with the same difference at every seed, which independent runs never have."""
-    pair = f"{comparison.arm} and {comparison.against}"
-    seeds = count(len(comparison.seeds), "seed")
-    if comparison.difference.mean == 0:
-        return f"{pair} are identical: their losses are equal in each of {seeds}."
-    return f"{pair} differ by exactly as much in each of {seeds}, which is no evidence."
 
 
 def _first_to_last(study: Study, arms: Sequence[ArmResult], metric: Metric) -> list[str]:
     last = arms[-1].to_baseline
     if last is None:
         return []
-    is_clear = last.significant or last.difference.sd == 0
-    verdict = (
-        f", which is not tested: {last.untested}"
-        if last.untested
-        else ", which may be noise"
-        if last.bits.n == 1
-        else ""
-        if is_clear
-        else ", not significant"
-    )
+    verdict = ", not significant"
+    if last.untested:
+        verdict = f", which is not tested: {last.untested}"
+    elif last.bits.n == 1:
+        verdict = ", which may be noise"
+    elif last.significant or last.difference.sd == 0:
+        verdict = ""
     change = _change(last.difference, metric)
     return [f"From the first arm, {study.baseline}, to the last, {last.arm}, the loss changed by {change}{verdict}."]
 
 
 def _lowest(arms: Sequence[ArmResult], metric: Metric) -> list[str]:
     """The arm with the lowest mean over the seeds that all have finished."""
-    seeds, means = ranked(arms, metric)
-    if not means:
+    losses = common_losses(arms, metric)
+    if losses.empty:
         return ["Arms are not ranked: no seed was finished by all of them."]
     every = {record.seed for arm in arms for record in arm.records}
-    over = f", over the {count(len(seeds), 'seed')} that all have finished" if len(seeds) < len(every) else ""
-    name = min(means, key=lambda name: means[name])
+    over = f", over the {count(len(losses), 'seed')} that all have finished" if len(losses) < len(every) else ""
+    name = losses.mean().idxmin()
     loss = next(loss for arm in arms if arm.name == name and (loss := arm.judged(metric)))
-    mean = number(means[name], decimals(loss.low, loss.high))
+    mean = number(losses[name].mean(), decimals(loss.low, loss.high))
     return [f"The lowest mean loss is that of {name}{over}: {mean} {UNITS[metric]}."]
 
 
@@ -243,7 +222,9 @@ def _at_longest(lengths: Sequence[Lengths]) -> list[str]:
     ]
     longest = max((n for n, _, change in longer if change), default=None)
     at_longest = {arm: change for n, arm, change in longer if n == longest}
-    known = sorted(((c.mean, f"{name} ({_rise(c)})") for name, c in at_longest.items() if c), key=lambda pair: pair[0])
+    known = sorted(
+        (c.mean, f"{name} ({_interval(c, 'val/loss')}, {count(c.n, 'seed')})") for name, c in at_longest.items() if c
+    )
     if longest is None:
         return []
     (_, least), (_, most) = known[0], known[-1]
@@ -252,7 +233,3 @@ def _at_longest(lengths: Sequence[Lengths]) -> list[str]:
     if none := [name for name, change in at_longest.items() if change is None]:
         sentences.append(f"{conjoin(none)} could not be evaluated at that length.")
     return sentences
-
-
-def _rise(change: PairedDifference) -> str:
-    return f"{_interval(change, 'val/loss')}, {count(change.n, 'seed')}"

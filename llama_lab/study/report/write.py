@@ -1,6 +1,8 @@
-"""A study's report: one analysis, written as a page, a CSV file and a table on the terminal."""
+"""A study's report: one analysis, written as a page, a CSV file, a table on the terminal and a W&B run."""
 
 from pathlib import Path
+
+from omegaconf import DictConfig
 
 from llama_lab.config.trust import Trust
 from llama_lab.study.study import SUMMARY, Study
@@ -8,7 +10,9 @@ from llama_lab.study.study import SUMMARY, Study
 from .analysis import analyse
 from .page import write_page
 from .result import Result
-from .summary import print_table, write_summary_csv
+from .summary import print_table, summary_rows, write_summary_csv
+
+PAGE = "report.html"
 
 
 def write_report(folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008, Trust is immutable
@@ -18,7 +22,21 @@ def write_report(folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008,
     """
     result = analyse(Study.load(folder), folder, trust)
     write_summary_csv(result, folder / SUMMARY)
-    write_page(result, folder / "report.html")
+    write_page(result, folder / PAGE)
     print_table(result)
-    print(f"the report is {folder / 'report.html'}")
+    print(f"the report is {folder / PAGE}")
     return result
+
+
+def log_report(result: Result, folder: Path, logger: DictConfig) -> None:
+    """Log the table of arms and the page as a W&B run with job_type "report", in the group of the study's runs."""
+    import wandb
+
+    from llama_lab.training.loggers import start_wandb
+
+    study = result.study
+    run = start_wandb(folder, logger.wandb_project, "report", study.name, [study.design], {}, job_type="report")
+    rows = summary_rows(result)
+    table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+    run.log({"arms": table, "report": wandb.Html((folder / PAGE).read_text(encoding="utf-8"))})
+    run.finish()

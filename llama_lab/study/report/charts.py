@@ -60,6 +60,7 @@ KV_CACHE: dict[str, Callable[[Speed], Spread | None]] = {
     "not used": lambda speed: speed.uncached,
 }
 Points = Iterable[tuple[float, Estimate | Spread | None]]
+Views = Mapping[tuple[str, ...], Mapping[str, Points]]  # the points of each arm, for each view of a chart
 LOSS = {"val/loss": "validation loss", "val/bits_per_byte": "validation loss", "train/loss": "training loss"}
 
 
@@ -313,7 +314,7 @@ def throughput_front(result: Result) -> go.Figure:
 def decoding_speeds(result: Result) -> go.Figure:
     """Tokens per second over context length, for each batch size, with and without the KV cache."""
     batch_sizes = sorted({speed.batch_size for arm in result.inference for speed in arm.speeds})
-    found = {
+    found: Views = {
         (fmt.count(batch_size, "sequence"), use): {
             arm.arm: [(speed.context, spread(speed)) for speed in arm.speeds if speed.batch_size == batch_size]
             for arm in result.inference
@@ -329,7 +330,7 @@ def decoding_speeds(result: Result) -> go.Figure:
 
 def cache_sizes(result: Result) -> go.Figure:
     """The measured bytes of one sequence's KV cache over context length, for each element type."""
-    found = {
+    found: Views = {
         (dtype,): {
             arm.arm: [(cache.context, cache.measured) for cache in arm.caches if cache.dtype == dtype]
             for arm in result.inference
@@ -549,9 +550,7 @@ def _line(arm: str, style: Style, x: Iterable[float], y: Iterable[float]) -> go.
     )
 
 
-def _over_context(
-    result: Result, found: Mapping[tuple[str, ...], Mapping[str, Points]], title: str, y: str
-) -> go.Figure:
+def _over_context(result: Result, found: Views, title: str, y: str) -> go.Figure:
     """The arms' means over context length, for each view."""
     looks = styles(result)
     traces = [

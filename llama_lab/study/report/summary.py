@@ -14,7 +14,7 @@ from llama_lab.study.settings import RATE
 from llama_lab.study.speed import StudySpeed
 from llama_lab.study.statistics import Estimate
 
-from .result import FIXED_COSTS, MEASURED_COSTS, ArmResult, Comparison, Inference, Result
+from .result import FIXED_COSTS, MEASURED_COSTS, ArmResult, Comparison, Inference, Result, Spread
 
 REACHED = ("tokens", "flops", "seconds")
 RANGE: dict[str, Callable[[Sequence[float]], float]] = {"low": min, "high": max}
@@ -120,13 +120,13 @@ def _inference_columns(inference: Inference | None) -> dict[str, float | None]:
     """For one sequence at the largest context; the cache has the first element type that was measured."""
     speed = inference.speed(1) if inference else None
     cache = inference.cache(inference.caches[0].dtype) if inference and inference.caches else None
-    columns = {
-        "decode_tokens_per_second": speed and speed.decode,
-        "decode_tokens_per_second_uncached": speed and speed.uncached,
-        "prefill_seconds": speed and speed.prefill,
-        "kv_cache_measured_bytes": cache and cache.measured,
+    columns: dict[str, Spread | None] = {
+        "decode_tokens_per_second": speed.decode if speed else None,
+        "decode_tokens_per_second_uncached": speed.uncached if speed else None,
+        "prefill_seconds": speed.prefill if speed else None,
+        "kv_cache_measured_bytes": cache.measured if cache else None,
     }
-    return {name: spread and spread.mean for name, spread in columns.items()}
+    return {name: spread.mean if spread else None for name, spread in columns.items()}
 
 
 def _speed_columns(speed: StudySpeed | None, arm: str) -> dict[str, float | None]:

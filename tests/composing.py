@@ -1,5 +1,6 @@
 """Compose the real configs and build real models, as every test of a switch does."""
 
+from copy import deepcopy
 from functools import cache
 
 import torch
@@ -13,16 +14,21 @@ from llama_lab.model import Decoder
 register_resolvers()
 
 
+@cache
+def composed(config: str, *overrides: str) -> DictConfig:
+    """A config of conf/. Hydra takes a quarter of a second for it, and many tests ask for the same."""
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        return compose(config, overrides=list(overrides))
+
+
 def compose_config(*overrides: str) -> DictConfig:
     """The config that `python train.py *overrides` would run."""
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        return compose("config", overrides=list(overrides))
+    return deepcopy(composed("config", *overrides))
 
 
 def eval_settings(*overrides: str) -> DictConfig:
     """The settings that `python eval.py run=here *overrides` would evaluate by."""
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        return compose("eval", overrides=["run=here", *overrides])
+    return deepcopy(composed("eval", "run=here", *overrides))
 
 
 def decoder(*overrides: str, vocab_size: int = 97, device: str = "cpu") -> Decoder:

@@ -1,13 +1,14 @@
-"""A tiny corpus, an environment without keys, and two ways to run train.py: as a process, and inside this one."""
+"""A tiny corpus, an environment without keys, and ways to run train.py: as a process, and inside this one."""
 
 import os
 import random
-import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from hypothesis import settings
 from llama_lab.cli import eval_command, train_command
 from llama_lab.config import component_errors
 from llama_lab.config.components import override_key
+from tests.preloaded import PreloadedPython
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 
@@ -27,8 +29,8 @@ settings.load_profile("llama-lab")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest, so that no core waits for them at the end. Files stay together, for their fixtures."""
-    long = {item.path for item in items if item.get_closest_marker("timeout")}
-    items.sort(key=lambda item: item.path not in long)
+    longest, long = ({item.path for item in items if item.get_closest_marker(marker)} for marker in ("timeout", "slow"))
+    items.sort(key=lambda item: (item.path not in longest, item.path not in long))
 
 
 @dataclass(frozen=True)
@@ -98,24 +100,37 @@ def environment(home: Path) -> dict[str, str]:
     return without_keys(dict(os.environ), home)
 
 
+@pytest.fixture(scope="session")
+def preloaded(environment: dict[str, str]) -> Iterator[PreloadedPython]:
+    """Starts scripts as processes that need not import PyTorch."""
+    with PreloadedPython(environment) as python:
+        yield python
+
+
 RunTrain = Callable[..., Ran]
 
 
 @pytest.fixture(scope="session")
-def run_train(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> RunTrain:
-    """Run `python train.py *overrides` as a process, in `cwd` or a fresh folder, with standard input closed."""
+def run_train(
+    preloaded: PreloadedPython, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> RunTrain:
+    """Run `python train.py *overrides` as a process, in `cwd` or a fresh folder, with standard input closed.
 
-    def run(*overrides: str, cwd: Path | None = None, script: Path = TRAIN, **variables: str) -> Ran:
+    It is a fork of the preloaded Python, unless it is to import everything itself (`fresh`) or has other variables.
+    """
+
+    def run(
+        *overrides: str, cwd: Path | None = None, script: Path = TRAIN, fresh: bool = False, **variables: str
+    ) -> Ran:
         cwd = cwd or tmp_path_factory.mktemp("run")
-        done = subprocess.run(
-            [sys.executable, str(script), *last_of_each(overrides)],
-            cwd=cwd,
-            env={**environment, **variables},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-        return Ran(done.returncode, done.stdout, done.stderr, cwd)
+        command = [str(script), *last_of_each(overrides)]
+        options: dict[str, Any] = {"cwd": cwd, "stdin": DEVNULL, "stdout": PIPE, "stderr": PIPE, "text": True}
+        if fresh or variables:
+            process = Popen([sys.executable, *command], env={**environment, **variables}, **options)
+        else:
+            process = preloaded.start(command, **options)
+        out, err = process.communicate()
+        return Ran(process.returncode, out, err, cwd)
 
     return run
 
@@ -175,4 +190,4 @@ def evaluating(in_process: Callable[..., Ran]) -> Command:
 @pytest.fixture(scope="session")
 def finished(run_train: RunTrain, tiny: list[str]) -> Ran:
     """A whole run as a newcomer would start it: with all loggers, without a W&B key, from a process without input."""
-    return run_train(*tiny, "logger=all", "train.checkpoint_every=7", "train.micro_batch_size=4")
+    return run_train(*tiny, "logger=all", "train.checkpoint_every=7", "train.micro_batch_size=4", fresh=True)

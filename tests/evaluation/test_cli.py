@@ -22,6 +22,7 @@ from llama_lab.evaluation import evaluate as evaluate_module
 from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.folder import RunFolder
 from tests.conftest import Command
+from tests.preloaded import PreloadedPython
 
 EVAL = Path(__file__).parents[2] / "eval.py"
 QUICK = ("eval.rounds=1", "eval.contexts=[0.25]", "eval.batch_sizes=[1]", "eval.lengths=[2]")
@@ -234,12 +235,11 @@ def test_an_interruption_keeps_the_parts_already_found(
 
 @pytest.mark.slow
 def test_ctrl_c_stops_a_process_with_one_line_and_keeps_its_losses(
-    environment: dict[str, str], endless: Path, copied: Copied
+    preloaded: PreloadedPython, endless: Path, copied: Copied
 ) -> None:
     run = copied(endless)
-    process = subprocess.Popen(
-        [sys.executable, str(EVAL), f"run={run}", "eval.rounds=100000"],
-        env=environment,
+    process = preloaded.start(
+        [str(EVAL), f"run={run}", "eval.rounds=100000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -256,9 +256,9 @@ def test_ctrl_c_stops_a_process_with_one_line_and_keeps_its_losses(
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_seen_enough_is_no_error(environment: dict[str, str], endless: Path) -> None:
-    command = [sys.executable, str(EVAL), f"run={endless}", "prompt=a", "max_new_tokens=100000"]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def test_a_reader_that_has_seen_enough_is_no_error(preloaded: PreloadedPython, endless: Path) -> None:
+    command = [str(EVAL), f"run={endless}", "prompt=a", "max_new_tokens=100000"]
+    process = preloaded.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.read(1)

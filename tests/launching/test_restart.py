@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from tests.conftest import TRAIN, Ran, RunTrain, last_of_each
 from tests.launching.tasks import PATIENCE
+from tests.preloaded import PreloadedPython
 from tests.study.test_restart import untimed
 from tests.training.tiny import identical, repeatable, trained_state
 
@@ -96,16 +96,14 @@ def test_after_a_kill_the_same_command_loses_nothing_and_does_nothing_twice(
     deed: Callable[[int], None],
     code: int,
     run_train: RunTrain,
+    preloaded: PreloadedPython,
     tiny: list[str],
-    environment: dict[str, str],
     tmp_path: Path,
     sequential: Path,
 ) -> None:
     folder = tmp_path / "runs" / "climb"
-    command = [sys.executable, str(TRAIN), *last_of_each([*tiny, *STUDY, *QUEUE])]
-    launcher = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    command = [str(TRAIN), *last_of_each([*tiny, *STUDY, *QUEUE])]
+    launcher = preloaded.start(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     until = time.monotonic() + PATIENCE
     while not in_the_middle(folder):
         assert time.monotonic() < until
@@ -131,17 +129,17 @@ def test_after_a_kill_the_same_command_loses_nothing_and_does_nothing_twice(
 
 
 def test_seven_kills_at_random_moments_lose_nothing_and_do_nothing_twice(
-    run_train: RunTrain, tiny: list[str], environment: dict[str, str], tmp_path: Path, sequential: Path
+    run_train: RunTrain, preloaded: PreloadedPython, tiny: list[str], tmp_path: Path, sequential: Path
 ) -> None:
     """Over four slots: a worker, the launcher, or both, whatever they are doing."""
     folder = tmp_path / "runs" / "climb"
     overrides = last_of_each([*tiny, *STUDY, *QUEUE[:2], "hydra.launcher.cpu_slots=4"])
-    command = [sys.executable, str(TRAIN), *overrides]
+    command = [str(TRAIN), *overrides]
     draw = random.Random(4)
     deeds = [kill_worker, kill_launcher, kill_both, kill_worker, kill_launcher, kill_both, kill_launcher]
     done: dict[Path, int] = {}
     for deed in deeds:
-        launcher = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+        launcher = preloaded.start(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
         if deed is not kill_launcher:
             wait_for_workers(launcher)
         time.sleep(draw.uniform(0.5, 4.0))
@@ -151,13 +149,13 @@ def test_seven_kills_at_random_moments_lose_nothing_and_do_nothing_twice(
         assert launcher.returncode == (1 if deed is kill_worker else -signal.SIGKILL)
         assert all(file.stat().st_mtime_ns == when for file, when in done.items())
         done = {file: file.stat().st_mtime_ns for file in folder.rglob("summary.json")}
-    again = run_train(*command[2:], cwd=tmp_path)
+    again = run_train(*overrides, cwd=tmp_path)
     assert (again.code, again.err) == (0, "")
     assert all(file.stat().st_mtime_ns == when for file, when in done.items())
     check_same(folder, sequential)
 
 
-def wait_for_workers(launcher: "subprocess.Popen[bytes]") -> None:
+def wait_for_workers(launcher: "subprocess.Popen[str]") -> None:
     """Until the launcher has started one."""
     until = time.monotonic() + PATIENCE
     while not workers(launcher.pid):

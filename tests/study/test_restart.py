@@ -5,13 +5,13 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import TRAIN, RunTrain, last_of_each
+from tests.preloaded import PreloadedPython
 
 STUDY = (
     "study=ladder",
@@ -33,9 +33,9 @@ def untimed(table: Path) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if not any(part in k for part in TIMED)} for row in rows]
 
 
-def conduct(command: list[str], cwd: Path, environment: dict[str, str], patience: float) -> bool:
+def conduct(preloaded: PreloadedPython, command: list[str], cwd: Path, patience: float) -> bool:
     """Start a study, kill it with its process group after `patience` seconds; whether it came to its end before."""
-    process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
+    process = preloaded.start(command, cwd=cwd, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         assert process.wait(timeout=patience) == 0
     except subprocess.TimeoutExpired:
@@ -48,7 +48,7 @@ def conduct(command: list[str], cwd: Path, environment: dict[str, str], patience
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ten_kills_at_random_moments_change_no_number_of_the_report(
-    run_train: RunTrain, tiny: list[str], environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    run_train: RunTrain, preloaded: PreloadedPython, tiny: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     began = time.monotonic()
     uninterrupted = run_train(*tiny, *STUDY)
@@ -57,15 +57,11 @@ def test_ten_kills_at_random_moments_change_no_number_of_the_report(
     expected = untimed(uninterrupted.cwd / "runs" / "climb" / "summary.csv")
     assert len(expected) == 3
 
+    command = [str(TRAIN), *last_of_each([*tiny, *STUDY])]
     draw = random.Random(1)
     kills = 0
     while kills < 10:
         cwd = tmp_path_factory.mktemp("killed")
-        while not conduct(
-            [sys.executable, str(TRAIN), *last_of_each([*tiny, *STUDY])],
-            cwd,
-            environment,
-            draw.uniform(0.2, 0.9) * took,
-        ):
+        while not conduct(preloaded, command, cwd, draw.uniform(0.2, 0.9) * took):
             kills += 1
         assert untimed(cwd / "runs" / "climb" / "summary.csv") == expected

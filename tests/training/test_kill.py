@@ -1,11 +1,10 @@
-"""`kill -9` at any moment, from the first import to the last file: the same command ends at the same last bit."""
+"""`kill -9` at any moment, from the first line to the last file: the same command ends at the same last bit."""
 
 import json
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import TRAIN, last_of_each
+from tests.preloaded import PreloadedPython
 from tests.training.tiny import identical, repeatable, trained_state
 
 KILLS = 50
@@ -77,18 +77,12 @@ def phase(cwd: Path, began: float) -> str:
     return "end" if "\n78," in (folder / "metrics.csv").read_text() else "training"
 
 
-def conduct(command: list[str], cwd: Path, environment: dict[str, str], moment: Moment) -> str | None:
+def conduct(preloaded: PreloadedPython, command: list[str], cwd: Path, moment: Moment) -> str | None:
     """Start the command and kill it at the moment; in which phase, or None if it came to its end before."""
     due, began = moment(cwd), time.time()
     output = (cwd / "output").open("w")
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
+    process = preloaded.start(
+        command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
     )
     until = time.monotonic() + PATIENCE
     while process.poll() is None and not due():
@@ -133,13 +127,13 @@ def result(cwd: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_fifty_kills_at_random_moments_change_nothing(
-    tiny: list[str], environment: dict[str, str], tmp_path: Path
+    tiny: list[str], preloaded: PreloadedPython, tmp_path: Path
 ) -> None:
-    command = [sys.executable, str(TRAIN), *last_of_each([*tiny, *RUN])]
+    command = [str(TRAIN), *last_of_each([*tiny, *RUN])]
     whole = tmp_path / "whole"
     whole.mkdir()
     began = time.monotonic()
-    assert conduct(command, whole, environment, never) is None
+    assert conduct(preloaded, command, whole, never) is None
     took = time.monotonic() - began
     expected = result(whole)
     assert [len(expected["rows"]), len(expected["tensorboard"]["val/loss"])] == [33, 6]
@@ -154,7 +148,7 @@ def test_fifty_kills_at_random_moments_change_nothing(
         phases: list[str | None] = []
         for moment in [*moments, SAMPLE, never]:
             if not is_done(cwd):  # as it may be before its process has ended
-                phases.append(conduct(command, cwd, environment, moment))
+                phases.append(conduct(preloaded, command, cwd, moment))
         found = result(cwd)
         wrong = [name for name in expected if not identical(found[name], expected[name])]
         assert not wrong, f"run {number}, killed in {phases}"
@@ -180,22 +174,16 @@ SWEEPS = (
 @pytest.mark.slow
 @pytest.mark.parametrize("commands", [([], []), SWEEPS], ids=["runs", "sweep and study"])
 def test_commands_that_start_at_once_on_a_fresh_cache_build_it_once_whoever_was_killed_before(
-    commands: tuple[list[str], list[str]], tiny: list[str], environment: dict[str, str], tmp_path: Path
+    commands: tuple[list[str], list[str]], tiny: list[str], preloaded: PreloadedPython, tmp_path: Path
 ) -> None:
     draw = random.Random(1)
     text = tmp_path / "text.txt"
     text.write_text("".join(f"def f{i}(x): return {draw.getrandbits(64)} * x\n\n" for i in range(60_000)))  # 2.5 MB
     shared = [*tiny, f"data.files=[{text}]", "data.document_chars=5000", "data.cache_dir=c", "tokenizer=bpe"]
-    command = [sys.executable, str(TRAIN), *last_of_each([*shared, "train.tokens=5120"])]
-    assert conduct(command, tmp_path, environment, BUILD) == "build"
+    command = [str(TRAIN), *last_of_each([*shared, "train.tokens=5120"])]
+    assert conduct(preloaded, command, tmp_path, BUILD) == "build"
     processes = [
-        subprocess.Popen(
-            [*command[:2], *more, *command[2:], f"runs_dir=runs{number}"],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        preloaded.start([*command, *more, f"runs_dir=runs{number}"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
         for number, more in enumerate(commands)
     ]
     while not any(tmp_path.glob("c/*/index.json")):

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from llama_lab.training.loggers import WandbMetrics, wandb_mode
 from tests.conftest import Ran, RunTrain
 from tests.training.offline import OfflineRun
-from tests.training.tiny import rows
+from tests.training.tiny import killed_after, rows
 
 # The mode
 
@@ -153,31 +153,14 @@ def test_runs_of_one_process_do_not_merge(swept: Ran) -> None:
         assert metrics_of(run.history) == metrics_of(rows(folder))
 
 
-KILLED = """
-import os, signal
-from llama_lab.cli import train_command
-from llama_lab.training.checkpointing import Checkpointing
-save = Checkpointing.on_train_batch_end
-def on_train_batch_end(self, trainer, *rest):
-    save(self, trainer, *rest)
-    if trainer.global_step == int(os.environ["KILL_AT"]):
-        os.kill(os.getpid(), signal.SIGKILL)
-Checkpointing.on_train_batch_end = on_train_batch_end
-train_command()
-"""
-
-
 @pytest.fixture(scope="module")
 def killed_twice(tiny: list[str], run_train: RunTrain, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A run with all loggers, killed before its first checkpoint and after one, and then brought to its end."""
     cwd: Path = tmp_path_factory.mktemp("killed")
-    script = cwd / "killed.py"
-    script.write_text(KILLED)
+    settings = (*tiny, "logger=all", "train.checkpoint_every=7", "train.log_every=3")
     ids = []
-    for step in ("5", "33", "-1"):
-        ran = run_train(
-            *tiny, "logger=all", "train.checkpoint_every=7", "train.log_every=3", cwd=cwd, script=script, KILL_AT=step
-        )
+    for step in (5, 33, -1):
+        ran = run_train(*settings, cwd=cwd, script=killed_after(step, cwd))
         ids.append((ran.run / "wandb_id").read_text())
     assert (ran.code, ran.err) == (0, "")
     assert ids == [ids[0]] * 3

@@ -5,6 +5,7 @@ and an exit status of its own, as a new process does; only its environment varia
 imported, are those of the server. What is about imports, start-up or other variables needs a new process.
 """
 
+import atexit
 import gc
 import importlib
 import io
@@ -21,8 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
-
-from llama_lab.launching.worker import exit_now
 
 MODULES = (
     "llama_lab.cli",
@@ -184,7 +183,10 @@ def main() -> None:
             raise
         status = stop.code or 0
     threading._shutdown()  # type: ignore[attr-defined]
-    exit_now(status)  # as Python does, but for its teardown
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # as Python does, but for its teardown, which takes two seconds
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ SCRIPT = """
 import atexit, os, signal, sys, threading, time
 def act(deed): exec(deed)
 atexit.register(print, "at exit")
-threading.Thread(target=lambda: (time.sleep(0.1), print("a thread"))).start()
+threading.Thread(target=lambda: (time.sleep(0.4), print("a thread"))).start()
 print(__name__, __file__, __spec__, sys.argv, sys.path[0], os.getcwd(), sorted(os.listdir("/proc/self/fd")))
 print(sys.stdin.read(), os.getsid(0) == os.getpid(), signal.getsignal(signal.SIGINT))
 print(sorted(item for item in os.environ.items() if not item[0].startswith(("PYTORCH_", "TORCH"))))  # set by imports

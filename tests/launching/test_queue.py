@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from llama_lab.launching import process
+from llama_lab.launching import launch, process
 from llama_lab.runs.folder import write_yaml
 from tests.composing import compose_config
 from tests.conftest import TRAIN, Ran
@@ -72,6 +72,16 @@ def test_a_crash_of_one_run_takes_nothing_else_down(crash: str, expected: str, s
     assert "Traceback" not in ran.err
     assert (status(ran, 2), status(ran, 4)) == ("done", "done")
     assert status(ran, 1) == ("running" if crash == "raise" else "failed"), "a run that raises writes its own status"
+
+
+def test_a_program_that_cannot_be_imported_is_reported_in_one_line(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "program", lambda: [sys.executable, "-m", "nowhere"])
+    ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=1", "seed=1")
+    assert ran.code == 1
+    assert re.search(r"a/seed=1: failed, \S+: No module named nowhere; its output is in \S+/output\.log\n", ran.out)
+    assert "Traceback" not in ran.err
 
 
 def test_a_job_that_cannot_start_is_reported_and_the_others_go_on(sweep: Sweep) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
@@ -48,7 +49,9 @@ def test_a_fork_sees_prints_and_ends_as_a_new_process(
     options: dict[str, Any] = {"cwd": tmp_path, "stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "text": True}
     options["start_new_session"] = own_session
     ended = []
-    for process in (preloaded.start(command, **options), Popen([sys.executable, *command], env=environment, **options)):
+    new_process = partial(Popen, [sys.executable, *command], env=environment, **options)
+    for start in (partial(preloaded.start, command, **options), new_process):
+        process = start()
         out, err = process.communicate("input")
         err = re.sub(r'  File "(<frozen runpy>|.*preloaded\.py)".*\n(    .*\n)*', "", err)
         ended.append((process.returncode, out, err))

@@ -29,9 +29,8 @@ MODULES = (
     "llama_lab.study.evaluate",
     "llama_lab.study.report.write",
     "torch.utils.tensorboard",
-    "wandb",
 )
-"""What trainings, studies and evaluations import."""
+"""What trainings, studies and evaluations import; but for wandb, which makes a folder as it is imported."""
 
 SIZE = 4  # bytes of an integer between the processes
 

@@ -74,6 +74,8 @@ def allocated_peak(module: LanguageModel, tokens: torch.Tensor, mixed: bool) -> 
 @pytest.mark.parametrize("mixed", [False, True], ids=["float32", "mixed"])
 @pytest.mark.parametrize("arch", ["llama2", "gpt2", "gemma2", "falcon", "bloom", "olmo2", "vanilla", "mistral"])
 def test_activations_of_fake_tensors_are_those_that_pytorch_allocates_for_real_ones(arch: str, mixed: bool) -> None:
+    if mixed and not {"avx512_bf16", "amx_bf16"} & {name for name, has in torch.cpu.get_capabilities().items() if has}:
+        pytest.skip("this CPU has no bf16 products: PyTorch converts their operands, in memory that no GPU needs")
     tokens = torch.zeros(BATCH, dtype=torch.long)
     real = module(decoder(*WIDE, f"arch={arch}"))
     real.loss(tokens, tokens)  # what is allocated once, is

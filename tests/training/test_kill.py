@@ -143,7 +143,7 @@ def test_fifty_kills_at_random_moments_change_nothing(
         draw = random.Random(number)
         cwd = tmp_path / str(number)
         cwd.mkdir()
-        moments = [draw.choice((BUILD, after(draw.uniform(0.05, 0.5) * took)))]
+        moments = [after(draw.uniform(0.0, 0.15) * took), draw.choice((BUILD, after(draw.uniform(0.05, 0.5) * took)))]
         moments += [draw.choice((CHECKPOINT, ROW, after(draw.uniform(0.3, 0.9) * took))) for _ in range(5)]
         phases: list[str | None] = []
         for moment in [*moments, SAMPLE, never]:

@@ -175,14 +175,19 @@ def evaluate_or_write(cfg: DictConfig) -> None:
 def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     """Train one run and print how it ended. Exits with a nonzero status if it was interrupted, or diverged alone."""
     job = HydraConfig.get()
+    choices = dict(job.runtime.choices)
+    if is_launched():
+        from llama_lab.study.design.command import run_config
+
+        cfg, choices = run_config(cfg, choices)  # an experiment may choose the study that this run belongs to
     if not in_sweep:
-        check_launcher(job.runtime.choices["hydra/launcher"])
+        check_launcher(choices["hydra/launcher"])
     if cfg.estimate is True:
         print_costs(cfg)
         return
     if in_sweep:
-        check_devices(cfg, job.runtime.choices["hydra/launcher"])
-    run = requested_run(cfg, job.runtime.choices, list(job.overrides.task))
+        check_devices(cfg, choices["hydra/launcher"])
+    run = requested_run(cfg, choices, list(job.overrides.task))
     if cfg.measure:
         measure(run)
         return

@@ -60,9 +60,7 @@ class Launch:
 
     def _planned(self, planned: PlannedRun) -> tuple[Run, list[str]]:
         check_folder(planned.run)
-        # An experiment may choose the study itself.
-        chosen = ["study=null"] if "experiment" in map(override_key, planned.run.overrides) else []
-        return planned.run, self._command(planned.run, [*planned.run.overrides, *chosen])
+        return planned.run, self._command(planned.run, planned.run.overrides)
 
     def _command(self, run: Run, overrides: Sequence[str]) -> list[str]:
         """The command line that trains `run` alone."""
@@ -71,5 +69,6 @@ class Launch:
         if "hydra/launcher" not in map(override_key, typed):  # an experiment chose it
             kept.append("hydra/launcher=basic")
         values = (run.hardware.accelerator, run.hardware.devices, run.hardware.num_nodes)
+        kept.append("hydra.mode=RUN")  # an experiment may choose a study itself
         placed = [f"{key}={value}" for key, value in zip(PLACED, values, strict=True)]
         return [*program(), *typed_flags(), *kept, *placed]

@@ -61,6 +61,21 @@ def test_a_study_over_two_slots_gives_the_numbers_of_one_after_the_other(
     assert "val loss" in (folder / RUNS[0] / "output.log").read_text()
 
 
+def test_a_study_that_an_experiment_chooses_is_launched_too(
+    run_train: RunTrain, tiny: list[str], tmp_path: Path
+) -> None:
+    experiment = tmp_path / "mine" / "experiment" / "climb.yaml"
+    experiment.parent.mkdir(parents=True)
+    study = "{axes: [norm], seeds: [1], learning_rates: null, extend_rates: false, measure_speed: false}"
+    experiment.write_text(f"# @package _global_\ndefaults: [override /study: ladder]\nstudy: {study}\n")
+    ran = run_train(
+        "--config-dir", "mine", "experiment=climb", *tiny, "name=climb", "train.tokens=5000", *QUEUE, cwd=tmp_path
+    )
+    assert (ran.code, ran.err) == (0, "")
+    assert "2 done, in" in ran.out
+    assert (tmp_path / "runs" / "climb" / "report.html").exists()
+
+
 def in_the_middle(folder: Path) -> bool:
     """Whether two runs train and have checkpoints, and the third and fourth still wait."""
     return sum((folder / run / "checkpoints" / "last.ckpt").exists() for run in RUNS) == 2

@@ -63,7 +63,22 @@ class GroupedQueryAttention(Mixer):
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self.check_heads()
-        check_settings(window, global_every, softcap, kernel, qk_norm)
+        if window is not None and window < 1:
+            raise ValueError(f"attention.window={window}: must be at least 1, or null for none")
+        if global_every is not None and window is None:
+            raise ValueError(
+                f"attention.global_every={global_every}: there is no window to ignore; set attention.window"
+            )
+        if global_every is not None and global_every < 1:
+            raise ValueError(f"attention.global_every={global_every}: must be at least 1, or null for never")
+        if kernel not in ("auto", "sdpa", "reference"):
+            raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
+        if softcap is not None and softcap <= 0:
+            raise ValueError(f"attention.softcap={softcap}: must be positive, or null for none")
+        if kernel == "sdpa" and softcap is not None:
+            raise ValueError("attention.kernel=sdpa: it cannot cap scores; choose auto, or attention.softcap=null")
+        if qk_norm not in (None, "head", "projection"):
+            raise ValueError(f"attention.qk_norm={qk_norm}: unknown; choose head, projection or null")
         self.window = self.full_after = None if global_every and (layer + 1) % global_every == 0 else window
         self.softcap = softcap
         self.kernel = ("sdpa" if softcap is None else "reference") if kernel == "auto" else kernel
@@ -91,16 +106,12 @@ class GroupedQueryAttention(Mixer):
         query, key, value = self._heads(x)
         if layout.rotation is not None:
             query, key = layout.rotation(query), layout.rotation(key)
-        if state is None:
-            mixed = self._attend(query, key, value, layout, layout.positions)
-        else:
+        lookup = None
+        if state is not None:
             assert isinstance(state, LayerCache)
             lookup = layout.lookup(state.slots)
             key, value = (seen.type_as(query) for seen in state.update(key, value, lookup))
-            if x.shape[1] == 1 and self.kernel == "sdpa":
-                mixed = self._decode(query, key, value, layout, lookup)
-            else:
-                mixed = self._attend(query, key, value, layout, lookup.key_positions)
+        mixed = self._attend(query, key, value, layout, lookup)
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> LayerCache:
@@ -143,27 +154,22 @@ class GroupedQueryAttention(Mixer):
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, key_positions: Tensor) -> Tensor:
-        """Mix values `(B, H, Tq, Dh)`; plain causal attention goes to the kernel without a mask, which is faster."""
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup | None) -> Tensor:
+        """Mix values `(B, H, Tq, Dh)`; without a mask where none is needed, since kernels are faster then."""
+        key_positions = layout.positions if lookup is None else lookup.key_positions
         if self.kernel == "reference":
             return reference_attention(query, key, value, layout.mask(key_positions, self.window), self.softcap)
-        shared = self.n_kv_heads != self.n_heads
-        if layout.causal(self.window):
-            return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=shared)
-        mask = layout.mask(key_positions, self.window).type_as(query)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=shared)
-
-    def _decode(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup) -> Tensor:
-        """Mix values for one token `(B, H, 1, Dh)`.
-
-        A single token leaves the time dimension free for the heads that share a key head, so that the kernel reads each
-        key once and copies none.
-        """
-        mask = None
-        if not layout.all_visible(lookup):
-            mask = layout.mask(lookup.key_positions, self.window).type_as(query)
-            if layout.biased:
-                mask = mask.reshape(mask.shape[0], self.n_kv_heads, -1, mask.shape[-1])
+        needs_mask = layout.needs_mask(self.window, lookup)
+        mask = layout.mask(key_positions, self.window).type_as(query) if needs_mask else None
+        if lookup is None or query.shape[2] > 1:
+            shared = self.n_kv_heads != self.n_heads
+            return F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=not needs_mask, enable_gqa=shared
+            )
+        # A single token leaves the time dimension free for the heads that share a key head, so that the kernel reads
+        # each key once and copies none.
+        if mask is not None and layout.biased:
+            mask = mask.reshape(mask.shape[0], self.n_kv_heads, -1, mask.shape[-1])
         groups = query.reshape(query.shape[0], self.n_kv_heads, -1, self.head_dim)  # (B, Hkv, H / Hkv, Dh)
         return F.scaled_dot_product_attention(groups, key, value, attn_mask=mask).flatten(1, 2).unsqueeze(2)
 
@@ -173,11 +179,7 @@ class MultiHeadAttention(GroupedQueryAttention):
 
     def check_heads(self) -> None:
         """Raise ValueError unless there are as many kv heads as heads."""
-        if self.n_kv_heads != self.n_heads:
-            raise ValueError(
-                f"n_kv_heads={self.n_kv_heads}: attention=mha has one kv head per head, {self.n_heads}; "
-                f"leave n_kv_heads out, or choose attention=gqa"
-            )
+        require_kv_heads(self.n_kv_heads, self.n_heads, f"attention=mha has one kv head per head, {self.n_heads}")
 
 
 class MultiQueryAttention(GroupedQueryAttention):
@@ -185,34 +187,15 @@ class MultiQueryAttention(GroupedQueryAttention):
 
     def check_heads(self) -> None:
         """Raise ValueError unless there is one kv head."""
-        if self.n_kv_heads != 1:
-            raise ValueError(
-                f"n_kv_heads={self.n_kv_heads}: attention=mqa has one kv head; "
-                f"leave n_kv_heads out, or choose attention=gqa"
-            )
+        require_kv_heads(self.n_kv_heads, 1, "attention=mqa has one kv head")
+
+
+def require_kv_heads(n_kv_heads: int, wanted: int, rule: str) -> None:
+    """Raise ValueError with the `rule` unless `n_kv_heads` is the wanted number."""
+    if n_kv_heads != wanted:
+        raise ValueError(f"n_kv_heads={n_kv_heads}: {rule}; leave n_kv_heads out, or choose attention=gqa")
 
 
 def mean_visible_keys(seq_len: int, window: int) -> float:
     """Mean number of keys that a query sees: position p, from 1, sees min(p, window)."""
     return (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
-
-
-def check_settings(
-    window: int | None, global_every: int | None, softcap: float | None, kernel: str, qk_norm: str | None
-) -> None:
-    """Raise ValueError for a setting of `GroupedQueryAttention` that is invalid, or does not go with another."""
-    if window is not None and window < 1:
-        raise ValueError(f"attention.window={window}: must be at least 1, or null for none")
-    if global_every is not None and window is None:
-        raise ValueError(f"attention.global_every={global_every}: there is no window to ignore; set attention.window")
-    if global_every is not None and global_every < 1:
-        raise ValueError(f"attention.global_every={global_every}: must be at least 1, or null for never")
-
-    if kernel not in ("auto", "sdpa", "reference"):
-        raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
-    if softcap is not None and softcap <= 0:
-        raise ValueError(f"attention.softcap={softcap}: must be positive, or null for none")
-    if kernel == "sdpa" and softcap is not None:
-        raise ValueError("attention.kernel=sdpa: it cannot cap scores; choose auto, or attention.softcap=null")
-    if qk_norm not in (None, "head", "projection"):
-        raise ValueError(f"attention.qk_norm={qk_norm}: unknown; choose head, projection or null")

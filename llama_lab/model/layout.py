@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .cache import Lookup, look_up
+from .cache import Lookup
 from .position import Position
 
 
@@ -35,18 +35,19 @@ class Layout:
         return self._others[position]
 
     def lookup(self, slots: int) -> Lookup:
-        """Where layers with caches of `slots` slots read and write."""
+        """The lookup of all layers whose caches have `slots` slots."""
         if slots not in self._lookups:
-            self._lookups[slots] = look_up(self.positions, slots, self.longest)
+            self._lookups[slots] = Lookup(self.positions, slots, self.longest)
         return self._lookups[slots]
 
-    def causal(self, window: int | None) -> bool:
-        """Whether plain causal attention will do: no earlier tokens, no bias, and no window shorter than the pass."""
-        return self.longest == 0 and not self.biased and (window is None or window >= self.positions.shape[-1])
-
-    def all_visible(self, lookup: Lookup) -> bool:
-        """Whether a single new token needs no mask: it sees every slot that is read, and scores have no bias."""
-        return self.shortest + 1 >= lookup.filled and not self.biased
+    def needs_mask(self, window: int | None, lookup: Lookup | None) -> bool:
+        """Whether attention needs `mask`: unless it is plainly causal, or one new token sees every key that is read."""
+        if self.biased:
+            return True
+        n_tokens = self.positions.shape[-1]
+        if lookup is not None and n_tokens == 1:
+            return self.shortest + 1 < lookup.filled
+        return self.longest > 0 or (window is not None and window < n_tokens)
 
     def mask(self, key_positions: Tensor, window: int | None) -> Tensor:
         """Float32 to add to the scores: the position bias, and -inf for hidden keys.
@@ -54,8 +55,7 @@ class Layout:
         `(Tq, Tk)` or `(H, Tq, Tk)` without a cache; `(B, 1, Tq, Tk)` or `(B, H, Tq, Tk)` with one. A query sees the
         keys up to its own position; with a window, only the last `window` of them.
         """
-        mask = self._masks.get(window)
-        if mask is None:
+        if window not in self._masks:
             distance = self.positions[..., :, None] - key_positions[..., None, :]
             hidden = (distance < 0) | (key_positions < 0)[..., None, :]
             if window is not None:
@@ -64,9 +64,8 @@ class Layout:
             bias = self.position.bias(self.positions, key_positions)
             if bias is None:
                 bias = torch.zeros(hidden.shape, device=hidden.device)
-            mask = bias.masked_fill(hidden, float("-inf"))
-            self._masks[window] = mask
-        return mask
+            self._masks[window] = bias.masked_fill(hidden, float("-inf"))
+        return self._masks[window]
 
 
 def for_heads(x: Tensor, n_dims: int) -> Tensor:

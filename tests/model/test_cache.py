@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from llama_lab.model import Decoder, generate, measure_cost
-from llama_lab.model.cache import look_up, new_layer_cache, quantise
+from llama_lab.model.cache import Lookup, new_layer_cache, quantise
 from llama_lab.model.generate import _static_step, eager_step, prefill
 from llama_lab.model.state import DecoderState
 from tests.composing import lively, options
@@ -240,7 +240,7 @@ def test_a_ring_shows_the_last_positions_and_the_new_ones(sizes: list[int], slot
     for size in sizes:
         positions = torch.arange(start, start + size)[None]
         values = positions.float().view(1, 1, size, 1)
-        lookup = look_up(positions, slots, start)
+        lookup = Lookup(positions, slots, start)
         keys, returned = ring.update(-values, values, lookup)
         where = lookup.key_positions[0]
         seen = where >= 0
@@ -280,7 +280,7 @@ def test_decoding_leaves_the_cache_where_it_is_and_reads_no_copy_of_it(variant: 
         model(token, kv_cache)
     assert [tensor.data_ptr() for layer in kv_cache.layers for tensor in layer.tensors] == places
     layer = kv_cache.layers[0]
-    lookup = look_up(torch.tensor([[LENGTH]]), layer.slots, LENGTH)
+    lookup = Lookup(torch.tensor([[LENGTH]]), layer.slots, LENGTH)
     new = torch.zeros(2, 2, 1, 8)
     assert [seen.data_ptr() for seen in layer.update(new, new, lookup)] == places[:2]
 

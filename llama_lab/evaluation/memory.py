@@ -8,7 +8,7 @@ import torch
 
 from llama_lab.data.windows import Tokens
 from llama_lab.model import Decoder
-from llama_lab.model.cost import state_bytes
+from llama_lab.model.cost import ask_mixers
 from llama_lab.runs.evaluation import CacheLoss, CacheSize
 
 from .lengths import sums_by_position
@@ -27,7 +27,7 @@ def cache_sizes(model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[i
         before = allocated_bytes(device)
         cache = model.new_state(batch_size, context, dtype)
         after = allocated_bytes(device)
-        formula = batch_size * state_bytes(model, context, dtype)
+        formula = batch_size * ask_mixers(model, "state_bytes", context, dtype)
         allocated = None if before is None or after is None else after - before
         sizes.append(CacheSize(batch_size, context, name_of(dtype), formula, cache.nbytes, allocated))
         del cache  # before the next one is allocated

@@ -13,7 +13,8 @@ No values are needed: a decoder of any size, built under `torch.device("meta")`,
 """
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from numbers import Real
 from typing import Any
@@ -62,24 +63,25 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
     2020, table 1, with attention exact: only visible keys, and grouped heads.
     """
     seq_len = seq_len or model.max_seq_len
-    check_reports(model)
+    units = cost_units(model)
     check_uses(model)
     params = count(model)
-    flops = flops_per_token(model, seq_len)
-    reporting = {unit: name for name, unit in cost_units(model) if reports_cost(unit)}  # shared ones once
+    flops = flops_per_token(units, seq_len)
+    reporting = {unit: name for name, unit in units if reports_cost(unit)}  # shared ones once
     idle = sum(count(unit) - ask(name, unit, "active_params", most=count(unit)) for unit, name in reporting.items())
     decodes = all(mixer.has_state for mixer in model.mixers)
-    whole_state = state_bytes(model, seq_len, kv_dtype) if decodes else None  # first: bytes per token derive from it
     return Cost(
         seq_len=seq_len,
         params=params,
         params_active=params - idle,
         params_non_embedding=params - count_ends(model),
         flops_per_token=flops,
-        flops_per_token_dense=flops_per_token(model, seq_len, dense=True),
+        flops_per_token_dense=flops_per_token(units, seq_len, dense=True),
         train_flops_per_token=3 * flops,
+        kv_bytes=ask_mixers(model, "state_bytes", seq_len, kv_dtype)
+        if decodes
+        else None,  # the next may derive from it
         kv_bytes_per_token=ask_mixers(model, "state_bytes_per_token", kv_dtype) if decodes else None,
-        kv_bytes=whole_state,
     )
 
 
@@ -93,11 +95,6 @@ def count_ends(model: Decoder) -> int:
     tables = [m for end in (model.embedding, model.position) for m in end.modules() if isinstance(m, nn.Embedding)]
     ends = {p for module in (*tables, model.embedding.head) for p in module.parameters()}
     return sum(p.numel() for p in ends)
-
-
-def state_bytes(model: Decoder, length: int, dtype: torch.dtype) -> int:
-    """Bytes of all mixers' states for one sequence of `length` tokens."""
-    return ask_mixers(model, "state_bytes", length, dtype)
 
 
 def ask_mixers(model: Decoder, hook: str, *args: object) -> int:
@@ -115,28 +112,35 @@ def ask(name: str, module: nn.Module, hook: str, *args: object, most: float = ma
     return answer
 
 
-def flops_per_token(model: nn.Module, seq_len: int, dense: bool = False) -> float:
-    """FLOPs of one token's forward pass: what modules report, and two per weight of every other nn.Linear.
+def cost_units(module: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
+    """The modules by which FLOPs are counted, with their names: those that report their cost, and nn.Linear.
 
-    Raises ValueError if a module does not report a number.
+    Raises ValueError for a module with matrices that no module counts, or with one of the two methods alone.
     """
+    if reports_cost(module) and not hasattr(module, "active_params"):
+        raise ValueError(f"{name}: {class_name(module)} has flops_per_token(seq_len) alone; give it {HOOKS}")
+    if is_plain_linear(module) or covers_own_matrices(module):
+        return [(name, module)]
+    if not isinstance(module, nn.Embedding) and any(p.ndim > 1 for p in module.parameters(recurse=False)):
+        raise ValueError(
+            f"{name}: {class_name(module)} has matrices outside of nn.Linear, and nothing says what they cost; "
+            f"give it, or the module that uses it, {HOOKS}"
+        )
+    children = [(f"{name}.{key}".lstrip("."), child) for key, child in module.named_children()]
+    units = [unit for key, child in children for unit in cost_units(child, key)]
+    return [(name, module)] if reports_cost(module) else units
+
+
+def flops_per_token(units: list[tuple[str, nn.Module]], seq_len: int, dense: bool = False) -> float:
+    """FLOPs of one token's forward pass: what units report, and two per weight of every other nn.Linear."""
     total: float = 0
-    for name, unit in cost_units(model):
+    for name, unit in units:
         if isinstance(unit, nn.Linear) and not reports_cost(unit):
             total += 2 * unit.weight.numel()
         else:
             has_dense = dense and hasattr(unit, "flops_per_token_dense")
             total += ask(name, unit, "flops_per_token_dense" if has_dense else "flops_per_token", seq_len)
     return total
-
-
-def cost_units(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The modules by which FLOPs are counted, with their names: those that report their cost, and nn.Linear."""
-    if reports_cost(module) or is_plain_linear(module):
-        yield name, module
-        return
-    for child_name, child in module.named_children():
-        yield from cost_units(child, f"{name}.{child_name}".lstrip("."))
 
 
 def reports_cost(module: nn.Module) -> bool:
@@ -150,29 +154,10 @@ def is_plain_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and own <= {"weight", "bias"}
 
 
-def check_reports(model: nn.Module) -> None:
-    """Raise ValueError for a module with matrices that no module counts, or with one of the two methods alone."""
-    covered: set[nn.Module] = set()
-    for name, module in model.named_modules():
-        if reports_cost(module) and not hasattr(module, "active_params"):
-            raise ValueError(f"{name}: {class_name(module)} has flops_per_token(seq_len) alone; give it {HOOKS}")
-        if covers_own_matrices(module):
-            covered |= set(module.modules())
-        if is_plain_linear(module) or isinstance(module, nn.Embedding) or module in covered:
-            continue
-        if any(p.ndim > 1 for p in module.parameters(recurse=False)):
-            raise ValueError(
-                f"{name}: {class_name(module)} has matrices outside of nn.Linear, and nothing says what they cost; "
-                f"give it, or the module that uses it, {HOOKS}"
-            )
-
-
 def covers_own_matrices(module: nn.Module) -> bool:
     """Whether a module's cost covers all its matrices; one that a user's class inherits from ours may not."""
-    if not reports_cost(module):
-        return False
-    author = next(kind for kind in type(module).__mro__ if "flops_per_token" in vars(kind))
-    return is_foreign(author) or not is_foreign(type(module))
+    author = next((kind for kind in type(module).__mro__ if "flops_per_token" in vars(kind)), None)
+    return author is not None and (is_foreign(author) or not is_foreign(type(module)))
 
 
 def is_foreign(kind: type) -> bool:
@@ -195,35 +180,32 @@ def check_uses(model: Decoder) -> None:
     }
     if not users:
         return
-    rows = dict.fromkeys(users, 0)
+    rows: Counter[nn.Module] = Counter()
 
     def add_rows(unit: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], _: object) -> None:
         x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         rows[unit] += math.prod(x.shape[:-1])
 
     tokens = torch.zeros(2, min(5, model.max_seq_len), dtype=torch.long, device=next(model.parameters()).device)
-    handles = [unit.register_forward_hook(add_rows, with_kwargs=True) for unit in users]
-    was_training = model.training
-    try:
-        model.eval()(tokens)
-    except Exception as error:
-        if not tokens.is_meta:
-            raise
-        name, user = next(iter(users.values()))
-        raise ValueError(
-            f"{name}: how often {class_name(user)} uses its matrices cannot be found out without data "
-            f"({type(error).__name__}: {error}); give it {HOOKS}"
-        ) from error
-    finally:
-        model.train(was_training)
-        for handle in handles:
-            handle.remove()
-    for unit, used in rows.items():
-        if used != tokens.numel():
-            name, user = users[unit]
+    with ExitStack() as restored:
+        restored.callback(model.train, model.training)
+        for unit in users:
+            restored.enter_context(unit.register_forward_hook(add_rows, with_kwargs=True))
+        try:
+            model.eval()(tokens)
+        except Exception as error:
+            if not tokens.is_meta:
+                raise
+            name, user = next(iter(users.values()))
             raise ValueError(
-                f"{name}: {class_name(user)} uses a {type(unit).__name__} {used / tokens.numel():g} times per token, "
-                f"where once is counted; give it {HOOKS}"
+                f"{name}: how often {class_name(user)} uses its matrices cannot be found out without data "
+                f"({type(error).__name__}: {error}); give it {HOOKS}"
+            ) from error
+    for unit, (name, user) in users.items():
+        if rows[unit] != tokens.numel():
+            raise ValueError(
+                f"{name}: {class_name(user)} uses a {type(unit).__name__} {rows[unit] / tokens.numel():g} times per "
+                f"token, where once is counted; give it {HOOKS}"
             )
 
 

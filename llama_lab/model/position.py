@@ -116,12 +116,13 @@ def inverse_frequencies(dim: int, theta: float, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class RopeScaling(ABC):
-    """Frequencies for texts `factor` times as long. Raises ValueError unless `factor` is positive."""
+    """Frequencies for texts `factor` times as long. Raises ValueError unless every number is positive."""
 
     factor: float
 
     def __post_init__(self) -> None:
-        check_positive("position.scaling.factor", self.factor)
+        for name, value in vars(self).items():
+            check_positive(f"position.scaling.{name}", value)
 
     @property
     def attention_factor(self) -> float:
@@ -150,24 +151,14 @@ class NTKScaling(RopeScaling):
 
 
 @dataclass(frozen=True)
-class ScalingByParts(RopeScaling):
-    """Base of scalings that depend on how often a frequency turns within `original_max_seq_len`."""
-
-    original_max_seq_len: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("position.scaling.original_max_seq_len", self.original_max_seq_len)
-
-
-@dataclass(frozen=True)
-class YarnScaling(ScalingByParts):
+class YarnScaling(RopeScaling):
     """NTK by parts with a sharper softmax (Peng et al. 2023, sections 3.2 and 3.4).
 
     Frequencies that turn more than `beta_fast` times within `original_max_seq_len` stay, those that turn less than
     `beta_slow` times are divided by `factor`, and a ramp joins them.
     """
 
+    original_max_seq_len: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
 
@@ -178,13 +169,11 @@ class YarnScaling(ScalingByParts):
 
     def __call__(self, dim: int, theta: float, device: torch.device) -> Tensor:
         """Scaled inverse frequencies `(dim / 2,)`."""
-
-        def index_of(turns: float) -> float:
-            """The (real) index of the frequency that turns this often within the original length."""
-            return dim * math.log(self.original_max_seq_len / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-        low = max(math.floor(index_of(self.beta_fast)), 0)
-        high = min(math.ceil(index_of(self.beta_slow)), dim - 1)
+        fast, slow = (  # the (real) indices of the frequencies that turn this often within the original length
+            dim * math.log(self.original_max_seq_len / (turns * 2 * math.pi)) / (2 * math.log(theta))
+            for turns in (self.beta_fast, self.beta_slow)
+        )
+        low, high = max(math.floor(fast), 0), min(math.ceil(slow), dim - 1)
         steps = torch.arange(dim // 2, device=device, dtype=torch.float32)
         interpolated = ((steps - low) / max(high - low, 0.001)).clamp(0, 1)
         frequencies = inverse_frequencies(dim, theta, device)
@@ -192,13 +181,14 @@ class YarnScaling(ScalingByParts):
 
 
 @dataclass(frozen=True)
-class Llama3Scaling(ScalingByParts):
+class Llama3Scaling(RopeScaling):
     """Llama 3.1's scaling (`apply_scaling` in Meta's code): long wavelengths divided by `factor`, short ones kept.
 
     Wavelengths above original / low_freq_factor are long, below original / high_freq_factor short, and a linear ramp
     joins them.
     """
 
+    original_max_seq_len: int
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
 

@@ -177,6 +177,19 @@ def test_ntk_scaling_equals_transformers_dynamic_scaling_at_that_length(factor: 
     torch.testing.assert_close(NTKScaling(factor)(64, 10000.0, CPU), frequencies)
 
 
+@pytest.mark.parametrize(
+    ("kind", "numbers", "setting"),
+    [
+        (LinearScaling, {"factor": 0.0}, "factor=0.0"),
+        (YarnScaling, {"factor": 2.0, "original_max_seq_len": 512, "beta_slow": 0.0}, "beta_slow=0.0"),
+        (Llama3Scaling, {"factor": 2.0, "original_max_seq_len": 512, "low_freq_factor": -1.0}, "low_freq_factor=-1.0"),
+    ],
+)
+def test_a_scaling_refuses_numbers_that_are_not_positive(kind: type, numbers: dict[str, float], setting: str) -> None:
+    with pytest.raises(ValueError, match=rf"^position\.scaling\.{setting}: must be positive$"):
+        kind(**numbers)
+
+
 @pytest.mark.parametrize("n_heads", [*range(1, 41), 64, 71, 112])
 def test_alibi_slopes_equal_blooms(n_heads: int) -> None:
     bias = Alibi(n_heads).bias(torch.tensor([1]), torch.arange(2))[:, 0]

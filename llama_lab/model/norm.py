@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,19 +21,16 @@ class LayerNorm(nn.LayerNorm):
         return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), bias, self.eps).type_as(x)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(nn.RMSNorm):
     """Root-mean-square normalisation (Zhang & Sennrich 2019, eq. 4).
 
     `unit_offset` stores the gain as its distance from one (Gemma), so that weight decay pulls towards the identity.
     """
 
     def __init__(self, dim: int, eps: float = 1e-5, unit_offset: bool = False) -> None:
-        super().__init__()
         check_eps(eps)
-        self.eps = eps
-        self.unit_offset = unit_offset
-        self.weight = nn.Parameter(torch.empty(dim))
-        self.reset_parameters()
+        self.unit_offset = unit_offset  # first, since `reset_parameters` reads it
+        super().__init__(dim, eps)
 
     def reset_parameters(self) -> None:
         """Initialise as plain normalisation, with a gain of one."""
@@ -43,7 +39,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `x (..., dim)`."""
         gain = self.weight.float() + 1.0 if self.unit_offset else self.weight.float()
-        return F.rms_norm(x.float(), gain.shape, gain, self.eps).type_as(x)
+        return F.rms_norm(x.float(), self.normalized_shape, gain, self.eps).type_as(x)
 
 
 class NoNorm(nn.Identity):

@@ -1,7 +1,4 @@
-"""Decoder blocks `(B, T, dim) -> (B, T, dim)`: where the norms and the residual connections sit.
-
-`final_norm`: whether the decoder needs a norm after the last block, whose output is not normalised otherwise.
-"""
+"""Decoder blocks `(B, T, dim) -> (B, T, dim)`: where the norms and the residual connections sit."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -22,6 +19,7 @@ class Block(nn.Module):
     """Base class of blocks: a mixer, a feed-forward, a norm for each, and dropout on the output of each.
 
     The mixer is called `attention` in configs and in the names of parameters.
+    final_norm: whether the decoder normalises the output of the last block, which is not normalised otherwise.
     """
 
     final_norm: ClassVar[bool] = True

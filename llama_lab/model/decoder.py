@@ -21,8 +21,8 @@ from .state import DecoderState, State
 class Decoder(nn.Module):
     """A decoder built from one component per slot; each slot is a factory.
 
-    The factories of position, attention and ffn are called with the sizes below, and norm, as far as they name them;
-    those of attention and ffn also with layer, counted from 0; that of init with n_layers.
+    Factories receive the arguments that they name: those of position, attention and ffn the sizes below and norm, those
+    of attention and ffn also layer, counted from 0, and that of init n_layers.
 
     vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, hidden_dim, max_seq_len: sizes, named as in LLaMA.
     dropout: on the embeddings and on every residual branch (Vaswani et al. 2017, section 5.4).
@@ -52,15 +52,8 @@ class Decoder(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        sizes = {
-            "dim": dim,
-            "n_layers": n_layers,
-            "n_heads": n_heads,
-            "n_kv_heads": n_kv_heads,
-            "head_dim": head_dim,
-            "hidden_dim": hidden_dim,
-            "max_seq_len": max_seq_len,
-        }
+        heads = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim}
+        sizes = {"dim": dim, "n_layers": n_layers, **heads, "hidden_dim": hidden_dim, "max_seq_len": max_seq_len}
         for name, size in {"vocab_size": vocab_size, **sizes}.items():
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name}={size}: must be a positive whole number")
@@ -97,15 +90,18 @@ class Decoder(nn.Module):
     def read(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
         """The input of the head, `(B, T, D)`; see `forward`."""
         B, T = tokens.shape
-        shortest, longest = (0, 0) if state is None else state.bounds(B, T)
+        if state is None:
+            positions, shortest, longest = torch.arange(T, device=tokens.device), 0, 0
+        else:
+            positions, shortest, longest = state.next_positions(B, T)
         if self.position.max_positions is not None and longest + T > self.position.max_positions:
             raise ValueError(
                 f"max_seq_len={self.max_seq_len}: this position encoding ends there, not at {longest + T} tokens"
             )
+        layout = Layout(self.position, positions.to(tokens.device), shortest, longest)
         if state is None:
-            return self.transform(tokens, Layout(self.position, torch.arange(T, device=tokens.device)))
-        positions = state.next_positions(T, tokens.device)
-        x = self.transform(tokens, Layout(self.position, positions, shortest, longest), state.layers)
+            return self.transform(tokens, layout)
+        x = self.transform(tokens, layout, state.layers)
         state.lengths += T
         return x
 
@@ -161,10 +157,8 @@ def call(factory: Callable[..., Any], **sizes: Any) -> Any:
 
 def takes(factory: Callable[..., Any], name: str) -> bool:
     """Whether a factory accepts an argument. A class's `**kwargs` go to its base; a function's accept any."""
-    while isinstance(factory, partial):
-        if name in factory.keywords:
-            return False
-        factory = factory.func
+    if isinstance(factory, partial):
+        return name not in factory.keywords and takes(factory.func, name)
     is_class = isinstance(factory, type)
     functions = [vars(kind).get("__init__") for kind in factory.mro()] if isinstance(factory, type) else [factory]
     for function in filter(None, functions):

@@ -1,7 +1,7 @@
 """The mixer of a block: attention, or whatever stands in its place. Only here do tokens see earlier tokens.
 
-A decoder calls its mixers' factory with those of these arguments that the factory names: dim, n_heads, n_kv_heads,
-head_dim, hidden_dim, max_seq_len, n_layers, norm, and layer, counted from 0.
+A factory of mixers receives those of these arguments that it names: dim, n_heads, n_kv_heads, head_dim, hidden_dim,
+max_seq_len, n_layers, norm, and layer, counted from 0.
 """
 
 from abc import ABC, abstractmethod

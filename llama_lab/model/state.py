@@ -48,10 +48,11 @@ class DecoderState:
         rows = [layer.row(index) for layer in self.layers]
         return DecoderState(rows, self.lengths[index : index + 1], self.context, self.slides)
 
-    def bounds(self, batch_size: int, n_tokens: int) -> tuple[int, int]:
-        """Lengths of the shortest and the longest sequence.
+    def next_positions(self, batch_size: int, n_tokens: int) -> tuple[Tensor, int, int]:
+        """Positions of the next `n_tokens` of each sequence, and the lengths of the shortest and the longest.
 
-        Raises ValueError unless this is a state of `batch_size` sequences with room for `n_tokens` more in each.
+        Positions are int64 `(B, T)` on the CPU, or `(1, T)` if all sequences are equally long. Raises ValueError unless
+        this is a state of `batch_size` sequences with room for `n_tokens` more in each.
         """
         lengths = self.lengths.tolist()
         if len(lengths) != batch_size:
@@ -62,11 +63,5 @@ class DecoderState:
         shortest, longest = min(lengths), max(lengths)
         if not self.slides and longest + n_tokens > self.context:
             raise ValueError(f"context={self.context}: the cache is for so many tokens, not for {longest + n_tokens}")
-        return shortest, longest
-
-    def next_positions(self, n_tokens: int, device: torch.device) -> Tensor:
-        """Positions of the next `n_tokens` of each sequence: `(B, T)`, or `(1, T)` if all are equally long."""
-        starts = self.lengths[:, None]
-        if bool((starts == starts[0]).all()):
-            starts = starts[:1]
-        return (starts + torch.arange(n_tokens)).to(device)
+        starts = self.lengths[:1, None] if shortest == longest else self.lengths[:, None]
+        return starts + torch.arange(n_tokens), shortest, longest

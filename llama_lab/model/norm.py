@@ -27,6 +27,8 @@ class RMSNorm(nn.RMSNorm):
     `unit_offset` stores the gain as its distance from one (Gemma), so that weight decay pulls towards the identity.
     """
 
+    eps: float
+
     def __init__(self, dim: int, eps: float = 1e-5, unit_offset: bool = False) -> None:
         check_eps(eps)
         self.unit_offset = unit_offset  # first, since `reset_parameters` reads it

@@ -116,7 +116,7 @@ def inverse_frequencies(dim: int, theta: float, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class RopeScaling(ABC):
-    """Frequencies for texts `factor` times as long. Raises ValueError unless every number is positive."""
+    """Frequencies for texts `factor` times as long. Raises ValueError unless every field is positive."""
 
     factor: float
 

@@ -150,8 +150,5 @@ def linear_on_meta(enabled: bool) -> Iterator[None]:
             return None
         return nn.Parameter(parameter.to("meta"))
 
-    hook = register_module_parameter_registration_hook(place)  # type: ignore[arg-type]  # it may return a parameter
-    try:
+    with register_module_parameter_registration_hook(place):  # type: ignore[arg-type]  # it may return a parameter
         yield
-    finally:
-        hook.remove()

@@ -95,7 +95,7 @@ def write_csv(rows: Sequence[pd.DataFrame], columns: Sequence[str], where: Mappi
 def row_table(title: str, left: Mapping[str, str], rows: pd.DataFrame) -> Table:
     """Rows for a terminal of 80 columns. left: the first columns, by heading."""
     shown = [name for name in SHOWN if name in rows]
-    table = plain_table(title, left, ["median", "low to high", *(SHOWN[name][0] for name in shown)])
+    table = plain_table(title, left, ["median", "low to high", *(SHOWN[name][0] for name in shown)], gap=2)
     size = ""
     for row in rows.to_dict("records"):
         if row["size"] != size:

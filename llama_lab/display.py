@@ -125,7 +125,8 @@ def open_display(steps: int, rank: int) -> Display:
 
 def plain_table(title: str, left: Iterable[str] = (), right: Iterable[str] = (), gap: int = 3) -> Table:
     """A table without a frame, of columns with these headings: text on the left, then numbers, which never wrap."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0))
+    padding = (0, gap - 1, 0, 0)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=padding, pad_edge=False)
     table.caption_justify = "left"
     for heading in left:
         table.add_column(heading)

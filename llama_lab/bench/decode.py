@@ -102,11 +102,12 @@ def measure_generation(
     sizes = buffers(model, preset)
     readings = {name: torch.ones(n // 4, device=device).sum for name, n in sizes.items()}  # by all threads
     timings = time_in_turn(contenders | readings, rounds)
-    size, generated = f"{preset.new_tokens} after {preset.prompt}", {name: timings[name] for name in contenders}
-    speeds = with_ratio(rows_of(size, "generate", generated, parts=preset.new_tokens))
+    size = f"{preset.new_tokens} after {preset.prompt}"
+    speeds = rows_of(size, "generate", {name: timings[name] for name in contenders}, parts=preset.new_tokens)
     reads = rows_of("", "read", {name: timings[name] for name in sizes}).assign(bytes_read=list(sizes.values()))
     floors = floors_of(size, weight_bytes(model) + cache_bytes(model, preset.prompt, preset.new_tokens), reads)
-    return with_shares(speeds, floors), with_shares(floors, floors), reads.assign(what=reads.what + "'s buffer")
+    speeds, floors = with_shares(with_ratio(speeds), floors), with_shares(floors, floors)
+    return speeds, floors, reads.assign(what=reads.what + "'s buffer")
 
 
 def ours(compiled: bool) -> dict[str, bool]:

@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -295,12 +296,9 @@ def alternatives(setup: Setup, shortest: int) -> Iterator[Setup]:
     contexts = [setup.seq_len]
     while contexts[-1] // 2 > shortest:
         contexts.append(contexts[-1] // 2)
-    for world in worlds:
-        yield from sharded(setup, world, setup.seq_len)
-    for changes in range(1, len(worlds) + len(contexts)):
-        for halved in range(1, min(changes + 1, len(contexts))):
-            if changes - halved < len(worlds):
-                yield from sharded(setup, worlds[changes - halved], contexts[halved])
+    changes = product(range(len(contexts)), range(len(worlds)))
+    for halved, doubled in sorted(changes, key=lambda times: (times[0] > 0, sum(times), times[0])):
+        yield from sharded(setup, worlds[doubled], contexts[halved])
 
 
 def smaller_micro_batches(setup: Setup) -> Iterator[Setup]:

@@ -9,16 +9,8 @@ import pandas as pd
 
 from llama_lab.plots import save
 
+from . import decoders, layers
 from .charts import COMPUTATIONS, PEAK, SPEED, TIME, Quantity, chart
-from .decoders import TINY, caching_finding, decoding_finding, measure_caching, measure_decoding
-from .layers import (
-    attention_finding,
-    feedforward_finding,
-    measure_attention,
-    measure_feedforwards,
-    measure_norms,
-    norm_finding,
-)
 from .rows import row_table, start, write_csv
 
 COLUMNS = ("peak_bytes", "kv_cache_bytes", "kv_computations", "tokens_per_s")
@@ -48,8 +40,8 @@ COMPONENTS = {
         "LayerNorm and RMSNorm",
         "width",
         "RMSNorm about 2 times as fast as a plain LayerNorm kernel",
-        measure_norms,
-        norm_finding,
+        layers.measure_norms,
+        layers.norm_finding,
         {"dims": (16, 32), "vectors": 8},
         over_sizes=True,
     ),
@@ -57,16 +49,16 @@ COMPONENTS = {
         "Feed-forwards at equal parameters",
         "width",
         "gated ones compute as much as ungated ones, at two thirds of the width (Shazeer 2020)",
-        measure_feedforwards,
-        feedforward_finding,
+        layers.measure_feedforwards,
+        layers.feedforward_finding,
         {"dim": 24, "tokens": 8},
     ),
     "attention": Component(
         "Causal attention, fused and written out",
         "tokens",
         "fused attention 1.2 to 8 times as fast, with half of the memory",
-        measure_attention,
-        attention_finding,
+        layers.measure_attention,
+        layers.attention_finding,
         {"shapes": [(1, 2, 64, 16), (1, 2, 128, 16)]},
         (TIME, PEAK),
         over_sizes=True,
@@ -75,18 +67,18 @@ COMPONENTS = {
         "Decoding with fewer key and value heads, a token of every sequence",
         "B x T",
         "MQA decodes 38% faster than MHA",
-        measure_decoding,
-        decoding_finding,
-        {"overrides": TINY, "batch_sizes": [1], "contexts": [16, 32]},
+        decoders.measure_decoding,
+        decoders.decoding_finding,
+        {"overrides": decoders.TINY, "batch_sizes": [1], "contexts": [16, 32]},
         (SPEED,),
     ),
     "caching": Component(
         "Greedy text with and without a KV cache",
         "tokens",
         "50 times fewer key and value computations for 100 tokens",
-        measure_caching,
-        caching_finding,
-        {"overrides": TINY, "new_tokens": 10},
+        decoders.measure_caching,
+        decoders.caching_finding,
+        {"overrides": decoders.TINY, "new_tokens": 10},
         (TIME, COMPUTATIONS),
     ),
 }

@@ -4,8 +4,10 @@ import logging
 import sys
 import time
 import warnings
+from collections.abc import Iterable
 from typing import Self
 
+from rich import box
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -121,18 +123,40 @@ def open_display(steps: int, rank: int) -> Display:
     return TerminalDisplay(console, steps) if sys.stdout.isatty() else LogDisplay(console, steps)
 
 
-def print_result(folder: RunFolder) -> None:
-    """Print the result of a finished run: a table, a sample of its text, and its folder."""
-    summary, sample = Summary.load(folder.path), (folder.path / SAMPLE).read_text(encoding="utf-8")
-    console = Console(highlight=False)
-    table = Table(show_header=False)
+def plain_table(title: str, left: Iterable[str] = (), right: Iterable[str] = (), gap: int = 3) -> Table:
+    """A table without a frame, of columns with these headings: text on the left, then numbers, which never wrap."""
+    padding = (0, gap - 1, 0, 0)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=padding, pad_edge=False)
+    table.caption_justify = "left"
+    for heading in left:
+        table.add_column(heading)
+    for heading in right:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.show_header = bool(table.columns)
+    return table
+
+
+def fact_table(facts: Iterable[tuple[str, str]], frame: box.Box = box.HEAVY_HEAD) -> Table:
+    """A table of labels and values."""
+    table = Table(show_header=False, box=frame)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    for label, value in summary_rows(summary):
+    for label, value in facts:
         table.add_row(label, value)
-    console.print(table)
+    return table
+
+
+def print_sample(console: Console, sample: str | None) -> None:
+    """Print a run's sample of text, if there is one."""
     if sample:
         console.print(Panel(Text(sample.translate(VISIBLE)), title="sample", title_align="left"))
+
+
+def print_result(folder: RunFolder) -> None:
+    """Print the result of a finished run: a table, a sample of its text, and its folder."""
+    console = Console(highlight=False)
+    console.print(fact_table(summary_rows(Summary.load(folder.path))))
+    print_sample(console, (folder.path / SAMPLE).read_text(encoding="utf-8"))
     console.print(Text(f"everything is in {folder.path}"), soft_wrap=True)
 
 

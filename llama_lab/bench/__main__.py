@@ -12,7 +12,10 @@ COMPONENTS = ("norm", "ffn", "attention", "decoding", "caching")
 
 
 class Parser(argparse.ArgumentParser):
-    """Prints errors in one line, as our other commands do."""
+    """Shows defaults, and prints errors in one line, as our other commands do."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 
     def error(self, message: str) -> NoReturn:
         """Print `message` and exit."""
@@ -33,38 +36,29 @@ def main() -> None:
 def parser() -> Parser:
     """The parser of all commands."""
     shared = Parser(add_help=False)  # options of components and decode
-    about = "auto: the GPU if there is one (default: %(default)s)"
-    shared.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto", help=about)
-    about = "output folder (default: %(default)s)"
-    shared.add_argument("--out", type=Path, default=Path("bench"), metavar="FOLDER", help=about)
     shared.add_argument(
-        "--rounds", type=int, default=5, metavar="N", help="measurements of each (default: %(default)s)"
+        "--device", choices=("auto", "cpu", "gpu"), default="auto", help="auto: the GPU if there is one"
     )
+    shared.add_argument("--out", type=Path, default=Path("bench"), metavar="FOLDER", help="output folder")
+    shared.add_argument("--rounds", type=int, default=5, metavar="N", help="measurements of each")
     top = Parser(prog="python -m llama_lab.bench", description="Benchmark parts and whole decoders on this machine.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    components = commands.add_parser(
-        "components",
-        parents=[shared],
-        help="norms, feed-forwards, attention, decoding and caching, with the claims of textbooks",
-        description="Time the parts of a decoder: prints a table of each, and writes components.csv and a plot of "
-        "each.",
-    )
-    about = "which of them (default: %(default)s)"
-    components.add_argument("--only", default=",".join(COMPONENTS), metavar="NAME,NAME", help=about)
-    about = "sizes; tiny shows the output within seconds, but measures nothing (default: %(default)s)"
+    about = "norms, feed-forwards, attention, decoding and caching, with the claims of textbooks"
+    description = "Time the parts of a decoder: prints a table of each, and writes components.csv and a plot of each."
+    components = commands.add_parser("components", parents=[shared], help=about, description=description)
+    components.add_argument("--only", default=",".join(COMPONENTS), metavar="NAME,NAME", help="which of them")
+    about = "sizes; tiny shows the output within seconds, but measures nothing"
     components.add_argument("--preset", choices=("full", "tiny"), default="full", help=about)
-    decode = commands.add_parser(
-        "decode",
-        parents=[shared],
-        help="greedy decoding of a whole decoder, against transformers and the limit of memory bandwidth",
-        description="Time greedy decoding, batch 1, by ours and by transformers: prints two tables, writes decode.csv, "
-        "decode.png.",
+    about = "greedy decoding of a whole decoder, against transformers and the limit of memory bandwidth"
+    description = (
+        "Time greedy decoding, batch 1, by ours and by transformers: prints two tables, writes decode.csv, decode.png."
     )
-    about = "also ours with its step compiled (default: --compile)"
+    decode = commands.add_parser("decode", parents=[shared], help=about, description=description)
+    about = "also ours with its step compiled"
     decode.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help=about)
     about = (
         "small: 6 layers of width 256, float32; tiny: shows the output, but measures nothing; 1b: Llama 3.2 1B in "
-        "bfloat16, for a GPU (default: %(default)s)"
+        "bfloat16, for a GPU"
     )
     decode.add_argument("--preset", choices=("small", "tiny", "1b"), default="small", help=about)
     about = "Lightning's training loop with our callbacks against a bare one, on the default model and data"

@@ -1,18 +1,17 @@
 """Measures what textbooks claim about the parts of a decoder: `python -m llama_lab.bench components`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from llama_lab.plots import save
 
-from .attention import attention_finding, measure_attention
+from . import decoders, layers
 from .charts import COMPUTATIONS, PEAK, SPEED, TIME, Quantity, chart
-from .generation import caching_finding, decoding_finding, measure_caching, measure_decoding
-from .layers import feedforward_finding, measure_feedforwards, measure_norms, norm_finding
-from .rows import Row, conditions, open_console, row_table, write_csv
-from .subjects import TINY, choose_device
+from .rows import row_table, start, write_csv
 
 COLUMNS = ("peak_bytes", "kv_cache_bytes", "kv_computations", "tokens_per_s")
 
@@ -22,15 +21,15 @@ class Component:
     """A claim of textbooks, with functions that measure it and state the finding.
 
     size_name: what the sizes of its measurements are, for headings. measure: takes the rounds, the device and the
-    sizes, whose defaults are those of the command. tiny: small ones. charted: what its chart shows. over_sizes: whether
-    it has lines over the sizes, or bars.
+    sizes (default: those of the command); yields tables. tiny: small sizes. charted: what its chart shows, as lines
+    over the sizes (`over_sizes`) or bars.
     """
 
     title: str
     size_name: str
     textbook: str
-    measure: Callable[..., list[Row]]
-    finding: Callable[[Sequence[Row]], str]
+    measure: Callable[..., Iterable[pd.DataFrame]]
+    finding: Callable[[pd.DataFrame], str]
     tiny: Mapping[str, Any]
     charted: Sequence[Quantity] = (TIME,)
     over_sizes: bool = False
@@ -41,8 +40,8 @@ COMPONENTS = {
         "LayerNorm and RMSNorm",
         "width",
         "RMSNorm about 2 times as fast as a plain LayerNorm kernel",
-        measure_norms,
-        norm_finding,
+        layers.measure_norms,
+        layers.norm_finding,
         {"dims": (16, 32), "vectors": 8},
         over_sizes=True,
     ),
@@ -50,16 +49,16 @@ COMPONENTS = {
         "Feed-forwards at equal parameters",
         "width",
         "gated ones compute as much as ungated ones, at two thirds of the width (Shazeer 2020)",
-        measure_feedforwards,
-        feedforward_finding,
+        layers.measure_feedforwards,
+        layers.feedforward_finding,
         {"dim": 24, "tokens": 8},
     ),
     "attention": Component(
         "Causal attention, fused and written out",
         "tokens",
         "fused attention 1.2 to 8 times as fast, with half of the memory",
-        measure_attention,
-        attention_finding,
+        layers.measure_attention,
+        layers.attention_finding,
         {"shapes": [(1, 2, 64, 16), (1, 2, 128, 16)]},
         (TIME, PEAK),
         over_sizes=True,
@@ -68,18 +67,18 @@ COMPONENTS = {
         "Decoding with fewer key and value heads, a token of every sequence",
         "B x T",
         "MQA decodes 38% faster than MHA",
-        measure_decoding,
-        decoding_finding,
-        {"overrides": TINY, "batch_sizes": [1], "contexts": [16, 32]},
+        decoders.measure_decoding,
+        decoders.decoding_finding,
+        {"overrides": decoders.TINY, "batch_sizes": [1], "contexts": [16, 32]},
         (SPEED,),
     ),
     "caching": Component(
         "Greedy text with and without a KV cache",
         "tokens",
         "50 times fewer key and value computations for 100 tokens",
-        measure_caching,
-        caching_finding,
-        {"overrides": TINY, "new_tokens": 10},
+        decoders.measure_caching,
+        decoders.caching_finding,
+        {"overrides": decoders.TINY, "new_tokens": 10},
         (TIME, COMPUTATIONS),
     ),
 }
@@ -87,17 +86,16 @@ COMPONENTS = {
 
 def run(only: str, preset: str, device: str, rounds: int, out: Path) -> None:
     """Measure components and print a table of each; write `components.csv` and a plot of each into `out`."""
-    here = choose_device(device)
-    where = conditions(here)
-    console = open_console(where, f"{rounds} rounds")
-    found: list[Row] = []
+    here, where, console = start(device, f"{rounds} rounds")
+    found: list[pd.DataFrame] = []
     for name in only.split(","):
         component = COMPONENTS[name]
-        rows = component.measure(rounds, here, **(component.tiny if preset == "tiny" else {}))
-        left = {component.size_name: "size", "what": "what", "pass": "direction"}
+        tables = component.measure(rounds, here, **(component.tiny if preset == "tiny" else {}))
+        rows = pd.concat(tables, ignore_index=True).assign(component=name)
+        left = {component.size_name: "size", "what": "what", "pass": "pass"}
         console.print(row_table(component.title, left, rows))
         console.print(f"textbooks: {component.textbook}\nhere: {component.finding(rows)}\n")
-        found += rows
+        found.append(rows)
         write_csv(found, COLUMNS, where, out / "components.csv")  # after each, in case the command is interrupted
         picture = chart(component.title, component.size_name, rows, component.charted, component.over_sizes)
         save(picture, out / f"{name}.png")

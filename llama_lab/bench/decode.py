@@ -5,7 +5,7 @@ text: only that of attention should.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -13,10 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
-from omegaconf import DictConfig
-from torch.utils.benchmark import Measurement
 
 from llama_lab.evaluation.speed import NEW_TOKENS, decoding, inference
 from llama_lab.formatting import in_bytes
@@ -26,8 +25,8 @@ from llama_lab.plots import save
 from llama_lab.timing import measurement, time_in_turn
 
 from .charts import decode_chart
-from .rows import Row, conditions, open_console, row_table, rows_of, write_csv
-from .subjects import SMALL, TINY, build_decoder, choose_device, compose
+from .decoders import SMALL, TINY, build_decoder, compose
+from .rows import row_table, rows_of, start, with_ratio, write_csv
 
 EAGER, COMPILED, ATTENTION, REST = "ours, eager", "ours, compiled", "attention alone", "the rest"
 COLUMNS = ("tokens_per_s", "bytes_read", "of_memory_floor", "of_cache_floor")
@@ -52,16 +51,7 @@ class Preset:
 
     def build(self, max_seq_len: int, device: torch.device) -> Decoder:
         """The model, for texts of `max_seq_len` tokens."""
-        return build_decoder(self.compose(max_seq_len), device, self.dtype)
-
-    def compose(self, max_seq_len: int) -> DictConfig:
-        """The model's config."""
-        return compose(*self.overrides, f"model.max_seq_len={max_seq_len}")
-
-    @property
-    def size(self) -> str:
-        """The lengths, as text."""
-        return f"{self.new_tokens} after {self.prompt}"
+        return build_decoder(compose(*self.overrides, f"model.max_seq_len={max_seq_len}"), device, self.dtype)
 
 
 PRESETS = {
@@ -73,40 +63,36 @@ PRESETS = {
 
 def run(preset: str, compile: bool, device: str, rounds: int, out: Path) -> None:
     """Measure and print all; write `decode.csv` and `decode.png` into `out`."""
-    sizes, here = PRESETS[preset], choose_device(device)
-    where = conditions(here)
-    console = open_console(where, str(sizes.dtype), f"{rounds} rounds")
+    sizes = PRESETS[preset]
+    here, where, console = start(device, str(sizes.dtype), f"{rounds} rounds")
     if find_spec("transformers") is None:
         console.print("transformers is not installed, so ours stand alone; pip install 'transformers>=5,<6'")
     model = sizes.build(sizes.max_seq_len, here)
-    speeds, floors = measure_generation(model, sizes, compile, rounds, here)
-    growth = [*measure_quarters(model, sizes, compile, rounds), *measure_contexts(sizes, rounds, here)]
-    at_floors, reads = [], []
-    for floor in floors:
-        values = {**shares(floors, floor.seconds), "bytes_read": floor.bytes_per_token}
-        at_floors.append(Row("decode", floor.name, sizes.size, "read", measurement([floor.seconds]), values))
-        values = {"bytes_read": floor.buffer_bytes}
-        reads.append(Row("decode", f"{floor.name}'s buffer", "", "read", floor.reading, values))
+    speeds, floors, reads = measure_generation(model, sizes, compile, rounds, here)
+    growth = pd.concat([*measure_quarters(model, sizes, compile, rounds), *measure_contexts(sizes, rounds, here)])
+    growth["tokens_per_s"] = (1 / growth.median_s).where(growth.what != REST)
     title = f"Greedy text, batch 1, {sizes.new_tokens} tokens after {sizes.prompt}; time of a token"
-    console.print(row_table(title, {"what": "what"}, [*speeds, *at_floors]))
-    for floor in floors:
+    console.print(row_table(title, {"what": "what"}, pd.concat([speeds, floors])))
+    for floor, read in zip(floors.itertuples(), reads.itertuples(), strict=True):
         console.print(
-            f"{floor.name}: {in_bytes(floor.bytes_per_token)} per token, weights and KV cache, at "
-            f"{floor.bytes_per_second / 1e9:.1f} GB/s, the best of reading {in_bytes(floor.buffer_bytes)}"
+            f"{floor.what}: {in_bytes(floor.bytes_read)} per token, weights and KV cache, at "
+            f"{read.bytes_read / read.low_s / 1e9:.1f} GB/s, the best of reading {in_bytes(read.bytes_read)}"
         )
     title = "Time of a token as the text grows, and of attention's kernels alone"
     console.print(row_table(title, {"what": "what", "where": "size"}, growth))
-    write_csv([*speeds, *at_floors, *reads, *growth], COLUMNS, where, out / "decode.csv")
-    save(decode_chart(speeds, at_floors, growth), out / "decode.png")
+    tables = [rows.assign(component="decode") for rows in (speeds, floors, reads, growth)]
+    write_csv(tables, COLUMNS, where, out / "decode.csv")
+    save(decode_chart(speeds, floors, growth), out / "decode.png")
     console.print(f"wrote {out / 'decode.csv'} and {out / 'decode.png'}", soft_wrap=True)
 
 
 def measure_generation(
     model: Decoder, preset: Preset, compiled: bool, rounds: int, device: torch.device
-) -> tuple[list[Row], list["Floor"]]:
-    """Seconds per token of every contender, prompt processing included; the first is transformers, if installed.
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Seconds per token of every contender and of the floors, and of a reading of each floor's buffer.
 
-    The buffers for the floors are read in the same rounds, so that other load on the memory slows both.
+    Prompt processing is included; the first contender is transformers, if installed. Buffers are read in the same
+    rounds, so that other load on the memory slows both.
     """
     contenders: dict[str, Callable[[], object]] = {}
     if find_spec("transformers") is not None:
@@ -114,12 +100,14 @@ def measure_generation(
     for name, is_compiled in ours(compiled).items():
         contenders[name] = partial(token_moments, model, preset, is_compiled)
     sizes = buffers(model, preset)
-    timings = time_in_turn(contenders | {name: reading(n, device) for name, n in sizes.items()}, rounds)
-    per_token = weight_bytes(model) + cache_bytes(model, preset.prompt, preset.new_tokens)
-    floors = [Floor(name, per_token, n, timings[name]) for name, n in sizes.items()]
-    speeds = {name: timings[name] for name in contenders}
-    rows = rows_of("decode", preset.size, "generate", speeds, parts=preset.new_tokens)
-    return [row.adding(**shares(floors, row.timing.median)) for row in rows], floors
+    readings = {name: torch.ones(n // 4, device=device).sum for name, n in sizes.items()}  # by all threads
+    timings = time_in_turn(contenders | readings, rounds)
+    size = f"{preset.new_tokens} after {preset.prompt}"
+    speeds = rows_of(size, "generate", {name: timings[name] for name in contenders}, parts=preset.new_tokens)
+    reads = rows_of("", "read", {name: timings[name] for name in sizes}).assign(bytes_read=list(sizes.values()))
+    floors = floors_of(size, weight_bytes(model) + cache_bytes(model, preset.prompt, preset.new_tokens), reads)
+    speeds, floors = with_shares(with_ratio(speeds), floors), with_shares(floors, floors)
+    return speeds, floors, reads.assign(what=reads.what + "'s buffer")
 
 
 def ours(compiled: bool) -> dict[str, bool]:
@@ -139,7 +127,7 @@ def transformers_generation(model: Decoder, preset: Preset, device: torch.device
     Raises RuntimeError if the models differ in their number of parameters; the function does if the text ends early.
     """
     transformers: Any = import_module("transformers")  # not a dependency, and slow to import
-    cfg = preset.compose(preset.max_seq_len).model
+    cfg = compose(*preset.overrides).model
     with device:
         theirs = transformers.LlamaForCausalLM(
             transformers.LlamaConfig(
@@ -172,49 +160,28 @@ def transformers_generation(model: Decoder, preset: Preset, device: torch.device
     return work
 
 
-@dataclass(frozen=True)
-class Floor:
-    """The least time per token: the bytes that must be read for it, divided by the bandwidth.
+def floors_of(size: str, bytes_per_token: float, reads: pd.DataFrame) -> pd.DataFrame:
+    """The least time per token: the bytes that must be read for it, divided by the bandwidth of each of `reads`.
 
-    There are two: at the bandwidth of a buffer far larger than the processor's caches, and at that of a buffer as large
-    as the weights, since a small model may stay in a cache. A program may be faster than the first.
-    reading: the timing of a buffer of `buffer_bytes`, which gives the bandwidth.
+    The bandwidth is that of the fastest round.
     """
-
-    name: str
-    bytes_per_token: float
-    buffer_bytes: int
-    reading: Measurement
-
-    @property
-    def bytes_per_second(self) -> float:
-        """The bandwidth in the fastest round."""
-        return self.buffer_bytes / min(self.reading.times)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds per token."""
-        return self.bytes_per_token / self.bytes_per_second
-
-    def share(self, seconds: float) -> float:
-        """The speed at `seconds` per token as a fraction of the floor's."""
-        return self.seconds / seconds
+    seconds = bytes_per_token * reads.low_s / reads.bytes_read
+    return reads.assign(size=size, median_s=seconds, low_s=seconds, high_s=seconds, bytes_read=bytes_per_token)
 
 
-def shares(floors: Sequence[Floor], seconds: float) -> dict[str, float]:
-    """The speed at `seconds` per token, absolute and as a fraction of each floor's."""
-    fractions = {f"of_{floor.name.replace(' ', '_')}": floor.share(seconds) for floor in floors}
-    return {"tokens_per_s": 1 / seconds, **fractions}
+def with_shares(rows: pd.DataFrame, floors: pd.DataFrame) -> pd.DataFrame:
+    """The rows with tokens per second, absolute and as a fraction of each floor's."""
+    shares = {f"of_{floor.what.replace(' ', '_')}": floor.median_s / rows.median_s for floor in floors.itertuples()}
+    return rows.assign(tokens_per_s=1 / rows.median_s, **shares)
 
 
 def buffers(model: Decoder, preset: Preset) -> dict[str, int]:
-    """Bytes of the buffers that measure the bandwidth, by the names of their floors."""
+    """Bytes of the buffers that measure the bandwidth, by the names of their floors.
+
+    One is far larger than the processor's caches, and a program may be faster than its floor; the other is as large as
+    the weights, since a small model may stay in a cache.
+    """
     return {"memory floor": preset.buffer_bytes, "cache floor": weight_bytes(model)}
-
-
-def reading(n_bytes: int, device: torch.device) -> Callable[[], object]:
-    """A function that reads a float32 buffer of `n_bytes` by summing it with all of PyTorch's threads."""
-    return torch.ones(n_bytes // 4, device=device).sum
 
 
 def weight_bytes(model: Decoder) -> int:
@@ -237,18 +204,17 @@ def cache_bytes(model: Decoder, prompt: int, new_tokens: int) -> float:
     return cost.kv_bytes_per_token * (prompt + (new_tokens - 1) / 2)
 
 
-def measure_quarters(model: Decoder, preset: Preset, compiled: bool, rounds: int) -> list[Row]:
+def measure_quarters(model: Decoder, preset: Preset, compiled: bool, rounds: int) -> Iterator[pd.DataFrame]:
     """Our seconds per token over the first and the last quarter of the text, without prompt processing."""
     n = preset.new_tokens // 4
-    rows = []
     for name, is_compiled in ours(compiled).items():
         texts = [token_moments(model, preset, is_compiled) for _ in range(rounds + 1)][1:]  # the first warms up
-        first, last = ([m[n] - m[0] for m in texts], [m[-1] - m[-1 - n] for m in texts])
-        rows += [token_row(name, f"{k} {n} tokens", t, n) for k, t in (("first", first), ("last", last))]
-    return rows
+        for quarter, first, last in (("first", 0, n), ("last", -1 - n, -1)):
+            seconds = measurement([moments[last] - moments[first] for moments in texts])
+            yield rows_of(f"{quarter} {n} tokens", "decode", {name: seconds}, parts=n)
 
 
-def measure_contexts(preset: Preset, rounds: int, device: torch.device) -> list[Row]:
+def measure_contexts(preset: Preset, rounds: int, device: torch.device) -> Iterator[pd.DataFrame]:
     """Seconds per token at the end of each context, eager: of a step, of attention's kernels alone, and of the rest."""
     model = preset.build(max(preset.contexts), device)
     steps = {context: min(NEW_TOKENS, context) for context in preset.contexts}
@@ -257,19 +223,10 @@ def measure_contexts(preset: Preset, rounds: int, device: torch.device) -> list[
         contenders[f"step {context}"] = decoding(model, 1, context, n)
         contenders[f"attention {context}"] = attention_alone(model, context)
     found = time_in_turn(contenders, rounds)
-    rows = []
     for context, n in steps.items():
-        step = token_row(EAGER, f"at {context} tokens", found[f"step {context}"].times, n)
-        attention = token_row(ATTENTION, step.size, found[f"attention {context}"].times)
-        rest = measurement([step.timing.median - attention.timing.median])
-        rows += [step, attention, Row("decode", REST, step.size, "decode", rest)]
-    return rows
-
-
-def token_row(what: str, where: str, seconds: Sequence[float], tokens: int = 1) -> Row:
-    """The row of what takes `seconds` in each round for some tokens, at some length of the text (`where`)."""
-    timing = measurement(seconds, parts=tokens)
-    return Row("decode", what, where, "decode", timing, {"tokens_per_s": 1 / timing.median})
+        step, attention = measurement(found[f"step {context}"].times, parts=n), found[f"attention {context}"]
+        rest = measurement([step.median - attention.median])
+        yield rows_of(f"at {context} tokens", "decode", {EAGER: step, ATTENTION: attention, REST: rest})
 
 
 def attention_alone(model: Decoder, context: int) -> Callable[[], object]:

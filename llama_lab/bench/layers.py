@@ -1,21 +1,34 @@
-"""Norms and feed-forwards on float32 vectors, forward and backward."""
+"""Parts of a layer: norms and feed-forwards, forward and backward, and causal attention, fused against written out."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+import pandas as pd
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llama_lab.config.components import CONF_DIR, build
+from llama_lab.devices.memory import CLEAR, peak_memory_bytes, reset_peak_memory
+from llama_lab.evaluation.speed import inference
+from llama_lab.model.attention import reference_attention
 from llama_lab.model.feedforward import GatedFeedForward
 from llama_lab.model.norm import LayerNorm, RMSNorm
 
-from .rows import Row, measure, speeds
-from .subjects import compose
+from .decoders import compose
+from .rows import measure, speeds
 
 Pass = tuple[Callable[[], Tensor], Sequence[Tensor]]
+Work = Callable[[], object]
+Shapes = Sequence[Sequence[int]]  # of queries, keys and values, `(B, H, T, Dh)`
+Peaks = dict[tuple[str, str, str], int]  # bytes by size, direction and contender
 
 FIRST = "relu"  # the feed-forward of 2017, without biases: the others are compared with it
+SHAPES: Shapes = [(1, 4, length, 64) for length in (512, 1024, 2048, 4096, 8192)]
 
 
 def layer_norm(norm: LayerNorm, x: Tensor) -> Tensor:
@@ -40,21 +53,27 @@ KINDS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 
 def measure_norms(
     rounds: int, device: torch.device, dims: Sequence[int] = (256, 512, 1024, 2048, 4096), vectors: int = 2048
-) -> list[Row]:
-    """Measure both norms of each kind at every width."""
-    rows = []
+) -> Iterator[pd.DataFrame]:
+    """Measure both norms of each kind at every width, on float32 vectors."""
     for dim in dims:
         x = torch.randn(vectors, dim, device=device, requires_grad=True)
         norms = (LayerNorm(dim).to(device), RMSNorm(dim).to(device))
         for kind, functions in KINDS.items():
             pairs = zip(norms, functions, strict=True)
             contenders = {f"{type(n).__name__} {kind}": (partial(f, n, x), [x, *n.parameters()]) for n, f in pairs}
-            rows += measure_passes("norm", str(dim), contenders, rounds)
-    return rows
+            yield from measure_passes(str(dim), contenders, rounds)
 
 
-def measure_feedforwards(rounds: int, device: torch.device, dim: int = 768, tokens: int = 512) -> list[Row]:
-    """Measure every option of the config group `ffn`.
+def norm_finding(rows: pd.DataFrame) -> str:
+    """The speed of RMSNorm relative to LayerNorm, over the widths."""
+    found = (f"{kind} {speeds(rows, f'RMSNorm {kind}')}" for kind in KINDS)
+    return f"RMSNorm to LayerNorm of its kind: {'; '.join(found)}"
+
+
+def measure_feedforwards(
+    rounds: int, device: torch.device, dim: int = 768, tokens: int = 512
+) -> Iterator[pd.DataFrame]:
+    """Measure every option of the config group `ffn`, on float32 vectors.
 
     As in the configs, gated options have two thirds of the hidden width, to a multiple of 8. If the width is a multiple
     of 24, all have exactly equal parameters, except for biases.
@@ -62,23 +81,7 @@ def measure_feedforwards(rounds: int, device: torch.device, dim: int = 768, toke
     x = torch.randn(1, tokens, dim, device=device, requires_grad=True)
     layers = {option: feedforward(option, dim).to(device) for option in options()}
     contenders = {option: (partial(layer, x), [x, *layer.parameters()]) for option, layer in layers.items()}
-    return measure_passes("ffn", str(dim), contenders, rounds)
-
-
-def measure_passes(component: str, size: str, contenders: Mapping[str, Pass], rounds: int) -> list[Row]:
-    """Measure each forward pass, as in training, and the backward pass to the tensors beside it."""
-    forwards = {what: forward for what, (forward, _) in contenders.items()}
-    backwards = {what: backward(forward(), inputs) for what, (forward, inputs) in contenders.items()}
-    return [
-        *measure(component, size, "forward", forwards, rounds),
-        *measure(component, size, "backward", backwards, rounds),
-    ]
-
-
-def backward(output: Tensor, inputs: Sequence[Tensor]) -> Callable[[], object]:
-    """A function that computes only the gradients of `inputs`, from a random gradient of `output`."""
-    gradient = torch.randn_like(output)
-    return lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
+    return measure_passes(str(dim), contenders, rounds)
 
 
 def options() -> list[str]:
@@ -93,13 +96,107 @@ def feedforward(option: str, dim: int) -> nn.Module:
     return layer
 
 
-def norm_finding(rows: Sequence[Row]) -> str:
-    """The speed of RMSNorm relative to LayerNorm, over the widths."""
-    found = (f"{kind} {speeds(rows, f'RMSNorm {kind}')}" for kind in KINDS)
-    return f"RMSNorm to LayerNorm of its kind: {'; '.join(found)}"
-
-
-def feedforward_finding(rows: Sequence[Row]) -> str:
+def feedforward_finding(rows: pd.DataFrame) -> str:
     """The speed of gated options relative to ReLU."""
     gated = (option for option in options() if isinstance(feedforward(option, 8), GatedFeedForward))
     return f"gated ones to ReLU's speed: {speeds(rows, *gated)}"
+
+
+def measure_passes(size: str, contenders: Mapping[str, Pass], rounds: int) -> Iterator[pd.DataFrame]:
+    """Measure each forward pass, as in training, and the backward pass to the tensors beside it."""
+    yield measure(size, "forward", {what: forward for what, (forward, _) in contenders.items()}, rounds)
+    backwards = {what: backward(forward(), inputs) for what, (forward, inputs) in contenders.items()}
+    yield measure(size, "backward", backwards, rounds)
+
+
+def backward(output: Tensor, inputs: Sequence[Tensor]) -> Work:
+    """A function that computes only the gradients of `inputs`, from a random gradient of `output`."""
+    gradient = torch.randn_like(output)
+    return lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
+
+
+def measure_attention(rounds: int, device: torch.device, shapes: Shapes = SHAPES) -> Iterator[pd.DataFrame]:
+    """Measure both options of `model.attention.kernel` at every length; `both` is forward and backward.
+
+    Time and memory exclude queries, keys, values, and the mask of the written-out kernel, which all layers of a model
+    share. Float32 on a CPU, bfloat16 on a GPU. Peak memory is not measured on a macOS CPU.
+    """
+    peaks = measure_peaks(shapes, device)
+    for size, direction, contenders in cases(shapes, device):
+        rows = measure(size, direction, contenders, rounds)
+        yield rows.assign(peak_bytes=[peaks[size, direction, what] for what in contenders]) if peaks else rows
+
+
+def cases(shapes: Shapes, device: torch.device) -> Iterator[tuple[str, str, dict[str, Work]]]:
+    """(size, direction, contenders) of each measurement."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    for shape in shapes:
+        length = shape[2]
+        heads = [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+        mask = torch.full((length, length), float("-inf"), device=device).triu(1)
+        yield str(length), "forward", {name: inference(work) for name, work in kernels(heads, mask).items()}
+        yield str(length), "both", {name: partial(both, work, heads) for name, work in kernels(heads, mask).items()}
+
+
+def kernels(heads: Sequence[Tensor], mask: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """Each kernel on query, key and value `(B, H, T, Dh)`; returns the same shape. mask: additive, `(T, T)`."""
+    query, key, value = heads
+    return {
+        "written out": lambda: reference_attention(query, key, value, mask),
+        "fused": lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True),
+    }
+
+
+def both(work: Callable[[], Tensor], inputs: Sequence[Tensor]) -> None:
+    """Forward and backward; the output serves as the gradient, since it costs nothing to create."""
+    output = work()
+    torch.autograd.grad(output, inputs, output.detach())
+
+
+def measure_peaks(shapes: Shapes, device: torch.device) -> Peaks:
+    """Peak bytes of each case above those in use before it; empty where the peak of a CPU cannot be reset.
+
+    On a CPU this is resident memory, in a process of its own whose allocator returns each tensor to the system at once:
+    otherwise memory freed by earlier calls would hide the peak of later ones.
+    """
+    if device.type == "cuda":
+        return peaks_here(shapes, device)
+    if not CLEAR.exists():
+        return {}
+    child = subprocess.run(
+        [sys.executable, "-m", __name__, json.dumps(shapes)],
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},  # bytes; by default glibc raises it dynamically
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return {(size, direction, what): peak for size, direction, what, peak in json.loads(child.stdout)}
+
+
+def peaks_here(shapes: Shapes, device: torch.device) -> Peaks:
+    """`measure_peaks` in this process."""
+    peaks: Peaks = {}
+    for size, direction, contenders in cases(shapes, device):
+        for what, work in contenders.items():
+            work()  # loads libraries and starts threads
+            reset_peak_memory(device)
+            before = peak_memory_bytes(device)
+            work()
+            peaks[size, direction, what] = peak_memory_bytes(device) - before
+    return peaks
+
+
+def attention_finding(rows: pd.DataFrame) -> str:
+    """The speed and the memory of the fused kernel relative to the written-out one, over the lengths."""
+    measured = rows.assign(peak_bytes=rows.get("peak_bytes", 0))
+    peaks = measured.pivot(index=["size", "pass"], columns="what", values="peak_bytes")
+    shares = (peaks["fused"] / peaks["written out"])[peaks["written out"] > 0]
+    known = f"{shares.min():.1%} to {shares.max():.1%} of the memory"
+    return (
+        f"fused to written out: {speeds(rows, 'fused')}; {known if len(shares) else 'memory cannot be measured here'}"
+    )
+
+
+if __name__ == "__main__":
+    found = peaks_here(json.loads(sys.argv[1]), torch.device("cpu"))
+    print(json.dumps([[*case, peak] for case, peak in found.items()]))

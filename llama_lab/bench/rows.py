@@ -1,22 +1,27 @@
-"""Measurements, as rows of a table and of a CSV file."""
+"""Measurements as tables, with a row for each contender at a size: printed, and written as CSV.
 
-import csv
+Columns: what: the contender. size: of its input, as text. pass: such as "forward" or "backward". median_s, low_s,
+high_s: seconds of a call over the rounds. ratio: the median speed relative to the first contender; below 1 is slower.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch.utils.benchmark import Measurement
 
+from llama_lab.devices.hardware import choose_accelerator
+from llama_lab.display import plain_table
 from llama_lab.files import replacing
 from llama_lab.formatting import in_bytes
-from llama_lab.timing import Contenders, measurement, time_in_turn
+from llama_lab.timing import Contenders, time_in_turn
 
+COLUMNS = ("component", "what", "size", "pass", "median_s", "low_s", "high_s", "ratio")
 TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 PASSES = {"both": "forward and backward"}  # others are called as they are
 
@@ -32,114 +37,81 @@ SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """One contender at one size.
-
-    what: the contender. size: of its input, as text. direction: the pass, such as "forward" or "backward".
-    timing: of one call. values: what else is known, by column of the CSV file. `ratio` is the median speed relative to
-    the first contender; below 1 is slower.
-    """
-
-    component: str
-    what: str
-    size: str
-    direction: str
-    timing: Measurement
-    values: Mapping[str, float] = field(default_factory=dict)
-
-    def adding(self, **values: float) -> "Row":
-        """The row with more values."""
-        return replace(self, values={**self.values, **values})
-
-    def cells(self) -> dict[str, Any]:
-        """What the CSV file holds of it, by column."""
-        return {
-            "component": self.component,
-            "what": self.what,
-            "size": self.size,
-            "pass": self.direction,
-            "median_s": self.timing.median,
-            "low_s": min(self.timing.times),
-            "high_s": max(self.timing.times),
-            "ratio": None,
-            **self.values,
-        }
+def measure(size: str, direction: str, contenders: Contenders, rounds: int, parts: int = 1) -> pd.DataFrame:
+    """Time contenders in turn, and compare them with the first; see `rows_of`."""
+    return with_ratio(rows_of(size, direction, time_in_turn(contenders, rounds), parts))
 
 
-def measure(
-    component: str, size: str, direction: str, contenders: Contenders, rounds: int, parts: int = 1
-) -> list[Row]:
-    """`rows_of` contenders that are timed in turn."""
-    return rows_of(component, size, direction, time_in_turn(contenders, rounds), parts)
-
-
-def rows_of(component: str, size: str, direction: str, timings: Mapping[str, Measurement], parts: int = 1) -> list[Row]:
-    """Timings of calls as rows for each of their equal `parts`; the others are compared with the first."""
-    first = next(iter(timings.values())).median
-    return [
-        Row(component, what, size, direction, measurement(timing.times, parts), {"ratio": first / timing.median})
+def rows_of(size: str, direction: str, timings: Mapping[str, Measurement], parts: int = 1) -> pd.DataFrame:
+    """A row for each timing of calls, by contender; its seconds are those of one of a call's equal `parts`."""
+    rows = [
+        (what, size, direction, *(s / parts for s in (timing.median, min(timing.times), max(timing.times))))
         for what, timing in timings.items()
     ]
+    return pd.DataFrame(rows, columns=["what", "size", "pass", "median_s", "low_s", "high_s"])
 
 
-def speeds(rows: Sequence[Row], *contenders: str) -> str:
+def with_ratio(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with their `ratio`."""
+    return rows.assign(ratio=rows.median_s.iloc[0] / rows.median_s)
+
+
+def speeds(rows: pd.DataFrame, *contenders: str) -> str:
     """The ranges of the contenders' ratios in every pass: `1.57 to 1.62 times forward, 0.95 times backward`."""
-    passes = dict.fromkeys(row.direction for row in rows)
+    passes = rows["pass"].unique()
     return ", ".join(f"{ratios(rows, name, *contenders)} times {PASSES.get(name, name)}" for name in passes)
 
 
-def ratios(rows: Sequence[Row], direction: str, *contenders: str) -> str:
+def ratios(rows: pd.DataFrame, direction: str, *contenders: str) -> str:
     """The range of the contenders' ratios over all sizes: `0.93 to 1.20`, or one number if both ends agree."""
-    found = [row.values["ratio"] for row in rows if row.what in contenders and row.direction == direction]
-    return " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (min(found), max(found))))
+    found = rows.ratio[rows.what.isin(contenders) & (rows["pass"] == direction)]
+    return " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (found.min(), found.max())))
 
 
-def conditions(device: torch.device) -> dict[str, Any]:
-    """Columns of every row with what else times depend on: device, PyTorch's version and threads, and the date."""
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "date": date.today().isoformat(),
-    }
+def start(wanted: str, *details: str) -> tuple[torch.device, dict[str, Any], Console]:
+    """The device named `wanted`, what else times depend on, as columns of every row, and a console that shows it.
 
-
-def write_csv(rows: Sequence[Row], columns: Sequence[str], where: Mapping[str, Any], path: Path) -> None:
-    """Write rows atomically, with further `columns` for their values, and the conditions `where` they were measured."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as fresh, fresh.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*replace(rows[0], values={}).cells(), *columns, *where])
-        writer.writeheader()
-        writer.writerows({**row.cells(), **where} for row in rows)
-
-
-def open_console(where: Mapping[str, Any], *details: str) -> Console:
-    """A console without highlighting, on which the conditions have been printed."""
+    `auto` is the GPU if there is one. Raises ConfigError for a missing device.
+    """
+    if wanted == "auto":
+        wanted = "gpu" if torch.cuda.is_available() else "cpu"
+    device = torch.device({"gpu": "cuda"}.get(choose_accelerator(wanted, "--device"), wanted))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    version, threads = torch.__version__, torch.get_num_threads()
     console = Console(highlight=False, markup=False, emoji=False)
-    console.print(", ".join((where["device"], f"{where['threads']} threads", f"PyTorch {where['torch']}", *details)))
-    return console
+    console.print(", ".join((name, f"{threads} threads", f"PyTorch {version}", *details)))
+    where = {"device": name, "torch": version, "threads": threads, "date": date.today().isoformat()}
+    return device, where, console
 
 
-def row_table(title: str, left: Mapping[str, str], rows: Sequence[Row]) -> Table:
-    """A table in 80 columns, without a frame. left: the fields of its first columns, by heading."""
-    shown = [name for name in SHOWN if any(name in row.values for row in rows)]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
-    for heading in left:
-        table.add_column(heading)
-    for heading in ("median", "low to high", *(SHOWN[name][0] for name in shown)):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for number, row in enumerate(rows):
-        if number and row.size != rows[number - 1].size:
+def write_csv(rows: Sequence[pd.DataFrame], columns: Sequence[str], where: Mapping[str, Any], path: Path) -> None:
+    """Write tables as one, atomically, with further `columns` and the conditions `where` they were measured."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = pd.concat([part.astype(object) for part in rows])  # otherwise counts beside empty cells become floats
+    with replacing(path) as fresh:
+        whole.reindex(columns=[*COLUMNS, *columns]).assign(**where).to_csv(fresh, index=False, lineterminator="\r\n")
+
+
+def row_table(title: str, left: Mapping[str, str], rows: pd.DataFrame) -> Table:
+    """Rows for a terminal of 80 columns. left: the first columns, by heading."""
+    shown = [name for name in SHOWN if name in rows]
+    table = plain_table(title, left, ["median", "low to high", *(SHOWN[name][0] for name in shown)], gap=2)
+    size = ""
+    for row in rows.to_dict("records"):
+        if row["size"] != size:
             table.add_section()
-        values = (SHOWN[name][1](row.values[name]) if name in row.values else "" for name in shown)
-        table.add_row(*(getattr(row, name) for name in left.values()), *timing_text(row.timing), *values)
+        size = row["size"]
+        values = ("" if pd.isna(row[name]) else SHOWN[name][1](row[name]) for name in shown)
+        times = timing_text(row["median_s"], row["low_s"], row["high_s"])
+        table.add_row(*(row[name] for name in left.values()), *times, *values)
     return table
 
 
-def timing_text(timing: Measurement) -> tuple[str, str]:
-    """The median with its unit, and the range in the same unit, empty for one round: `("1.25 ms", "1.21 to 1.40")`."""
-    scale, unit = next((u for u in TIME_UNITS if timing.median >= u[0]), TIME_UNITS[-1])
-    times = (timing.median, min(timing.times), max(timing.times))
-    median, low, high = (f"{float(f'{seconds / scale:.3g}'):,g}" for seconds in times)  # 1,000 for 1e+03
-    return f"{median} {unit}", f"{low} to {high}" if len(timing.times) > 1 else ""
+def timing_text(*seconds: float) -> tuple[str, str]:
+    """Median, low and high as a median with its unit, and a range in the same unit: `("1.25 ms", "1.21 to 1.40")`.
+
+    The range is empty if both ends are equal, as after one round.
+    """
+    scale, unit = next((u for u in TIME_UNITS if seconds[0] >= u[0]), TIME_UNITS[-1])
+    median, low, high = (f"{float(f'{s / scale:.3g}'):,g}" for s in seconds)  # 1,000 for 1e+03
+    return f"{median} {unit}", f"{low} to {high}" if seconds[1] < seconds[2] else ""

@@ -10,10 +10,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llama_lab.data import BPETokenizer, TextFiles, TokenDataset
 from llama_lab.data.index import TOKENIZER_NAME
@@ -22,24 +21,18 @@ from llama_lab.formatting import in_bytes
 SAMPLE_BYTES, VAL_TOKENS = 33_554_432, 2_000_000  # the configs' own bounds
 
 
-@dataclass(frozen=True)
-class Encoding:
-    """Size and cost of an encoding. peak_memory: bytes of the process, and of the largest process that it started."""
+class Encoding(NamedTuple):
+    """What an encoding took. peak_memory: bytes of the process, and of the largest process that it started."""
 
-    text_bytes: int
+    megabytes: float
     seconds: float
     peak_memory: tuple[int, int]
-
-    @property
-    def megabytes_per_second(self) -> float:
-        """The speed."""
-        return self.text_bytes / 1e6 / self.seconds
 
     def __str__(self) -> str:
         own, started = map(in_bytes, self.peak_memory)
         largest = f", {started} in the largest of its processes" if self.peak_memory[1] else ""
-        size = f"{self.text_bytes / 1e6:,.0f} MB in {self.seconds:.1f} s"
-        return f"{size}, {self.megabytes_per_second:.2f} MB/s; peak {own}{largest}"
+        speed = f"{self.megabytes / self.seconds:.2f} MB/s"
+        return f"{self.megabytes:,.0f} MB in {self.seconds:.1f} s, {speed}; peak {own}{largest}"
 
 
 def build(files: Sequence[str], folder: Path) -> tuple[Encoding, str]:
@@ -49,7 +42,8 @@ def build(files: Sequence[str], folder: Path) -> tuple[Encoding, str]:
     )
     assert dataset.times is not None
     (dataset.folder / TOKENIZER_NAME).rename(folder / TOKENIZER_NAME)
-    return Encoding(dataset.times.tokenised_bytes, dataset.times.tokenising, peak_memory()), dataset.describe_build()
+    took = Encoding(dataset.times.tokenised_bytes / 1e6, dataset.times.tokenising, peak_memory())
+    return took, dataset.describe_build()
 
 
 def map_with_datasets(files: Sequence[str], folder: Path) -> Encoding:
@@ -59,7 +53,7 @@ def map_with_datasets(files: Sequence[str], folder: Path) -> Encoding:
     from tokenizers import Tokenizer
 
     datasets.disable_progress_bars()
-    text_bytes = sum(len(text.encode()) for text in TextFiles(files).documents())
+    megabytes = sum(len(text.encode()) for text in TextFiles(files).documents()) / 1e6
     documents = ({"text": text} for text in TextFiles(files).documents())
     rows = datasets.Dataset.from_generator(lambda: documents, cache_dir=str(folder / "arrow"), fingerprint="documents")
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_NAME))
@@ -70,7 +64,7 @@ def map_with_datasets(files: Sequence[str], folder: Path) -> Encoding:
 
     start = time.monotonic()
     rows.map(encode, batched=True, num_proc=os.cpu_count(), remove_columns=["text"], new_fingerprint="ids")
-    return Encoding(text_bytes, time.monotonic() - start, peak_memory())
+    return Encoding(megabytes, time.monotonic() - start, peak_memory())
 
 
 def peak_memory() -> tuple[int, int]:
@@ -92,4 +86,5 @@ def run(files: Sequence[str]) -> None:
         print(f"{description}\nours:         {ours}", flush=True)
         theirs = apart(map_with_datasets, files, Path(folder))
     print(f"datasets.map: {theirs}")
-    print(f"ours encodes {ours.megabytes_per_second / theirs.megabytes_per_second:.2f} times as fast")
+    ratio = ours.megabytes / ours.seconds / (theirs.megabytes / theirs.seconds)
+    print(f"ours encodes {ratio:.2f} times as fast")

@@ -25,7 +25,7 @@ from llama_lab.training.monitor import SLOW_STEPS, Monitor
 from llama_lab.training.run import Run, build_module, make_trainer, new_run
 from llama_lab.training.stop import StopRequest
 
-from .subjects import compose
+from .decoders import compose
 
 STEPS, ROUNDS = 43, 5
 

@@ -18,6 +18,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -87,7 +89,7 @@ class MemoryModel:
         self.largest_block = max(count(block) for block in self.model.blocks)
         self.outside = self.params - sum(count(block) for block in self.model.blocks)
         self.linear = sum(p.numel() for p in {m.weight for m in self.model.modules() if isinstance(m, nn.Linear)})
-        self.optimizer = self._footprint(self.dtype, cfg.model.max_seq_len).optimizer_bytes()
+        self.optimizer = Footprint(cfg, vocab_size, steps, self.dtype, self.mixed).optimizer_bytes()
         self._activations = cache(self._measure)
 
     def memory(self, setup: Setup) -> Memory:
@@ -117,12 +119,9 @@ class MemoryModel:
 
     def _measure(self, sharded: bool, sequences: int, seq_len: int) -> int:
         """Peak bytes of a micro-batch; includes autocast's copies of the weights, unless FSDP gathers them in bf16."""
-        return self._footprint(torch.bfloat16 if sharded else self.dtype, seq_len).activation_bytes(sequences)
-
-    def _footprint(self, dtype: torch.dtype, seq_len: int) -> Footprint:
-        """The footprint at a context of `seq_len` tokens."""
-        cfg = OmegaConf.merge(self.cfg, {"model": {"max_seq_len": seq_len}})
-        return Footprint(cfg, self.vocab_size, self.steps, dtype, self.mixed)  # type: ignore[arg-type]
+        cfg: Any = OmegaConf.merge(self.cfg, {"model": {"max_seq_len": seq_len}})
+        dtype = torch.bfloat16 if sharded else self.dtype
+        return Footprint(cfg, self.vocab_size, self.steps, dtype, self.mixed).activation_bytes(sequences)
 
 
 @dataclass(frozen=True)
@@ -297,12 +296,9 @@ def alternatives(setup: Setup, shortest: int) -> Iterator[Setup]:
     contexts = [setup.seq_len]
     while contexts[-1] // 2 > shortest:
         contexts.append(contexts[-1] // 2)
-    for world in worlds:
-        yield from sharded(setup, world, setup.seq_len)
-    for changes in range(1, len(worlds) + len(contexts)):
-        for halved in range(1, min(changes + 1, len(contexts))):
-            if changes - halved < len(worlds):
-                yield from sharded(setup, worlds[changes - halved], contexts[halved])
+    changes = product(range(len(contexts)), range(len(worlds)))
+    for halved, doubled in sorted(changes, key=lambda times: (times[0] > 0, sum(times), times[0])):
+        yield from sharded(setup, worlds[doubled], contexts[halved])
 
 
 def smaller_micro_batches(setup: Setup) -> Iterator[Setup]:

@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from llama_lab.display import state_rows
+from llama_lab.display import fact_table, plain_table, state_rows
 from llama_lab.formatting import duration
 
 from .estimate import USABLE, Column, Estimate, Memory, Setup
@@ -32,11 +32,8 @@ def print_estimate(estimate: Estimate) -> None:
 
 def facts_table(estimate: Estimate) -> Table:
     """The run and its total cost."""
-    table = Table(show_header=False, box=box.SIMPLE, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
     setup, cost = estimate.setup, estimate.cost
-    for row in (
+    facts = [
         ("parameters", f"{cost.params:,}"),
         ("  without embeddings", f"{cost.params_non_embedding:,}"),
         *([("  active per token", f"{cost.params_active:,}")] if cost.params_active < cost.params else []),
@@ -48,18 +45,14 @@ def facts_table(estimate: Estimate) -> Table:
         (f"time at {estimate.mfu:.0%} MFU", duration(estimate.seconds)),
         ("tokens/s per device", f"{estimate.tokens_per_second:,.0f}"),
         *state_rows(cost.kv_bytes_per_token, cost.kv_bytes, setup.seq_len),
-    ):
-        table.add_row(*row)
-    return table
+    ]
+    return fact_table(facts, frame=box.SIMPLE)
 
 
 def memory_table(estimate: Estimate) -> Table:
     """The memory of one device by part, for each setup."""
     title = f"memory per device, {estimate.setup.micro_batch:,} x {estimate.setup.seq_len:,} tokens at once"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
-    for column in estimate.columns:
-        table.add_column(column.setup.layout, justify="right")
+    table = plain_table(title, [""], [column.setup.layout for column in estimate.columns])
     for field in fields(Memory):
         parts = [getattr(column.memory, field.name) for column in estimate.columns]
         if any(parts):

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -32,7 +33,7 @@ AS_TRAINED = "as_trained"  # the precision of the run's own config
 
 @dataclass
 class Job:
-    """A run that is being evaluated as `settings`, of conf/eval.yaml, say."""
+    """A run to be evaluated with these `settings` (conf/eval.yaml)."""
 
     run: TrainedRun
     settings: DictConfig
@@ -107,36 +108,30 @@ def evaluate(path: Path, settings: DictConfig) -> Evaluation:
     Written part by part, so that what was found before an interruption stays; parts that were found earlier, of the
     same step and on the same device, stay too. Raises ConfigError, for an unfinished run too.
     """
-    quiet_libraries()
     check_done(RunFolder(path))
-    run = load_run(path, Trust.of_command(tuple(settings.trust)))
+    job = open_job(path, settings)
+    run = job.run
     if DECODING & set(settings.eval.parts):
         parts = f"eval.parts={list(settings.eval.parts)}"
         check_decodes(run.model, parts, f"leave out {conjoin(sorted(DECODING))}", cache_dtype(settings))
-    job = Job(run, settings, evaluation_hardware(run, settings))
     if "sample" in settings.eval.parts:
         encode_prompts(run, run.model, [run.cfg.train.prompt], settings)  # the last part's errors, before the first
     found = kept_parts(path, surroundings(job.hardware, run.step))
-    done: set[Callable[[Job, Evaluation], Evaluation]] = set()
-    for name, part in PARTS.items():  # in their own order: losses need the weights as they were trained
-        if name not in settings.eval.parts or part in done:
-            continue
-        print(f"{path}: {name}", flush=True)
+    asked = [name for name in PARTS if name in settings.eval.parts]  # losses need the weights as they were trained
+    for part, names in groupby(asked, PARTS.__getitem__):
+        print(f"{path}: {next(names)}", flush=True)
         found = part(job, found)
         found.save(path)
-        done.add(part)
     return found
 
 
 def write(path: Path, settings: DictConfig) -> None:
     """Continue the prompts of `settings` with the run in a folder, on standard output. Raises ConfigError."""
-    quiet_libraries()
-    run = load_run(path, Trust.of_command(tuple(settings.trust)))
-    model = place(run.model, evaluation_hardware(run, settings))
-    status = Status.load(path)
-    if status.status != "done":
-        print(f"run={path}: is {status.status}; this is what it writes after {run.step:,} steps", file=sys.stderr)
-    write_texts(run, model, prompts_of(settings), settings)
+    job = open_job(path, settings)
+    status = Status.load(path).status
+    if status != "done":
+        print(f"run={path}: is {status}; this is what it writes after {job.run.step:,} steps", file=sys.stderr)
+    write_texts(job.run, job.served, prompts_of(settings), settings)
 
 
 def prompts_of(settings: DictConfig) -> list[str]:
@@ -157,12 +152,14 @@ def check_done(folder: RunFolder) -> None:
         )
 
 
-def evaluation_hardware(run: TrainedRun, settings: DictConfig) -> Hardware:
-    """One device, in the precision that the settings ask for. Raises ConfigError if it is not available."""
+def open_job(path: Path, settings: DictConfig) -> Job:
+    """The run in a folder, and one device in the precision that the settings ask for. Raises ConfigError."""
+    quiet_libraries()
+    run = load_run(path, Trust.of_command(tuple(settings.trust)))
     wanted = {key: value for key, value in settings.trainer.items() if value != AS_TRAINED}
     here = OmegaConf.merge(run.cfg.trainer, wanted, {"devices": 1, "num_nodes": 1, "strategy": "auto"})
     assert isinstance(here, DictConfig)
-    return choose_hardware(here)
+    return Job(run, settings, choose_hardware(here))
 
 
 def place(model: Decoder, hardware: Hardware) -> Decoder:
@@ -172,7 +169,7 @@ def place(model: Decoder, hardware: Hardware) -> Decoder:
 
 
 def kept_parts(path: Path, here: Evaluation) -> Evaluation:
-    """What an earlier evaluation found of the same step, in the same surroundings; else only `here`, and it is told."""
+    """What an earlier evaluation found of the same step, in the same surroundings; otherwise `here`, with a message."""
     file = path / Evaluation.FILE
     if not file.exists():
         return here
@@ -182,8 +179,7 @@ def kept_parts(path: Path, here: Evaluation) -> Evaluation:
         print(f"{file}: is damaged; replaced", file=sys.stderr)
         return here
     before = {key: getattr(earlier, key) for key in here.to_json()}
-    changed = ", ".join(f"{key} {value}" for key, value in before.items() if value != getattr(here, key))
-    if changed:
+    if changed := ", ".join(f"{key} {value}" for key, value in before.items() if value != getattr(here, key)):
         print(f"{file}: was found with {changed}; replaced", file=sys.stderr)
     return here if changed else earlier
 

@@ -57,7 +57,9 @@ def load_run(path: Path, trust: Trust = Trust()) -> TrainedRun:  # noqa: B008, i
     if not folder.checkpoint.exists():
         raise ConfigError(f"run={path}: has no checkpoint yet; train it further with the same command")
     with reading(path, RESOLVED):
-        cfg = read_config(path / RESOLVED)
+        cfg = read_stored(path / RESOLVED)
+        if missing := [part for part in PARTS if part not in cfg]:
+            raise ValueError(f"it has no {', '.join(missing)}")
     trust.check(cfg, f"run={path}: its {RESOLVED}", lambda package: f"trust=[{package}]")
     environment = Environment.load(path, needs=("vocab_size", "tokenizer_hash", "data_hash"))
     with reading(path, TOKENIZER):
@@ -75,11 +77,3 @@ def load_run(path: Path, trust: Trust = Trust()) -> TrainedRun:  # noqa: B008, i
             f"restore the two files that belong together"
         ) from error
     return TrainedRun(folder, cfg, environment, tokenizer, model.eval(), checkpoint["global_step"])
-
-
-def read_config(file: Path) -> DictConfig:
-    """A run's resolved config. Raises ValueError if a part is missing that evaluating it needs."""
-    cfg = read_stored(file)
-    if missing := [part for part in PARTS if part not in cfg]:
-        raise ValueError(f"it has no {', '.join(missing)}")
-    return cfg

@@ -23,20 +23,15 @@ def cache_dtypes(model: Decoder) -> list[torch.dtype]:
 def cache_sizes(model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[int]) -> list[CacheSize]:
     """Allocate the cache of each combination in each dtype, and measure its size."""
     device, sizes = model.embedding.tokens.weight.device, []
+    on_cuda = device.type == "cuda"
     for dtype, batch_size, context in itertools.product(cache_dtypes(model), batch_sizes, contexts):
-        before = allocated_bytes(device)
+        before = torch.cuda.memory_allocated(device) if on_cuda else 0
         cache = model.new_state(batch_size, context, dtype)
-        after = allocated_bytes(device)
+        allocated = torch.cuda.memory_allocated(device) - before if on_cuda else None
         formula = batch_size * ask_mixers(model, "state_bytes", context, dtype)
-        allocated = None if before is None or after is None else after - before
         sizes.append(CacheSize(batch_size, context, name_of(dtype), formula, cache.nbytes, allocated))
         del cache  # before the next one is allocated
     return sizes
-
-
-def allocated_bytes(device: torch.device) -> int | None:
-    """Bytes that PyTorch has allocated on a CUDA device; None on others, which do not report it."""
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
 
 def cache_losses(model: Decoder, tokens: Tokens, batch_tokens: int) -> list[CacheLoss]:

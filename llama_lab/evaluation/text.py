@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -21,12 +22,19 @@ NEW_TOKENS = 200  # default; fewer if the context ends before
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 
 
-def sampling(settings: DictConfig) -> Sampling:
-    """The sampling that the settings ask for. Raises ConfigError."""
+@contextmanager
+def report_setting() -> Iterator[None]:
+    """Turn a ValueError, whose message begins with a setting, into a ConfigError."""
     try:
-        return Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+        yield
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def sampling(settings: DictConfig) -> Sampling:
+    """The sampling that the settings ask for. Raises ConfigError."""
+    with report_setting():
+        return Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
 
 
 def cache_dtype(settings: DictConfig) -> torch.dtype | None:
@@ -61,19 +69,12 @@ def generate_texts(
 
     Each prompt begins a document. Raises ConfigError for invalid prompts before anything is computed.
     """
-    eot_id = run.tokenizer.eot_id
+    eot_id, dtype, compiled = run.tokenizer.eot_id, cache_dtype(settings), settings.compile
     texts = [Text(run.tokenizer, prompt) for prompt in prompts]
     tokens, length = encode_prompts(run, model, prompts, settings)
-    try:
+    with report_setting():  # or the logits of a diverged model
         steps = generate(
-            model,
-            tokens,
-            length,
-            sampling(settings),
-            eot_id,
-            settings.seed,
-            cache_dtype=cache_dtype(settings),
-            compiled=settings.compile,
+            model, tokens, length, sampling(settings), eot_id, settings.seed, cache_dtype=dtype, compiled=compiled
         )
         for step in steps:
             for text, token in zip(texts, step, strict=True):
@@ -82,8 +83,6 @@ def generate_texts(
                 elif token is not None:
                     text.tokens.append(token)
             yield texts
-    except ValueError as error:  # for a setting, or for logits of a diverged model
-        raise ConfigError(str(error)) from None
     for text in texts:
         text.ended = True
     yield texts
@@ -95,10 +94,8 @@ def encode_prompts(
     """The ids of all prompts, and the number of new tokens. Raises ConfigError for prompts that leave no room."""
     tokens = [[run.tokenizer.eot_id, *encode_prompt("prompt", prompt, run.tokenizer)] for prompt in prompts]
     length = new_tokens(model, tokens, settings)
-    try:
+    with report_setting():
         check_prompts(model, tokens, length)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     return tokens, length
 
 
@@ -130,12 +127,8 @@ def write_texts(run: TrainedRun, model: Decoder, prompts: Sequence[str], setting
                 break
             show(SEPARATOR if current < len(texts) - 1 else "\n")
             shown, current = 0, current + 1
-    seconds = time.perf_counter() - start
-    tokens = sum(len(text.tokens) for text in texts)
-    print(
-        f"{tokens} tokens in {seconds:.1f} s by {run.folder.path}, trained for {run.step:,} steps",
-        file=sys.stderr,
-    )
+    took = f"{sum(len(text.tokens) for text in texts)} tokens in {time.perf_counter() - start:.1f} s"
+    print(f"{took} by {run.folder.path}, trained for {run.step:,} steps", file=sys.stderr)
 
 
 def show(text: str) -> None:

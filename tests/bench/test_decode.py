@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import transformers
@@ -11,14 +12,16 @@ from torch.overrides import TorchFunctionMode
 from llama_lab.bench import decode
 from llama_lab.bench.decode import (
     PRESETS,
-    Floor,
     buffers,
     cache_bytes,
+    floors_of,
     measure_contexts,
     measure_generation,
     measure_quarters,
     weight_bytes,
+    with_shares,
 )
+from llama_lab.bench.rows import rows_of
 from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.timing import measurement
 from tests.composing import decoder
@@ -75,10 +78,11 @@ def test_the_floor_s_cache_is_what_the_tokens_of_a_text_read_on_average() -> Non
 
 
 def test_the_floor_s_time_follows_from_bytes_and_the_fastest_read() -> None:
-    floor = Floor("memory floor", 100.0, 1000, measurement([2.0, 1.0, 4.0]))
-    assert floor.bytes_per_second == 1000
-    assert floor.seconds == 0.1
-    assert floor.share(0.2) == 0.5
+    read = rows_of("", "read", {"memory floor": measurement([2.0, 1.0, 4.0])}).assign(bytes_read=1000)
+    floors = floors_of("1", 100.0, read)
+    assert list(floors.median_s) == [0.1]
+    speed = with_shares(rows_of("1", "generate", {"a": measurement([0.2])}), floors)
+    assert (list(speed.of_memory_floor), list(speed.tokens_per_s)) == ([0.5], [5.0])
 
 
 def test_one_buffer_is_large_and_the_other_as_large_as_the_weights() -> None:
@@ -89,17 +93,19 @@ def test_one_buffer_is_large_and_the_other_as_large_as_the_weights() -> None:
 
 def test_all_contenders_are_timed_by_the_token_and_compared_with_transformers() -> None:
     model = TINY.build(TINY.max_seq_len, CPU)
-    measurements, floors = measure_generation(model, TINY, compiled=False, rounds=1, device=CPU)
-    assert [m.what for m in measurements] == ["transformers", "ours, eager"]
-    assert measurements[0].values["ratio"] == 1.0
-    assert [floor.name for floor in floors] == ["memory floor", "cache floor"]
-    assert all(0 < floor.share(m.timing.median) < 1 for floor in floors for m in measurements)
+    measurements, floors, reads = measure_generation(model, TINY, compiled=False, rounds=1, device=CPU)
+    assert list(measurements.what) == ["transformers", "ours, eager"]
+    assert measurements.ratio[0] == 1.0
+    assert list(floors.what) == ["memory floor", "cache floor"]
+    assert list(reads.bytes_read) == [2**20, weight_bytes(model)]
+    for name in ("of_memory_floor", "of_cache_floor"):
+        assert measurements[name].between(0, 1, inclusive="neither").all()
 
 
 def test_ours_stand_alone_where_transformers_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "find_spec", lambda name: None)
-    measurements, _ = measure_generation(TINY.build(TINY.max_seq_len, CPU), TINY, False, 1, CPU)
-    assert [m.what for m in measurements] == ["ours, eager"]
+    measurements, *_ = measure_generation(TINY.build(TINY.max_seq_len, CPU), TINY, False, 1, CPU)
+    assert list(measurements.what) == ["ours, eager"]
 
 
 def test_a_text_of_transformers_that_ends_early_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,12 +124,13 @@ def test_another_model_of_transformers_is_refused() -> None:
 
 
 def test_a_token_is_timed_early_and_late_in_a_text_and_at_every_context() -> None:
-    first, last = measure_quarters(TINY.build(TINY.max_seq_len, CPU), TINY, compiled=False, rounds=2)
-    assert (first.size, last.size) == ("first 2 tokens", "last 2 tokens")
-    assert len(first.timing.times) == len(last.timing.times) == 2
-    growth = measure_contexts(TINY, rounds=1, device=CPU)
-    assert [row.size for row in growth] == ["at 8 tokens"] * 3 + ["at 16 tokens"] * 3
-    for step, attention, rest in zip(growth[::3], growth[1::3], growth[2::3], strict=True):
+    quarters = pd.concat(measure_quarters(TINY.build(TINY.max_seq_len, CPU), TINY, compiled=False, rounds=2))
+    assert list(quarters["size"]) == ["first 2 tokens", "last 2 tokens"]
+    assert (quarters.low_s < quarters.high_s).all()  # of two rounds
+    contexts = list(measure_contexts(TINY, rounds=1, device=CPU))
+    assert [size for rows in contexts for size in rows["size"]] == ["at 8 tokens"] * 3 + ["at 16 tokens"] * 3
+    for rows in contexts:
+        step, attention, rest = rows.itertuples()
         assert (step.what, attention.what, rest.what) == ("ours, eager", "attention alone", "the rest")
-        assert 0 < attention.timing.median < step.timing.median
-        assert rest.timing.median == pytest.approx(step.timing.median - attention.timing.median)
+        assert 0 < attention.median_s < step.median_s
+        assert rest.median_s == pytest.approx(step.median_s - attention.median_s)

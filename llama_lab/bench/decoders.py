@@ -1,20 +1,45 @@
-"""Generation with whole decoders: MHA, GQA and MQA, and with and without a KV cache."""
+"""Whole decoders, built from the configs as training builds them: MHA, GQA and MQA, with and without a KV cache."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import product
 from typing import cast
 
+import hydra
+import pandas as pd
 import torch
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from llama_lab.config.components import CONF_DIR, build_model, register_resolvers
 from llama_lab.evaluation.speed import NEW_TOKENS, decoding
 from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.model.attention import GroupedQueryAttention
 
-from .rows import Row, measure, ratios
-from .subjects import SMALL, build_decoder, compose
+from .rows import measure, ratios
+
+# Overrides for a Llama 3 of each size. `size.n_kv_heads` is that of attention=gqa.
+SMALL = (
+    "arch=llama3",
+    "size.n_kv_heads=4",
+    *("model.dim=256", "model.n_layers=6", "model.n_heads=8", "model.hidden_dim=688", "model.vocab_size=4096"),
+)
+TINY = ("arch=llama3", "size=pico", "model.vocab_size=64")
+
+
+def compose(*overrides: str) -> DictConfig:
+    """The config of `python train.py *overrides`."""
+    register_resolvers()
+    with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        return hydra.compose("config", list(overrides))
+
+
+def build_decoder(cfg: DictConfig, device: torch.device, dtype: torch.dtype = torch.float32) -> Decoder:
+    """The untrained decoder of a config that sets `model.vocab_size`, in evaluation mode."""
+    with device:
+        model: Decoder = build_model(cfg, cfg.model.vocab_size)
+    return model.to(dtype).eval()
 
 
 def measure_decoding(
@@ -23,7 +48,7 @@ def measure_decoding(
     overrides: Sequence[str] = SMALL,
     batch_sizes: Sequence[int] = (1, 8),
     contexts: Sequence[int] = (1024, 4096),
-) -> list[Row]:
+) -> Iterator[pd.DataFrame]:
     """Seconds per decoding step with MHA, GQA and MQA, at the end of each context, eager.
 
     The models differ only in key and value heads, so those with fewer heads are also slightly smaller.
@@ -33,32 +58,30 @@ def measure_decoding(
         name.upper(): build_decoder(compose(*overrides, f"attention={name}", longest), device)
         for name in ("mha", "gqa", "mqa")
     }
-    rows = []
     for batch_size, context in product(batch_sizes, contexts):
         steps = min(NEW_TOKENS, context)
         contenders = {name: decoding(model, batch_size, context, steps) for name, model in models.items()}
-        for row in measure("decoding", f"{batch_size} x {context}", "decode", contenders, rounds, parts=steps):
-            kv_cache_bytes = models[row.what].new_state(batch_size, context).nbytes
-            rows.append(row.adding(tokens_per_s=batch_size / row.timing.median, kv_cache_bytes=kv_cache_bytes))
-    return rows
+        rows = measure(f"{batch_size} x {context}", "decode", contenders, rounds, parts=steps)
+        caches = [model.new_state(batch_size, context).nbytes for model in models.values()]
+        yield rows.assign(tokens_per_s=batch_size / rows.median_s, kv_cache_bytes=caches)
 
 
-def decoding_finding(rows: Sequence[Row]) -> str:
+def decoding_finding(rows: pd.DataFrame) -> str:
     """The speed of GQA and MQA relative to MHA, over batch sizes and contexts."""
     return ", ".join(f"{name} {ratios(rows, 'decode', name)} times MHA's speed" for name in ("GQA", "MQA"))
 
 
 def measure_caching(
     rounds: int, device: torch.device, overrides: Sequence[str] = SMALL, new_tokens: int = 100
-) -> list[Row]:
+) -> Iterator[pd.DataFrame]:
     """Seconds to generate `new_tokens` greedily after a prompt of one token, with and without a KV cache, eager."""
     model = build_decoder(compose(*overrides, f"model.max_seq_len={new_tokens + 1}"), device)
     contenders = {
         "uncached": lambda: generate_uncached(model, [0], new_tokens),
         "cached": lambda: list(generate(model, [[0]], new_tokens, Sampling(temperature=0))),
     }
-    rows = measure("caching", str(new_tokens), "generate", contenders, rounds)
-    return [row.adding(kv_computations=kv_computations(model, contenders[row.what])) for row in rows]
+    rows = measure(str(new_tokens), "generate", contenders, rounds)
+    yield rows.assign(kv_computations=[kv_computations(model, work) for work in contenders.values()])
 
 
 @torch.inference_mode()
@@ -93,9 +116,9 @@ def kv_computations(model: Decoder, work: Callable[[], object]) -> int:
     return counts[0]
 
 
-def caching_finding(rows: Sequence[Row]) -> str:
+def caching_finding(rows: pd.DataFrame) -> str:
     """The computations and the time that the cache saves."""
-    before, after = (row.values["kv_computations"] for row in rows)
+    before, after = rows.kv_computations
     return (
         f"{before:,} computations in each layer against {after:,}, {before / after:.1f} times fewer; "
         f"{ratios(rows, 'generate', 'cached')} times the speed"

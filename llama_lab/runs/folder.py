@@ -94,7 +94,7 @@ def belongs(key: str, roots: tuple[str, ...]) -> bool:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Make a folder, and keep other processes out of it. Raises ConfigError if one is at work in it."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
@@ -196,7 +196,7 @@ class RunFolder:
 
     def changed_keys(self, cfg: DictConfig, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
         """(key, old value, new value) of every setting that differs from the run's own and may not."""
-        return changes(OmegaConf.to_container(self.config(), resolve=True), settled(cfg), changeable)
+        return changes(OmegaConf.to_container(self.config(), resolve=True), resolved(cfg), changeable)
 
     def begin(self, cfg: DictConfig, overrides: list[str], environment: Environment) -> Path | None:
         """Make the folder for a run of `cfg`; return the checkpoint to go on from, None to start.
@@ -218,7 +218,7 @@ class RunFolder:
         self.checkpoint.parent.mkdir(exist_ok=True)
         replace(environment, earlier_sessions=sessions).save(self.path)
         write_yaml(overrides, self.path / OVERRIDES)
-        write_yaml(settled(cfg), self.path / RESOLVED)
+        write_yaml(resolved(cfg), self.path / RESOLVED)
         return checkpoint
 
     def checkpoint_for(self, cfg: DictConfig) -> Path | None:
@@ -250,7 +250,7 @@ class RunFolder:
 
     def _added(self, cfg: DictConfig) -> list[str]:
         """The overrides that make `cfg` do what the run did without the settings `ADDED`."""
-        old, new = flatten(OmegaConf.to_container(self.config(), resolve=True)), flatten(settled(cfg))
+        old, new = flatten(OmegaConf.to_container(self.config(), resolve=True)), flatten(resolved(cfg))
         return [f"{key}=null" for key in ADDED if key not in old and new.get(key) is not None]
 
     def clear(self) -> None:
@@ -266,7 +266,7 @@ class RunFolder:
                 file.unlink()
 
 
-def settled(cfg: DictConfig) -> dict[str, Any]:
+def resolved(cfg: DictConfig) -> dict[str, Any]:
     """The config with everything resolved, and the paths of the data independent of the working directory."""
     config = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(config, dict)
@@ -278,7 +278,7 @@ def settled(cfg: DictConfig) -> dict[str, Any]:
 
 
 def changes(before: Any, now: Any, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
-    """(key, value before, value now) of every setting in which two `settled` configs differ and may not."""
+    """(key, value before, value now) of every setting in which two `resolved` configs differ and may not."""
     old, new = flatten(before), flatten(now)
     added = [key for key in ADDED if key not in old]
     keys = [key for key in sorted(old.keys() | new.keys() - added) if not belongs(key, changeable)]

@@ -31,7 +31,7 @@ def with_earlier_warmup(cfg: DictConfig, folder: RunFolder, steps: int) -> DictC
     return cfg
 
 
-def tell_what_differs(cfg: DictConfig, folder: RunFolder, steps: int, overrides: Sequence[str]) -> None:
+def warn_of_differences(cfg: DictConfig, folder: RunFolder, steps: int, overrides: Sequence[str]) -> None:
     """Warn if the run in `folder` has gone a way that it would not have gone with `cfg`, of more `steps`.
 
     overrides: what was typed; a warm-up among it that was not there before comes too late.

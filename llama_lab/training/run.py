@@ -32,14 +32,14 @@ from llama_lab.model.cost import cost_metrics
 from llama_lab.model.init import linear_on_meta
 from llama_lab.runs.checkpoint import before, checkpoint_step, consolidate, discard, existing, load_checkpoint
 from llama_lab.runs.environment import environment
-from llama_lab.runs.folder import RESOLVED, SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, held
+from llama_lab.runs.folder import RESOLVED, SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, locked
 from llama_lab.runs.metrics import MetricsCSV, read_metrics
 from llama_lab.runs.stored import Facts, Status, Summary
 
 from .checkpointing import Checkpointing, InterruptedRunError
 from .component_check import check_components
 from .loggers import TensorBoard, WandbMetrics, log_hparams, start_wandb
-from .longer_budget import tell_what_differs, with_earlier_warmup
+from .longer_budget import warn_of_differences, with_earlier_warmup
 from .module import LanguageModel
 from .monitor import DivergedError, Monitor
 from .schedule import steps_alike
@@ -51,7 +51,7 @@ Outcome = Literal["done", "diverged", "interrupted"]
 
 @dataclass(frozen=True)
 class Run:
-    """Everything about a run that is settled before it trains."""
+    """Everything about a run that is known before it trains."""
 
     cfg: DictConfig
     name: str
@@ -164,7 +164,7 @@ def train_on_disk(run: Run) -> Outcome:
         if run.hardware.spare:
             print(spare_devices(run), file=sys.stderr)
         if cfg.resume:
-            tell_what_differs(cfg, run.folder, run.steps, run.overrides)
+            warn_of_differences(cfg, run.folder, run.steps, run.overrides)
     with open_display(run.steps, current_rank()) as display:
         dataset = open_dataset(cfg, display)
         prompt = encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
@@ -185,7 +185,7 @@ def train_on_disk(run: Run) -> Outcome:
             display,
         )
         facts = run_facts(run, dataset, model, cost)
-        with begun(run, facts, dataset.tokenizer) as checkpoint:
+        with session(run, facts, dataset.tokenizer) as checkpoint:
             check_components(cfg, run.hardware)
             outcome = fit(run, module, data, monitor, checkpoint, facts)
             if outcome != "done" or current_rank() != 0:
@@ -265,8 +265,8 @@ def token_to_position_ratio(model: Decoder, tokens: torch.Tensor) -> float | Non
 
 
 @contextmanager
-def begun(run: Run, facts: Facts, tokenizer: TextTokenizer) -> Iterator[Path | None]:
-    """Hold a run's folder while it trains, and record how it ends; yields the checkpoint to go on from, if any.
+def session(run: Run, facts: Facts, tokenizer: TextTokenizer) -> Iterator[Path | None]:
+    """Lock a run's folder while it trains, and record how that ends; yields the checkpoint to go on from, if any.
 
     Other ranks only see whether there is a checkpoint: rank 0 alone reads them and chooses, and `load_checkpoint` of
     the strategies passes its choice on. Raises ConfigError if another process holds the folder.
@@ -275,7 +275,7 @@ def begun(run: Run, facts: Facts, tokenizer: TextTokenizer) -> Iterator[Path | N
         goes_on = not run.cfg.overwrite and (run.folder.path / RESOLVED).exists()
         yield next(iter(existing(run.folder.checkpoint)), None) if goes_on else None
         return
-    with held(run.folder.path):
+    with locked(run.folder.path):
         checkpoint = run.folder.begin(run.cfg, run.overrides, environment(facts))
         tokenizer.save(run.folder.path / TOKENIZER)
         try:

@@ -21,7 +21,7 @@ from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Facts
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import Monitor
-from llama_lab.training.run import Outcome, Run, begun, check_folder, fit, new_run
+from llama_lab.training.run import Outcome, Run, check_folder, fit, new_run, session
 from tests.composing import compose_config
 
 
@@ -45,7 +45,7 @@ class Pieces:
     def fit(self) -> Outcome:
         """Train as `train` does, from the folder's checkpoint if there is one, without a summary and a sample."""
         quiet_libraries()
-        with begun(self.run, Facts(), self.dataset.tokenizer) as checkpoint:
+        with session(self.run, Facts(), self.dataset.tokenizer) as checkpoint:
             return fit(self.run, self.module, self.data, self.monitor, checkpoint, Facts())
 
     @property

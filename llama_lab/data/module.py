@@ -135,8 +135,8 @@ class TrainBatches:
     def state_dict(self) -> dict[str, Any]:
         """Return what determines the order of the data."""
         return {
-            "data_hash": self._data.dataset.data_hash,
-            "tokenizer_hash": self._data.dataset.tokenizer_hash,
+            "data_hash": self._data.dataset.index.data_hash,
+            "tokenizer_hash": self._data.dataset.index.tokenizer_hash,
             "data.seed": self._data.seed,
             "train.batch_size": self._data.batch_size,
             "model.max_seq_len": self._data.seq_len,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from llama_lab.errors import ConfigError, first_line
+from llama_lab.files import discard
 
 from .shards import Join, join_parts, part_files, write_file
 
@@ -129,13 +130,6 @@ def sync(path: Path) -> None:
     written = os.open(path, os.O_RDONLY)
     os.fsync(written)
     os.close(written)
-
-
-def discard(checkpoint: Path) -> None:
-    """Delete a checkpoint, if it is there."""
-    if checkpoint.is_dir():
-        shutil.rmtree(checkpoint)
-    checkpoint.unlink(missing_ok=True)
 
 
 def consolidate(file: Path) -> None:

@@ -3,24 +3,22 @@
 import hashlib
 import json
 import re
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import flatten, override_key
 from llama_lab.config.keys import COMPONENTS, keys_of, option_file
 from llama_lab.config.trust import escape, stored_config, with_text
 from llama_lab.errors import ConfigError, FinishedRunError, first_line
-from llama_lab.files import replacing
+from llama_lab.files import discard, replacing
 
-from .checkpoint import checkpoint_step, discard, go_back_to, newest_whole, stable
+from .checkpoint import checkpoint_step, go_back_to, newest_whole, stable
 from .stored import Environment, Status, StatusName
 
 LOCK = ".lock"
@@ -93,19 +91,16 @@ def belongs(key: str, roots: tuple[str, ...]) -> bool:
     return any(key == root or key.startswith(f"{root}.") for root in roots)
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make a folder, and keep other processes out of it. Raises ConfigError if one is at work in it."""
+def locked(folder: Path) -> AcquireReturnProxy:
+    """Make a folder, and keep other processes out of it inside the context that this returns.
+
+    Raises ConfigError if another process is at work in it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)
     try:
-        lock.acquire(blocking=False)
+        return FileLock(folder / LOCK).acquire(blocking=False)
     except Timeout:
         raise ConfigError(f"name: another process is training in {folder}; wait, or choose another name") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def write_yaml(content: Any, file: Path) -> None:
@@ -260,10 +255,8 @@ class RunFolder:
         """
         files = list(self.path.iterdir())
         for file in sorted(files, key=lambda file: (file.name == Status.FILE, file.name != RESOLVED)):
-            if file.is_dir():
-                shutil.rmtree(file)
-            elif file.name not in (LOCK, OUTPUT, PLACE):
-                file.unlink()
+            if file.name not in (LOCK, OUTPUT, PLACE):
+                discard(file)
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:

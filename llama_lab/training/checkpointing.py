@@ -7,7 +7,8 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
 from llama_lab.devices.throughput import Stopwatch
-from llama_lab.runs.checkpoint import discard, replace_checkpoint, stable
+from llama_lab.files import discard
+from llama_lab.runs.checkpoint import replace_checkpoint, stable
 
 from .stop import StopRequest
 

@@ -26,11 +26,11 @@ from llama_lab.devices.throughput import peak_flops
 from llama_lab.display import open_display, quiet_libraries
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.lengths import check_multiples, evaluation
-from llama_lab.files import report_disk_errors
+from llama_lab.files import discard, report_disk_errors
 from llama_lab.model import Cost, Decoder, Sampling, generate
 from llama_lab.model.cost import cost_metrics
 from llama_lab.model.init import linear_on_meta
-from llama_lab.runs.checkpoint import before, checkpoint_step, consolidate, discard, existing, load_checkpoint
+from llama_lab.runs.checkpoint import before, checkpoint_step, consolidate, existing, load_checkpoint
 from llama_lab.runs.environment import environment
 from llama_lab.runs.folder import RESOLVED, SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, locked
 from llama_lab.runs.metrics import MetricsCSV, read_metrics
@@ -172,11 +172,11 @@ def train_on_disk(run: Run) -> Outcome:
             dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed
         )
         with linear_on_meta(run.hardware.sharded):
-            model = build_model(cfg, dataset.vocab_size)
+            model = build_model(cfg, dataset.index.vocab_size)
         cost = model_cost(model)
         if cfg.train.sample_tokens:
             check_decodes(model, f"train.sample_tokens={cfg.train.sample_tokens}", "set this to 0")
-        module = build_module(run, model, dataset.val_bytes)
+        module = build_module(run, model, dataset.index.val.bytes)
         monitor = Monitor(
             cfg.train.log_every,
             run.tokens_per_step,
@@ -192,7 +192,7 @@ def train_on_disk(run: Run) -> Outcome:
                 return outcome
             consolidate(run.folder.checkpoint)
             if run.hardware.sharded:
-                model = trained_model(cfg, dataset.vocab_size, run.folder.checkpoint)
+                model = trained_model(cfg, dataset.index.vocab_size, run.folder.checkpoint)
             sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
             (run.folder.path / SAMPLE).write_text(sample, encoding="utf-8")
             if cfg.train.eval_lengths:  # before the run counts as done, so that one that is killed here makes up for it
@@ -243,8 +243,8 @@ def run_facts(run: Run, dataset: TokenDataset, model: Decoder, cost: Cost) -> Fa
         sharded=run.hardware.sharded,
         precision=run.hardware.precision,
         attention_kernel="+".join(kernels),
-        data_hash=dataset.data_hash,
-        tokenizer_hash=dataset.tokenizer_hash,
+        data_hash=dataset.index.data_hash,
+        tokenizer_hash=dataset.index.tokenizer_hash,
         vocab_size=model.vocab_size,
         bytes_per_token=dataset.bytes_per_token,
         unigram_entropy=dataset.unigram_entropy(),

@@ -194,7 +194,7 @@ def test_a_text_that_vanishes_while_it_is_read_is_named_and_its_return_mends_all
         build(vanish)
     assert [file.suffix for file in cache.iterdir()] == [".lock"]
     texts[1].write_text(content)
-    assert build(lambda *_: None).train_tokens > 0
+    assert build(lambda *_: None).index.train.tokens > 0
 
 
 def test_a_run_whose_text_and_tokens_vanished_goes_on_when_the_text_is_back(

@@ -183,7 +183,7 @@ def plan_arm(
         for seed, by in command.tuning_seeds.items()
         for rate in command.learning_rates or ()
     )
-    build_module(runs[0].run, meta_model(runs[0].run.cfg, dataset), dataset.val_bytes)
+    build_module(runs[0].run, meta_model(runs[0].run.cfg, dataset), dataset.index.val.bytes)
     return replace(arm, runs=runs, tuning=tuning)
 
 
@@ -210,7 +210,7 @@ def plan_run(command: StudyCommand, arm: PlannedArm, member: Member) -> PlannedR
 def meta_model(cfg: DictConfig, dataset: TokenDataset) -> Decoder:
     """A run's model on the meta device."""
     with torch.device("meta"):
-        model: Decoder = build_model(cfg, dataset.vocab_size)
+        model: Decoder = build_model(cfg, dataset.index.vocab_size)
     return model
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from threading import Event
 from typing import NamedTuple
@@ -83,6 +84,7 @@ def build(
     tokenizer.save(folder / TOKENIZER_NAME)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     survey, tokens = _write_streams(source, survey, tokenizer, dtype, val_tokens, folder, progress)
+    empty = int((survey.sizes == 0).sum())
     index = Index(
         format_version=FORMAT_VERSION,
         dtype=dtype.name,
@@ -92,8 +94,8 @@ def build(
         val_fraction=val_fraction,
         train=survey.describe_split(TRAIN, tokens),
         val=survey.describe_split(VAL, tokens),
-        duplicates=survey.duplicates,
-        empty=survey.empty,
+        duplicates=int((survey.splits == DROPPED).sum()) - empty,
+        empty=empty,
         files={path.name: describe_file(path) for path in sorted(folder.iterdir())},
         unread=int((survey.splits == UNREAD).sum()),
     )
@@ -124,16 +126,6 @@ class Survey:
     def text_bytes(self) -> int:
         """UTF-8 bytes of all documents."""
         return int(self.sizes.sum())
-
-    @property
-    def empty(self) -> int:
-        """Number of documents without text."""
-        return int((self.sizes == 0).sum())
-
-    @property
-    def duplicates(self) -> int:
-        """Number of documents dropped as copies of an earlier one."""
-        return int((self.splits == DROPPED).sum()) - self.empty
 
     @property
     def data_hash(self) -> str:
@@ -268,7 +260,10 @@ def _write_streams(
     splits = survey.splits.copy()
     splits[held_out[max(1, fitting) :]] = UNREAD
     written = np.sort(candidates)
-    _keep_documents(folder / _STREAMS[VAL], dtype, tokens[written], splits[written] == VAL)
+    kept = np.concatenate([[True], np.repeat(splits[written] == VAL, tokens[written])])
+    if not kept.all():
+        stream = np.fromfile(folder / _STREAMS[VAL], dtype=dtype)
+        (folder / _STREAMS[VAL]).write_bytes(stream[kept].tobytes())
     return replace(survey, splits=splits), tokens
 
 
@@ -314,13 +309,6 @@ def _write_documents(
     return np.frombuffer(tokens, dtype=np.int64)
 
 
-def _keep_documents(path: Path, dtype: np.dtype, tokens: Counts, kept: npt.NDArray[np.bool_]) -> None:
-    """Delete the documents that are not `kept` from a stream. tokens: of each document."""
-    if not kept.all():
-        stream = np.fromfile(path, dtype=dtype)
-        path.write_bytes(stream[np.concatenate([[True], np.repeat(kept, tokens)])].tobytes())
-
-
 def _read_again(
     source: Source, survey: Survey, positions: Positions, progress: ReportProgress, phase: str
 ) -> Iterator[_Document]:
@@ -328,18 +316,15 @@ def _read_again(
     wanted = np.zeros(len(survey.splits), dtype=bool)
     wanted[positions] = True
     expected = zip(survey.digests.view(f"V{_DIGEST_BYTES}"), survey.splits, wanted, strict=True)
-    for data in _encoded(source, survey.text_bytes, progress, phase):
-        digest, split, is_wanted = next(expected, (None, DROPPED, False))
-        if digest is None or digest.tobytes() != _digest(data):
-            raise _changed_error()
+    read = _encoded(source, survey.text_bytes, progress, phase)
+    for document, data in zip_longest(expected, read):
+        if document is None or data is None or document[0].tobytes() != _digest(data):
+            raise ConfigError(
+                "data: the text changed while it was read; leave its files alone and run the command again"
+            )
+        _, split, is_wanted = document
         if is_wanted:
             yield _Document(data.decode(), len(data), int(split))
-    if next(expected, None) is not None:
-        raise _changed_error()
-
-
-def _changed_error() -> ConfigError:
-    return ConfigError("data: the text changed while it was read; leave its files alone and run the command again")
 
 
 def _encoded(source: Source, total: int, progress: ReportProgress, phase: str) -> Iterator[bytes]:

@@ -64,6 +64,11 @@ def load_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # type: ignore[no-any-return]
 
 
+def model_weights(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """The weights in a checkpoint, by their names in the `Decoder`."""
+    return {name.removeprefix("model."): weight for name, weight in checkpoint["state_dict"].items()}
+
+
 def checkpoint_step(checkpoint: Path | None) -> int:
     """The optimizer step that a checkpoint, one of `newest_whole`, was written after; 0 without one."""
     return 0 if checkpoint is None else int(load_checkpoint(checkpoint, list)["global_step"])

@@ -30,7 +30,7 @@ from llama_lab.files import discard, report_disk_errors
 from llama_lab.model import Cost, Decoder, Sampling, generate
 from llama_lab.model.cost import cost_metrics
 from llama_lab.model.init import linear_on_meta
-from llama_lab.runs.checkpoint import before, checkpoint_step, consolidate, existing, load_checkpoint
+from llama_lab.runs.checkpoint import before, checkpoint_step, consolidate, existing, load_checkpoint, model_weights
 from llama_lab.runs.environment import environment
 from llama_lab.runs.folder import RESOLVED, SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, locked
 from llama_lab.runs.metrics import MetricsCSV, read_metrics
@@ -192,7 +192,8 @@ def train_on_disk(run: Run) -> Outcome:
                 return outcome
             consolidate(run.folder.checkpoint)
             if run.hardware.sharded:
-                model = trained_model(cfg, dataset.index.vocab_size, run.folder.checkpoint)
+                model = build_model(cfg, dataset.index.vocab_size)
+                model.load_state_dict(model_weights(load_checkpoint(run.folder.checkpoint)))
             sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
             (run.folder.path / SAMPLE).write_text(sample, encoding="utf-8")
             if cfg.train.eval_lengths:  # before the run counts as done, so that one that is killed here makes up for it
@@ -209,14 +210,6 @@ def spare_devices(run: Run) -> str:
         f"since more cannot share train.batch_size={run.cfg.train.batch_size} with train.micro_batch_size="
         f"{'null' if run.cfg.train.micro_batch_size is None else run.cfg.train.micro_batch_size}"
     )
-
-
-def trained_model(cfg: DictConfig, vocab_size: int, checkpoint: Path) -> Decoder:
-    """The model of a checkpoint that is known to be whole, on the CPU."""
-    model: Decoder = build_model(cfg, vocab_size)
-    weights = load_checkpoint(checkpoint)["state_dict"]
-    model.load_state_dict({name.removeprefix("model."): weight for name, weight in weights.items()})
-    return model
 
 
 def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
@@ -316,9 +309,9 @@ def fit(
     try:
         with stop.listening():
             trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
-        evaluated = current_rank() == 0 and is_evaluated(
-            run
-        )  # now, or before it was killed, for instance in its sample
+        rows = read_metrics(folder.metrics) if current_rank() == 0 else []
+        # Now, or before it was killed, for instance in its sample.
+        evaluated = any(row["step"] == run.steps and "val/loss" in row for row in rows)
         if not trainer.strategy.broadcast(evaluated):
             trainer.validate(module, data, verbose=False)
     except DivergedError as error:
@@ -369,11 +362,6 @@ def leave_process_group() -> None:
     """Take the process group down, if there is one: else its threads may outlive the interpreter, which aborts then."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-def is_evaluated(run: Run) -> bool:
-    """Whether metrics.csv holds the evaluation of the last step."""
-    return any(row["step"] == run.steps and "val/loss" in row for row in read_metrics(run.folder.metrics))
 
 
 def open_loggers(run: Run, checkpoint: Path | None, facts: Facts) -> list[Logger]:

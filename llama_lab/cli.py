@@ -193,7 +193,7 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
         return
     from llama_lab.devices.hardware import current_rank
     from llama_lab.display import print_result
-    from llama_lab.training.run import train  # after the checks: torch and lightning take seconds to import
+    from llama_lab.training.train import train  # after the checks: torch and lightning take seconds to import
 
     outcome = train(run)
     if current_rank() == 0:

@@ -22,8 +22,9 @@ from llama_lab.runs.metrics import MetricsCSV
 from llama_lab.timing import alternating
 from llama_lab.training.checkpointing import Checkpointing
 from llama_lab.training.monitor import SLOW_STEPS, Monitor
-from llama_lab.training.run import Run, build_module, make_trainer, new_run
+from llama_lab.training.run import Run, new_run
 from llama_lab.training.stop import StopRequest
+from llama_lab.training.train import build_module, make_trainer
 
 from .subjects import compose
 

@@ -101,7 +101,7 @@ class Facts(Stored):
     """What is known of a run before it trains. What an older run did not record is empty, or 0.
 
     choices: the option of each config group. devices: of all nodes. unigram_entropy: of the tokens' frequencies, in
-    nats per token. token_to_position_ratio: see `llama_lab/training/run.py`; None where positions are not added.
+    nats per token. token_to_position_ratio: see `llama_lab/training/train.py`; None where positions are not added.
     metrics: costs: `seq_len`, at which the others hold, `params`, `params_non_embedding`, `flops_per_token`,
     `train_flops_per_token`, `kv_cache/bytes_per_token`, `kv_cache/bytes`, ...; see `llama_lab/model/cost.py`.
     """

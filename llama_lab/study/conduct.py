@@ -25,7 +25,7 @@ from llama_lab.study.design.dry_run import print_plan
 from llama_lab.study.design.plan import Plan, PlannedRun, plan_study
 from llama_lab.study.design.tuning import resolve_rates, status_of
 from llama_lab.training.prepare import requested_run
-from llama_lab.training.run import train
+from llama_lab.training.train import train
 
 from .measure import finished_run, measure_study
 from .progress import StudyProgress

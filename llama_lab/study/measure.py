@@ -27,7 +27,8 @@ from llama_lab.evaluation.speed import NEW_TOKENS, decoding
 from llama_lab.runs.folder import RESOLVED, RunFolder
 from llama_lab.timing import alternating, time_in_turn
 from llama_lab.training.monitor import SLOW_STEPS
-from llama_lab.training.run import Run, build_module, leave_process_group, make_trainer
+from llama_lab.training.run import Run
+from llama_lab.training.train import build_module, leave_process_group, make_trainer
 
 from .speed import ArmSpeed, StudySpeed
 from .study import FILE as STUDY

@@ -16,7 +16,7 @@ from llama_lab.data import ValWindows
 from llama_lab.model import Decoder
 from llama_lab.runs.folder import RunFolder
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.run import train
+from llama_lab.training.train import train
 from tests.composing import decoder
 from tests.training.tiny import Pieces, nll_by_hand, pieces, planned, rows
 

@@ -21,7 +21,8 @@ from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Facts
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import Monitor
-from llama_lab.training.run import Outcome, Run, check_folder, fit, new_run, session
+from llama_lab.training.run import Outcome, Run, check_folder, new_run
+from llama_lab.training.train import fit, session
 from tests.composing import compose_config
 
 

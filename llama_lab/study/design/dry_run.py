@@ -11,7 +11,7 @@ from rich.table import Table
 from llama_lab.config.components import build_model
 from llama_lab.devices.throughput import synchronize
 from llama_lab.formatting import count, duration, short
-from llama_lab.training.run import build_module
+from llama_lab.training.train import build_module
 
 from .matching import AIM
 from .plan import Plan

@@ -23,7 +23,8 @@ from llama_lab.runs.folder import check_no_file
 from llama_lab.study.settings import planned_settings
 from llama_lab.study.study import Arm, Member, Study
 from llama_lab.training.prepare import check_devices, folder_name, requested_run
-from llama_lab.training.run import Run, build_module, new_run
+from llama_lab.training.run import Run, new_run
+from llama_lab.training.train import build_module
 
 from .command import Composer, StudyCommand
 from .designs import Variant, Variants

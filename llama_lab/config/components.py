@@ -99,7 +99,12 @@ def build_model(cfg: DictConfig, vocab_size: int) -> Any:
             f"model.vocab_size={wanted}: the tokenizer has {vocab_size} ids; "
             f"raise it to at least that, or leave it null to follow the tokenizer"
         )
-    check_window(cfg.model)
+    window = cfg.model.attention.get("window")
+    if window is not None and window >= cfg.model.max_seq_len:
+        raise ConfigError(
+            f"model.attention.window={window}: hides nothing at model.max_seq_len={cfg.model.max_seq_len}; "
+            f"make it smaller, or null"
+        )
     return build(cfg.model, "model", vocab_size=wanted or vocab_size)
 
 
@@ -122,16 +127,6 @@ def check_decodes(model: "Decoder", setting: str, otherwise: str, dtype: "torch.
         model.new_state(1, 1, dtype)
     except ValueError as error:
         raise ConfigError(f"{setting}: model.{error}, or {otherwise}") from error
-
-
-def check_window(model: DictConfig) -> None:
-    """Raise ConfigError for an attention window that is not shorter than the longest sequence."""
-    window = model.attention.get("window")
-    if window is not None and window >= model.max_seq_len:
-        raise ConfigError(
-            f"model.attention.window={window}: hides nothing at model.max_seq_len={model.max_seq_len}; "
-            f"make it smaller, or null"
-        )
 
 
 def check_idle(model: DictConfig) -> None:

@@ -4,6 +4,7 @@ The source is streamed up to three times, and never kept in memory.
 """
 
 import hashlib
+import math
 import time
 from array import array
 from collections import deque
@@ -201,7 +202,7 @@ def vocabulary_documents(survey: Survey, factory: TokenizerFactory) -> Positions
     return np.sort(_prefix(by_hash, survey.sizes, bound))
 
 
-def _prefix(positions: Positions, sizes: Counts, total: int) -> Positions:
+def _prefix(positions: Positions, sizes: Counts, total: float) -> Positions:
     """The shortest prefix of `positions` with at least `total` bytes, or all."""
     return positions[: int(np.searchsorted(np.cumsum(sizes[positions]), total)) + 1]
 
@@ -247,21 +248,18 @@ def _write_streams(
         paths = {split: folder / _STREAMS[split] for split in splits}
         tokens[positions] = _write_documents(documents, paths, tokenizer, dtype)
 
-    held_out = candidates = survey.held_out
-    if val_tokens is not None:
-        candidates = _prefix(held_out, survey.sizes, val_tokens * _BYTES_PER_TOKEN)
+    held_out, limit = survey.held_out, math.inf if val_tokens is None else val_tokens
+    candidates = _prefix(held_out, survey.sizes, limit * _BYTES_PER_TOKEN)
     write(np.concatenate([np.flatnonzero(survey.splits == TRAIN), candidates]), TRAIN, VAL)
-    if val_tokens is None:
-        return survey, tokens
-    while len(candidates) < len(held_out) and tokens[candidates].sum() <= val_tokens:  # tokens of this text are longer
+    while len(candidates) < len(held_out) and tokens[candidates].sum() <= limit:  # tokens of this text are longer
         candidates = _prefix(held_out, survey.sizes, 2 * int(survey.sizes[candidates].sum()))
         write(candidates, VAL)
-    fitting = int(np.searchsorted(np.cumsum(tokens[candidates]), val_tokens, side="right"))
+    fitting = max(1, int(np.searchsorted(np.cumsum(tokens[candidates]), limit, side="right")))
     splits = survey.splits.copy()
-    splits[held_out[max(1, fitting) :]] = UNREAD
-    written = np.sort(candidates)
-    kept = np.concatenate([[True], np.repeat(splits[written] == VAL, tokens[written])])
-    if not kept.all():
+    splits[held_out[fitting:]] = UNREAD
+    if fitting < len(candidates):
+        written = np.sort(candidates)
+        kept = np.concatenate([[True], np.repeat(splits[written] == VAL, tokens[written])])
         stream = np.fromfile(folder / _STREAMS[VAL], dtype=dtype)
         (folder / _STREAMS[VAL]).write_bytes(stream[kept].tobytes())
     return replace(survey, splits=splits), tokens

@@ -1,6 +1,6 @@
 """Components of a user's own are tried on two layers before training, so that a fault costs seconds, not a run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -70,14 +70,13 @@ def check_positions(model: Decoder, length: int, n_heads: int) -> None:
     positions, wanted = torch.arange(length, device=model.embedding.tokens.weight.device), (n_heads, length, length)
     for position in {model.position.at_layer(i) for i in range(len(model.blocks))}:
         bias = position.bias(positions, positions)
-        if bias is not None and not spreads(bias.shape, wanted):
+        if bias is None:
+            continue
+        try:
+            bias.expand(wanted)
+        except RuntimeError:
             what = f"returns a bias of shape {tuple(bias.shape)} for {length} positions; it must be {wanted}"
-            raise fault("position", position, what)
-
-
-def spreads(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether a shape broadcasts to another."""
-    return len(shape) <= len(wanted) and all(n in (1, w) for n, w in zip(shape[::-1], wanted[::-1], strict=False))
+            raise fault("position", position, what) from None
 
 
 def check_training(model: Decoder, tokens: Tensor) -> None:

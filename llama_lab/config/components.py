@@ -139,7 +139,7 @@ def check_idle(model: DictConfig) -> None:
 
 
 def check_global_layers(every: int, n_layers: int) -> None:
-    """Raise ConfigError unless some layers ignore the window, and some do not."""
+    """Raise ConfigError unless some layers ignore the window and others do not."""
     key = f"model.attention.global_every={every}"
     possible = f"a number from 2 to {n_layers}, or null" if n_layers > 1 else "null"
     if every > n_layers:

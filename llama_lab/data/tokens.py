@@ -4,14 +4,14 @@ import dataclasses
 import hashlib
 import json
 import logging
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from filelock import AcquireReturnProxy, FileLock, Timeout
+from filelock import FileLock, Timeout
 
 from llama_lab.data.build import BuildTimes, ReportProgress, build
 from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, DamagedFolderError, Index, read_index
@@ -190,7 +190,7 @@ def _build_locked(
         return TokenDataset(folder, read_index(folder), times)
 
 
-def _lock(folder: Path) -> AcquireReturnProxy:
+def _lock(folder: Path) -> AbstractContextManager[object]:
     """Acquire the folder's lock, waiting if needed; leaving the context that this returns releases it."""
     lock = FileLock(folder.with_suffix(".lock"))
     try:

@@ -10,7 +10,7 @@ from .gpus import named
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """Dense peak of a device in FLOP/s; None for devices we do not know, slices of one, and precisions but bf16."""
+    """Dense peak of a device in FLOP/s; None for unknown devices, MIG slices, and precisions other than bf16."""
     if not precision.startswith("bf16") or "MIG" in device_name:
         return None
     device = named(device_name)
@@ -69,7 +69,7 @@ class Speed:
         self._last: tuple[int, float] | None = None
 
     def mark(self, tokens: int, seconds: float) -> None:
-        """Note where training stands; the first mark begins the measurement."""
+        """Add a mark; the first one starts the measurement."""
         now = (tokens, seconds)
         self.interval = _rate(self._last or now, now)
         self.overall = _rate(self._first or now, now)
@@ -83,6 +83,6 @@ def _rate(start: tuple[int, float], end: tuple[int, float]) -> float | None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was told, so that a clock means something."""
+    """Wait for all work of the device, so that it can be timed."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

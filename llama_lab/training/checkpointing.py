@@ -1,4 +1,4 @@
-"""When a run writes its checkpoints, and what becomes of older ones."""
+"""When a run writes its checkpoints, and which older ones it keeps."""
 
 from pathlib import Path
 from typing import Any
@@ -44,14 +44,14 @@ class Checkpointing(L.Callback):
         self._saved_step = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The step to start from needs no checkpoint. Take SIGTERM back from Lightning, which would stop unsaved."""
+        """Handle SIGTERM again, at which Lightning would stop without a checkpoint; the first step needs none."""
         self.stop.listen()
         self._saved_step = trainer.global_step
         if trainer.is_global_zero and trainer.global_step < self.stable_step:
             discard(stable(self.path))  # of a smaller budget, or written just before a kill
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Count in steps what a checkpoint counts in micro-batches, as they did when Lightning took the steps."""
+        """Convert the counts of older checkpoints from micro-batches to steps."""
         step, progress = checkpoint["global_step"], checkpoint["loops"]["fit_loop"]
         steps = progress["epoch_loop.manual_optimization.optim_step_progress"]
         batches = progress["epoch_loop.batch_progress"]
@@ -99,7 +99,7 @@ class Checkpointing(L.Callback):
         with self.stopwatch.paused():
             fresh = path.with_suffix(".tmp")
             if trainer.is_global_zero:
-                discard(fresh)  # what a kill has left
+                discard(fresh)  # left by a kill
             try:
                 trainer.save_checkpoint(fresh)
             except OSError:

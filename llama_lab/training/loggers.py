@@ -99,7 +99,7 @@ def start_wandb(
     config: dict[str, Any],
     job_type: str = "train",
 ) -> Any:
-    """Begin or resume the W&B run of `folder`, whose id stays in `wandb_id`; returns it. Prints where it is.
+    """Start or resume the W&B run of `folder`, whose id stays in `wandb_id`; returns it. Prints where it is.
 
     W&B cannot resume offline: there, every session starts at step 0, and of two sessions of one id the one that is
     synced later overwrites the other. So each must hold the whole run, see `WandbMetrics`.
@@ -134,7 +134,7 @@ def start_wandb(
 
 
 class WandbMetrics(MetricsLogger):
-    """Logs to a W&B run that `start_wandb` began, whose step n is row n of metrics.csv, counted from 0.
+    """Logs to a W&B run of `start_wandb`, whose step n is row n of metrics.csv, counted from 0.
 
     history: the rows before the checkpoint that training goes on from. What W&B has of these and of the rows to come is
     not sent again, so that a resumed run shows each of them once: online, that is all but what a kill kept from
@@ -168,7 +168,7 @@ class WandbMetrics(MetricsLogger):
 
 
 def open_loggers(run: Run, checkpoint: Path | None, facts: Facts) -> list[Logger]:
-    """metrics.csv, and the dashboards that the config wants, to go on after the `checkpoint`. Rank 0 only."""
+    """metrics.csv and the dashboards of the config, continued from the `checkpoint`; none on other ranks than 0."""
     if current_rank() != 0:
         return []
     table = MetricsCSV(run.folder.metrics)

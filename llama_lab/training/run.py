@@ -42,7 +42,7 @@ class Run:
 
     @property
     def title(self) -> str:
-        """How people know the run."""
+        """The name of the run on dashboards and in a queue."""
         return f"speeds of {self.folder.path}" if self.cfg.measure else f"{self.arm}/seed={self.cfg.seed}"
 
 
@@ -122,7 +122,7 @@ def check_train(train: DictConfig) -> None:
 
 
 def spare_devices(run: Run) -> str:
-    """Why the run leaves GPUs of this machine alone, in one line."""
+    """Why the run does not use all GPUs of this machine, in one line."""
     return (
         f"trainer.devices=auto: trains on {run.hardware.devices} of {run.hardware.devices + run.hardware.spare} GPUs, "
         f"since more cannot share train.batch_size={run.cfg.train.batch_size} with train.micro_batch_size="

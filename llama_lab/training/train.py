@@ -49,7 +49,7 @@ def train(run: Run) -> Outcome:
 
 
 def train_on_disk(run: Run) -> Outcome:
-    """`train`, with errors of the disk as Python raises them."""
+    """`train`, which raises disk errors as OSError."""
     check_started(run.hardware)
     check_folder(run)
     quiet_libraries()
@@ -90,7 +90,7 @@ def train_on_disk(run: Run) -> Outcome:
                 model.load_state_dict(model_weights(load_checkpoint(run.folder.checkpoint)))
             sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
             (run.folder.path / SAMPLE).write_text(sample, encoding="utf-8")
-            if cfg.train.eval_lengths:  # before the run counts as done, so that one that is killed here makes up for it
+            if cfg.train.eval_lengths:  # before the status `done`, so that a run that is killed here does it again
                 found = evaluation(cfg, dataset, model, run.hardware, run.steps, cfg.train.eval_lengths)
                 found.save(run.folder.path)
             finish(run, monitor, facts)
@@ -144,10 +144,10 @@ def token_to_position_ratio(model: Decoder, tokens: torch.Tensor) -> float | Non
 
 @contextmanager
 def session(run: Run, facts: Facts, tokenizer: TextTokenizer) -> Iterator[Path | None]:
-    """Lock a run's folder while it trains, and record how that ends; yields the checkpoint to go on from, if any.
+    """Lock a run's folder while it trains, and record how that ends; yields the checkpoint to resume from, if any.
 
-    Other ranks only see whether there is a checkpoint: rank 0 alone reads them and chooses, and `load_checkpoint` of
-    the strategies passes its choice on. Raises ConfigError if another process holds the folder.
+    Other ranks only check whether there is one: rank 0 alone reads the checkpoints and chooses, and `load_checkpoint`
+    of the strategies broadcasts its choice. Raises ConfigError if another process is training in the folder.
     """
     if current_rank() != 0:
         goes_on = not run.cfg.overwrite and (run.folder.path / RESOLVED).exists()
@@ -163,7 +163,7 @@ def session(run: Run, facts: Facts, tokenizer: TextTokenizer) -> Iterator[Path |
             raise KeyboardInterrupt from None
         except BaseException as error:
             lines = str(error).strip().splitlines()
-            with suppress(OSError):  # a disk that is full for the status, too, must not hide what went wrong
+            with suppress(OSError):  # of a full disk, which must not hide the error
                 run.folder.write_status("failed", f"{type(error).__name__}: {lines[-1] if lines else ''}")
             raise
 
@@ -176,7 +176,7 @@ def fit(
     checkpoint: Path | None,
     facts: Facts,
 ) -> Outcome:
-    """Run Lightning's loop from `checkpoint`, or from the start, to the budget; write the status of any other end."""
+    """Run Lightning's loop from `checkpoint`, or the start, to the end of the budget; else write the status."""
     cfg, folder = run.cfg, run.folder
     loggers = open_loggers(run, checkpoint, facts)
     stop = StopRequest()
@@ -244,7 +244,7 @@ def make_trainer(run: Run, module: LanguageModel, callbacks: list[L.Callback], *
 
 
 def leave_process_group() -> None:
-    """Take the process group down, if there is one: else its threads may outlive the interpreter, which aborts then."""
+    """Destroy the process group, if there is one: its threads may outlive the interpreter, which would abort."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
@@ -267,10 +267,10 @@ def finish(run: Run, monitor: Monitor, facts: Facts) -> None:
 
 
 def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> list[int]:
-    """The prompt and what the model makes of it, as far as the context reaches; seeded by the run."""
+    """The prompt and the model's continuation, within its context; seeded by the run."""
     start = [eot_id, *prompt][: model.max_seq_len]
     length = min(run.cfg.train.sample_tokens, model.max_seq_len - len(start))
-    if length == 0:  # a model that keeps no state can be asked for nothing
+    if length == 0:  # a model without a state cannot generate
         return prompt
     steps = generate(model.eval(), [start], length, Sampling(temperature=0.8), seed=run.cfg.seed)
     return [*prompt, *(token for (token,) in steps if token is not None)]

@@ -236,18 +236,16 @@ class RunFolder:
         for key in ("data_hash", "tokenizer_hash", "precision"):
             before, now = getattr(last, key), getattr(environment, key)
             if before and before != now:
-                added = [] if key == "precision" else self._added(cfg)
-                remedy = f"it began without bounds, so go on with {' '.join(added)}" if added else "restore that"
+                # The overrides that make `cfg` do what the run did without these settings.
+                old, new = flatten(OmegaConf.to_container(self.config(), resolve=True)), flatten(resolved(cfg))
+                added = [f"{name}=null" for name in ADDED if name not in old and new.get(name) is not None]
+                is_bounded = added and key != "precision"
+                remedy = f"it began without bounds, so go on with {' '.join(added)}" if is_bounded else "restore that"
                 raise ConfigError(
                     f"{key}={now}: the checkpoint in {self.path} was trained with {before}; "
                     f"{remedy}, choose another name, or start over with overwrite=true"
                 )
         return [*last.earlier_sessions, replace(last, earlier_sessions=[])]
-
-    def _added(self, cfg: DictConfig) -> list[str]:
-        """The overrides that make `cfg` do what the run did without the settings `ADDED`."""
-        old, new = flatten(OmegaConf.to_container(self.config(), resolve=True)), flatten(resolved(cfg))
-        return [f"{key}=null" for key in ADDED if key not in old and new.get(key) is not None]
 
     def clear(self) -> None:
         """Delete everything but the lock, which is this process's, and the output, which it may be writing.

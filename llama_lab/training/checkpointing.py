@@ -85,14 +85,10 @@ class Checkpointing(L.Callback):
             self._write(trainer, stable(self.path))
         stopping = trainer.strategy.reduce_boolean_decision(self.stop.requested, all=False)
         if stopping or step % self.every == 0 or step == trainer.max_steps:
-            self.save(trainer)
+            self._write(trainer, self.path)
+            self._saved_step = step
         if stopping and step < trainer.max_steps:
             raise InterruptedRunError
-
-    def save(self, trainer: L.Trainer) -> None:
-        """Write the last checkpoint."""
-        self._write(trainer, self.path)
-        self._saved_step = trainer.global_step
 
     def _write(self, trainer: L.Trainer, path: Path) -> None:
         """Write a checkpoint; the time it takes is not training."""

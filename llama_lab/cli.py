@@ -26,7 +26,6 @@ from llama_lab.launching.process import first_rank_first, follow_launcher
 from llama_lab.training.prepare import check_complete, check_devices, check_job, check_launcher, requested_run
 
 if TYPE_CHECKING:
-    from llama_lab.runs.folder import RunFolder
     from llama_lab.training.run import Run
 
 
@@ -193,13 +192,20 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
         return
     from llama_lab.devices.hardware import current_rank
     from llama_lab.display import print_result
-    from llama_lab.training.run import train  # after the checks: torch and lightning take seconds to import
+    from llama_lab.runs.stored import Status
+    from llama_lab.training.train import train  # after the checks: torch and lightning take seconds to import
 
     outcome = train(run)
     if current_rank() == 0:
         if outcome == "done":
             print_result(run.folder)
-        sys.stderr.write(closing_words(outcome, run.folder))
+        elif outcome == "interrupted":
+            sys.stderr.write(f"stopped; go on with the same command:\n  {shlex.join(['python', *sys.argv])}\n")
+        else:
+            sys.stderr.write(
+                f"diverged: {Status.load(run.folder.path).message}; try a lower optim.lr, a longer schedule.warmup, or "
+                f"train.grad_clip=1.0; the record is in {run.folder.path}\n"
+            )
     if outcome == "interrupted":
         sys.exit(INTERRUPTED)
     if outcome == "diverged" and not (in_sweep or is_launched()):
@@ -227,21 +233,6 @@ def print_costs(cfg: DictConfig) -> None:
 
     quiet_libraries()
     print_estimate(estimate_training(cfg))
-
-
-def closing_words(outcome: str, folder: "RunFolder") -> str:
-    """The message after a run that was interrupted or diverged; empty for any other."""
-    if outcome == "interrupted":
-        return f"stopped; go on with the same command:\n  {shlex.join(['python', *sys.argv])}\n"
-    if outcome == "diverged":
-        from llama_lab.runs.stored import Status
-
-        message = Status.load(folder.path).message
-        return (
-            f"diverged: {message}; try a lower optim.lr, a longer schedule.warmup, or train.grad_clip=1.0; "
-            f"the record is in {folder.path}\n"
-        )
-    return ""
 
 
 def wants_traceback() -> bool:

@@ -1,6 +1,7 @@
-"""Atomic replacement of files, and disk errors as messages for the user."""
+"""Atomic replacement and deletion of files, and disk errors as messages for the user."""
 
 import errno
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,14 @@ def replacing(file: Path) -> Iterator[Path]:
         fresh.unlink(missing_ok=True)  # it would fill a full disk
         raise
     fresh.replace(file)
+
+
+def discard(path: Path) -> None:
+    """Delete a file, or a folder with all that it holds, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

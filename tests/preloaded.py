@@ -25,7 +25,7 @@ from typing import Any, Self
 
 MODULES = (
     "llama_lab.cli",
-    "llama_lab.training.run",
+    "llama_lab.training.train",
     "llama_lab.study.evaluate",
     "llama_lab.study.report.write",
     "torch.utils.tensorboard",

@@ -22,8 +22,9 @@ from llama_lab.runs.metrics import MetricsCSV
 from llama_lab.timing import alternating
 from llama_lab.training.checkpointing import Checkpointing
 from llama_lab.training.monitor import SLOW_STEPS, Monitor
-from llama_lab.training.run import Run, build_module, make_trainer, new_run
+from llama_lab.training.run import Run, new_run
 from llama_lab.training.stop import StopRequest
+from llama_lab.training.train import build_module, make_trainer
 
 from .decoders import compose
 
@@ -33,7 +34,7 @@ STEPS, ROUNDS = 43, 5
 def bare_loop(run: Run, dataset: TokenDataset) -> float:
     """Tokens per second of a plain PyTorch loop: forward, loss, backward, clip, step, schedule."""
     cfg = run.cfg
-    model = build_model(cfg, dataset.vocab_size)
+    model = build_model(cfg, dataset.index.vocab_size)
     optimizer = build(cfg.optim, "optim")(model)
     schedule = build(cfg.schedule, "schedule")
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step, STEPS))
@@ -58,12 +59,12 @@ def lightning_loop(run: Run, dataset: TokenDataset) -> float:
     """Tokens per second of our Trainer, as it logs them."""
     cfg, folder = run.cfg, run.folder
     folder.checkpoint.parent.mkdir(parents=True)
-    model = build_model(cfg, dataset.vocab_size)
+    model = build_model(cfg, dataset.index.vocab_size)
     data = TokenDataModule(dataset, cfg.model.max_seq_len, cfg.train.batch_size, None, cfg.data.seed)
     with open_display(STEPS, rank=1) as display:
         monitor = Monitor(cfg.train.log_every, run.tokens_per_step, model_cost(model), None, display)
         checkpointing = Checkpointing(folder.checkpoint, STEPS, STEPS + 1, StopRequest(), monitor.stopwatch)
-        module, logger = build_module(run, model, dataset.val_bytes), MetricsCSV(folder.metrics)
+        module, logger = build_module(run, model, dataset.index.val.bytes), MetricsCSV(folder.metrics)
         trainer = make_trainer(run, module, [monitor, checkpointing], logger=logger, limit_val_batches=0)
         trainer.fit(module, data)
     assert monitor.speed.overall is not None

@@ -99,7 +99,12 @@ def build_model(cfg: DictConfig, vocab_size: int) -> Any:
             f"model.vocab_size={wanted}: the tokenizer has {vocab_size} ids; "
             f"raise it to at least that, or leave it null to follow the tokenizer"
         )
-    check_window(cfg.model)
+    window = cfg.model.attention.get("window")
+    if window is not None and window >= cfg.model.max_seq_len:
+        raise ConfigError(
+            f"model.attention.window={window}: hides nothing at model.max_seq_len={cfg.model.max_seq_len}; "
+            f"make it smaller, or null"
+        )
     return build(cfg.model, "model", vocab_size=wanted or vocab_size)
 
 
@@ -124,16 +129,6 @@ def check_decodes(model: "Decoder", setting: str, otherwise: str, dtype: "torch.
         raise ConfigError(f"{setting}: model.{error}, or {otherwise}") from error
 
 
-def check_window(model: DictConfig) -> None:
-    """Raise ConfigError for an attention window that is not shorter than the longest sequence."""
-    window = model.attention.get("window")
-    if window is not None and window >= model.max_seq_len:
-        raise ConfigError(
-            f"model.attention.window={window}: hides nothing at model.max_seq_len={model.max_seq_len}; "
-            f"make it smaller, or null"
-        )
-
-
 def check_idle(model: DictConfig) -> None:
     """Raise ConfigError for settings without effect. For new runs only: older ones may have such settings."""
     attention, position = model.attention, model.position
@@ -144,7 +139,7 @@ def check_idle(model: DictConfig) -> None:
 
 
 def check_global_layers(every: int, n_layers: int) -> None:
-    """Raise ConfigError unless some layers ignore the window, and some do not."""
+    """Raise ConfigError unless some layers ignore the window and others do not."""
     key = f"model.attention.global_every={every}"
     possible = f"a number from 2 to {n_layers}, or null" if n_layers > 1 else "null"
     if every > n_layers:

@@ -38,7 +38,9 @@ def one_line(error: BaseException, config: str = "config") -> str:
         reason = message.splitlines()[0]
         return f"{error.override}: cannot be read, {reason}; write key=value, and quote what is special: 'key=[a,b]'"
     if match := re.match(r"Could not override '([^'@]+)", message.removeprefix(f"In '{config}': ")):
-        return unknown_option(match[1]) if match[1] == "experiment" else unknown_key(match[1], config)
+        if (key := match[1]) != "experiment":
+            return unknown_key(key, config)
+        return f"{key}={typed_value(key)}: no such option; name the folder that holds {key}/ with --config-dir"
     return " ".join(line.strip() for line in message.splitlines() if line.strip())
 
 
@@ -54,11 +56,6 @@ def unknown_key(key: str, config: str) -> str:
     near = nearest(key, known_keys(config))
     hint = f" (did you mean {near}?)" if near else ""
     return f"{problem}{hint}; `--cfg job` shows them all, `--help` the groups"
-
-
-def unknown_option(group: str) -> str:
-    """The message for an option of a group without packaged options, such as `experiment`."""
-    return f"{group}={typed_value(group)}: no such option; name the folder that holds {group}/ with --config-dir"
 
 
 def typed_value(key: str) -> str:

@@ -4,6 +4,7 @@ The source is streamed up to three times, and never kept in memory.
 """
 
 import hashlib
+import math
 import time
 from array import array
 from collections import deque
@@ -12,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from threading import Event
 from typing import NamedTuple
@@ -83,6 +85,7 @@ def build(
     tokenizer.save(folder / TOKENIZER_NAME)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     survey, tokens = _write_streams(source, survey, tokenizer, dtype, val_tokens, folder, progress)
+    empty = int((survey.sizes == 0).sum())
     index = Index(
         format_version=FORMAT_VERSION,
         dtype=dtype.name,
@@ -92,8 +95,8 @@ def build(
         val_fraction=val_fraction,
         train=survey.describe_split(TRAIN, tokens),
         val=survey.describe_split(VAL, tokens),
-        duplicates=survey.duplicates,
-        empty=survey.empty,
+        duplicates=int((survey.splits == DROPPED).sum()) - empty,
+        empty=empty,
         files={path.name: describe_file(path) for path in sorted(folder.iterdir())},
         unread=int((survey.splits == UNREAD).sum()),
     )
@@ -124,16 +127,6 @@ class Survey:
     def text_bytes(self) -> int:
         """UTF-8 bytes of all documents."""
         return int(self.sizes.sum())
-
-    @property
-    def empty(self) -> int:
-        """Number of documents without text."""
-        return int((self.sizes == 0).sum())
-
-    @property
-    def duplicates(self) -> int:
-        """Number of documents dropped as copies of an earlier one."""
-        return int((self.splits == DROPPED).sum()) - self.empty
 
     @property
     def data_hash(self) -> str:
@@ -209,7 +202,7 @@ def vocabulary_documents(survey: Survey, factory: TokenizerFactory) -> Positions
     return np.sort(_prefix(by_hash, survey.sizes, bound))
 
 
-def _prefix(positions: Positions, sizes: Counts, total: int) -> Positions:
+def _prefix(positions: Positions, sizes: Counts, total: float) -> Positions:
     """The shortest prefix of `positions` with at least `total` bytes, or all."""
     return positions[: int(np.searchsorted(np.cumsum(sizes[positions]), total)) + 1]
 
@@ -255,20 +248,20 @@ def _write_streams(
         paths = {split: folder / _STREAMS[split] for split in splits}
         tokens[positions] = _write_documents(documents, paths, tokenizer, dtype)
 
-    held_out = candidates = survey.held_out
-    if val_tokens is not None:
-        candidates = _prefix(held_out, survey.sizes, val_tokens * _BYTES_PER_TOKEN)
+    held_out, limit = survey.held_out, math.inf if val_tokens is None else val_tokens
+    candidates = _prefix(held_out, survey.sizes, limit * _BYTES_PER_TOKEN)
     write(np.concatenate([np.flatnonzero(survey.splits == TRAIN), candidates]), TRAIN, VAL)
-    if val_tokens is None:
-        return survey, tokens
-    while len(candidates) < len(held_out) and tokens[candidates].sum() <= val_tokens:  # tokens of this text are longer
+    while len(candidates) < len(held_out) and tokens[candidates].sum() <= limit:  # tokens of this text are longer
         candidates = _prefix(held_out, survey.sizes, 2 * int(survey.sizes[candidates].sum()))
         write(candidates, VAL)
-    fitting = int(np.searchsorted(np.cumsum(tokens[candidates]), val_tokens, side="right"))
+    fitting = max(1, int(np.searchsorted(np.cumsum(tokens[candidates]), limit, side="right")))
     splits = survey.splits.copy()
-    splits[held_out[max(1, fitting) :]] = UNREAD
-    written = np.sort(candidates)
-    _keep_documents(folder / _STREAMS[VAL], dtype, tokens[written], splits[written] == VAL)
+    splits[held_out[fitting:]] = UNREAD
+    if fitting < len(candidates):
+        written = np.sort(candidates)
+        kept = np.concatenate([[True], np.repeat(splits[written] == VAL, tokens[written])])
+        stream = np.fromfile(folder / _STREAMS[VAL], dtype=dtype)
+        (folder / _STREAMS[VAL]).write_bytes(stream[kept].tobytes())
     return replace(survey, splits=splits), tokens
 
 
@@ -314,13 +307,6 @@ def _write_documents(
     return np.frombuffer(tokens, dtype=np.int64)
 
 
-def _keep_documents(path: Path, dtype: np.dtype, tokens: Counts, kept: npt.NDArray[np.bool_]) -> None:
-    """Delete the documents that are not `kept` from a stream. tokens: of each document."""
-    if not kept.all():
-        stream = np.fromfile(path, dtype=dtype)
-        path.write_bytes(stream[np.concatenate([[True], np.repeat(kept, tokens)])].tobytes())
-
-
 def _read_again(
     source: Source, survey: Survey, positions: Positions, progress: ReportProgress, phase: str
 ) -> Iterator[_Document]:
@@ -328,18 +314,15 @@ def _read_again(
     wanted = np.zeros(len(survey.splits), dtype=bool)
     wanted[positions] = True
     expected = zip(survey.digests.view(f"V{_DIGEST_BYTES}"), survey.splits, wanted, strict=True)
-    for data in _encoded(source, survey.text_bytes, progress, phase):
-        digest, split, is_wanted = next(expected, (None, DROPPED, False))
-        if digest is None or digest.tobytes() != _digest(data):
-            raise _changed_error()
+    read = _encoded(source, survey.text_bytes, progress, phase)
+    for document, data in zip_longest(expected, read):
+        if document is None or data is None or document[0].tobytes() != _digest(data):
+            raise ConfigError(
+                "data: the text changed while it was read; leave its files alone and run the command again"
+            )
+        _, split, is_wanted = document
         if is_wanted:
             yield _Document(data.decode(), len(data), int(split))
-    if next(expected, None) is not None:
-        raise _changed_error()
-
-
-def _changed_error() -> ConfigError:
-    return ConfigError("data: the text changed while it was read; leave its files alone and run the command again")
 
 
 def _encoded(source: Source, total: int, progress: ReportProgress, phase: str) -> Iterator[bytes]:

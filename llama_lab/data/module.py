@@ -108,10 +108,12 @@ class TokenDataModule(L.LightningDataModule):
         share = self.batch_size // self.world_size
         return range(self.rank * share, (self.rank + 1) * share)
 
-    @property
-    def pin_memory(self) -> bool:
-        """Whether batches are put into pinned memory, from which a GPU copies them while it computes."""
-        return self.trainer is not None and isinstance(self.trainer.accelerator, CUDAAccelerator)
+    def to_tensors(self, inputs: Ids, targets: Ids) -> Batch:
+        """Ids as tensors; for a GPU in pinned memory, from which it copies them while it computes."""
+        batch = torch.from_numpy(inputs).contiguous(), torch.from_numpy(targets).contiguous()
+        if self.trainer and isinstance(self.trainer.accelerator, CUDAAccelerator):
+            return batch[0].pin_memory(), batch[1].pin_memory()
+        return batch
 
 
 class TrainBatches:
@@ -130,13 +132,13 @@ class TrainBatches:
         for step in itertools.count(data.trainer.global_step if data.trainer else 0):
             sequences = data.train_windows.batch(step, data.batch_size, data.rows)
             micro_batches = np.split(sequences, data.accumulate)
-            yield [_to_tensors(rows[:, :-1], rows[:, 1:], data.pin_memory) for rows in micro_batches]
+            yield [data.to_tensors(rows[:, :-1], rows[:, 1:]) for rows in micro_batches]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what determines the order of the data."""
         return {
-            "data_hash": self._data.dataset.data_hash,
-            "tokenizer_hash": self._data.dataset.tokenizer_hash,
+            "data_hash": self._data.dataset.index.data_hash,
+            "tokenizer_hash": self._data.dataset.index.tokenizer_hash,
             "data.seed": self._data.seed,
             "train.batch_size": self._data.batch_size,
             "model.max_seq_len": self._data.seq_len,
@@ -171,9 +173,4 @@ class ValBatches:
         for i in range(len(self)):
             batch = [windows[j] for j in mine[i * self._batch_size : (i + 1) * self._batch_size]]
             inputs, targets = zip(*(batch or [windows.nothing()]), strict=True)
-            yield _to_tensors(np.stack(inputs), np.stack(targets), self._data.pin_memory)
-
-
-def _to_tensors(inputs: Ids, targets: Ids, pin_memory: bool) -> Batch:
-    batch = torch.from_numpy(inputs).contiguous(), torch.from_numpy(targets).contiguous()
-    return (batch[0].pin_memory(), batch[1].pin_memory()) if pin_memory else batch
+            yield self._data.to_tensors(np.stack(inputs), np.stack(targets))

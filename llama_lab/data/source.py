@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from llama_lab.errors import ConfigError
 
@@ -194,15 +194,15 @@ def _last_break(text: str, start: int, end: int) -> int:
 _ROW_FORMATS = {".json", ".jsonl", ".parquet"}
 
 
-class _Row(NamedTuple):
-    place: str  # in its file: "line 7", or "row 7" where rows are not lines
-    fields: dict[str, Any]
-
-
 def _read_rows(path: Path, text_field: str) -> Iterator[str]:
-    empty = True
+    """The text of every row. A place is "line 7" of the file, or "row 7" where rows are not lines."""
+    place = None
     for place, fields in _parquet_rows(path) if path.suffix.lower() == ".parquet" else _json_rows(path):
-        empty = False
+        if not isinstance(fields, dict):
+            raise ConfigError(
+                f"data.files=[{path}]: {place} is {_kind(fields)} rather than an object; "
+                'write rows such as {"text": "..."}'
+            )
         if text_field not in fields:
             raise ConfigError(
                 f"data.text_field={text_field}: {place} of {path} has no such field; "
@@ -222,7 +222,7 @@ def _read_rows(path: Path, text_field: str) -> Iterator[str]:
                 "fix the row"
             ) from error
         yield text
-    if empty:
+    if place is None:
         raise ConfigError(f"data.files=[{path}]: the file has no rows; leave it out")
 
 
@@ -230,8 +230,8 @@ def _kind(value: Any) -> str:
     return "null" if value is None else type(value).__name__
 
 
-def _json_rows(path: Path) -> Iterator[_Row]:
-    """The objects of a JSON list, which is read at once, or of a file with one object per line."""
+def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """The values of a JSON list, which is read at once, or of a file with one per line, each after its place."""
     with path.open("rb") as file:
         has_mark = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
         first_byte = len(codecs.BOM_UTF8) if has_mark else 0
@@ -239,12 +239,11 @@ def _json_rows(path: Path) -> Iterator[_Row]:
         is_list = file.read(_BLOCK_CHARS).lstrip().startswith(b"[")
         file.seek(first_byte)
         if is_list:
-            for number, row in enumerate(_parse_json(file.read(), path), 1):
-                yield _json_row(row, path, f"row {number}")
+            yield from ((f"row {number}", row) for number, row in enumerate(_parse_json(file.read(), path), 1))
         else:
             for number, line in enumerate(file, 1):
                 if not line.isspace():
-                    yield _json_row(_parse_json(line.rstrip(), path, number), path, f"line {number}")
+                    yield f"line {number}", _parse_json(line.rstrip(), path, number)
 
 
 def _parse_json(data: bytes, path: Path, first_line: int = 1) -> Any:
@@ -258,16 +257,7 @@ def _parse_json(data: bytes, path: Path, first_line: int = 1) -> Any:
     raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file (line {line}: {reason}); fix it")
 
 
-def _json_row(value: Any, path: Path, place: str) -> _Row:
-    if not isinstance(value, dict):
-        raise ConfigError(
-            f"data.files=[{path}]: {place} is {_kind(value)} rather than an object; "
-            'write rows such as {"text": "..."}'
-        )
-    return _Row(place, value)
-
-
-def _parquet_rows(path: Path) -> Iterator[_Row]:
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
     import datasets  # half a second to import, and only needed for these files
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs what it raises
@@ -275,7 +265,7 @@ def _parquet_rows(path: Path) -> Iterator[_Row]:
         with tempfile.TemporaryDirectory() as scratch:  # for a lock file; a stream caches nothing else
             # load_dataset would report every use of this format over the network.
             rows = datasets.IterableDataset.from_parquet(glob.escape(str(path)), cache_dir=scratch)
-        yield from (_Row(f"row {number}", row) for number, row in enumerate(rows, 1))
+        yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
     except (ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file ({reason}); fix it") from error

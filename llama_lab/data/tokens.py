@@ -4,16 +4,14 @@ import dataclasses
 import hashlib
 import json
 import logging
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import numpy.typing as npt
+from filelock import FileLock, Timeout
 
 from llama_lab.data.build import BuildTimes, ReportProgress, build
 from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, DamagedFolderError, Index, read_index
@@ -21,7 +19,7 @@ from llama_lab.data.source import Source
 from llama_lab.data.tokenizer import BPETokenizer, TextTokenizer, TokenizerFactory, sample_bytes
 from llama_lab.data.windows import count_train_windows
 from llama_lab.errors import ConfigError
-from llama_lab.files import report_disk_errors
+from llama_lab.files import discard, report_disk_errors
 from llama_lab.formatting import duration
 
 log = logging.getLogger(__name__)
@@ -78,61 +76,26 @@ class TokenDataset:
 
     @cached_property
     def train(self) -> TokenArray:
-        """The training split's tokens, `(train_tokens + 1,)`."""
-        return self._map("train.bin")
+        """The training split's tokens, `(index.train.tokens + 1,)`."""
+        return np.memmap(self.folder / "train.bin", self.index.dtype, mode="r")
 
     @cached_property
     def val(self) -> TokenArray:
-        """The validation split's tokens, `(val_tokens + 1,)`."""
-        return self._map("val.bin")
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids, the end-of-text token included."""
-        return self.index.vocab_size
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The dtype of tokens on disk: uint16, or uint32 for vocabularies above 65536."""
-        return np.dtype(self.index.dtype)
-
-    @property
-    def data_hash(self) -> str:
-        """Hash of the documents of both splits, in order, whatever their source."""
-        return self.index.data_hash
-
-    @property
-    def tokenizer_hash(self) -> str:
-        """Hash of the tokenizer."""
-        return self.index.tokenizer_hash
-
-    @property
-    def train_tokens(self) -> int:
-        """Number of tokens that one pass over the training split predicts."""
-        return self.index.train.tokens
-
-    @property
-    def val_tokens(self) -> int:
-        """Number of tokens that one pass over the validation split predicts, end-of-text tokens included."""
-        return self.index.val.tokens
-
-    @property
-    def val_bytes(self) -> int:
-        """UTF-8 bytes of the validation documents."""
-        return self.index.val.bytes
+        """The validation split's tokens, `(index.val.tokens + 1,)`."""
+        return np.memmap(self.folder / "val.bin", self.index.dtype, mode="r")
 
     @property
     def bytes_per_token(self) -> float:
         """Bytes per predicted token of the validation split: bits per byte = nats per token / ln 2 / this."""
-        return self.val_bytes / self.val_tokens
+        return self.index.val.bytes / self.index.val.tokens
 
     def unigram_entropy(self) -> float:
         """Return the entropy, in nats per token, of the validation tokens' frequencies.
 
         It is the loss of the best model without context.
         """
-        counts = np.bincount(self.val[1:], minlength=self.vocab_size)
-        frequencies = counts[counts > 0] / self.val_tokens
+        counts = np.bincount(self.val[1:])
+        frequencies = counts[counts > 0] / self.index.val.tokens
         return float(-(frequencies * np.log(frequencies)).sum())
 
     def require_windows(self, seq_len: int, batch_size: int) -> None:
@@ -141,22 +104,23 @@ class TokenDataset:
         With fewer windows, one batch would contain the same text twice.
         """
         window = f"model.max_seq_len={seq_len}"
-        if self.train_tokens < seq_len:
+        train_tokens, val_tokens = self.index.train.tokens, self.index.val.tokens
+        if train_tokens < seq_len:
             raise ConfigError(
-                f"{window}: the training text has {self.train_tokens} tokens and one window needs {seq_len}; "
+                f"{window}: the training text has {train_tokens} tokens and one window needs {seq_len}; "
                 "add text or lower model.max_seq_len"
             )
-        windows = count_train_windows(self.train_tokens, seq_len)
+        windows = count_train_windows(train_tokens, seq_len)
         if windows < batch_size:
             raise ConfigError(
-                f"train.batch_size={batch_size}: the training text has {self.train_tokens} tokens, {windows} window(s) "
+                f"train.batch_size={batch_size}: the training text has {train_tokens} tokens, {windows} window(s) "
                 f"of {window}; add text, or lower train.batch_size or model.max_seq_len"
             )
-        if self.val_tokens < seq_len:
+        if val_tokens < seq_len:
             bound = "data.val_tokens" if self.index.unread else f"data.val_fraction={self.index.val_fraction}"
             remedy = "raise data.val_tokens" if self.index.unread else "raise data.val_fraction, add text"
             raise ConfigError(
-                f"{bound}: the validation text has {self.val_tokens} tokens and one window of {window} needs "
+                f"{bound}: the validation text has {val_tokens} tokens and one window of {window} needs "
                 f"{seq_len}; {remedy} or lower model.max_seq_len"
             )
 
@@ -174,9 +138,6 @@ class TokenDataset:
             f"encoded in {duration(times.tokenising)} ({times.tokenised_bytes / 1e6 / times.tokenising:.1f} MB/s); "
             f"{train.tokens / 1e6:,.1f} M tokens to train on, {val.tokens / 1e6:,.1f} M to validate on{held_out}"
         )
-
-    def _map(self, name: str) -> TokenArray:
-        return np.memmap(self.folder / name, dtype=self.dtype, mode="r")
 
 
 def _key(source: Source, tokenizer: TokenizerFactory, val_fraction: float) -> str:
@@ -214,45 +175,35 @@ def _build_locked(
             except DamagedFolderError as error:
                 log.warning("token folder %s is damaged (%s): building it again", folder, error)
         unfinished = folder.with_suffix(".building")
-        _remove(unfinished)  # of a process that died, since this one has the lock
+        discard(unfinished)  # of a process that died, since this one has the lock
         try:
             with report_disk_errors(f"data.cache_dir={folder.parent}"):
                 times = build(source, tokenizer, val_fraction, val_tokens, unfinished, progress)
-                _remove(folder)
+                discard(folder)
                 unfinished.rename(folder)
         except FileNotFoundError as error:
             raise ConfigError(
                 f"data: {error.filename} disappeared during the build; restore it, and run the same command again"
             ) from error
         finally:
-            _remove(unfinished)
+            discard(unfinished)
         return TokenDataset(folder, read_index(folder), times)
 
 
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Acquire the folder's lock, waiting if needed."""
-    lock = filelock.FileLock(folder.with_suffix(".lock"))
+def _lock(folder: Path) -> AbstractContextManager[object]:
+    """Acquire the folder's lock, waiting if needed; leaving the context that this returns releases it."""
+    lock = FileLock(folder.with_suffix(".lock"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(blocking=False)
-    except filelock.Timeout:
+        return lock.acquire(blocking=False)
+    except Timeout:
         log.info("waiting for another process that builds the token folder %s", folder)
-        lock.acquire()
+        return lock.acquire()
     except OSError as error:
         raise ConfigError(
             f"data.cache_dir={folder.parent}: cannot write there ({error.strerror}); "
             "set data.cache_dir or the environment variable LLAMA_LAB_CACHE to a folder of yours"
         ) from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
 
 
 def _mb(count: int) -> str:

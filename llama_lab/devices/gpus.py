@@ -1,4 +1,4 @@
-"""What NVIDIA's data-centre GPUs have: memory, and the peak that MFU is a fraction of."""
+"""Memory of NVIDIA's data-centre GPUs, and their peaks, of which MFU is a fraction."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Device:
 
 
 # From NVIDIA's data sheets, in the order in which a name is looked up; sparse peaks are halved, and a GB is 1e9 bytes.
-# Devices that are not here have no peak, and then no MFU is reported: none is better than a wrong one.
+# For devices that are not here no MFU is reported: none is better than a wrong one.
 DEVICES = {
     "GB200": Device(186e9, 2500e12),
     "B200": Device(180e9, 2250e12),
@@ -35,10 +35,10 @@ DEVICES = {
 
 
 def named(device_name: str) -> Device | None:
-    """The device that a driver calls `device_name`, as far as its peak goes; None for those we do not know."""
+    """The device with the driver's name `device_name`; None if it is not in the table."""
     return next((device for name, device in DEVICES.items() if re.search(rf"\b{name}\b", device_name)), None)
 
 
 def options() -> dict[str, Device]:
-    """The devices by what a person types: `h100_pcie`."""
+    """The devices by their names on the command line: `h100_pcie`."""
     return {name.lower().replace(" ", "_"): device for name, device in DEVICES.items()}

@@ -57,7 +57,7 @@ class Started:
 
 
 def started() -> Started | None:
-    """What torchrun or srun has started, as they tell by the environment; None where Lightning starts the processes.
+    """The processes of torchrun or srun, from their environment variables; None where Lightning starts them.
 
     Raises ConfigError for tasks that srun has not spread evenly over its nodes, or that would not find each other.
     """
@@ -82,7 +82,7 @@ def started() -> Started | None:
 
 
 def below_srun() -> bool:
-    """Whether srun has started this process, and no torchrun inside; an interactive shell of Slurm's is neither."""
+    """Whether srun has started this process, without torchrun in between; false in an interactive shell of Slurm."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is an srun on this machine, which was not used
         return SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
@@ -105,7 +105,7 @@ def check_started(hardware: Hardware) -> None:
 
 
 def choose_hardware(trainer: DictConfig, micro_batches: int = 1) -> Hardware:
-    """Resolve every `auto` of the group `trainer`. Raises ConfigError for what there is not.
+    """Resolve every `auto` of the group `trainer`. Raises ConfigError for devices that do not exist.
 
     micro_batches: of an optimizer step, which the devices share; `auto` takes as many GPUs as can.
     """
@@ -148,7 +148,7 @@ def usable_cores() -> int:
 
 
 def check_strategy(wanted: str) -> None:
-    """Raise ConfigError for a way to share the work that there is not."""
+    """Raise ConfigError for an unknown strategy."""
     if wanted not in STRATEGIES:
         raise ConfigError(f"trainer.strategy={wanted}: unknown; choose {', '.join(STRATEGIES)}")
 
@@ -159,7 +159,7 @@ def sharing_devices(available: int, nodes: int, micro_batches: int) -> int:
 
 
 def choose_accelerator(wanted: str, setting: str = "trainer.accelerator") -> str:
-    """`gpu`, `mps` or `cpu`. Raises ConfigError for one that is missing, its message beginning with the `setting`."""
+    """`gpu`, `mps` or `cpu`. Raises ConfigError, beginning with the `setting`, for one that is missing."""
     found = {"gpu": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
         return next(name for name, there in found.items() if there)
@@ -188,5 +188,5 @@ def choose_precision(wanted: str | int, accelerator: str, has_bf16: bool) -> str
 
 
 def current_rank() -> int:
-    """This process's rank among those of the run, as its launcher tells by the environment; 0 when alone."""
+    """This process's rank among those of the run, from its environment variables; 0 when alone."""
     return int(rank_zero_only.rank)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The most memory that a run took."""
+"""Peak memory of a run."""
 
 import resource
 from pathlib import Path
@@ -9,7 +9,7 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Forget the peak so far, that of tokenising or of an earlier run of this process; macOS cannot, on a CPU."""
+    """Reset the peak, which may be of tokenising or of an earlier run; not possible on a CPU under macOS."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif CLEAR.exists():
@@ -17,7 +17,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory taken since the reset: allocated by PyTorch on a GPU, resident in this process otherwise."""
+    """Peak memory since the reset: allocated by PyTorch on a GPU, resident in this process otherwise."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if STATUS.exists():

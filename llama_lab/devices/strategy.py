@@ -1,4 +1,4 @@
-"""How devices share a run beyond what Lightning has: everything sharded, and checkpoints that any strategy reads."""
+"""Strategies that Lightning does not have: everything sharded, and checkpoints that any strategy reads."""
 
 import os
 import socket
@@ -49,8 +49,8 @@ def make_plugins() -> list[Any]:
 class Checkpoints(TorchCheckpointIO):
     """Lightning's checkpoint files, written where they are to be; reads those in parts, too.
 
-    Lightning's own writes them where temporary files are, and moves them: there may be no room, and a kill would leave
-    them for good.
+    Lightning's own writes them among the temporary files, and moves them: there may be no room, and a kill would leave
+    them there.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
@@ -58,7 +58,7 @@ class Checkpoints(TorchCheckpointIO):
         write_file(checkpoint, Path(path))
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What a checkpoint holds, its tensors mapped from the disk."""
+        """The content of a checkpoint, its tensors memory-mapped."""
         return load_checkpoint(Path(path))
 
 
@@ -72,19 +72,19 @@ class DataParallel(DDPStrategy):
         """Join the other processes."""
         environment = self.cluster_environment
         assert environment is not None
-        if isinstance(environment, LightningEnvironment) and self.num_nodes == 1:  # else torchrun or srun began them
+        if isinstance(environment, LightningEnvironment) and self.num_nodes == 1:  # else torchrun or srun started them
             self.set_world_ranks()
             if not torch.distributed.is_initialized():
                 join_on_loopback(self.root_device, environment.main_port, self.global_rank, self.world_size)
         super().setup_distributed()
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """What the checkpoint that rank 0 has chosen holds, on every rank."""
+        """The content of the checkpoint that rank 0 has chosen, on every rank."""
         return super().load_checkpoint(self.broadcast(checkpoint_path), weights_only)
 
 
 def join_on_loopback(device: torch.device, port: int, rank: int, world_size: int) -> None:
-    """Begin the process group of this machine's processes; rank 0 listens at the port."""
+    """Create the process group of this machine's processes; rank 0 listens at the port."""
     loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))  # Linux; macOS
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
@@ -152,7 +152,7 @@ class FullySharded(DataParallel):
         write_part(checkpoint, folder, self.global_rank, self.world_size)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """What a checkpoint holds, a file or in parts, its tensors mapped from the disk."""
+        """The content of a checkpoint, a file or in parts, its tensors memory-mapped."""
         return load_checkpoint(Path(self.broadcast(checkpoint_path)), list)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:

@@ -10,7 +10,7 @@ from .gpus import named
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """Dense peak of a device in FLOP/s; None for devices we do not know, slices of one, and precisions but bf16."""
+    """Dense peak of a device in FLOP/s; None for unknown devices, MIG slices, and precisions other than bf16."""
     if not precision.startswith("bf16") or "MIG" in device_name:
         return None
     device = named(device_name)
@@ -22,26 +22,25 @@ class Stopwatch:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._started = 0.0
         self._before = 0.0
-        self._running = False
+        self._started: float | None = None  # None while it stands still
 
     def start(self, seconds: float = 0.0) -> None:
         """(Re)start from `seconds`."""
-        self._before, self._started, self._running = seconds, self._clock(), True
+        self._before, self._started = seconds, self._clock()
 
     def stop(self) -> None:
         """Stand still until `resume`."""
-        self._before, self._running = self.seconds, False
+        self._before, self._started = self.seconds, None
 
     def resume(self) -> None:
         """Run on."""
-        self._started, self._running = self._clock(), True
+        self._started = self._clock()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Do not count what happens inside, if running."""
-        was_running = self._running
+        was_running = self._started is not None
         if was_running:
             self.stop()
         try:
@@ -53,33 +52,28 @@ class Stopwatch:
     @property
     def seconds(self) -> float:
         """Seconds counted so far."""
-        return self._before + (self._clock() - self._started if self._running else 0.0)
+        return self._before if self._started is None else self._before + (self._clock() - self._started)
 
 
 class Speed:
     """Tokens per second, from marks of (tokens so far, training seconds so far).
 
+    interval: between the last two marks. overall: from the first to the last. Both are None before the second mark.
     Make the first mark after the steps in which kernels compile and caches fill, to leave them out.
     """
 
     def __init__(self) -> None:
+        self.interval: float | None = None
+        self.overall: float | None = None
         self._first: tuple[int, float] | None = None
         self._last: tuple[int, float] | None = None
-        self.interval: float | None = None
 
     def mark(self, tokens: int, seconds: float) -> None:
-        """Note where training stands; the first mark begins the measurement."""
-        if self._last is not None:
-            self.interval = _rate(self._last, (tokens, seconds))
-        self._first = self._first or (tokens, seconds)
-        self._last = (tokens, seconds)
-
-    @property
-    def overall(self) -> float | None:
-        """Tokens per second from the first mark to the last, None before the second."""
-        if self._first is None or self._last is None:
-            return None
-        return _rate(self._first, self._last)
+        """Add a mark; the first one starts the measurement."""
+        now = (tokens, seconds)
+        self.interval = _rate(self._last or now, now)
+        self.overall = _rate(self._first or now, now)
+        self._first, self._last = self._first or now, now
 
 
 def _rate(start: tuple[int, float], end: tuple[int, float]) -> float | None:
@@ -89,6 +83,6 @@ def _rate(start: tuple[int, float], end: tuple[int, float]) -> float | None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was told, so that a clock means something."""
+    """Wait for all work of the device, so that it can be timed."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

@@ -59,7 +59,7 @@ def evaluation(
     metrics = {
         "val/loss": trained.loss,
         "val/bits_per_byte": trained.loss / math.log(2) / dataset.bytes_per_token,
-        "val_tokens": dataset.val_tokens,
+        "val_tokens": dataset.index.val.tokens,
     }
     if trained.loss < 700:  # beyond, no float holds it
         metrics["val/perplexity"] = math.exp(trained.loss)

@@ -13,7 +13,7 @@ from llama_lab.data.tokens import TokenDataset
 from llama_lab.display import open_display
 from llama_lab.errors import ConfigError, first_line
 from llama_lab.model import Decoder
-from llama_lab.runs.checkpoint import read_checkpoint
+from llama_lab.runs.checkpoint import model_weights, read_checkpoint
 from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
 from llama_lab.runs.stored import Environment, reading
 
@@ -37,10 +37,10 @@ class TrainedRun:
             dataset = open_dataset(self.cfg, display)
         for key in ("data_hash", "tokenizer_hash"):
             trained_with = getattr(self.environment, key)
-            if getattr(dataset, key) != trained_with:
+            if getattr(dataset.index, key) != trained_with:
                 raise ConfigError(
                     f"run={self.folder.path}: was trained with {key} {trained_with!s:.8}, but its source now gives "
-                    f"{getattr(dataset, key)[:8]}; evaluate it where it was trained, or restore the files"
+                    f"{getattr(dataset.index, key)[:8]}; evaluate it where it was trained, or restore the files"
                 )
         return dataset
 
@@ -70,7 +70,7 @@ def load_run(path: Path, trust: Trust = Trust()) -> TrainedRun:  # noqa: B008, i
         model: Decoder = build_model(cfg, environment.vocab_size)
     checkpoint = read_checkpoint(folder.checkpoint)
     try:
-        model.load_state_dict({n.removeprefix("model."): weight for n, weight in checkpoint["state_dict"].items()})
+        model.load_state_dict(model_weights(checkpoint))
     except RuntimeError as error:
         raise ConfigError(
             f"run={path}: its checkpoint does not fit the model of its {RESOLVED}, {first_line(error)}; "

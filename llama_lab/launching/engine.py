@@ -10,7 +10,7 @@ from pathlib import Path
 from llama_lab.devices.site import Site
 from llama_lab.errors import FAILED, USER_ERROR, ConfigError, RunFailedError
 from llama_lab.formatting import duration
-from llama_lab.runs.folder import OUTPUT, held
+from llama_lab.runs.folder import OUTPUT, locked
 from llama_lab.runs.stored import Status, StatusName, Summary
 from llama_lab.training.run import Run
 
@@ -115,7 +115,7 @@ class SubmittedRun(ABC):
     def _mark(self, status: StatusName, message: str) -> None:
         """Write status.json in place of a process that could not."""
         folder = self.job.run.folder
-        with suppress(ConfigError), held(folder.path):  # locked if another process has resumed the run
+        with suppress(ConfigError), locked(folder.path):  # locked if another process has resumed the run
             if folder.status and folder.status.status == "running":
                 folder.write_status(status, message)
 

@@ -22,7 +22,7 @@ from llama_lab.config.trust import stored_config
 from llama_lab.devices.site import Site
 from llama_lab.errors import INTERRUPTED, ConfigError
 from llama_lab.runs import environment
-from llama_lab.runs.folder import CHANGEABLE, OUTPUT, changes, settled, write_yaml
+from llama_lab.runs.folder import CHANGEABLE, OUTPUT, changes, resolved, write_yaml
 
 from .engine import Engine, Job, Session, SubmittedRun, startable
 from .slurm_cluster import ENDED, PASSING, JobInfo, SlurmSettings, Watch, check_installed, partition_has_gpus
@@ -162,7 +162,7 @@ class SlurmEngine(Engine):
         arrays.mkdir(parents=True, exist_ok=True)
         folder = Path(mkdtemp(prefix=time.strftime("%m%d-%H%M-"), dir=arrays))
         for number, job in enumerate(jobs):
-            write_yaml(settled(job.run.cfg), folder / f"{number}.yaml")
+            write_yaml(resolved(job.run.cfg), folder / f"{number}.yaml")
             job.folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{number}.log").symlink_to(job.folder / OUTPUT)
         runs = [ScriptedRun(job.command, job.folder) for job in jobs]
@@ -219,7 +219,7 @@ def files(info: JobInfo) -> Path:
 def check_same(job: Job, info: JobInfo) -> None:
     """Raise ConfigError if the job in Slurm trains with other settings than `job`."""
     theirs = OmegaConf.to_container(stored_config(files(info).with_suffix(".yaml")), resolve=True)
-    changed = changes(theirs, settled(job.run.cfg), CHANGEABLE)
+    changed = changes(theirs, resolved(job.run.cfg), CHANGEABLE)
     if changed:
         key, old, new = changed[0]
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: the last one, and the one before it, since what a power cut leaves of a file may be torn.
+"""Checkpoints on disk: the last one, and the one before it, since a power cut may tear a file.
 
 A checkpoint is a file, or, of a sharded run that is not done, a folder; see `shards.py`.
 """
@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from llama_lab.errors import ConfigError, first_line
+from llama_lab.files import discard
 
 from .shards import Join, join_parts, part_files, write_file
 
 
 def read_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
-    """What a checkpoint holds, its tensors mapped from the disk. Raises ConfigError if it is not whole, or not ours.
+    """The content of a checkpoint, its tensors memory-mapped. Raises ConfigError if it is damaged, or not ours.
 
     Nothing but plain values and tensors is read: a pickle that would run code is refused. join: see `load_checkpoint`.
     """
@@ -44,9 +45,9 @@ def read_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
 
 @cache
 def check_sums(file: Path, *version: int) -> None:
-    """Raise BadZipFile unless all that a file holds has the checksum that PyTorch wrote, but does not look at.
+    """Raise BadZipFile unless the content of a file has the checksums that PyTorch writes, but does not check.
 
-    This reads the whole file, so each version of it, as its size and time tell, is checked but once.
+    This reads the whole file, so each version of it, by inode, size and time, is checked once.
     """
     with zipfile.ZipFile(file) as archive:
         if damaged := archive.testzip():
@@ -54,13 +55,18 @@ def check_sums(file: Path, *version: int) -> None:
 
 
 def load_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
-    """What a checkpoint that is known to be whole holds, its tensors mapped from the disk.
+    """The content of a checkpoint that is known to be whole, its tensors memory-mapped.
 
-    join: what to make of the rows of a sharded tensor, one piece per process.
+    join: combines the rows of a sharded tensor, one piece per process.
     """
     if path.is_dir():
         return join_parts([load_checkpoint(file) for file in part_files(path)], join)
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # type: ignore[no-any-return]
+
+
+def model_weights(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """The weights in a checkpoint, by their names in the `Decoder`."""
+    return {name.removeprefix("model."): weight for name, weight in checkpoint["state_dict"].items()}
 
 
 def checkpoint_step(checkpoint: Path | None) -> int:
@@ -79,12 +85,12 @@ def stable(file: Path) -> Path:
 
 
 def existing(file: Path) -> list[Path]:
-    """The checkpoint in `file` and the one before it, as far as they are there."""
+    """The checkpoint in `file` and the one before it, without those that do not exist."""
     return [candidate for candidate in (file, before(file)) if candidate.exists()]
 
 
 def newest_whole(file: Path) -> Path | None:
-    """The checkpoint to go on from: `file`, or the one before it if that is torn, which is reported.
+    """The checkpoint to resume from: `file`, or the one before it if that is torn, which is printed.
 
     None if there is none. Raises ConfigError if there are some, and none is whole.
     """
@@ -102,7 +108,7 @@ def newest_whole(file: Path) -> Path | None:
 
 
 def go_back_to(earlier: Path, file: Path) -> None:
-    """Make a copy of `earlier` the checkpoint in `file`, and forget all that came after it."""
+    """Replace the checkpoint in `file` by a copy of `earlier`, and delete the one before it."""
     fresh = file.with_suffix(".tmp")
     discard(fresh)
     if earlier.is_dir():
@@ -116,7 +122,7 @@ def go_back_to(earlier: Path, file: Path) -> None:
 
 
 def replace_checkpoint(fresh: Path, file: Path) -> None:
-    """Make `fresh` the checkpoint in `file`, and that the one before it; wherever this stops, one of them is there."""
+    """Move `file` to `before(file)`, and `fresh` to `file`; wherever this is interrupted, one of them exists."""
     sync(fresh)
     if file.exists():
         discard(before(file))  # no folder can be replaced
@@ -125,23 +131,16 @@ def replace_checkpoint(fresh: Path, file: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on disk, so that a name is given only to what is there."""
+    """Wait until a file or folder is on disk; only then may it be renamed."""
     written = os.open(path, os.O_RDONLY)
     os.fsync(written)
     os.close(written)
 
 
-def discard(checkpoint: Path) -> None:
-    """Delete a checkpoint, if it is there."""
-    if checkpoint.is_dir():
-        shutil.rmtree(checkpoint)
-    checkpoint.unlink(missing_ok=True)
-
-
 def consolidate(file: Path) -> None:
-    """Make the newest checkpoint, if it is in parts, the file that one device would have written.
+    """Replace the newest checkpoint, if it is in parts, by the file that one device would have written.
 
-    Wherever this stops, one that is whole is there, and this can be done again.
+    Wherever this is interrupted, a whole one exists, and this can be repeated.
     """
     parts = file if file.exists() else before(file)
     if parts.is_dir():

@@ -1,4 +1,4 @@
-"""What this process runs on: command, versions, devices, commit."""
+"""The environment of a run: command, versions, devices, commit."""
 
 import platform
 import subprocess
@@ -15,7 +15,7 @@ LIBRARIES = ("llama-lab", "lightning", "hydra-core", "numpy", "tokenizers", "dat
 
 
 def environment(facts: Facts) -> Environment:
-    """The environment of a run with these facts that begins in this process; its command may be that of a launcher."""
+    """The environment of a run with these facts, in this process; the command is that of its launcher, if any."""
     return Environment(
         **vars(facts),
         command=typed_command(),

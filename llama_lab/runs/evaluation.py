@@ -1,4 +1,4 @@
-"""eval.json: what was found out about a trained run."""
+"""eval.json: the results of evaluating a trained run."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -8,7 +8,7 @@ from .stored import Stored
 
 @dataclass(frozen=True)
 class LengthLoss:
-    """What a token stream costs a model that reads it in windows of `length` tokens.
+    """The loss on a token stream that is read in windows of `length` tokens.
 
     loss: mean nats per token; None where there is none, and `note` says why.
     positions, losses, tokens: for each bucket of positions its mean position, mean nats per token, and number of
@@ -43,7 +43,7 @@ class CacheSize:
 class CacheLoss:
     """Mean nats per token of the validation text, read in trained windows through a KV cache of this dtype.
 
-    None where it is no number.
+    None unless it is finite.
     """
 
     dtype: str
@@ -67,7 +67,7 @@ class GenerationSpeed:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Stored):
-    """What was found after `step` steps, and what all of it was measured on and with; of the parts, those asked for.
+    """The results after `step` steps, and where they were measured; parts that were not asked for are empty.
 
     metrics: `val/loss`, `val/perplexity`, `val/bits_per_byte`, `val_tokens`. lengths: the trained one first.
     """
@@ -86,5 +86,5 @@ class Evaluation(Stored):
     sample: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What the file holds: nothing of a part that there is not."""
+        """The content of the file, without empty parts."""
         return {key: value for key, value in super().to_json().items() if value not in (None, [])}

@@ -3,9 +3,8 @@
 import hashlib
 import json
 import re
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,21 @@ from llama_lab.config.components import flatten, override_key
 from llama_lab.config.keys import COMPONENTS, keys_of, option_file
 from llama_lab.config.trust import escape, stored_config, with_text
 from llama_lab.errors import ConfigError, FinishedRunError, first_line
-from llama_lab.files import replacing
+from llama_lab.files import discard, replacing
 
-from .checkpoint import checkpoint_step, discard, go_back_to, newest_whole, stable
+from .checkpoint import checkpoint_step, go_back_to, newest_whole, stable
 from .stored import Environment, Status, StatusName
 
 LOCK = ".lock"
-OUTPUT = "output.log"  # of the run's processes, where a launcher gives it some; there before the run begins
+OUTPUT = "output.log"  # of the run's processes, if a launcher started them; exists before the run starts
 PLACE = ".place"  # where Ray has put the run's process, if a launcher started it
 SAMPLE = "sample.txt"
 TOKENIZER = "tokenizer.json"
 WANDB_ID = "wandb_id"
 OVERRIDES = "overrides.yaml"
-RESOLVED = "resolved.yaml"  # the last file that a beginning run writes
+RESOLVED = "resolved.yaml"  # the last file that is written as a run starts
 
-# What going on reads of a run, with the parts that each file must have.
+# The files that resuming reads, with the keys that each must have.
 NEEDED: dict[str, tuple[str, ...]] = {
     Status.FILE: ("status", "message"),
     Environment.FILE: (),
@@ -41,7 +40,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
 }
 
 # Settings of where a run computes and how it is watched, not of what it computes: they make no arm of their own, and
-# may change when an unfinished run goes on.
+# may change when an unfinished run is resumed.
 CHANGEABLE = (
     "overwrite",
     "resume",
@@ -67,8 +66,8 @@ CHANGEABLE = (
 UNNAMED = ("name", "arm", "seed", "hydra", *CHANGEABLE)
 # Those that may also change when a finished run is trained further.
 EXTENDABLE = (*CHANGEABLE, "train.tokens", "train.evaluations", "schedule.warmup")
-# Settings that older runs lack; null stands for what those did. An older run may go on with another value, since its
-# hashes tell whether that changes its data.
+# Settings that older runs lack; null is what those did. An older run may be resumed with another value, since its
+# hashes show whether that changes its data.
 ADDED = ("data.val_tokens", "tokenizer.sample_bytes")
 
 
@@ -93,19 +92,16 @@ def belongs(key: str, roots: tuple[str, ...]) -> bool:
     return any(key == root or key.startswith(f"{root}.") for root in roots)
 
 
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Make a folder, and keep other processes out of it. Raises ConfigError if one is at work in it."""
+def locked(folder: Path) -> AbstractContextManager[object]:
+    """Create a folder and lock it; the lock is released at the end of the context that this returns.
+
+    Raises ConfigError if another process has locked it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)
     try:
-        lock.acquire(blocking=False)
+        return FileLock(folder / LOCK).acquire(blocking=False)
     except Timeout:
         raise ConfigError(f"name: another process is training in {folder}; wait, or choose another name") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def write_yaml(content: Any, file: Path) -> None:
@@ -130,7 +126,7 @@ class RunFolder:
 
     @property
     def status(self) -> Status | None:
-        """How the run stands; None before it begins."""
+        """The status of the run; None before it starts."""
         return Status.load(self.path) if (self.path / Status.FILE).exists() else None
 
     def config(self) -> DictConfig:
@@ -142,7 +138,7 @@ class RunFolder:
         Status(status, message).save(self.path)
 
     def check_files(self, setting: str, remedy: str) -> None:
-        """Raise ConfigError, from the `setting` to the `remedy`, if a file that going on needs is damaged."""
+        """Raise ConfigError, from the `setting` to the `remedy`, if a file that resuming needs is damaged."""
         for name, parts in NEEDED.items():
             file = self.path / name
             if not file.exists():
@@ -157,7 +153,7 @@ class RunFolder:
                 raise ConfigError(f"{setting}: {file} is damaged, it is not all that a run writes; {remedy}")
 
     def check(self, cfg: DictConfig, choices: Mapping[str, str]) -> None:
-        """Raise ConfigError unless `cfg` of these choices per group may start or go on here. Writes nothing."""
+        """Raise ConfigError unless `cfg` of these choices per group may start or resume here. Writes nothing."""
         check_no_file(self.path, cfg.runs_dir)
         if not (self.path / Status.FILE).exists():
             if cfg.resume:
@@ -166,7 +162,7 @@ class RunFolder:
             if self.path.exists() and any(file.name not in ours for file in self.path.iterdir()):
                 raise ConfigError(f"name: {self.path} holds files that are no run; choose another name or runs_dir")
             return
-        if cfg.overwrite or not (self.path / RESOLVED).exists():  # without it: killed as it began, or was cleared
+        if cfg.overwrite or not (self.path / RESOLVED).exists():  # without it: killed as it started, or cleared
             return
         self.check_files("name", "restore it, choose another name, or start over with overwrite=true")
         finished = Status.load(self.path).status == "done"
@@ -184,7 +180,7 @@ class RunFolder:
             )
 
     def changed_group(self, key: str, choices: Mapping[str, str]) -> tuple[str, Any, Any] | None:
-        """(group, option before, option now) of the choice that set a key in another way; None if none did."""
+        """(group, option before, option now) of the choice that has changed a key; None if none has."""
         before = Environment.load(self.path).choices
         differ = [group for group in before.keys() & choices.keys() if before[group] != choices[group]]
         for group in sorted(differ, key=lambda group: (group != "arch", group)):  # which chooses other groups
@@ -196,12 +192,12 @@ class RunFolder:
 
     def changed_keys(self, cfg: DictConfig, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
         """(key, old value, new value) of every setting that differs from the run's own and may not."""
-        return changes(OmegaConf.to_container(self.config(), resolve=True), settled(cfg), changeable)
+        return changes(OmegaConf.to_container(self.config(), resolve=True), resolved(cfg), changeable)
 
     def begin(self, cfg: DictConfig, overrides: list[str], environment: Environment) -> Path | None:
-        """Make the folder for a run of `cfg`; return the checkpoint to go on from, None to start.
+        """Create the folder for a run of `cfg`; return the checkpoint to resume from, None to start.
 
-        environment.json tells of this session, and below `earlier_sessions` of those before it. Raises ConfigError,
+        environment.json describes this session, and under `earlier_sessions` those before it. Raises ConfigError,
         and writes nothing, if the checkpoint comes from other data or another precision, or none is whole.
         """
         if cfg.overwrite or not (self.path / RESOLVED).exists():
@@ -218,14 +214,14 @@ class RunFolder:
         self.checkpoint.parent.mkdir(exist_ok=True)
         replace(environment, earlier_sessions=sessions).save(self.path)
         write_yaml(overrides, self.path / OVERRIDES)
-        write_yaml(settled(cfg), self.path / RESOLVED)
+        write_yaml(resolved(cfg), self.path / RESOLVED)
         return checkpoint
 
     def checkpoint_for(self, cfg: DictConfig) -> Path | None:
-        """The checkpoint that `cfg` goes on from: the last, or with a larger budget than before the stable one.
+        """The checkpoint that `cfg` resumes from: the last, or with a larger budget than before the stable one.
 
-        The latter only if the last is further, and so in the decay, which a larger budget has later. None if there is
-        none; raises ConfigError if none is whole. Changes nothing.
+        The latter only if the last is further, and so in the decay, which comes later with a larger budget. None if
+        there is none; raises ConfigError if none is whole. Changes nothing.
         """
         last = newest_whole(self.checkpoint)
         earlier = stable(self.checkpoint)
@@ -240,34 +236,30 @@ class RunFolder:
         for key in ("data_hash", "tokenizer_hash", "precision"):
             before, now = getattr(last, key), getattr(environment, key)
             if before and before != now:
-                added = [] if key == "precision" else self._added(cfg)
-                remedy = f"it began without bounds, so go on with {' '.join(added)}" if added else "restore that"
+                # The overrides that make `cfg` do what the run did without these settings.
+                old, new = flatten(OmegaConf.to_container(self.config(), resolve=True)), flatten(resolved(cfg))
+                added = [f"{name}=null" for name in ADDED if name not in old and new.get(name) is not None]
+                is_bounded = added and key != "precision"
+                remedy = f"it began without bounds, so go on with {' '.join(added)}" if is_bounded else "restore that"
                 raise ConfigError(
                     f"{key}={now}: the checkpoint in {self.path} was trained with {before}; "
                     f"{remedy}, choose another name, or start over with overwrite=true"
                 )
         return [*last.earlier_sessions, replace(last, earlier_sessions=[])]
 
-    def _added(self, cfg: DictConfig) -> list[str]:
-        """The overrides that make `cfg` do what the run did without the settings `ADDED`."""
-        old, new = flatten(OmegaConf.to_container(self.config(), resolve=True)), flatten(settled(cfg))
-        return [f"{key}=null" for key in ADDED if key not in old and new.get(key) is not None]
-
     def clear(self) -> None:
-        """Delete everything but the lock, which this process holds, and the output, which it may be writing.
+        """Delete everything but the lock, which is this process's, and the output, which it may be writing.
 
         The config goes first and the status last, so that a kill in between leaves what `begin` clears again.
         """
         files = list(self.path.iterdir())
         for file in sorted(files, key=lambda file: (file.name == Status.FILE, file.name != RESOLVED)):
-            if file.is_dir():
-                shutil.rmtree(file)
-            elif file.name not in (LOCK, OUTPUT, PLACE):
-                file.unlink()
+            if file.name not in (LOCK, OUTPUT, PLACE):
+                discard(file)
 
 
-def settled(cfg: DictConfig) -> dict[str, Any]:
-    """The config with everything resolved, and the paths of the data independent of the working directory."""
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    """The config without interpolations, and with absolute paths of the data."""
     config = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(config, dict)
     for node in (config["data"], config["data"]["source"]):
@@ -278,7 +270,7 @@ def settled(cfg: DictConfig) -> dict[str, Any]:
 
 
 def changes(before: Any, now: Any, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
-    """(key, value before, value now) of every setting in which two `settled` configs differ and may not."""
+    """(key, value before, value now) of every setting in which two `resolved` configs differ and may not."""
     old, new = flatten(before), flatten(now)
     added = [key for key in ADDED if key not in old]
     keys = [key for key in sorted(old.keys() | new.keys() - added) if not belongs(key, changeable)]

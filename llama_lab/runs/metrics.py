@@ -27,7 +27,7 @@ COLUMNS = (
 
 
 class MetricsLogger(Logger):
-    """A logger of metrics alone: what else Lightning asks of one has been settled before training."""
+    """A logger of metrics alone: Lightning's other hooks do nothing."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""One run as a study sees it: what its folder tells, and nothing else."""
+"""The record of a run: its folder, read."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,17 +42,17 @@ class Record:
 
     @property
     def done(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run is finished."""
         return self.status == "done"
 
     @property
     def costs(self) -> dict[str, float]:
-        """What its model costs, as it was known when the run began."""
+        """The costs of its model."""
         return self.environment.metrics
 
 
 def is_run(path: Path) -> bool:
-    """Whether `path` is the folder of a run that has begun."""
+    """Whether `path` is the folder of a run that has started."""
     return all((path / name).is_file() for name in (Status.FILE, RESOLVED, Environment.FILE))
 
 
@@ -80,5 +80,5 @@ def read_record(path: Path) -> Record:
 
 
 def missing_record(path: Path, arm: str, seed: int) -> Record:
-    """A run that a study lists, but that left nothing behind."""
+    """The record of a run that a study lists, but that has no folder."""
     return Record(path, arm, seed, MISSING, "never began")

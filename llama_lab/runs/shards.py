@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 Join = Callable[[list[Tensor]], Any]
-"""What to make of a tensor's rows, those of rank 0 first."""
+"""Combines a tensor's rows, those of rank 0 first."""
 
 
 def write_part(checkpoint: dict[str, Any], folder: Path, rank: int, world_size: int) -> None:
-    """Write what process `rank` of `world_size` holds of a checkpoint, onto the disk itself."""
+    """Write the part of a checkpoint of process `rank` of `world_size`, and wait until it is on disk."""
     rows: list[Tensor] = []
 
     def cut(tensor: DTensor) -> Tensor:
@@ -37,7 +37,7 @@ def write_part(checkpoint: dict[str, Any], folder: Path, rank: int, world_size: 
 
 
 def write_file(content: Any, path: Path) -> None:
-    """Write what PyTorch makes of `content` onto the disk itself, one tensor after the other. Raises OSError."""
+    """Write `content` with `torch.save`, and wait until it is on disk. Raises OSError."""
     with path.open("wb") as file:
         try:
             torch.save(content, file)
@@ -65,7 +65,7 @@ def part_files(folder: Path) -> list[Path]:
 
 
 def join_parts(parts: Sequence[dict[str, Any]], join: Join) -> dict[str, Any]:
-    """The whole checkpoint, each sharded tensor replaced by what `join` makes of its rows; a tied one is joined once.
+    """The whole checkpoint, the rows of each sharded tensor combined by `join`, once if it is tied.
 
     Raises ValueError for parts that were not written together.
     """
@@ -88,7 +88,7 @@ def join_parts(parts: Sequence[dict[str, Any]], join: Join) -> dict[str, Any]:
 
 
 def own_rows(tensor: Tensor | Sequence[Tensor], start: int, stop: int) -> Tensor:
-    """Rows `start` to `stop` of a tensor that is there as a whole, or as the rows of each process."""
+    """Rows `start` to `stop` of a tensor that is given whole, or as the rows of each process."""
     pieces = [tensor] if isinstance(tensor, Tensor) else tensor
     found, first = [pieces[0][:0]], 0
     for piece in pieces:

@@ -78,10 +78,10 @@ def _value(kind: Any, value: Any) -> Any:
 
 @contextmanager
 def reading(path: Path, name: str) -> Iterator[None]:
-    """Turn whatever a library raises at the file `name` of the run in `path` into a ConfigError that names both."""
+    """Turn any error of reading the file `name` of the run in `path` into a ConfigError that names both."""
     try:
         yield
-    except Exception as error:  # yaml, json, tokenizers and the file system raise what they like
+    except Exception as error:  # of yaml, json, tokenizers or the file system
         raise ConfigError(
             f"run={path}: its {name} is damaged, {first_line(error)}; restore the file, or train the run again"
         ) from error
@@ -98,10 +98,10 @@ class Status(Stored):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts(Stored):
-    """What is known of a run before it trains. What an older run did not record is empty, or 0.
+    """The facts of a run before it trains; those that an older run did not record are empty, or 0.
 
     choices: the option of each config group. devices: of all nodes. unigram_entropy: of the tokens' frequencies, in
-    nats per token. token_to_position_ratio: see `llama_lab/training/run.py`; None where positions are not added.
+    nats per token. token_to_position_ratio: see `llama_lab/training/train.py`; None where positions are not added.
     metrics: costs: `seq_len`, at which the others hold, `params`, `params_non_embedding`, `flops_per_token`,
     `train_flops_per_token`, `kv_cache/bytes_per_token`, `kv_cache/bytes`, ...; see `llama_lab/model/cost.py`.
     """

@@ -18,14 +18,14 @@ from llama_lab.config.trust import Trust, package_of, targets, users_targets
 from llama_lab.devices.hardware import current_rank
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
 from llama_lab.formatting import count
-from llama_lab.runs.folder import CHANGEABLE, held
+from llama_lab.runs.folder import CHANGEABLE, locked
 from llama_lab.runs.record import is_run
 from llama_lab.study.design.command import Composer, read_command, run_config
 from llama_lab.study.design.dry_run import print_plan
 from llama_lab.study.design.plan import Plan, PlannedRun, plan_study
 from llama_lab.study.design.tuning import resolve_rates, status_of
 from llama_lab.training.prepare import requested_run
-from llama_lab.training.run import train
+from llama_lab.training.train import train
 
 from .measure import finished_run, measure_study
 from .progress import StudyProgress
@@ -47,7 +47,7 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
     print_plan(plan, timed=command.dry_run)
     if command.dry_run:
         return
-    with held(plan.folder):
+    with locked(plan.folder):
         plan, results = train_all(plan, launcher, command.overwrite)
         if command.measure_speed:
             measure(plan, launcher)

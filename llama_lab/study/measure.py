@@ -27,7 +27,8 @@ from llama_lab.evaluation.speed import NEW_TOKENS, decoding
 from llama_lab.runs.folder import RESOLVED, RunFolder
 from llama_lab.timing import alternating, time_in_turn
 from llama_lab.training.monitor import SLOW_STEPS
-from llama_lab.training.run import Run, build_module, leave_process_group, make_trainer
+from llama_lab.training.run import Run
+from llama_lab.training.train import build_module, leave_process_group, make_trainer
 
 from .speed import ArmSpeed, StudySpeed
 from .study import FILE as STUDY
@@ -98,8 +99,8 @@ def measure_in_turn(jobs: Mapping[str, Run], dataset: TokenDataset) -> dict[str,
 def training_speed(job: Run, dataset: TokenDataset) -> float:
     """Training tokens per second over all devices: the median of `STEPS` steps after a warm-up."""
     cfg = job.cfg
-    model = build_model(cfg, dataset.vocab_size)
-    module = build_module(job, model, dataset.val_bytes)
+    model = build_model(cfg, dataset.index.vocab_size)
+    module = build_module(job, model, dataset.index.val.bytes)
     seq_len, train = cfg.model.max_seq_len, cfg.train
     data = TokenDataModule(dataset, seq_len, train.batch_size, train.micro_batch_size, cfg.data.seed)
     times = StepTimes()
@@ -131,7 +132,7 @@ class StepTimes(L.Callback):
 
 def decoding_speed(job: Run, dataset: TokenDataset) -> float:
     """Decoding tokens per second of one sequence at the end of the context, with the KV cache, not compiled."""
-    model = place(build_model(job.cfg, dataset.vocab_size), job.hardware)
+    model = place(build_model(job.cfg, dataset.index.vocab_size), job.hardware)
     new_tokens = min(NEW_TOKENS, model.max_seq_len)
     decode = decoding(model, batch_size=1, context=model.max_seq_len, new_tokens=new_tokens)
     return new_tokens / time_in_turn({"decode": decode}, rounds=1)["decode"].median

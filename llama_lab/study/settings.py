@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import flatten
-from llama_lab.runs.folder import CHANGEABLE, belongs, settled
+from llama_lab.runs.folder import CHANGEABLE, belongs, resolved
 from llama_lab.runs.record import Record
 
 from .naming import by_value, disagreement, first_and_more, values_in
@@ -80,17 +80,17 @@ def planned_settings(axes: Collection[str], match: str, configs: Sequence[DictCo
     Includes only keys that an axis sets, or that all arms compute from other keys in the same way: any other difference
     is a mistake, which a plan does not excuse.
     """
-    resolved = [flatten(settled(cfg)) for cfg in configs]
+    values = [flatten(resolved(cfg)) for cfg in configs]
     written = [flatten(OmegaConf.to_container(cfg)) for cfg in configs]
-    keys = sorted({key for config in resolved for key in config})
+    keys = sorted({key for config in values for key in config})
     apart = [
         key
         for key in keys
         if not belongs(key, (*OWN, *TEXT))
-        and _is_varied(key, resolved)
+        and _is_varied(key, values)
         and (_movers(key, axes, match, keys) or not _is_varied(key, written))
     ]
-    return [{key: config[key] for key in apart if key in config} for config in resolved]
+    return [{key: config[key] for key in apart if key in config} for config in values]
 
 
 def _is_varied(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:

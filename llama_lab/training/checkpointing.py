@@ -1,4 +1,4 @@
-"""When a run writes its checkpoints, and what becomes of older ones."""
+"""When a run writes its checkpoints, and which older ones it keeps."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,8 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
 from llama_lab.devices.throughput import Stopwatch
-from llama_lab.runs.checkpoint import discard, replace_checkpoint, stable
+from llama_lab.files import discard
+from llama_lab.runs.checkpoint import replace_checkpoint, stable
 
 from .stop import StopRequest
 
@@ -43,14 +44,14 @@ class Checkpointing(L.Callback):
         self._saved_step = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The step to start from needs no checkpoint. Take SIGTERM back from Lightning, which would stop unsaved."""
+        """Handle SIGTERM again, at which Lightning would stop without a checkpoint; the first step needs none."""
         self.stop.listen()
         self._saved_step = trainer.global_step
         if trainer.is_global_zero and trainer.global_step < self.stable_step:
             discard(stable(self.path))  # of a smaller budget, or written just before a kill
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Count in steps what a checkpoint counts in micro-batches, as they did when Lightning took the steps."""
+        """Convert the counts of older checkpoints from micro-batches to steps."""
         step, progress = checkpoint["global_step"], checkpoint["loops"]["fit_loop"]
         steps = progress["epoch_loop.manual_optimization.optim_step_progress"]
         batches = progress["epoch_loop.batch_progress"]
@@ -84,21 +85,17 @@ class Checkpointing(L.Callback):
             self._write(trainer, stable(self.path))
         stopping = trainer.strategy.reduce_boolean_decision(self.stop.requested, all=False)
         if stopping or step % self.every == 0 or step == trainer.max_steps:
-            self.save(trainer)
+            self._write(trainer, self.path)
+            self._saved_step = step
         if stopping and step < trainer.max_steps:
             raise InterruptedRunError
-
-    def save(self, trainer: L.Trainer) -> None:
-        """Write the last checkpoint."""
-        self._write(trainer, self.path)
-        self._saved_step = trainer.global_step
 
     def _write(self, trainer: L.Trainer, path: Path) -> None:
         """Write a checkpoint; the time it takes is not training."""
         with self.stopwatch.paused():
             fresh = path.with_suffix(".tmp")
             if trainer.is_global_zero:
-                discard(fresh)  # what a kill has left
+                discard(fresh)  # left by a kill
             try:
                 trainer.save_checkpoint(fresh)
             except OSError:

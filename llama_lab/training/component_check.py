@@ -1,6 +1,6 @@
-"""Components of a user's own are tried on two layers before training, so that a fault costs seconds, not a run."""
+"""Tries a user's own components on two layers before training, so that a mistake costs seconds, not a run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -49,7 +49,7 @@ def check_components(cfg: DictConfig, hardware: Hardware) -> None:
 
 @contextmanager
 def component_errors_of(theirs: dict[str, str]) -> Iterator[None]:
-    """Turn an error in our code that a user's component has caused into a ConfigError that names the components."""
+    """Turn an error in our code into a ConfigError that names the user's components, which have caused it."""
     try:
         yield
     except Exception as error:
@@ -60,7 +60,7 @@ def component_errors_of(theirs: dict[str, str]) -> Iterator[None]:
 
 
 def fault(name: str, module: nn.Module, what: str) -> ConfigError:
-    """What is wrong with a module, with the place of its `forward`, or of a position's hook, in the user's code."""
+    """The error for a module, with the place of its `forward`, or of a position's hook, in the user's code."""
     place = users_method(module, *HOOKS)
     return ConfigError(f"{f'{place}: ' if place else ''}model.{name}: {type(module).__name__} {what}")
 
@@ -70,14 +70,13 @@ def check_positions(model: Decoder, length: int, n_heads: int) -> None:
     positions, wanted = torch.arange(length, device=model.embedding.tokens.weight.device), (n_heads, length, length)
     for position in {model.position.at_layer(i) for i in range(len(model.blocks))}:
         bias = position.bias(positions, positions)
-        if bias is not None and not spreads(bias.shape, wanted):
+        if bias is None:
+            continue
+        try:
+            bias.expand(wanted)
+        except RuntimeError:
             what = f"returns a bias of shape {tuple(bias.shape)} for {length} positions; it must be {wanted}"
-            raise fault("position", position, what)
-
-
-def spreads(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether a shape broadcasts to another."""
-    return len(shape) <= len(wanted) and all(n in (1, w) for n, w in zip(shape[::-1], wanted[::-1], strict=False))
+            raise fault("position", position, what) from None
 
 
 def check_training(model: Decoder, tokens: Tensor) -> None:
@@ -116,7 +115,7 @@ def same_shape(name: str, part: nn.Module) -> Callable[[nn.Module, tuple[Tensor,
 
 
 def check_reading(model: Decoder, tokens: Tensor, tolerance: float) -> None:
-    """Raise ConfigError where later tokens change what earlier ones give, or decoding differs from reading at once."""
+    """Raise ConfigError unless all outputs are causal, and decoding token by token equals reading the text at once."""
     whole = outputs_of(model, [tokens], lambda chunk: model(chunk))
     length = tokens.shape[1]
     begin = outputs_of(model, [tokens[:, : length // 2 + 1]], lambda chunk: model(chunk))
@@ -139,7 +138,7 @@ def check_reading(model: Decoder, tokens: Tensor, tolerance: float) -> None:
 
 
 def outputs_of(model: Decoder, chunks: list[Tensor], read: Callable[[Tensor], Tensor]) -> Outputs:
-    """What every part gives for the chunks of a text, joined in time, and the logits, of name `.`."""
+    """The outputs of every part for the chunks of a text, concatenated in time, and the logits, under the name `.`."""
     given: Outputs = {}
     handles = [
         part.register_forward_hook(lambda _module, _inputs, output, name=name: given.update({name: output}))
@@ -155,7 +154,7 @@ def outputs_of(model: Decoder, chunks: list[Tensor], read: Callable[[Tensor], Te
 
 
 def first_difference(model: Decoder, whole: Outputs, other: Outputs, tolerance: float) -> tuple[str, nn.Module] | None:
-    """Whose outputs differ first, as far as `other` goes in time: a part, the position encoding or a block."""
+    """The first whose outputs differ, up to the end of `other` in time: a part, the position encoding or a block."""
     known = dict(parts(model))
     for name, outputs in other.items():
         if not is_close(outputs, whole[name][:, : outputs.shape[1]], tolerance):
@@ -171,7 +170,7 @@ def is_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 
 def check_state_bytes(model: Decoder, length: int) -> None:
-    """Raise ConfigError where a mixer's state takes other bytes than it says."""
+    """Raise ConfigError unless every mixer's state has as many bytes as it reports."""
     weight = model.embedding.tokens.weight
     for i, mixer in enumerate(model.mixers):
         for n in (1, length):

@@ -10,11 +10,18 @@ from typing import Any
 from urllib.parse import urlparse
 
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers.logger import Logger
+from omegaconf import OmegaConf
 
+from llama_lab.config.components import override_key
+from llama_lab.devices.hardware import current_rank
 from llama_lab.files import replacing
-from llama_lab.runs.folder import WANDB_ID
-from llama_lab.runs.metrics import MetricsLogger
-from llama_lab.runs.stored import Summary
+from llama_lab.runs.checkpoint import checkpoint_step
+from llama_lab.runs.folder import UNNAMED, WANDB_ID, belongs
+from llama_lab.runs.metrics import MetricsCSV, MetricsLogger
+from llama_lab.runs.stored import Facts, Summary
+
+from .run import Run
 
 
 def wandb_mode() -> str:
@@ -92,7 +99,7 @@ def start_wandb(
     config: dict[str, Any],
     job_type: str = "train",
 ) -> Any:
-    """Begin or resume the W&B run of `folder`, whose id stays in `wandb_id`; returns it. Prints where it is.
+    """Start or resume the W&B run of `folder`, whose id stays in `wandb_id`; returns it. Prints where it is.
 
     W&B cannot resume offline: there, every session starts at step 0, and of two sessions of one id the one that is
     synced later overwrites the other. So each must hold the whole run, see `WandbMetrics`.
@@ -127,7 +134,7 @@ def start_wandb(
 
 
 class WandbMetrics(MetricsLogger):
-    """Logs to a W&B run that `start_wandb` began, whose step n is row n of metrics.csv, counted from 0.
+    """Logs to a W&B run of `start_wandb`, whose step n is row n of metrics.csv, counted from 0.
 
     history: the rows before the checkpoint that training goes on from. What W&B has of these and of the rows to come is
     not sent again, so that a resumed run shows each of them once: online, that is all but what a kill kept from
@@ -158,3 +165,21 @@ class WandbMetrics(MetricsLogger):
         for session in own.parent.glob(f"offline-run-*-{self.run.id}"):
             if session.name != own.name:
                 shutil.rmtree(session)
+
+
+def open_loggers(run: Run, checkpoint: Path | None, facts: Facts) -> list[Logger]:
+    """metrics.csv and the dashboards of the config, continued from the `checkpoint`; none on other ranks than 0."""
+    if current_rank() != 0:
+        return []
+    table = MetricsCSV(run.folder.metrics)
+    history = table.forget_after(checkpoint_step(checkpoint))
+    loggers: list[Logger] = [table]
+    if run.cfg.logger.tensorboard:
+        loggers.append(TensorBoard(run.folder.path, history))
+    if run.cfg.logger.wandb:
+        config = {**OmegaConf.to_container(run.cfg, resolve=True), **facts.to_json()}  # type: ignore[dict-item]
+        project = run.cfg.logger.wandb_project
+        tags = [o[:64] for o in run.overrides if not belongs(override_key(o), UNNAMED)]  # W&B's limit
+        wandb_run = start_wandb(run.folder.path, project, run.title, run.name, tags, config)
+        loggers.append(WandbMetrics(wandb_run, history))
+    return loggers

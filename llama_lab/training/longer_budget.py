@@ -1,7 +1,7 @@
-"""A larger budget for a run that has one: what of it is as if the budget had been larger from the start.
+"""Raising the budget of a run, so that it is as if the budget had been larger from the start.
 
-With the schedule `constant` that is everything, and with `wsd` the steps before its decay, if the warm-up takes as many
-steps as before. So the warm-up is kept, and a run goes on from the checkpoint at the start of its decay.
+With the schedule `constant` every step is, and with `wsd` those before its decay, if the warm-up takes as many steps as
+before. So the warm-up is kept, and a run resumes from the checkpoint at the start of its decay.
 """
 
 import sys
@@ -31,8 +31,8 @@ def with_earlier_warmup(cfg: DictConfig, folder: RunFolder, steps: int) -> DictC
     return cfg
 
 
-def tell_what_differs(cfg: DictConfig, folder: RunFolder, steps: int, overrides: Sequence[str]) -> None:
-    """Warn if the run in `folder` has gone a way that it would not have gone with `cfg`, of more `steps`.
+def warn_of_differences(cfg: DictConfig, folder: RunFolder, steps: int, overrides: Sequence[str]) -> None:
+    """Warn if the run in `folder` would have trained differently with `cfg`, of more `steps`, from the start.
 
     overrides: what was typed; a warm-up among it that was not there before comes too late.
     """
@@ -59,7 +59,7 @@ def tell_what_differs(cfg: DictConfig, folder: RunFolder, steps: int, overrides:
 
 
 def earlier_config(folder: RunFolder) -> DictConfig | None:
-    """The config that the run in `folder` has had so far, None before it has begun."""
+    """The config of the run in `folder` so far; None before it has started."""
     if not (folder.path / RESOLVED).exists():
         return None
     return folder.config()

@@ -18,7 +18,7 @@ SLOW_STEPS = 3  # steps of a process that no speed includes: kernels compile, ca
 
 
 class DivergedError(Exception):
-    """A loss is no longer a number."""
+    """A loss is not finite."""
 
 
 class Monitor(L.Callback):
@@ -26,7 +26,7 @@ class Monitor(L.Callback):
 
     tokens_per_step: over all devices. cost: the model's; every row has its KV cache's. peak_flops: of one device, None
     if not known. Speed leaves out the first steps, evaluation, and whatever runs inside `stopwatch.paused()`. Raises
-    DivergedError when the loss is no number.
+    DivergedError when the loss is not finite.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class Monitor(L.Callback):
         self._first_step = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Training seconds, so that the wall clock goes on when a run resumes."""
+        """Training seconds, so that the clock of a resumed run continues."""
         return {"seconds": self.stopwatch.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the clock of the checkpoint."""
+        """Continue the checkpoint's clock."""
         self._resumed_seconds = state_dict["seconds"]
         self.stopwatch.start(self._resumed_seconds)
         self.stopwatch.stop()  # until training goes on, if any is left
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock, and the search for the peak of memory."""
+        """Start the clock, and reset the peak memory."""
         reset_peak_memory(pl_module.device)
         self._first_step = trainer.global_step
         self.stopwatch.start(self._resumed_seconds)
@@ -84,7 +84,7 @@ class Monitor(L.Callback):
         self.stopwatch.stop()
 
     def _train_metrics(self, trainer: L.Trainer, module: LanguageModel, step: int) -> dict[str, float]:
-        """Everything that is known after this step. Raises DivergedError."""
+        """The metrics of this step. Raises DivergedError."""
         assert module.grad_norm is not None
         loss = module.pop_train_loss()  # waits for the device, so that the speed below is of finished work
         if not math.isfinite(loss):
@@ -124,7 +124,7 @@ class Monitor(L.Callback):
             self.stopwatch.stop()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log the losses of the whole validation set, and let the clock run on."""
+        """Log the losses of the whole validation set, and resume the clock."""
         assert isinstance(pl_module, LanguageModel)
         loss, bits_per_byte = pl_module.pop_val_loss()
         step = trainer.global_step

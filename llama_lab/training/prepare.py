@@ -47,8 +47,11 @@ def requested_run(
 
 
 def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
-    """Raise ConfigError for settings that are missing, of the wrong kind, or without a use."""
-    check_groups(choices)
+    """Raise ConfigError for a group or a setting that is missing, and settings of the wrong kind or without a use."""
+    if missing := [group for group in groups() if group not in choices]:
+        raise ConfigError(
+            f"~{missing[0]}: a run needs a choice of {missing[0]}; leave this out for the default, or see --help"
+        )
     check_complete(cfg)
     defaults = default_settings(choices)
     check_kinds(cfg, defaults)
@@ -112,15 +115,6 @@ def check_launcher(launcher: str | None) -> None:
             f"hydra/launcher={launcher}: starts the runs of a sweep or a study, and this is neither; add --multirun or "
             f"a study, or leave it out"
         )
-
-
-def check_groups(choices: Mapping[str, str | None]) -> None:
-    """Raise ConfigError for a group of ours that was taken away."""
-    for group in groups():
-        if group not in choices:
-            raise ConfigError(
-                f"~{group}: a run needs a choice of {group}; leave this out for the default, or see --help"
-            )
 
 
 def check_complete(cfg: DictConfig) -> None:

@@ -1,49 +1,22 @@
-"""One run, from a composed config to a finished folder."""
+"""What a run is before it trains: its config, its folder, its hardware and its steps, all of them checked."""
 
-import math
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import lightning as L
-import torch
-from lightning.pytorch.loggers.logger import Logger
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from llama_lab.config.component_errors import report_component_errors
-from llama_lab.config.components import build, build_model, check_decodes, model_cost, override_key
-from llama_lab.data.module import TokenDataModule, micro_batches_per_step
-from llama_lab.data.open import open_dataset
-from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
-from llama_lab.data.tokens import TokenDataset
-from llama_lab.devices.hardware import Hardware, check_started, choose_hardware, current_rank
+from llama_lab.data.module import micro_batches_per_step
+from llama_lab.devices.hardware import Hardware, choose_hardware, current_rank
 from llama_lab.devices.site import Site
-from llama_lab.devices.strategy import make_plugins, make_strategy
-from llama_lab.devices.throughput import peak_flops
-from llama_lab.display import open_display, quiet_libraries
 from llama_lab.errors import ConfigError
-from llama_lab.evaluation.lengths import check_multiples, evaluation
+from llama_lab.evaluation.lengths import check_multiples
 from llama_lab.files import report_disk_errors
-from llama_lab.model import Cost, Decoder, Sampling, generate
-from llama_lab.model.cost import cost_metrics
-from llama_lab.model.init import linear_on_meta
-from llama_lab.runs.checkpoint import before, checkpoint_step, consolidate, discard, existing, load_checkpoint
-from llama_lab.runs.environment import environment
-from llama_lab.runs.folder import RESOLVED, SAMPLE, TOKENIZER, UNNAMED, RunFolder, belongs, held
-from llama_lab.runs.metrics import MetricsCSV, read_metrics
-from llama_lab.runs.stored import Facts, Status, Summary
+from llama_lab.runs.checkpoint import checkpoint_step
+from llama_lab.runs.folder import RunFolder
+from llama_lab.runs.stored import Status
 
-from .checkpointing import Checkpointing, InterruptedRunError
-from .component_check import check_components
-from .loggers import TensorBoard, WandbMetrics, log_hparams, start_wandb
-from .longer_budget import tell_what_differs, with_earlier_warmup
-from .module import LanguageModel
-from .monitor import DivergedError, Monitor
-from .schedule import steps_alike
-from .stop import StopRequest
+from .longer_budget import with_earlier_warmup
 
 MAX_TOKENS = 1e18  # so that whatever is counted fits into 64 bits
 Outcome = Literal["done", "diverged", "interrupted"]
@@ -51,7 +24,7 @@ Outcome = Literal["done", "diverged", "interrupted"]
 
 @dataclass(frozen=True)
 class Run:
-    """Everything about a run that is settled before it trains."""
+    """Everything about a run that is known before it trains."""
 
     cfg: DictConfig
     name: str
@@ -69,7 +42,7 @@ class Run:
 
     @property
     def title(self) -> str:
-        """How people know the run."""
+        """The name of the run on dashboards and in a queue."""
         return f"speeds of {self.folder.path}" if self.cfg.measure else f"{self.arm}/seed={self.cfg.seed}"
 
 
@@ -148,278 +121,10 @@ def check_train(train: DictConfig) -> None:
     check_multiples("train.eval_lengths", train.eval_lengths)
 
 
-def train(run: Run) -> Outcome:
-    """Train, evaluate, and leave a finished folder; or say how to go on. Raises ConfigError, or what went wrong."""
-    with report_component_errors(), report_disk_errors(f"runs_dir={run.cfg.runs_dir}"):
-        return train_on_disk(run)
-
-
-def train_on_disk(run: Run) -> Outcome:
-    """`train`, with errors of the disk as Python raises them."""
-    check_started(run.hardware)
-    check_folder(run)
-    quiet_libraries()
-    cfg = run.cfg
-    if current_rank() == 0:
-        if run.hardware.spare:
-            print(spare_devices(run), file=sys.stderr)
-        if cfg.resume:
-            tell_what_differs(cfg, run.folder, run.steps, run.overrides)
-    with open_display(run.steps, current_rank()) as display:
-        dataset = open_dataset(cfg, display)
-        prompt = encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
-        data = TokenDataModule(
-            dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed
-        )
-        with linear_on_meta(run.hardware.sharded):
-            model = build_model(cfg, dataset.vocab_size)
-        cost = model_cost(model)
-        if cfg.train.sample_tokens:
-            check_decodes(model, f"train.sample_tokens={cfg.train.sample_tokens}", "set this to 0")
-        module = build_module(run, model, dataset.val_bytes)
-        monitor = Monitor(
-            cfg.train.log_every,
-            run.tokens_per_step,
-            cost,
-            peak_flops(run.hardware.device_name, run.hardware.precision),
-            display,
-        )
-        facts = run_facts(run, dataset, model, cost)
-        with begun(run, facts, dataset.tokenizer) as checkpoint:
-            check_components(cfg, run.hardware)
-            outcome = fit(run, module, data, monitor, checkpoint, facts)
-            if outcome != "done" or current_rank() != 0:
-                return outcome
-            consolidate(run.folder.checkpoint)
-            if run.hardware.sharded:
-                model = trained_model(cfg, dataset.vocab_size, run.folder.checkpoint)
-            sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
-            (run.folder.path / SAMPLE).write_text(sample, encoding="utf-8")
-            if cfg.train.eval_lengths:  # before the run counts as done, so that one that is killed here makes up for it
-                found = evaluation(cfg, dataset, model, run.hardware, run.steps, cfg.train.eval_lengths)
-                found.save(run.folder.path)
-            finish(run, monitor, facts)
-    return "done"
-
-
 def spare_devices(run: Run) -> str:
-    """Why the run leaves GPUs of this machine alone, in one line."""
+    """Why the run does not use all GPUs of this machine, in one line."""
     return (
         f"trainer.devices=auto: trains on {run.hardware.devices} of {run.hardware.devices + run.hardware.spare} GPUs, "
         f"since more cannot share train.batch_size={run.cfg.train.batch_size} with train.micro_batch_size="
         f"{'null' if run.cfg.train.micro_batch_size is None else run.cfg.train.micro_batch_size}"
     )
-
-
-def trained_model(cfg: DictConfig, vocab_size: int, checkpoint: Path) -> Decoder:
-    """The model of a checkpoint that is known to be whole, on the CPU."""
-    model: Decoder = build_model(cfg, vocab_size)
-    weights = load_checkpoint(checkpoint)["state_dict"]
-    model.load_state_dict({name.removeprefix("model."): weight for name, weight in weights.items()})
-    return model
-
-
-def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
-    """The module that trains `model` as the run's config says. Raises ConfigError for a setting that cannot work."""
-    cfg = run.cfg
-    optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
-    clip, z_loss = cfg.train.grad_clip, cfg.train.z_loss
-    module = LanguageModel(model, optimizer, schedule, run.steps, val_bytes, clip, z_loss, cfg.seed)
-    module.configure_optimizers()  # so that a bad setting is refused before anything is written
-    return module
-
-
-def run_facts(run: Run, dataset: TokenDataset, model: Decoder, cost: Cost) -> Facts:
-    """What identifies a run in its folder and on dashboards."""
-    kernels = sorted({mixer.kernel for mixer in model.mixers})
-    first_window = torch.from_numpy(dataset.val[: model.max_seq_len].astype(int))
-    return Facts(
-        name=run.name,
-        arm=run.arm,
-        seed=run.cfg.seed,
-        choices=run.choices,
-        device=run.hardware.device_name,
-        devices=run.hardware.world_size,
-        sharded=run.hardware.sharded,
-        precision=run.hardware.precision,
-        attention_kernel="+".join(kernels),
-        data_hash=dataset.data_hash,
-        tokenizer_hash=dataset.tokenizer_hash,
-        vocab_size=model.vocab_size,
-        bytes_per_token=dataset.bytes_per_token,
-        unigram_entropy=dataset.unigram_entropy(),
-        token_to_position_ratio=token_to_position_ratio(model, first_window),
-        metrics=cost_metrics(cost),
-    )
-
-
-@torch.no_grad()
-def token_to_position_ratio(model: Decoder, tokens: torch.Tensor) -> float | None:
-    """Size of the token signal over that of the position signal at step 0; None where positions are not added.
-
-    Far below 1, positions drown the tokens, and what looks like a bad position encoding is a bad start.
-    """
-    x = model.embedding(tokens[None])
-    added = model.position.embed(x, torch.arange(len(tokens))) - x
-    return float(x.norm() / added.norm()) if added.any() else None
-
-
-@contextmanager
-def begun(run: Run, facts: Facts, tokenizer: TextTokenizer) -> Iterator[Path | None]:
-    """Hold a run's folder while it trains, and record how it ends; yields the checkpoint to go on from, if any.
-
-    Other ranks only see whether there is a checkpoint: rank 0 alone reads them and chooses, and `load_checkpoint` of
-    the strategies passes its choice on. Raises ConfigError if another process holds the folder.
-    """
-    if current_rank() != 0:
-        goes_on = not run.cfg.overwrite and (run.folder.path / RESOLVED).exists()
-        yield next(iter(existing(run.folder.checkpoint)), None) if goes_on else None
-        return
-    with held(run.folder.path):
-        checkpoint = run.folder.begin(run.cfg, run.overrides, environment(facts))
-        tokenizer.save(run.folder.path / TOKENIZER)
-        try:
-            yield checkpoint
-        except (KeyboardInterrupt, SystemExit):  # Lightning turns the first into the second
-            run.folder.write_status("interrupted", "stopped by the user between two checkpoints")
-            raise KeyboardInterrupt from None
-        except BaseException as error:
-            lines = str(error).strip().splitlines()
-            with suppress(OSError):  # a disk that is full for the status, too, must not hide what went wrong
-                run.folder.write_status("failed", f"{type(error).__name__}: {lines[-1] if lines else ''}")
-            raise
-
-
-def fit(
-    run: Run,
-    module: LanguageModel,
-    data: TokenDataModule,
-    monitor: Monitor,
-    checkpoint: Path | None,
-    facts: Facts,
-) -> Outcome:
-    """Run Lightning's loop from `checkpoint`, or from the start, to the budget; write the status of any other end."""
-    cfg, folder = run.cfg, run.folder
-    loggers = open_loggers(run, checkpoint, facts)
-    stop = StopRequest()
-    evaluate_every = math.ceil(run.steps / cfg.train.evaluations)
-    checkpointing = Checkpointing(
-        folder.checkpoint,
-        cfg.train.checkpoint_every,
-        evaluate_every,
-        stop,
-        monitor.stopwatch,
-        steps_alike(build(cfg.schedule, "schedule"), run.steps),
-    )
-    trainer = make_trainer(run, module, [monitor, checkpointing], logger=loggers, val_check_interval=evaluate_every)
-    outcome: Outcome | None = None
-    try:
-        with stop.listening():
-            trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
-        evaluated = current_rank() == 0 and is_evaluated(
-            run
-        )  # now, or before it was killed, for instance in its sample
-        if not trainer.strategy.broadcast(evaluated):
-            trainer.validate(module, data, verbose=False)
-    except DivergedError as error:
-        outcome, message = "diverged", str(error)
-    except InterruptedRunError:
-        outcome, message = "interrupted", f"stopped by the user at step {trainer.global_step} of {run.steps}"
-    else:
-        outcome = "done"
-    finally:
-        for logger in loggers:
-            if isinstance(logger, WandbMetrics):
-                logger.finish(exit_code=0 if outcome == "done" else 1)
-    leave_process_group()
-    if current_rank() == 0 and outcome != "done":
-        folder.write_status(outcome, message)
-    return outcome
-
-
-def make_trainer(run: Run, module: LanguageModel, callbacks: list[L.Callback], **settings: Any) -> L.Trainer:
-    """Lightning's Trainer on the run's hardware, for its steps; compiles the module's model if the run wants it."""
-    if run.cfg.trainer.compile:
-        torch._dynamo.reset()  # its limit on recompilations is the process's, and later runs of a sweep would run eager
-        for part in module.model.blocks if run.hardware.sharded else [module.model]:
-            part.compile()  # in place, so that no name in a checkpoint changes
-    return L.Trainer(
-        accelerator=run.hardware.accelerator,
-        devices=run.hardware.devices,
-        num_nodes=run.hardware.num_nodes,
-        strategy=make_strategy(run.hardware),
-        plugins=make_plugins(),
-        precision=run.hardware.precision,  # type: ignore[arg-type]
-        max_steps=run.steps,
-        check_val_every_n_epoch=None,
-        num_sanity_val_steps=0,
-        log_every_n_steps=run.cfg.train.log_every,
-        use_distributed_sampler=False,
-        callbacks=callbacks,
-        default_root_dir=run.folder.path,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        inference_mode=not run.hardware.sharded,  # which would leave gathered weights that no gradient can pass
-        **settings,
-    )
-
-
-def leave_process_group() -> None:
-    """Take the process group down, if there is one: else its threads may outlive the interpreter, which aborts then."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-def is_evaluated(run: Run) -> bool:
-    """Whether metrics.csv holds the evaluation of the last step."""
-    return any(row["step"] == run.steps and "val/loss" in row for row in read_metrics(run.folder.metrics))
-
-
-def open_loggers(run: Run, checkpoint: Path | None, facts: Facts) -> list[Logger]:
-    """metrics.csv, and the dashboards that the config wants, to go on after the `checkpoint`. Rank 0 only."""
-    if current_rank() != 0:
-        return []
-    table = MetricsCSV(run.folder.metrics)
-    history = table.forget_after(checkpoint_step(checkpoint))
-    loggers: list[Logger] = [table]
-    if run.cfg.logger.tensorboard:
-        loggers.append(TensorBoard(run.folder.path, history))
-    if run.cfg.logger.wandb:
-        config = {**OmegaConf.to_container(run.cfg, resolve=True), **facts.to_json()}  # type: ignore[dict-item]
-        project = run.cfg.logger.wandb_project
-        wandb_run = start_wandb(run.folder.path, project, run.title, run.name, tags(run), config)
-        loggers.append(WandbMetrics(wandb_run, history))
-    return loggers
-
-
-def tags(run: Run) -> list[str]:
-    """What makes the arm: `norm=rmsnorm`, `model.n_kv_heads=2`, within W&B's limit."""
-    return [o[:64] for o in run.overrides if not belongs(override_key(o), UNNAMED)]
-
-
-def finish(run: Run, monitor: Monitor, facts: Facts) -> None:
-    """Write the summary, with the last value of every metric, and the status.
-
-    The speed is that of the whole run rather than of its last interval.
-    """
-    metrics = dict(facts.metrics)
-    for row in read_metrics(run.folder.metrics):
-        metrics |= row
-    metrics |= monitor.speed_metrics(monitor.speed.overall, run.hardware.world_size)
-    summary = Summary(**vars(facts) | {"metrics": metrics})
-    summary.save(run.folder.path)
-    if run.cfg.logger.tensorboard:
-        log_hparams(run.folder.path, run.cfg.optim.get("lr"), summary)
-    discard(before(run.folder.checkpoint))
-    run.folder.write_status("done")
-
-
-def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> list[int]:
-    """The prompt and what the model makes of it, as far as the context reaches; seeded by the run."""
-    start = [eot_id, *prompt][: model.max_seq_len]
-    length = min(run.cfg.train.sample_tokens, model.max_seq_len - len(start))
-    if length == 0:  # a model that keeps no state can be asked for nothing
-        return prompt
-    steps = generate(model.eval(), [start], length, Sampling(temperature=0.8), seed=run.cfg.seed)
-    return [*prompt, *(token for (token,) in steps if token is not None)]

@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_order_of_data_is_refused(key: str, change: dict
 def test_a_checkpoint_of_other_text_is_refused(data: TokenDataset, tmp_path: Path) -> None:
     fit(data, SaveAt(tmp_path / "x.ckpt", "on_train_batch_end", 5))
     other = dataset(tmp_path, sentences(30, seed=1))
-    with pytest.raises(ConfigError, match=rf"data_hash={other.data_hash}: .* {data.data_hash}; "):
+    with pytest.raises(ConfigError, match=rf"data_hash={other.index.data_hash}: .* {data.index.data_hash}; "):
         fit(other, resume=tmp_path / "x.ckpt")
 
 
@@ -236,7 +236,7 @@ def test_devices_share_the_validation_windows_without_a_copy(
     assert len({len(batches) for batches in per_device}) == 1
     targets = torch.cat([targets for batches in per_device for _, targets in batches])
     predicted = targets[targets != IGNORE]
-    assert len(predicted) == data.val_tokens
+    assert len(predicted) == data.index.val.tokens
     assert torch.equal(
         predicted.bincount(minlength=257), torch.from_numpy(data.val[1:].astype(int)).bincount(minlength=257)
     )
@@ -247,7 +247,7 @@ def test_devices_share_the_validation_windows_without_a_copy(
 
 def test_more_devices_than_windows_validate_in_step(tmp_path: Path) -> None:
     data = dataset(tmp_path, [f"document {i}" for i in range(9)])
-    seq_len = data.val_tokens - 1  # two windows
+    seq_len = data.index.val.tokens - 1  # two windows
     counts = []
     for rank in range(3):
         ((inputs, targets),) = on_device(TokenDataModule(data, seq_len, 3, 1, seed=0), rank, 3).val_dataloader()
@@ -316,7 +316,7 @@ def test_a_trainer_that_takes_several_steps_for_one_is_refused(data: TokenDatase
 def test_a_trainer_validates_on_every_token(whole_run: tuple[Bigram, list[int]], data: TokenDataset) -> None:
     validated = whole_run[0].validated
     last = validated[-len(TokenDataModule(data, T, BATCH, 2, seed=7).val_dataloader()) :]
-    assert sum(int((targets != IGNORE).sum()) for _, targets in last) == data.val_tokens
+    assert sum(int((targets != IGNORE).sum()) for _, targets in last) == data.index.val.tokens
 
 
 def test_batches_for_a_gpu_are_pinned(data: TokenDataset, monkeypatch: pytest.MonkeyPatch) -> None:

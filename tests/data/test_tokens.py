@@ -62,7 +62,7 @@ def test_the_split_does_not_depend_on_the_order_of_documents(tmp_path: Path) -> 
     shuffled = random.Random(1).sample(TEXTS, len(TEXTS))
     first, second = dataset(tmp_path, TEXTS), dataset(tmp_path, shuffled)
     assert set(documents_of(first, "val")) == set(documents_of(second, "val"))
-    assert first.data_hash != second.data_hash  # the order of training text is part of the data
+    assert first.index.data_hash != second.index.data_hash  # the order of training text is part of the data
 
 
 def test_the_split_of_a_document_does_not_depend_on_the_others(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_bounded_validation_is_the_longest_prefix_of_the_held_out_documents_by_h
     val = documents_of(bounded, "val")
     assert val == sorted(expected, key=TEXTS.index)
     assert np.array_equal(bounded.train, whole.train)
-    assert bounded.tokenizer_hash == whole.tokenizer_hash
-    assert bounded.data_hash != whole.data_hash
+    assert bounded.index.tokenizer_hash == whole.index.tokenizer_hash
+    assert bounded.index.data_hash != whole.index.data_hash
     counts = bounded.index.val
     assert counts.tokens == sum(lengths[: len(expected)]) == len(bounded.val) - 1
     assert counts.bytes == sum(len(text.encode()) for text in val)
@@ -155,7 +155,7 @@ def test_bounded_data_has_the_hash_of_the_documents_that_are_read(tmp_path: Path
     read = {*documents_of(bounded, "train"), *documents_of(bounded, "val")}
     without = dataset(tmp_path, [text for text in TEXTS if text in read])
     assert without.index.val == bounded.index.val
-    assert without.data_hash == bounded.data_hash
+    assert without.index.data_hash == bounded.index.data_hash
 
 
 @pytest.mark.parametrize("bytes_per_token", [1, 8])
@@ -284,18 +284,18 @@ def test_a_folder_from_before_the_bounds_is_not_opened_for_a_tokenizer_that_lear
 def test_counts_are_those_of_the_documents(tmp_path: Path) -> None:
     data = dataset(tmp_path, TEXTS, BPETokenizer(vocab_size=300))
     val = documents_of(data, "val")
-    assert data.val_bytes == sum(len(text.encode()) for text in val)
-    assert data.val_tokens == sum(len(data.tokenizer.encode(text)) + 1 for text in val) == len(data.val) - 1
-    assert data.train_tokens == len(data.train) - 1
-    assert data.bytes_per_token == data.val_bytes / data.val_tokens
-    assert data.vocab_size == data.tokenizer.vocab_size == 300
-    assert data.tokenizer_hash == data.tokenizer.hash
+    assert data.index.val.bytes == sum(len(text.encode()) for text in val)
+    assert data.index.val.tokens == sum(len(data.tokenizer.encode(text)) + 1 for text in val) == len(data.val) - 1
+    assert data.index.train.tokens == len(data.train) - 1
+    assert data.bytes_per_token == data.index.val.bytes / data.index.val.tokens
+    assert data.index.vocab_size == data.tokenizer.vocab_size == 300
+    assert data.index.tokenizer_hash == data.tokenizer.hash
 
 
 def test_unigram_entropy_is_the_loss_of_the_best_constant_guess(tmp_path: Path) -> None:
     data = dataset(tmp_path, TEXTS)
     counts = Counter(data.val[1:].tolist())
-    expected = -math.fsum(n * math.log(n / data.val_tokens) for n in counts.values()) / data.val_tokens
+    expected = -math.fsum(n * math.log(n / data.index.val.tokens) for n in counts.values()) / data.index.val.tokens
     assert data.unigram_entropy() == pytest.approx(expected, rel=1e-12)
 
 
@@ -307,11 +307,11 @@ def test_data_hash_names_the_content_wherever_it_is_from(tmp_path: Path) -> None
     hashes = {
         TokenDataset.open_or_build(
             TextFiles(f"{tmp_path}/{folder}/*.txt"), ByteTokenizer(), 0.2, tmp_path / "cache"
-        ).data_hash
+        ).index.data_hash
         for folder in ("a", "b")
     }
-    assert hashes == {dataset(tmp_path, TEXTS).data_hash}
-    assert dataset(tmp_path, TEXTS[1:]).data_hash not in hashes
+    assert hashes == {dataset(tmp_path, TEXTS).index.data_hash}
+    assert dataset(tmp_path, TEXTS[1:]).index.data_hash not in hashes
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ class ManyIds:
 @pytest.mark.parametrize(("size", "dtype"), [(65536, np.uint16), (65537, np.uint32)])
 def test_tokens_take_two_bytes_while_every_id_fits(size: int, dtype: type, tmp_path: Path) -> None:
     data = dataset(tmp_path, TEXTS[:10], ManyIds(size))
-    assert data.train.dtype == data.val.dtype == data.dtype == dtype
+    assert data.train.dtype == data.val.dtype == np.dtype(data.index.dtype) == dtype
     assert len(documents_of(data, "train")) == data.index.train.documents
 
 
@@ -552,7 +552,7 @@ class Logged(Documents):
 def _open_at_once(barrier, results, cache_dir: Path, log: Path) -> None:
     barrier.wait()
     data = TokenDataset.open_or_build(Logged(TEXTS * 30, log), ByteTokenizer(), 0.2, cache_dir)
-    results.put((data.data_hash, int(data.train.sum()), int(data.val.sum())))
+    results.put((data.index.data_hash, int(data.train.sum()), int(data.val.sum())))
 
 
 def test_processes_that_race_build_once_and_open_the_same(tmp_path: Path) -> None:
@@ -640,12 +640,12 @@ def test_text_too_short_for_a_window_is_refused_by_the_split_that_is(tmp_path: P
     data = dataset(tmp_path, TEXTS)
     data.require_windows(seq_len=100, batch_size=8)
     for seq_len, batch_size, expected in [
-        (data.train_tokens + 1, 1, f"model.max_seq_len={data.train_tokens + 1}: the training text has"),
+        (data.index.train.tokens + 1, 1, f"model.max_seq_len={data.index.train.tokens + 1}: the training text has"),
         (100, 1000, "train.batch_size=1000: the training text has"),
-        (data.val_tokens + 1, 1, "data.val_fraction=0.2: the validation text has"),
+        (data.index.val.tokens + 1, 1, "data.val_fraction=0.2: the validation text has"),
     ]:
         with pytest.raises(ConfigError) as caught:
             data.require_windows(seq_len, batch_size)
         assert str(caught.value).startswith(expected)
         assert "lower" in str(caught.value)
-    data.require_windows(seq_len=data.val_tokens, batch_size=1)
+    data.require_windows(seq_len=data.index.val.tokens, batch_size=1)

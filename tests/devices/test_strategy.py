@@ -35,7 +35,7 @@ from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.run import train
+from llama_lab.training.train import train
 from tests.composing import decoder, options
 from tests.conftest import Command, Ran, RunTrain
 from tests.training.test_resume import Moment, Power, cut, while_replacing_the_checkpoint
@@ -132,7 +132,7 @@ class Synced(LanguageModel):
 def test_gradients_are_averaged_once_a_step_after_its_last_micro_batch(
     tiny: list[str], one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llama_lab.training.run.make_strategy", lambda hardware: DataParallel())
+    monkeypatch.setattr("llama_lab.training.train.make_strategy", lambda hardware: DataParallel())
     parts = pieces(*tiny, *RUN, f"runs_dir={tmp_path}", kind=Synced)
     assert parts.fit() == "done"
     assert Synced.synced == [False, False, False, True] * 40

@@ -20,7 +20,7 @@ from llama_lab.estimate.activations import Footprint, FusedRMSNorm, allocate, st
 from llama_lab.estimate.estimate import Estimate, MemoryModel, Setup, alternatives, column_of, estimate_training
 from llama_lab.model import Decoder
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.run import build_module
+from llama_lab.training.train import build_module
 from tests.composing import compose_config, decoder
 from tests.conftest import Command
 from tests.training.tiny import planned

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_lab.training.run import train
+from llama_lab.training.train import train
 from tests.training.tiny import planned
 
 

@@ -19,7 +19,7 @@ from llama_lab.model import Decoder
 from llama_lab.runs.evaluation import Evaluation, LengthLoss
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
-from llama_lab.training.run import train
+from llama_lab.training.train import train
 from tests.composing import decoder, eval_settings, options
 from tests.conftest import Command, Ran
 from tests.training.tiny import pieces, planned
@@ -232,7 +232,7 @@ def test_a_run_killed_in_this_evaluation_is_not_done_and_makes_up_for_it(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("llama_lab.training.run.evaluation", killed)
+        patched.setattr("llama_lab.training.train.evaluation", killed)
         stopped = command(*tiny, *LENGTHS)
     status = RunFolder(stopped.run).status
     assert status is not None

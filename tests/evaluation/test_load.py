@@ -62,7 +62,7 @@ def test_a_run_from_before_validation_had_a_bound_opens_its_data(endless: Path, 
     del cfg.data["val_tokens"]
     OmegaConf.save(cfg, run / RESOLVED)
     loaded = load_run(run)
-    assert loaded.open_dataset().data_hash == loaded.environment.data_hash
+    assert loaded.open_dataset().index.data_hash == loaded.environment.data_hash
 
 
 GARBAGE = {

@@ -36,7 +36,8 @@ print(worst)
 
 
 @pytest.mark.parametrize(
-    "module", ["llama_lab.model", "llama_lab.training.run", "llama_lab.evaluation.evaluate", "llama_lab.bench.training"]
+    "module",
+    ["llama_lab.model", "llama_lab.training.train", "llama_lab.evaluation.evaluate", "llama_lab.bench.training"],
 )
 def test_the_first_operations_of_a_process_choose_kernels_one_element_at_a_time(module: str) -> None:
     printed = subprocess.run(

@@ -20,8 +20,9 @@ from llama_lab.runs.checkpoint import before, checkpoint_step, newest_whole, rea
 from llama_lab.runs.shards import write_file
 from llama_lab.runs.stored import Facts
 from llama_lab.training import run as run_module
+from llama_lab.training import train as train_module
 from llama_lab.training.monitor import Monitor
-from llama_lab.training.run import begun, train
+from llama_lab.training.train import session, train
 from tests.training.test_resume import RUN, at, ends_as_the_whole_run, whole  # noqa: F401
 from tests.training.tiny import planned
 
@@ -160,9 +161,10 @@ def test_checksums_are_computed_once_and_by_rank_0_alone(
     monkeypatch.setattr(zipfile.ZipFile, "testzip", count)
     overrides = [*tiny, *RUN, f'resume="{folder}"', "train.tokens=11264"]
     with monkeypatch.context() as patched:
-        patched.setattr(run_module, "current_rank", lambda: 1)
+        for module in (run_module, train_module):
+            patched.setattr(module, "current_rank", lambda: 1)
         run = planned(*overrides)
-        with begun(run, Facts(), None) as checkpoint:  # type: ignore[arg-type]
+        with session(run, Facts(), None) as checkpoint:  # type: ignore[arg-type]
             assert checkpoint == run.folder.checkpoint
     assert not tested
     assert train(planned(*overrides)) == "done"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from llama_lab.errors import ConfigError
-from llama_lab.runs.folder import LOCK, RESOLVED, UNNAMED, RunFolder, arm_name, held
+from llama_lab.runs.folder import LOCK, RESOLVED, UNNAMED, RunFolder, arm_name, locked
 from llama_lab.runs.stored import Environment, from_json
 from tests.composing import compose_config
 from tests.conftest import Command
@@ -104,7 +104,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def begun(folder: RunFolder, *overrides: str, status: str) -> None:
     """Leave a run in a folder, with a checkpoint and that status."""
-    with held(folder.path):
+    with locked(folder.path):
         folder.begin(compose_config("size=pico", *overrides), list(overrides), Environment())
         torch.save({"state_dict": {}, "global_step": 0}, folder.checkpoint)
         folder.write_status(status, "why")  # type: ignore[arg-type]
@@ -241,7 +241,7 @@ def test_overwrite_starts_over_whatever_the_folder_held(folder: RunFolder) -> No
     (folder.path / "tensorboard" / "events").touch()
     cfg = compose_config("size=pico", "optim.lr=1", "overwrite=true")
     folder.check(cfg, {})
-    with held(folder.path):
+    with locked(folder.path):
         assert folder.begin(cfg, ["optim.lr=1"], Environment()) is None
     files = {str(f.relative_to(folder.path)) for f in folder.path.rglob("*") if f.is_file()}
     assert files - {LOCK} == {"status.json", "resolved.yaml", "overrides.yaml", "environment.json"}
@@ -249,7 +249,7 @@ def test_overwrite_starts_over_whatever_the_folder_held(folder: RunFolder) -> No
 
 def test_a_run_that_begins_again_is_given_its_checkpoint(folder: RunFolder) -> None:
     begun(folder, status="interrupted")
-    with held(folder.path):
+    with locked(folder.path):
         assert folder.begin(compose_config("size=pico"), [], Environment()) == folder.checkpoint
 
 
@@ -316,12 +316,12 @@ def test_a_damaged_file_is_named_unless_the_run_starts_over(folder: RunFolder, n
 
 
 def test_two_processes_cannot_train_in_one_folder(folder: RunFolder, other_process: subprocess.Popen[str]) -> None:
-    with pytest.raises(ConfigError, match=r"another process .*; wait, or choose another name"), held(folder.path):
+    with pytest.raises(ConfigError, match=r"another process .*; wait, or choose another name"), locked(folder.path):
         pytest.fail("both hold it")
 
 
 def test_a_killed_process_holds_no_folder(folder: RunFolder, other_process: subprocess.Popen[str]) -> None:
     other_process.kill()
     other_process.wait()
-    with held(folder.path):
+    with locked(folder.path):
         assert os.listdir(folder.path) == [LOCK]

@@ -11,7 +11,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import CONF_DIR, flatten
-from llama_lab.runs.folder import settled
+from llama_lab.runs.folder import resolved
 from llama_lab.runs.record import Record
 from llama_lab.study.design.designs import (
     AddOne,
@@ -88,7 +88,7 @@ def planned(design: Design, match: str = "params") -> tuple[Study, dict[str, Con
         for variant, own in zip(variants, settings, strict=True)
     )
     study = Study("designed", type(design).__name__.lower(), arms[0].name, arms, match)
-    return study, {name: flatten(settled(config)) for name, config in configs.items()}
+    return study, {name: flatten(resolved(config)) for name, config in configs.items()}
 
 
 def unrecorded(study: Study) -> Study:

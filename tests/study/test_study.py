@@ -213,16 +213,16 @@ def test_a_changed_arm_is_refused_by_its_key_and_retrained_on_demand_alone(study
 def test_a_crash_and_a_divergence_are_recorded_and_the_rest_goes_on(
     study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import llama_lab.training.run as run_module
+    import llama_lab.training.train as train_module
 
-    fit = run_module.fit
+    fit = train_module.fit
 
     def crashing(run: Any, *args: Any) -> Any:
         if run.title == "+rmsnorm/seed=1":
             raise RuntimeError("the machine is on fire")
         return fit(run, *args)
 
-    monkeypatch.setattr(run_module, "fit", crashing)
+    monkeypatch.setattr(train_module, "fit", crashing)
     ran = study(*LADDER)
     folder = ran.cwd / "runs" / "climb"
     assert ran.code == 1
@@ -231,7 +231,7 @@ def test_a_crash_and_a_divergence_are_recorded_and_the_rest_goes_on(
     assert "+rmsnorm/seed=1: failed, RuntimeError: the machine is on fire" in ran.out
     assert "failed: +rmsnorm/seed=1: RuntimeError: the machine is on fire" in ran.err
     assert "the machine is on fire" in (folder / "report.html").read_text()
-    monkeypatch.setattr(run_module, "fit", fit)
+    monkeypatch.setattr(train_module, "fit", fit)
     before = written(folder)
     assert study(*LADDER).code == 0, "what crashed is trained again"
     changed = {file.relative_to(folder).parts[:2] for file, time in written(folder).items() if before.get(file) != time}
@@ -308,9 +308,9 @@ def test_where_all_rates_diverge_the_lowest_is_judged_and_diverges(study: Callab
 def test_an_interrupted_tuning_run_delays_the_choice_and_does_not_change_it(
     study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import llama_lab.training.run as run_module
+    import llama_lab.training.train as train_module
 
-    fit = run_module.fit
+    fit = train_module.fit
     expected = rates(study(*GRID, "name=whole").cwd / "runs" / "whole")
 
     def stopping(run: Any, *args: Any) -> Any:
@@ -318,13 +318,13 @@ def test_an_interrupted_tuning_run_delays_the_choice_and_does_not_change_it(
             raise RuntimeError("stopped")
         return fit(run, *args)
 
-    monkeypatch.setattr(run_module, "fit", stopping)
+    monkeypatch.setattr(train_module, "fit", stopping)
     ran = study(*GRID)
     folder = ran.cwd / "runs" / "grid"
     assert ran.code == 1
     assert "llama2/seed=1" not in statuses(folder), "its rate is not known yet"
     assert statuses(folder)["llama2/seed=2"] == "done"
-    monkeypatch.setattr(run_module, "fit", fit)
+    monkeypatch.setattr(train_module, "fit", fit)
     before = written(folder)
     assert study(*GRID).code == 0
     assert rates(folder) == expected

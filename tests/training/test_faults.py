@@ -17,7 +17,7 @@ from llama_lab.errors import ConfigError
 from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status
-from llama_lab.training import run as run_module
+from llama_lab.training import train as train_module
 from llama_lab.training.monitor import Monitor
 from tests.conftest import Command
 from tests.training.test_resume import RUN, at, whole  # noqa: F401
@@ -73,13 +73,13 @@ def before_the_first_row(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
 
 
 def after_training(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
-    sample = run_module.sample_text
+    sample = train_module.sample_text
 
     def sample_text(*arguments: object) -> list[int]:
         disk.fill()
         return sample(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(run_module, "sample_text", sample_text)
+    monkeypatch.setattr(train_module, "sample_text", sample_text)
 
 
 FULL: dict[str, tuple[Arrange, list[str]]] = {
@@ -194,7 +194,7 @@ def test_a_text_that_vanishes_while_it_is_read_is_named_and_its_return_mends_all
         build(vanish)
     assert [file.suffix for file in cache.iterdir()] == [".lock"]
     texts[1].write_text(content)
-    assert build(lambda *_: None).train_tokens > 0
+    assert build(lambda *_: None).index.train.tokens > 0
 
 
 def test_a_run_whose_text_and_tokens_vanished_goes_on_when_the_text_is_back(
@@ -232,8 +232,8 @@ def test_a_clock_that_jumps_back_changes_nothing(
     run = planned(*tiny, *RUN, "logger=tensorboard", f"runs_dir={tmp_path}")
     with monkeypatch.context() as patched:
         at(Monitor, "on_train_batch_end", 14)(patched, lambda: os.kill(os.getpid(), 15))
-        assert run_module.train(run) == "interrupted"
-    assert run_module.train(planned(*tiny, *RUN, "logger=tensorboard", f"runs_dir={tmp_path}")) == "done"
+        assert train_module.train(run) == "interrupted"
+    assert train_module.train(planned(*tiny, *RUN, "logger=tensorboard", f"runs_dir={tmp_path}")) == "done"
     assert repeatable(run.folder.path) == repeatable(whole)
     seconds = [row["seconds"] for row in rows(run.folder.path)]
     assert seconds == sorted(seconds)

@@ -10,7 +10,7 @@ from llama_lab.runs.checkpoint import before, checkpoint_step, stable
 from llama_lab.runs.folder import RunFolder
 from llama_lab.training.checkpointing import Checkpointing
 from llama_lab.training.monitor import Monitor
-from llama_lab.training.run import train
+from llama_lab.training.train import train
 from tests.training.test_resume import Power, at, cut
 from tests.training.tiny import identical, planned, repeatable, rows, trained_state
 

@@ -16,7 +16,7 @@ from llama_lab.data import ValWindows
 from llama_lab.model import Decoder
 from llama_lab.runs.folder import RunFolder
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.run import train
+from llama_lab.training.train import train
 from tests.composing import decoder
 from tests.training.tiny import Pieces, nll_by_hand, pieces, planned, rows
 
@@ -58,7 +58,7 @@ def test_validation_loss_is_the_sum_over_all_tokens_divided_by_their_number(
     windows = ValWindows(parts.dataset.val, 32)
     assert len(windows) % 8, "the last batch is as large as the others"
     assert len(paid) % 32, "the last window is full"
-    exact = sum(paid) / parts.dataset.val_tokens
+    exact = sum(paid) / parts.dataset.index.val.tokens
     assert parts.rows[-1]["val/loss"] == pytest.approx(exact, rel=1e-5)
     batches = [paid[start : start + STEP] for start in range(0, len(paid), STEP)]
     mean_of_batches = sum(sum(batch) / len(batch) for batch in batches) / len(batches)

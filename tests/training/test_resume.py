@@ -16,7 +16,7 @@ from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status, Summary
 from llama_lab.training.checkpointing import Checkpointing
 from llama_lab.training.monitor import Monitor
-from llama_lab.training.run import train
+from llama_lab.training.train import train
 from tests.conftest import Command, Ran, RunTrain, last_of_each
 from tests.training.tiny import identical, killed_after, planned, repeatable, rows, trained_state
 
@@ -334,7 +334,7 @@ def test_a_run_that_fails_after_its_last_step_ends_with_the_same_rows_and_its_ti
         raise RuntimeError("killed while it sampled")
 
     with monkeypatch.context() as patch:
-        patch.setattr("llama_lab.training.run.sample_text", failing)
+        patch.setattr("llama_lab.training.train.sample_text", failing)
         with pytest.raises(RuntimeError, match="while it sampled"):
             train(planned(*overrides))
     run = planned(*overrides)

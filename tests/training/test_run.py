@@ -9,7 +9,7 @@ from llama_lab.data.open import open_dataset
 from llama_lab.devices.hardware import choose_accelerator, choose_precision
 from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
 from llama_lab.errors import ConfigError
-from llama_lab.training.run import sample_text, token_to_position_ratio
+from llama_lab.training.train import sample_text, token_to_position_ratio
 from tests.composing import decoder
 from tests.training.tiny import planned
 

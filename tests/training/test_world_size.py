@@ -16,7 +16,7 @@ from llama_lab.data import ValWindows
 from llama_lab.data.open import open_dataset
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
-from llama_lab.training.run import train
+from llama_lab.training.train import train
 from tests.composing import decoder
 from tests.conftest import TRAIN, Ran, RunTrain, last_of_each
 from tests.training.tiny import nll_by_hand, planned, repeatable, rows

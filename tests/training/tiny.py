@@ -21,7 +21,8 @@ from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Facts
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import Monitor
-from llama_lab.training.run import Outcome, Run, begun, check_folder, fit, new_run
+from llama_lab.training.run import Outcome, Run, check_folder, new_run
+from llama_lab.training.train import fit, session
 from tests.composing import compose_config
 
 
@@ -45,7 +46,7 @@ class Pieces:
     def fit(self) -> Outcome:
         """Train as `train` does, from the folder's checkpoint if there is one, without a summary and a sample."""
         quiet_libraries()
-        with begun(self.run, Facts(), self.dataset.tokenizer) as checkpoint:
+        with session(self.run, Facts(), self.dataset.tokenizer) as checkpoint:
             return fit(self.run, self.module, self.data, self.monitor, checkpoint, Facts())
 
     @property
@@ -64,11 +65,11 @@ def pieces(*overrides: str, stopwatch: Stopwatch | None = None, **replaced: Any)
     )
     arguments: dict[str, Any] = {
         "kind": LanguageModel,
-        "model": build_model(cfg, dataset.vocab_size),
+        "model": build_model(cfg, dataset.index.vocab_size),
         "optimizer": build(cfg.optim, "optim"),
         "schedule": build(cfg.schedule, "schedule"),
         "steps": run.steps,
-        "val_bytes": dataset.val_bytes,
+        "val_bytes": dataset.index.val.bytes,
         "grad_clip": cfg.train.grad_clip,
         "z_loss": cfg.train.z_loss,
         "seed": cfg.seed,

@@ -11,7 +11,7 @@ from rich.table import Table
 from llama_lab.config.components import build_model
 from llama_lab.devices.throughput import synchronize
 from llama_lab.formatting import count, duration, short
-from llama_lab.training.run import build_module
+from llama_lab.training.train import build_module
 
 from .matching import AIM
 from .plan import Plan
@@ -91,10 +91,10 @@ def flops_per_second(plan: Plan) -> float | None:
     run = arm.runs[0].run
     device = run.hardware.torch_device
     batch = run.cfg.train.micro_batch_size or run.cfg.train.batch_size
-    model = build_model(run.cfg, plan.dataset.vocab_size).to(device)
+    model = build_model(run.cfg, plan.dataset.index.vocab_size).to(device)
     if run.hardware.precision == "bf16-true":
         model.bfloat16()
-    optimizer = build_module(run, model, plan.dataset.val_bytes).configure_optimizers()["optimizer"]
+    optimizer = build_module(run, model, plan.dataset.index.val.bytes).configure_optimizers()["optimizer"]
     tokens = torch.randint(model.vocab_size, (batch, model.max_seq_len + 1), device=device)
     times = []
     with torch.autocast(device.type, torch.bfloat16, enabled=run.hardware.precision == "bf16-mixed"):

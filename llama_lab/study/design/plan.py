@@ -23,7 +23,8 @@ from llama_lab.runs.folder import check_no_file
 from llama_lab.study.settings import planned_settings
 from llama_lab.study.study import Arm, Member, Study
 from llama_lab.training.prepare import check_devices, folder_name, requested_run
-from llama_lab.training.run import Run, build_module, new_run
+from llama_lab.training.run import Run, new_run
+from llama_lab.training.train import build_module
 
 from .command import Composer, StudyCommand
 from .designs import Variant, Variants
@@ -183,7 +184,7 @@ def plan_arm(
         for seed, by in command.tuning_seeds.items()
         for rate in command.learning_rates or ()
     )
-    build_module(runs[0].run, meta_model(runs[0].run.cfg, dataset), dataset.val_bytes)
+    build_module(runs[0].run, meta_model(runs[0].run.cfg, dataset), dataset.index.val.bytes)
     return replace(arm, runs=runs, tuning=tuning)
 
 
@@ -210,7 +211,7 @@ def plan_run(command: StudyCommand, arm: PlannedArm, member: Member) -> PlannedR
 def meta_model(cfg: DictConfig, dataset: TokenDataset) -> Decoder:
     """A run's model on the meta device."""
     with torch.device("meta"):
-        model: Decoder = build_model(cfg, dataset.vocab_size)
+        model: Decoder = build_model(cfg, dataset.index.vocab_size)
     return model
 
 

@@ -24,7 +24,7 @@ def status_of(planned: PlannedRun, plan: Plan) -> PlannedStatus:
     if status is None or not is_run(folder.path):
         return "missing"
     ended = status.status in ("done", "diverged")
-    now = {"data_hash": plan.dataset.data_hash, "tokenizer_hash": plan.dataset.tokenizer_hash}
+    now = {"data_hash": plan.dataset.index.data_hash, "tokenizer_hash": plan.dataset.index.tokenizer_hash}
     if not (ended or planned.run.hardware.elsewhere):  # finished runs of another device are compared, with a warning
         now["precision"] = planned.run.hardware.precision
     then = Environment.load(folder.path)

@@ -80,7 +80,7 @@ def curve(arm: str, metric: CurveMetric, final: float, points: int, speed: float
 
 def difference_curve(comparison: Comparison) -> DifferenceCurve:
     """A difference that grows from nothing to that of the comparison, with its interval all the way."""
-    found = comparison.difference
+    found = comparison.change
     shares = [(i + 1) / 12 for i in range(12)]
     mean, low, high = (
         [found.mean * share + end for share in shares] for end in (0, found.low - found.mean, found.high - found.mean)

@@ -297,7 +297,7 @@ def _comparisons(
     pairs = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
     pairs += [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
     found = {pair: c for pair in pairs if (c := _compare(*pair, judged, losses, metric))}
-    testable = {pair: c for pair, c in found.items() if not c.untested and c.difference.sd > 0}
+    testable = {pair: c for pair, c in found.items() if not c.untested and c.change.sd > 0}
     family = {pair: testable[pair] for pair in _family(study) if pair in testable}
     if family and blocks:
         contrasts = judge(blocks.fit, np.array([blocks.weights(comparison) for comparison in family.values()]))
@@ -305,7 +305,7 @@ def _comparisons(
             found[pair] = _tested(comparison, contrast, len(family), is_final)
     for pair in _ends(study):
         if pair in testable:  # by their own runs alone, without the arms in between
-            found[pair] = _tested(testable[pair], paired_contrast(testable[pair].difference), 1, is_final)
+            found[pair] = _tested(testable[pair], paired_contrast(testable[pair].change), 1, is_final)
     return found
 
 
@@ -343,7 +343,7 @@ def _tested(comparison: Comparison, contrast: Contrast, family: int, is_final: b
         nats = nats.with_test(contrast)
     bits = replace(bits, low=factor * contrast.low, high=factor * contrast.high, p=contrast.p)
     found = replace(comparison, nats=nats, bits=bits)
-    if found.significant or not is_final:
+    if found.change.significant or not is_final:
         return found
     return replace(found, seeds_needed=seeds_needed(contrast, len(comparison.seeds), family))
 
@@ -351,10 +351,10 @@ def _tested(comparison: Comparison, contrast: Contrast, family: int, is_final: b
 def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Effect]) -> str:
     """See Result.tests."""
     sizes = [
-        sum(pair in compared and not math.isnan(compared[pair].difference.p) for pair in pairs)
+        sum(pair in compared and compared[pair].change.is_tested for pair in pairs)
         for pairs in (_family(study), _ends(study))
     ]
-    known_effects = sum(not math.isnan(effect.change.p) for effect in effects)
+    known_effects = sum(effect.change.is_tested for effect in effects)
     noun, to = ("step", "") if any(arm.previous for arm in study.arms) else ("comparison", " to the baseline")
     families = [f"max-t over the {count(sizes[0], noun)}{to}"] if sizes[0] else []
     families += [f"max-t over the {count(known_effects, 'effect')}"] if known_effects else []
@@ -481,7 +481,7 @@ def _difference_curves(study: Study, judged: Judged, final: Table, metric: Metri
         else:
             blocks = _blocks(judged, losses[metric])
             compared = _comparisons(study, judged, losses, blocks, metric, is_final=False)
-            found = {pair: compared[pair].difference for pair in _family(study) if pair in compared}
+            found = {pair: compared[pair].change for pair in _family(study) if pair in compared}
         for pair, difference in found.items():
             points.setdefault(pair, []).append((tokens, difference))
     return tuple(

@@ -1,6 +1,6 @@
 """report.html: a study's result as one self-contained file for a screen, a phone and paper."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from llama_lab.study.speed import FILE as SPEED
 from llama_lab.study.study import FILE, SUMMARY
 
 from . import charts
-from .result import Result
+from .result import Finding, Result
 from .tables import Table, tables
 
 TEMPLATE = "page.html.j2"
@@ -158,9 +158,9 @@ def _lines(
     return chart if chart.has_lines else replace(chart, shown=None)
 
 
-def _forest(result: Result, rows: list[charts.Row], title: str, caption: str) -> Chart:
+def _forest(result: Result, rows: Sequence[Finding], title: str, caption: str) -> Chart:
     axis = charts.change_axis(result.metric)
-    alt = _alt(f"{title}, {axis}", (row.text for row in rows))
+    alt = _alt(f"{title}, {axis}", map(charts.in_words, rows))
     return Chart(charts.differences(rows, title, axis), alt, caption)
 
 

@@ -56,7 +56,7 @@ def print_table(result: Result) -> None:
     for title in ("params", "KV B/\ntoken", "tokens/s"):
         table.add_column(title, justify="right", no_wrap=True)
     for arm in result.arms:
-        loss, change = arm.judged(result.metric), arm.comparison and arm.comparison.difference
+        loss, change = arm.judged(result.metric), arm.comparison and arm.comparison.change
         table.add_row(
             arm.name,
             plus_minus(loss.mean, loss.low, loss.high) if loss else UNKNOWN,

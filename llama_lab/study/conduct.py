@@ -29,8 +29,7 @@ from llama_lab.training.run import train
 
 from .measure import finished_run, measure_study
 from .progress import StudyProgress
-from .speed import FILE as SPEED
-from .speed import StudySpeed
+from .speed import StudySpeed, measured_speed
 from .study import FILE, SUMMARY, Study
 
 
@@ -84,7 +83,7 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
 
 def measure(plan: Plan, launcher: Launcher) -> None:
     """Measure the arms' speeds through the launcher, unless that was done since the last run; print a failure."""
-    measured = StudySpeed.load(plan.folder)
+    measured = measured_speed(plan.folder)
     finished = {arm.name for arm in plan.study.arms if finished_run(arm, plan.folder)}
     if not finished or (measured and measured.arms.keys() == finished):
         return
@@ -120,7 +119,7 @@ def prepare(plan: Plan, judged: Sequence[PlannedRun], overwrite: bool, tried: Co
         run.run.folder.clear()
     waiting = [run for run in runs if statuses[run.member.folder] not in ("done", "diverged")]
     if waiting:
-        (plan.folder / SPEED).unlink(missing_ok=True)  # measured with other arms, or other settings
+        (plan.folder / StudySpeed.FILE).unlink(missing_ok=True)  # measured with other arms, or other settings
     for run in runs:
         if statuses[run.member.folder] == "failed":  # progress counts the runs that this command has ended
             run.run.folder.write_status("interrupted", "failed before, and waits to be trained again")

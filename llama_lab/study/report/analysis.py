@@ -17,7 +17,7 @@ from llama_lab.runs.record import MISSING, Record, is_run, missing_record, read_
 from llama_lab.study.learning_rate import Losses, best_rate, is_on_edge
 from llama_lab.study.naming import divergence
 from llama_lab.study.settings import RATE, different_settings
-from llama_lab.study.speed import ArmSpeed, StudySpeed
+from llama_lab.study.speed import ArmSpeed, StudySpeed, measured_speed
 from llama_lab.study.statistics import (
     Contrast,
     Effect,
@@ -85,7 +85,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     rates = tuple(_learning_rates(name, own) for name, own in of_arm.items() if _is_swept(own))
     judged: Judged = {name: _judged(own)["record"].tolist() for name, own in of_arm.items()}
     losses = {unit: final_losses(judged, unit) for unit in METRICS}
-    speed = StudySpeed.load(folder)
+    speed = measured_speed(folder)
     blocks = _blocks(judged, losses[metric])
     compared = _comparisons(study, judged, losses, blocks, metric, is_final=True)
     arms = _arm_results(study, judged, metric, compared, speed, is_swept=bool(rates))

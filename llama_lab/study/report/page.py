@@ -11,7 +11,7 @@ from plotly import graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from llama_lab import formatting as fmt
-from llama_lab.study.speed import FILE as SPEED
+from llama_lab.study.speed import StudySpeed
 from llama_lab.study.study import FILE, SUMMARY
 
 from . import charts
@@ -19,7 +19,7 @@ from .result import Finding, Result
 from .tables import Table, tables
 
 TEMPLATE = "page.html.j2"
-BESIDE = (SUMMARY, FILE, SPEED, "export/")  # files that the page links if they are in its folder
+BESIDE = (SUMMARY, FILE, StudySpeed.FILE, "export/")  # files that the page links if they are in its folder
 MATCHES = {"params": "matched in parameters", "flops": "matched in FLOPs per token", "none": "not matched in size"}
 MOST_SEEDS = 8  # listed in one line
 SIGNIFICANT = (

@@ -141,7 +141,7 @@ def _design(result: Result) -> list[Sentence]:
             "initial values from the same seed, and arms are compared within seeds."
         )
     return [
-        (f"The study is {design}", references.DESIGNS.get(study.design, references.NONE), "."),
+        (f"The study is {design}", references.DESIGNS.get(study.design, ()), "."),
         (f"It has {count(len(names), 'arm')}{listed}; the baseline is {study.baseline}.",),
         *((note,) for note in study.notes),
         (f"Seeds are {_by_run(judged, [by_arm[record.arm] for record in judged])}; {finished}.",),
@@ -280,8 +280,9 @@ def _statistics(result: Result) -> list[Sentence]:
     else:
         found.append(("Differences are means over the seeds that both arms have finished.",))
     if result.tests != "none":
-        keys = references.MAX_T if is_max_t else references.NONE
-        found.append((f"They were tested by {result.tests}", keys, ", two-sided at 5%."))
+        found.append(
+            (f"They were tested by {result.tests}", references.MAX_T if is_max_t else (), ", two-sided at 5%.")
+        )
     if is_max_t:
         what = "effect over seeds" if is_factorial else "arm, in a model of arm and seed,"
         found.append(

@@ -14,7 +14,7 @@ import pandas as pd
 from llama_lab.config.trust import Trust
 from llama_lab.formatting import count
 from llama_lab.runs.record import MISSING, Record, is_run, missing_record, read_record
-from llama_lab.study.learning_rate import Losses, best_rate, is_on_edge
+from llama_lab.study.learning_rate import best_rate, is_on_edge
 from llama_lab.study.naming import divergence
 from llama_lab.study.settings import RATE, different_settings
 from llama_lab.study.speed import ArmSpeed, StudySpeed, measured_speed
@@ -153,12 +153,6 @@ def _is_swept(runs: pd.DataFrame) -> bool:
     return bool(runs["rate"].nunique() > 1)
 
 
-def _tuned(runs: pd.DataFrame) -> Mapping[int, Losses]:
-    """For each judged seed, the final losses of its tuning runs that finished or diverged."""
-    ended = runs.dropna(subset=["tunes", "rate", "loss"])
-    return {int(seed): dict(zip(own["rate"], own["loss"], strict=True)) for seed, own in ended.groupby("tunes")}
-
-
 def _best_rate(runs: pd.DataFrame) -> float:
     """The rate with the lowest mean loss among those with the most finished seeds; nan if no run finished."""
     losses = runs[runs["status"] == "done"].groupby("rate")["loss"]
@@ -178,8 +172,10 @@ def _judged(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _learning_rates(arm: str, runs: pd.DataFrame) -> LearningRates:
-    tuned, best = _tuned(runs), _best_rate(runs)
+    best, ended = _best_rate(runs), runs.dropna(subset=["rate", "loss"])
     by_rate = {rate: own["record"].tolist() for rate, own in runs.groupby("rate")}
+    by_seed = ended.groupby("tunes")  # the tuning runs of each judged seed that finished or diverged
+    tuned = {int(seed): dict(zip(own["rate"], own["loss"], strict=True)) for seed, own in by_seed}
     rates = list(by_rate)
     return LearningRates(
         arm=arm,
@@ -188,14 +184,13 @@ def _learning_rates(arm: str, runs: pd.DataFrame) -> LearningRates:
         diverged=[sum(record.status == "diverged" for record in records) for records in by_rate.values()],
         best=best,
         on_edge=any(map(is_on_edge, tuned.values())) if tuned else best in (rates[0], rates[-1]),
-        sensitivity=_sensitivity(runs),
+        sensitivity=_sensitivity(ended),
         chosen={seed: best_rate(losses) for seed, losses in tuned.items()},
     )
 
 
-def _sensitivity(runs: pd.DataFrame) -> float:
+def _sensitivity(ended: pd.DataFrame) -> float:
     """See LearningRates; nan if no run finished. A diverged run counts with the entropy of token frequencies."""
-    ended = runs.dropna(subset=["rate", "loss"])
     if not (ended["status"] == "done").any():
         return math.nan
     entropy = [record.environment.unigram_entropy or math.inf for record in ended["record"]]
@@ -214,8 +209,8 @@ def _arm_results(
     speed: StudySpeed | None,
     is_swept: bool,
 ) -> tuple[ArmResult, ...]:
-    baseline, speeds = judged[study.baseline], speed.arms if speed else {}
-    finished = {record.seed: record for record in _finished(baseline)}
+    speeds = speed.arms if speed else {}
+    finished = {record.seed: record for record in _finished(judged[study.baseline])}
     return tuple(
         ArmResult(
             arm=arm,
@@ -228,7 +223,7 @@ def _arm_results(
             to_reach=_to_reach(judged[arm.name], metric, finished, speeds.get(arm.name)),
             reach=_reach(judged[arm.name], metric, finished),
             costs=_costs(judged[arm.name], speeds.get(arm.name)),
-            difference=_difference(judged[arm.previous] if arm.previous else baseline, judged[arm.name], is_swept),
+            difference=_difference(judged[arm.previous or study.baseline], judged[arm.name], is_swept),
         )
         for arm in study.arms
     )
@@ -362,10 +357,10 @@ def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Eff
     return " and, on its own, ".join(families) or "none"
 
 
-def _tokens_to(record: Record, metric: Metric, target: float, axis: str = "tokens") -> float | None:
-    """The tokens (or seconds) at which a run's validation loss first falls to target; None if it never does."""
+def _reaches(record: Record, metric: Metric, baseline: Record, axis: str = "tokens") -> float | None:
+    """The tokens (or seconds) at which a run first has the baseline's final loss; None if it never has."""
     rows = [row for row in record.metrics if metric in row]
-    return first_reach([row[axis] for row in rows], [row[metric] for row in rows], target)
+    return first_reach([row[axis] for row in rows], [row[metric] for row in rows], baseline.summary[metric])
 
 
 def _to_reach(
@@ -377,8 +372,7 @@ def _to_reach(
     """
     reached = []
     for record in (record for record in records if record.seed in baseline):
-        target = baseline[record.seed].summary[metric]
-        tokens, seconds = (_tokens_to(record, metric, target, axis) for axis in ("tokens", "seconds"))
+        tokens, seconds = (_reaches(record, metric, baseline[record.seed], axis) for axis in ("tokens", "seconds"))
         if tokens is None or seconds is None:
             return {}
         if speed:
@@ -391,8 +385,7 @@ def _reach(records: Sequence[Record], metric: Metric, baseline: Mapping[int, Rec
     """None without curves, or without a seed that both have finished."""
     ratios, censored = {}, set()
     for record in (record for record in _finished(records) if record.seed in baseline):
-        target = baseline[record.seed].summary[metric]
-        own, whole = (_tokens_to(one, metric, target) for one in (record, baseline[record.seed]))
+        own, whole = (_reaches(one, metric, baseline[record.seed]) for one in (record, baseline[record.seed]))
         evaluated = [row["tokens"] for row in record.metrics if metric in row]
         if evaluated and whole:
             ratios[record.seed] = (evaluated[-1] if own is None else own) / whole
@@ -557,7 +550,7 @@ def _lengths(arm: str, records: Sequence[Record]) -> Lengths | None:
 
 
 def _provenance(records: Sequence[Record], judged: Judged, baseline: str) -> Provenance:
-    facts = pd.DataFrame([environment(record) for record in _started(records)])
+    facts = pd.DataFrame([environment(record.environment) for record in _started(records)])
     first = next(iter(_started(judged[baseline])), None)
     return Provenance(
         seeds=tuple(sorted({record.seed for own in judged.values() for record in own})),

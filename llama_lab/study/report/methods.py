@@ -302,7 +302,7 @@ def _statistics(result: Result) -> list[Sentence]:
 
 
 def _hardware(result: Result, runs: Sequence[Record]) -> list[Sentence]:
-    environments = [environment(record) for record in runs]
+    environments = [environment(record.environment) for record in runs]
 
     def facts(*names: str) -> str:
         """`device cpu, precision 32-true`."""

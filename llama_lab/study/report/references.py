@@ -91,7 +91,7 @@ SOURCES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl"), "radford2019gpt2"),
         **dict.fromkeys(("llama_7b", "llama_13b", "llama_33b", "llama_65b"), "touvron2023llama"),
         **dict.fromkeys(("llama3_8b", "llama3_70b", "llama3_405b"), "grattafiori2024llama3"),
-        **dict.fromkeys((f"pythia_{size}" for size in "70m 160m 410m 1b 1b4 6b9".split()), "biderman2023pythia"),
+        **dict.fromkeys((f"pythia_{n}" for n in ("70m", "160m", "410m", "1b", "1b4", "6b9")), "biderman2023pythia"),
         **dict.fromkeys(("gemma2_2b", "gemma2_9b"), "gemma2024two"),
         "bloom_7b": "lescao2022bloom",
         "falcon_7b": "almazrouei2023falcon",

@@ -105,13 +105,24 @@ def prepare(plan: Plan, judged: Sequence[PlannedRun], overwrite: bool, tried: Co
     """
     known = {run.member.folder for run in judged}
     early = [run for run in plan.runs if run.member.folder not in known and is_run(run.run.folder.path)]
-    if early and not overwrite:
-        raise ConfigError(early_message(early, plan))
+    if early and not overwrite:  # further tuning may change their learning rates
+        raise ConfigError(
+            f"study.learning_rates: {count(len(early), 'run')} of {plan.folder}, such as {early[0].member.folder}, "
+            f"took their rates from fewer tuning runs; give the same study.learning_rates and study.extend_rates, "
+            f"another name=, or retrain those whose rate changes with study.overwrite=true"
+        )
     runs = [run for run in (*plan.tuning, *judged) if run.member.folder not in tried]
     statuses = {run.member.folder: status_of(run, plan) for run in runs}
     changed = [run for run in runs if statuses[run.member.folder] == "changed"]
     if changed and not overwrite:
-        raise ConfigError(changed_message(changed, plan))
+        run = changed[0].run
+        keys = run.folder.changed_keys(run.cfg, CHANGEABLE) or [("data, tokenizer or precision", "another", "this")]
+        key, old, new = keys[0]
+        raise ConfigError(
+            f"{key}={new}: {len(changed)} runs of {plan.folder} are not what the study now asks for, such as "
+            f"{changed[0].member.folder} with {key}={old}; give the same settings, another name=, or retrain them with "
+            f"study.overwrite=true"
+        )
     command = shlex.join(["python", *sys.argv])
     notes = (*plan.study.notes, *unlisted_notes(plan))
     replace(plan.study, command=command, notes=notes, looks=looks(plan)).save(plan.folder)
@@ -124,27 +135,6 @@ def prepare(plan: Plan, judged: Sequence[PlannedRun], overwrite: bool, tried: Co
         if statuses[run.member.folder] == "failed":  # progress counts the runs that this command has ended
             run.run.folder.write_status("interrupted", "failed before, and waits to be trained again")
     return waiting
-
-
-def early_message(early: Sequence[PlannedRun], plan: Plan) -> str:
-    """The error for judged runs whose learning rate further tuning may change."""
-    return (
-        f"study.learning_rates: {count(len(early), 'run')} of {plan.folder}, such as {early[0].member.folder}, took "
-        f"their rates from fewer tuning runs; give the same study.learning_rates and study.extend_rates, another "
-        f"name=, or retrain those whose rate changes with study.overwrite=true"
-    )
-
-
-def changed_message(changed: Sequence[PlannedRun], plan: Plan) -> str:
-    """The error for runs whose settings are no longer those of the study."""
-    run = changed[0].run
-    keys = run.folder.changed_keys(run.cfg, CHANGEABLE)
-    key, old, new = keys[0] if keys else ("data, tokenizer or precision", "another", "this")
-    return (
-        f"{key}={new}: {len(changed)} runs of {plan.folder} are not what the study now asks for, such as "
-        f"{changed[0].member.folder} with {key}={old}; give the same settings, another name=, or retrain them with "
-        f"study.overwrite=true"
-    )
 
 
 def refuse_old_grid(plan: Plan) -> None:

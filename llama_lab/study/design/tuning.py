@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from llama_lab.runs.folder import CHANGEABLE
 from llama_lab.runs.record import is_run
@@ -14,11 +13,9 @@ from .plan import Plan, PlannedRun, by_seed, plan_run, plan_tuning
 
 MOST_EXTENSIONS = 6  # of one grid; the report says if the best rate is still at its edge
 
-PlannedStatus = Literal["missing", "unfinished", "changed", "failed", "done", "diverged"]
 
-
-def status_of(planned: PlannedRun, plan: Plan) -> PlannedStatus:
-    """The status of a planned run's folder; "changed" if its settings or data are not those of the plan."""
+def status_of(planned: PlannedRun, plan: Plan) -> str:
+    """Missing, unfinished, failed, done, diverged, or changed if the run has other settings or data than the plan."""
     folder = planned.run.folder
     status = folder.status
     if status is None or not is_run(folder.path):
@@ -30,8 +27,7 @@ def status_of(planned: PlannedRun, plan: Plan) -> PlannedStatus:
     then = Environment.load(folder.path)
     if folder.changed_keys(planned.run.cfg, CHANGEABLE) or any(getattr(then, key) != now[key] for key in now):
         return "changed"
-    known: dict[str, PlannedStatus] = {"done": "done", "diverged": "diverged", "failed": "failed"}
-    return known.get(status.status, "unfinished")
+    return status.status if ended or status.status == "failed" else "unfinished"
 
 
 def resolve_rates(plan: Plan) -> tuple[Plan, list[PlannedRun]]:

@@ -103,12 +103,13 @@ def _columns(name: str, found: Estimate | None, *parts: str) -> dict[str, Any]:
     return {f"{name}_{part}": getattr(found, part, None) for part in parts}
 
 
-def _comparison_columns(name: str, comparison: Comparison | None) -> dict[str, Any]:
-    fewest, most = (comparison and comparison.seeds_needed) or (None, None)
+def _comparison_columns(name: str, c: Comparison | None) -> dict[str, Any]:
+    against, nats, bits, needed = (c.against, c.nats, c.bits, c.seeds_needed) if c else (None,) * 4
+    fewest, most = needed or (None, None)
     return {
-        f"{name}_arm": comparison and comparison.against,
-        **_columns(f"to_{name}_nats", comparison and comparison.nats, "n", *ESTIMATE, "p"),
-        **_columns(f"to_{name}_bits", comparison and comparison.bits, "n", *ESTIMATE, "p"),
+        f"{name}_arm": against,
+        **_columns(f"to_{name}_nats", nats, "n", *ESTIMATE, "p"),
+        **_columns(f"to_{name}_bits", bits, "n", *ESTIMATE, "p"),
         f"to_{name}_seeds_needed_from": fewest,
         f"to_{name}_seeds_needed_to": most,
     }

@@ -69,7 +69,7 @@ def _arms(result: Result) -> Table:
         "Loss": lambda arm: (
             fmt.plus_minus(loss.mean, loss.low, loss.high) if (loss := arm.judged(result.metric)) else fmt.UNKNOWN
         ),
-        f"Difference to {reference}": lambda arm: _text(arm.comparison and arm.comparison.change),
+        f"Difference to {reference}": lambda arm: _text(arm.comparison.change if arm.comparison else None),
         "Verdict": lambda arm: arm.verdict,
         "KV cache per token": lambda arm: fmt.in_bytes(arm.costs.get("kv_cache/bytes_per_token")),
     }

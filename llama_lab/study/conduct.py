@@ -43,12 +43,12 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=study_job, config=cfg)
     site = getattr(launcher, "site", None)  # of our launchers
     plan = plan_study(command, Composer(context.config_loader, command.shared), site)
-    print_plan(plan, timed=command.dry_run)
-    if command.dry_run:
+    print_plan(plan, timed=cfg.study.dry_run)
+    if cfg.study.dry_run:
         return
     with held(plan.folder):
-        plan, results = train_all(plan, launcher, command.overwrite)
-        if command.measure_speed:
+        plan, results = train_all(plan, launcher, cfg.study.overwrite)
+        if cfg.study.measure_speed:
             measure(plan, launcher)
         # Imported after the runs, and not by each of them: SciPy and Plotly take a second.
         from llama_lab.study.report.write import log_report, write_report

@@ -204,6 +204,14 @@ def ladder() -> Result:
     return result(LADDER)
 
 
+def without_cache(name: str) -> Result:
+    """The ladder, with one arm that keeps no state."""
+    found = ladder()
+    nothing = {"kv_cache/bytes_per_token": 0, "kv_cache/bytes": 0}
+    arms = (replace(arm, costs=arm.costs | nothing) if arm.name == name else arm for arm in found.arms)
+    return replace(found, arms=tuple(arms))
+
+
 def warned() -> Result:
     """The ladder, with things to be warned of."""
     found = ladder()

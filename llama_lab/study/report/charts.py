@@ -151,15 +151,7 @@ def differences(rows: Sequence[Finding], title: str, axis: str) -> go.Figure:
     points = go.Scatter(
         x=means,
         y=list(range(len(rows))),
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": [high - mean for (_, high), mean in zip(ends, means, strict=True)],
-            "arrayminus": [mean - low for (low, _), mean in zip(ends, means, strict=True)],
-            "thickness": 1.5,
-            "width": 4,
-            "color": INK,
-        },
+        error_x=_bars(means, ends, INK),
         mode="markers",
         marker={"size": 11, "color": fills, "line": {"width": 2, "color": colours}, "symbol": symbols},
         text=[escape(in_words(row)) for row in rows],
@@ -562,15 +554,20 @@ def _over_context(result: Result, found: Views, title: str, y: str) -> go.Figure
 def _means(arm: str, style: Style, found: Points) -> go.Scatter:
     """An arm's means, each with a bar from low to high, which has no length without an interval."""
     points = sorted(((x, one) for x, one in found if one and math.isfinite(one.mean)), key=lambda point: point[0])
-    means = [one for _, one in points]
-    up = [one.high - one.mean if math.isfinite(one.high) else 0 for one in means]
-    down = [one.mean - one.low if math.isfinite(one.low) else 0 for one in means]
-    bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.5, "width": 4}
-    return _line(arm, style, [x for x, _ in points], [one.mean for one in means]).update(
-        error_y={**bars, "color": style.colour},
+    means = [one.mean for _, one in points]
+    ends = [(one.low, one.high) if math.isfinite(one.high - one.low) else (one.mean, one.mean) for _, one in points]
+    return _line(arm, style, [x for x, _ in points], means).update(
+        error_y=_bars(means, ends, style.colour),
         marker={"size": 9, "maxdisplayed": 0},
-        text=[fmt.with_interval(one.mean, one.low, one.high) for one in means],
+        text=[fmt.with_interval(one.mean, one.low, one.high) for _, one in points],
     )
+
+
+def _bars(means: list[float], ends: list[tuple[float, float]], colour: str) -> dict[str, Any]:
+    up = [high - mean for (_, high), mean in zip(ends, means, strict=True)]
+    down = [mean - low for (low, _), mean in zip(ends, means, strict=True)]
+    bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.5, "width": 4}
+    return {**bars, "color": colour}
 
 
 def _marks(arm: str, x: list[float], y: list[float], marker: dict[str, Any], hover: str) -> go.Scatter:

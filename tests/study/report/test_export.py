@@ -329,6 +329,12 @@ def test_arms_look_as_in_the_report() -> None:
     assert colours == [look.colour for look in figures.charts.styles(ladder).values()]
 
 
+def test_an_arm_without_a_cache_is_at_the_left_edge_of_the_figure_of_caches() -> None:
+    (panel,) = drawn(results.without_cache("ffn=swiglu"))["kv_cache_front"].axes
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["0 B", "1 KiB", "2 KiB"]
+    assert 512 in {bars.lines[0].get_xdata()[0] for bars in panel.containers}
+
+
 def test_a_factorial_has_an_interaction_plot_of_the_means_of_its_cells() -> None:
     (panel,) = drawn(results.factorial())["interactions"].axes
     lines = {line.get_label(): list(line.get_ydata()) for line in panel.get_lines()}

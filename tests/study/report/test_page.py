@@ -518,6 +518,16 @@ def test_a_difference_is_hollow_exactly_where_it_is_not_significant() -> None:
     assert [row.change.significant for row in rows] == [False, True, True, True, True, True]
 
 
+def test_an_arm_without_a_cache_is_at_the_left_edge_of_the_chart_of_caches() -> None:
+    figure = charts.kv_cache_front(results.without_cache("ffn=swiglu"))
+    places = {trace.name: (trace.x[0], trace.customdata[0]) for trace in figure.data if trace.name}
+    assert places.pop("ffn=swiglu") == (512, "0 B")
+    assert {shown for _, shown in places.values()} == {"1 KiB", "2 KiB"}
+    axis = figure.layout.xaxis
+    assert dict(zip(axis.tickvals, axis.ticktext, strict=True)) == {512: "0 B", 1024: "1 KiB", 2048: "2 KiB"}
+    assert 10 ** axis.range[0] < 512
+
+
 @pytest.mark.parametrize(
     "draw",
     [

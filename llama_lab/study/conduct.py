@@ -115,8 +115,8 @@ def prepare(plan: Plan, judged: Sequence[PlannedRun], overwrite: bool, tried: Co
     statuses = {run.member.folder: status_of(run, plan) for run in runs}
     changed = [run for run in runs if statuses[run.member.folder] == "changed"]
     if changed and not overwrite:
-        run = changed[0].run
-        keys = run.folder.changed_keys(run.cfg, CHANGEABLE) or [("data, tokenizer or precision", "another", "this")]
+        first = changed[0].run
+        keys = first.folder.changed_keys(first.cfg, CHANGEABLE) or [("data, tokenizer or precision", "another", "this")]
         key, old, new = keys[0]
         raise ConfigError(
             f"{key}={new}: {len(changed)} runs of {plan.folder} are not what the study now asks for, such as "

@@ -215,15 +215,11 @@ class Recipes:
         """The base and the target."""
         if self.base == self.target:
             raise ConfigError(f"study.target={self.target}: is the same as study.base")
+        arms = []
         for key, recipe in (("base", self.base), ("target", self.target)):
             choices_of(recipe, key, configs)
-        return Variants(
-            tuple(
-                Arm(name, {"arch": name}, overrides=(f"arch={name}",), reference=self.base)
-                for name in (self.base, self.target)
-            ),
-            title=f"{self.target} compared with {self.base}",
-        )
+            arms.append(Arm(recipe, {"arch": recipe}, overrides=(f"arch={recipe}",), reference=self.base))
+        return Variants(tuple(arms), title=f"{self.target} compared with {self.base}")
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,8 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     runs = _read(study, folder)
     of_arm = {arm.name: runs[runs["arm"] == arm.name] for arm in study.arms}
     records: list[Record] = runs["record"].tolist()
-    metric = _metric(records)
+    tokens = {(r.environment.tokenizer_hash, r.environment.data_hash) for r in _started(records)}
+    metric: Metric = "val/loss" if len(tokens) < 2 else "val/bits_per_byte"  # nats of other tokens mean something else
     rates = tuple(_learning_rates(name, own) for name, own in of_arm.items() if _is_swept(own))
     judged: Judged = {name: _judged(own)["record"].tolist() for name, own in of_arm.items()}
     losses = {unit: final_losses(judged, unit) for unit in METRICS}
@@ -138,12 +139,6 @@ def _read(study: Study, folder: Path) -> pd.DataFrame:
         rows.append((arm, member.learning_rate, member.tunes, record.status, loss, record))
     runs = pd.DataFrame(rows, columns=["arm", "rate", "tunes", "status", "loss", "record"])
     return runs.astype({"rate": float, "tunes": float})
-
-
-def _metric(records: Sequence[Record]) -> Metric:
-    """Nats per token are comparable only between runs on the same tokens."""
-    tokens = {(r.environment.tokenizer_hash, r.environment.data_hash) for r in records if r.status != MISSING}
-    return "val/loss" if len(tokens) < 2 else "val/bits_per_byte"
 
 
 # --- learning rates of an arm ---

@@ -3,8 +3,9 @@
 import shlex
 import sys
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import cache, partial
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -70,8 +71,9 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
     refuse_old_grid(plan)
     results: list[tuple[PlannedRun, JobReturn]] = []
     while True:
-        plan, judged = resolve_rates(plan)
-        waiting = prepare(plan, judged, overwrite, tried={run.member.folder for run, _ in results})
+        status = cache(partial(status_of, dataset=plan.dataset))  # reads each folder once before every launch
+        plan, judged = resolve_rates(plan, status)
+        waiting = prepare(plan, judged, status, overwrite, tried={run.member.folder for run, _ in results})
         if not waiting:
             return plan, results
         if hasattr(launcher, "launch_planned"):
@@ -97,11 +99,18 @@ def measure(plan: Plan, launcher: Launcher) -> None:
         sys.stderr.write(f"failed: the arms' speeds could not be measured: {result._return_value}\n")
 
 
-def prepare(plan: Plan, judged: Sequence[PlannedRun], overwrite: bool, tried: Collection[str]) -> list[PlannedRun]:
+def prepare(
+    plan: Plan,
+    judged: Sequence[PlannedRun],
+    status: Callable[[PlannedRun], str],
+    overwrite: bool,
+    tried: Collection[str],
+) -> list[PlannedRun]:
     """Write study.yaml, and return the runs to train now, after clearing the folders of those that changed.
 
-    judged: the judged runs whose learning rate is known. tried: folders of runs that this command has started already,
-    which are not retried after a crash. Raises ConfigError for runs whose settings have changed, unless `overwrite`.
+    judged: the judged runs whose learning rate is known. status: of a run before anything is cleared, see `status_of`.
+    tried: folders of runs that this command has started already, which are not retried after a crash. Raises
+    ConfigError for runs whose settings have changed, unless `overwrite`.
     """
     known = {run.member.folder for run in judged}
     early = [run for run in plan.runs if run.member.folder not in known and is_run(run.run.folder.path)]
@@ -112,8 +121,7 @@ def prepare(plan: Plan, judged: Sequence[PlannedRun], overwrite: bool, tried: Co
             f"another name=, or retrain those whose rate changes with study.overwrite=true"
         )
     runs = [run for run in (*plan.tuning, *judged) if run.member.folder not in tried]
-    statuses = {run.member.folder: status_of(run, plan) for run in runs}
-    changed = [run for run in runs if statuses[run.member.folder] == "changed"]
+    changed = [run for run in runs if status(run) == "changed"]
     if changed and not overwrite:
         first = changed[0].run
         keys = first.folder.changed_keys(first.cfg, CHANGEABLE) or [("data, tokenizer or precision", "another", "this")]
@@ -128,11 +136,11 @@ def prepare(plan: Plan, judged: Sequence[PlannedRun], overwrite: bool, tried: Co
     replace(plan.study, command=command, notes=notes, looks=looks(plan)).save(plan.folder)
     for run in changed:
         run.run.folder.clear()
-    waiting = [run for run in runs if statuses[run.member.folder] not in ("done", "diverged")]
+    waiting = [run for run in runs if status(run) not in ("done", "diverged")]
     if waiting:
         (plan.folder / StudySpeed.FILE).unlink(missing_ok=True)  # measured with other arms, or other settings
     for run in runs:
-        if statuses[run.member.folder] == "failed":  # progress counts the runs that this command has ended
+        if status(run) == "failed":  # progress counts the runs that this command has ended
             run.run.folder.write_status("interrupted", "failed before, and waits to be trained again")
     return waiting
 

@@ -30,7 +30,7 @@ from .designs import Variants
 from .matching import match_width
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlannedRun:
     """A run, and its entry in study.yaml."""
 

@@ -19,7 +19,7 @@ from plotly.subplots import make_subplots
 from llama_lab import formatting as fmt
 from llama_lab.study.statistics import Estimate, PairedDifference, term_name
 
-from .result import Curve, DifferenceCurve, Finding, Interaction, Result, Speed, Spread
+from .result import Curve, DifferenceCurve, Finding, Interaction, Result, Spread
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is invisible on white.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
@@ -40,14 +40,6 @@ LATE: dict[str, Any] = {  # ranges of the loss axis of curves
 }
 TITLE = {"font": {"size": 15}, "x": 0, "xref": "container", "y": 1, "yref": "container", "yanchor": "top"}
 TITLE |= {"pad": {"t": 12}}
-LABEL = {
-    "x": 0,
-    "xref": "paper",
-    "xanchor": "left",
-    "yshift": 15,
-    "showarrow": False,
-    "bgcolor": "rgba(255,255,255,0.8)",
-}
 
 ROW_HEIGHT, LOW_ROW_HEIGHT, MOST_HIGH_ROWS = 44, 32, 8
 SQUEEZED = 5.0  # an interval so many times longer than the next one is cut off at the axis's end
@@ -55,10 +47,7 @@ MOST_LINES = 6  # that a chart opens with
 MOST_BANDS = 4
 MOST_PANELS = 6
 LABEL_LENGTH = 34  # characters, for the width of a phone
-KV_CACHE: dict[str, Callable[[Speed], Spread | None]] = {
-    "used": lambda speed: speed.decode,
-    "not used": lambda speed: speed.uncached,
-}
+KV_CACHE = {"used": "decode", "not used": "uncached"}  # parts of a Speed
 Points = Iterable[tuple[float, Estimate | Spread | None]]
 Views = Mapping[tuple[str, ...], Mapping[str, Points]]  # the points of each arm, for each view of a chart
 LOSS = {"val/loss": "validation loss", "val/bits_per_byte": "validation loss", "train/loss": "training loss"}
@@ -159,7 +148,8 @@ def differences(rows: Sequence[Finding], title: str, axis: str) -> go.Figure:
     )
     shared = set.intersection(*(set(row.name.split(",")) for row in rows)) if rows else set()
     height = ROW_HEIGHT if len(rows) <= MOST_HIGH_ROWS else LOW_ROW_HEIGHT
-    lift = {**LABEL, "yshift": height / 3 + 3}
+    lift = {"x": 0, "xref": "paper", "xanchor": "left", "yshift": height / 3 + 3, "showarrow": False}
+    lift |= {"bgcolor": "rgba(255,255,255,0.8)"}
     labels = [{**lift, "text": _label(row, shared, least), "y": i} for i, row in enumerate(rows)]
     right = {**lift, "x": 1, "xanchor": "right", "bgcolor": "rgba(0,0,0,0)"}
     beyond = [(i, one) for i, one in enumerate(found) if one.ends[1] > most]
@@ -299,11 +289,11 @@ def decoding_speeds(result: Result) -> go.Figure:
     batch_sizes = sorted({speed.batch_size for arm in result.inference for speed in arm.speeds})
     found: Views = {
         (fmt.count(batch_size, "sequence"), use): {
-            arm.arm: [(speed.context, spread(speed)) for speed in arm.speeds if speed.batch_size == batch_size]
+            arm.arm: [(speed.context, getattr(speed, part)) for speed in arm.speeds if speed.batch_size == batch_size]
             for arm in result.inference
         }
         for batch_size in batch_sizes
-        for use, spread in KV_CACHE.items()
+        for use, part in KV_CACHE.items()
     }
     figure = _over_context(result, found, "Decoding speed", "tokens per second")
     figure.update_traces(hovertemplate="%{fullData.name}<br>%{y:,.3~f} tokens per second at %{x:,}<extra></extra>")

@@ -39,8 +39,8 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
 
     Raises ConfigError before anything trains if an arm cannot be trained, or the study has changed since its runs.
     """
-    default_recipe = Composer(context.config_loader, ()).choices()["arch"]
-    command = read_command(cfg.copy(), arguments, default_recipe)
+    _, defaults = Composer(context.config_loader, ()).compose()
+    command = read_command(cfg.copy(), arguments, defaults["arch"])
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=study_job, config=cfg)
     site = getattr(launcher, "site", None)  # of our launchers
     plan = plan_study(command, Composer(context.config_loader, command.shared), site)

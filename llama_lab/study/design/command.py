@@ -195,14 +195,6 @@ class Composer:
             ) from None
         return run_config(cfg, dict(cfg.hydra.runtime.choices))
 
-    def config(self, *overrides: str) -> DictConfig:
-        """The config of a run."""
-        return self.compose(*overrides)[0]
-
-    def choices(self, *overrides: str) -> dict[str, Any]:
-        """The option of every group in a run."""
-        return self.compose(*overrides)[1]
-
 
 def run_config(cfg: DictConfig, choices: dict[str, Any]) -> tuple[DictConfig, dict[str, Any]]:
     """A run's config and choices, without Hydra's node and the study."""

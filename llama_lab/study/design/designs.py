@@ -6,7 +6,7 @@ Each design is a class and an option in `conf/study/`. To add one, write a class
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Protocol
+from typing import Any, Protocol
 
 from omegaconf import DictConfig
 
@@ -35,11 +35,8 @@ class Configs(Protocol):
     def recipes(self) -> list[str]:
         """The names of the recipes."""
 
-    def config(self, *overrides: str) -> DictConfig:
-        """The config with these overrides."""
-
-    def choices(self, *overrides: str) -> dict[str, str]:
-        """The option of every group with these overrides."""
+    def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
+        """The config with these overrides, and its option of every group."""
 
 
 class Design(Protocol):
@@ -78,14 +75,14 @@ class Line:
         return Variants(tuple(arms), self.notes, title)
 
 
-def choices_of(recipe: str, key: str, configs: Configs) -> dict[str, str]:
-    """The options of a recipe. Raises ConfigError if there is no such recipe."""
+def compose_recipe(recipe: str, key: str, configs: Configs) -> tuple[DictConfig, dict[str, Any]]:
+    """The config of a recipe, and its options. Raises ConfigError if there is no such recipe."""
     known = configs.recipes()
     if recipe not in known:
         raise ConfigError(
             f"study.{key}={recipe}: no such recipe{suggestion(recipe, known)}; choose {' | '.join(known)}"
         )
-    return configs.choices(f"arch={recipe}")
+    return configs.compose(f"arch={recipe}")
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ class AlongLine:
     def line(self, configs: Configs) -> Line:
         """The line between the two recipes. Raises ConfigError."""
         base, target = self.base, self.target
-        ours, theirs = choices_of(base, "base", configs), choices_of(target, "target", configs)
+        (_, ours), (_, theirs) = compose_recipe(base, "base", configs), compose_recipe(target, "target", configs)
         differ = {axis: (ours[axis], theirs[axis]) for axis in COMPONENTS if ours[axis] != theirs[axis]}
         asked = list(differ if self.axes is None else self.axes)
         if self.axes is not None and not asked:
@@ -217,7 +214,7 @@ class Recipes:
             raise ConfigError(f"study.target={self.target}: is the same as study.base")
         arms = []
         for key, recipe in (("base", self.base), ("target", self.target)):
-            choices_of(recipe, key, configs)
+            compose_recipe(recipe, key, configs)
             arms.append(Arm(recipe, {"arch": recipe}, overrides=(f"arch={recipe}",), reference=self.base))
         return Variants(tuple(arms), title=f"{self.target} compared with {self.base}")
 
@@ -235,8 +232,7 @@ class KVHeads:
 
     def variants(self, configs: Configs) -> Variants:
         """An arm per number, in descending order."""
-        choices_of(self.base, "base", configs)
-        model = configs.config(f"arch={self.base}").model
+        model = compose_recipe(self.base, "base", configs)[0].model
         if not model.attention._target_.endswith(".GroupedQueryAttention"):
             raise ConfigError(
                 f"study.base={self.base}: its attention has a fixed number of key and value heads; add attention=gqa"
@@ -274,7 +270,7 @@ class Depth:
 
     def variants(self, configs: Configs) -> Variants:
         """An arm per depth, warm-up and block."""
-        choices_of(self.base, "base", configs)
+        compose_recipe(self.base, "base", configs)
         check_levels("blocks", self.blocks, str)
         check_levels("depths", self.depths, int)
         check_levels("warmups", self.warmups, float)
@@ -312,7 +308,7 @@ class Context:
 
     def variants(self, configs: Configs) -> Variants:
         """An arm per position encoding."""
-        choices_of(self.base, "base", configs)
+        compose_recipe(self.base, "base", configs)
         check_levels("positions", self.positions, str)
         check_levels("lengths", self.lengths, float)
         lengths = f"train.eval_lengths=[{','.join(f'{length:g}' for length in self.lengths)}]"

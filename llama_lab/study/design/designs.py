@@ -148,8 +148,7 @@ class LeaveOneOut(AlongLine):
         """The target, then an arm per axis."""
         line = self.line(configs)
         kept = {f"{self.target}-{line.label(axis)}": line.axes.keys() - {axis} for axis in line.axes}
-        whole = {self.target: line.axes.keys()}
-        return line.variants(whole | kept, f"What each part of {self.target} does for it")
+        return line.variants({self.target: set(line.axes), **kept}, f"What each part of {self.target} does for it")
 
 
 @dataclass(frozen=True)

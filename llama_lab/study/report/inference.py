@@ -16,7 +16,8 @@ TIMED = ("prefill", "decode", "uncached")
 
 def inference(arm: str, records: Sequence[Record]) -> Inference | None:
     """The measurements that all evaluated records have in common; None without any."""
-    speeds = tuple(_speed(*key, rows) for key, rows in _shared(records, "speed", ["batch_size", "context"]))
+    measured = _shared(records, "speed", ["batch_size", "context"])
+    speeds = tuple(_speed(batch_size, context, rows) for (batch_size, context), rows in measured)
     caches = _shared(records, "cache", ["batch_size", "dtype", "context"])
     # The cache of a batch is divided by its size: the smallest batch is the closest to one sequence.
     smallest = min((batch_size for (batch_size, *_), _ in caches), default=0)

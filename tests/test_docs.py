@@ -74,8 +74,8 @@ def check_train(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
         cfg = compose("config", overrides=overrides, return_hydra_config=True)
         choices = dict(cfg.hydra.runtime.choices)
         if choices["study"]:
-            recipe = Composer(GlobalHydra.instance().config_loader(), ()).choices()["arch"]
-            read_command(cfg, [o for o in overrides if not override_key(o).startswith("hydra")], recipe)
+            _, defaults = Composer(GlobalHydra.instance().config_loader(), ()).compose()
+            read_command(cfg, [o for o in overrides if not override_key(o).startswith("hydra")], defaults["arch"])
         else:
             check_job(without(cfg, "hydra"), choices)
             if not given.multirun:

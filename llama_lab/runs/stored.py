@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from llama_lab.errors import ConfigError, first_line
 from llama_lab.files import replacing
@@ -69,10 +69,12 @@ def from_json(kind: type[T], content: Any) -> T:
 
 
 def _value(kind: Any, value: Any) -> Any:
-    """A field's value; its type may be a dataclass, a list of one, or one or None."""
+    """A field's value; its type may be a dataclass, a list or dict of one, or one or None."""
     nested: Any = next((part for part in (kind, *get_args(kind)) if is_dataclass(part)), None)
     if nested is None or value is None:
         return value
+    if get_origin(kind) is dict:
+        return {key: from_json(nested, one) for key, one in value.items()}
     return [from_json(nested, one) for one in value] if isinstance(value, list) else from_json(nested, value)
 
 

@@ -3,8 +3,9 @@
 import shlex
 import sys
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import cache, partial
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -29,8 +30,7 @@ from llama_lab.training.train import train
 
 from .measure import finished_run, measure_study
 from .progress import StudyProgress
-from .speed import FILE as SPEED
-from .speed import StudySpeed
+from .speed import StudySpeed, measured_speed
 from .study import FILE, SUMMARY, Study
 
 
@@ -39,17 +39,17 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
 
     Raises ConfigError before anything trains if an arm cannot be trained, or the study has changed since its runs.
     """
-    default_recipe = Composer(context.config_loader, ()).choices()["arch"]
-    command = read_command(cfg.copy(), arguments, default_recipe)
+    _, defaults = Composer(context.config_loader, ()).compose()
+    command = read_command(cfg.copy(), arguments, defaults["arch"])
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=study_job, config=cfg)
     site = getattr(launcher, "site", None)  # of our launchers
     plan = plan_study(command, Composer(context.config_loader, command.shared), site)
-    print_plan(plan, timed=command.dry_run)
-    if command.dry_run:
+    print_plan(plan, timed=cfg.study.dry_run)
+    if cfg.study.dry_run:
         return
     with locked(plan.folder):
-        plan, results = train_all(plan, launcher, command.overwrite)
-        if command.measure_speed:
+        plan, results = train_all(plan, launcher, cfg.study.overwrite)
+        if cfg.study.measure_speed:
             measure(plan, launcher)
         # Imported after the runs, and not by each of them: SciPy and Plotly take a second.
         from llama_lab.study.report.write import log_report, write_report
@@ -71,8 +71,9 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
     refuse_old_grid(plan)
     results: list[tuple[PlannedRun, JobReturn]] = []
     while True:
-        plan, judged = resolve_rates(plan)
-        waiting = prepare(plan, judged, overwrite, tried={run.member.folder for run, _ in results})
+        status = cache(partial(status_of, dataset=plan.dataset))  # reads each folder once before every launch
+        plan, judged = resolve_rates(plan, status)
+        waiting = prepare(plan, judged, status, overwrite, tried={run.member.folder for run, _ in results})
         if not waiting:
             return plan, results
         if hasattr(launcher, "launch_planned"):
@@ -84,7 +85,7 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
 
 def measure(plan: Plan, launcher: Launcher) -> None:
     """Measure the arms' speeds through the launcher, unless that was done since the last run; print a failure."""
-    measured = StudySpeed.load(plan.folder)
+    measured = measured_speed(plan.folder)
     finished = {arm.name for arm in plan.study.arms if finished_run(arm, plan.folder)}
     if not finished or (measured and measured.arms.keys() == finished):
         return
@@ -98,54 +99,50 @@ def measure(plan: Plan, launcher: Launcher) -> None:
         sys.stderr.write(f"failed: the arms' speeds could not be measured: {result._return_value}\n")
 
 
-def prepare(plan: Plan, judged: Sequence[PlannedRun], overwrite: bool, tried: Collection[str]) -> list[PlannedRun]:
+def prepare(
+    plan: Plan,
+    judged: Sequence[PlannedRun],
+    status: Callable[[PlannedRun], str],
+    overwrite: bool,
+    tried: Collection[str],
+) -> list[PlannedRun]:
     """Write study.yaml, and return the runs to train now, after clearing the folders of those that changed.
 
-    judged: the judged runs whose learning rate is known. tried: folders of runs that this command has started already,
-    which are not retried after a crash. Raises ConfigError for runs whose settings have changed, unless `overwrite`.
+    judged: the judged runs whose learning rate is known. status: of a run before anything is cleared, see `status_of`.
+    tried: folders of runs that this command has started already, which are not retried after a crash. Raises
+    ConfigError for runs whose settings have changed, unless `overwrite`.
     """
     known = {run.member.folder for run in judged}
     early = [run for run in plan.runs if run.member.folder not in known and is_run(run.run.folder.path)]
-    if early and not overwrite:
-        raise ConfigError(early_message(early, plan))
+    if early and not overwrite:  # further tuning may change their learning rates
+        raise ConfigError(
+            f"study.learning_rates: {count(len(early), 'run')} of {plan.folder}, such as {early[0].member.folder}, "
+            f"took their rates from fewer tuning runs; give the same study.learning_rates and study.extend_rates, "
+            f"another name=, or retrain those whose rate changes with study.overwrite=true"
+        )
     runs = [run for run in (*plan.tuning, *judged) if run.member.folder not in tried]
-    statuses = {run.member.folder: status_of(run, plan) for run in runs}
-    changed = [run for run in runs if statuses[run.member.folder] == "changed"]
+    changed = [run for run in runs if status(run) == "changed"]
     if changed and not overwrite:
-        raise ConfigError(changed_message(changed, plan))
+        first = changed[0].run
+        keys = first.folder.changed_keys(first.cfg, CHANGEABLE) or [("data, tokenizer or precision", "another", "this")]
+        key, old, new = keys[0]
+        raise ConfigError(
+            f"{key}={new}: {len(changed)} runs of {plan.folder} are not what the study now asks for, such as "
+            f"{changed[0].member.folder} with {key}={old}; give the same settings, another name=, or retrain them with "
+            f"study.overwrite=true"
+        )
     command = shlex.join(["python", *sys.argv])
     notes = (*plan.study.notes, *unlisted_notes(plan))
     replace(plan.study, command=command, notes=notes, looks=looks(plan)).save(plan.folder)
     for run in changed:
         run.run.folder.clear()
-    waiting = [run for run in runs if statuses[run.member.folder] not in ("done", "diverged")]
+    waiting = [run for run in runs if status(run) not in ("done", "diverged")]
     if waiting:
-        (plan.folder / SPEED).unlink(missing_ok=True)  # measured with other arms, or other settings
+        (plan.folder / StudySpeed.FILE).unlink(missing_ok=True)  # measured with other arms, or other settings
     for run in runs:
-        if statuses[run.member.folder] == "failed":  # progress counts the runs that this command has ended
+        if status(run) == "failed":  # progress counts the runs that this command has ended
             run.run.folder.write_status("interrupted", "failed before, and waits to be trained again")
     return waiting
-
-
-def early_message(early: Sequence[PlannedRun], plan: Plan) -> str:
-    """The error for judged runs whose learning rate further tuning may change."""
-    return (
-        f"study.learning_rates: {count(len(early), 'run')} of {plan.folder}, such as {early[0].member.folder}, took "
-        f"their rates from fewer tuning runs; give the same study.learning_rates and study.extend_rates, another "
-        f"name=, or retrain those whose rate changes with study.overwrite=true"
-    )
-
-
-def changed_message(changed: Sequence[PlannedRun], plan: Plan) -> str:
-    """The error for runs whose settings are no longer those of the study."""
-    run = changed[0].run
-    keys = run.folder.changed_keys(run.cfg, CHANGEABLE)
-    key, old, new = keys[0] if keys else ("data, tokenizer or precision", "another", "this")
-    return (
-        f"{key}={new}: {len(changed)} runs of {plan.folder} are not what the study now asks for, such as "
-        f"{changed[0].member.folder} with {key}={old}; give the same settings, another name=, or retrain them with "
-        f"study.overwrite=true"
-    )
 
 
 def refuse_old_grid(plan: Plan) -> None:

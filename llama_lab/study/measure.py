@@ -60,9 +60,8 @@ def measure_study(job: Run) -> None:
         raise KeyboardInterrupt from None
     leave_process_group()
     if current_rank() == 0:
-        hardware, threads = job.hardware, torch.get_num_threads()
-        name, devices, precision = hardware.device_name, hardware.world_size, hardware.precision
-        StudySpeed(name, devices, precision, threads, torch.__version__, arms).save(folder)
+        here, threads = job.hardware, torch.get_num_threads()
+        StudySpeed(here.device_name, here.world_size, here.precision, threads, torch.__version__, arms).save(folder)
 
 
 def finished_run(arm: Arm, folder: Path) -> Path | None:
@@ -84,16 +83,15 @@ def job_of(run: Path, job: Run) -> Run:
 
 def measure_in_turn(jobs: Mapping[str, Run], dataset: TokenDataset) -> dict[str, ArmSpeed]:
     """Measure every arm in every round; decoding on the first rank only."""
-    train: dict[str, list[float]] = {name: [] for name in jobs}
-    decode: dict[str, list[float]] = {name: [] for name in jobs}
+    arms = {name: ArmSpeed([], []) for name in jobs}
     for number in range(ROUNDS):
         for name in alternating(jobs, number):  # a slowdown affects all arms
-            train[name].append(training_speed(jobs[name], dataset))
+            arms[name].train.append(training_speed(jobs[name], dataset))
             if current_rank() == 0:
-                decode[name].append(decoding_speed(jobs[name], dataset))
+                arms[name].decode.append(decoding_speed(jobs[name], dataset))
         if current_rank() == 0:
             print(f"measuring the speed of {len(jobs)} arms in turn: round {number + 1} of {ROUNDS}", flush=True)
-    return {name: ArmSpeed(tuple(train[name]), tuple(decode[name])) for name in jobs}
+    return arms
 
 
 def training_speed(job: Run, dataset: TokenDataset) -> float:

@@ -22,6 +22,7 @@ OWN = (*CHANGEABLE, "name", "arm", "study", "seed", *SEEDS)  # of each run
 MODEL = ("model", "size")
 COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
 WIDTH = "model.hidden_dim"  # solved for by matching
+MATCHED = ("params", "flops")
 RATE = "optim.lr"
 UNSET = "unset"
 
@@ -69,7 +70,7 @@ def different_settings(reference: Record, record: Record, is_swept: bool) -> dic
     options = {group: (theirs.get(group), ours.get(group)) for group in ours if not belongs(group, (*OWN, "hydra"))}
     groups = {group: pair for group, pair in options.items() if pair[0] != pair[1]}
     covered = [key for group in groups for key in GROUPS.get(group, (group,))]
-    keys = [key for key in _keys([reference, record]) if not belongs(key, (*OWN, *_swept(is_swept), *covered))]
+    keys = [key for key in _keys([reference, record]) if not belongs(key, (*_own(is_swept), *covered))]
     pairs = {key: (reference.config.get(key), record.config.get(key)) for key in keys}
     return groups | {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -83,26 +84,33 @@ def planned_settings(axes: Collection[str], match: str, configs: Sequence[DictCo
     values = [flatten(resolved(cfg)) for cfg in configs]
     written = [flatten(OmegaConf.to_container(cfg)) for cfg in configs]
     keys = sorted({key for config in values for key in config})
+
+    def is_varied(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+        return len({text_of(config, key) for config in configs}) > 1
+
     apart = [
         key
         for key in keys
         if not belongs(key, (*OWN, *TEXT))
-        and _is_varied(key, values)
-        and (_movers(key, axes, match, keys) or not _is_varied(key, written))
+        and is_varied(key, values)
+        and (_movers(key, axes, match, keys) or not is_varied(key, written))
     ]
     return [{key: config[key] for key in apart if key in config} for config in values]
 
 
-def _is_varied(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
-    return len({text_of(config, key) for config in configs}) > 1
-
-
 def unequal_settings(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
     """A sentence for every setting that differs between runs but should not."""
-    shared = _shared(study, records, is_swept)
+    axes, planned, own = _axes(study), _planned(study), (*_own(is_swept), *TEXT, "train.tokens")
+    shared = [  # settings that neither an axis nor the study's plan sets
+        key
+        for key in _keys(records)
+        if (key in COMPARED or not belongs(key, (*own, *MODEL)))
+        and key not in planned
+        and not any(_is_named(key, axis) for axis in axes)
+    ]
     for key, values in _different(records, shared).items():
         yield f"{key} differs: {values}."
-    yield from _mixed_arms(study, records, (*shared, *_swept(is_swept)))
+    yield from _mixed_arms(study, records, (*own, *planned, *shared))
     if study.design == "comparison":
         yield from _ungrouped(study, records)
     else:
@@ -114,9 +122,8 @@ def unequal_settings(study: Study, records: Sequence[Record], is_swept: bool) ->
             yield f"{key} differs between the runs of seed {seed}: {values}."
 
 
-def _mixed_arms(study: Study, records: Sequence[Record], others: Sequence[str]) -> Iterator[str]:
+def _mixed_arms(study: Study, records: Sequence[Record], ignored: tuple[str, ...]) -> Iterator[str]:
     """The settings that may differ between arms, but not within one arm, whose runs are averaged."""
-    ignored = (*OWN, *TEXT, "train.tokens", *_planned(study), *others)
     keys = [key for key in _keys(records) if not belongs(key, ignored)]
     for arm in study.arms:
         runs = [record for record in records if record.arm == arm.name]
@@ -133,7 +140,7 @@ def _ungrouped(study: Study, records: Sequence[Record]) -> Iterator[str]:
     others = [group for group in GROUPS if group not in grouped]
     choices = {group: [str(t.environment.choices.get(group, UNSET)) for t in records] for group in others}
     groups = {group: values for group, options in choices.items() if (values := disagreement(records, options))}
-    matched = (WIDTH,) if _is_matched(study.match) else ()
+    matched = (WIDTH,) if study.match in MATCHED else ()
     covered = (*SEEDS, *COMPARED, *matched, *grouped, *_keys_set_by(grouped), *_keys_set_by(groups))
     keys = [key for key in _keys(records) if belongs(key, MODEL) and not belongs(key, covered)]
     if found := groups | _different(records, keys):
@@ -179,7 +186,7 @@ def _off_axis(study: Study, records: Sequence[Record]) -> Iterator[str]:
 
 def _movers(key: str, axes: Collection[str], match: str, keys: Sequence[str]) -> tuple[str, ...]:
     """The axes that may change a setting, directly or through a key that it follows. keys: of all configs."""
-    if key == WIDTH and _is_matched(match):
+    if key == WIDTH and match in MATCHED:
         return tuple(sorted(axes))
     through = {axis for followed in FOLLOWS.get(key, ()) for axis in _movers(followed, axes, match, keys)}
 
@@ -208,12 +215,9 @@ def _planned(study: Study) -> tuple[str, ...]:
     return tuple(sorted({key for arm in study.arms for key in arm.settings or ()}))
 
 
-def _is_matched(match: str) -> bool:
-    return match in ("params", "flops")
-
-
-def _swept(is_swept: bool) -> tuple[str, ...]:
-    return (RATE,) if is_swept else ()
+def _own(is_swept: bool) -> tuple[str, ...]:
+    """The settings of each run. is_swept: whether its learning rate is one."""
+    return (*OWN, RATE) if is_swept else OWN
 
 
 def _keys_set_by(groups: Iterable[str]) -> list[str]:
@@ -222,19 +226,6 @@ def _keys_set_by(groups: Iterable[str]) -> list[str]:
 
 def _keys(records: Sequence[Record]) -> list[str]:
     return sorted({key for record in records for key in record.config})
-
-
-def _shared(study: Study, records: Sequence[Record], is_swept: bool) -> list[str]:
-    """The settings that all arms should share: neither set by an axis nor by the study's plan."""
-    axes, planned = _axes(study), set(_planned(study))
-    ignored = (*OWN, *TEXT, *MODEL, "train.tokens", *_swept(is_swept))
-    return [
-        key
-        for key in _keys(records)
-        if (key in COMPARED or not belongs(key, ignored))
-        and key not in planned
-        and not any(_is_named(key, axis) for axis in axes)
-    ]
 
 
 def _different(records: Sequence[Record], keys: Sequence[str]) -> dict[str, str]:

@@ -1,23 +1,19 @@
 """speed.json: the speeds of a study's arms, measured in turn."""
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Self
+from typing import ClassVar
 
-from llama_lab.files import replacing
-
-FILE = "speed.json"
+from llama_lab.runs.stored import Stored
 
 
 @dataclass(frozen=True)
 class ArmSpeed:
     """Tokens per second in every round: of training, on all devices, and of decoding one sequence, on one device."""
 
-    train: tuple[float, ...]
-    decode: tuple[float, ...]
+    train: list[float]
+    decode: list[float]
 
     @property
     def costs(self) -> dict[str, float]:
@@ -26,26 +22,18 @@ class ArmSpeed:
 
 
 @dataclass(frozen=True)
-class StudySpeed:
+class StudySpeed(Stored):
     """The speeds of a study's arms, and the hardware and software that they were measured with."""
 
+    FILE: ClassVar[str] = "speed.json"
     device: str
     devices: int
     precision: str
     threads: int
     torch: str
-    arms: Mapping[str, ArmSpeed]
+    arms: dict[str, ArmSpeed]
 
-    def save(self, folder: Path) -> None:
-        """Write speed.json atomically."""
-        with replacing(folder / FILE) as fresh:
-            fresh.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
-    @classmethod
-    def load(cls, folder: Path) -> Self | None:
-        """Read speed.json in `folder`; None if there is none."""
-        if not (folder / FILE).exists():
-            return None
-        content = json.loads((folder / FILE).read_text())
-        arms = {name: ArmSpeed(tuple(arm["train"]), tuple(arm["decode"])) for name, arm in content["arms"].items()}
-        return cls(**content | {"arms": arms})
+def measured_speed(folder: Path) -> StudySpeed | None:
+    """The speeds of the study in `folder`; None if they were not measured."""
+    return StudySpeed.load(folder) if (folder / StudySpeed.FILE).exists() else None

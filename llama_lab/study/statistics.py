@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import chdtr, stdtrit
 from statsmodels.stats.power import TTestPower
+
+from llama_lab.formatting import with_interval
 
 LEVEL = 0.05
 POWER = 0.8
@@ -36,9 +39,14 @@ class Estimate:
 
     n: int
     mean: float
-    sd: float
-    low: float
-    high: float
+    sd: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+
+    @property
+    def text(self) -> str:
+        """`3.71 [3.60, 3.82]`; the mean alone without an interval."""
+        return with_interval(self.mean, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class PairedDifference:
+class PairedDifference(Estimate):
     """The mean difference over pairs, with its 95% interval and the two-sided p that agrees with it.
 
     sd: standard deviation of the differences; nan for one pair. low, high, p: from the paired t-test, or from a family
@@ -65,12 +73,22 @@ class PairedDifference:
     are copies of each other, and no evidence.
     """
 
-    n: int
-    mean: float
-    sd: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
     p: float = math.nan
+
+    @property
+    def text(self) -> str:
+        """Like an Estimate's, with signs."""
+        return with_interval(self.mean, self.low, self.high, is_difference=True)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The ends of the interval; the mean twice without one."""
+        return (self.low, self.high) if math.isfinite(self.high - self.low) else (self.mean, self.mean)
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether it has a p."""
+        return not math.isnan(self.p)
 
     @property
     def significant(self) -> bool:
@@ -80,7 +98,7 @@ class PairedDifference:
     @property
     def verdict(self) -> str:
         """`lower` or `higher` if significant, else `not significant` or `not tested`."""
-        if math.isnan(self.p):
+        if not self.is_tested:
             return "not tested"
         return "not significant" if not self.significant else "lower" if self.mean < 0 else "higher"
 
@@ -102,6 +120,7 @@ class Effect:
     axes: tuple[str, ...]
     change: PairedDifference
     aliases: tuple[tuple[str, ...], ...] = ()
+    against: ClassVar[str] = ""  # has no reference arm, unlike a Comparison
 
     @property
     def name(self) -> str:
@@ -118,7 +137,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     """The mean of at least one value, with its t interval, which has no width if all values are equal."""
     n, mean = len(values), float(np.mean(values))
     if n == 1:
-        return Estimate(1, mean, math.nan, math.nan, math.nan)
+        return Estimate(1, mean)
     sd = float(np.std(values, ddof=1))
     if sd == 0:  # SciPy's interval of no width is nan
         return Estimate(n, mean, 0.0, mean, mean)

@@ -35,15 +35,18 @@ class Arm:
     axes: the level of each of the study's axes, such as `{"norm": "rmsnorm"}`. previous: the arm that it is one step
     from, if any. residual: the relative difference to the reference that matching left; None if unmatched.
     settings: the arm's values of the config keys in which the planned arms differ, such as `{"model.norm.eps": 1e-6}`;
-    None if no plan recorded them.
+    None if no plan recorded them. overrides: those that make the arm, in addition to the shared ones. reference: the
+    arm whose size it is matched to; its own name for none. Both are empty if the arm is not of a design.
     """
 
     name: str
     axes: dict[str, str]
-    members: tuple[Member, ...]
+    members: tuple[Member, ...] = ()
     previous: str | None = None
     residual: float | None = None
     settings: dict[str, Any] | None = None
+    overrides: tuple[str, ...] = ()
+    reference: str = ""
 
     @property
     def judged(self) -> tuple[Member, ...]:
@@ -101,5 +104,8 @@ class Study:
     def load(cls, folder: Path) -> Self:
         """Read study.yaml in `folder`."""
         content: Any = OmegaConf.to_container(stored_config(folder / FILE), resolve=True)
-        arms = [arm | {"members": tuple(Member(**member) for member in arm["members"])} for arm in content["arms"]]
-        return cls(**content | {"arms": tuple(Arm(**arm) for arm in arms), "notes": tuple(content["notes"])})
+        for arm in content["arms"]:
+            arm["members"] = tuple(Member(**member) for member in arm["members"])
+            arm["overrides"] = tuple(arm.get("overrides", ()))
+        arms = tuple(Arm(**arm) for arm in content["arms"])
+        return cls(**content | {"arms": arms, "notes": tuple(content["notes"])})

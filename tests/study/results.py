@@ -80,7 +80,7 @@ def curve(arm: str, metric: CurveMetric, final: float, points: int, speed: float
 
 def difference_curve(comparison: Comparison) -> DifferenceCurve:
     """A difference that grows from nothing to that of the comparison, with its interval all the way."""
-    found = comparison.difference
+    found = comparison.change
     shares = [(i + 1) / 12 for i in range(12)]
     mean, low, high = (
         [found.mean * share + end for share in shares] for end in (0, found.low - found.mean, found.high - found.mean)
@@ -202,6 +202,14 @@ def _front(points: dict[str, tuple[float, float]]) -> tuple[str, ...]:
 def ladder() -> Result:
     """From vanilla to LLaMA in six steps, over three seeds."""
     return result(LADDER)
+
+
+def without_cache(name: str) -> Result:
+    """The ladder, with one arm that keeps no state."""
+    found = ladder()
+    nothing = {"kv_cache/bytes_per_token": 0, "kv_cache/bytes": 0}
+    arms = (replace(arm, costs=arm.costs | nothing) if arm.name == name else arm for arm in found.arms)
+    return replace(found, arms=tuple(arms))
 
 
 def warned() -> Result:

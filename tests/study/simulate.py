@@ -162,10 +162,10 @@ def simulate(index: int, seeds: int, planted: bool, draw: int) -> Verdicts:
     null = [c for c in compared if c and not (planted and c.arm == NAMES[6])]
     ends = result.arms[-1].to_baseline if condition.design == "ladder" else None
     return Verdicts(
-        untouched=any(c.significant for c in null if noisy not in (c.arm, c.against)),
-        touching=any(c.significant for c in null if noisy in (c.arm, c.against)) if noisy else None,
-        ends=ends.significant if ends and not planted else None,
-        found=any(c.significant for c in compared if c and c.arm == NAMES[6]) if planted else None,
+        untouched=any(c.change.significant for c in null if noisy not in (c.arm, c.against)),
+        touching=any(c.change.significant for c in null if noisy in (c.arm, c.against)) if noisy else None,
+        ends=ends.change.significant if ends and not planted else None,
+        found=any(c.change.significant for c in compared if c and c.arm == NAMES[6]) if planted else None,
         warned=any(" as much over seeds as the typical arm" in warning for warning in result.warnings),
     )
 

@@ -40,8 +40,7 @@ Config = dict[str, Any]
 class Remembered(Composed):
     """The checkout's own configs, each composed once."""
 
-    choices = cache(Composed.choices)
-    config = cache(Composed.config)
+    compose = cache(Composed.compose)
 
 
 CONFIGS = Remembered()

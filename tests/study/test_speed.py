@@ -9,7 +9,7 @@ import pytest
 
 from llama_lab.cli import compare_command
 from llama_lab.study import measure
-from llama_lab.study.speed import FILE, StudySpeed
+from llama_lab.study.speed import StudySpeed
 from tests.conftest import Command, Ran, RunTrain
 
 LADDER = (
@@ -54,20 +54,20 @@ def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
 
 def test_speeds_are_measured_again_only_after_a_run(study: Callable[..., Ran]) -> None:
     folder = study().cwd / "runs" / "climb"
-    before = (folder / FILE).read_bytes()
+    before = (folder / StudySpeed.FILE).read_bytes()
     study()
-    assert (folder / FILE).read_bytes() == before
-    (folder / FILE).unlink()
+    assert (folder / StudySpeed.FILE).read_bytes() == before
+    (folder / StudySpeed.FILE).unlink()
     study()
-    assert list(json.loads((folder / FILE).read_text())["arms"]) == ["vanilla", "+rmsnorm"]
-    before = (folder / FILE).read_bytes()
+    assert list(json.loads((folder / StudySpeed.FILE).read_text())["arms"]) == ["vanilla", "+rmsnorm"]
+    before = (folder / StudySpeed.FILE).read_bytes()
     study("study.seeds=[1,2]")
-    assert (folder / FILE).read_bytes() != before
+    assert (folder / StudySpeed.FILE).read_bytes() != before
 
 
 def test_a_study_measures_nothing_if_measure_speed_is_false(study: Callable[..., Ran]) -> None:
     folder = study("study.measure_speed=false").cwd / "runs" / "climb"
-    assert not (folder / FILE).exists()
+    assert not (folder / StudySpeed.FILE).exists()
 
 
 def test_a_measurement_that_fails_is_reported_and_the_report_written(
@@ -129,8 +129,8 @@ def test_a_queue_measures_on_the_hardware_of_its_runs(run_train: RunTrain, tiny:
 
 def with_speed(folder: Path, **changes: object) -> None:
     """Change speed.json."""
-    content = json.loads((folder / FILE).read_text()) | changes
-    (folder / FILE).write_text(json.dumps(content))
+    content = json.loads((folder / StudySpeed.FILE).read_text()) | changes
+    (folder / StudySpeed.FILE).write_text(json.dumps(content))
 
 
 def test_the_report_has_the_measured_speeds_and_names_what_is_wrong_with_them(
@@ -156,7 +156,7 @@ def test_the_report_has_the_measured_speeds_and_names_what_is_wrong_with_them(
     with_speed(folder, arms={"vanilla": arms["vanilla"]})
     printed = " ".join(in_process(compare_command, "llama-lab-compare", str(folder)).out.split())
     assert "The speed of +rmsnorm is as its runs logged it, not measured with the others." in printed
-    (folder / FILE).unlink()
+    (folder / StudySpeed.FILE).unlink()
     in_process(compare_command, "llama-lab-compare", str(folder))
     rows = {row["arm"]: row for row in csv.DictReader((folder / "summary.csv").open())}
     logged = json.loads((folder / "vanilla" / "seed=1" / "summary.json").read_text())["perf/tokens_per_second"]

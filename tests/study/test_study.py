@@ -158,6 +158,12 @@ def test_a_dry_run_prints_the_arms_and_their_costs_and_writes_nothing(study: Cal
     assert max(len(line) for line in ran.out.splitlines() if "│" in line or "─" in line) <= 80
 
 
+def test_the_title_of_a_dry_run_is_one_line_however_long_the_studys_name(study: Callable[..., Ran]) -> None:
+    name = "long" * 20
+    ran = study(*(argument for argument in LADDER if argument != "name=climb"), f"name={name}", "study.dry_run=true")
+    assert f"{name}: 3 arms, 6 runs\n" in ran.out
+
+
 def test_the_same_command_again_trains_nothing_and_reports_the_same(study: Callable[..., Ran]) -> None:
     first = study(*LADDER)
     folder = first.cwd / "runs" / "climb"

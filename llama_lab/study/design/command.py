@@ -57,9 +57,6 @@ class StudyCommand:
     extend_rates: bool
     margin: float | None
     match: str
-    measure_speed: bool
-    dry_run: bool
-    overwrite: bool
     shared: tuple[str, ...]
     launcher: str
 
@@ -99,9 +96,6 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
         extend_rates=cfg.study.extend_rates,
         margin=checked_margin(cfg.study.margin),
         match=cfg.match,
-        measure_speed=cfg.study.measure_speed,
-        dry_run=cfg.study.dry_run,
-        overwrite=cfg.study.overwrite,
         shared=tuple(
             a for a, key in keys.items() if key not in ("study", "match", "name") and key.split(".")[0] != "study"
         ),
@@ -200,14 +194,6 @@ class Composer:
                 f"has it for all arms"
             ) from None
         return run_config(cfg, dict(cfg.hydra.runtime.choices))
-
-    def config(self, *overrides: str) -> DictConfig:
-        """The config of a run."""
-        return self.compose(*overrides)[0]
-
-    def choices(self, *overrides: str) -> dict[str, Any]:
-        """The option of every group in a run."""
-        return self.compose(*overrides)[1]
 
 
 def run_config(cfg: DictConfig, choices: dict[str, Any]) -> tuple[DictConfig, dict[str, Any]]:

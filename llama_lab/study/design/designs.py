@@ -3,10 +3,10 @@
 Each design is a class and an option in `conf/study/`. To add one, write a class with `variants` and a YAML.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Protocol
+from typing import Any, Protocol
 
 from omegaconf import DictConfig
 
@@ -14,31 +14,17 @@ from llama_lab.config.keys import COMPONENTS
 from llama_lab.config.value_types import WORDS, is_kind
 from llama_lab.errors import ConfigError, suggestion
 from llama_lab.formatting import conjoin
-
-
-@dataclass(frozen=True)
-class Variant:
-    """An arm before its config is composed.
-
-    overrides: those of this arm, in addition to the shared ones. axes: its level on each axis. reference: the arm whose
-    size it is matched to; its own name for none. previous: the arm that it is one step from, if any.
-    """
-
-    name: str
-    overrides: tuple[str, ...]
-    axes: dict[str, str]
-    reference: str
-    previous: str | None = None
+from llama_lab.study.study import Arm
 
 
 @dataclass(frozen=True)
 class Variants:
-    """The arms of a design, the baseline first.
+    """The arms of a design, the baseline first, without their runs.
 
     notes: caveats, as sentences. title: of the report; default: design and baseline.
     """
 
-    arms: tuple[Variant, ...]
+    arms: tuple[Arm, ...]
     notes: tuple[str, ...] = ()
     title: str = ""
 
@@ -49,11 +35,8 @@ class Configs(Protocol):
     def recipes(self) -> list[str]:
         """The names of the recipes."""
 
-    def config(self, *overrides: str) -> DictConfig:
-        """The config with these overrides."""
-
-    def choices(self, *overrides: str) -> dict[str, str]:
-        """The option of every group with these overrides."""
+    def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
+        """The config with these overrides, and its option of every group."""
 
 
 class Design(Protocol):
@@ -65,10 +48,8 @@ class Design(Protocol):
 
 @dataclass(frozen=True)
 class Line:
-    """Two recipes and the axes from one to the other. axes: (base's option, target's option) by group."""
+    """The way between two recipes. axes: (base's option, target's option) by group."""
 
-    base: str
-    target: str
     axes: dict[str, tuple[str, str]]
     notes: tuple[str, ...]
 
@@ -78,23 +59,30 @@ class Line:
         shared = sum(target == option for _, target in self.axes.values()) > 1
         return f"{axis}={option}" if axis in ("embedding", "init") or option == "none" or shared else option
 
-    def variant(
-        self, name: str, turned: Sequence[str], reference: str, recipe: str | None = None, previous: str | None = None
-    ) -> Variant:
-        """The arm with the target's options on `turned` axes. recipe: of all other groups; default: the base."""
-        options = {axis: levels[axis in turned] for axis, levels in self.axes.items()}
-        overrides = (f"arch={recipe or self.base}", *(f"{axis}={option}" for axis, option in options.items()))
-        return Variant(name, overrides, options, reference, previous)
+    def variants(self, turned: Mapping[str, Collection[str]], title: str, is_ladder: bool = False) -> Variants:
+        """The arms with the target's options on the axes that are `turned`, by name.
+
+        The first one is the recipe of its name, which all arms have in the other groups. is_ladder: whether each arm is
+        a step from the one before it.
+        """
+        recipe = next(iter(turned))
+        arms: list[Arm] = []
+        for name, on in turned.items():
+            axes = {axis: levels[axis in on] for axis, levels in self.axes.items()}
+            overrides = (f"arch={recipe}", *(f"{axis}={option}" for axis, option in axes.items()))
+            previous = arms[-1].name if is_ladder and arms else None
+            arms.append(Arm(name, axes, previous=previous, overrides=overrides, reference=recipe))
+        return Variants(tuple(arms), self.notes, title)
 
 
-def choices_of(recipe: str, key: str, configs: Configs) -> dict[str, str]:
-    """The options of a recipe. Raises ConfigError if there is no such recipe."""
+def compose_recipe(recipe: str, key: str, configs: Configs) -> tuple[DictConfig, dict[str, Any]]:
+    """The config of a recipe, and its options. Raises ConfigError if there is no such recipe."""
     known = configs.recipes()
     if recipe not in known:
         raise ConfigError(
             f"study.{key}={recipe}: no such recipe{suggestion(recipe, known)}; choose {' | '.join(known)}"
         )
-    return configs.choices(f"arch={recipe}")
+    return configs.compose(f"arch={recipe}")
 
 
 @dataclass(frozen=True)
@@ -108,7 +96,7 @@ class AlongLine:
     def line(self, configs: Configs) -> Line:
         """The line between the two recipes. Raises ConfigError."""
         base, target = self.base, self.target
-        ours, theirs = choices_of(base, "base", configs), choices_of(target, "target", configs)
+        (_, ours), (_, theirs) = compose_recipe(base, "base", configs), compose_recipe(target, "target", configs)
         differ = {axis: (ours[axis], theirs[axis]) for axis in COMPONENTS if ours[axis] != theirs[axis]}
         asked = list(differ if self.axes is None else self.axes)
         if self.axes is not None and not asked:
@@ -128,7 +116,7 @@ class AlongLine:
         notes = [f"No arm for {axis}: {base} and {target} both have {ours[axis]}." for axis in both]
         if left := [axis for axis in differ if axis not in levels]:
             notes.append(f"{base} and {target} also differ on {', '.join(left)}, which no arm changes.")
-        return Line(base, target, levels, tuple(notes))
+        return Line(levels, tuple(notes))
 
 
 class Ladder(AlongLine):
@@ -137,11 +125,10 @@ class Ladder(AlongLine):
     def variants(self, configs: Configs) -> Variants:
         """The base, then a rung per axis."""
         line = self.line(configs)
-        arms = [line.variant(self.base, (), self.base)]
-        for i, axis in enumerate(line.axes):
-            name = f"+{line.label(axis)}"
-            arms.append(line.variant(name, list(line.axes)[: i + 1], self.base, previous=arms[-1].name))
-        return Variants(tuple(arms), line.notes, f"From {self.base} to {self.target}, one change at a time")
+        axes = list(line.axes)
+        rungs = {f"+{line.label(axis)}": axes[: i + 1] for i, axis in enumerate(axes)}
+        title = f"From {self.base} to {self.target}, one change at a time"
+        return line.variants({self.base: [], **rungs}, title, is_ladder=True)
 
 
 class AddOne(AlongLine):
@@ -150,10 +137,8 @@ class AddOne(AlongLine):
     def variants(self, configs: Configs) -> Variants:
         """The base, then an arm per axis."""
         line = self.line(configs)
-        arms = [line.variant(self.base, (), self.base)]
-        for axis in line.axes:
-            arms.append(line.variant(f"{self.base}+{line.label(axis)}", [axis], self.base))
-        return Variants(tuple(arms), line.notes, f"What each part of {self.target} does for {self.base}")
+        turned = {f"{self.base}+{line.label(axis)}": [axis] for axis in line.axes}
+        return line.variants({self.base: [], **turned}, f"What each part of {self.target} does for {self.base}")
 
 
 class LeaveOneOut(AlongLine):
@@ -162,12 +147,8 @@ class LeaveOneOut(AlongLine):
     def variants(self, configs: Configs) -> Variants:
         """The target, then an arm per axis."""
         line = self.line(configs)
-        whole = list(line.axes)
-        arms = [line.variant(self.target, whole, self.target, self.target)]
-        for axis in line.axes:
-            kept = [other for other in whole if other != axis]
-            arms.append(line.variant(f"{self.target}-{line.label(axis)}", kept, self.target, self.target))
-        return Variants(tuple(arms), line.notes, f"What each part of {self.target} does for it")
+        kept = {f"{self.target}-{line.label(axis)}": line.axes.keys() - {axis} for axis in line.axes}
+        return line.variants({self.target: set(line.axes), **kept}, f"What each part of {self.target} does for it")
 
 
 @dataclass(frozen=True)
@@ -183,14 +164,13 @@ class Factorial(AlongLine):
         """The base, then the other combinations."""
         line = self.line(configs)
         names = list(line.axes)
-        arms = []
+        turned = {}
         for levels in sorted(combinations(len(names), self.fraction)):
-            turned = [axis for axis, is_on in zip(names, levels, strict=True) if is_on]
-            parts = [self.base, *(line.label(axis) for axis in turned)]
-            arms.append(line.variant("+".join(parts), turned, self.base))
+            on = [axis for axis, is_on in zip(names, levels, strict=True) if is_on]
+            turned["+".join([self.base, *map(line.label, on)])] = on
         share = "all combinations" if self.fraction == 1 else f"1 in {1 / self.fraction:g} combinations"
         title = f"{conjoin(names)} between {self.base} and {self.target}: {share}"
-        return Variants(tuple(arms), line.notes, title[0].upper() + title[1:])
+        return line.variants(turned, title[0].upper() + title[1:])
 
 
 def combinations(n_axes: int, fraction: float) -> list[tuple[bool, ...]]:
@@ -231,12 +211,11 @@ class Recipes:
         """The base and the target."""
         if self.base == self.target:
             raise ConfigError(f"study.target={self.target}: is the same as study.base")
+        arms = []
         for key, recipe in (("base", self.base), ("target", self.target)):
-            choices_of(recipe, key, configs)
-        return Variants(
-            tuple(Variant(name, (f"arch={name}",), {"arch": name}, self.base) for name in (self.base, self.target)),
-            title=f"{self.target} compared with {self.base}",
-        )
+            compose_recipe(recipe, key, configs)
+            arms.append(Arm(recipe, {"arch": recipe}, overrides=(f"arch={recipe}",), reference=self.base))
+        return Variants(tuple(arms), title=f"{self.target} compared with {self.base}")
 
 
 @dataclass(frozen=True)
@@ -252,8 +231,7 @@ class KVHeads:
 
     def variants(self, configs: Configs) -> Variants:
         """An arm per number, in descending order."""
-        choices_of(self.base, "base", configs)
-        model = configs.config(f"arch={self.base}").model
+        model = compose_recipe(self.base, "base", configs)[0].model
         if not model.attention._target_.endswith(".GroupedQueryAttention"):
             raise ConfigError(
                 f"study.base={self.base}: its attention has a fixed number of key and value heads; add attention=gqa"
@@ -269,13 +247,11 @@ class KVHeads:
                     f"study.kv_heads: {n} does not divide model.n_heads={n_heads}; choose among {divisors}"
                 )
         names = {n: "mha" if n == n_heads else "mqa" if n == 1 else f"gqa-{n}" for n in wanted}
-        return Variants(
-            tuple(
-                Variant(name, (f"arch={self.base}", f"model.n_kv_heads={n}"), {"n_kv_heads": str(n)}, names[wanted[0]])
-                for n, name in names.items()
-            ),
-            title=f"{self.base} with {conjoin([str(n) for n in names])} key and value heads",
-        )
+        arms = []
+        for n, name in names.items():
+            overrides = (f"arch={self.base}", f"model.n_kv_heads={n}")
+            arms.append(Arm(name, {"n_kv_heads": str(n)}, overrides=overrides, reference=names[wanted[0]]))
+        return Variants(tuple(arms), title=f"{self.base} with {conjoin([str(n) for n in names])} key and value heads")
 
 
 @dataclass(frozen=True)
@@ -293,7 +269,7 @@ class Depth:
 
     def variants(self, configs: Configs) -> Variants:
         """An arm per depth, warm-up and block."""
-        choices_of(self.base, "base", configs)
+        compose_recipe(self.base, "base", configs)
         check_levels("blocks", self.blocks, str)
         check_levels("depths", self.depths, int)
         check_levels("warmups", self.warmups, float)
@@ -309,7 +285,8 @@ class Depth:
                 )
                 axes = {"block": block, "n_layers": str(depth), "warmup": f"{warmup:g}"}
                 first = names[self.blocks[0]]
-                arms.append(Variant(name, overrides, axes, first, previous=None if name == first else first))
+                previous = None if name == first else first
+                arms.append(Arm(name, axes, previous=previous, overrides=overrides, reference=first))
         return Variants(
             tuple(arms),
             ("Arms are matched within one depth: deeper ones have more parameters.",),
@@ -330,18 +307,15 @@ class Context:
 
     def variants(self, configs: Configs) -> Variants:
         """An arm per position encoding."""
-        choices_of(self.base, "base", configs)
+        compose_recipe(self.base, "base", configs)
         check_levels("positions", self.positions, str)
         check_levels("lengths", self.lengths, float)
         lengths = f"train.eval_lengths=[{','.join(f'{length:g}' for length in self.lengths)}]"
-        first = self.positions[0]
-        return Variants(
-            tuple(
-                Variant(position, (f"arch={self.base}", f"position={position}", lengths), {"position": position}, first)
-                for position in self.positions
-            ),
-            title=f"{conjoin(self.positions)} at the trained context and beyond",
-        )
+        arms = []
+        for position in self.positions:
+            overrides = (f"arch={self.base}", f"position={position}", lengths)
+            arms.append(Arm(position, {"position": position}, overrides=overrides, reference=self.positions[0]))
+        return Variants(tuple(arms), title=f"{conjoin(self.positions)} at the trained context and beyond")
 
 
 def check_levels(key: str, levels: Sequence[object], kind: type) -> None:

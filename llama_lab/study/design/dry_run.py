@@ -10,7 +10,7 @@ from rich.table import Table
 
 from llama_lab.config.components import build_model
 from llama_lab.devices.throughput import synchronize
-from llama_lab.formatting import count, duration, short
+from llama_lab.formatting import count, duration, number, short
 from llama_lab.training.train import build_module
 
 from .matching import AIM
@@ -31,16 +31,18 @@ def print_plan(plan: Plan, timed: bool) -> None:
         console.print(f"no times: {plan.study.baseline} has more than {LARGEST_TIMED / 1e6:.0f} M parameters to try")
     tuning = f", {count(len(plan.tuning), 'run')} to tune them" if plan.tuning else ""
     title = f"{plan.study.name}: {len(plan.arms)} arms, {len(plan.runs)} runs{tuning}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    console.print(title, style="italic", markup=False, soft_wrap=True)  # a table's own title wraps at its width
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("arm", overflow="fold")
     columns = ("width", "params", "without\nembed.", "residual", "FLOPs\n/token", "KV B\n/token", "time")
     for column in columns if speed else columns[:-1]:
         table.add_column(column, justify="right")
     total = 0.0
     for arm in plan.arms:
-        cost, residual = arm.cost, "-" if arm.residual is None else f"{arm.residual:+.2%}"
-        sizes = short(cost.params), short(cost.params_non_embedding), residual, short(cost.flops_per_token)
-        cells = [arm.variant.name, str(arm.width), *sizes, f"{cost.kv_bytes_per_token:,}"]
+        cost, off = arm.cost, arm.arm.residual
+        sizes = short(cost.params), short(cost.params_non_embedding), "-" if off is None else f"{off:+.2%}"
+        state = number(cost.kv_bytes_per_token)
+        cells = [arm.arm.name, str(arm.width), *sizes, short(cost.flops_per_token), state]
         if speed:  # of the arm's runs, one after the other
             tokens = sum(run.run.steps * run.run.tokens_per_step for run in (*arm.runs, *arm.tuning))
             seconds = tokens * cost.train_flops_per_token / speed
@@ -60,8 +62,8 @@ def print_plan(plan: Plan, timed: bool) -> None:
             f"timed steps of {plan.study.baseline} here ({speed / 1e9:,.1f} GFLOP/s)"
         )
     lines += [*power(plan), *plan.study.notes]
-    if far := [arm for arm in plan.arms if arm.residual is not None and abs(arm.residual) > AIM]:
-        named = ", ".join(f"{arm.variant.name} {arm.residual:+.2%}" for arm in far)
+    if far := [arm for arm in plan.study.arms if abs(arm.residual or 0) > AIM]:
+        named = ", ".join(f"{arm.name} {arm.residual:+.2%}" for arm in far)
         lines.append(f"Widths are whole numbers, so {plan.study.match} are not equal to {AIM:.1%}: {named}.")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)

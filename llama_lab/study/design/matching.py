@@ -1,7 +1,7 @@
 """Matching arms in size or compute by solving for the feed-forward width."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from llama_lab.errors import ConfigError
 from llama_lab.model import Cost
@@ -16,8 +16,7 @@ AIM = 0.005  # residuals up to this are not reported
 MULTIPLES = (8, 4, 2, 1)  # of the width: matrix units are faster with larger ones, and only tiny models need less
 
 
-@dataclass(frozen=True)
-class Matched:
+class Matched(NamedTuple):
     """A feed-forward width, the cost of the model with it, and its relative difference to the reference."""
 
     width: int

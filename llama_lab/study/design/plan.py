@@ -27,11 +27,11 @@ from llama_lab.training.run import Run, new_run
 from llama_lab.training.train import build_module
 
 from .command import Composer, StudyCommand
-from .designs import Variant, Variants
+from .designs import Variants
 from .matching import match_width
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlannedRun:
     """A run, and its entry in study.yaml."""
 
@@ -43,17 +43,16 @@ class PlannedRun:
 class PlannedArm:
     """An arm of the design with its final width and cost.
 
-    draft: a run of this arm before it has a name, a seed and the final width. site: where it trains, see `plan_study`.
-    residual: see `Matched`; None if nothing is matched. runs: the judged ones, at the config's learning rate. tuning:
-    those that choose another rate.
+    arm: with its residual, without its runs. draft: a run of it before it has a name, a seed and the final width. site:
+    where it trains, see `plan_study`. runs: the judged ones, at the config's learning rate. tuning: those that choose
+    another rate.
     """
 
-    variant: Variant
+    arm: Arm
     draft: Run
     site: Site | None
     width: int
     cost: Cost
-    residual: float | None
     runs: tuple[PlannedRun, ...] = ()
     tuning: tuple[PlannedRun, ...] = ()
 
@@ -81,7 +80,7 @@ class Plan:
     @cached_property
     def study(self) -> Study:
         """The study as study.yaml records it."""
-        command, axes = self.command, {axis for arm in self.arms for axis in arm.variant.axes}
+        command, axes = self.command, {axis for planned in self.arms for axis in planned.arm.axes}
         settings = planned_settings(axes, command.match, [arm.runs[0].run.cfg for arm in self.arms])
         notes = list(self.variants.notes)
         if command.learning_rates is not None:
@@ -92,15 +91,8 @@ class Plan:
                 f"{len(command.learning_rates)} from {low:g} to {high:g}{further}."
             )
         arms = [
-            Arm(
-                name=arm.variant.name,
-                axes=arm.variant.axes,
-                members=tuple(run.member for run in (*arm.runs, *arm.tuning)),
-                previous=arm.variant.previous,
-                residual=arm.residual,
-                settings=own,
-            )
-            for arm, own in zip(self.arms, settings, strict=True)
+            replace(one.arm, members=tuple(run.member for run in (*one.runs, *one.tuning)), settings=own)
+            for one, own in zip(self.arms, settings, strict=True)
         ]
         return Study(
             name=command.name,
@@ -131,26 +123,26 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
     check_no_file(folder, command.runs_dir)
     check_free(command, variants.arms)
     drafts = {}
-    for variant in variants.arms:  # all checks that need neither data nor model come first
-        cfg, choices = composer.compose(*variant.overrides)
-        folder_name("arm", variant.name, "")
+    for arm in variants.arms:  # all checks that need neither data nor model come first
+        cfg, choices = composer.compose(*arm.overrides)
+        folder_name("arm", arm.name, "")
         check_devices(cfg, command.launcher)
-        drafts[variant.name] = requested_run(cfg, choices, [], site)
+        drafts[arm.name] = requested_run(cfg, choices, [], site)
     with open_display(steps=1, rank=0) as display:
         dataset = open_dataset(drafts[variants.arms[0].name].cfg, display)
-    arms: dict[str, PlannedArm] = {}
-    for variant in sorted(variants.arms, key=lambda variant: variant.reference != variant.name):  # references first
-        reference = arms[variant.reference].cost if variant.reference in arms else None
+    planned: dict[str, PlannedArm] = {}
+    for arm in sorted(variants.arms, key=lambda arm: arm.reference != arm.name):  # references first
+        reference = planned[arm.reference].cost if arm.reference in planned else None
         try:
-            arms[variant.name] = plan_arm(command, variant, drafts[variant.name], site, dataset, reference)
+            planned[arm.name] = plan_arm(command, arm, drafts[arm.name], site, dataset, reference)
         except ConfigError as error:
-            raise ConfigError(f"{error} (arm {variant.name})") from None
-    return Plan(command, variants, folder, tuple(arms[variant.name] for variant in variants.arms), dataset)
+            raise ConfigError(f"{error} (arm {arm.name})") from None
+    return Plan(command, variants, folder, tuple(planned[arm.name] for arm in variants.arms), dataset)
 
 
-def check_free(command: StudyCommand, variants: Sequence[Variant]) -> None:
+def check_free(command: StudyCommand, arms: Sequence[Arm]) -> None:
     """Raise ConfigError for a setting on the command line that the study sets for each arm."""
-    ours = {override.partition("=")[0] for variant in variants for override in variant.overrides}
+    ours = {override.partition("=")[0] for arm in arms for override in arm.overrides}
     ours |= {"optim.lr"} if command.learning_rates else set()
     ours |= {"model.hidden_dim"} if command.match != "none" else set()
     for argument in command.shared:
@@ -162,7 +154,7 @@ def check_free(command: StudyCommand, variants: Sequence[Variant]) -> None:
 
 def plan_arm(
     command: StudyCommand,
-    variant: Variant,
+    arm: Arm,
     draft: Run,
     site: Site | None,
     dataset: TokenDataset,
@@ -172,40 +164,39 @@ def plan_arm(
     cfg = draft.cfg
     dataset.require_windows(cfg.model.max_seq_len, cfg.train.batch_size)
     encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
-    width = cfg.model.hidden_dim
-    residual = None if command.match == "none" else 0.0
-    arm = PlannedArm(variant, draft, site, width, cost_at(cfg, dataset, width), residual)
+    width, residual = cfg.model.hidden_dim, None if command.match == "none" else 0.0
+    cost = cost_at(cfg, dataset, width)
     if command.match != "none" and reference is not None:
-        matched = match_width(lambda w: cost_at(cfg, dataset, w), width, command.match, reference)
-        arm = replace(arm, width=matched.width, cost=matched.cost, residual=matched.residual)
-    runs = tuple(plan_run(command, arm, Member(f"{variant.name}/seed={seed}", seed)) for seed in command.seeds)
+        width, cost, residual = match_width(lambda w: cost_at(cfg, dataset, w), width, command.match, reference)
+    planned = PlannedArm(replace(arm, residual=residual), draft, site, width, cost)
+    runs = tuple(plan_run(command, planned, Member(f"{arm.name}/seed={seed}", seed)) for seed in command.seeds)
     tuning = tuple(
-        plan_tuning(command, arm, rate, by, seed)
+        plan_tuning(command, planned, rate, by, seed)
         for seed, by in command.tuning_seeds.items()
         for rate in command.learning_rates or ()
     )
     build_module(runs[0].run, meta_model(runs[0].run.cfg, dataset), dataset.index.val.bytes)
-    return replace(arm, runs=runs, tuning=tuning)
+    return replace(planned, runs=runs, tuning=tuning)
 
 
-def plan_tuning(command: StudyCommand, arm: PlannedArm, rate: float, seed: int, tunes: int) -> PlannedRun:
+def plan_tuning(command: StudyCommand, planned: PlannedArm, rate: float, seed: int, tunes: int) -> PlannedRun:
     """A run on `seed` that helps to choose the learning rate of the judged seed `tunes`."""
-    return plan_run(command, arm, Member(f"{arm.variant.name}-lr={rate:g}/seed={seed}", seed, rate, tunes))
+    return plan_run(command, planned, Member(f"{planned.arm.name}-lr={rate:g}/seed={seed}", seed, rate, tunes))
 
 
-def plan_run(command: StudyCommand, arm: PlannedArm, member: Member) -> PlannedRun:
+def plan_run(command: StudyCommand, planned: PlannedArm, member: Member) -> PlannedRun:
     """A run with the overrides that would start it on its own."""
     folder = member.folder.partition("/")[0]
     settings: dict[str, Any] = {"name": command.name, "arm": folder, "seed": member.seed}
     if command.match != "none":
-        settings["model.hidden_dim"] = arm.width
+        settings["model.hidden_dim"] = planned.width
     if member.learning_rate is not None:
         settings["optim.lr"] = member.learning_rate
-    overrides = [*arm.variant.overrides, *command.shared, *(f"{key}={quote(v)}" for key, v in settings.items())]
-    cfg = copy.deepcopy(arm.draft.cfg)
+    overrides = [*planned.arm.overrides, *command.shared, *(f"{key}={quote(v)}" for key, v in settings.items())]
+    cfg = copy.deepcopy(planned.draft.cfg)
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)
-    return PlannedRun(member, new_run(cfg, command.name, folder, overrides, arm.draft.choices, arm.site))
+    return PlannedRun(member, new_run(cfg, command.name, folder, overrides, planned.draft.choices, planned.site))
 
 
 def meta_model(cfg: DictConfig, dataset: TokenDataset) -> Decoder:

@@ -1,10 +1,10 @@
 """Learning-rate tuning: the status of a study's runs, which rates are chosen, and which to try next."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
 
+from llama_lab.data.tokens import TokenDataset
 from llama_lab.runs.folder import CHANGEABLE
 from llama_lab.runs.record import is_run
 from llama_lab.runs.stored import Environment, Summary
@@ -14,31 +14,28 @@ from .plan import Plan, PlannedRun, by_seed, plan_run, plan_tuning
 
 MOST_EXTENSIONS = 6  # of one grid; the report says if the best rate is still at its edge
 
-PlannedStatus = Literal["missing", "unfinished", "changed", "failed", "done", "diverged"]
 
-
-def status_of(planned: PlannedRun, plan: Plan) -> PlannedStatus:
-    """The status of a planned run's folder; "changed" if its settings or data are not those of the plan."""
+def status_of(planned: PlannedRun, dataset: TokenDataset) -> str:
+    """Missing, unfinished, failed, done, diverged, or changed if the run has other settings or data than the plan."""
     folder = planned.run.folder
     status = folder.status
     if status is None or not is_run(folder.path):
         return "missing"
     ended = status.status in ("done", "diverged")
-    now = {"data_hash": plan.dataset.index.data_hash, "tokenizer_hash": plan.dataset.index.tokenizer_hash}
+    now = {"data_hash": dataset.index.data_hash, "tokenizer_hash": dataset.index.tokenizer_hash}
     if not (ended or planned.run.hardware.elsewhere):  # finished runs of another device are compared, with a warning
         now["precision"] = planned.run.hardware.precision
     then = Environment.load(folder.path)
     if folder.changed_keys(planned.run.cfg, CHANGEABLE) or any(getattr(then, key) != now[key] for key in now):
         return "changed"
-    known: dict[str, PlannedStatus] = {"done": "done", "diverged": "diverged", "failed": "failed"}
-    return known.get(status.status, "unfinished")
+    return status.status if ended or status.status == "failed" else "unfinished"
 
 
-def resolve_rates(plan: Plan) -> tuple[Plan, list[PlannedRun]]:
+def resolve_rates(plan: Plan, status: Callable[[PlannedRun], str]) -> tuple[Plan, list[PlannedRun]]:
     """Choose learning rates from the tuning runs that are finished.
 
-    Returns the plan, with a further tuning run wherever the best rate is at an edge of its grid, and the judged runs
-    whose learning rate is known, at that rate.
+    status: of a run, see `status_of`. Returns the plan, with a further tuning run wherever the best rate is at an edge
+    of its grid, and the judged runs whose learning rate is known, at that rate.
     """
     command = plan.command
     if not command.learning_rates:
@@ -49,7 +46,7 @@ def resolve_rates(plan: Plan) -> tuple[Plan, list[PlannedRun]]:
         tuning: list[PlannedRun] = []
         for run in arm.runs:
             runs = [one for one in arm.tuning if one.member.tunes == run.member.seed]
-            while (losses := final_losses(runs, plan)) and len(losses) < most and (rate := rate_beyond(losses)):
+            while (losses := final_losses(runs, status)) and len(losses) < most and (rate := rate_beyond(losses)):
                 runs.append(plan_tuning(command, arm, rate, runs[0].member.seed, run.member.seed))
             if losses:
                 judged.append(plan_run(command, arm, replace(run.member, learning_rate=best_rate(losses))))
@@ -58,13 +55,12 @@ def resolve_rates(plan: Plan) -> tuple[Plan, list[PlannedRun]]:
     return replace(plan, arms=tuple(arms)), by_seed(judged)
 
 
-def final_losses(runs: Sequence[PlannedRun], plan: Plan) -> Losses | None:
+def final_losses(runs: Sequence[PlannedRun], status: Callable[[PlannedRun], str]) -> Losses | None:
     """The loss at each learning rate, infinite where the run diverged; None until all runs have ended."""
     losses = {}
     for run in runs:
-        status = status_of(run, plan)
-        if status not in ("done", "diverged") or run.member.learning_rate is None:
+        if status(run) not in ("done", "diverged") or run.member.learning_rate is None:
             return None
-        loss = Summary.load(run.run.folder.path).metrics["val/loss"] if status == "done" else math.inf
+        loss = Summary.load(run.run.folder.path).metrics["val/loss"] if status(run) == "done" else math.inf
         losses[run.member.learning_rate] = loss
     return losses

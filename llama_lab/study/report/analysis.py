@@ -14,10 +14,10 @@ import pandas as pd
 from llama_lab.config.trust import Trust
 from llama_lab.formatting import count
 from llama_lab.runs.record import MISSING, Record, is_run, missing_record, read_record
-from llama_lab.study.learning_rate import Losses, best_rate, is_on_edge
+from llama_lab.study.learning_rate import best_rate, is_on_edge
 from llama_lab.study.naming import divergence
 from llama_lab.study.settings import RATE, different_settings
-from llama_lab.study.speed import ArmSpeed, StudySpeed
+from llama_lab.study.speed import ArmSpeed, StudySpeed, measured_speed
 from llama_lab.study.statistics import (
     Contrast,
     Effect,
@@ -81,11 +81,12 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     runs = _read(study, folder)
     of_arm = {arm.name: runs[runs["arm"] == arm.name] for arm in study.arms}
     records: list[Record] = runs["record"].tolist()
-    metric = _metric(records)
+    tokens = {(r.environment.tokenizer_hash, r.environment.data_hash) for r in _started(records)}
+    metric: Metric = "val/loss" if len(tokens) < 2 else "val/bits_per_byte"  # nats of other tokens mean something else
     rates = tuple(_learning_rates(name, own) for name, own in of_arm.items() if _is_swept(own))
     judged: Judged = {name: _judged(own)["record"].tolist() for name, own in of_arm.items()}
     losses = {unit: final_losses(judged, unit) for unit in METRICS}
-    speed = StudySpeed.load(folder)
+    speed = measured_speed(folder)
     blocks = _blocks(judged, losses[metric])
     compared = _comparisons(study, judged, losses, blocks, metric, is_final=True)
     arms = _arm_results(study, judged, metric, compared, speed, is_swept=bool(rates))
@@ -140,23 +141,11 @@ def _read(study: Study, folder: Path) -> pd.DataFrame:
     return runs.astype({"rate": float, "tunes": float})
 
 
-def _metric(records: Sequence[Record]) -> Metric:
-    """Nats per token are comparable only between runs on the same tokens."""
-    tokens = {(r.environment.tokenizer_hash, r.environment.data_hash) for r in records if r.status != MISSING}
-    return "val/loss" if len(tokens) < 2 else "val/bits_per_byte"
-
-
 # --- learning rates of an arm ---
 
 
 def _is_swept(runs: pd.DataFrame) -> bool:
     return bool(runs["rate"].nunique() > 1)
-
-
-def _tuned(runs: pd.DataFrame) -> Mapping[int, Losses]:
-    """For each judged seed, the final losses of its tuning runs that finished or diverged."""
-    ended = runs.dropna(subset=["tunes", "rate", "loss"])
-    return {int(seed): dict(zip(own["rate"], own["loss"], strict=True)) for seed, own in ended.groupby("tunes")}
 
 
 def _best_rate(runs: pd.DataFrame) -> float:
@@ -178,8 +167,10 @@ def _judged(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _learning_rates(arm: str, runs: pd.DataFrame) -> LearningRates:
-    tuned, best = _tuned(runs), _best_rate(runs)
+    best, ended = _best_rate(runs), runs.dropna(subset=["rate", "loss"])
     by_rate = {rate: own["record"].tolist() for rate, own in runs.groupby("rate")}
+    by_seed = ended.groupby("tunes")  # the tuning runs of each judged seed that finished or diverged
+    tuned = {int(seed): dict(zip(own["rate"], own["loss"], strict=True)) for seed, own in by_seed}
     rates = list(by_rate)
     return LearningRates(
         arm=arm,
@@ -188,14 +179,13 @@ def _learning_rates(arm: str, runs: pd.DataFrame) -> LearningRates:
         diverged=[sum(record.status == "diverged" for record in records) for records in by_rate.values()],
         best=best,
         on_edge=any(map(is_on_edge, tuned.values())) if tuned else best in (rates[0], rates[-1]),
-        sensitivity=_sensitivity(runs),
+        sensitivity=_sensitivity(ended),
         chosen={seed: best_rate(losses) for seed, losses in tuned.items()},
     )
 
 
-def _sensitivity(runs: pd.DataFrame) -> float:
+def _sensitivity(ended: pd.DataFrame) -> float:
     """See LearningRates; nan if no run finished. A diverged run counts with the entropy of token frequencies."""
-    ended = runs.dropna(subset=["rate", "loss"])
     if not (ended["status"] == "done").any():
         return math.nan
     entropy = [record.environment.unigram_entropy or math.inf for record in ended["record"]]
@@ -214,8 +204,8 @@ def _arm_results(
     speed: StudySpeed | None,
     is_swept: bool,
 ) -> tuple[ArmResult, ...]:
-    baseline, speeds = judged[study.baseline], speed.arms if speed else {}
-    finished = {record.seed: record for record in _finished(baseline)}
+    speeds = speed.arms if speed else {}
+    finished = {record.seed: record for record in _finished(judged[study.baseline])}
     return tuple(
         ArmResult(
             arm=arm,
@@ -228,7 +218,7 @@ def _arm_results(
             to_reach=_to_reach(judged[arm.name], metric, finished, speeds.get(arm.name)),
             reach=_reach(judged[arm.name], metric, finished),
             costs=_costs(judged[arm.name], speeds.get(arm.name)),
-            difference=_difference(judged[arm.previous] if arm.previous else baseline, judged[arm.name], is_swept),
+            difference=_difference(judged[arm.previous or study.baseline], judged[arm.name], is_swept),
         )
         for arm in study.arms
     )
@@ -297,7 +287,7 @@ def _comparisons(
     pairs = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
     pairs += [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
     found = {pair: c for pair in pairs if (c := _compare(*pair, judged, losses, metric))}
-    testable = {pair: c for pair, c in found.items() if not c.untested and c.difference.sd > 0}
+    testable = {pair: c for pair, c in found.items() if not c.untested and c.change.sd > 0}
     family = {pair: testable[pair] for pair in _family(study) if pair in testable}
     if family and blocks:
         contrasts = judge(blocks.fit, np.array([blocks.weights(comparison) for comparison in family.values()]))
@@ -305,7 +295,7 @@ def _comparisons(
             found[pair] = _tested(comparison, contrast, len(family), is_final)
     for pair in _ends(study):
         if pair in testable:  # by their own runs alone, without the arms in between
-            found[pair] = _tested(testable[pair], paired_contrast(testable[pair].difference), 1, is_final)
+            found[pair] = _tested(testable[pair], paired_contrast(testable[pair].change), 1, is_final)
     return found
 
 
@@ -343,7 +333,7 @@ def _tested(comparison: Comparison, contrast: Contrast, family: int, is_final: b
         nats = nats.with_test(contrast)
     bits = replace(bits, low=factor * contrast.low, high=factor * contrast.high, p=contrast.p)
     found = replace(comparison, nats=nats, bits=bits)
-    if found.significant or not is_final:
+    if found.change.significant or not is_final:
         return found
     return replace(found, seeds_needed=seeds_needed(contrast, len(comparison.seeds), family))
 
@@ -351,10 +341,10 @@ def _tested(comparison: Comparison, contrast: Contrast, family: int, is_final: b
 def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Effect]) -> str:
     """See Result.tests."""
     sizes = [
-        sum(pair in compared and not math.isnan(compared[pair].difference.p) for pair in pairs)
+        sum(pair in compared and compared[pair].change.is_tested for pair in pairs)
         for pairs in (_family(study), _ends(study))
     ]
-    known_effects = sum(not math.isnan(effect.change.p) for effect in effects)
+    known_effects = sum(effect.change.is_tested for effect in effects)
     noun, to = ("step", "") if any(arm.previous for arm in study.arms) else ("comparison", " to the baseline")
     families = [f"max-t over the {count(sizes[0], noun)}{to}"] if sizes[0] else []
     families += [f"max-t over the {count(known_effects, 'effect')}"] if known_effects else []
@@ -362,10 +352,10 @@ def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Eff
     return " and, on its own, ".join(families) or "none"
 
 
-def _tokens_to(record: Record, metric: Metric, target: float, axis: str = "tokens") -> float | None:
-    """The tokens (or seconds) at which a run's validation loss first falls to target; None if it never does."""
+def _reaches(record: Record, metric: Metric, baseline: Record, axis: str = "tokens") -> float | None:
+    """The tokens (or seconds) at which a run first has the baseline's final loss; None if it never has."""
     rows = [row for row in record.metrics if metric in row]
-    return first_reach([row[axis] for row in rows], [row[metric] for row in rows], target)
+    return first_reach([row[axis] for row in rows], [row[metric] for row in rows], baseline.summary[metric])
 
 
 def _to_reach(
@@ -377,8 +367,7 @@ def _to_reach(
     """
     reached = []
     for record in (record for record in records if record.seed in baseline):
-        target = baseline[record.seed].summary[metric]
-        tokens, seconds = (_tokens_to(record, metric, target, axis) for axis in ("tokens", "seconds"))
+        tokens, seconds = (_reaches(record, metric, baseline[record.seed], axis) for axis in ("tokens", "seconds"))
         if tokens is None or seconds is None:
             return {}
         if speed:
@@ -391,8 +380,7 @@ def _reach(records: Sequence[Record], metric: Metric, baseline: Mapping[int, Rec
     """None without curves, or without a seed that both have finished."""
     ratios, censored = {}, set()
     for record in (record for record in _finished(records) if record.seed in baseline):
-        target = baseline[record.seed].summary[metric]
-        own, whole = (_tokens_to(one, metric, target) for one in (record, baseline[record.seed]))
+        own, whole = (_reaches(one, metric, baseline[record.seed]) for one in (record, baseline[record.seed]))
         evaluated = [row["tokens"] for row in record.metrics if metric in row]
         if evaluated and whole:
             ratios[record.seed] = (evaluated[-1] if own is None else own) / whole
@@ -481,7 +469,7 @@ def _difference_curves(study: Study, judged: Judged, final: Table, metric: Metri
         else:
             blocks = _blocks(judged, losses[metric])
             compared = _comparisons(study, judged, losses, blocks, metric, is_final=False)
-            found = {pair: compared[pair].difference for pair in _family(study) if pair in compared}
+            found = {pair: compared[pair].change for pair in _family(study) if pair in compared}
         for pair, difference in found.items():
             points.setdefault(pair, []).append((tokens, difference))
     return tuple(
@@ -557,7 +545,7 @@ def _lengths(arm: str, records: Sequence[Record]) -> Lengths | None:
 
 
 def _provenance(records: Sequence[Record], judged: Judged, baseline: str) -> Provenance:
-    facts = pd.DataFrame([environment(record) for record in _started(records)])
+    facts = pd.DataFrame([environment(record.environment) for record in _started(records)])
     first = next(iter(_started(judged[baseline])), None)
     return Provenance(
         seeds=tuple(sorted({record.seed for own in judged.values() for record in own})),

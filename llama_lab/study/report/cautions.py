@@ -17,8 +17,8 @@ def cautions(study: Study, arms: Sequence[ArmResult], metric: Metric, noise: Map
 
     noise: each arm's standard deviation over seeds, relative to the typical arm's.
     """
-    compared = [c for arm in arms for c in (arm.to_previous, arm.to_baseline) if c and not math.isnan(c.difference.p)]
-    if compared and max(c.difference.n for c in compared) == 2:
+    compared = [c for arm in arms for c in (arm.to_previous, arm.to_baseline) if c and c.change.is_tested]
+    if compared and max(c.change.n for c in compared) == 2:
         yield "Two seeds: an arm's noise is estimated mostly from the other arms, and one outlier can decide a verdict."
     if study.looks:
         yield (

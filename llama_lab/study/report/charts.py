@@ -19,7 +19,7 @@ from plotly.subplots import make_subplots
 from llama_lab import formatting as fmt
 from llama_lab.study.statistics import Estimate, PairedDifference, term_name
 
-from .result import Curve, DifferenceCurve, Interaction, Result, Speed, Spread
+from .result import Curve, DifferenceCurve, Finding, Interaction, Result, Spread
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is invisible on white.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
@@ -40,14 +40,6 @@ LATE: dict[str, Any] = {  # ranges of the loss axis of curves
 }
 TITLE = {"font": {"size": 15}, "x": 0, "xref": "container", "y": 1, "yref": "container", "yanchor": "top"}
 TITLE |= {"pad": {"t": 12}}
-LABEL = {
-    "x": 0,
-    "xref": "paper",
-    "xanchor": "left",
-    "yshift": 15,
-    "showarrow": False,
-    "bgcolor": "rgba(255,255,255,0.8)",
-}
 
 ROW_HEIGHT, LOW_ROW_HEIGHT, MOST_HIGH_ROWS = 44, 32, 8
 SQUEEZED = 5.0  # an interval so many times longer than the next one is cut off at the axis's end
@@ -55,10 +47,7 @@ MOST_LINES = 6  # that a chart opens with
 MOST_BANDS = 4
 MOST_PANELS = 6
 LABEL_LENGTH = 34  # characters, for the width of a phone
-KV_CACHE: dict[str, Callable[[Speed], Spread | None]] = {
-    "used": lambda speed: speed.decode,
-    "not used": lambda speed: speed.uncached,
-}
+KV_CACHE = {"used": "decode", "not used": "uncached"}  # parts of a Speed
 Points = Iterable[tuple[float, Estimate | Spread | None]]
 Views = Mapping[tuple[str, ...], Mapping[str, Points]]  # the points of each arm, for each view of a chart
 LOSS = {"val/loss": "validation loss", "val/bits_per_byte": "validation loss", "train/loss": "training loss"}
@@ -71,32 +60,6 @@ class Style:
     colour: str
     dash: str
     symbol: str
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a chart of differences. against: the reference; empty for an effect."""
-
-    label: str
-    against: str
-    found: PairedDifference
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """The ends of the interval; the mean twice without one."""
-        found = self.found
-        return (found.low, found.high) if math.isfinite(found.high - found.low) else (found.mean, found.mean)
-
-    @property
-    def interval(self) -> str:
-        """The mean with its interval."""
-        return fmt.with_interval(self.found.mean, self.found.low, self.found.high, is_difference=True)
-
-    @property
-    def text(self) -> str:
-        """The row as text."""
-        against = f" against {self.against}" if self.against else ""
-        return f"{self.label} {self.interval}{against}, {self.found.verdict}"
 
 
 def styles(result: Result) -> dict[str, Style]:
@@ -120,7 +83,7 @@ def foremost(result: Result) -> set[str]:
     """The arms that a chart of lines opens with: all, or, of many, the baseline and those that differ most."""
     if len(result.arms) <= MOST_LINES + 2:
         return {arm.name for arm in result.arms}
-    changes = pd.Series({arm.name: c.difference.mean for arm in result.arms if (c := arm.comparison)}, dtype=float)
+    changes = pd.Series({arm.name: c.change.mean for arm in result.arms if (c := arm.comparison)}, dtype=float)
     return {result.study.baseline, *changes.abs().dropna().nlargest(MOST_LINES - 1).index}
 
 
@@ -143,57 +106,54 @@ def change_axis(metric: str) -> str:
 Against = Literal["previous", "baseline"]
 
 
-def difference_rows(result: Result, against: Against) -> list[Row]:
+def difference_rows(result: Result, against: Against) -> list[Finding]:
     """The arms' differences to the step before, or to the baseline."""
     found = [arm.to_previous if against == "previous" else arm.to_baseline for arm in result.arms]
-    return [Row(c.arm, c.against, c.difference) for c in found if c and math.isfinite(c.difference.mean)]
+    return [one for one in found if one and math.isfinite(one.change.mean)]
 
 
-def effect_rows(result: Result) -> list[Row]:
+def effect_rows(result: Result) -> list[Finding]:
     """The main effects and interactions of a factorial."""
-    return [Row(e.name, "", e.change) for e in result.effects if math.isfinite(e.change.mean)]
+    return [effect for effect in result.effects if math.isfinite(effect.change.mean)]
 
 
-def differences(rows: list[Row], title: str, axis: str) -> go.Figure:
+def in_words(found: Finding) -> str:
+    """A row of a chart of differences as text."""
+    against = f" against {found.against}" if found.against else ""
+    return f"{found.name} {found.change.text}{against}, {found.change.verdict}"
+
+
+def differences(rows: Sequence[Finding], title: str, axis: str) -> go.Figure:
     """A point with its 95% interval per row, hollow if not significant.
 
     An interval much longer than all others ends in an arrow at the edge, with its end as text.
     """
     least, most = axis_range(rows)
-    means = [min(max(row.found.mean, least), most) for row in rows]
-    ends = [(max(low, least), min(high, most)) for low, high in (row.ends for row in rows)]
-    colours = [COLOUR_OF.get(row.found.verdict, UNCLEAR) for row in rows]
+    found = [row.change for row in rows]
+    means = [min(max(one.mean, least), most) for one in found]
+    ends = [(max(low, least), min(high, most)) for low, high in (one.ends for one in found)]
+    colours = [COLOUR_OF.get(one.verdict, UNCLEAR) for one in found]
     symbols = [
-        "triangle-left" if row.found.mean < least else "triangle-right" if row.found.mean > most else "circle"
-        for row in rows
+        "triangle-left" if one.mean < least else "triangle-right" if one.mean > most else "circle" for one in found
     ]
-    fills = [colour if row.found.significant else "white" for row, colour in zip(rows, colours, strict=True)]
+    fills = [colour if one.significant else "white" for one, colour in zip(found, colours, strict=True)]
     points = go.Scatter(
         x=means,
         y=list(range(len(rows))),
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": [high - mean for (_, high), mean in zip(ends, means, strict=True)],
-            "arrayminus": [mean - low for (low, _), mean in zip(ends, means, strict=True)],
-            "thickness": 1.5,
-            "width": 4,
-            "color": INK,
-        },
+        error_x=_bars(means, ends, INK),
         mode="markers",
         marker={"size": 11, "color": fills, "line": {"width": 2, "color": colours}, "symbol": symbols},
-        text=[escape(row.text) for row in rows],
+        text=[escape(in_words(row)) for row in rows],
         hovertemplate="%{text}<extra></extra>",
     )
-    shared = set.intersection(*(set(row.label.split(",")) for row in rows)) if rows else set()
+    shared = set.intersection(*(set(row.name.split(",")) for row in rows)) if rows else set()
     height = ROW_HEIGHT if len(rows) <= MOST_HIGH_ROWS else LOW_ROW_HEIGHT
-    lift = {**LABEL, "yshift": height / 3 + 3}
+    lift = {"x": 0, "xref": "paper", "xanchor": "left", "yshift": height / 3 + 3, "showarrow": False}
+    lift |= {"bgcolor": "rgba(255,255,255,0.8)"}
     labels = [{**lift, "text": _label(row, shared, least), "y": i} for i, row in enumerate(rows)]
     right = {**lift, "x": 1, "xanchor": "right", "bgcolor": "rgba(0,0,0,0)"}
-    beyond = [(i, row) for i, row in enumerate(rows) if row.ends[1] > most]
-    labels += [
-        {**right, "text": f"{_end(row, row.ends[1], row.found.mean > most)} \u25b6", "y": i} for i, row in beyond
-    ]
+    beyond = [(i, one) for i, one in enumerate(found) if one.ends[1] > most]
+    labels += [{**right, "text": f"{_end(one, one.ends[1], one.mean > most)} \u25b6", "y": i} for i, one in beyond]
     figure = _figure([points], title, axis, None, height=90 + height * max(len(rows), 2))
     figure.update_layout(annotations=labels)
     space = 0.06 * (most - least) or 0.1
@@ -203,10 +163,10 @@ def differences(rows: list[Row], title: str, axis: str) -> go.Figure:
     return figure
 
 
-def axis_range(rows: Sequence[Row]) -> tuple[float, float]:
+def axis_range(rows: Sequence[Finding]) -> tuple[float, float]:
     """The range of an axis that covers zero and all intervals but those that would squeeze the others."""
-    ends = [end for row in rows for end in row.ends]
-    sizes = sorted(max(map(abs, row.ends)) for row in rows)
+    ends = [end for row in rows for end in row.change.ends]
+    sizes = sorted(max(map(abs, row.change.ends)) for row in rows)
     most = max(sizes, default=0.0)
     for n in range(max(2, math.ceil(len(sizes) / 2)), len(sizes)):  # at least half of the rows, and two, are covered
         if sizes[n] > SQUEEZED * sizes[n - 1] > 0:
@@ -298,10 +258,23 @@ def curves(result: Result) -> go.Figure:
 
 
 def kv_cache_front(result: Result) -> go.Figure:
-    """Loss against the size of the KV cache per token."""
-    figure = _front(result, "kv_cache/bytes_per_token", result.front.kv_cache, False, "KV cache: %{customdata}")
+    """Loss against the size of the KV cache per token; arms with 0 B are at the left edge."""
+    front, zero = result.front.kv_cache, _zero_bytes(result)
+    figure = _front(result, "kv_cache/bytes_per_token", front, False, "KV cache: %{customdata}", zero)
     figure.update_layout(title_text="Loss against KV cache", xaxis_title_text="KV-cache size per token, 16-bit")
-    return _octaves(figure, fmt.in_bytes)
+    return _octaves(figure, cache_size_text(result))
+
+
+def _zero_bytes(result: Result) -> float:
+    """Where the logarithmic axis of KV-cache sizes has 0 B: an octave below the smallest other size."""
+    sizes = [size for arm in result.arms if (size := arm.costs.get("kv_cache/bytes_per_token", 0)) > 0]
+    return 2.0 ** (math.floor(math.log2(min(sizes))) - 1) if sizes else 1.0
+
+
+def cache_size_text(result: Result) -> Callable[[float], str]:
+    """The text of a tick of the axis of KV-cache sizes."""
+    zero = _zero_bytes(result)
+    return lambda size: fmt.in_bytes(size if size > zero else 0)
 
 
 def throughput_front(result: Result) -> go.Figure:
@@ -316,11 +289,11 @@ def decoding_speeds(result: Result) -> go.Figure:
     batch_sizes = sorted({speed.batch_size for arm in result.inference for speed in arm.speeds})
     found: Views = {
         (fmt.count(batch_size, "sequence"), use): {
-            arm.arm: [(speed.context, spread(speed)) for speed in arm.speeds if speed.batch_size == batch_size]
+            arm.arm: [(speed.context, getattr(speed, part)) for speed in arm.speeds if speed.batch_size == batch_size]
             for arm in result.inference
         }
         for batch_size in batch_sizes
-        for use, spread in KV_CACHE.items()
+        for use, part in KV_CACHE.items()
     }
     figure = _over_context(result, found, "Decoding speed", "tokens per second")
     figure.update_traces(hovertemplate="%{fullData.name}<br>%{y:,.3~f} tokens per second at %{x:,}<extra></extra>")
@@ -427,24 +400,24 @@ def _dress(figure: go.Figure, title: str, height: int) -> go.Figure:
     )
 
 
-def _label(row: Row, shared: set[str], least: float) -> str:
+def _label(row: Finding, shared: set[str], least: float) -> str:
     """The row's name and verdict, and its left end if that is beyond the edge.
 
     A long name omits the shared settings; its end, which is usually distinctive, is never cut off.
     """
-    name, tail = row.label, LABEL_LENGTH // 3
+    name, found, tail = row.name, row.change, LABEL_LENGTH // 3
     if len(name) > LABEL_LENGTH:
         name = ",".join(setting for setting in name.split(",") if setting not in shared) or name
     if len(name) > LABEL_LENGTH:
         name = f"{name[: LABEL_LENGTH - tail - 1]}…{name[-tail:]}"
-    end = f"\u25c0 {_end(row, row.ends[0], row.found.mean < least)} " if row.ends[0] < least else ""
-    note = "" if row.found.significant else f" <span style='color:{UNCLEAR}'>{row.found.verdict}</span>"
+    end = f"\u25c0 {_end(found, found.ends[0], found.mean < least)} " if found.ends[0] < least else ""
+    note = "" if found.significant else f" <span style='color:{UNCLEAR}'>{found.verdict}</span>"
     return f"{end}{escape(name)}{note}"
 
 
-def _end(row: Row, end: float, is_all: bool) -> str:
+def _end(found: PairedDifference, end: float, is_all: bool) -> str:
     """The end of an interval beyond the edge, or mean and interval if the mean is beyond it, too."""
-    return row.interval if is_all else fmt.signed(end, fmt.decimals(*row.ends))
+    return found.text if is_all else fmt.signed(end, fmt.decimals(*found.ends))
 
 
 def _interaction(found: Interaction) -> list[go.Scatter]:
@@ -504,13 +477,18 @@ def _late_range(found: Iterable[tuple[list[float], list[float]]]) -> list[float]
     return [min(late) - space, max(late) + space]
 
 
-def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hover: str) -> go.Figure:
-    """The loss of each arm over a cost or a gain, and a staircase through the arms on the front up to the edges."""
-    looks = styles(result)
+def _front(
+    result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hover: str, zero: float = 0.0
+) -> go.Figure:
+    """The loss of each arm over a cost or a gain, and a staircase through the arms on the front up to the edges.
+
+    zero: where to draw arms with a cost of 0; default: nowhere.
+    """
+    looks, costs = styles(result), {arm.name: arm.costs.get(cost, math.nan) for arm in result.arms}
     points = {
-        arm.name: (arm.costs[cost], loss)
+        arm.name: (costs[arm.name] or zero, loss)
         for arm in result.arms
-        if (loss := arm.judged(result.metric)) and math.isfinite(loss.mean) and arm.costs.get(cost, 0) > 0
+        if (loss := arm.judged(result.metric)) and math.isfinite(loss.mean) and (costs[arm.name] or zero) > 0
     }
     corners = sorted((points[name][0], points[name][1].mean) for name in front if name in points)
     if corners:
@@ -529,7 +507,7 @@ def _front(result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hov
     arms = [
         _means(name, looks[name], [point]).update(
             mode="markers",
-            customdata=[fmt.in_bytes(point[0])],
+            customdata=[fmt.in_bytes(costs[name])],
             hovertemplate=f"%{{fullData.name}}<br>{hover}<br>loss %{{text}}<extra></extra>",
         )
         for name, point in points.items()
@@ -566,15 +544,20 @@ def _over_context(result: Result, found: Views, title: str, y: str) -> go.Figure
 def _means(arm: str, style: Style, found: Points) -> go.Scatter:
     """An arm's means, each with a bar from low to high, which has no length without an interval."""
     points = sorted(((x, one) for x, one in found if one and math.isfinite(one.mean)), key=lambda point: point[0])
-    means = [one for _, one in points]
-    up = [one.high - one.mean if math.isfinite(one.high) else 0 for one in means]
-    down = [one.mean - one.low if math.isfinite(one.low) else 0 for one in means]
-    bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.5, "width": 4}
-    return _line(arm, style, [x for x, _ in points], [one.mean for one in means]).update(
-        error_y={**bars, "color": style.colour},
+    means = [one.mean for _, one in points]
+    ends = [(one.low, one.high) if math.isfinite(one.high - one.low) else (one.mean, one.mean) for _, one in points]
+    return _line(arm, style, [x for x, _ in points], means).update(
+        error_y=_bars(means, ends, style.colour),
         marker={"size": 9, "maxdisplayed": 0},
-        text=[fmt.with_interval(one.mean, one.low, one.high) for one in means],
+        text=[fmt.with_interval(one.mean, one.low, one.high) for _, one in points],
     )
+
+
+def _bars(means: list[float], ends: list[tuple[float, float]], colour: str) -> dict[str, Any]:
+    up = [high - mean for (_, high), mean in zip(ends, means, strict=True)]
+    down = [mean - low for (low, _), mean in zip(ends, means, strict=True)]
+    bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.5, "width": 4}
+    return {**bars, "color": colour}
 
 
 def _marks(arm: str, x: list[float], y: list[float], marker: dict[str, Any], hover: str) -> go.Scatter:

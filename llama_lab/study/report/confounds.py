@@ -13,7 +13,7 @@ from llama_lab.study.study import Study
 
 from .audit import misrecorded
 from .environment import unequal_environments
-from .inference import TIMED, rounds
+from .inference import TIMED
 from .result import ArmResult, LearningRates
 
 MOST_RESIDUAL = 0.005  # of matching, as a fraction
@@ -175,7 +175,7 @@ def _doubtful_inference(arms: Sequence[ArmResult]) -> Iterator[str]:
         if values := disagreement(records, found):
             yield f"Measurements of inference differ in {fact}: {values}; their speeds cannot be compared."
     speeds = [(record.arm, speed) for record in records for speed in record.evaluation.speed]
-    if unquiet := [arm for arm, speed in speeds if any(_is_unquiet(rounds(speed, part)) for part in TIMED)]:
+    if unquiet := [arm for arm, speed in speeds if any(_is_unquiet(getattr(speed, part) or ()) for part in TIMED)]:
         names = enumerate_some(list(dict.fromkeys(unquiet)), MOST_NAMES)
         spread = f"more than {MOST_UNQUIET}{TIMES} the fastest"
         yield f"The machine was not quiet while inference was measured: a round took {spread} in {names}."

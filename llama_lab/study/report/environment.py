@@ -24,12 +24,8 @@ CONSEQUENCES = {
 UNCOMMITTED = "uncommitted changes"
 
 
-def environment(record: Record) -> dict[str, str]:
-    """A run's hardware, software and data, by the names that reports use; hashes and commits are cut to 12 digits."""
-    return _environment(record.environment)
-
-
-def _environment(session: Environment) -> dict[str, str]:
+def environment(session: Environment) -> dict[str, str]:
+    """Hardware, software and data of a session, by the names of reports; hashes and commits are cut to 12 digits."""
     git, versions = session.git, session.versions
     values = {
         "device": session.device,
@@ -51,7 +47,7 @@ def _environment(session: Environment) -> dict[str, str]:
 def unequal_environments(records: Sequence[Record]) -> Iterator[str]:
     """A sentence for every fact that differs between runs, or between the sessions of one run."""
     sessions = {record.path: [*record.environment.earlier_sessions, record.environment] for record in records}
-    histories = [[_environment(session) for session in sessions[record.path]] for record in records]
+    histories = [[environment(session) for session in sessions[record.path]] for record in records]
     facts = [fact for fact in (histories[0][0] if histories else ()) if fact != UNCOMMITTED]
     for fact in facts:
         if values := disagreement(records, [history[-1][fact] for history in histories]):

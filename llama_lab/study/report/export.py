@@ -84,7 +84,7 @@ def write_runs(result: Result, path: Path) -> None:
     axes = list(dict.fromkeys(axis for arm in result.study.arms for axis in arm.axes))
     levels = {arm.name: arm.axes for arm in result.study.arms}
     members = [member for arm in result.study.arms for member in arm.members]
-    environments = {r.path: environment(r) if r.status != MISSING else {} for r in result.records}
+    environments = {r.path: environment(r.environment) if r.status != MISSING else {} for r in result.records}
     judged = {(arm.name, record.path) for arm in result.arms for record in arm.records}
     rows = [
         {

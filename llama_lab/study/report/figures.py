@@ -21,8 +21,8 @@ from llama_lab import formatting as fmt
 from llama_lab.study.statistics import term_name
 
 from . import charts
-from .charts import Row, Style
-from .result import CurveMetric, Result
+from .charts import Style
+from .result import CurveMetric, Finding, Result
 
 WIDTH = 3.35  # inches, of a column in most two-column styles
 DPI = 300
@@ -160,7 +160,7 @@ def training_loss(result: Result) -> Figure | None:
 
 def kv_cache_front(result: Result) -> Figure | None:
     """Loss against the size of the KV cache per token."""
-    return _draw(result, charts.kv_cache_front(result), partial(_octaves, text=fmt.in_bytes))
+    return _draw(result, charts.kv_cache_front(result), partial(_octaves, text=charts.cache_size_text(result)))
 
 
 def speed_front(result: Result) -> Figure | None:
@@ -240,20 +240,20 @@ FIGURES: dict[Callable[[Result], Figure | None], str] = {
 # --- shared by figures ---
 
 
-def _forest(rows: Sequence[Row], result: Result) -> Figure | None:
+def _forest(rows: Sequence[Finding], result: Result) -> Figure | None:
     """A point with its 95% interval per row, from top to bottom; hollow if not significant."""
     if not rows:
         return None
-    labels = list(_labels([row.label for row in rows], LABEL_LENGTH).values())
+    labels = list(_labels([row.name for row in rows], LABEL_LENGTH).values())
     lines = [1 + label.count("\n") for label in labels]
     places = [sum(lines[:i]) + (own - 1) / 2 for i, own in enumerate(lines)]
     x = charts.change_axis(result.metric).replace(", ", ",\n")
     figure, (panel,) = _panels([""], x, "", height=0.5 + 1.1 * LINE * max(sum(lines), 3))
     least, most = charts.axis_range(rows)
-    for y, row in zip(places, rows, strict=True):
-        colour = charts.COLOUR_OF.get(row.found.verdict, charts.UNCLEAR)
-        fill = colour if row.found.significant else "white"
-        (low, high), mean = row.ends, row.found.mean
+    for y, found in zip(places, (row.change for row in rows), strict=True):
+        colour = charts.COLOUR_OF.get(found.verdict, charts.UNCLEAR)
+        fill = colour if found.significant else "white"
+        (low, high), mean = found.ends, found.mean
         bars = [[mean - low], [high - mean]]
         panel.errorbar([mean], y, xerr=bars, fmt="o", color=colour, markerfacecolor=fill, markersize=4.5)
         for edge, mark, is_beyond in ((least, "<", low < least), (most, ">", high > most)):

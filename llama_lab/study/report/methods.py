@@ -19,6 +19,7 @@ from .result import Result
 Part = str | Keys  # a text, or the citations after it
 Sentence = tuple[Part, ...]
 
+PANDOC, LATEX = (" [@", "; @", "]"), (r"~\cite{", ",", "}")  # before, between and after the keys of a citation
 MOST_NAMED = 12  # arms; runs.csv has the names of more
 
 DESIGNS = {
@@ -73,12 +74,14 @@ class Paragraph:
     title: str
     sentences: Sequence[Sentence]
 
-    def written(self, text: Callable[[str], str], cite: Callable[[Keys], str]) -> str:
-        """The sentences in a format. text, cite: write a text and its citations."""
-        return " ".join(
-            "".join(text(part) if isinstance(part, str) else cite(part) if part else "" for part in sentence)
-            for sentence in self.sentences
+    def written(self, text: Callable[[str], str], citation: tuple[str, str, str]) -> str:
+        """The sentences in a format. text: escapes a text. citation: what is before, between and after its keys."""
+        before, between, after = citation
+        cited = (
+            [text(part) if isinstance(part, str) else f"{before}{between.join(part)}{after}" for part in parts if part]
+            for parts in self.sentences
         )
+        return " ".join(map("".join, cited))
 
 
 def methods(result: Result) -> list[Paragraph]:
@@ -105,20 +108,14 @@ def cited(paragraphs: Iterable[Paragraph]) -> set[str]:
 
 def methods_markdown(paragraphs: Iterable[Paragraph]) -> str:
     """The paragraphs in Markdown, with citations in Pandoc's syntax."""
-
-    def cite(keys: Keys) -> str:
-        return f" [{'; '.join(f'@{key}' for key in keys)}]"
-
-    return "\n\n".join(f"**{one.title}.** {one.written(markdown, cite)}" for one in paragraphs) + "\n"
+    found = (f"**{one.title}.** {one.written(markdown, PANDOC)}" for one in paragraphs)
+    return "\n\n".join(found) + "\n"
 
 
 def methods_latex(paragraphs: Iterable[Paragraph]) -> str:
     r"""The paragraphs in LaTeX, for \input."""
-
-    def cite(keys: Keys) -> str:
-        return rf"~\cite{{{','.join(keys)}}}"
-
-    return "\n\n".join(f"\\paragraph{{{one.title}.}}\n{one.written(latex, cite)}" for one in paragraphs) + "\n"
+    found = (f"\\paragraph{{{one.title}.}}\n{one.written(latex, LATEX)}" for one in paragraphs)
+    return "\n\n".join(found) + "\n"
 
 
 # --- paragraphs ---
@@ -141,7 +138,7 @@ def _design(result: Result) -> list[Sentence]:
             "initial values from the same seed, and arms are compared within seeds."
         )
     return [
-        (f"The study is {design}", references.DESIGNS.get(study.design, references.NONE), "."),
+        (f"The study is {design}", references.DESIGNS.get(study.design, ()), "."),
         (f"It has {count(len(names), 'arm')}{listed}; the baseline is {study.baseline}.",),
         *((note,) for note in study.notes),
         (f"Seeds are {_by_run(judged, [by_arm[record.arm] for record in judged])}; {finished}.",),
@@ -280,8 +277,9 @@ def _statistics(result: Result) -> list[Sentence]:
     else:
         found.append(("Differences are means over the seeds that both arms have finished.",))
     if result.tests != "none":
-        keys = references.MAX_T if is_max_t else references.NONE
-        found.append((f"They were tested by {result.tests}", keys, ", two-sided at 5%."))
+        found.append(
+            (f"They were tested by {result.tests}", references.MAX_T if is_max_t else (), ", two-sided at 5%.")
+        )
     if is_max_t:
         what = "effect over seeds" if is_factorial else "arm, in a model of arm and seed,"
         found.append(
@@ -301,7 +299,7 @@ def _statistics(result: Result) -> list[Sentence]:
 
 
 def _hardware(result: Result, runs: Sequence[Record]) -> list[Sentence]:
-    environments = [environment(record) for record in runs]
+    environments = [environment(record.environment) for record in runs]
 
     def facts(*names: str) -> str:
         """`device cpu, precision 32-true`."""

@@ -1,6 +1,6 @@
 """report.html: a study's result as one self-contained file for a screen, a phone and paper."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,15 @@ from plotly import graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from llama_lab import formatting as fmt
-from llama_lab.study.speed import FILE as SPEED
+from llama_lab.study.speed import StudySpeed
 from llama_lab.study.study import FILE, SUMMARY
 
 from . import charts
-from .result import Result
+from .result import Finding, Result
 from .tables import Table, tables
 
 TEMPLATE = "page.html.j2"
-BESIDE = (SUMMARY, FILE, SPEED, "export/")  # files that the page links if they are in its folder
+BESIDE = (SUMMARY, FILE, StudySpeed.FILE, "export/")  # files that the page links if they are in its folder
 MATCHES = {"params": "matched in parameters", "flops": "matched in FLOPs per token", "none": "not matched in size"}
 MOST_SEEDS = 8  # listed in one line
 SIGNIFICANT = (
@@ -158,9 +158,9 @@ def _lines(
     return chart if chart.has_lines else replace(chart, shown=None)
 
 
-def _forest(result: Result, rows: list[charts.Row], title: str, caption: str) -> Chart:
+def _forest(result: Result, rows: Sequence[Finding], title: str, caption: str) -> Chart:
     axis = charts.change_axis(result.metric)
-    alt = _alt(f"{title}, {axis}", (row.text for row in rows))
+    alt = _alt(f"{title}, {axis}", map(charts.in_words, rows))
     return Chart(charts.differences(rows, title, axis), alt, caption)
 
 

@@ -9,115 +9,101 @@ FILE = Path(__file__).with_suffix(".bib")
 
 Keys = tuple[str, ...]
 
-VANILLA: Keys = ("vaswani2017attention",)
-ROPE: Keys = ("su2021rope",)
-OLMO2: Keys = ("olmo2024two",)
-GEMMA2: Keys = ("gemma2024two",)
-LLAMA: Keys = ("touvron2023llama",)
-LLAMA2: Keys = ("touvron2023llama2",)
-LLAMA3: Keys = ("grattafiori2024llama3",)
-GPT2: Keys = ("radford2019gpt2",)
-PYTHIA: Keys = ("biderman2023pythia",)
-FALCON: Keys = ("almazrouei2023falcon",)
-NEOX: Keys = ("black2022neox",)
-TIED: Keys = ("press2017tying",)
-NONE: Keys = ()
-
-# The keys for each option of a config group, in citation order.
-SOURCES: dict[str, dict[str, Keys]] = {
+# The keys to cite for each option of a config group, in order.
+SOURCES: dict[str, dict[str, str]] = {
     "norm": {
-        **dict.fromkeys(("layernorm", "layernorm_1e-6"), ("ba2016layernorm",)),
-        **dict.fromkeys(("rmsnorm", "rmsnorm_1e-6"), ("zhang2019rmsnorm",)),
-        "none": NONE,
-        "rmsnorm_offset": ("zhang2019rmsnorm", "gemma2024"),
+        **dict.fromkeys(("layernorm", "layernorm_1e-6"), "ba2016layernorm"),
+        **dict.fromkeys(("rmsnorm", "rmsnorm_1e-6"), "zhang2019rmsnorm"),
+        "none": "",
+        "rmsnorm_offset": "zhang2019rmsnorm gemma2024",
     },
     "block": {
-        "parallel": ("wang2021gptj", *FALCON),
-        "parallel_two_norms": NEOX,
-        "postnorm": VANILLA,
-        "prenorm": (*GPT2, "xiong2020layernorm"),
-        "reordered": OLMO2,
-        "sandwich": ("ding2021cogview", *GEMMA2),
+        "parallel": "wang2021gptj almazrouei2023falcon",
+        "parallel_two_norms": "black2022neox",
+        "postnorm": "vaswani2017attention",
+        "prenorm": "radford2019gpt2 xiong2020layernorm",
+        "reordered": "olmo2024two",
+        "sandwich": "ding2021cogview gemma2024two",
     },
     "position": {
-        "alibi": ("press2022alibi",),
-        "learned": GPT2,
-        "none": ("kazemnejad2023nope",),
-        "relative": ("raffel2020t5",),
-        "rope": ROPE,
-        "rope_500k": (*ROPE, *LLAMA3),
-        "rope_linear": (*ROPE, "chen2023interpolation"),
-        "rope_llama3": (*ROPE, *LLAMA3),
-        "rope_ntk": (*ROPE, "bloc97ntk"),
-        "rope_quarter": (*ROPE, *NEOX),
-        "rope_yarn": (*ROPE, "peng2023yarn"),
-        "sinusoidal": VANILLA,
-        "sinusoidal_concatenated": (*VANILLA, "keskar2019ctrl"),
+        "alibi": "press2022alibi",
+        "learned": "radford2019gpt2",
+        "none": "kazemnejad2023nope",
+        "relative": "raffel2020t5",
+        "rope": "su2021rope",
+        "rope_500k": "su2021rope grattafiori2024llama3",
+        "rope_linear": "su2021rope chen2023interpolation",
+        "rope_llama3": "su2021rope grattafiori2024llama3",
+        "rope_ntk": "su2021rope bloc97ntk",
+        "rope_quarter": "su2021rope black2022neox",
+        "rope_yarn": "su2021rope peng2023yarn",
+        "sinusoidal": "vaswani2017attention",
+        "sinusoidal_concatenated": "vaswani2017attention keskar2019ctrl",
     },
     "attention": {
-        "gqa": ("ainslie2023gqa",),
-        "gqa_gemma2": ("ainslie2023gqa", *GEMMA2),
-        "gqa_window": ("ainslie2023gqa", "beltagy2020longformer", "jiang2023mistral"),
-        **dict.fromkeys(("mha", "mha_bias"), VANILLA),
-        "mha_qk_norm": (*VANILLA, "henry2020qknorm", *OLMO2),
-        "mqa": ("shazeer2019mqa",),
+        "gqa": "ainslie2023gqa",
+        "gqa_gemma2": "ainslie2023gqa gemma2024two",
+        "gqa_window": "ainslie2023gqa beltagy2020longformer jiang2023mistral",
+        **dict.fromkeys(("mha", "mha_bias"), "vaswani2017attention"),
+        "mha_qk_norm": "vaswani2017attention henry2020qknorm olmo2024two",
+        "mqa": "shazeer2019mqa",
     },
     "ffn": {
-        **dict.fromkeys(("bilinear", "geglu", "geglu_tanh", "reglu", "swiglu"), ("shazeer2020glu",)),
-        **dict.fromkeys(("gelu", "gelu_bias", "gelu_tanh", "gelu_tanh_bias"), ("hendrycks2016gelu",)),
-        **dict.fromkeys(("relu", "relu_bias"), (*VANILLA, "nair2010relu")),
-        "glu": ("dauphin2017glu", "shazeer2020glu"),
-        "relu2": ("so2021primer",),
-        "silu": ("elfwing2018silu", "ramachandran2017swish"),
+        **dict.fromkeys(("bilinear", "geglu", "geglu_tanh", "reglu", "swiglu"), "shazeer2020glu"),
+        **dict.fromkeys(("gelu", "gelu_bias", "gelu_tanh", "gelu_tanh_bias"), "hendrycks2016gelu"),
+        **dict.fromkeys(("relu", "relu_bias"), "vaswani2017attention nair2010relu"),
+        "glu": "dauphin2017glu shazeer2020glu",
+        "relu2": "so2021primer",
+        "silu": "elfwing2018silu ramachandran2017swish",
     },
     "embedding": {
-        "scaled": (*VANILLA, *TIED),
-        "scaled_bias": (*VANILLA, *TIED, "keskar2019ctrl"),
-        "scaled_softcap": (*VANILLA, *TIED, *GEMMA2),
-        "tied": TIED,
-        "tied_norm": (*TIED, "lescao2022bloom"),
-        "untied": NONE,
+        "scaled": "vaswani2017attention press2017tying",
+        "scaled_bias": "vaswani2017attention press2017tying keskar2019ctrl",
+        "scaled_softcap": "vaswani2017attention press2017tying gemma2024two",
+        "tied": "press2017tying",
+        "tied_norm": "press2017tying lescao2022bloom",
+        "untied": "",
     },
     "init": {
-        "normal": ("radford2018gpt",),
-        "scaled": GPT2,
-        "trunc": OLMO2,
-        "xavier": ("glorot2010xavier",),
+        "normal": "radford2018gpt",
+        "scaled": "radford2019gpt2",
+        "trunc": "olmo2024two",
+        "xavier": "glorot2010xavier",
     },
     "arch": {
-        "bloom": ("lescao2022bloom",),
-        "ctrl": ("keskar2019ctrl",),
-        "falcon": FALCON,
-        "gemma2": GEMMA2,
-        "gpt1": ("radford2018gpt",),
-        "gpt2": GPT2,
-        "gpt_neox": (*NEOX, *PYTHIA),
-        "llama": LLAMA,
-        "llama2": LLAMA2,
-        "llama3": LLAMA3,
-        "mistral": ("jiang2023mistral",),
-        "olmo2": OLMO2,
-        "opt": ("zhang2022opt",),
-        "vanilla": VANILLA,
+        "bloom": "lescao2022bloom",
+        "ctrl": "keskar2019ctrl",
+        "falcon": "almazrouei2023falcon",
+        "gemma2": "gemma2024two",
+        "gpt1": "radford2018gpt",
+        "gpt2": "radford2019gpt2",
+        "gpt_neox": "black2022neox biderman2023pythia",
+        "llama": "touvron2023llama",
+        "llama2": "touvron2023llama2",
+        "llama3": "grattafiori2024llama3",
+        "mistral": "jiang2023mistral",
+        "olmo2": "olmo2024two",
+        "opt": "zhang2022opt",
+        "vanilla": "vaswani2017attention",
     },
     "size": {
-        **dict.fromkeys(("pico", "nano", "micro", "mini", "small"), NONE),
-        **dict.fromkeys(("gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl"), GPT2),
-        **dict.fromkeys(("llama_7b", "llama_13b", "llama_33b", "llama_65b"), LLAMA),
-        **dict.fromkeys(("llama3_8b", "llama3_70b", "llama3_405b"), LLAMA3),
-        **dict.fromkeys((f"pythia_{size}" for size in ("70m", "160m", "410m", "1b", "1b4", "6b9")), PYTHIA),
-        **dict.fromkeys(("gemma2_2b", "gemma2_9b"), GEMMA2),
-        "bloom_7b": ("lescao2022bloom",),
-        "falcon_7b": FALCON,
-        "llama2_70b": LLAMA2,
-        "llama3_1b": NONE,  # Llama 3.2, which has no paper
-        "mistral_7b": ("jiang2023mistral",),
-        "olmo2_7b": OLMO2,
-        "tinyllama_1b": ("zhang2024tinyllama",),
+        **dict.fromkeys(("pico", "nano", "micro", "mini", "small"), ""),
+        **dict.fromkeys(("gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl"), "radford2019gpt2"),
+        **dict.fromkeys(("llama_7b", "llama_13b", "llama_33b", "llama_65b"), "touvron2023llama"),
+        **dict.fromkeys(("llama3_8b", "llama3_70b", "llama3_405b"), "grattafiori2024llama3"),
+        **dict.fromkeys((f"pythia_{n}" for n in ("70m", "160m", "410m", "1b", "1b4", "6b9")), "biderman2023pythia"),
+        **dict.fromkeys(("gemma2_2b", "gemma2_9b"), "gemma2024two"),
+        "bloom_7b": "lescao2022bloom",
+        "falcon_7b": "almazrouei2023falcon",
+        "llama2_70b": "touvron2023llama2",
+        "llama3_1b": "",  # Llama 3.2, which has no paper
+        "mistral_7b": "jiang2023mistral",
+        "olmo2_7b": "olmo2024two",
+        "tinyllama_1b": "zhang2024tinyllama",
     },
-    "tokenizer": {"bpe": ("sennrich2016bpe", *GPT2), "byte": NONE, "char": NONE},
-    "optim": {"adamw": ("loshchilov2019adamw",)},
-    "schedule": {"constant": NONE, "cosine": ("loshchilov2017sgdr",), "linear": NONE, "wsd": ("hu2024minicpm",)},
+    "tokenizer": {"bpe": "sennrich2016bpe radford2019gpt2", "byte": "", "char": ""},
+    "optim": {"adamw": "loshchilov2019adamw"},
+    "schedule": {"constant": "", "cosine": "loshchilov2017sgdr", "linear": "", "wsd": "hu2024minicpm"},
 }
 
 # The keys for everything that is not an option of a config group.
@@ -136,7 +122,7 @@ DESIGNS: dict[str, Keys] = {
 
 def sources(group: str, option: str) -> Keys:
     """The keys to cite for an option of a config group; empty for a user's own option."""
-    return SOURCES.get(group, {}).get(option, NONE)
+    return tuple(SOURCES.get(group, {}).get(option, "").split())
 
 
 @cache

@@ -51,14 +51,18 @@ class Comparison:
     untested: str = ""
 
     @property
-    def significant(self) -> bool:
-        """Whether the difference is significant at 5% within its family."""
-        return self.difference.significant
+    def name(self) -> str:
+        """The name of the arm."""
+        return self.arm
 
     @property
-    def difference(self) -> PairedDifference:
+    def change(self) -> PairedDifference:
         """The difference in the unit that the arms are judged in."""
         return self.bits if self.nats is None else self.nats
+
+
+Finding = Comparison | Effect
+"""The change of the loss by a step, an arm or an effect."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class ArmResult:
         """The verdict of `comparison`; a dash without one, as for the baseline."""
         if self.loss is None:
             return "no finished run"
-        return self.comparison.difference.verdict if self.comparison else UNKNOWN
+        return self.comparison.change.verdict if self.comparison else UNKNOWN
 
     def judged(self, metric: Metric) -> Estimate | None:
         """The loss that the arm is judged by."""

@@ -1,6 +1,6 @@
 """The result of a study as a table: every number in summary.csv, the most important ones on the terminal."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from llama_lab.study.statistics import Estimate
 from .result import FIXED_COSTS, MEASURED_COSTS, ArmResult, Comparison, Inference, Result, Spread
 
 REACHED = ("tokens", "flops", "seconds")
-RANGE: dict[str, Callable[[Sequence[float]], float]] = {"low": min, "high": max}
+ESTIMATE = ("mean", "sd", "low", "high")
 
 
 def summary_rows(result: Result) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def print_table(result: Result) -> None:
     for title in ("params", "KV B/\ntoken", "tokens/s"):
         table.add_column(title, justify="right", no_wrap=True)
     for arm in result.arms:
-        loss, change = arm.judged(result.metric), arm.comparison and arm.comparison.difference
+        loss, change = arm.judged(result.metric), arm.comparison and arm.comparison.change
         table.add_row(
             arm.name,
             plus_minus(loss.mean, loss.low, loss.high) if loss else UNKNOWN,
@@ -86,8 +86,8 @@ def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str,
         "seeds": sum(record.done for record in arm.records),
         "diverged": sum(record.status == "diverged" for record in arm.records),
         "learning_rate": arm.learning_rates[0] if len(arm.learning_rates) == 1 else None,
-        **_estimate_columns("val_loss", arm.loss),
-        **_estimate_columns("val_bits_per_byte", arm.bits),
+        **_columns("val_loss", arm.loss, *ESTIMATE),
+        **_columns("val_bits_per_byte", arm.bits, *ESTIMATE),
         **_comparison_columns("previous", arm.to_previous),
         **_comparison_columns("baseline", arm.to_baseline),
         **{f"{name}_to_reach_baseline": arm.to_reach.get(name) for name in REACHED},
@@ -99,21 +99,20 @@ def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str,
     }
 
 
-def _estimate_columns(name: str, estimate: Estimate | None) -> dict[str, float | None]:
-    return {f"{name}_{part}": getattr(estimate, part, None) for part in ("mean", "sd", "low", "high")}
+def _columns(name: str, found: Estimate | None, *parts: str) -> dict[str, Any]:
+    return {f"{name}_{part}": getattr(found, part, None) for part in parts}
 
 
-def _comparison_columns(name: str, comparison: Comparison | None) -> dict[str, Any]:
-    columns: dict[str, Any] = {f"{name}_arm": comparison.against if comparison else None}
-    for unit in ("nats", "bits"):
-        difference = getattr(comparison, unit, None)
-        for part in ("n", "mean", "sd", "low", "high", "p"):
-            columns[f"to_{name}_{unit}_{part}"] = getattr(difference, part, None)
-    needed = comparison.seeds_needed if comparison else None
-    columns |= {
-        f"to_{name}_seeds_needed_{end}": n for end, n in zip(("from", "to"), needed or (None, None), strict=True)
+def _comparison_columns(name: str, c: Comparison | None) -> dict[str, Any]:
+    against, nats, bits, needed = (c.against, c.nats, c.bits, c.seeds_needed) if c else (None,) * 4
+    fewest, most = needed or (None, None)
+    return {
+        f"{name}_arm": against,
+        **_columns(f"to_{name}_nats", nats, "n", *ESTIMATE, "p"),
+        **_columns(f"to_{name}_bits", bits, "n", *ESTIMATE, "p"),
+        f"to_{name}_seeds_needed_from": fewest,
+        f"to_{name}_seeds_needed_to": most,
     }
-    return columns
 
 
 def _inference_columns(inference: Inference | None) -> dict[str, float | None]:
@@ -132,5 +131,6 @@ def _inference_columns(inference: Inference | None) -> dict[str, float | None]:
 def _speed_columns(speed: StudySpeed | None, arm: str) -> dict[str, float | None]:
     """From the speeds that were measured side by side: the range of the training rounds, and the decoding speed."""
     found = speed.arms.get(arm) if speed else None
-    columns = {f"perf/tokens_per_second_{end}": of(found.train) if found else None for end, of in RANGE.items()}
+    low, high = (min(found.train), max(found.train)) if found else (None, None)
+    columns = {"perf/tokens_per_second_low": low, "perf/tokens_per_second_high": high}
     return columns | ({"decode_tokens_per_second": found.costs["decode_tokens_per_second"]} if found else {})

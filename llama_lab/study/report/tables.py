@@ -7,7 +7,7 @@ from itertools import compress
 from typing import Any, Literal
 
 from llama_lab import formatting as fmt
-from llama_lab.study.statistics import Effect, Estimate, PairedDifference, term_name
+from llama_lab.study.statistics import Effect, Estimate, term_name
 
 from .result import (
     ArmResult,
@@ -69,7 +69,7 @@ def _arms(result: Result) -> Table:
         "Loss": lambda arm: (
             fmt.plus_minus(loss.mean, loss.low, loss.high) if (loss := arm.judged(result.metric)) else fmt.UNKNOWN
         ),
-        f"Difference to {reference}": lambda arm: _difference(arm.comparison),
+        f"Difference to {reference}": lambda arm: _text(arm.comparison.change if arm.comparison else None),
         "Verdict": lambda arm: arm.verdict,
         "KV cache per token": lambda arm: fmt.in_bytes(arm.costs.get("kv_cache/bytes_per_token")),
     }
@@ -83,15 +83,15 @@ def _arms(result: Result) -> Table:
 
 def _differences(result: Result) -> Table:
     compared = [c for arm in result.arms for c in (arm.to_previous, arm.to_baseline) if c]
-    distinct = {(c.arm, c.against): (c.arm, c) for c in compared if fmt.known(c.difference.mean)}
+    distinct = {(c.arm, c.against): (c.arm, c) for c in compared if fmt.known(c.change.mean)}
     columns: dict[str, Callable[[Comparison], str]] = {
         "Compared with": lambda c: c.against,
-        "Difference": _difference,
-        "p": lambda c: fmt.bare_p(c.difference.p),
-        "Verdict": lambda c: c.difference.verdict,
-        "Seeds": lambda c: str(c.difference.n),
+        "Difference": lambda c: c.change.text,
+        "p": lambda c: fmt.bare_p(c.change.p),
+        "Verdict": lambda c: c.change.verdict,
+        "Seeds": lambda c: str(c.change.n),
         "Seeds needed": lambda c: fmt.seed_range(c.seeds_needed) if c.seeds_needed else fmt.UNKNOWN,
-        "In bits per byte": lambda c: _with_interval(c.bits) if c.nats else fmt.UNKNOWN,
+        "In bits per byte": lambda c: c.bits.text if c.nats else fmt.UNKNOWN,
         "Why not tested": lambda c: c.untested or fmt.UNKNOWN,
     }
     caption = (
@@ -103,8 +103,8 @@ def _differences(result: Result) -> Table:
 
 def _losses(result: Result) -> Table:
     columns: dict[str, Callable[[ArmResult], str]] = {
-        "Nats per token": lambda arm: _estimate(arm.loss),
-        "Bits per byte": lambda arm: _estimate(arm.bits),
+        "Nats per token": lambda arm: _text(arm.loss),
+        "Bits per byte": lambda arm: _text(arm.bits),
         "SD over seeds": lambda arm: fmt.three_digits(getattr(arm.judged(result.metric), "sd", None)),
         "Seeds": _seeds,
         "Learning rate": lambda arm: ", ".join(map(fmt.learning_rate, arm.learning_rates)) or fmt.UNKNOWN,
@@ -220,7 +220,7 @@ def _caches(arms: Sequence[Inference]) -> Table:
 
 def _effects(result: Result) -> Table:
     columns: dict[str, Callable[[Effect], str]] = {
-        "Change of loss": lambda effect: _with_interval(effect.change),
+        "Change of loss": lambda effect: effect.change.text,
         "p": lambda effect: fmt.bare_p(effect.change.p),
         "Verdict": lambda effect: effect.change.verdict,
         "Aliased with": lambda effect: ", ".join(map(term_name, effect.aliases)) or fmt.UNKNOWN,
@@ -257,7 +257,7 @@ def _learning_rates(result: Result) -> Table:
         rates = ", ".join(map(fmt.learning_rate, sorted({*sweep.chosen.values()} or {sweep.best})))
         best = rates + ("\nedge of the grid" if sweep.on_edge else "")
         diverged = str(sum(sweep.diverged))
-        rows.append([sweep.arm, best, _estimate(at_best), fmt.number(sweep.sensitivity, 4), diverged])
+        rows.append([sweep.arm, best, _text(at_best), fmt.number(sweep.sensitivity, 4), diverged])
     return Table(caption, ["Arm", "Best learning rate", "Lowest mean loss", "Sensitivity", "Diverged runs"], rows)
 
 
@@ -278,7 +278,7 @@ def _lengths(result: Result) -> Table:
     lengths = sorted({length for arm in result.lengths for length in arm.lengths})
     losses = {arm.arm: dict(zip(arm.lengths, arm.loss, strict=True)) for arm in result.lengths}
     rows = [
-        [arm.arm, f"{arm.trained:,}", *(_estimate(losses[arm.arm].get(length)) for length in lengths)]
+        [arm.arm, f"{arm.trained:,}", *(_text(losses[arm.arm].get(length)) for length in lengths)]
         for arm in result.lengths
     ]
     return Table(caption, ["Arm", "Trained at", *(f"{length:,} tokens" for length in lengths)], rows)
@@ -329,16 +329,8 @@ def _arm_table(result: Result, caption: str, columns: Mapping[str, Callable[[Arm
     return _table(caption, [(arm.name, arm) for arm in result.arms], columns, words)
 
 
-def _estimate(estimate: Estimate | None) -> str:
-    return fmt.with_interval(estimate.mean, estimate.low, estimate.high) if estimate else fmt.UNKNOWN
-
-
-def _difference(comparison: Comparison | None) -> str:
-    return _with_interval(comparison.difference) if comparison else fmt.UNKNOWN
-
-
-def _with_interval(found: PairedDifference) -> str:
-    return fmt.with_interval(found.mean, found.low, found.high, is_difference=True)
+def _text(found: Estimate | None) -> str:
+    return found.text if found else fmt.UNKNOWN
 
 
 def _spread(spread: Spread | None, show: Callable[[float], str]) -> str:
@@ -360,11 +352,7 @@ def _reach(reach: Reach | None) -> str:
     if not reach:
         return fmt.UNKNOWN
     found = reach.ratio
-    whole = (
-        f"{fmt.with_interval(found.mean, found.low, found.high)}"
-        if found
-        else f"not reached in {len(reach.censored)} of {fmt.count(len(reach.ratios), 'seed')}"
-    )
+    whole = found.text if found else f"not reached in {len(reach.censored)} of {fmt.count(len(reach.ratios), 'seed')}"
     each = (f"{'>' if seed in reach.censored else ''}{ratio:.2f}{fmt.TIMES}" for seed, ratio in reach.ratios.items())
     return f"{whole}\n{', '.join(each)}"
 

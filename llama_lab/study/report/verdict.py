@@ -1,45 +1,18 @@
 """The verdict of a study in one sentence, and its findings in several."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from llama_lab.formatting import (
-    UNITS,
-    conjoin,
-    count,
-    decimals,
-    enumerate_some,
-    number,
-    p_value,
-    seed_range,
-    with_interval,
-)
+from llama_lab.formatting import UNITS, conjoin, count, decimals, enumerate_some, number, p_value, seed_range
 from llama_lab.study.naming import divergence
 from llama_lab.study.statistics import Effect, PairedDifference, term_name
 from llama_lab.study.study import Study
 
-from .result import ArmResult, Comparison, Lengths, Metric, common_losses
+from .result import ArmResult, Comparison, Finding, Lengths, Metric, common_losses
 
 MOST_NAMED = 6  # arms with their numbers in one sentence
 MOST_LIMITS = 3  # excluded changes in one sentence
 NOTHING = "Nothing can be concluded from one seed."
 UNCOMPARED = "Nothing can be compared: no arm shares a finished seed with what it is compared with."
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The change of the loss by a step, an arm or an effect, as numbers and as text."""
-
-    name: str
-    difference: PairedDifference
-    change: str
-    comparison: Comparison | None = None  # of arms; None for an effect
-
-    @property
-    def is_tested(self) -> bool:
-        """Whether the difference has a p."""
-        return not math.isnan(self.difference.p)
 
 
 def answer(
@@ -68,16 +41,12 @@ def answer(
     if max(comparison.bits.n for comparison in compared) == 1:
         return NOTHING, (*diverged, NOTHING, *(final if study.is_chain else ()), *at_longest)
     noun, against = ("step", "") if steps else ("arm", f"Compared with {study.baseline}, ")
-    findings = [Finding(c.arm, c.difference, _change(c.difference, metric), c) for c in compared]
-    if any(not math.isnan(effect.change.p) for effect in effects):
-        noun, against, findings = "effect", "", []
-        for effect in effects:
-            aliases = conjoin([term_name(axes) for axes in effect.aliases])
-            name = f"{effect.name} (aliased with {aliases})" if aliases else effect.name
-            findings.append(Finding(name, effect.change, _change(effect.change, metric)))
+    findings: Sequence[Finding] = compared
+    if any(effect.change.is_tested for effect in effects):
+        noun, against, findings = "effect", "", effects
     return _verdict(findings, noun, against, metric), (
         *diverged,
-        *_significant(findings, noun, against),
+        *_significant(findings, noun, against, metric),
         *_not_significant(findings, metric),
         *_within(study, findings, metric),
         *_untested(findings),
@@ -87,45 +56,47 @@ def answer(
     )
 
 
+def _name(found: Finding) -> str:
+    """The name of a step, an arm or an effect, with the effects that cannot be separated from it."""
+    aliases = [term_name(axes) for axes in found.aliases] if isinstance(found, Effect) else []
+    return f"{found.name} (aliased with {conjoin(aliases)})" if aliases else found.name
+
+
 def _verdict(findings: Sequence[Finding], noun: str, against: str, metric: Metric) -> str:
     """How many findings lowered and raised the loss, and which changed it most."""
-    tested = [f for f in findings if f.is_tested]
-    clear = sorted((f for f in tested if f.difference.significant), key=lambda f: -abs(f.difference.mean))
+    tested = [f for f in findings if f.change.is_tested]
+    clear = sorted((f for f in tested if f.change.significant), key=lambda f: -abs(f.change.mean))
     if not tested:
         return f"No {noun} could be tested."
     if len(findings) == 1:
         change = {"lower": "lowered the loss", "higher": "raised the loss"}
-        verb = change.get(tested[0].difference.verdict, "did not change the loss significantly")
-        return f"{against}{tested[0].name} {verb}: {_interval(tested[0].difference, metric)}."
+        verb = change.get(tested[0].change.verdict, "did not change the loss significantly")
+        return f"{against}{_name(tested[0])} {verb}: {tested[0].change.text} {UNITS[metric]}."
     if not clear:
         return f"{against}{'no' if against else 'No'} {noun} changed the loss significantly."
     verbs = {"lower": "lowered the loss", "higher": "raised it"}
-    counts = {verdict: sum(f.difference.verdict == verdict for f in clear) for verdict in verbs}
+    counts = {verdict: sum(f.change.verdict == verdict for f in clear) for verdict in verbs}
     if not counts["lower"]:
         verbs["higher"] = "raised the loss"
     totals = conjoin([f"{n} {verbs[verdict]}" for verdict, n in counts.items() if n])
-    most = f"{clear[0].name} {'changed it most' if len(clear) > 1 else 'did'}"
-    return f"Of {count(len(findings), noun)}, {totals}; {most}: {_interval(clear[0].difference, metric)}."
-
-
-def _interval(found: PairedDifference, metric: Metric) -> str:
-    return f"{with_interval(found.mean, found.low, found.high, is_difference=True)} {UNITS[metric]}"
+    most = f"{_name(clear[0])} {'changed it most' if len(clear) > 1 else 'did'}"
+    return f"Of {count(len(findings), noun)}, {totals}; {most}: {clear[0].change.text} {UNITS[metric]}."
 
 
 def _change(found: PairedDifference, metric: Metric) -> str:
-    return ", ".join(filter(None, [_interval(found, metric), p_value(found.p)]))
+    return ", ".join(filter(None, [f"{found.text} {UNITS[metric]}", p_value(found.p)]))
 
 
-def _significant(findings: Sequence[Finding], noun: str, against: str) -> list[str]:
+def _significant(findings: Sequence[Finding], noun: str, against: str, metric: Metric) -> list[str]:
     """Which findings significantly lowered or raised the loss."""
     sentences = []
     for verb, sign in (("lowered", -1), ("raised", 1)):
-        clear = [f for f in findings if f.difference.significant and f.difference.mean * sign > 0]
+        clear = [f for f in findings if f.change.significant and f.change.mean * sign > 0]
         if len(clear) > MOST_NAMED:
-            clear.sort(key=lambda f: -abs(f.difference.mean))
-        chosen = [f"{f.name} ({f.change})" for f in clear]
+            clear.sort(key=lambda f: -abs(f.change.mean))
+        chosen = [f"{_name(f)} ({_change(f.change, metric)})" for f in clear]
         if chosen and len(findings) == 1:
-            sentences.append(f"{against}{findings[0].name} {verb} the loss: {findings[0].change}.")
+            sentences.append(f"{against}{_name(clear[0])} {verb} the loss: {_change(clear[0].change, metric)}.")
         elif chosen:
             named = conjoin(chosen) if len(chosen) <= MOST_NAMED else enumerate_some(chosen, MOST_NAMED)
             subject = f"{len(chosen)} of {count(len(findings), noun)}"
@@ -135,23 +106,22 @@ def _significant(findings: Sequence[Finding], noun: str, against: str) -> list[s
 
 def _not_significant(findings: Sequence[Finding], metric: Metric) -> list[str]:
     """Which findings are not significant, the changes that are excluded, and the seeds that would be needed."""
-    unclear = [f for f in findings if f.is_tested and not f.difference.significant]
+    unclear = [f for f in findings if f.change.is_tested and not f.change.significant]
     if not unclear:
         return []
     in_order = ", in this order" if 1 < len(unclear) <= MOST_LIMITS else ""
-    have = sorted({f.difference.n for f in unclear})
+    have = sorted({f.change.n for f in unclear})
     seeds = count(have[0], "seed") if len(have) == 1 else f"{have[0]} to {have[-1]} seeds"
-    limits = [(max(-d.low, d.high), decimals(d.low, d.high)) for d in (f.difference for f in unclear)]
+    limits = [(max(-d.low, d.high), decimals(d.low, d.high)) for d in (f.change for f in unclear)]
     if len(unclear) > MOST_LIMITS:  # the table has all of them
         limits = [max(limits)]
-    names = conjoin([f.name for f in unclear])
+    names = conjoin([_name(f) for f in unclear])
     sentences = [
         f"{names} {'is' if len(unclear) == 1 else 'are'} not significant with {seeds}; a change of more than "
         f"{conjoin([number(limit, digits) for limit, digits in limits])} {UNITS[metric]} is excluded{in_order}."
     ]
-    if len(unclear) <= MOST_LIMITS and (
-        needed := [seed_range(f.comparison.seeds_needed) for f in unclear if f.comparison and f.comparison.seeds_needed]
-    ):
+    needed = [seed_range(f.seeds_needed) for f in unclear if isinstance(f, Comparison) and f.seeds_needed]
+    if needed and len(unclear) <= MOST_LIMITS:
         changes = "such a change" if len(unclear) == 1 else "such changes"
         sentences.append(f"Finding {changes} would need {conjoin(needed)}{in_order}.")
     return sentences
@@ -162,7 +132,7 @@ def _within(study: Study, findings: Sequence[Finding], metric: Metric) -> list[s
     if study.margin is None:
         return []
     margin = f"study.margin={study.margin:g} {UNITS[metric]}"
-    within = [f.name for f in findings if f.is_tested and max(-f.difference.low, f.difference.high) < study.margin]
+    within = [_name(f) for f in findings if f.change.is_tested and max(-f.change.low, f.change.high) < study.margin]
     if not within:
         return [f"No change is shown to be within {margin}."]
     return [f"{conjoin(within)} {'changes' if len(within) == 1 else 'change'} the loss by less than {margin}."]
@@ -170,16 +140,16 @@ def _within(study: Study, findings: Sequence[Finding], metric: Metric) -> list[s
 
 def _untested(findings: Sequence[Finding]) -> list[str]:
     """Which findings were not tested, and why."""
-    compared = [f.comparison for f in findings if f.comparison and not f.is_tested]
+    compared = [f for f in findings if isinstance(f, Comparison) and not f.change.is_tested]
     sentences = [f"{c.arm} is not tested against {c.against}: {c.untested}." for c in compared if c.untested]
-    for c in (c for c in compared if not c.untested and c.difference.sd == 0):  # which independent runs never have
+    for c in (c for c in compared if not c.untested and c.change.sd == 0):  # which independent runs never have
         pair, seeds = f"{c.arm} and {c.against}", count(len(c.seeds), "seed")
         sentences.append(
             f"{pair} are identical: their losses are equal in each of {seeds}."
-            if c.difference.mean == 0
+            if c.change.mean == 0
             else f"{pair} differ by exactly as much in each of {seeds}, which is no evidence."
         )
-    if single := [c.arm for c in compared if not c.untested and c.difference.n == 1]:
+    if single := [c.arm for c in compared if not c.untested and c.change.n == 1]:
         sentences.append(f"Nothing can be concluded about {conjoin(single)}, from one seed.")
     return sentences
 
@@ -193,9 +163,9 @@ def _first_to_last(study: Study, arms: Sequence[ArmResult], metric: Metric) -> l
         verdict = f", which is not tested: {last.untested}"
     elif last.bits.n == 1:
         verdict = ", which may be noise"
-    elif last.significant or last.difference.sd == 0:
+    elif last.change.significant or last.change.sd == 0:
         verdict = ""
-    change = _change(last.difference, metric)
+    change = _change(last.change, metric)
     return [f"From the first arm, {study.baseline}, to the last, {last.arm}, the loss changed by {change}{verdict}."]
 
 
@@ -223,7 +193,7 @@ def _at_longest(lengths: Sequence[Lengths]) -> list[str]:
     longest = max((n for n, _, change in longer if change), default=None)
     at_longest = {arm: change for n, arm, change in longer if n == longest}
     known = sorted(
-        (c.mean, f"{name} ({_interval(c, 'val/loss')}, {count(c.n, 'seed')})") for name, c in at_longest.items() if c
+        (c.mean, f"{name} ({c.text} {UNITS['val/loss']}, {count(c.n, 'seed')})") for name, c in at_longest.items() if c
     )
     if longest is None:
         return []

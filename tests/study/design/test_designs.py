@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from llama_lab.config.components import CONF_DIR
 from llama_lab.config.keys import COMPONENTS
 from llama_lab.errors import ConfigError
+from llama_lab.study.design.command import run_config
 from llama_lab.study.design.designs import (
     AddOne,
     Context,
@@ -36,13 +37,10 @@ class Composed:
     def recipes(self) -> list[str]:
         return options("arch")
 
-    def config(self, *overrides: str) -> DictConfig:
-        return compose_config(*overrides)
-
-    def choices(self, *overrides: str) -> dict[str, Any]:
+    def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             cfg = compose("config", overrides=list(overrides), return_hydra_config=True)
-        return dict(cfg.hydra.runtime.choices)
+        return run_config(cfg, dict(cfg.hydra.runtime.choices))
 
 
 CONFIGS = Composed()
@@ -50,7 +48,7 @@ CONFIGS = Composed()
 
 def components(overrides: tuple[str, ...]) -> dict[str, str]:
     """The option of every component that an arm really composes to."""
-    choices = CONFIGS.choices(*overrides)
+    _, choices = CONFIGS.compose(*overrides)
     return {group: choices[group] for group in COMPONENTS}
 
 

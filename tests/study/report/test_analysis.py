@@ -86,7 +86,7 @@ def test_what_is_in_no_family_is_described_and_not_tested(ladder: tuple[Path, Re
     between = arm(ladder[1], "rope").to_baseline
     assert between.nats.mean < 0
     assert all(map(math.isnan, (between.nats.low, between.nats.high, between.nats.p)))
-    assert not between.significant
+    assert not between.change.significant
 
 
 def test_a_verdict_is_that_of_the_interval_that_is_drawn(tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_a_verdict_is_that_of_the_interval_that_is_drawn(tmp_path: Path) -> None
         folder = tmp_path / str(draw)
         result = analyse(write_study(folder, {"a": 0.0, "b": -0.02, "c": -0.02, "d": 0.0}, draw=draw), folder)
         for step in (a.to_previous for a in result.arms[1:]):
-            verdicts.add(step.significant)
-            assert step.significant == (step.nats.low > 0 or step.nats.high < 0)
+            verdicts.add(step.change.significant)
+            assert step.change.significant == (step.nats.low > 0 or step.nats.high < 0)
     assert verdicts == {True, False}
 
 
@@ -133,7 +133,7 @@ def test_seeds_needed_are_never_fewer_than_there_are_whatever_the_noise(tmp_path
         folder = tmp_path / str(draw)
         result = analyse(write_study(folder, {"a": 0.0, "b": -0.01, "c": 0.0, "d": 0.01}, draw=draw), folder)
         for comparison in (a.to_previous for a in result.arms[1:]):
-            if not comparison.significant:
+            if not comparison.change.significant:
                 assert all(end is None or end > 3 for end in comparison.seeds_needed)
 
 
@@ -285,12 +285,12 @@ def test_survivors_of_a_divergence_are_not_judged_and_the_answer_says_how_many_d
     result = analyse(study, tmp_path)
     comparison = arm(result, "bold").to_baseline
     assert comparison.untested == "bold diverged in 2 of 5 seeds"
-    assert not comparison.significant
+    assert not comparison.change.significant
     assert all(map(math.isnan, (comparison.nats.low, comparison.nats.high, comparison.nats.p)))
     assert result.answer[0] == "bold diverged in 2 of 5 seeds: it is not tested over the others."
     assert "other (" in result.answer[1]
     assert "bold (" not in " ".join(result.answer)
-    assert arm(result, "other").to_baseline.significant
+    assert arm(result, "other").to_baseline.change.significant
 
 
 def test_ranks_and_fronts_are_over_the_seeds_that_all_arms_have_finished(tmp_path: Path) -> None:
@@ -352,8 +352,8 @@ def test_from_one_seed_nothing_is_concluded(tmp_path: Path) -> None:
     assert "may be noise" in result.answer[1]
     comparison = arm(result, "arm").to_baseline
     assert comparison is not None
-    assert not comparison.significant
-    assert math.isnan(comparison.difference.p)
+    assert not comparison.change.significant
+    assert math.isnan(comparison.change.p)
     assert comparison.seeds_needed is None
     assert result.tests == "none"
 
@@ -376,7 +376,7 @@ def test_where_tokenizers_differ_arms_are_compared_in_bits_alone(tmp_path: Path)
     assert comparison is not None
     assert comparison.nats is None
     assert comparison.bits.mean == pytest.approx((1.7 - 3.7 / BYTES_PER_TOKEN) / math.log(2), abs=0.01)
-    assert comparison.significant
+    assert comparison.change.significant
     assert "raised the loss" in result.answer[0]  # though its nats per token are fewer
     assert "nats" not in " ".join(result.answer)
     assert result.front.kv_cache == ("bpe",)
@@ -454,7 +454,7 @@ def test_a_factorials_effects_are_those_that_were_planted(tmp_path: Path) -> Non
     assert result.answer[0].startswith(f"1 of 6 effects lowered the loss: norm ({MINUS}0.0")
     assert "norm \u00d7 block" in result.answer[1]
     assert result.tests == "max-t over the 6 effects"
-    assert all(math.isnan(a.to_baseline.difference.p) for a in result.arms[1:])
+    assert all(math.isnan(a.to_baseline.change.p) for a in result.arms[1:])
 
 
 def test_from_one_seed_of_a_factorial_nothing_is_concluded(tmp_path: Path) -> None:
@@ -536,7 +536,7 @@ def test_an_arm_that_is_identical_to_the_baseline_is_said_to_be(tmp_path: Path) 
     assert result.answer[1] == "same and base are identical: their losses are equal in each of 3 seeds."
     assert result.answer[2] == "moved and base differ by exactly as much in each of 3 seeds, which is no evidence."
     assert not any("not significant" in sentence for sentence in result.answer)
-    assert not any(arm(result, name).to_baseline.significant for name in ("same", "moved"))
+    assert not any(arm(result, name).to_baseline.change.significant for name in ("same", "moved"))
     assert arm(result, "moved").to_baseline.seeds_needed is None
 
 
@@ -619,8 +619,8 @@ def test_arms_of_different_texts_are_not_tested_against_each_other(tmp_path: Pat
     )
     result = analyse(study, tmp_path)
     assert arm(result, "other").to_baseline.untested == "other and base were trained on different texts"
-    assert not arm(result, "other").to_baseline.significant
-    assert arm(result, "same").to_baseline.significant
+    assert not arm(result, "other").to_baseline.change.significant
+    assert arm(result, "same").to_baseline.change.significant
     assert "other is not tested against base: other and base were trained on different texts." in result.answer
 
 

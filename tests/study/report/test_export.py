@@ -248,7 +248,7 @@ def test_no_group_of_options_is_forgotten() -> None:
 
 
 def test_every_entry_of_the_bibliography_is_complete_and_cited() -> None:
-    lists = [*(keys for found in references.SOURCES.values() for keys in found.values())]
+    lists = [*(keys.split() for found in references.SOURCES.values() for keys in found.values())]
     lists += [*references.DESIGNS.values(), references.MAX_T, references.MODERATION, references.DEGREES_OF_FREEDOM]
     lists += [references.EQUIVALENCE, references.SENSITIVITY, references.Z_LOSS]
     found = references.entries()
@@ -327,6 +327,12 @@ def test_arms_look_as_in_the_report() -> None:
     (panel,) = drawn(ladder)["validation_loss"].axes
     colours = [line.get_color() for line in panel.get_lines()]
     assert colours == [look.colour for look in figures.charts.styles(ladder).values()]
+
+
+def test_an_arm_without_a_cache_is_at_the_left_edge_of_the_figure_of_caches() -> None:
+    (panel,) = drawn(results.without_cache("ffn=swiglu"))["kv_cache_front"].axes
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["0 B", "1 KiB", "2 KiB"]
+    assert 512 in {bars.lines[0].get_xdata()[0] for bars in panel.containers}
 
 
 def test_a_factorial_has_an_interaction_plot_of_the_means_of_its_cells() -> None:

@@ -16,7 +16,7 @@ from llama_lab import formatting as fmt
 from llama_lab.study.report import charts
 from llama_lab.study.report.analysis import analyse
 from llama_lab.study.report.page import write_page
-from llama_lab.study.report.result import Front, Reach, Result
+from llama_lab.study.report.result import Comparison, Front, Reach, Result
 from llama_lab.study.statistics import Estimate, PairedDifference
 from llama_lab.study.study import Arm, Study
 from tests.study import results
@@ -514,8 +514,18 @@ def test_no_two_of_200_arms_look_alike_and_the_baseline_is_solid_black() -> None
 def test_a_difference_is_hollow_exactly_where_it_is_not_significant() -> None:
     rows = charts.difference_rows(results.ladder(), "previous")
     (points,) = charts.differences(rows, "", "").data
-    assert [colour == "white" for colour in points.marker.color] == [not row.found.significant for row in rows]
-    assert [row.found.significant for row in rows] == [False, True, True, True, True, True]
+    assert [colour == "white" for colour in points.marker.color] == [not row.change.significant for row in rows]
+    assert [row.change.significant for row in rows] == [False, True, True, True, True, True]
+
+
+def test_an_arm_without_a_cache_is_at_the_left_edge_of_the_chart_of_caches() -> None:
+    figure = charts.kv_cache_front(results.without_cache("ffn=swiglu"))
+    places = {trace.name: (trace.x[0], trace.customdata[0]) for trace in figure.data if trace.name}
+    assert places.pop("ffn=swiglu") == (512, "0 B")
+    assert {shown for _, shown in places.values()} == {"1 KiB", "2 KiB"}
+    axis = figure.layout.xaxis
+    assert dict(zip(axis.tickvals, axis.ticktext, strict=True)) == {512: "0 B", 1024: "1 KiB", 2048: "2 KiB"}
+    assert 10 ** axis.range[0] < 512
 
 
 @pytest.mark.parametrize(
@@ -672,7 +682,7 @@ def test_of_20_arms_curves_open_with_those_that_differ_most_and_say_so(opened: O
     result = of_many(20)
     report = opened(result)
     names = "[...new Set(traces.map(trace => trace.meta.arm))]"
-    steps = sorted((arm.to_previous for arm in result.arms[1:]), key=lambda c: -abs(c.difference.mean))
+    steps = sorted((arm.to_previous for arm in result.arms[1:]), key=lambda c: -abs(c.change.mean))
     assert set(report.plot("Difference over training", names)) == {step.arm for step in steps[:4]}
     drawn = {result.study.baseline, *(step.arm for step in steps[:5])}
     assert set(report.plot("Loss over training", names)) == drawn
@@ -682,9 +692,9 @@ def test_of_20_arms_curves_open_with_those_that_differ_most_and_say_so(opened: O
     assert len(report.plot("Loss over training", names)) == 7
 
 
-def row(name: str, mean: float, half: float) -> charts.Row:
+def row(name: str, mean: float, half: float) -> Comparison:
     found = PairedDifference(3, mean, 0.01, mean - half, mean + half, 0.5 if abs(mean) < half else 0.001)
-    return charts.Row(name, "base", found)
+    return Comparison(name, "base", (1, 2, 3), found, found)
 
 
 def test_an_interval_that_would_squeeze_all_others_ends_in_an_arrow_with_its_end() -> None:

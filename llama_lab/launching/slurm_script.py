@@ -29,6 +29,7 @@ case $SLURM_ARRAY_TASK_ID in
 {cases}
 esac
 [ -z "$SLURM_CPUS_PER_TASK" ] || export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}}
+fail() {{ echo "error: $1"; echo 1 > "$files".exit; exit 1; }}
 rm -f "$files".exit "$files".status
 touch "$files".started
 
@@ -44,17 +45,13 @@ if [ "$near" ] && [ "$status" -ge 128 ]; then  # stopped, with or without a chec
   if [ "$record"/checkpoints/last.ckpt -nt "$files".started ]; then
     rm -f "$files".fruitless
   elif [ -e "$files".fruitless ]; then
-    echo "error: its time ended twice in a row before it could write a checkpoint; raise hydra.launcher.time"
-    echo 1 > "$files".exit
-    exit 1
+    fail "its time ended twice in a row before it could write a checkpoint; raise hydra.launcher.time"
   else
     touch "$files".fruitless
   fi
   echo "the job's time is nearly over, and it goes back to the queue"
   scontrol requeue "$job" && exit 0
-  echo "error: its time ended, and scontrol cannot requeue its job"
-  echo 1 > "$files".exit
-  exit 1
+  fail "its time ended, and scontrol cannot requeue its job"
 fi
 case $status in
   0 | 1 | 2) echo "$status" > "$files".exit ;;

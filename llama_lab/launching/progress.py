@@ -17,7 +17,6 @@ from llama_lab.runs.metrics import COLUMNS
 from llama_lab.runs.stored import Status
 from llama_lab.training.run import Run
 
-Row = tuple[str, Run, "RunProgress"]  # the place of a run that is training, the run, and its progress
 TAIL = 4096  # bytes of metrics.csv, some twenty rows
 
 
@@ -28,6 +27,9 @@ class RunProgress:
     step: int
     loss: float | None
     seconds_left: float | None
+
+
+Row = tuple[str, Run, RunProgress]  # the place of a run that is training, the run, and its progress
 
 
 def read_progress(run: Run, since: float) -> RunProgress:
@@ -96,9 +98,8 @@ class QueueDisplay(Live):
         if self.console.is_terminal:
             self.update(Group(table(rows), Text(line)), refresh=True)
         else:
-            self.print_line(
-                "; ".join(filter(None, [line, ", ".join(f"{row.run.title} {row.percent}" for row in rows)]))
-            )
+            running = ", ".join(f"{run.title} {progress.step / run.steps:.0%}" for _, run, progress in rows)
+            self.print_line("; ".join(filter(None, [line, running])))
 
 
 def table(rows: Sequence[Row]) -> Table:

@@ -1,11 +1,16 @@
 """The interface between a queue and what runs its jobs: slots of this machine, a Slurm cluster, a Ray cluster."""
 
+import os
+import re
 import signal
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from llama_lab.devices.site import Site
 from llama_lab.errors import FAILED, USER_ERROR, ConfigError, RunFailedError
@@ -20,19 +25,32 @@ LAST_LINES = 5  # of the output, shown when a run crashes
 TAIL_BYTES = 16 * 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
-    """A run that can start. index: its position in the queue. overrides: its own; command: its whole command line."""
+    """A run that can start. index: its position in the queue. command: its whole command line."""
 
     index: int
-    overrides: list[str]
     run: Run
     command: list[str]
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """The run's folder, absolute."""
         return self.run.folder.path.absolute()
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run at work. place: such as `gpu 0`. started_at: a time.time(). start_tick: time.monotonic() at the start."""
+
+    place: str
+    started_at: float
+    start_tick: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start, by the clock that nobody sets."""
+        return time.monotonic() - self.start_tick
 
 
 @dataclass(frozen=True)
@@ -44,58 +62,39 @@ class Result:
     error: Exception | None = None
 
 
-@dataclass(frozen=True)
-class Session:
-    """A run at work. place: such as `gpu 0`. started_at: a time.time(). seconds: since then."""
-
-    place: str
-    started_at: float
-    seconds: float
-
-
 class SubmittedRun(ABC):
     """A job from when an engine accepts it until it ends. It may wait before it starts, and start more than once.
 
-    output: the file in the run's folder to which its processes print.
+    session: the last one; None while the run waits. output: the file in the run's folder to which its processes print.
     """
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        self.session: Session | None = None
         self.output = job.run.folder.path / OUTPUT
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self._output_start = self.output.stat().st_size if self.output.exists() else 0
 
-    @property
     @abstractmethod
-    def session(self) -> Session | None:
-        """The last session; None while the run waits."""
+    def poll(self) -> int | str | None:
+        """Update `session`, and return the exit status, negative for a signal, or why there is none.
 
-    @property
-    @abstractmethod
-    def exit_status(self) -> int | str | None:
-        """The exit status, negative for a signal, or why there is none; None until all processes have exited."""
-
-    @abstractmethod
-    def interrupt(self) -> None:
-        """Ask the run to save and stop, as Ctrl-C does."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """Kill all processes of the run."""
+        None until all processes of the run have exited.
+        """
 
     @property
     def seconds(self) -> float:
         """Seconds of the last session; 0 while the run waits."""
         return self.session.seconds if self.session else 0.0
 
-    def result(self) -> Result:
+    def result(self, exit_status: int | str) -> Result:
         """How the run ended, from its exit status, its record and its output."""
-        code, folder = self.exit_status, self.job.run.folder
-        if code in STOPPED:
+        folder = self.job.run.folder
+        if exit_status in STOPPED:
             self._mark("interrupted", "stopped by a signal; run the same command to resume")
             detail = folder.status.message if folder.status else "before it began"
             return Result("interrupted", detail, RunFailedError(detail))
-        if code == 0:
+        if exit_status == 0:
             status = folder.status or Status("done")  # a job that measures has none
             if status.status != "done":
                 return Result(status.status, status.message)
@@ -103,14 +102,20 @@ class SubmittedRun(ABC):
             loss = Summary.load(folder.path).metrics.get("val/loss") if found else None
             shown = "" if loss is None else f"val loss {loss:.4f}, "
             return Result("done", f"{shown}in {duration(self.seconds)}")
-        if code == USER_ERROR:
-            error: Exception = ConfigError(self._error())
+        if exit_status == USER_ERROR:
+            return Result("failed", self._error(), ConfigError(self._error()))
+        if exit_status == FAILED:
+            reason = self._error()
+        elif isinstance(exit_status, str):
+            reason = exit_status
+        elif exit_status < 0:
+            reason = f"killed by {signal.Signals(-exit_status).name}"
         else:
-            reason = self._error() if code == FAILED else describe(code)
-            error = RunFailedError(f"{reason}; its output is in {self.output}")
-            if code != FAILED:
-                self._mark("failed", reason)
-        return Result("failed", str(error), error)
+            reason = f"its process exited with status {exit_status}"
+        if exit_status != FAILED:
+            self._mark("failed", reason)
+        detail = f"{reason}; its output is in {self.output}"
+        return Result("failed", detail, RunFailedError(detail))
 
     def _mark(self, status: StatusName, message: str) -> None:
         """Write status.json in place of a process that could not."""
@@ -121,12 +126,10 @@ class SubmittedRun(ABC):
 
     def _error(self) -> str:
         """The error that the run printed: the program's own line, or the exception of the last traceback."""
-        lines = [line for line in self._tail() if line.strip()] or ["it printed nothing"]
-        if ours := [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]:
-            return ours[-1]
-        starts = [number for number, line in enumerate(lines) if line.startswith("Traceback ")]
-        trace = lines[starts[-1] + 1 :] if starts else []
-        return next((line for line in trace if not line.startswith(" ")), lines[-1])
+        text = "\n".join(line for line in self._tail() if line.strip()) or "it printed nothing"
+        own = re.findall(r"^error: (.*)", text, re.MULTILINE)
+        raised = re.findall(r"^Traceback .*\n(?: .*\n)*(.*)", text, re.MULTILINE)
+        return str((own or raised or text.splitlines())[-1])
 
     def last_lines(self) -> list[str]:
         """The last lines that the run printed."""
@@ -140,53 +143,36 @@ class SubmittedRun(ABC):
             return output.read().decode(errors="replace").splitlines()
 
 
-def describe(exit_status: int | str | None) -> str:
-    """An exit status in words."""
-    if not isinstance(exit_status, int):
-        return str(exit_status)
-    if exit_status < 0:
-        return f"killed by {signal.Signals(-exit_status).name}"
-    return f"its process exited with status {exit_status}"
+R = TypeVar("R", bound=SubmittedRun)
 
 
-class Engine(ABC):
-    """Runs jobs. Its constructor raises ConfigError for settings that cannot work."""
+class Engine(ABC, Generic[R]):
+    """Runs jobs. Its constructor raises ConfigError for settings that cannot work.
 
-    @property
-    @abstractmethod
-    def site(self) -> Site:
-        """The machines on which jobs run."""
+    site: the machines on which jobs run. max_parallel: how many jobs run at a time; None if a cluster decides.
+    """
 
-    @property
-    @abstractmethod
-    def description(self) -> str:
-        """Where jobs run, such as `2 slots: cpu 1, cpu 2`."""
-
-    @property
-    @abstractmethod
-    def max_parallel(self) -> int | None:
-        """How many jobs run at a time; None if a cluster decides."""
+    site: Site
+    max_parallel: int | None = None
 
     @abstractmethod
-    def start(self, ready: list[Job], running: Sequence[SubmittedRun], more: bool) -> list[SubmittedRun]:
-        """Start jobs and remove them from `ready`; jobs that must wait stay there. more: whether others will follow.
+    def open(self) -> str:
+        """Acquire what the jobs need; return where they run, such as `2 slots: cpu 1, cpu 2`. Raises ConfigError."""
 
-        No two jobs with the same folder run at the same time.
-        """
+    @abstractmethod
+    def start(self, jobs: Sequence[Job], running: Sequence[R], more: bool) -> list[R]:
+        """Start some of the jobs, each in a folder of its own. more: whether others will follow."""
 
-    def stop(self, running: Sequence[SubmittedRun]) -> None:
-        """Ask the runs to save and stop; the queue waits until they have."""
-        for submitted in running:
-            submitted.interrupt()
+    @abstractmethod
+    def stop(self, running: Sequence[R]) -> None:
+        """Ask the runs to save and stop, as Ctrl-C does; the queue waits until they have."""
 
-    def close(self, running: Sequence[SubmittedRun]) -> None:
+    @abstractmethod
+    def close(self, running: Sequence[R]) -> None:
         """Release all resources. running: the runs left after an error or a second Ctrl-C."""
-        for submitted in running:
-            submitted.kill()
 
 
-def startable(ready: Sequence[Job], running: Sequence[SubmittedRun]) -> list[Job]:
-    """The jobs of which none has the folder of another, or of one that runs."""
-    taken = {submitted.job.folder for submitted in running}
-    first = {job.folder: job for job in reversed(ready) if job.folder not in taken}
-    return [job for job in ready if first.get(job.folder) is job]
+def check_alone(launcher: str) -> None:
+    """Raise ConfigError if torchrun started this process: our launchers start the processes of a run themselves."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ConfigError(f"hydra/launcher={launcher}: starts all processes itself; start the command without torchrun")

@@ -1,74 +1,181 @@
-"""The entry point of all launchers: from overrides, or the plan of a study, to command lines, and through a queue."""
+"""The queue of runs: plans them, starts them through an engine, collects their results, and stops in order."""
 
+import sys
+import time
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from typing import Any, NoReturn
 
-from hydra.core.utils import JobReturn
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 from rich.console import Console
 
 from llama_lab.config.arguments import typed_flags
 from llama_lab.config.components import override_key
+from llama_lab.config.messages import USER_ERRORS, one_line
+from llama_lab.errors import FinishedRunError, RunFailedError
+from llama_lab.formatting import duration
 from llama_lab.runs.folder import belongs
 from llama_lab.study.design.command import run_config
-from llama_lab.study.design.plan import PlannedRun
 from llama_lab.training.prepare import requested_run
 from llama_lab.training.run import Run, check_folder
 from llama_lab.training.stop import StopRequest
 
-from .engine import Engine
+from .engine import Engine, Job, SubmittedRun
 from .process import program
-from .queue import Queue, Request
-from .queue_display import QueueDisplay
+from .progress import QueueDisplay, queue_seconds_left, read_progress
 
+POLL_SECONDS = 0.02  # how long a free slot may go unnoticed
 # Settings of the launching command that a run of its own does not have, and those that its hardware settles.
 LAUNCHING = ("hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweeper", "hydra.sweep", "hydra.mode")
 PLACED = ("trainer.accelerator", "trainer.devices", "trainer.num_nodes")
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A command that launches runs. config, context: what Hydra passes to a launcher. engine: runs them."""
+class Queue:
+    """Runs on their way through an engine. config, context: what Hydra gives a launcher. overrides: of each run."""
 
-    config: DictConfig
-    context: HydraContext
-    engine: Engine
+    def __init__(
+        self, config: DictConfig, context: HydraContext, engine: Engine[Any], overrides: Sequence[list[str]]
+    ) -> None:
+        self._config = config
+        self._loader = context.config_loader
+        self._engine = engine
+        self._overrides = overrides
+        self._display = QueueDisplay(Console())
+        self._unplanned = deque(enumerate(overrides))
+        self._ready: list[Job] = []
+        self._running: list[SubmittedRun] = []  # accepted by the engine, where they may still wait
+        self._reported: dict[SubmittedRun, tuple[str, float]] = {}  # where and when each started
+        self._returns: dict[int, JobReturn] = {}
+        self._ended: Counter[str] = Counter()
+        self._durations: list[float] = []  # of the runs that finished here
+        self._worked = 0.0  # seconds of all runs
 
-    def sweep(self, jobs: Sequence[list[str]]) -> list[JobReturn]:
-        """Launch a run for the overrides of each job; see `Queue.work`."""
-        return self._work([Request(overrides, partial(self._composed, overrides)) for overrides in jobs])
+    def work(self) -> list[JobReturn]:
+        """Launch all runs; what Hydra is to know of each, in order, failures included.
 
-    def study(self, runs: Sequence[PlannedRun]) -> list[JobReturn]:
-        """Launch planned runs; see `Queue.work`."""
-        return self._work([Request(run.run.overrides, partial(self._planned, run)) for run in runs])
+        Raises ConfigError for what the engine cannot do, and KeyboardInterrupt if the user stops the command, after the
+        runs have saved.
+        """
+        stop, start, count = StopRequest(), time.monotonic(), len(self._overrides)
+        with self._display, stop.listening():
+            try:
+                self._display.print_line(f"{count} runs on {self._engine.open()}; each writes its output.log")
+                while len(self._returns) < count:
+                    if stop.requested:
+                        self._stop()
+                    self._collect()
+                    self._start()
+                    self._show()
+                    # Runs are planned one at a time while others train: each takes 0.1 s, in which no slot should idle.
+                    if not self._plan_next():
+                        time.sleep(POLL_SECONDS)
+            finally:
+                self._engine.close(self._running)
+        self._report_totals(time.monotonic() - start)
+        return [self._returns[index] for index in range(count)]
 
-    def _work(self, requests: Sequence[Request]) -> list[JobReturn]:
-        stop = StopRequest()
-        with QueueDisplay(Console()) as display, stop.listening():
-            display.print_line(f"{len(requests)} runs on {self.engine.description}; each writes its output.log")
-            return Queue(requests, self.engine, display, stop).work()
+    def _stop(self) -> NoReturn:
+        """Wait until the runs have saved and stopped, then raise KeyboardInterrupt."""
+        self._engine.stop(self._running)
+        while self._running:
+            self._collect()
+            self._show()
+            time.sleep(POLL_SECONDS)
+        raise KeyboardInterrupt
 
-    def _composed(self, overrides: list[str]) -> tuple[Run, list[str]]:
-        cfg = self.context.config_loader.load_sweep_config(self.config, overrides)
+    def _collect(self) -> None:
+        """Print where runs have started, which may be more than once; print and store the results of ended ones."""
+        for run in list(self._running):
+            exit_status, session, title = run.poll(), run.session, run.job.run.title
+            if session and self._reported.get(run) != (place := (session.place, session.started_at)):
+                self._reported[run] = place
+                self._display.print_line(f"{title}: begins on {session.place}")
+            if exit_status is None:
+                continue
+            self._running.remove(run)
+            self._worked += run.seconds
+            result = run.result(exit_status)
+            self._display.print_line(f"{title}: {result.status}, {result.detail}")
+            if result.status == "done":
+                self._durations.append(run.seconds)
+            elif result.status == "failed" and isinstance(result.error, RunFailedError):
+                for line in run.last_lines():
+                    self._display.print_line(f"  {line}")
+            self._store(run.job.index, result.status, result.error)
+
+    def _start(self) -> None:
+        """Start ready jobs, except those whose folder another one uses or waits for."""
+        first = {run.job.folder: run.job for run in self._running}
+        for job in self._ready:
+            first.setdefault(job.folder, job)
+        startable = [job for job in self._ready if first[job.folder] is job]
+        started = self._engine.start(startable, self._running, more=bool(self._unplanned))
+        self._running += started
+        accepted = {run.job for run in started}
+        self._ready = [job for job in self._ready if job not in accepted]
+
+    def _plan_next(self) -> bool:
+        """Plan the next run, or store its result if it is done or cannot start; False if none is left."""
+        if not self._unplanned:
+            return False
+        index, overrides = self._unplanned.popleft()
+        title = " ".join(overrides)
+        try:
+            run = self._composed(overrides)
+            self._ready.append(Job(index, run, command_line(run, self._config.hydra.overrides.hydra, overrides)))
+        except FinishedRunError:
+            self._display.print_line(f"{title}: done before, passed over")
+            self._store(index, "done")
+        except USER_ERRORS as error:
+            sys.stderr.write(f"error: {title}: {one_line(error)}\n")
+            self._store(index, "failed", error)
+        return True
+
+    def _composed(self, overrides: list[str]) -> Run:
+        cfg = self._loader.load_sweep_config(self._config, overrides)
         typed = list(cfg.hydra.overrides.task)
         run_cfg, choices = run_config(cfg, dict(cfg.hydra.runtime.choices))
-        run = requested_run(run_cfg, choices, typed, self.engine.site)
+        run = requested_run(run_cfg, choices, typed, self._engine.site)
         check_folder(run)
-        return run, self._command(run, overrides)
+        return run
 
-    def _planned(self, planned: PlannedRun) -> tuple[Run, list[str]]:
-        check_folder(planned.run)
-        return planned.run, self._command(planned.run, planned.run.overrides)
+    def _store(self, index: int, ended: str, error: Exception | None = None) -> None:
+        self._ended[ended] += 1
+        status = JobStatus.COMPLETED if error is None else JobStatus.FAILED
+        self._returns[index] = JobReturn(self._overrides[index], status=status, _return_value=error)
 
-    def _command(self, run: Run, overrides: Sequence[str]) -> list[str]:
-        """The command line that trains `run` alone."""
-        typed = list(self.config.hydra.overrides.hydra)
-        kept = [o for o in (*typed, *overrides) if not belongs(override_key(o), (*LAUNCHING, *PLACED))]
-        if "hydra/launcher" not in map(override_key, typed):  # an experiment chose it
-            kept.append("hydra/launcher=basic")
-        values = (run.hardware.accelerator, run.hardware.devices, run.hardware.num_nodes)
-        kept.append("hydra.mode=RUN")  # an experiment may choose a study itself
-        placed = [f"{key}={value}" for key, value in zip(PLACED, values, strict=True)]
-        return [*program(), *typed_flags(), *kept, *placed]
+    def _show(self) -> None:
+        """Show the runs that are training, if it is time to."""
+        if not self._display.due:
+            return
+        rows, times = [], []
+        for run, session in ((each.job.run, each.session) for each in self._running if each.session):
+            progress = read_progress(run, session.started_at)
+            rows.append((session.place, run, progress))
+            times.append((session.seconds, progress.seconds_left))
+        waiting = len(self._overrides) - len(self._returns) - len(rows)
+        slots = self._engine.max_parallel or max(1, len(rows))
+        left = queue_seconds_left(self._durations, times, waiting, slots)
+        self._display.show(rows, {**self._ended, "running": len(rows), "waiting": waiting}, left)
+
+    def _report_totals(self, seconds: float) -> None:
+        """Print how many runs ended how, in what time, and the utilisation of slots."""
+        if not self._worked:
+            return
+        counted = ", ".join(f"{count} {status}" for status, count in self._ended.items())
+        slots = self._engine.max_parallel
+        share = "" if slots is None else f"; its slots were at work {self._worked / slots / seconds:.1%} of that"
+        self._display.print_line(f"{counted}, in {duration(seconds)}{share}")
+
+
+def command_line(run: Run, hydra_overrides: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """The command line that trains `run` alone. hydra_overrides: those of the launching command."""
+    kept = [o for o in (*hydra_overrides, *overrides) if not belongs(override_key(o), (*LAUNCHING, *PLACED))]
+    if "hydra/launcher" not in map(override_key, hydra_overrides):  # an experiment chose it
+        kept.append("hydra/launcher=basic")
+    kept.append("hydra.mode=RUN")  # an experiment may choose a study itself
+    values = (run.hardware.accelerator, run.hardware.devices, run.hardware.num_nodes)
+    placed = [f"{key}={value}" for key, value in zip(PLACED, values, strict=True)]
+    return [*program(), *typed_flags(), *kept, *placed]

@@ -1,7 +1,8 @@
-"""The process of a run: the command that starts it, and how it is started, stopped and waited for. Quick to import."""
+"""The process of a run: its command and environment, and how it is started, stopped and polled. Quick to import."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from llama_lab.errors import INTERRUPTED
 LIFELINE = "LLAMA_LAB_LIFELINE"  # set where standard input is a pipe that closes when the launcher exits
 LAST_WORDS_SECONDS = 5.0
 STOPPED = (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)  # exit statuses of a run that was asked to stop
+# Variables that make a process a rank of a larger job. A launched run starts without them.
+RANKS = r"((LOCAL|GROUP|NODE)_)?RANK|WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
 
 
 def program() -> list[str]:
@@ -32,6 +35,11 @@ def run_variables() -> dict[str, str]:
     return {TYPED: json.dumps(sys.argv), "PYTHONUNBUFFERED": "1"}  # so that a crash loses no line
 
 
+def without_ranks(environ: Mapping[str, str], slurm: str) -> dict[str, str]:
+    """The environment without the variables `RANKS`, and those of Slurm's that match the pattern `slurm`."""
+    return {name: value for name, value in environ.items() if not re.fullmatch(f"{RANKS}|{slurm}", name)}
+
+
 def follow_launcher() -> None:
     """In a run with a lifeline: kill its process group as soon as its launcher has exited, however that happened.
 
@@ -39,6 +47,12 @@ def follow_launcher() -> None:
     """
     if LIFELINE in os.environ:
         threading.Thread(target=_wait_and_kill, daemon=True).start()
+
+
+def _wait_and_kill() -> None:
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
 
 
 @contextmanager
@@ -53,12 +67,6 @@ def first_rank_first() -> Iterator[None]:
         if is_launched() and os.environ.get("SLURM_PROCID", "0") != "0":
             time.sleep(LAST_WORDS_SECONDS)
         raise
-
-
-def _wait_and_kill() -> None:
-    while os.read(0, 1):
-        pass
-    os.killpg(0, signal.SIGKILL)
 
 
 class RunProcess:
@@ -79,18 +87,15 @@ class RunProcess:
     def poll(self) -> int | None:
         """The exit status, negative for a signal; None while it runs. Kills what is left of an ended process group."""
         if self._process.poll() is not None:
-            self._send(signal.SIGKILL)
+            self.send(signal.SIGKILL)
         return self._process.returncode
-
-    def interrupt(self) -> None:
-        """Send SIGINT, as Ctrl-C does."""
-        self._send(signal.SIGINT)
 
     def kill(self) -> None:
         """Kill the process group and wait for the process to exit."""
-        self._send(signal.SIGKILL)
+        self.send(signal.SIGKILL)
         self._process.wait()
 
-    def _send(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process group, such as SIGINT, as Ctrl-C does."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)

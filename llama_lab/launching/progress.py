@@ -1,10 +1,18 @@
-"""The progress of runs in other processes, read from their files."""
+"""The progress of a queue, read from the files of its runs: a live table in a terminal, or lines in a file."""
 
 import csv
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from llama_lab.formatting import duration
 from llama_lab.runs.metrics import COLUMNS
 from llama_lab.runs.stored import Status
 from llama_lab.training.run import Run
@@ -19,6 +27,9 @@ class RunProgress:
     step: int
     loss: float | None
     seconds_left: float | None
+
+
+Row = tuple[str, Run, RunProgress]  # the place of a run that is training, the run, and its progress
 
 
 def read_progress(run: Run, since: float) -> RunProgress:
@@ -56,3 +67,53 @@ def queue_seconds_left(
     mean = sum(whole) / len(whole)
     left = [max(0.0, mean - since) if known is None else known for since, known in running]
     return max([(sum(left) + waiting * mean) / slots, *left])
+
+
+class QueueDisplay(Live):
+    """Prints events as lines, and between them the queue as a table (in a terminal) or a line (elsewhere).
+
+    Use as a context manager.
+    """
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console=console, auto_refresh=False, transient=True)
+        self._every = 1.0 if console.is_terminal else 30.0
+        self._last = time.monotonic()
+
+    def print_line(self, line: str) -> None:
+        """Print an event."""
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to call `show`."""
+        return time.monotonic() - self._last >= self._every
+
+    def show(self, rows: Sequence[Row], counts: Mapping[str, int], seconds_left: float | None) -> None:
+        """Show the queue as it is now. counts: runs by status, such as `{"done": 3}`. seconds_left: None if unknown."""
+        self._last = time.monotonic()
+        line = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        if seconds_left is not None:
+            line += f"; about {duration(seconds_left)} left"
+        if self.console.is_terminal:
+            self.update(Group(table(rows), Text(line)), refresh=True)
+        else:
+            running = ", ".join(f"{run.title} {progress.step / run.steps:.0%}" for _, run, progress in rows)
+            self.print_line("; ".join(filter(None, [line, running])))
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """A table with a row per run."""
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("slot", "run", "", "", "loss", "left"):
+        shown.add_column(heading, no_wrap=True, overflow="ellipsis")
+    for place, run, progress in rows:
+        shown.add_row(
+            place,
+            Text(run.title),
+            ProgressBar(total=run.steps, completed=progress.step, width=16),
+            f"{progress.step / run.steps:.0%}",
+            "" if progress.loss is None else f"{progress.loss:.3f}",
+            "" if progress.seconds_left is None else duration(progress.seconds_left),
+        )
+    return shown

@@ -1,25 +1,93 @@
-"""The engine of `hydra/launcher=ray`: a Ray task per run, on this machine or on a cluster."""
+"""The engine of `hydra/launcher=ray`: a Ray task per run, on a cluster started here or joined."""
 
-import json
+import importlib.util
+import logging
 import os
-import time
-from collections.abc import Sequence
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import torch
 
-from llama_lab.devices.hardware import choose_accelerator
+from llama_lab.devices.hardware import choose_accelerator, usable_cores
 from llama_lab.devices.site import Site
 from llama_lab.errors import INTERRUPTED, ConfigError, first_line
 from llama_lab.runs.folder import PLACE
 
-from .engine import Engine, Job, Session, SubmittedRun, startable
-from .local_engine import check_alone
+from .engine import Engine, Job, Session, SubmittedRun, check_alone
+from .local_engine import Slot, slot_environment
 from .process import run_variables
-from .ray_cluster import Cluster, Node, RaySettings, check_installed
-from .slots import Slot, setting_error, slot_environment
+from .settings import RaySettings, is_host_and_port, setting_error
+
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0 binds Ray to the loopback interface
+CONNECT_SECONDS = 5.0
+STORE_BYTES = 100 * 2**20  # for objects that tasks share; ours are some kilobytes
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+
+
+class Node(NamedTuple):
+    """The resources of a node, in use or not."""
+
+    cpus: float
+    gpus: float
+
+
+@contextmanager
+def connection(address: str | None, gpus: int) -> Iterator[list[Node]]:
+    """Join the Ray cluster at `address`, or start one that only this machine can reach, until the context ends.
+
+    Returns the nodes that are alive. gpus: of this machine. Raises ConfigError if the cluster does not answer.
+    """
+    handler = signal.getsignal(signal.SIGTERM)  # it stops our runs in order, and `ray.init` replaces it
+    with ExitStack() as resources:
+        if address is None:
+            os.environ[LOOPBACK] = "0"  # read as Ray is imported
+        import ray
+
+        if address is None:
+            files = TemporaryDirectory(prefix="llama-lab-ray-", dir="/tmp", ignore_cleanup_errors=True)
+            ray.init(
+                "local",
+                num_cpus=usable_cores(),
+                num_gpus=gpus,
+                object_store_memory=STORE_BYTES,
+                include_dashboard=False,
+                _temp_dir=resources.enter_context(files),  # below /tmp, since the path of a socket must be short
+                **QUIET,
+            )
+        else:
+            join(address)
+        resources.callback(ray.shutdown)  # stops our tasks, and a cluster that was started here
+        signal.signal(signal.SIGTERM, handler)
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        yield [Node(found.get("CPU", 0.0), found.get("GPU", 0.0)) for found in alive]
+
+
+def join(address: str) -> None:
+    """Join a cluster. Raises ConfigError if nothing listens at its `host:port`, or it is no cluster."""
+    import ray
+    from ray.util import get_node_ip_address
+
+    found = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    if is_host_and_port(found):  # Ray itself would try for minutes, and ignore Ctrl-C
+        host, _, port = found.rpartition(":")
+        if host in ("localhost", "127.0.0.1"):  # Ray listens at the address that other nodes use
+            host = get_node_ip_address()  # type: ignore[no-untyped-call]
+        try:
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            reason = f"nothing answers at {host}, {first_line(error)}; see `ray status`"
+            raise setting_error("address", found, reason) from None
+    try:
+        ray.init(found, **QUIET)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = f"no Ray cluster to join, {first_line(error)}; start one with `ray start --head`"
+        raise setting_error("address", address, reason) from None
 
 
 class RayRun(SubmittedRun):
@@ -31,78 +99,60 @@ class RayRun(SubmittedRun):
 
         from .ray_node import work
 
-        self._place_file = job.folder / PLACE
-        self._place_file.unlink(missing_ok=True)
-        self._place, self._start_stamp, self._start_tick = "", 0, 0.0
-        self._end: int | str | None = None
-        self._stopping = False
+        self._place = job.folder / PLACE
+        self._place.unlink(missing_ok=True)
+        self._is_cancelled = False
         slot = Slot("", (), int(options["num_cpus"]))
         environment = slot_environment(slot, job.run.hardware.devices, os.environ) | run_variables()
         task = ray.remote(work).options(name=job.run.title, **options)
-        self._task = task.remote(job.command, self.output.absolute(), self._place_file, environment, Path.cwd())
+        self._task = task.remote(job.command, self.output.absolute(), self._place, environment, Path.cwd())
 
-    @property
-    def session(self) -> Session | None:
-        """The last one whose start this process has seen."""
-        if not self._place_file.exists():
+    def poll(self) -> int | str | None:
+        """The exit status of the run's process, or Ray's error. The session is the last one whose start it has seen."""
+        import ray
+        from ray import exceptions
+
+        if self._place.exists():
+            started_at = self._place.stat().st_mtime
+            if self.session is None or self.session.started_at != started_at:
+                self.session = Session(self._place.read_text(), started_at)
+        if not ray.wait([self._task], timeout=0)[0]:
             return None
-        stamp = self._place_file.stat().st_mtime_ns
-        if stamp != self._start_stamp:
-            self._start_stamp, self._start_tick = stamp, time.monotonic()
-            self._place = json.loads(self._place_file.read_text())
-        return Session(self._place, stamp / 1e9, time.monotonic() - self._start_tick)
+        try:
+            exit_status: int | str = ray.get(self._task)
+            return exit_status
+        except exceptions.TaskCancelledError:
+            return INTERRUPTED
+        except exceptions.RayTaskError as error:
+            return first_line(error.cause or error)
+        except exceptions.RayError as error:
+            return INTERRUPTED if self._is_cancelled else first_line(error)
 
-    @property
-    def exit_status(self) -> int | str | None:
-        """The exit status of the run's process, or Ray's error."""
-        from ray import exceptions, get, wait
-
-        if self._end is None and wait([self._task], timeout=0)[0]:
-            try:
-                self._end = get(self._task)
-            except exceptions.TaskCancelledError:
-                self._end = INTERRUPTED
-            except exceptions.RayTaskError as error:
-                self._end = first_line(error.cause or error)
-            except exceptions.RayError as error:
-                self._end = INTERRUPTED if self._stopping else first_line(error)
-        return self._end
-
-    def interrupt(self) -> None:
-        """Cancel the task: Ray raises KeyboardInterrupt in it, or removes it from its queue."""
-        self._cancel(force=False)
-
-    def kill(self) -> None:
-        """Kill the task's worker."""
-        self._cancel(force=True)
-
-    def _cancel(self, force: bool) -> None:
+    def cancel(self, force: bool) -> None:
+        """Remove the task from Ray's queue, raise KeyboardInterrupt in it, or kill its worker if `force`."""
         import ray
 
-        self._stopping = True
+        self._is_cancelled = True
         ray.cancel(self._task, force=force)
 
 
-class RayEngine(Engine):
+class RayEngine(Engine[RayRun]):
     """Ray, which schedules the runs on its nodes. wanted: the accelerator in the command's config.
 
     Ray is started or joined for the first run; earlier only if it takes the cluster to know whether there are GPUs.
+    Raises ConfigError for an accelerator that Ray does not have.
     """
 
     def __init__(self, settings: RaySettings, wanted: str) -> None:
         check_alone("ray")
-        check_installed()
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError("hydra/launcher=ray: needs Ray; pip install 'llama-lab[ray]'")
         self._settings = settings
-        self._wanted = wanted
-
-    @cached_property
-    def site(self) -> Site:
-        """This machine, or a cluster. Raises ConfigError for an accelerator that Ray does not have."""
-        settings, accelerator = self._settings, self._wanted
-        if settings.address is None:
-            accelerator = choose_accelerator(accelerator)
-        elif accelerator == "auto":
-            accelerator = "gpu" if any(node.gpus for node in self._cluster.nodes()) else "cpu"
+        self._connection = ExitStack()
+        elsewhere = settings.address is not None
+        accelerator = wanted if elsewhere else choose_accelerator(wanted)
+        if accelerator == "auto":
+            accelerator = "gpu" if any(node.gpus for node in self._nodes) else "cpu"
         if accelerator not in ("gpu", "cpu"):
             raise ConfigError(
                 f"trainer.accelerator={accelerator}: Ray has CUDA GPUs and the CPU; choose trainer=cpu, or leave "
@@ -110,57 +160,44 @@ class RayEngine(Engine):
             )
         if accelerator == "cpu" and settings.gpus_per_run != 1:
             raise setting_error("gpus_per_run", settings.gpus_per_run, "the runs train on the CPU; leave it out")
-        elsewhere = settings.address is not None
-        return Site("ray", (accelerator,), gpus=settings.devices, elsewhere=elsewhere, several_nodes=False)
+        gpus = max(1, int(settings.gpus_per_run))
+        self.site = Site("ray", (accelerator,), gpus=gpus, elsewhere=elsewhere, several_nodes=False)
+        self._options = {
+            "num_cpus": settings.cpus_per_run,
+            "num_gpus": settings.gpus_per_run if accelerator == "gpu" else 0,
+            "max_retries": settings.max_retries,
+        }
 
     @cached_property
-    def _cluster(self) -> Cluster:
-        return Cluster(self._settings.address, torch.cuda.device_count())
+    def _nodes(self) -> list[Node]:
+        """The nodes of the cluster, which is started or joined as they are first asked for."""
+        return self._connection.enter_context(connection(self._settings.address, torch.cuda.device_count()))
 
-    @property
-    def _gpus_per_run(self) -> float:
-        return self._settings.gpus_per_run if self.site.accelerators == ("gpu",) else 0
-
-    @property
-    def description(self) -> str:
-        """The cluster and its size. Raises ConfigError if no node is large enough for a run."""
-        gpus_per_run = self._gpus_per_run  # before Ray is started: it may raise ConfigError
-        nodes = self._cluster.nodes()
-        try:
-            self._check_fit(nodes, gpus_per_run)
-        except ConfigError:
-            self._cluster.close()
-            raise
+    def open(self) -> str:
+        """Start or join the cluster; return its size. Raises ConfigError unless a run fits on some idle node."""
+        nodes, settings = self._nodes, self._settings
+        most = max(node.gpus for node in nodes)
+        if self._options["num_gpus"] > most:
+            raise setting_error("gpus_per_run", settings.gpus_per_run, f"no node of the cluster has over {most:g} GPUs")
+        most = max(node.cpus for node in nodes if node.gpus >= self._options["num_gpus"])
+        if settings.cpus_per_run > most:
+            raise setting_error("cpus_per_run", settings.cpus_per_run, f"no node that could has over {most:g} CPUs")
         cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
-        where = "Ray on this machine" if self._settings.address is None else f"Ray at {self._settings.address}"
+        where = "Ray on this machine" if settings.address is None else f"Ray at {settings.address}"
         machines = "" if len(nodes) == 1 else f"{len(nodes)} nodes, "
         return f"{where}: {machines}{cpus:g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
 
-    def _check_fit(self, nodes: Sequence[Node], gpus_per_run: float) -> None:
-        """Raise ConfigError unless a run fits on some node when that is idle."""
-        settings = self._settings
-        most = max(node.gpus for node in nodes)
-        if gpus_per_run > most:
-            raise setting_error("gpus_per_run", settings.gpus_per_run, f"no node of the cluster has over {most:g} GPUs")
-        most = max(node.cpus for node in nodes if node.gpus >= gpus_per_run)
-        if settings.cpus_per_run > most:
-            raise setting_error("cpus_per_run", settings.cpus_per_run, f"no node that could has over {most:g} CPUs")
+    def start(self, jobs: Sequence[Job], running: Sequence[RayRun], more: bool) -> list[RayRun]:
+        """Submit all jobs to Ray, in order."""
+        return [RayRun(job, self._options) for job in jobs]
 
-    @property
-    def max_parallel(self) -> None:
-        """Ray decides."""
+    def stop(self, running: Sequence[RayRun]) -> None:
+        """Cancel the runs' tasks."""
+        for run in running:
+            run.cancel(force=False)
 
-    def start(self, ready: list[Job], running: Sequence[SubmittedRun], more: bool) -> list[SubmittedRun]:
-        """Submit all jobs to Ray, in order, except those whose folder is in use."""
-        settings = self._settings
-        options = {"num_cpus": settings.cpus_per_run, "num_gpus": self._gpus_per_run}
-        options["max_retries"] = settings.max_retries
-        started = [RayRun(job, options) for job in startable(ready, running)]
-        for submitted in started:
-            ready.remove(submitted.job)
-        return list(started)
-
-    def close(self, running: Sequence[SubmittedRun]) -> None:
+    def close(self, running: Sequence[RayRun]) -> None:
         """Kill the runs: none outlives its launcher."""
-        super().close(running)
-        self._cluster.close()
+        for run in running:
+            run.cancel(force=True)
+        self._connection.close()

@@ -3,7 +3,6 @@
 It is a process of its own, because data-parallel ranks that Lightning starts inside a Ray worker do not come up.
 """
 
-import json
 import signal
 import socket
 import time
@@ -30,7 +29,7 @@ def work(command: Sequence[str], output: Path, place: Path, environment: Mapping
     if missing is not None:
         return f"{host} has no folder {missing}; all nodes must share runs_dir and this folder"
     with replacing(place) as fresh:
-        fresh.write_text(json.dumps(f"{'gpu ' + '+'.join(gpus) if gpus else 'cpu'} of {host}"))
+        fresh.write_text(f"{'gpu ' + '+'.join(gpus) if gpus else 'cpu'} of {host}")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it, and the process would inherit that
     process = RunProcess(command, output, {**environment, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}, folder)
     while True:
@@ -39,4 +38,4 @@ def work(command: Sequence[str], output: Path, place: Path, environment: Mapping
                 time.sleep(POLL_SECONDS)  # waiting for the process cannot be interrupted
             return status
         except KeyboardInterrupt:
-            process.interrupt()
+            process.send(signal.SIGINT)

@@ -9,16 +9,15 @@ and stop, and requeues the job, whose next session resumes from the checkpoint. 
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from llama_lab.errors import ConfigError
 
-from .process import run_variables
-from .slots import RANKS
-from .slurm_cluster import SlurmSettings
+from .engine import Job
+from .process import run_variables, without_ranks
+from .settings import SlurmSettings
 
 SCRIPT = "batch.sh"
 NEVER = "Requested node configuration is not available"  # sbatch may accept such a job, and never start it
@@ -30,6 +29,7 @@ case $SLURM_ARRAY_TASK_ID in
 {cases}
 esac
 [ -z "$SLURM_CPUS_PER_TASK" ] || export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}}
+fail() {{ echo "error: $1"; echo 1 > "$files".exit; exit 1; }}
 rm -f "$files".exit "$files".status
 touch "$files".started
 
@@ -45,17 +45,13 @@ if [ "$near" ] && [ "$status" -ge 128 ]; then  # stopped, with or without a chec
   if [ "$record"/checkpoints/last.ckpt -nt "$files".started ]; then
     rm -f "$files".fruitless
   elif [ -e "$files".fruitless ]; then
-    echo "error: its time ended twice in a row before it could write a checkpoint; raise hydra.launcher.time"
-    echo 1 > "$files".exit
-    exit 1
+    fail "its time ended twice in a row before it could write a checkpoint; raise hydra.launcher.time"
   else
     touch "$files".fruitless
   fi
   echo "the job's time is nearly over, and it goes back to the queue"
   scontrol requeue "$job" && exit 0
-  echo "error: its time ended, and scontrol cannot requeue its job"
-  echo 1 > "$files".exit
-  exit 1
+  fail "its time ended, and scontrol cannot requeue its job"
 fi
 case $status in
   0 | 1 | 2) echo "$status" > "$files".exit ;;
@@ -65,34 +61,17 @@ exit "$status"
 """
 
 
-@dataclass(frozen=True, order=True)
-class Shape:
-    """What a job requests: `nodes`, and on each of them `devices` tasks, with a GPU each if `accelerator` is gpu."""
-
-    accelerator: str
-    devices: int
-    nodes: int
-
-
-@dataclass(frozen=True)
-class ScriptedRun:
-    """A run in a batch script. folder: of its record."""
-
-    command: Sequence[str]
-    folder: Path
-
-
-def submit(folder: Path, runs: Sequence[ScriptedRun], shape: Shape, settings: SlurmSettings) -> str:
+def submit(folder: Path, jobs: Sequence[Job], settings: SlurmSettings) -> str:
     """Write the batch script of an array into `folder` and submit it; return the array's id.
 
     Raises ConfigError with sbatch's message if it refuses.
     """
     script = folder / SCRIPT
-    script.write_text(batch_script(folder, runs, shape, settings))
+    script.write_text(batch_script(folder, jobs, settings))
+    # Without the variables of a job that this process itself may be part of.
+    environment = without_ranks(os.environ, r"(?!SLURM_CONF$)(SLURM|SRUN)_.*")
     for option in ("--test-only", "--parsable"):
-        done = subprocess.run(
-            ("sbatch", option, script), env=sbatch_environment(os.environ), capture_output=True, text=True
-        )
+        done = subprocess.run(("sbatch", option, script), env=environment, capture_output=True, text=True)
         # --test-only may also fail for reasons that pass, such as nodes that are down.
         if done.returncode and (option == "--parsable" or NEVER in done.stderr):
             words = ", ".join(line.removeprefix("sbatch: error: ") for line in done.stderr.splitlines())
@@ -100,11 +79,12 @@ def submit(folder: Path, runs: Sequence[ScriptedRun], shape: Shape, settings: Sl
     return done.stdout.strip().partition(";")[0]  # the cluster's name may follow
 
 
-def batch_script(folder: Path, runs: Sequence[ScriptedRun], shape: Shape, settings: SlurmSettings) -> str:
-    """The batch script of an array whose job i is the i-th run."""
+def batch_script(folder: Path, jobs: Sequence[Job], settings: SlurmSettings) -> str:
+    """The batch script of an array whose job i trains `jobs[i]`. All need the same devices and nodes."""
+    hardware = jobs[0].run.hardware
     options: dict[str, Any] = {
         "job-name": "llama-lab",
-        "array": f"0-{len(runs) - 1}%{settings.at_a_time or len(runs)}",
+        "array": f"0-{len(jobs) - 1}%{settings.at_a_time or len(jobs)}",
         "chdir": Path.cwd(),
         "output": f"{str(folder).replace('%', '%%')}/%a.log",
         "open-mode": "append",
@@ -112,9 +92,9 @@ def batch_script(folder: Path, runs: Sequence[ScriptedRun], shape: Shape, settin
         "signal": f"B:USR2@{settings.signal_seconds}",
         "partition": settings.partition,
         "time": settings.time,
-        "nodes": shape.nodes,
-        "ntasks-per-node": shape.devices,
-        "gpus-per-node": shape.devices if shape.accelerator == "gpu" else None,
+        "nodes": hardware.num_nodes,
+        "ntasks-per-node": hardware.devices,
+        "gpus-per-node": hardware.devices if hardware.accelerator == "gpu" else None,
         "cpus-per-task": settings.cpus_per_task,
         "mem": settings.memory,
         **{name.replace("_", "-"): value for name, value in settings.sbatch.items()},
@@ -122,34 +102,20 @@ def batch_script(folder: Path, runs: Sequence[ScriptedRun], shape: Shape, settin
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     lines = [f"#SBATCH --{k}" + ("" if v is True else f"={shlex.quote(str(v))}") for k, v in given.items()]
     exports = [f"export {name}={shlex.quote(value)}" for name, value in run_variables().items()]
-    cases = [f"  {number}) {case(run)} ;;" for number, run in enumerate(runs)]
-    body = BODY.format(cases="\n".join(cases), folder=shlex.quote(str(folder)), srun=srun_command(settings))
+    # If a rank dies, srun kills the others, which would wait for it. Output is unbuffered by PYTHONUNBUFFERED, since
+    # srun's `--unbuffered` would give the ranks a terminal.
+    cpus = [] if settings.cpus_per_task is None else [f"--cpus-per-task={settings.cpus_per_task}"]
+    srun = shlex.join(["srun", "--kill-on-bad-exit=1", *cpus])
+    cases = "\n".join(f"  {number}) {case(job)} ;;" for number, job in enumerate(jobs))
+    body = BODY.format(cases=cases, folder=shlex.quote(str(folder)), srun=srun)
     return "\n".join(["#!/bin/bash", *lines, "", *exports, *settings.setup, body])
 
 
-def case(run: ScriptedRun) -> str:
+def case(job: Job) -> str:
     """The shell's settings for a run. One that starts over does so until its record is newer than the job's config."""
-    starts_over = [argument for argument in run.command if argument.startswith("overwrite=")]
-    kept = [argument for argument in run.command if argument not in starts_over]
-    found = f"record={shlex.quote(str(run.folder))} run=({shlex.join(kept)})"
+    starts_over = [argument for argument in job.command if argument.startswith("overwrite=")]
+    kept = [argument for argument in job.command if argument not in starts_over]
+    found = f"record={shlex.quote(str(job.folder))} run=({shlex.join(kept)})"
     if starts_over:
         found += f'; [ "$record"/resolved.yaml -nt "$files".yaml ] || run+=({shlex.join(starts_over)})'
     return found
-
-
-def srun_command(settings: SlurmSettings) -> str:
-    """The command that starts all ranks. If one dies, srun kills the others, which would wait for it.
-
-    Output is unbuffered by PYTHONUNBUFFERED: srun's `--unbuffered` would give the ranks a terminal.
-    """
-    cpus = [] if settings.cpus_per_task is None else [f"--cpus-per-task={settings.cpus_per_task}"]
-    return shlex.join(["srun", "--kill-on-bad-exit=1", *cpus])
-
-
-def sbatch_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for sbatch, without the variables of a job that this process itself may be part of."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name == "SLURM_CONF" or not (name in RANKS or name.startswith(("SLURM_", "SRUN_", "TORCHELASTIC_")))
-    }

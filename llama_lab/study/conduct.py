@@ -76,10 +76,7 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
         waiting = prepare(plan, judged, status, overwrite, tried={run.member.folder for run, _ in results})
         if not waiting:
             return plan, results
-        if hasattr(launcher, "launch_planned"):
-            returned = launcher.launch_planned(waiting)
-        else:
-            returned = launcher.launch([run.run.overrides for run in waiting], initial_job_idx=0)
+        returned = launcher.launch([run.run.overrides for run in waiting], initial_job_idx=0)
         results += zip(waiting, returned, strict=True)
 
 

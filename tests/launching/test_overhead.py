@@ -6,8 +6,8 @@ import time
 import pytest
 from hydra.core.utils import JobReturn
 
+from llama_lab.launching.launch import Queue
 from llama_lab.launching.local_engine import LocalRun
-from llama_lab.launching.queue import Queue
 from llama_lab.runs.stored import Status
 from tests.launching.conftest import ON_CPU, Sweep
 
@@ -24,10 +24,10 @@ def test_the_queue_keeps_its_slots_at_work(
     About a second of it is planning the first four. The bound is wide, since other processes may hold up the queue.
     """
     times: dict[int, float] = {}
-    exit_status = LocalRun.exit_status.fget
+    poll = LocalRun.poll
 
     def timed(submitted: LocalRun) -> int | None:
-        status: int | None = exit_status(submitted)  # type: ignore[misc]
+        status = poll(submitted)
         if status is not None and submitted.job.index not in times:
             ended = (submitted.job.folder / Status.FILE).stat().st_mtime
             times[submitted.job.index] = submitted.seconds - (time.time() - ended)
@@ -42,7 +42,7 @@ def test_the_queue_keeps_its_slots_at_work(
         walls.append(time.monotonic() - began)
         return results
 
-    monkeypatch.setattr(LocalRun, "exit_status", property(timed))
+    monkeypatch.setattr(LocalRun, "poll", timed)
     monkeypatch.setattr(Queue, "work", clocked)
     seeds = ",".join(map(str, range(1, RUNS + 1)))
     overrides = [*ON_CPU, f"hydra.launcher.cpu_slots={SLOTS}", f"train.prompt='sleep {SECONDS}'", f"seed={seeds}"]

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from llama_lab.launching.progress import RunProgress, latest_metrics, queue_seconds_left, read_progress
-from llama_lab.launching.queue_display import QueueDisplay, Row, Snapshot
+from llama_lab.launching.progress import QueueDisplay, RunProgress, latest_metrics, queue_seconds_left, read_progress
 from llama_lab.runs.metrics import MetricsCSV
 from llama_lab.training.run import Run
 from tests.training.tiny import planned
@@ -60,16 +59,16 @@ def test_the_time_left_counts_waiting_runs_at_the_mean_of_the_others() -> None:
     assert queue_seconds_left([10.0], [(1.0, 99.0)], 0, 4) == 99.0, "no queue ends before its longest run"
 
 
-def view(run: Run) -> Snapshot:
-    rows = [Row("gpu 0", run, RunProgress(39, 4.25, 90.0)), Row("gpu 1", run, RunProgress(0, None, None))]
-    return Snapshot(rows, {"done": 3, "failed": 0, "running": 2, "waiting": 7}, 600.0)
+def show(display: QueueDisplay, run: Run) -> None:
+    rows = [("gpu 0", run, RunProgress(39, 4.25, 90.0)), ("gpu 1", run, RunProgress(0, None, None))]
+    display.show(rows, {"done": 3, "failed": 0, "running": 2, "waiting": 7}, 600.0)
 
 
 def test_a_file_gets_one_plain_line(run: Run) -> None:
     console = Console(file=io.StringIO(), width=80)
     with QueueDisplay(console) as display:
         assert not display.due
-        display.show(view(run))
+        show(display, run)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert shown == "3 done, 2 running, 7 waiting; about 10 min left; arm/seed=1 50%, arm/seed=1 0%\n"
 
@@ -78,7 +77,7 @@ def test_a_terminal_gets_a_table_of_slots_runs_progress_loss_and_time_left(run: 
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
     with QueueDisplay(console) as display:
         display.print_line("arm/seed=9: done")
-        display.show(view(run))
+        show(display, run)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     row = next(line for line in lines if "gpu 0" in line)
     assert re.fullmatch(r".*gpu 0 +arm/seed=1 +[━╸╺ ]+ +50% +4\.250 +2 min", row), row

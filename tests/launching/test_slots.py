@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from llama_lab.errors import ConfigError
-from llama_lab.launching.slots import LocalSettings, make_slots, slot_environment, visible_gpus
+from llama_lab.launching.local_engine import make_slots, slot_environment, visible_gpus
+from llama_lab.launching.settings import LocalSettings
 
 FOUR = ["0", "1", "2", "3"]
 

@@ -16,10 +16,11 @@ from typing import Any, cast
 
 import pytest
 
+from llama_lab.devices.hardware import Hardware
 from llama_lab.errors import ConfigError
 from llama_lab.launching import slurm_cluster, slurm_engine, slurm_script
-from llama_lab.launching.slurm_cluster import JobInfo, SlurmSettings
-from llama_lab.launching.slurm_script import ScriptedRun, Shape
+from llama_lab.launching.settings import SlurmSettings, seconds_of
+from llama_lab.launching.slurm_cluster import JobInfo
 from llama_lab.runs.stored import Git
 from tests.conftest import TRAIN, RunTrain, last_of_each
 from tests.launching.conftest import Sweep, mark, status
@@ -222,18 +223,18 @@ def test_a_run_has_ended_with_its_exit_file_or_a_while_after_its_job(
     """The batch script writes the file after srun has brought the last lines of output."""
     monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 10.0)
     info = JobInfo("7_0", "RUNNING", "node1", "", time.time(), None, tmp_path)
-    watched = SimpleNamespace(jobs=lambda: {"7_0": info}, files=lambda folder: set(os.listdir(folder)))
+    watched = SimpleNamespace(jobs=lambda: {"7_0": info}, exists=Path.exists)
     job = SimpleNamespace(run=SimpleNamespace(folder=SimpleNamespace(path=tmp_path / "run")))
     submitted = slurm_engine.SlurmRun(cast(Any, job), info, cast(Any, watched))
-    assert submitted.exit_status is None
+    assert submitted.poll() is None
     info = replace(info, state="FAILED", ended_at=time.time())
-    assert submitted.exit_status is None, "its file may take a while to appear"
+    assert submitted.poll() is None, "its file may take a while to appear"
     monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 0.0)
-    assert submitted.exit_status == "its job 7_0 ended as FAILED"
+    assert submitted.poll() == "its job 7_0 ended as FAILED"
     info = replace(info, state="REQUEUED", ended_at=None)
-    assert submitted.exit_status is None
+    assert submitted.poll() is None
     (tmp_path / "0.exit").write_text("1\n")
-    assert submitted.exit_status == 1
+    assert submitted.poll() == 1
 
 
 @on_slurm
@@ -375,8 +376,8 @@ def test_jobs_with_one_folder_follow_each_other(sweep: Sweep) -> None:
 def test_why_a_job_waits_is_reported_if_it_is_not_for_its_turn(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     report = slurm_engine.SlurmEngine._report_reasons
 
-    def release(self: slurm_engine.SlurmEngine) -> None:
-        report(self)
+    def release(self: slurm_engine.SlurmEngine, running: Any) -> None:
+        report(self, running)
         if "JobHeldUser" in self._reported and "PENDING" in jobs().values():
             slurm_command("scontrol", "release", *jobs())
 
@@ -446,11 +447,6 @@ def test_a_machine_without_slurm_is_reported(sweep: Sweep, monkeypatch: pytest.M
     assert ran.err.startswith("error: hydra/launcher=slurm: this machine has no sbatch; start the command where jobs")
 
 
-def settings(**values: Any) -> SlurmSettings:
-    keys = dict.fromkeys(("partition", "time", "cpus_per_task", "memory", "at_a_time"))
-    return SlurmSettings(**{**keys, "signal_seconds": 120, "setup": [], "sbatch": {}, **values})
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
@@ -464,22 +460,26 @@ def settings(**values: Any) -> SlurmSettings:
     ],
 )
 def test_a_time_limit_is_read_as_sbatch_reads_it(text: int | str, seconds: int) -> None:
-    assert slurm_cluster.seconds_of(text) == seconds
+    assert seconds_of(text) == seconds
 
 
-RUNS = [ScriptedRun(["python", "train.py", f"seed={seed}"], Path("run")) for seed in (1, 2, 3)]
+def array(runs: int, accelerator: str, devices: int, nodes: int) -> Any:
+    """Jobs of one shape."""
+    run = SimpleNamespace(hardware=Hardware(accelerator, devices, nodes, "32-true", accelerator))
+    commands = [["python", "train.py", f"seed={seed}"] for seed in range(1, runs + 1)]
+    return [SimpleNamespace(run=run, folder=Path("run"), command=command) for command in commands]
 
 
 def test_a_job_on_gpus_asks_for_one_per_process_and_the_user_has_the_last_word(tmp_path: Path) -> None:
-    two = slurm_script.batch_script(tmp_path, RUNS, Shape("gpu", 4, 2), settings(sbatch={"account": "lab"}))
+    two = slurm_script.batch_script(tmp_path, array(3, "gpu", 4, 2), SlurmSettings(sbatch={"account": "lab"}))
     for option in ("nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "array=0-2%3", "account=lab"):
         assert f"#SBATCH --{option}\n" in two
     assert "#SBATCH --signal=B:USR2@120\n" in two
     named = slurm_script.batch_script(
-        tmp_path, RUNS[:1], Shape("gpu", 4, 1), settings(sbatch={"gpus-per-node": "a100:4"})
+        tmp_path, array(1, "gpu", 4, 1), SlurmSettings(sbatch={"gpus-per-node": "a100:4"})
     )
     assert re.findall(r"--gpus-per-node=(.*)", named) == ["a100:4"]
-    assert "--gpus" not in slurm_script.batch_script(tmp_path, RUNS[:1], Shape("cpu", 4, 1), settings())
+    assert "--gpus" not in slurm_script.batch_script(tmp_path, array(1, "cpu", 4, 1), SlurmSettings())
 
 
 @pytest.mark.parametrize(
@@ -519,14 +519,15 @@ def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_reported_once(
     assert [*watch.jobs(), *watch.jobs()] == ["7_0", "7_0"]
     assert capsys.readouterr().err == "squeue failed, and will be called again: squeue: error: no controller\n"
     with pytest.raises(ConfigError, match="squeue failed, so running jobs are unknown"):
-        watch.fresh_jobs()
+        watch.jobs(fresh=True)
 
 
 def test_uncommitted_changes_are_reported_before_jobs_wait_with_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(slurm_engine, "check_installed", lambda: None)
-    engine = slurm_engine.SlurmEngine(settings())
+    monkeypatch.setattr(slurm_engine, "partition_has_gpus", lambda partition: False)
+    engine = slurm_engine.SlurmEngine(SlurmSettings())
     monkeypatch.setattr(slurm_engine.environment, "git_state", lambda folder: Git("c", dirty=True))
     engine._warn_if_dirty()
     engine._warn_if_dirty()

@@ -2,12 +2,12 @@
 
 import os
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 import pytest
@@ -101,9 +101,9 @@ def environment(home: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def preloaded(environment: dict[str, str]) -> Iterator[PreloadedPython]:
+def preloaded(environment: dict[str, str], home: Path) -> Iterator[PreloadedPython]:
     """Starts scripts as processes that need not import PyTorch."""
-    with PreloadedPython(environment) as python:
+    with PreloadedPython(environment, home) as python:
         yield python
 
 
@@ -116,21 +116,22 @@ def run_train(
 ) -> RunTrain:
     """Run `python train.py *overrides` as a process, in `cwd` or a fresh folder, with standard input closed.
 
-    It is a fork of the preloaded Python, unless it is to import everything itself (`fresh`) or has other variables.
+    It and what it starts are forks of the preloaded Python, unless it is to import everything itself (`fresh`).
     """
 
     def run(
         *overrides: str, cwd: Path | None = None, script: Path = TRAIN, fresh: bool = False, **variables: str
     ) -> Ran:
         cwd = cwd or tmp_path_factory.mktemp("run")
-        command = [str(script), *last_of_each(overrides)]
-        options: dict[str, Any] = {"cwd": cwd, "stdin": DEVNULL, "stdout": PIPE, "stderr": PIPE, "text": True}
-        if fresh or variables:
-            process = Popen([sys.executable, *command], env={**environment, **variables}, **options)
-        else:
-            process = preloaded.start(command, **options)
-        out, err = process.communicate()
-        return Ran(process.returncode, out, err, cwd)
+        done = subprocess.run(
+            [sys.executable if fresh else preloaded.executable, str(script), *last_of_each(overrides)],
+            cwd=cwd,
+            env={**environment, **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr, cwd)
 
     return run
 

@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 
 from llama_lab.cli import eval_command, train_command
-from llama_lab.config import component_errors
+from llama_lab.config import component_errors, value_types
 from llama_lab.config.components import override_key
 from tests.preloaded import PreloadedPython
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 
+yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # Hydra parses some thirty files for each config
 torch.set_num_threads(1)  # of a tiny model, threads would spend most of their time waiting for each other
 settings.register_profile("llama-lab", deadline=None)  # a busy machine is no bug
 settings.load_profile("llama-lab")
@@ -137,6 +140,24 @@ def run_train(
 
 
 Command = Callable[..., Ran]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def defaults_composed_once() -> Iterator[None]:
+    """Commands inside this process share the defaults of packaged options: composing takes a quarter of a second."""
+    known: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
+    compose = value_types.composed_settings
+
+    def look_up(config: str, overrides: tuple[str, ...], loader: ConfigLoader) -> dict[str, Any]:
+        if any(element.provider == "command-line" for element in loader.get_search_path().get_path()):
+            return compose(config, overrides, loader)  # with the user's own options
+        if (config, overrides) not in known:
+            known[config, overrides] = compose(config, overrides, loader)
+        return known[config, overrides]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(value_types, "composed_settings", look_up)
+        yield
 
 
 @pytest.fixture(autouse=True)

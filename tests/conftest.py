@@ -2,26 +2,29 @@
 
 import os
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 
 from llama_lab.cli import eval_command, train_command
-from llama_lab.config import component_errors
+from llama_lab.config import component_errors, value_types
 from llama_lab.config.components import override_key
 from tests.preloaded import PreloadedPython
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 
+yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # Hydra parses some thirty files for each config
 torch.set_num_threads(1)  # of a tiny model, threads would spend most of their time waiting for each other
 settings.register_profile("llama-lab", deadline=None)  # a busy machine is no bug
 settings.load_profile("llama-lab")
@@ -101,9 +104,9 @@ def environment(home: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def preloaded(environment: dict[str, str]) -> Iterator[PreloadedPython]:
+def preloaded(environment: dict[str, str], home: Path) -> Iterator[PreloadedPython]:
     """Starts scripts as processes that need not import PyTorch."""
-    with PreloadedPython(environment) as python:
+    with PreloadedPython(environment, home) as python:
         yield python
 
 
@@ -116,26 +119,45 @@ def run_train(
 ) -> RunTrain:
     """Run `python train.py *overrides` as a process, in `cwd` or a fresh folder, with standard input closed.
 
-    It is a fork of the preloaded Python, unless it is to import everything itself (`fresh`) or has other variables.
+    It and what it starts are forks of the preloaded Python, unless it is to import everything itself (`fresh`).
     """
 
     def run(
         *overrides: str, cwd: Path | None = None, script: Path = TRAIN, fresh: bool = False, **variables: str
     ) -> Ran:
         cwd = cwd or tmp_path_factory.mktemp("run")
-        command = [str(script), *last_of_each(overrides)]
-        options: dict[str, Any] = {"cwd": cwd, "stdin": DEVNULL, "stdout": PIPE, "stderr": PIPE, "text": True}
-        if fresh or variables:
-            process = Popen([sys.executable, *command], env={**environment, **variables}, **options)
-        else:
-            process = preloaded.start(command, **options)
-        out, err = process.communicate()
-        return Ran(process.returncode, out, err, cwd)
+        done = subprocess.run(
+            [sys.executable if fresh else preloaded.executable, str(script), *last_of_each(overrides)],
+            cwd=cwd,
+            env={**environment, **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr, cwd)
 
     return run
 
 
 Command = Callable[..., Ran]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def defaults_composed_once() -> Iterator[None]:
+    """Commands inside this process share the defaults of packaged options: composing takes a quarter of a second."""
+    known: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
+    compose = value_types.composed_settings
+
+    def look_up(config: str, overrides: tuple[str, ...], loader: ConfigLoader) -> dict[str, Any]:
+        if any(element.provider == "command-line" for element in loader.get_search_path().get_path()):
+            return compose(config, overrides, loader)  # with the user's own options
+        if (config, overrides) not in known:
+            known[config, overrides] = compose(config, overrides, loader)
+        return known[config, overrides]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(value_types, "composed_settings", look_up)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,16 +1,16 @@
 """Python processes that need not import PyTorch, Lightning and Hydra: forks of a server that has.
 
-The imports take longer than the run of a tiny model. A fork has a pid, a working directory, standard streams, signals
-and an exit status of its own, as a new process does; only its environment variables, which libraries read as they are
-imported, are those of the server. What is about imports, start-up or other variables needs a new process.
+The imports take longer than the run of a tiny model. A fork has a pid, a working directory, variables, standard
+streams, signals and an exit status of its own, as a new process does; only what libraries read as they are imported
+comes from the server's environment. Tests of imports and of start-up need a new process.
 """
 
 import atexit
 import gc
 import importlib
 import io
+import marshal
 import os
-import pickle
 import runpy
 import select
 import signal
@@ -18,10 +18,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
+
+from tests.stand_in import READ_BY_IMPORTS, SIZE, receive, request_fork
 
 MODULES = (
     "llama_lab.cli",
@@ -32,87 +35,89 @@ MODULES = (
 )
 """What trainings, studies and evaluations import; but for wandb, which makes a folder as it is imported."""
 
-SIZE = 4  # bytes of an integer between the processes
+CHECKOUT = Path(__file__).parents[1]
+STAND_IN = """#!{python} -IS
+import sys
+sys.path.insert(0, {checkout!r})
+from tests.stand_in import main
+main({python!r}, {address!r}, {variables!r})
+"""
 
 
 class PreloadedPython:
     """Starts scripts in forks of a server with these environment variables; a context manager, which ends it.
 
-    It needs Linux; elsewhere it starts new processes.
+    executable: a file in `folder` to use in place of `python`: its processes are forks where possible, and so are the
+    processes that those start; see `tests.stand_in`. All this needs Linux; elsewhere it starts new processes.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-        self._lock = threading.Lock()
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+        self._environment = dict(environment)
+        self._address = f"\0llama-lab-{uuid4()}"  # an abstract one, which is no file
+        self.executable = sys.executable if sys.platform != "linux" else str(folder / "python")
 
     def __enter__(self) -> Self:
-        self._requests, theirs = socket.socketpair()
         if sys.platform != "linux":
             return self
-        with theirs:
+        stand_in = Path(self.executable)
+        variables = {name: self._environment.get(name) for name in READ_BY_IMPORTS}
+        python, checkout, address = sys.executable, str(CHECKOUT), self._address
+        stand_in.write_text(STAND_IN.format(python=python, checkout=checkout, address=address, variables=variables))
+        stand_in.chmod(0o755)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._address)
+            listener.listen()
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "tests.preloaded", str(theirs.fileno())],
-                cwd=Path(__file__).parents[1],
+                [sys.executable, "-m", "tests.preloaded", str(listener.fileno())],
+                cwd=CHECKOUT,
                 env=self._environment,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[listener.fileno()],
                 start_new_session=True,
             )
-        assert self._requests.recv(1), "the server has died"  # it has imported, and tests can measure what they start
+        assert self._server.stdout is not None
+        assert self._server.stdout.read(1), "the server has died"  # it has imported: tests can measure what they start
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._requests.close()
         if sys.platform == "linux":
-            self._server.wait()
+            self._server.communicate()  # closes its standard input, which ends it
 
     def start(self, command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
         """What `subprocess.Popen([sys.executable, *command], **options)` starts; `command` begins with a script.
 
-        The options are stdin, stdout, stderr, text, cwd and start_new_session.
+        The options are stdin, stdout, stderr, text, cwd and start_new_session. What the fork starts are new processes.
         """
         assert options.keys() <= {"stdin", "stdout", "stderr", "text", "cwd", "start_new_session"}
         if sys.platform != "linux":
             return subprocess.Popen([sys.executable, *command], env=self._environment, **options)
-        return Fork(self.send, command, **options)
-
-    def send(self, request: object, streams: Sequence[int]) -> None:
-        """Ask the server for a fork."""
-        content = pickle.dumps(request)
-        with self._lock:
-            socket.send_fds(self._requests, [len(content).to_bytes(SIZE)], streams)
-            self._requests.sendall(content)
+        return Fork(self._address, command, env=self._environment, **options)
 
 
 class Fork(subprocess.Popen[Any]):
-    """A child of the server, which reports first its pid and then its exit status through a pipe."""
+    """A child of the server at this address, killed when this object is deleted."""
 
-    def __init__(self, send: Callable[[object, Sequence[int]], None], command: Sequence[str], **options: Any) -> None:
-        self._send = send
+    def __init__(self, address: str, command: Sequence[str], **options: Any) -> None:
+        self._address = address
         self._own_session = options.get("start_new_session", False)
         super().__init__(command, **options)
 
     def _execute_child(self, args: list[str], *rest: Any) -> None:
-        cwd, pipes = rest[4], rest[9:15]  # the ends of pipes, ours and the child's; -1 where it inherits a stream
+        cwd, environment, pipes = rest[4], rest[5], rest[9:15]  # the ends of pipes, ours and the child's; -1 for none
         streams = [pipe if pipe >= 0 else stream for stream, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
-        self._status, theirs = os.pipe()
-        self._send((args, os.path.abspath(cwd or "."), self._own_session), [*streams, theirs])
-        os.close(theirs)
-        self.pid = self._receive()
+        request = (sys.executable, list(args), os.path.abspath(cwd or "."), environment, self._own_session)
+        self._connection = request_fork(self._address, request, streams)
+        self.pid = receive(self._connection)
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
-
-    def _receive(self) -> int:
-        received = os.read(self._status, SIZE)
-        assert received, "the server has died"
-        return int.from_bytes(received, signed=True)
 
     def wait(self, timeout: float | None = None) -> int:
         """As `subprocess.Popen.wait`."""
         if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            if not select.select([self._connection], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            self.returncode = self._receive()
-            os.close(self._status)
+            self.returncode = receive(self._connection)
+            self._connection.close()
         return self.returncode
 
     def poll(self) -> int | None:
@@ -122,61 +127,100 @@ class Fork(subprocess.Popen[Any]):
         return self.returncode
 
 
-def serve(requests: socket.socket) -> str:
-    """Fork a child for each request. Returns in the children alone: the script that each is to run."""
-    children: dict[int, tuple[int, int]] = {}  # pid and status pipe, by what shows that the child has ended
+def serve(listener: socket.socket) -> list[str]:
+    """Fork a child for each request. Returns in the children alone: the command that each is to run.
+
+    A connection brings a request, the arguments of `become`, with three streams; it takes the pid and the exit status.
+    """
+    forks: dict[int, tuple[int, socket.socket]] = {}  # pid and connection, by what shows that the fork has ended
     while True:
-        for ready in select.select([requests, *children], [], [])[0]:
-            if ready is requests:
-                size, streams, *_ = socket.recv_fds(requests, SIZE, 4)
-                if not size:  # the tests have ended
-                    os.killpg(0, signal.SIGKILL)
-                request = pickle.loads(requests.recv(int.from_bytes(size), socket.MSG_WAITALL))
+        waiting = {connection: pid for pid, connection in forks.values()}
+        for ready in select.select([sys.stdin, listener, *forks, *waiting], [], [])[0]:
+            if ready is sys.stdin:  # the tests have ended
+                for pid in waiting.values():
+                    kill_group(pid)
+                os._exit(0)
+            elif ready is listener:
+                connection, _ = listener.accept()
+                size, streams, *_ = socket.recv_fds(connection, SIZE, 3)
+                if not size:  # killed before it could ask
+                    continue
+                request = marshal.loads(connection.recv(int.from_bytes(size), socket.MSG_WAITALL))
                 pid = os.fork()
                 if pid == 0:
-                    return become(*request, streams)
-                for stream in streams[:3]:
+                    return become(*request, streams, connection)
+                for stream in streams:
                     os.close(stream)
-                children[os.pidfd_open(pid)] = (pid, streams[3])
+                forks[os.pidfd_open(pid)] = (pid, connection)
+            elif ready in waiting:  # who waits for it has died
+                kill_group(waiting[ready])
             else:
-                pid, status = children.pop(ready)
+                pid, connection = forks.pop(ready)
                 os.close(ready)
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                with suppress(BrokenPipeError):  # nobody waits for it
-                    os.write(status, code.to_bytes(SIZE, signed=True))
-                os.close(status)
+                with suppress(BrokenPipeError), connection:
+                    connection.sendall(code.to_bytes(SIZE, signed=True))
 
 
-def become(command: list[str], cwd: str, own_session: bool, streams: list[int]) -> str:
-    """Make this fork the process that `python *command` would be, before its imports; the script."""
+def kill_group(leader: int) -> None:
+    """Kill a process group, if it is there."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def become(
+    executable: str,
+    command: list[str],
+    cwd: str,
+    environment: dict[str, str],
+    own_session: bool,
+    streams: list[int],
+    connection: socket.socket,
+) -> list[str]:
+    """Make this fork the process that `executable *command` would be, before its imports; the command."""
     if own_session:
         os.setsid()
-    for number, stream in enumerate(streams[:3]):
+    else:
+        os.setpgid(0, 0)  # so that it can be killed with what it has started
+    for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    os.write(streams[3], os.getpid().to_bytes(SIZE, signed=True))
+    os.write(connection.detach(), os.getpid().to_bytes(SIZE, signed=True))
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.chdir(cwd)
-    sys.argv = command
-    sys.path[0] = os.path.dirname(command[0])
+    given = {os.fsdecode(line.partition(b"=")[0]) for line in Path("/proc/self/environ").read_bytes().split(b"\0")}
+    for name in given & os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)  # imports have set others
+    sys.executable = executable
+    users = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[0] = cwd if command[0] == "-m" else os.path.dirname(command[0])
+    sys.path[1:1] = [folder for folder in users if folder and folder not in sys.path]
+    sys.argv = command[1:] if command[0] == "-m" else command
     assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout.reconfigure(line_buffering=os.isatty(1))
-    return command[0]
+    sys.stdout.reconfigure(line_buffering=os.isatty(1), write_through="PYTHONUNBUFFERED" in environment)
+    return command
 
 
 def main() -> None:
-    """Import, serve, and in the forks run the script."""
+    """Import, serve, and in the forks run the command."""
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     for module in MODULES:
         importlib.import_module(module)
     del os.environ["JE_ARROW_MALLOC_CONF"]
+    from lightning.fabric.utilities import rank_zero
+
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the other threads"
     gc.freeze()  # so that a collection in a fork does not copy what the server has allocated
-    requests = socket.socket(fileno=int(sys.argv[1]))
-    requests.sendall(b"!")
-    script = serve(requests)
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    os.write(1, b"!")
+    command = serve(listener)
+    rank_zero.rank_zero_only.rank = rank_zero._get_rank() or 0  # read as Lightning is imported
     status = 0
     try:
-        runpy.run_path(script, run_name="__main__")
+        if command[0] == "-m":
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(command[0], run_name="__main__")
     except SystemExit as stop:
         if not isinstance(stop.code, int | None):
             raise

@@ -1,8 +1,10 @@
 """A fork of the preloaded Python is what a new process would be: what it trains, prints and sees, and how it ends."""
 
+import os
 import re
+import signal
 import sys
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
@@ -39,23 +41,24 @@ ENDS = (
 )
 
 
-@pytest.mark.parametrize(("end", "own_session"), [*((end, False) for end in ENDS), ("pass", True)])
-def test_a_fork_sees_prints_and_ends_as_a_new_process(
+def outcome(start: Callable[..., "Popen[str]"], command: list[str], **options: Any) -> tuple[int, str, str]:
+    """Exit status, output and errors of what `start` starts."""
+    process = start(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, **options)
+    out, err = process.communicate("input")
+    return process.returncode, out, re.sub(r'  File "(<frozen runpy>|.*preloaded\.py)".*\n(    .*\n)*', "", err)
+
+
+@pytest.mark.parametrize(("end", "own_session"), [*((end, False) for end in ENDS), *((end, True) for end in ENDS)])
+def test_a_fork_and_a_stand_in_see_print_and_end_as_a_new_process(
     end: str, own_session: bool, preloaded: PreloadedPython, environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [str(script), end]
-    options: dict[str, Any] = {"cwd": tmp_path, "stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "text": True}
-    options["start_new_session"] = own_session
-    ended = []
-    new_process = partial(Popen, [sys.executable, *command], env=environment, **options)
-    for start in (partial(preloaded.start, command, **options), new_process):
-        process = start()
-        out, err = process.communicate("input")
-        err = re.sub(r'  File "(<frozen runpy>|.*preloaded\.py)".*\n(    .*\n)*', "", err)
-        ended.append((process.returncode, out, err))
-    assert ended[0] == ended[1]
+    options: dict[str, Any] = {"cwd": tmp_path, "start_new_session": own_session}
+    expected = outcome(Popen, [sys.executable, str(script), end], env=environment, **options)
+    assert outcome(preloaded.start, [str(script), end], **options) == expected
+    if own_session:  # the fork of a stand-in always has one
+        assert outcome(Popen, [preloaded.executable, str(script), end], env=environment, **options) == expected
 
 
 def test_a_fork_can_be_waited_for_and_killed(preloaded: PreloadedPython, tmp_path: Path) -> None:
@@ -69,6 +72,48 @@ def test_a_fork_can_be_waited_for_and_killed(preloaded: PreloadedPython, tmp_pat
         process.wait(0.01)
     process.kill()
     assert process.wait() == process.poll() == -9
+
+
+CHAIN = """
+import os, subprocess, sys, time
+print(os.getpid(), os.environ["WORD"], flush=True)
+if len(sys.argv) > 1:
+    subprocess.Popen([sys.executable, __file__, *sys.argv[2:]])
+time.sleep(600)
+"""
+
+
+def chain(python: str, environment: dict[str, str], folder: Path) -> "tuple[Popen[str], list[int]]":
+    """A process that has started another, and the pids that each sees."""
+    script = folder / "chain.py"
+    script.write_text(CHAIN)
+    variables = {**environment, "WORD": "here"}
+    process = Popen([python, str(script), "another"], env=variables, stdout=PIPE, stderr=PIPE, text=True)
+    assert process.stdout is not None
+    lines = [process.stdout.readline().split() for _ in range(2)]
+    assert [word for _, word in lines] == ["here", "here"]
+    return process, [int(pid) for pid, _ in lines]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_a_stand_in_reaches_its_fork_and_what_that_has_started(
+    number: signal.Signals, preloaded: PreloadedPython, environment: dict[str, str], tmp_path: Path
+) -> None:
+    process, pids = chain(preloaded.executable, environment, tmp_path)
+    assert process.pid not in pids, "it was no fork"
+    process.send_signal(number)
+    process.communicate()  # until all have closed their ends of the pipes
+    assert process.returncode == -number
+
+
+def test_what_imports_read_otherwise_starts_a_new_process(
+    preloaded: PreloadedPython, environment: dict[str, str], tmp_path: Path
+) -> None:
+    process, pids = chain(preloaded.executable, {**environment, "OMP_NUM_THREADS": "3"}, tmp_path)
+    assert process.pid == pids[0]
+    os.kill(pids[1], signal.SIGKILL)
+    process.kill()
+    process.communicate()
 
 
 def test_a_fork_trains_to_the_same_last_bit_as_a_new_process(

@@ -10,24 +10,30 @@ from pathlib import Path
 import pytest
 
 from llama_lab.bench import __main__ as command
-from tests.conftest import Ran
+from tests.conftest import Command, Ran
+from tests.preloaded import PreloadedPython
 
 CHECKOUT = Path(__file__).parents[2]
 COLUMNS = ["component", "what", "size", "pass", "median_s", "low_s", "high_s", "ratio"]
 CONDITIONS = ["device", "torch", "threads", "date"]
 
 
-def bench(*arguments: str, cwd: Path, environment: dict[str, str]) -> Ran:
-    """Run the command as a process, 80 columns wide."""
-    done = subprocess.run(
-        [sys.executable, "-m", "llama_lab.bench", *arguments],
-        cwd=cwd,
-        env={**environment, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "80"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    return Ran(done.returncode, done.stdout, done.stderr, cwd)
+@pytest.fixture
+def bench(preloaded: PreloadedPython, environment: dict[str, str], tmp_path: Path) -> Command:
+    """Run the command as a process in a fresh folder, 80 columns wide."""
+
+    def run(*arguments: str) -> Ran:
+        done = subprocess.run(
+            [preloaded.executable, "-m", "llama_lab.bench", *arguments],
+            cwd=tmp_path,
+            env={**environment, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "80"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr, tmp_path)
+
+    return run
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -46,9 +52,9 @@ def check_printed(ran: Ran) -> None:
 
 @pytest.mark.slow
 def test_components_prints_tables_beside_the_claims_and_writes_rows_and_pictures(
-    tmp_path: Path, environment: dict[str, str]
+    bench: Command, tmp_path: Path
 ) -> None:
-    ran = bench("components", "--preset", "tiny", "--rounds", "2", cwd=tmp_path, environment=environment)
+    ran = bench("components", "--preset", "tiny", "--rounds", "2")
     check_printed(ran)
     assert ran.out.count("textbooks: ") == ran.out.count("\nhere: ") == 5
     assert "50 times fewer key and value computations" in ran.out
@@ -67,10 +73,10 @@ def test_components_prints_tables_beside_the_claims_and_writes_rows_and_pictures
 
 
 @pytest.mark.slow
-def test_tokens_encodes_the_same_text_as_datasets_map(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_tokens_encodes_the_same_text_as_datasets_map(bench: Command, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"line {i} of a text\n\n" for i in range(20_000)))
     (tmp_path / "b.jsonl").write_text("".join(f'{{"text": "row {i}"}}\n' for i in range(20_000)))
-    ran = bench("tokens", "*.txt", "b.jsonl", cwd=tmp_path, environment=environment)
+    ran = bench("tokens", "*.txt", "b.jsonl")
     assert (ran.code, ran.err) == (0, "")
     description, ours, theirs, ratio = ran.out.splitlines()
     assert description.startswith("tokens: 0.6 MB read in ")
@@ -80,11 +86,9 @@ def test_tokens_encodes_the_same_text_as_datasets_map(tmp_path: Path, environmen
 
 
 @pytest.mark.slow
-def test_decode_prints_speeds_beside_the_floors_and_writes_rows_and_a_picture(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_decode_prints_speeds_beside_the_floors_and_writes_rows_and_a_picture(bench: Command, tmp_path: Path) -> None:
     arguments = ("decode", "--preset", "tiny", "--rounds", "1", "--no-compile", "--out", "here/there")
-    ran = bench(*arguments, cwd=tmp_path, environment=environment)
+    ran = bench(*arguments)
     check_printed(ran)
     assert "the best of reading 1 MiB" in " ".join(ran.out.split())
     found = rows(tmp_path / "here" / "there" / "decode.csv")
@@ -99,8 +103,8 @@ def test_decode_prints_speeds_beside_the_floors_and_writes_rows_and_a_picture(
 
 
 @pytest.mark.slow
-def test_decode_times_the_compiled_step_by_default(tmp_path: Path, environment: dict[str, str]) -> None:
-    ran = bench("decode", "--preset", "tiny", "--rounds", "1", cwd=tmp_path, environment=environment)
+def test_decode_times_the_compiled_step_by_default(bench: Command, tmp_path: Path) -> None:
+    ran = bench("decode", "--preset", "tiny", "--rounds", "1")
     assert ran.code == 0, ran.err
     timed = [row["what"] for row in rows(tmp_path / "bench" / "decode.csv") if row["pass"] == "generate"]
     assert timed == ["transformers", "ours, eager", "ours, compiled"]

@@ -14,6 +14,7 @@ from llama_lab.cli import hydra_command
 from llama_lab.launching import launch
 from tests.conftest import TRAIN, Ran, last_of_each
 from tests.launching.tasks import act
+from tests.preloaded import PreloadedPython
 
 ON_CPU = ("trainer=cpu", "hydra/launcher=local_gpus")
 
@@ -27,13 +28,15 @@ def sweep(
     capsys: pytest.CaptureFixture[str],
     tiny: list[str],
     environment: dict[str, str],
+    preloaded: PreloadedPython,
 ) -> Sweep:
     """Run `python train.py --multirun *overrides` inside this process, its runs `act` in processes of their own."""
     monkeypatch.chdir(tmp_path)
     for name in os.environ.keys() - environment.keys():
         monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", str(TRAIN.parent))
-    monkeypatch.setattr(launch, "program", lambda: [sys.executable, "-m", "tests.launching.tasks"])
+    monkeypatch.setenv("OMP_NUM_THREADS", environment["OMP_NUM_THREADS"])  # which imports in `preloaded` have read
+    monkeypatch.setattr(launch, "program", lambda: [preloaded.executable, "-m", "tests.launching.tasks"])
 
     def run(*overrides: str) -> Ran:
         for name in ("HYDRA_FULL_ERROR", "LLAMA_LAB_TRACEBACK"):  # the command sets them

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,13 +113,18 @@ def test_after_a_kill_the_same_command_loses_nothing_and_does_nothing_twice(
     code: int,
     run_train: RunTrain,
     preloaded: PreloadedPython,
+    environment: dict[str, str],
     tiny: list[str],
     tmp_path: Path,
     sequential: Path,
 ) -> None:
     folder = tmp_path / "runs" / "climb"
     command = [str(TRAIN), *last_of_each([*tiny, *STUDY, *QUEUE])]
-    launcher = preloaded.start(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    options: dict[str, Any] = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    if deed in (kill_worker, kill_both):  # its workers are its children, and new processes
+        launcher = preloaded.start(command, **options)
+    else:
+        launcher = subprocess.Popen([preloaded.executable, *command], env=environment, **options)
     until = time.monotonic() + PATIENCE
     while not in_the_middle(folder):
         assert time.monotonic() < until

@@ -226,7 +226,7 @@ def write_run(
     environment = FACTS | _sizes(resolved) | {"arm": arm, "seed": seed} | dict(facts or {})
     _write_json(path / "environment.json", environment)
     _write_json(path / "status.json", {"status": "done", "message": ""})
-    (path / "resolved.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False))
+    _write_yaml(path / "resolved.yaml", resolved)
     rows = _metrics(final_loss, environment["bytes_per_token"])
     _write_metrics(path / "metrics.csv", rows)
     last: dict[str, float] = {}
@@ -256,7 +256,7 @@ def plant_config(run: Path, **settings: Any) -> None:
     dotted = {key.replace("__", "."): value for key, value in settings.items()}
     file = run / "resolved.yaml"
     resolved = _nested(yaml.safe_load(file.read_text()), dotted)
-    file.write_text(yaml.safe_dump(resolved, sort_keys=False))
+    _write_yaml(file, resolved)
     plant_facts(run, **_sizes(resolved))
 
 
@@ -355,3 +355,8 @@ def _write_metrics(path: Path, rows: list[dict[str, float]]) -> None:
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _write_yaml(path: Path, content: dict[str, Any]) -> None:
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times as fast, and tests write thousands of runs
+    path.write_text(yaml.dump(content, Dumper=dumper, sort_keys=False))

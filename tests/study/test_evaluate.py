@@ -9,13 +9,13 @@ from llama_lab.errors import ConfigError
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.record import read_record
 from llama_lab.study.evaluate import found_runs
-from tests.conftest import Command, Ran
+from tests.conftest import Command, RunTrain
 
 ARMS = ("vanilla", "+rmsnorm")
 
 
-@pytest.fixture
-def climb(command: Command, tiny: list[str]) -> Path:
+@pytest.fixture(scope="module")
+def trained(run_train: RunTrain, tiny: list[str]) -> Path:
     """A study of two arms with two seeds each, of ten steps."""
     settings = (
         "study=ladder",
@@ -26,9 +26,16 @@ def climb(command: Command, tiny: list[str]) -> Path:
         "train.tokens=2560",
         "study.measure_speed=false",
     )
-    ran: Ran = command(*tiny, *settings)
+    ran = run_train(*tiny, *settings)
     assert ran.code == 0
-    return Path("runs/climb")
+    return ran.cwd / "runs/climb"
+
+
+@pytest.fixture
+def climb(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, below the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(trained, "runs/climb"))
 
 
 def test_a_study_is_evaluated_in_one_go_and_its_report_is_written_again(climb: Path, evaluating: Command) -> None:

@@ -20,8 +20,8 @@ STUDY = (
     "study.axes=[block,norm]",
     "study.seeds=[1,2]",
     "name=climb",
-    "train.tokens=40000",
-    "train.checkpoint_every=20",
+    "train.tokens=20000",
+    "train.checkpoint_every=10",
 )
 TIMED = ("seconds", "tokens_per_second", "peak_memory", "mfu")  # parts of the names of columns that differ by chance
 

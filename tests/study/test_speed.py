@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,8 +29,30 @@ def study(command: Command, tiny: list[str]) -> Callable[..., Ran]:
     return lambda *arguments: command(*tiny, *LADDER, *arguments)
 
 
+@pytest.fixture(scope="module")
+def trained(run_train: RunTrain, tiny: list[str]) -> Path:
+    """The folder of the finished study."""
+    ran = run_train(*tiny, *LADDER)
+    assert (ran.code, ran.err) == (0, "")
+    return ran.cwd / "runs" / "climb"
+
+
+@pytest.fixture
+def measured(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, which the next command finds."""
+    return Path(shutil.copytree(trained, tmp_path / "runs" / "climb"))
+
+
+@pytest.fixture
+def unmeasured(measured: Path) -> Path:
+    """The same, before its speeds are measured."""
+    for name in (StudySpeed.FILE, "report.html"):
+        (measured / name).unlink()
+    return measured
+
+
 def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
-    study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+    study: Callable[..., Ran], unmeasured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
     training = measure.training_speed
@@ -43,7 +66,7 @@ def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
     assert (ran.code, ran.err) == (0, "")
     there, back = ["vanilla", "+rmsnorm"], ["+rmsnorm", "vanilla"]
     assert order == [*there, *back, *there, *back, *there]
-    found = StudySpeed.load(ran.cwd / "runs" / "climb")
+    found = StudySpeed.load(unmeasured)
     assert found is not None
     assert (found.device, found.devices, found.precision) == ("cpu", 1, "32-true")
     assert list(found.arms) == there
@@ -52,26 +75,26 @@ def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
         assert min(*arm.train, *arm.decode) > 0
 
 
-def test_speeds_are_measured_again_only_after_a_run(study: Callable[..., Ran]) -> None:
-    folder = study().cwd / "runs" / "climb"
-    before = (folder / StudySpeed.FILE).read_bytes()
+def test_speeds_are_measured_again_only_after_a_run(study: Callable[..., Ran], measured: Path) -> None:
+    before = (measured / StudySpeed.FILE).read_bytes()
     study()
-    assert (folder / StudySpeed.FILE).read_bytes() == before
-    (folder / StudySpeed.FILE).unlink()
+    assert (measured / StudySpeed.FILE).read_bytes() == before
+    (measured / StudySpeed.FILE).unlink()
     study()
-    assert list(json.loads((folder / StudySpeed.FILE).read_text())["arms"]) == ["vanilla", "+rmsnorm"]
-    before = (folder / StudySpeed.FILE).read_bytes()
+    assert list(json.loads((measured / StudySpeed.FILE).read_text())["arms"]) == ["vanilla", "+rmsnorm"]
+    before = (measured / StudySpeed.FILE).read_bytes()
     study("study.seeds=[1,2]")
-    assert (folder / StudySpeed.FILE).read_bytes() != before
+    assert (measured / StudySpeed.FILE).read_bytes() != before
 
 
-def test_a_study_measures_nothing_if_measure_speed_is_false(study: Callable[..., Ran]) -> None:
-    folder = study("study.measure_speed=false").cwd / "runs" / "climb"
-    assert not (folder / StudySpeed.FILE).exists()
+def test_a_study_measures_nothing_if_measure_speed_is_false(study: Callable[..., Ran], unmeasured: Path) -> None:
+    study("study.measure_speed=false")
+    assert (unmeasured / "report.html").exists()
+    assert not (unmeasured / StudySpeed.FILE).exists()
 
 
 def test_a_measurement_that_fails_is_reported_and_the_report_written(
-    study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+    study: Callable[..., Ran], unmeasured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> float:
         raise RuntimeError("no clock")
@@ -79,7 +102,7 @@ def test_a_measurement_that_fails_is_reported_and_the_report_written(
     monkeypatch.setattr(measure, "training_speed", broken)
     ran = study()
     assert "the arms' speeds could not be measured: no clock" in ran.err
-    assert (ran.cwd / "runs" / "climb" / "report.html").exists()
+    assert (unmeasured / "report.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -102,13 +125,12 @@ def test_what_cannot_be_measured_is_reported_in_one_line(arguments: list[str], e
 
 
 def test_a_study_is_measured_by_a_command_of_its_own_but_not_with_foreign_code(
-    study: Callable[..., Ran], command: Command, tmp_path: Path
+    command: Command, unmeasured: Path
 ) -> None:
-    folder = study("study.measure_speed=false").cwd / "runs" / "climb"
     ran = command("measure=runs/climb", "trainer=cpu")
     assert (ran.code, ran.err) == (0, "")
-    assert StudySpeed.load(folder) is not None
-    config = folder / "vanilla" / "seed=1" / "resolved.yaml"
+    assert StudySpeed.load(unmeasured) is not None
+    config = unmeasured / "vanilla" / "seed=1" / "resolved.yaml"
     config.write_text(config.read_text().replace("llama_lab.model.norm.LayerNorm", "os.system"))
     ran = command("measure=runs/climb", "trainer=cpu")
     assert ran.code == 2
@@ -134,17 +156,16 @@ def with_speed(folder: Path, **changes: object) -> None:
 
 
 def test_the_report_has_the_measured_speeds_and_names_what_is_wrong_with_them(
-    study: Callable[..., Ran], in_process: Callable[..., Ran]
+    measured: Path, in_process: Callable[..., Ran]
 ) -> None:
-    folder = study().cwd / "runs" / "climb"
     arms = {
         "vanilla": {"train": [100.0, 300.0, 200.0], "decode": [7.0, 8.0, 9.0]},
         "+rmsnorm": {"train": [110.0, 120.0, 130.0], "decode": [1.0, 1.0, 1.0]},
     }
-    with_speed(folder, arms=arms, device="NVIDIA H100")
-    ran = in_process(compare_command, "llama-lab-compare", str(folder))
+    with_speed(measured, arms=arms, device="NVIDIA H100")
+    ran = in_process(compare_command, "llama-lab-compare", str(measured))
     assert ran.code == 0
-    rows = {row["arm"]: row for row in csv.DictReader((folder / "summary.csv").open())}
+    rows = {row["arm"]: row for row in csv.DictReader((measured / "summary.csv").open())}
     columns = ("perf/tokens_per_second", "perf/tokens_per_second_low", "perf/tokens_per_second_high")
     assert [float(rows["vanilla"][column]) for column in columns] == [200.0, 100.0, 300.0]
     assert float(rows["vanilla"]["decode_tokens_per_second"]) == 8.0
@@ -153,12 +174,12 @@ def test_the_report_has_the_measured_speeds_and_names_what_is_wrong_with_them(
     assert "runs trained on other hardware: 1 x cpu, 32-true" in printed
     assert "not quiet while speeds were measured: rounds differ more than 1.5" in printed
     assert "in vanilla." in printed
-    with_speed(folder, arms={"vanilla": arms["vanilla"]})
-    printed = " ".join(in_process(compare_command, "llama-lab-compare", str(folder)).out.split())
+    with_speed(measured, arms={"vanilla": arms["vanilla"]})
+    printed = " ".join(in_process(compare_command, "llama-lab-compare", str(measured)).out.split())
     assert "The speed of +rmsnorm is as its runs logged it, not measured with the others." in printed
-    (folder / StudySpeed.FILE).unlink()
-    in_process(compare_command, "llama-lab-compare", str(folder))
-    rows = {row["arm"]: row for row in csv.DictReader((folder / "summary.csv").open())}
-    logged = json.loads((folder / "vanilla" / "seed=1" / "summary.json").read_text())["perf/tokens_per_second"]
+    (measured / StudySpeed.FILE).unlink()
+    in_process(compare_command, "llama-lab-compare", str(measured))
+    rows = {row["arm"]: row for row in csv.DictReader((measured / "summary.csv").open())}
+    logged = json.loads((measured / "vanilla" / "seed=1" / "summary.json").read_text())["perf/tokens_per_second"]
     assert float(rows["vanilla"]["perf/tokens_per_second"]) == logged
     assert rows["vanilla"]["perf/tokens_per_second_low"] == ""

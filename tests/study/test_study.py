@@ -19,7 +19,7 @@ from llama_lab.config.components import build_model
 from llama_lab.runs.folder import RunFolder
 from llama_lab.study.report.analysis import analyse
 from llama_lab.study.study import Study
-from tests.conftest import Command, Ran, RunTrain
+from tests.conftest import TRAIN, Command, Ran, RunTrain
 from tests.training.offline import OfflineRun
 
 SHORT = ("train.tokens=5120", "train.evaluations=2")  # 20 steps
@@ -32,6 +32,7 @@ LADDER = (
     "name=climb",
     *QUICK,
 )
+GRID = ("study=learning_rate", "study.learning_rates=[1e-3,4e-3]", "study.seeds=[1,2]", "name=grid", *QUICK)
 
 
 @pytest.fixture
@@ -39,6 +40,36 @@ def study(command: Command, tiny: list[str]) -> Callable[..., Ran]:
     """Run a tiny study inside this process."""
 
     return partial(command, *tiny)
+
+
+@pytest.fixture(scope="module")
+def ladder(run_train: RunTrain, tiny: list[str]) -> Ran:
+    """The study LADDER, trained once for all tests of this file."""
+    return run_train(*tiny, *LADDER)
+
+
+@pytest.fixture(scope="module")
+def grid_search(run_train: RunTrain, tiny: list[str]) -> Ran:
+    """The study GRID, trained once for all tests of this file."""
+    return run_train(*tiny, *GRID)
+
+
+def copied(ran: Ran, cwd: Path) -> Path:
+    """A copy of a study's folder, which the next command in `cwd` finds."""
+    (folder,) = (ran.cwd / "runs").iterdir()
+    return Path(shutil.copytree(folder, cwd / "runs" / folder.name))
+
+
+@pytest.fixture
+def climb(ladder: Ran, tmp_path: Path) -> Path:
+    """A copy of the folder of LADDER."""
+    return copied(ladder, tmp_path)
+
+
+@pytest.fixture
+def grid(grid_search: Ran, tmp_path: Path) -> Path:
+    """A copy of the folder of GRID."""
+    return copied(grid_search, tmp_path)
 
 
 def summaries(folder: Path) -> dict[str, dict[str, Any]]:
@@ -61,25 +92,23 @@ def written(folder: Path) -> dict[Path, int]:
     }
 
 
-def test_a_ladder_trains_every_rung_at_every_seed_and_reports(study: Callable[..., Ran]) -> None:
-    ran = study(*LADDER)
-    assert (ran.code, ran.err) == (0, "")
-    folder = ran.cwd / "runs" / "climb"
+def test_a_ladder_trains_every_rung_at_every_seed_and_reports(ladder: Ran) -> None:
+    assert (ladder.code, ladder.err) == (0, "")
+    folder = ladder.cwd / "runs" / "climb"
     arms = ["vanilla", "+rmsnorm", "+swiglu"]
     assert set(statuses(folder)) == {f"{arm}/seed={seed}" for arm in arms for seed in (1, 2)}
     assert set(statuses(folder).values()) == {"done"}
     record = Study.load(folder)
     assert [arm.name for arm in record.arms] == arms
-    assert record.command.startswith("python train.py size=pico")
+    assert record.command.startswith(f"python {TRAIN} size=pico")
     for name in ("report.html", "summary.csv"):
         assert (folder / name).stat().st_size > 100
-    assert "vanilla" in ran.out
-    assert f"the report is {Path('runs/climb/report.html')}" in ran.out
+    assert "vanilla" in ladder.out
+    assert f"the report is {Path('runs/climb/report.html')}" in ladder.out
 
 
-def test_arms_differ_in_their_axes_and_their_matched_width_alone(study: Callable[..., Ran]) -> None:
-    folder = study(*LADDER).cwd / "runs" / "climb"
-    runs = {path: RunFolder(folder / path) for path in summaries(folder)}
+def test_arms_differ_in_their_axes_and_their_matched_width_alone(climb: Path) -> None:
+    runs = {path: RunFolder(climb / path) for path in summaries(climb)}
     configs = {path: (run.path / "resolved.yaml").read_text() for path, run in runs.items()}
     base = yaml.safe_load(configs["vanilla/seed=1"])
     top = yaml.safe_load(configs["+swiglu/seed=2"])
@@ -91,20 +120,19 @@ def test_arms_differ_in_their_axes_and_their_matched_width_alone(study: Callable
             del config[key]
         del config["data"]["seed"]
     assert base == top
-    params = {summary["params_non_embedding"] for summary in summaries(folder).values()}
+    params = {summary["params_non_embedding"] for summary in summaries(climb).values()}
     assert max(params) / min(params) < 1.01
 
 
-def test_a_study_that_nobody_touched_is_accused_of_nothing(study: Callable[..., Ran]) -> None:
-    folder = study(*LADDER).cwd / "runs" / "climb"
-    record = Study.load(folder)
+def test_a_study_that_nobody_touched_is_accused_of_nothing(climb: Path) -> None:
+    record = Study.load(climb)
     assert record.arms[1].settings is not None
     assert record.arms[1].settings["model.norm._target_"] == "llama_lab.model.norm.RMSNorm"
     assert "model.dim" not in record.arms[1].settings
     # What is true of two seeds, of 20 steps, and of this machine.
     expected = ("One learning rate", "Logged speeds", "The code had", "Matching left", "Two seeds")
     for known in (record, replace(record, arms=tuple(replace(arm, settings=None) for arm in record.arms))):
-        found = [w for w in analyse(known, folder).warnings if not w.startswith(expected)]
+        found = [w for w in analyse(known, climb).warnings if not w.startswith(expected)]
         assert [w for w in found if "it has learned little else" not in w] == []
 
 
@@ -114,7 +142,7 @@ def test_the_sizes_of_a_users_own_components_are_checked_by_the_study_that_names
     option = tmp_path / "my_conf" / "norm" / "mine.yaml"
     option.parent.mkdir(parents=True)
     option.write_text("# @package model.norm\n_target_: tests.study.synthetic.MyNorm\n_partial_: true\neps: 1e-5\n")
-    kv_heads = ("study=kv_heads", "study.kv_heads=[2,1]", "study.seeds=[1]", "name=mine", "norm=mine", *SHORT)
+    kv_heads = ("study=kv_heads", "study.kv_heads=[2,1]", "study.seeds=[1]", "name=mine", "norm=mine", *QUICK)
     ran = study("--config-dir=my_conf", *kv_heads)
     assert ran.code == 0, ran.err
     report = ran.cwd / "runs" / "mine" / "report.html"
@@ -123,22 +151,20 @@ def test_the_sizes_of_a_users_own_components_are_checked_by_the_study_that_names
     assert any("names tests.study.synthetic.MyNorm" in warning for warning in found)
 
 
-def test_a_setting_that_was_changed_after_training_is_named_in_the_report(study: Callable[..., Ran]) -> None:
-    folder = study(*LADDER).cwd / "runs" / "climb"
+def test_a_setting_that_was_changed_after_training_is_named_in_the_report(climb: Path) -> None:
     for seed in (1, 2):
-        file = folder / "+rmsnorm" / f"seed={seed}" / "resolved.yaml"
+        file = climb / "+rmsnorm" / f"seed={seed}" / "resolved.yaml"
         config = yaml.safe_load(file.read_text())
         config["model"]["dropout"] = 0.1
         file.write_text(yaml.safe_dump(config))
     expected = "Arms differ in more than their axes: model.dropout: 0.1 in +rmsnorm; 0 in vanilla, +swiglu."
-    assert expected in analyse(Study.load(folder), folder).warnings
+    assert expected in analyse(Study.load(climb), climb).warnings
 
 
-def test_arms_start_from_the_same_values_wherever_their_shapes_agree(study: Callable[..., Ran]) -> None:
-    folder = study(*LADDER).cwd / "runs" / "climb"
+def test_arms_start_from_the_same_values_wherever_their_shapes_agree(climb: Path) -> None:
     models = []
     for arm in ("vanilla", "+swiglu"):
-        cfg = OmegaConf.load(folder / arm / "seed=2" / "resolved.yaml")
+        cfg = OmegaConf.load(climb / arm / "seed=2" / "resolved.yaml")
         models.append(dict(build_model(cfg, 257).named_parameters()))
     shared = [name for name in models[0] if name in models[1] and models[0][name].shape == models[1][name].shape]
     assert any("attention" in name for name in shared)
@@ -164,43 +190,40 @@ def test_the_title_of_a_dry_run_is_one_line_however_long_the_studys_name(study: 
     assert f"{name}: 3 arms, 6 runs\n" in ran.out
 
 
-def test_the_same_command_again_trains_nothing_and_reports_the_same(study: Callable[..., Ran]) -> None:
-    first = study(*LADDER)
-    folder = first.cwd / "runs" / "climb"
-    before, table = written(folder), (folder / "summary.csv").read_text()
+def test_the_same_command_again_trains_nothing_and_reports_the_same(study: Callable[..., Ran], climb: Path) -> None:
+    before, table = written(climb), (climb / "summary.csv").read_text()
     again = study(*LADDER)
     assert again.code == 0
-    assert written(folder) == before
-    assert (folder / "summary.csv").read_text() == table
+    assert written(climb) == before
+    assert (climb / "summary.csv").read_text() == table
 
 
-def test_another_seed_trains_that_seed_alone(study: Callable[..., Ran]) -> None:
-    folder = study(*LADDER).cwd / "runs" / "climb"
-    before = written(folder)
+def test_another_seed_trains_that_seed_alone(study: Callable[..., Ran], climb: Path) -> None:
+    before = written(climb)
     assert study(*LADDER, "study.seeds=[1,2,3]").code == 0
-    after = written(folder)
+    after = written(climb)
     assert {file: time for file, time in after.items() if file in before} == before
-    assert len(summaries(folder)) == 9
-    assert Study.load(folder).looks == 1
-    assert "Seeds were added after 1 report" in (folder / "report.html").read_text(encoding="utf-8")
+    assert len(summaries(climb)) == 9
+    assert Study.load(climb).looks == 1
+    assert "Seeds were added after 1 report" in (climb / "report.html").read_text(encoding="utf-8")
     assert study(*LADDER, "study.seeds=[1,2,3]").code == 0
-    assert Study.load(folder).looks == 1
+    assert Study.load(climb).looks == 1
 
 
-def test_seeds_that_are_left_out_are_reported(study: Callable[..., Ran]) -> None:
-    folder = study(*LADDER).cwd / "runs" / "climb"
-    assert Study.load(folder).notes == (
+def test_seeds_that_are_left_out_are_reported(study: Callable[..., Ran], climb: Path) -> None:
+    assert Study.load(climb).notes == (
         "vanilla and llama2 also differ on block, position, attention, embedding, init, which no arm changes.",
     )
     assert study(*LADDER, "study.seeds=[2]").code == 0
     left = "Not part of this report, though in its folder: +rmsnorm/seed=1, +swiglu/seed=1, vanilla/seed=1."
-    assert left in Study.load(folder).notes
-    assert left in (folder / "report.html").read_text(encoding="utf-8")
+    assert left in Study.load(climb).notes
+    assert left in (climb / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_changed_arm_is_refused_by_its_key_and_retrained_on_demand_alone(study: Callable[..., Ran]) -> None:
-    folder = study(*LADDER).cwd / "runs" / "climb"
-    before = written(folder)
+def test_a_changed_arm_is_refused_by_its_key_and_retrained_on_demand_alone(
+    study: Callable[..., Ran], climb: Path
+) -> None:
+    before = written(climb)
     refused = study(*LADDER, "optim.lr=1e-3")
     assert refused.code == 2
     assert re.fullmatch(
@@ -208,19 +231,21 @@ def test_a_changed_arm_is_refused_by_its_key_and_retrained_on_demand_alone(study
         r".*study.overwrite=true\n",
         refused.err,
     )
-    assert written(folder) == before
+    assert written(climb) == before
     only_ffn = [o for o in LADDER if not o.startswith("study.axes")] + ["study.axes=[ffn,norm]"]
     assert study(*only_ffn).code == 2  # +swiglu comes first now, with another norm
     assert study(*only_ffn, "study.overwrite=true").code == 0
-    kept = {file for file, time in before.items() if written(folder).get(file) == time}
-    assert {file.relative_to(folder).parts[0] for file in kept} == {"vanilla"}
+    kept = {file for file, time in before.items() if written(climb).get(file) == time}
+    assert {file.relative_to(climb).parts[0] for file in kept} == {"vanilla"}
 
 
 def test_a_crash_and_a_divergence_are_recorded_and_the_rest_goes_on(
-    study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+    study: Callable[..., Ran], climb: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import llama_lab.training.train as train_module
 
+    for run in ("+rmsnorm/seed=1", "+swiglu/seed=2"):  # one to crash, and one of the rest
+        shutil.rmtree(climb / run)
     fit = train_module.fit
 
     def crashing(run: Any, *args: Any) -> Any:
@@ -230,17 +255,16 @@ def test_a_crash_and_a_divergence_are_recorded_and_the_rest_goes_on(
 
     monkeypatch.setattr(train_module, "fit", crashing)
     ran = study(*LADDER)
-    folder = ran.cwd / "runs" / "climb"
     assert ran.code == 1
-    assert statuses(folder)["+rmsnorm/seed=1"] == "failed"
-    assert sorted(statuses(folder).values()) == ["done"] * 5 + ["failed"]
+    assert statuses(climb)["+rmsnorm/seed=1"] == "failed"
+    assert sorted(statuses(climb).values()) == ["done"] * 5 + ["failed"]
     assert "+rmsnorm/seed=1: failed, RuntimeError: the machine is on fire" in ran.out
     assert "failed: +rmsnorm/seed=1: RuntimeError: the machine is on fire" in ran.err
-    assert "the machine is on fire" in (folder / "report.html").read_text()
+    assert "the machine is on fire" in (climb / "report.html").read_text()
     monkeypatch.setattr(train_module, "fit", fit)
-    before = written(folder)
+    before = written(climb)
     assert study(*LADDER).code == 0, "what crashed is trained again"
-    changed = {file.relative_to(folder).parts[:2] for file, time in written(folder).items() if before.get(file) != time}
+    changed = {file.relative_to(climb).parts[:2] for file, time in written(climb).items() if before.get(file) != time}
     assert changed == {("+rmsnorm", "seed=1")}
 
 
@@ -258,9 +282,6 @@ def test_a_diverged_run_is_an_end_too(study: Callable[..., Ran]) -> None:
     assert written(folder) == before, "it would diverge again"
 
 
-GRID = ("study=learning_rate", "study.learning_rates=[1e-3,4e-3]", "study.seeds=[1,2]", "name=grid", *QUICK)
-
-
 def rates(folder: Path) -> dict[str, float]:
     """The learning rate of every run that is judged."""
     files = {arm: folder / arm for arm in ("vanilla", "llama2")}
@@ -273,23 +294,23 @@ def best_of(folder: Path, arm: str, seed: int, *grid: float) -> float:
     return min(losses, key=lambda rate: losses[rate])
 
 
-def test_each_judged_run_takes_the_rate_that_is_best_on_its_own_tuning_seed(study: Callable[..., Ran]) -> None:
-    ran = study(*GRID)
-    assert (ran.code, ran.err) == (0, "")
-    folder = ran.cwd / "runs" / "grid"
+def test_each_judged_run_takes_the_rate_that_is_best_on_its_own_tuning_seed(
+    study: Callable[..., Ran], grid_search: Ran, grid: Path
+) -> None:
+    assert (grid_search.code, grid_search.err) == (0, "")
     arms = ("vanilla", "llama2")
     tuning = {f"{arm}-lr={rate}/seed={seed}" for arm in arms for rate in (0.001, 0.004) for seed in (1001, 1002)}
     judged = {f"{arm}/seed={seed}" for arm in arms for seed in (1, 2)}
-    assert set(statuses(folder)) == tuning | judged
-    expected = {f"{arm}/seed={s}": best_of(folder, arm, s + 1000, 1e-3, 4e-3) for arm in arms for s in (1, 2)}
-    assert rates(folder) == expected
-    result = analyse(Study.load(folder), folder)
+    assert set(statuses(grid)) == tuning | judged
+    expected = {f"{arm}/seed={s}": best_of(grid, arm, s + 1000, 1e-3, 4e-3) for arm in arms for s in (1, 2)}
+    assert rates(grid) == expected
+    result = analyse(Study.load(grid), grid)
     assert [record.seed for record in result.arms[1].records] == [1, 2], "what tunes is not compared"
     assert result.provenance.seeds == (1, 2)
     assert result.learning_rates[1].chosen == {s: expected[f"llama2/seed={s}"] for s in (1, 2)}
-    before = written(folder)
+    before = written(grid)
     assert study(*GRID).code == 0
-    assert written(folder) == before
+    assert written(grid) == before
 
 
 def test_a_tuning_run_that_diverges_settles_its_rate_and_fails_nothing(study: Callable[..., Ran]) -> None:
@@ -312,30 +333,31 @@ def test_where_all_rates_diverge_the_lowest_is_judged_and_diverges(study: Callab
 
 
 def test_an_interrupted_tuning_run_delays_the_choice_and_does_not_change_it(
-    study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+    study: Callable[..., Ran], grid: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import llama_lab.training.train as train_module
 
     fit = train_module.fit
-    expected = rates(study(*GRID, "name=whole").cwd / "runs" / "whole")
+    expected = rates(grid)
+    chosen = f"llama2-lr={expected['llama2/seed=1']:g}"
+    for run in (f"{chosen}/seed=1001", "llama2/seed=1", "llama2/seed=2"):
+        shutil.rmtree(grid / run)
 
     def stopping(run: Any, *args: Any) -> Any:
-        if run.title == f"llama2-lr={expected['llama2/seed=1']:g}/seed=1001":  # the one that will be chosen
+        if run.title == f"{chosen}/seed=1001":
             raise RuntimeError("stopped")
         return fit(run, *args)
 
     monkeypatch.setattr(train_module, "fit", stopping)
-    ran = study(*GRID)
-    folder = ran.cwd / "runs" / "grid"
-    assert ran.code == 1
-    assert "llama2/seed=1" not in statuses(folder), "its rate is not known yet"
-    assert statuses(folder)["llama2/seed=2"] == "done"
+    assert study(*GRID).code == 1
+    assert "llama2/seed=1" not in statuses(grid), "its rate is not known yet"
+    assert statuses(grid)["llama2/seed=2"] == "done"
     monkeypatch.setattr(train_module, "fit", fit)
-    before = written(folder)
+    before = written(grid)
     assert study(*GRID).code == 0
-    assert rates(folder) == expected
-    changed = {file.relative_to(folder).parts[0] for file, time in written(folder).items() if before.get(file) != time}
-    assert changed == {f"llama2-lr={expected['llama2/seed=1']:g}", "llama2"}
+    assert rates(grid) == expected
+    changed = {file.relative_to(grid).parts[0] for file, time in written(grid).items() if before.get(file) != time}
+    assert changed == {chosen, "llama2"}
 
 
 def test_a_grid_goes_on_where_its_best_rate_is_an_end(study: Callable[..., Ran]) -> None:
@@ -356,44 +378,37 @@ def test_a_grid_goes_on_where_its_best_rate_is_an_end(study: Callable[..., Ran])
 
 
 def test_a_study_that_chose_its_rates_on_judged_runs_is_reported_on_and_not_continued(
-    study: Callable[..., Ran],
+    study: Callable[..., Ran], grid: Path
 ) -> None:
-    folder = study(*GRID, "study.seeds=[1]").cwd / "runs" / "grid"
-    record = yaml.safe_load((folder / "study.yaml").read_text())
+    record = yaml.safe_load((grid / "study.yaml").read_text())
     for arm in record["arms"]:
         arm["members"] = [m | {"tunes": None} for m in arm["members"] if m["tunes"] is not None]
-    (folder / "study.yaml").write_text(yaml.safe_dump(record))
-    refused = study(*GRID, "study.seeds=[1]")
+    (grid / "study.yaml").write_text(yaml.safe_dump(record))
+    refused = study(*GRID)
     assert refused.code == 2
     assert "runs/grid: its learning rates were chosen on the runs that it judges" in refused.err
-    result = analyse(Study.load(folder), folder)
+    result = analyse(Study.load(grid), grid)
     assert any("was chosen on the runs that are compared" in warning for warning in result.warnings)
 
 
 @pytest.mark.parametrize("left", ["resolved.yaml", "status.json"])
-def test_a_kill_while_old_runs_are_cleared_lets_no_old_weights_in(study: Callable[..., Ran], left: str) -> None:
+def test_a_kill_while_old_runs_are_cleared_lets_no_old_weights_in(
+    study: Callable[..., Ran], left: str, climb: Path, ladder: Ran, tmp_path: Path
+) -> None:
     """A run's config goes first and its status last: between the two, its checkpoint must not be taken up."""
-    overrides = (
-        "study=ladder",
-        "study.learning_rates=null",
-        "study.axes=[norm]",
-        "study.seeds=[1]",
-        "name=climb",
-        *QUICK,
-    )
-    folder = study(*overrides).cwd / "runs" / "climb"
-    changed = (*overrides, "optim.lr=1e-5")
-    assert study(*changed, "study.overwrite=true").code == 0
-    expected = summaries(folder)["vanilla/seed=1"]["val/loss"]
-    assert study(*overrides, "study.overwrite=true").code == 0
-    run = folder / "vanilla" / "seed=1"
+    ours = [o for o in LADDER if not o.startswith(("study.axes", "study.seeds"))]
+    changed = (*ours, "study.axes=[norm]", "study.seeds=[1]", "optim.lr=1e-5", "study.overwrite=true")
+    assert study(*changed).code == 0
+    expected = summaries(climb)["vanilla/seed=1"]["val/loss"]
+    shutil.rmtree(climb)
+    run = copied(ladder, tmp_path) / "vanilla" / "seed=1"
     (run / "resolved.yaml").unlink()
     if left == "status.json":  # the last thing that is cleared
         shutil.rmtree(run)
         run.mkdir()
         (run / "status.json.tmp").write_text("{")
-    assert study(*changed, "study.overwrite=true").code == 0
-    assert summaries(folder)["vanilla/seed=1"]["val/loss"] == expected
+    assert study(*changed).code == 0
+    assert summaries(climb)["vanilla/seed=1"]["val/loss"] == expected
 
 
 def test_an_experiment_may_hold_a_study_but_not_a_seed(study: Callable[..., Ran], tmp_path: Path) -> None:
@@ -402,7 +417,7 @@ def test_an_experiment_may_hold_a_study_but_not_a_seed(study: Callable[..., Ran]
     text = "# @package _global_\ndefaults:\n  - override /study: ladder\nstudy:\n"
     text += "  axes: [norm]\n  seeds: [4]\n  learning_rates: null\n"
     experiment.write_text(text + "name: ours\n")
-    ran = study("--config-dir=my_conf", "experiment=mine", *SHORT)
+    ran = study("--config-dir=my_conf", "experiment=mine", *QUICK)
     assert (ran.code, ran.err) == (0, "")
     assert set(statuses(tmp_path / "runs" / "ours")) == {"vanilla/seed=4", "+rmsnorm/seed=4"}
     experiment.write_text(text + "seed: 7\n")
@@ -411,13 +426,12 @@ def test_an_experiment_may_hold_a_study_but_not_a_seed(study: Callable[..., Ran]
     assert study("--config-dir=my_conf", "experiment=mine").err.startswith("error: arch=gpt2: a study's recipes are")
 
 
-def test_every_run_of_a_study_is_a_command_of_its_own(study: Callable[..., Ran], command: Command) -> None:
-    folder = study(*LADDER).cwd / "runs" / "climb"
-    overrides = yaml.safe_load((folder / "+swiglu" / "seed=2" / "overrides.yaml").read_text())
-    before = summaries(folder)["+swiglu/seed=2"]
+def test_every_run_of_a_study_is_a_command_of_its_own(climb: Path, command: Command) -> None:
+    overrides = yaml.safe_load((climb / "+swiglu" / "seed=2" / "overrides.yaml").read_text())
+    before = summaries(climb)["+swiglu/seed=2"]
     ran = command(*overrides, "overwrite=true")
     assert (ran.code, ran.err) == (0, "")
-    after = summaries(folder)["+swiglu/seed=2"]
+    after = summaries(climb)["+swiglu/seed=2"]
     assert after["val/loss"] == before["val/loss"]
 
 

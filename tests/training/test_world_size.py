@@ -19,6 +19,7 @@ from llama_lab.runs.stored import Summary
 from llama_lab.training.train import train
 from tests.composing import decoder
 from tests.conftest import TRAIN, Ran, RunTrain, last_of_each
+from tests.preloaded import PreloadedPython
 from tests.training.tiny import nll_by_hand, planned, repeatable, rows
 
 STEPS = 200
@@ -51,9 +52,11 @@ def assert_same_curve(ran: Path, one: Path) -> None:
             assert value == pytest.approx(other[key], abs=limit, rel=0), f"{key} at step {row['step']}"
 
 
-def torchrun(cwd: Path, environment: Mapping[str, str], *arguments: str) -> "subprocess.Popen[str]":
+def torchrun(
+    python: PreloadedPython, cwd: Path, environment: Mapping[str, str], *arguments: str
+) -> "subprocess.Popen[str]":
     """Start `torchrun *arguments` on one of the nodes that this machine plays."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--master-addr=127.0.0.1", *arguments]
+    command = [python.executable, "-m", "torch.distributed.run", "--master-addr=127.0.0.1", *arguments]
     return subprocess.Popen(
         command,
         cwd=cwd,
@@ -81,14 +84,20 @@ WORLDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_any_number_of_devices_gives_the_curve_of_one(
-    world: str, one: Path, tiny: list[str], run_train: RunTrain, environment: dict[str, str], tmp_path: Path
+    world: str,
+    one: Path,
+    tiny: list[str],
+    run_train: RunTrain,
+    preloaded: PreloadedPython,
+    environment: dict[str, str],
+    tmp_path: Path,
 ) -> None:
     overrides = [*tiny, *RUN, *WORLDS[world], "trainer.accelerator=cpu"]
     if world == "2 devices":
         ran = run_train(*overrides, **LOOPBACK)
     else:  # more than the cores that a machine may have, which only torchrun starts
         layout = ("--nproc-per-node=4", f"--master-port={free_port()}")
-        process = torchrun(tmp_path, environment, *layout, str(TRAIN), *last_of_each(overrides))
+        process = torchrun(preloaded, tmp_path, environment, *layout, str(TRAIN), *last_of_each(overrides))
         out, err = process.communicate()
         ran = Ran(process.returncode, out, err, tmp_path)
     assert (ran.code, ran.err) == (0, "")
@@ -146,12 +155,14 @@ def test_what_torchrun_has_started_is_used_without_being_told(
     trainer: str,
     one: Path,
     tiny: list[str],
+    preloaded: PreloadedPython,
     environment: dict[str, str],
     tmp_path: Path,
 ) -> None:
     layout = [f"--nnodes={nodes}", f"--nproc-per-node={per_node}", f"--master-port={free_port()}"]
     started = [
         torchrun(
+            preloaded,
             tmp_path,
             environment,
             *layout,

@@ -16,6 +16,7 @@ from llama_lab.launching.settings import LocalSettings, RaySettings, SlurmSettin
 if TYPE_CHECKING:
     from llama_lab.devices.site import Site
     from llama_lab.launching.engine import Engine
+    from llama_lab.training.run import Run
 
 # Engines are imported where they are built: it takes seconds, and Hydra loads plugins at every start.
 
@@ -43,11 +44,15 @@ class QueueLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
         """Run the jobs and return their results in the order of `job_overrides`. Raises ConfigError."""
+        return self.launch_runs([list(overrides) for overrides in job_overrides])
+
+    def launch_runs(self, runs: "Sequence[Run | list[str]]") -> list[JobReturn]:
+        """`launch` for runs that a study has planned, which need not be composed again, or for overrides."""
         from llama_lab.launching.launch import Queue
 
         engine = self.engine
         del self.engine  # it is closed afterwards; later jobs need a new one
-        return Queue(self.config, self.context, engine, [list(overrides) for overrides in job_overrides]).work()
+        return Queue(self.config, self.context, engine, runs).work()
 
 
 class LocalGPUs(QueueLauncher):

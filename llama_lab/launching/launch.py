@@ -33,17 +33,20 @@ PLACED = ("trainer.accelerator", "trainer.devices", "trainer.num_nodes")
 
 
 class Queue:
-    """Runs on their way through an engine. config, context: what Hydra gives a launcher. overrides: of each run."""
+    """Runs on their way through an engine. config, context: what Hydra gives a launcher.
+
+    runs: as a study has planned them, or the overrides of each.
+    """
 
     def __init__(
-        self, config: DictConfig, context: HydraContext, engine: Engine[Any], overrides: Sequence[list[str]]
+        self, config: DictConfig, context: HydraContext, engine: Engine[Any], runs: Sequence[Run | list[str]]
     ) -> None:
         self._config = config
         self._loader = context.config_loader
         self._engine = engine
-        self._overrides = overrides
+        self._overrides = [run.overrides if isinstance(run, Run) else run for run in runs]
         self._display = QueueDisplay(Console())
-        self._unplanned = deque(enumerate(overrides))
+        self._unplanned = deque(enumerate(runs))
         self._ready: list[Job] = []
         self._running: list[SubmittedRun] = []  # accepted by the engine, where they may still wait
         self._reported: dict[SubmittedRun, tuple[str, float]] = {}  # where and when each started
@@ -120,10 +123,12 @@ class Queue:
         """Plan the next run, or store its result if it is done or cannot start; False if none is left."""
         if not self._unplanned:
             return False
-        index, overrides = self._unplanned.popleft()
+        index, requested = self._unplanned.popleft()
+        overrides = self._overrides[index]
         title = " ".join(overrides)
         try:
-            run = self._composed(overrides)
+            run = requested if isinstance(requested, Run) else self._composed(requested)
+            check_folder(run)
             self._ready.append(Job(index, run, command_line(run, self._config.hydra.overrides.hydra, overrides)))
         except FinishedRunError:
             self._display.print_line(f"{title}: done before, passed over")
@@ -137,9 +142,7 @@ class Queue:
         cfg = self._loader.load_sweep_config(self._config, overrides)
         typed = list(cfg.hydra.overrides.task)
         run_cfg, choices = run_config(cfg, dict(cfg.hydra.runtime.choices))
-        run = requested_run(run_cfg, choices, typed, self._engine.site)
-        check_folder(run)
-        return run
+        return requested_run(run_cfg, choices, typed, self._engine.site)
 
     def _store(self, index: int, ended: str, error: Exception | None = None) -> None:
         self._ended[ended] += 1

@@ -76,7 +76,10 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
         waiting = prepare(plan, judged, status, overwrite, tried={run.member.folder for run, _ in results})
         if not waiting:
             return plan, results
-        returned = launcher.launch([run.run.overrides for run in waiting], initial_job_idx=0)
+        if hasattr(launcher, "launch_runs"):  # of our launchers
+            returned = launcher.launch_runs([run.run for run in waiting])
+        else:
+            returned = launcher.launch([run.run.overrides for run in waiting], initial_job_idx=0)
         results += zip(waiting, returned, strict=True)
 
 

@@ -1,11 +1,25 @@
-"""Peak memory of a run."""
+"""Memory of a run: what it keeps between steps, and its peak."""
 
+import ctypes
 import resource
 from pathlib import Path
 
 import torch
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt(3)
+libc = ctypes.CDLL(None)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed, for this process; does nothing where that is not glibc.
+
+    A step frees what the next one allocates again. glibc returns large tensors to the kernel, which then has to zero
+    their pages anew in every step: about a sixth of the time of a small model on a CPU.
+    """
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, -1)
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -13,6 +27,8 @@ def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif CLEAR.exists():
+        if hasattr(libc, "malloc_trim"):
+            libc.malloc_trim(0)  # returns what `keep_freed_memory` has kept
         CLEAR.write_text("5")  # proc(5): reset the peak resident set size
 
 

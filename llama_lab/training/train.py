@@ -17,6 +17,7 @@ from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.devices.hardware import check_started, current_rank
+from llama_lab.devices.memory import keep_freed_memory
 from llama_lab.devices.strategy import make_plugins, make_strategy
 from llama_lab.devices.throughput import peak_flops
 from llama_lab.display import open_display, quiet_libraries
@@ -217,6 +218,8 @@ def fit(
 
 def make_trainer(run: Run, module: LanguageModel, callbacks: list[L.Callback], **settings: Any) -> L.Trainer:
     """Lightning's Trainer on the run's hardware, for its steps; compiles the module's model if the run wants it."""
+    if run.hardware.accelerator == "cpu":
+        keep_freed_memory()
     if run.cfg.trainer.compile:
         torch._dynamo.reset()  # its limit on recompilations is the process's, and later runs of a sweep would run eager
         for part in module.model.blocks if run.hardware.sharded else [module.model]:

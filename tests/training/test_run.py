@@ -1,5 +1,6 @@
 """A run's plan, its sample and its facts."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,11 @@ import torch
 
 from llama_lab.data.open import open_dataset
 from llama_lab.devices.hardware import choose_accelerator, choose_precision
-from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
+from llama_lab.devices.memory import M_MMAP_MAX, libc, peak_memory_bytes, reset_peak_memory
 from llama_lab.errors import ConfigError
 from llama_lab.training.train import sample_text, token_to_position_ratio
 from tests.composing import decoder
-from tests.training.tiny import planned
+from tests.training.tiny import pieces, planned
 
 
 @pytest.mark.parametrize(("tokens", "steps"), [(256, 1), (511, 1), (512, 2), ("2e4", 78)])
@@ -76,3 +77,22 @@ def test_a_peak_of_memory_before_the_run_is_not_the_run_s() -> None:
     del ballast
     reset_peak_memory(cpu)
     assert peak_memory_bytes(cpu) < before - 128 * 2**20
+
+
+def test_training_on_a_cpu_keeps_freed_memory_so_that_no_step_faults_its_pages_in_anew(
+    tiny: list[str], tmp_path: Path
+) -> None:
+    if not hasattr(libc, "mallopt"):
+        pytest.skip("this C library is not glibc")
+
+    def page_faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(8):
+            torch.ones(2**20)  # 4 MiB
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    libc.mallopt(M_MMAP_MAX, 2**16)  # glibc's default, which an earlier test may have changed
+    assert page_faults() > 8 * 1024 / 2
+    pieces(*tiny, "train.tokens=512", f"runs_dir={tmp_path}").fit()
+    page_faults()
+    assert page_faults() < 100

@@ -14,7 +14,7 @@ from llama_lab.launching.process import follow_launcher
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
 
-PATIENCE = 60  # seconds, on a busy machine
+PATIENCE = 240  # seconds, on a busy machine
 
 
 def act(cfg: DictConfig) -> None:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -116,13 +117,13 @@ class Footprint:
     @cached_property
     def _period(self) -> int:
         """Number of layers after which they repeat, by the attributes of their modules."""
-        model = self._model(self.cfg.model.n_layers)
+        model = self.model
         kinds = [(model.position.at_layer(i), *map(traits, block.modules())) for i, block in enumerate(model.blocks)]
         return next(p for p in range(1, len(kinds) + 1) if kinds[p:] == kinds[:-p])
 
     def _optimizer_bytes(self, layers: int) -> int:
         """`optimizer_bytes` of the first `layers` layers."""
-        model = self._model(layers)
+        model = self._first_layers(layers)
         with FakeTensorMode(allow_non_fake_inputs=True):
             module = self._module(model)
             optimizer = module.configure_optimizers()["optimizer"]
@@ -132,17 +133,23 @@ class Footprint:
 
     def _activation_bytes(self, layers: int, sequences: int) -> int:
         """`activation_bytes` of the first `layers` layers."""
-        model = self._model(layers)
+        model = self._first_layers(layers)
         with FakeTensorMode(allow_non_fake_inputs=True), GPUKernels():
             tokens = torch.zeros(sequences, self.cfg.model.max_seq_len, dtype=torch.long)
             return step_bytes(self._module(model), tokens, self.mixed)
 
-    def _model(self, layers: int) -> Decoder:
-        """The decoder with its first `layers` layers, on the meta device."""
+    @cached_property
+    def model(self) -> Decoder:
+        """The decoder, on the meta device."""
         with torch.device("meta"):
             model: Decoder = build_model(self.cfg, self.vocab_size)
-        model.blocks = model.blocks[:layers]
         return model.to(self.dtype)
+
+    def _first_layers(self, layers: int) -> Decoder:
+        """A copy of the decoder with its first `layers` layers."""
+        copies: dict[int, Any] = {}
+        copies[id(self.model.blocks)] = deepcopy(self.model.blocks[:layers], copies)
+        return deepcopy(self.model, copies)
 
     def _module(self, model: Decoder) -> LanguageModel:
         """The module to train, on fake CPU tensors, since meta tensors support neither autocast nor kernels."""

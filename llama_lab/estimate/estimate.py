@@ -25,7 +25,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from llama_lab.config.components import build, build_model, model_cost
+from llama_lab.config.components import build, model_cost
 from llama_lab.data.module import micro_batches_per_step, multiples_around
 from llama_lab.devices import gpus as devices
 from llama_lab.devices.gpus import Device
@@ -83,14 +83,14 @@ class MemoryModel:
         self.cfg, self.vocab_size, self.steps = cfg, vocab_size, steps
         self.mixed = precision == "bf16-mixed"
         self.dtype = torch.float32 if self.mixed else torch.bfloat16
-        with torch.device("meta"):
-            self.model = build_model(cfg, vocab_size)
+        self._footprint, self._activations = cache(self._new_footprint), cache(self._measure)
+        own = self._footprint(self.dtype, cfg.model.max_seq_len)
+        self.model = own.model
         self.params = count(self.model)
         self.largest_block = max(count(block) for block in self.model.blocks)
         self.outside = self.params - sum(count(block) for block in self.model.blocks)
         self.linear = sum(p.numel() for p in {m.weight for m in self.model.modules() if isinstance(m, nn.Linear)})
-        self.optimizer = Footprint(cfg, vocab_size, steps, self.dtype, self.mixed).optimizer_bytes()
-        self._activations = cache(self._measure)
+        self.optimizer = own.optimizer_bytes()
 
     def memory(self, setup: Setup) -> Memory:
         """The memory of one device at the peak of a step."""
@@ -119,9 +119,11 @@ class MemoryModel:
 
     def _measure(self, sharded: bool, sequences: int, seq_len: int) -> int:
         """Peak bytes of a micro-batch; includes autocast's copies of the weights, unless FSDP gathers them in bf16."""
+        return self._footprint(torch.bfloat16 if sharded else self.dtype, seq_len).activation_bytes(sequences)
+
+    def _new_footprint(self, dtype: torch.dtype, seq_len: int) -> Footprint:
         cfg: Any = OmegaConf.merge(self.cfg, {"model": {"max_seq_len": seq_len}})
-        dtype = torch.bfloat16 if sharded else self.dtype
-        return Footprint(cfg, self.vocab_size, self.steps, dtype, self.mixed).activation_bytes(sequences)
+        return Footprint(cfg, self.vocab_size, self.steps, dtype, self.mixed)
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,7 @@
 """LLaMA Lab: architecture ablations of decoder-only language models."""
 
+from .deferred import defer_torchmetrics
+
 __version__ = "0.1.0"
+
+defer_torchmetrics()  # before anything imports Lightning

@@ -18,7 +18,7 @@ from llama_lab.runs.folder import RESOLVED, belongs
 from llama_lab.runs.record import MISSING, Record
 from llama_lab.study.naming import MOST_KEYS, by_value, named, run_name
 from llama_lab.study.settings import RATE, SEEDS
-from llama_lab.study.study import Study
+from llama_lab.study.study import Arm, Study
 
 MOST_UNEQUAL = 1.5  # fastest over slowest run of an arm
 
@@ -41,7 +41,6 @@ def misrecorded(study: Study, records: Sequence[Record], trust: Trust) -> Iterat
     yield from _copies(started)
     yield from _unlike_their_curves(started)
     yield from _of_another_size(started, trust)
-    yield from _unequal_speeds(study, started)
 
 
 def recomputed(record: Record, trust: Trust) -> Cost | str:
@@ -153,15 +152,20 @@ def _unlike_their_curves(records: Sequence[Record]) -> Iterator[str]:
                 yield f"summary.json and metrics.csv disagree on the last {key} of {named(runs, finished)}: {text}."
 
 
-def _unequal_speeds(study: Study, records: Sequence[Record]) -> Iterator[str]:
+def unequal_speeds(arms: Sequence[Arm], records: Sequence[Record]) -> Iterator[str]:
+    """A sentence about the arms whose runs logged unequal speeds, which names the most unequal two runs."""
     key = "perf/tokens_per_second"
-    for arm in study.arms:
+    unequal = []
+    for arm in arms:
         runs = [record for record in records if record.arm == arm.name and record.done and record.summary.get(key)]
         runs.sort(key=lambda record: record.summary[key])
         if runs and runs[-1].summary[key] > MOST_UNEQUAL * runs[0].summary[key]:
-            slow, fast = (f"{three_digits(run.summary[key])} in {run_name(run)}" for run in (runs[0], runs[-1]))
-            ratio = number(runs[-1].summary[key] / runs[0].summary[key], 1)
-            yield (
-                f"Logged speeds within {arm.name} differ by a factor of {ratio}, from {slow} to {fast} tokens per "
-                f"second: the machine was under other load, and they cannot be compared."
-            )
+            unequal.append((runs[-1].summary[key] / runs[0].summary[key], arm.name, runs[0], runs[-1]))
+    if unequal:
+        ratio, name, *ends = max(unequal, key=lambda found: found[0])
+        within = name if len(unequal) == 1 else f"{len(unequal)} arms, most within {name},"
+        slow, fast = (f"{three_digits(run.summary[key])} in {run_name(run)}" for run in ends)
+        yield (
+            f"Logged speeds within {within} differ by a factor of {number(ratio, 1)}, from {slow} to {fast} tokens per "
+            f"second: the machine was under other load, and they cannot be compared."
+        )

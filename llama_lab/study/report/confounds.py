@@ -11,7 +11,7 @@ from llama_lab.study.settings import RATE, SEEDS, unequal_settings
 from llama_lab.study.speed import StudySpeed
 from llama_lab.study.study import Study
 
-from .audit import misrecorded
+from .audit import misrecorded, unequal_speeds
 from .environment import unequal_environments
 from .inference import TIMED
 from .result import ArmResult, LearningRates
@@ -44,6 +44,7 @@ def confounds(
         *_unequal_tokens(started),
         *unequal_settings(study, started, is_swept=bool(rates)),
         *misrecorded(study, records, trust),
+        *unequal_speeds([arm for arm in study.arms if not (speed and arm.name in speed.arms)], started),
         *_same_seeds(arms),
         *_unmatched(study, arms),
         *_mistuned(study, rates, arms, started),

@@ -11,6 +11,7 @@ import pytest
 
 from llama_lab.config.trust import Trust
 from llama_lab.study.report.analysis import analyse
+from llama_lab.study.speed import ArmSpeed, StudySpeed
 from llama_lab.study.study import Study
 from tests.study.synthetic import plant_config, plant_end, plant_facts, run_folder, write_study
 
@@ -234,6 +235,20 @@ def test_speeds_that_differ_more_than_one_and_a_half_times_within_an_arm_are_rep
     if is_reported:
         assert found[0].startswith("Logged speeds within rmsnorm differ by a factor of 1.5, from ")
         assert f"{speed:,.0f} in rmsnorm/seed=2" in found[0]
+
+
+def test_unequal_speeds_of_many_arms_are_one_sentence_and_none_where_speeds_were_measured(tmp_path: Path) -> None:
+    def plant(folder: Path, study: Study) -> None:
+        for arm, speed in (("rmsnorm", 6_000.0), ("layernorm", 4_000.0)):
+            plant_facts(run_folder(folder, study, arm, 2), **{"perf/tokens_per_second": speed})
+
+    (found,) = warnings_of(tmp_path, plant)
+    assert found.startswith(
+        "Logged speeds within 2 arms, most within layernorm, differ by a factor of 3.0, from 4,000 in "
+    )
+    arms = {name: ArmSpeed([12_000.0] * 3, [300.0] * 3) for name in ("rmsnorm", "layernorm")}
+    StudySpeed("cpu", 1, "32-true", 2, "2.13.0+cpu", arms).save(tmp_path)
+    assert not any("Logged speeds" in warning for warning in analyse(Study.load(tmp_path), tmp_path).warnings)
 
 
 def test_speeds_of_different_arms_may_differ(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_published_models_have_their_published_parameters_on_meta(choice: tuple[
     peak, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     model = decoder(f"arch={arch}", f"size={size}", *others, vocab_size=1, device="meta")
     cost = measure_cost(model)
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 20  # seconds; to draw the weights of the largest would take hours
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 100_000  # KiB
     assert all(t.is_meta for t in (*model.parameters(), *model.buffers()))
     assert cost.params == PUBLISHED[choice]

@@ -6,16 +6,15 @@ That is half of the time that Lightning takes to import (TorchMetrics 1.9; its i
 import logging
 import sys
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 NAME = "torchmetrics"
-BASES = {"Metric": "metric", "MetricCollection": "collections"}  # and their modules
+USED = {"Metric": "metric", "MetricCollection": "collections", "__version__": "__about__"}  # by Lightning: its modules
 
 
 def defer_torchmetrics() -> None:
-    """Make `import torchmetrics` run its `__init__.py` only when something else than the base classes is asked of it.
+    """Make `import torchmetrics` run its `__init__.py` only when more is asked of it than Lightning does.
 
     Does nothing where it has been imported already.
     """
@@ -25,14 +24,14 @@ def defer_torchmetrics() -> None:
     package, loader = module_from_spec(spec), spec.loader
 
     def look_up(name: str) -> Any:
-        if name in BASES:
+        if name in USED:
             import_module(f"{NAME}.utilities")  # first, since it and the base classes import each other
-            return getattr(import_module(f"{NAME}.{BASES[name]}"), name)
+            return getattr(import_module(f"{NAME}.{USED[name]}"), name)
         if name.startswith("__") and name != "__all__":  # code that walks over all modules looks for such
             raise AttributeError(name)
         vars(package).pop("__getattr__", None)
         loader.exec_module(package)
         return getattr(package, name)
 
-    vars(package).update(__getattr__=look_up, __version__=version(NAME), _logger=logging.getLogger(NAME))
+    vars(package).update(__getattr__=look_up, _logger=logging.getLogger(NAME))
     sys.modules[NAME] = package

@@ -63,6 +63,9 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
     2020, table 1, with attention exact: only visible keys, and grouped heads.
     """
     seq_len = seq_len or model.max_seq_len
+    for name, module in model.named_modules():
+        if reports_cost(module) and not hasattr(module, "active_params"):
+            raise ValueError(f"{name}: {class_name(module)} has flops_per_token(seq_len) alone; give it {HOOKS}")
     units = cost_units(model)
     check_uses(model)
     params = count(model)
@@ -115,10 +118,8 @@ def ask(name: str, module: nn.Module, hook: str, *args: object, most: float = ma
 def cost_units(module: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
     """The modules by which FLOPs are counted, with their names: those that report their cost, and nn.Linear.
 
-    Raises ValueError for a module with matrices that no module counts, or with one of the two methods alone.
+    Raises ValueError for a module with matrices that no module counts.
     """
-    if reports_cost(module) and not hasattr(module, "active_params"):
-        raise ValueError(f"{name}: {class_name(module)} has flops_per_token(seq_len) alone; give it {HOOKS}")
     if is_plain_linear(module) or covers_own_matrices(module):
         return [(name, module)]
     if not isinstance(module, nn.Embedding) and any(p.ndim > 1 for p in module.parameters(recurse=False)):

@@ -276,6 +276,13 @@ def with_component(device: str = "cpu", **component: Any) -> Decoder:
         return hydra.utils.instantiate(cfg.model, vocab_size=97, **component)
 
 
+def test_half_of_the_two_methods_is_refused_inside_of_a_module_that_has_both_too() -> None:
+    model = with_component(ffn=CountedExperts)
+    model.blocks[0].ffn.router.flops_per_token = lambda seq_len: 0
+    with pytest.raises(ValueError, match=r"^blocks\.0\.ffn\.router: \S+\.Linear has flops_per_token\(seq_len\) alone; "):
+        measure_cost(model)
+
+
 def test_a_mixture_of_experts_counts_what_a_token_uses() -> None:
     cost = measure_cost(with_component(ffn=CountedExperts))
     model = with_component(ffn=CountedExperts)

@@ -102,7 +102,7 @@ def training_speed(job: Run, dataset: TokenDataset) -> float:
     seq_len, train = cfg.model.max_seq_len, cfg.train
     data = TokenDataModule(dataset, seq_len, train.batch_size, train.micro_batch_size, cfg.data.seed)
     times = StepTimes()
-    make_trainer(job, module, [times], limit_val_batches=0).fit(module, data)
+    make_trainer(job, module, [times], logger=False, limit_val_batches=0).fit(module, data)
     return job.tokens_per_step / median(times.seconds[SLOW_STEPS:])
 
 

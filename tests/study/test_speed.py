@@ -73,6 +73,7 @@ def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
     for arm in found.arms.values():
         assert len(arm.train) == len(arm.decode) == measure.ROUNDS
         assert min(*arm.train, *arm.decode) > 0
+    assert not (unmeasured / "lightning_logs").exists()
 
 
 def test_speeds_are_measured_again_only_after_a_run(study: Callable[..., Ran], measured: Path) -> None:

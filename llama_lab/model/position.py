@@ -18,19 +18,23 @@ from torch.autograd.function import once_differentiable
 from .init import Table, check_positive
 
 
-class Rotation(NamedTuple):
-    """RoPE's tables for some positions; the first R of Dh dimensions are rotated.
-
-    cos, sin: float32 `(T, R / 2)`, or `(B, 1, T, R / 2)` where each sequence has positions of its own.
-    """
+class Tables(NamedTuple):
+    """Cosines and sines of the angles by which pairs of dimensions are rotated; see `Rotation`."""
 
     cos: Tensor
     sin: Tensor
     interleaved: bool
 
+
+class Rotation(Tables):
+    """RoPE's tables for some positions; the first R of Dh dimensions are rotated.
+
+    cos, sin: float32 `(T, R / 2)`, or `(B, 1, T, R / 2)` where each sequence has positions of its own.
+    """
+
     def __call__(self, x: Tensor) -> Tensor:
         """Rotate queries or keys `x (B, H, T, Dh)`, in float32 whatever the dtype of `x`."""
-        if torch.compiler.is_compiling():  # it fuses the formula, and both its directions, by itself
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # a compiler fuses both directions by itself
             return self.turn(x.float(), self.sin).type_as(x)
         return Rotate.apply(x.float(), self).type_as(x)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -39,16 +43,22 @@ class Rotation(NamedTuple):
         half = self.cos.shape[-1]
         if self.interleaved:
             first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
-            cos = self.cos.repeat_interleave(2, -1)
         else:
             first, second = slice(0, half), slice(half, 2 * half)
-            cos = torch.cat((self.cos, self.cos), -1)
-        if 2 * half < x.shape[-1]:
-            cos = F.pad(cos, (0, x.shape[-1] - 2 * half), value=1.0)
-        turned = x * cos
+        turned = x * self.factors(x.shape[-1])
         turned[..., first].addcmul_(x[..., second], sin, value=-1)
         turned[..., second].addcmul_(x[..., first], sin)
         return turned
+
+    def factors(self, head_dim: int) -> Tensor:
+        """The cosine by which each dimension of a head is multiplied, `(..., T, Dh)`: one where it is not rotated."""
+        found: Tensor | None = vars(self).get("_factors")  # shared by all layers
+        if found is None:
+            found = self.cos.repeat_interleave(2, -1) if self.interleaved else torch.cat((self.cos, self.cos), -1)
+            if found.shape[-1] < head_dim:
+                found = F.pad(found, (0, head_dim - found.shape[-1]), value=1.0)
+            self._factors = found
+        return found
 
 
 class Rotate(torch.autograd.Function):

@@ -17,6 +17,8 @@ from llama_lab.data import IGNORE
 from llama_lab.devices.strategy import unsynchronized
 from llama_lab.model import Decoder
 
+from .compiling import eagerly
+
 
 class LanguageModel(L.LightningModule):
     """Trains `model` on next-token prediction.
@@ -95,7 +97,8 @@ class LanguageModel(L.LightningModule):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
         """Add a batch to the sums of this rank."""
         inputs, targets = batch
-        logits = self.model(inputs).float()
+        with eagerly():  # the last batch is smaller, and compiling for it would take longer than it saves
+            logits = self.model(inputs).float()
         nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
         self._val_nll += nll.item()
         self._val_tokens += int((targets != IGNORE).sum())

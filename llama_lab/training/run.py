@@ -12,10 +12,12 @@ from llama_lab.devices.site import Site
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.lengths import check_multiples
 from llama_lab.files import report_disk_errors
+from llama_lab.model import Cost
 from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status
 
+from .compiling import check_compiler
 from .longer_budget import with_earlier_warmup
 
 MAX_TOKENS = 1e18  # so that whatever is counted fits into 64 bits
@@ -41,6 +43,15 @@ class Run:
         return int(self.cfg.train.batch_size * self.cfg.model.max_seq_len)
 
     @property
+    def compiled(self) -> bool:
+        """Whether its model is compiled; false as long as `auto` is not decided."""
+        return self.cfg.trainer.compile is True
+
+    def flops(self, cost: Cost) -> float:
+        """Training FLOPs of its whole budget, over all devices, with a model of this cost."""
+        return self.steps * self.tokens_per_step * cost.train_flops_per_token
+
+    @property
     def title(self) -> str:
         """The name of the run on dashboards and in a queue."""
         return f"speeds of {self.folder.path}" if self.cfg.measure else f"{self.arm}/seed={self.cfg.seed}"
@@ -63,6 +74,8 @@ def new_run(
     micro_batches = cfg.train.batch_size // (cfg.train.micro_batch_size or 1)
     hardware = (site.hardware if site else choose_hardware)(cfg.trainer, micro_batches)
     micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)  # for its checks
+    if cfg.trainer.compile is True:
+        check_compiler(hardware)
     folder = RunFolder(Path(cfg.measure or cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if cfg.resume:
         with report_disk_errors(f"resume={cfg.resume}"):

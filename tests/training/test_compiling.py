@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 
 from llama_lab.config.components import model_cost
 from llama_lab.devices.hardware import Hardware
+from llama_lab.display import summary_rows
 from llama_lab.errors import ConfigError, FinishedRunError
 from llama_lab.runs.folder import RESOLVED
 from llama_lab.runs.stored import Summary
@@ -97,6 +98,7 @@ def test_auto_compiles_a_long_run_and_says_so(
     summary = Summary.load(run.folder.path)
     assert compiled_in(run.folder.path) is summary.compiled is True
     assert summary.metrics["perf/compile_seconds"] > 0
+    assert any("compiling" in label for label, _ in summary_rows(summary))
 
 
 def test_auto_keeps_a_short_run_eager_in_silence(
@@ -110,6 +112,7 @@ def test_auto_keeps_a_short_run_eager_in_silence(
     summary = Summary.load(run.folder.path)
     assert compiled_in(run.folder.path) is summary.compiled is False
     assert "perf/compile_seconds" not in summary.metrics
+    assert not any("compiling" in label for label, _ in summary_rows(summary))
 
 
 # What it needs
@@ -253,7 +256,6 @@ def flops_of(folder: Path) -> float:
 def test_arms_on_both_sides_of_the_threshold_decide_alike_and_as_the_study_began(
     quick: None, set_threshold: Callable[[float], None], study: Callable[..., Ran]
 ) -> None:
-    large, small = 1.0, 2.0
     set_threshold(1.0)
     first = study("study.dry_run=true")
     assert first.err.count("trainer.compile=auto: compiles") == 1

@@ -30,7 +30,7 @@ class Threshold:
 
 
 # By accelerator; on others, `auto` does not compile. The CPU's are measured on two cores: the README's first run trains
-# at 1.1e11 FLOP/s, and compiling took 15 s to save 14% of each step (dim 256, 6 layers, float32), which pays after two
+# at 0.9e11 FLOP/s, and compiling took 15 s to save 14% of each step (dim 256, 6 layers, float32), which pays after two
 # minutes; recipes with masks compile up to four blocks instead of one, and so five times that. The GPU's are a guess: a
 # third of an A100's bf16 peak, and a minute to compile for a fifth of the time.
 THRESHOLDS = {"cpu": Threshold(1e11, 600), "gpu": Threshold(1e14, 300)}

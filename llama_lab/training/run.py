@@ -1,6 +1,6 @@
 """What a run is before it trains: its config, its folder, its hardware and its steps, all of them checked."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +17,6 @@ from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status
 
-from .compiling import check_compiler
 from .longer_budget import with_earlier_warmup
 
 MAX_TOKENS = 1e18  # so that whatever is counted fits into 64 bits
@@ -47,6 +46,12 @@ class Run:
         """Whether its model is compiled; false as long as `auto` is not decided."""
         return self.cfg.trainer.compile is True
 
+    def with_compile(self, decision: bool) -> "Run":
+        """The run with `trainer.compile=auto` decided; so its resolved.yaml records that."""
+        cfg = self.cfg.copy()
+        cfg.trainer.compile = decision
+        return replace(self, cfg=cfg)
+
     def flops(self, cost: Cost) -> float:
         """Training FLOPs of its whole budget, over all devices, with a model of this cost."""
         return self.steps * self.tokens_per_step * cost.train_flops_per_token
@@ -74,8 +79,6 @@ def new_run(
     micro_batches = cfg.train.batch_size // (cfg.train.micro_batch_size or 1)
     hardware = (site.hardware if site else choose_hardware)(cfg.trainer, micro_batches)
     micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)  # for its checks
-    if cfg.trainer.compile is True:
-        check_compiler(hardware)
     folder = RunFolder(Path(cfg.measure or cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if cfg.resume:
         with report_disk_errors(f"resume={cfg.resume}"):

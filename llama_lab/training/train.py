@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +54,9 @@ def train_on_disk(run: Run) -> Outcome:
     """`train`, which raises disk errors as OSError."""
     check_started(run.hardware)
     check_folder(run)
+    run = as_begun(run)
+    if run.compiled:
+        check_compiler(run.hardware)
     quiet_libraries()
     cfg = run.cfg
     if current_rank() == 0:
@@ -71,7 +73,8 @@ def train_on_disk(run: Run) -> Outcome:
         with linear_on_meta(run.hardware.sharded):
             model = build_model(cfg, dataset.index.vocab_size)
         cost = model_cost(model)
-        run = with_compilation(run, cost)
+        if cfg.trainer.compile == "auto":
+            run = run.with_compile(decide(run.flops(cost), run.hardware))
         if cfg.train.sample_tokens:
             check_decodes(model, f"train.sample_tokens={cfg.train.sample_tokens}", "set this to 0")
         module = build_module(run, model, dataset.index.val.bytes)
@@ -101,21 +104,12 @@ def train_on_disk(run: Run) -> Outcome:
     return "done"
 
 
-def with_compilation(run: Run, cost: Cost) -> Run:
-    """The run with `trainer.compile=auto` decided: as it began if it goes on, else by its FLOPs.
-
-    So resolved.yaml records the decision. Raises ConfigError for a run that began compiled on a machine that cannot.
-    """
-    if run.cfg.trainer.compile != "auto":
+def as_begun(run: Run) -> Run:
+    """The run with `trainer.compile=auto` as it was decided when it began, if it goes on."""
+    if run.cfg.trainer.compile != "auto" or run.cfg.overwrite:
         return run
-    compiled = None if run.cfg.overwrite else run.folder.compiled
-    if compiled is None:
-        compiled = decide(run.flops(cost), run.hardware)
-    elif compiled:
-        check_compiler(run.hardware)
-    cfg = run.cfg.copy()
-    cfg.trainer.compile = compiled
-    return replace(run, cfg=cfg)
+    begun = run.folder.compiled
+    return run if begun is None else run.with_compile(begun)
 
 
 def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:

@@ -128,10 +128,14 @@ def test_without_a_compiler_auto_goes_on_eagerly_and_says_why(
     assert capsys.readouterr().err == "", "it would not have compiled anyway"
 
 
-def test_without_a_compiler_true_is_refused_with_the_fix(without_compiler: None, tiny: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"^trainer.compile=true: needs a C\+\+ .*, or set trainer.compile=false$"):
-        planned(*tiny, *COMPILES)
-    planned(*tiny)
+def test_without_a_compiler_true_is_refused_with_the_fix_before_anything_is_written(
+    without_compiler: None, command: Command, tiny: list[str]
+) -> None:
+    for study in ((), ("study=ladder", "study.dry_run=true")):
+        ran = command(*tiny, *study, *COMPILES)
+        needs = "needs a C++ compiler (apt install g++), or set trainer.compile=false"
+        assert (ran.code, ran.err) == (2, f"error: trainer.compile=true: {needs}\n")
+        assert not (ran.cwd / "runs").exists()
 
 
 def test_a_gpu_needs_triton_and_any_device_the_headers_of_python(monkeypatch: pytest.MonkeyPatch) -> None:

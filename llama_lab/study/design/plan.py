@@ -23,7 +23,7 @@ from llama_lab.runs.folder import CHANGEABLE, check_no_file
 from llama_lab.runs.record import is_run
 from llama_lab.study.settings import planned_settings
 from llama_lab.study.study import Arm, Member, Study
-from llama_lab.training.compiling import decide, pays
+from llama_lab.training.compiling import check_compiler, decide, pays
 from llama_lab.training.prepare import check_devices, folder_name, requested_run
 from llama_lab.training.run import Run, new_run
 from llama_lab.training.train import build_module
@@ -130,7 +130,9 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
         cfg, choices = composer.compose(*arm.overrides)
         folder_name("arm", arm.name, "")
         check_devices(cfg, command.launcher)
-        drafts[arm.name] = requested_run(cfg, choices, [], site)
+        drafts[arm.name] = draft = requested_run(cfg, choices, [], site)
+        if draft.compiled:
+            check_compiler(draft.hardware)
     with open_display(steps=1, rank=0) as display:
         dataset = open_dataset(drafts[variants.arms[0].name].cfg, display)
     planned: dict[str, PlannedArm] = {}

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -252,6 +253,14 @@ class RunFolder:
                 raise ConfigError(
                     f"{key}={now}: the checkpoint in {self.path} was trained with {before}; "
                     f"{remedy}, choose another name, or start over with overwrite=true"
+                )
+        for name in ("llama-lab", "torch"):
+            before, now = last.versions.get(name), environment.versions.get(name)
+            if before and before != now:
+                print(
+                    f"{name} {now} goes on with a run of {before}: its kernels may differ, and so the last digits of the "
+                    "losses from here on",
+                    file=sys.stderr,
                 )
         return [*last.earlier_sessions, replace(last, earlier_sessions=[])]
 

@@ -1,24 +1,25 @@
 """Memory of the activations of a training step, measured on tensors with shapes but no data."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function
-from torch.nn.functional import rms_norm
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llama_lab.config.components import build, build_model
 from llama_lab.model import Decoder
+from llama_lab.model.recompute import recompute
 from llama_lab.training.module import LanguageModel
 
 
@@ -69,14 +70,22 @@ class FusedRMSNorm(Function):
         return torch.empty_like(x), torch.empty_like(weight)
 
 
-class GPUKernels(TorchFunctionMode):
-    """Replaces RMSNorm, whose steps a CPU computes and saves one by one, by the GPU's fused kernel."""
+@contextmanager
+def gpu_kernels() -> Iterator[None]:
+    """Replace RMSNorm, whose steps a CPU computes and saves one by one, by the GPU's fused kernel.
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is rms_norm:
-            return FusedRMSNorm.apply(args[0], kwargs["weight"])  # type: ignore[no-untyped-call]
-        return func(*args, **kwargs)
+    A TorchFunctionMode would be off in the backward pass, where parts may be computed again.
+    """
+
+    def of_gpu(x: Tensor, shape: Any, weight: Any = None, eps: Any = None) -> Any:
+        return FusedRMSNorm.apply(x, weight)  # type: ignore[no-untyped-call]
+
+    of_cpu: Any = F.rms_norm
+    F.rms_norm = of_gpu  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        F.rms_norm = of_cpu
 
 
 @dataclass(frozen=True)
@@ -134,7 +143,7 @@ class Footprint:
     def _activation_bytes(self, layers: int, sequences: int) -> int:
         """`activation_bytes` of the first `layers` layers."""
         model = self._first_layers(layers)
-        with FakeTensorMode(allow_non_fake_inputs=True), GPUKernels():
+        with FakeTensorMode(allow_non_fake_inputs=True), gpu_kernels():
             tokens = torch.zeros(sequences, self.cfg.model.max_seq_len, dtype=torch.long)
             return step_bytes(self._module(model), tokens, self.mixed)
 
@@ -155,6 +164,7 @@ class Footprint:
         """The module to train, on fake CPU tensors, since meta tensors support neither autocast nor kernels."""
         cfg = self.cfg
         allocate(model)
+        recompute(model, cfg.train.recompute)
         for p in model.parameters():
             p.grad = torch.zeros_like(p)  # so that backward passes add to it, as after the first micro-batch of a step
         optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
@@ -179,7 +189,7 @@ def step_bytes(module: LanguageModel, tokens: Tensor, mixed: bool) -> int:
     """Peak bytes of a micro-batch's forward and backward pass, beside existing parameters and gradients."""
     memory = PeakMemory()
     with memory:
-        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed, cache_enabled=False):  # as Lightning has it
             _, objective = module.loss(tokens, tokens)
         torch.autograd.backward(objective)
     return memory.peak

@@ -62,6 +62,7 @@ CHANGEABLE = (
     "train.checkpoint_every",
     "train.sample_tokens",
     "train.prompt",
+    "train.recompute",
 )
 UNNAMED = ("name", "arm", "seed", "hydra", *CHANGEABLE)
 # Those that may also change when a finished run is trained further.

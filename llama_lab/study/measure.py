@@ -77,6 +77,7 @@ def job_of(run: Path, job: Run) -> Run:
     trust.check(cfg, f"measure={job.cfg.measure}: {run / RESOLVED}", lambda package: f"trust=[{package}]")
     cfg.trainer, cfg.data.cache_dir = job.cfg.trainer, job.cfg.data.cache_dir
     train = cfg.train
+    train.setdefault("recompute", "none")  # which older runs lack
     micro_batches_per_step(train.batch_size, train.micro_batch_size, job.hardware.world_size)  # for its checks
     return replace(job, cfg=cfg, steps=SLOW_STEPS + STEPS)
 

@@ -26,6 +26,7 @@ from llama_lab.files import discard, report_disk_errors
 from llama_lab.model import Cost, Decoder, Sampling, generate
 from llama_lab.model.cost import cost_metrics
 from llama_lab.model.init import linear_on_meta
+from llama_lab.model.recompute import recompute
 from llama_lab.runs.checkpoint import before, consolidate, existing, load_checkpoint, model_weights
 from llama_lab.runs.environment import environment
 from llama_lab.runs.folder import RESOLVED, SAMPLE, TOKENIZER, locked
@@ -101,6 +102,7 @@ def train_on_disk(run: Run) -> Outcome:
 def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
     """The module that trains `model` as the run's config says. Raises ConfigError for a setting that cannot work."""
     cfg = run.cfg
+    recompute(model, cfg.train.recompute)
     optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
     clip, z_loss = cfg.train.grad_clip, cfg.train.z_loss
     module = LanguageModel(model, optimizer, schedule, run.steps, val_bytes, clip, z_loss, cfg.seed)

@@ -193,6 +193,7 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     from llama_lab.devices.hardware import current_rank
     from llama_lab.display import print_result
     from llama_lab.runs.stored import Status
+    from llama_lab.training.profile import profile_message
     from llama_lab.training.train import train  # after the checks: torch and lightning take seconds to import
 
     outcome = train(run)
@@ -206,6 +207,8 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
                 f"diverged: {Status.load(run.folder.path).message}; try a lower optim.lr, a longer schedule.warmup, or "
                 f"train.grad_clip=1.0; the record is in {run.folder.path}\n"
             )
+        if cfg.trainer.profile:
+            print(profile_message(run.folder.path))
     if outcome == "interrupted":
         sys.exit(INTERRUPTED)
     if outcome == "diverged" and not (in_sweep or is_launched()):

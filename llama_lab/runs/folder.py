@@ -58,6 +58,7 @@ CHANGEABLE = (
     "trainer.devices",
     "trainer.num_nodes",
     "trainer.strategy",
+    "trainer.profile",
     "train.log_every",
     "train.checkpoint_every",
     "train.sample_tokens",

@@ -38,7 +38,9 @@ from .component_check import check_components
 from .loggers import WandbMetrics, log_hparams, open_loggers
 from .longer_budget import warn_of_differences
 from .module import LanguageModel
-from .monitor import DivergedError, Monitor
+from .monitor import SLOW_STEPS, DivergedError, Monitor
+from .profile import STEPS as PROFILED
+from .profile import Profile
 from .run import Outcome, Run, check_folder, spare_devices
 from .schedule import steps_alike
 from .stop import StopRequest
@@ -79,6 +81,7 @@ def train_on_disk(run: Run) -> Outcome:
             cost,
             peak_flops(run.hardware.device_name, run.hardware.precision),
             display,
+            slow_steps=SLOW_STEPS + PROFILED if cfg.trainer.profile else SLOW_STEPS,
         )
         facts = run_facts(run, dataset, model, cost)
         with session(run, facts, dataset.tokenizer) as checkpoint:
@@ -192,7 +195,9 @@ def fit(
         monitor.stopwatch,
         steps_alike(build(cfg.schedule, "schedule"), run.steps),
     )
-    trainer = make_trainer(run, module, [monitor, checkpointing], logger=loggers, val_check_interval=evaluate_every)
+    profiled = [Profile(folder.path, monitor.stopwatch)] if cfg.trainer.profile and current_rank() == 0 else []
+    callbacks = [*profiled, monitor, checkpointing]
+    trainer = make_trainer(run, module, callbacks, logger=loggers, val_check_interval=evaluate_every)
     outcome: Outcome | None = None
     try:
         with stop.listening():

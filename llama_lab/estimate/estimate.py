@@ -136,12 +136,16 @@ def kept_linear_weights(model: Decoder, parts: str) -> set[Tensor]:
 
 @dataclass(frozen=True)
 class Column:
-    """A setup and whether it fits. nearest: if not, the nearest setup that does; None if there is none."""
+    """A setup and whether it fits. nearest: if not, the nearest setup that does; None if there is none.
+
+    recomputing: if not, the bytes that it takes with `train.recompute=block`, unless it recomputes them already.
+    """
 
     setup: Setup
     memory: Memory
     fits: bool
     nearest: Setup | None
+    recomputing: int | None = None
 
 
 @dataclass(frozen=True)
@@ -219,6 +223,11 @@ def estimate_training(cfg: DictConfig) -> Estimate:
     steps = budget_steps(cfg, setup.batch_size)
     model = MemoryModel(cfg, vocab_size, steps, precision)
     layouts = [setup] if setup.sharded or setup.devices == 1 else [setup, replace(setup, sharded=True)]
+    columns = [column_of(layout, model, USABLE * device.memory) for layout in layouts]
+    if cfg.train.recompute != "block" and not all(column.fits for column in columns):
+        smaller: Any = OmegaConf.merge(cfg, {"train": {"recompute": "block"}})
+        other = MemoryModel(smaller, vocab_size, steps, precision)
+        columns = [c if c.fits else replace(c, recomputing=other.memory(c.setup).total) for c in columns]
     return Estimate(
         device_name=name,
         device=device,
@@ -232,7 +241,7 @@ def estimate_training(cfg: DictConfig) -> Estimate:
         tokens=steps * setup.batch_size * setup.seq_len,
         per_node=asked_count(cfg, "devices"),
         batch_asked=cfg.train.batch_size,
-        columns=tuple(column_of(layout, model, USABLE * device.memory) for layout in layouts),
+        columns=tuple(columns),
     )
 
 

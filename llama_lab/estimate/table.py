@@ -73,7 +73,14 @@ def verdicts(estimate: Estimate) -> list[str]:
             f"train.batch_size={estimate.batch_asked} cannot be shared by {estimate.setup.devices:,} devices; "
             f"estimated with the nearest that can, train.batch_size={estimate.setup.batch_size}"
         )
-    return lines + [verdict(estimate, column) for column in estimate.columns if not column.fits]
+    for column in (column for column in estimate.columns if not column.fits):
+        lines.append(verdict(estimate, column))
+        if column.recomputing is not None:
+            fits = "fits" if column.recomputing <= estimate.usable else "does not fit either"
+            lines.append(
+                f"{column.setup.layout} with train.recompute=block takes {gigabytes(column.recomputing)}, which {fits}"
+            )
+    return lines
 
 
 def verdict(estimate: Estimate, column: Column) -> str:

@@ -18,6 +18,7 @@ from llama_lab.devices.gpus import DEVICES, options
 from llama_lab.errors import ConfigError
 from llama_lab.estimate.activations import Footprint, FusedRMSNorm, allocate, step_bytes
 from llama_lab.estimate.estimate import Estimate, MemoryModel, Setup, alternatives, column_of, estimate_training
+from llama_lab.estimate.table import gigabytes, verdicts
 from llama_lab.model import Decoder
 from llama_lab.model.recompute import recompute
 from llama_lab.training.module import LanguageModel
@@ -339,6 +340,18 @@ def test_the_nearest_setting_that_fits(overrides: list[str], layout: int, neares
     device = "h100" if "size=gpt2" not in overrides else "l4"
     estimate = estimated_on(device, *overrides, "train.tokens=1e9")
     assert estimate.columns[layout].nearest == nearest
+
+
+def test_what_does_not_fit_is_told_with_what_recomputing_blocks_takes() -> None:
+    asked = ("size=llama3_8b", "arch=llama3", "train.tokens=1e9", "train.batch_size=8", "trainer.devices=8")
+    ddp, fsdp = estimated_on("h100", *asked).columns
+    ddp_again, fsdp_again = estimated_on("h100", *asked, "train.recompute=block").columns
+    assert (ddp.fits, fsdp.fits, ddp_again.fits, fsdp_again.fits) == (False, False, False, True)
+    assert (ddp.recomputing, fsdp.recomputing) == (ddp_again.memory.total, fsdp_again.memory.total)
+    assert ddp_again.recomputing is None
+    told = " ".join(verdicts(estimated_on("h100", *asked)))
+    assert "DDP with train.recompute=block takes 178.8 GB, which does not fit either" in told
+    assert f"FSDP with train.recompute=block takes {gigabytes(fsdp_again.memory.total)}, which fits" in told
 
 
 def test_a_model_that_no_number_of_devices_holds_has_no_nearest_setting() -> None:

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from llama_lab.config.arguments import is_launched, to_hydra
 from llama_lab.config.component_errors import report_component_errors
 from llama_lab.config.components import CONF_DIR, override_key, register_resolvers
+from llama_lab.config.help import share_config_sources
 from llama_lab.config.keys import groups
 from llama_lab.config.messages import USER_ERRORS, exit_with, one_line
 from llama_lab.config.value_types import check_kinds, default_settings
@@ -49,6 +50,8 @@ def hydra_command(job: Callable[[DictConfig], None], config: str, on_interrupt: 
     register_resolvers()
     os.environ.setdefault("LLAMA_LAB_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra raises errors instead of printing them
+    if {"--help", "-h"} & {*sys.argv}:
+        share_config_sources()
     try:
         sys.argv[1:] = to_hydra(sys.argv[1:])
         with report_component_errors(), report_disk_errors("the working directory or a folder of the command"):
@@ -193,6 +196,7 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
     from llama_lab.devices.hardware import current_rank
     from llama_lab.display import print_result
     from llama_lab.runs.stored import Status
+    from llama_lab.training.profile import profile_message
     from llama_lab.training.train import train  # after the checks: torch and lightning take seconds to import
 
     outcome = train(run)
@@ -206,6 +210,8 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
                 f"diverged: {Status.load(run.folder.path).message}; try a lower optim.lr, a longer schedule.warmup, or "
                 f"train.grad_clip=1.0; the record is in {run.folder.path}\n"
             )
+        if cfg.trainer.profile:
+            print(profile_message(run.folder.path))
     if outcome == "interrupted":
         sys.exit(INTERRUPTED)
     if outcome == "diverged" and not (in_sweep or is_launched()):

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from llama_lab.config.components import build, build_model
 from llama_lab.model import Decoder
 from llama_lab.model.loss import CHUNK
+from llama_lab.model.recompute import recompute
 from llama_lab.training.module import LanguageModel
 
 
@@ -138,6 +139,7 @@ class Footprint:
         """The module to train, on fake CPU tensors, since meta tensors support neither autocast nor kernels."""
         cfg = self.cfg
         allocate(model)
+        recompute(model, cfg.train.recompute)
         for p in model.parameters():
             p.grad = torch.zeros_like(p)  # so that backward passes add to it, as after the first micro-batch of a step
         optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
@@ -162,7 +164,7 @@ def step_bytes(module: LanguageModel, tokens: Tensor, mixed: bool) -> int:
     """Peak bytes of a micro-batch's forward and backward pass, beside existing parameters and gradients."""
     memory = PeakMemory()
     with memory:
-        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed, cache_enabled=False):  # as Lightning has it
             _, objective = module.loss(tokens, tokens)
         torch.autograd.backward(objective)
     return memory.peak

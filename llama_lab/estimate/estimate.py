@@ -5,7 +5,8 @@ weights, gradients, optimizer states, and the activations of one micro-batch. In
 three in float32: 16 bytes per parameter with AdamW. bf16-true halves that.
 
 DDP: every device holds everything, and PyTorch's reducer a second copy of the gradients, its buckets. Autocast keeps a
-bf16 copy of the weights of all linear layers from the forward pass to the backward pass.
+bf16 copy of the weights of all linear layers from the forward pass to the backward pass, but for those in parts that
+are recomputed.
 
 FSDP: weights, gradients and optimizer states are sharded over the devices (ZeRO-3). A device also gathers, in bf16, the
 current block and the next, and holds the gradients of one; what belongs to no block (token table, head, last norm)
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torch import nn
+from torch import Tensor, nn
 
 from llama_lab.config.components import build, model_cost
 from llama_lab.data.module import micro_batches_per_step, multiples_around
@@ -31,8 +32,9 @@ from llama_lab.devices import gpus as devices
 from llama_lab.devices.gpus import Device
 from llama_lab.devices.hardware import check_strategy, choose_precision
 from llama_lab.errors import ConfigError, suggestion
-from llama_lab.model import Cost
+from llama_lab.model import Cost, Decoder
 from llama_lab.model.cost import count
+from llama_lab.model.recompute import PARTS, recomputed_flops
 from llama_lab.training.run import budget_steps
 
 from .activations import Footprint
@@ -89,7 +91,7 @@ class MemoryModel:
         self.params = count(self.model)
         self.largest_block = max(count(block) for block in self.model.blocks)
         self.outside = self.params - sum(count(block) for block in self.model.blocks)
-        self.linear = sum(p.numel() for p in {m.weight for m in self.model.modules() if isinstance(m, nn.Linear)})
+        self.kept_linear = sum(weight.numel() for weight in kept_linear_weights(self.model, cfg.train.recompute))
         self.optimizer = own.optimizer_bytes()
 
     def memory(self, setup: Setup) -> Memory:
@@ -106,7 +108,7 @@ class MemoryModel:
         """The memory of one device without activations."""
         shards = setup.devices if setup.sharded else 1
         weights = math.ceil(self.params / shards) * self.dtype.itemsize
-        copies = 2 * self.linear if self.mixed else 0
+        copies = 2 * self.kept_linear if self.mixed else 0
         gathered = 2 * (2 * self.outside + 3 * self.largest_block)
         return Memory(
             weights=weights,
@@ -126,23 +128,34 @@ class MemoryModel:
         return Footprint(cfg, self.vocab_size, self.steps, dtype, self.mixed)
 
 
+def kept_linear_weights(model: Decoder, parts: str) -> set[Tensor]:
+    """The weights of the linear layers outside of the `parts` that are recomputed."""
+    again = {module for part in PARTS[parts](model) for module in part.modules()}
+    return {m.weight for m in model.modules() if isinstance(m, nn.Linear) and m not in again}
+
+
 @dataclass(frozen=True)
 class Column:
-    """A setup and whether it fits. nearest: if not, the nearest setup that does; None if there is none."""
+    """A setup and whether it fits. nearest: if not, the nearest setup that does; None if there is none.
+
+    recomputing: if not, the bytes that it takes with `train.recompute=block`, unless it recomputes them already.
+    """
 
     setup: Setup
     memory: Memory
     fits: bool
     nearest: Setup | None
+    recomputing: int | None = None
 
 
 @dataclass(frozen=True)
 class Estimate:
     """The result of an estimate.
 
-    device_name, device, precision, mfu: what it assumes. vocabulary: the key that gives the number of ids. tokens: in
-    whole steps, over all devices. per_node: devices per node. batch_asked: the configured `train.batch_size`, from
-    which the estimated one differs if the devices cannot share it equally.
+    device_name, device, precision, mfu: what it assumes, the last of a run that recomputes nothing. vocabulary: the key
+    that gives the number of ids. recompute: the parts that are recomputed, which takes `recomputed_per_token` FLOPs
+    beside the model's. tokens: in whole steps, over all devices. per_node: devices per node. batch_asked: the
+    configured `train.batch_size`, from which the estimated one differs if the devices cannot share it equally.
     """
 
     device_name: str
@@ -152,6 +165,8 @@ class Estimate:
     vocab_size: int
     vocabulary: str
     cost: Cost
+    recompute: str
+    recomputed_per_token: float
     tokens: int
     per_node: int
     batch_asked: int
@@ -169,18 +184,28 @@ class Estimate:
 
     @property
     def flops(self) -> float:
-        """FLOPs of the whole training."""
+        """The model's FLOPs in the whole training, without recomputation."""
         return self.tokens * self.cost.train_flops_per_token
+
+    @property
+    def reached_mfu(self) -> float:
+        """Model FLOPs utilisation when the device computes as fast as at `mfu`, but some of it again."""
+        return self.tokens_per_second * self.cost.train_flops_per_token / self.device.peak
+
+    @property
+    def recomputed_flops(self) -> float:
+        """FLOPs of the whole training that are recomputation."""
+        return self.tokens * self.recomputed_per_token
 
     @property
     def seconds(self) -> float:
         """Duration of the training, without evaluation and checkpoints."""
-        return self.flops / (self.setup.devices * self.device.peak * self.mfu)
+        return self.tokens / (self.setup.devices * self.tokens_per_second)
 
     @property
     def tokens_per_second(self) -> float:
         """Training speed of one device."""
-        return self.device.peak * self.mfu / self.cost.train_flops_per_token
+        return self.device.peak * self.mfu / (self.cost.train_flops_per_token + self.recomputed_per_token)
 
 
 def estimate_training(cfg: DictConfig) -> Estimate:
@@ -198,6 +223,11 @@ def estimate_training(cfg: DictConfig) -> Estimate:
     steps = budget_steps(cfg, setup.batch_size)
     model = MemoryModel(cfg, vocab_size, steps, precision)
     layouts = [setup] if setup.sharded or setup.devices == 1 else [setup, replace(setup, sharded=True)]
+    columns = [column_of(layout, model, USABLE * device.memory) for layout in layouts]
+    if cfg.train.recompute != "block" and not all(column.fits for column in columns):
+        smaller: Any = OmegaConf.merge(cfg, {"train": {"recompute": "block"}})
+        other = MemoryModel(smaller, vocab_size, steps, precision)
+        columns = [c if c.fits else replace(c, recomputing=other.memory(c.setup).total) for c in columns]
     return Estimate(
         device_name=name,
         device=device,
@@ -206,10 +236,12 @@ def estimate_training(cfg: DictConfig) -> Estimate:
         vocab_size=model.model.vocab_size,
         vocabulary=vocabulary,
         cost=model_cost(model.model),
+        recompute=cfg.train.recompute,
+        recomputed_per_token=recomputed_flops(model.model, cfg.train.recompute),
         tokens=steps * setup.batch_size * setup.seq_len,
         per_node=asked_count(cfg, "devices"),
         batch_asked=cfg.train.batch_size,
-        columns=tuple(column_of(layout, model, USABLE * device.memory) for layout in layouts),
+        columns=tuple(columns),
     )
 
 

@@ -41,8 +41,9 @@ def facts_table(estimate: Estimate) -> Table:
         ("batch", f"{setup.batch_size:,} sequences of {setup.seq_len:,} tokens"),
         ("training FLOPs per token", f"{cost.train_flops_per_token:.3g}"),
         ("training FLOPs", f"{estimate.flops:.3g}"),
+        *([("  recomputed, beside them", f"{again:.3g}")] if (again := estimate.recomputed_flops) else []),
         ("devices", f"{setup.devices:,} x {estimate.device_name}"),
-        (f"time at {estimate.mfu:.0%} MFU", duration(estimate.seconds)),
+        (f"time at {estimate.reached_mfu:.0%} MFU", duration(estimate.seconds)),
         ("tokens/s per device", f"{estimate.tokens_per_second:,.0f}"),
         *state_rows(cost.kv_bytes_per_token, cost.kv_bytes, setup.seq_len),
     ]
@@ -72,7 +73,14 @@ def verdicts(estimate: Estimate) -> list[str]:
             f"train.batch_size={estimate.batch_asked} cannot be shared by {estimate.setup.devices:,} devices; "
             f"estimated with the nearest that can, train.batch_size={estimate.setup.batch_size}"
         )
-    return lines + [verdict(estimate, column) for column in estimate.columns if not column.fits]
+    for column in (column for column in estimate.columns if not column.fits):
+        lines.append(verdict(estimate, column))
+        if column.recomputing is not None:
+            fits = "fits" if column.recomputing <= estimate.usable else "does not fit either"
+            lines.append(
+                f"{column.setup.layout} with train.recompute=block takes {gigabytes(column.recomputing)}, which {fits}"
+            )
+    return lines
 
 
 def verdict(estimate: Estimate, column: Column) -> str:
@@ -107,7 +115,7 @@ def assumptions(estimate: Estimate) -> list[str]:
     return [
         f"Assumed: {estimate.vocab_size:,} ids ({estimate.vocabulary}); trainer.precision={estimate.precision}; "
         f"estimate_mfu={estimate.mfu:g} of {estimate.device.peak / 1e12:,.0f} TFLOP/s; GB are 1e9 bytes; eager, "
-        "without recomputation.",
+        + (f"train.recompute={estimate.recompute}." if estimate.recomputed_flops else "without recomputation."),
         "Not counted: CUDA context, NCCL, fragmentation (the room left); evaluation, checkpoints, stops.",
     ]
 

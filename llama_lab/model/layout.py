@@ -1,5 +1,7 @@
 """Token positions and attention masks of one forward pass, which all mixers share."""
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -33,6 +35,12 @@ class Layout:
         if position not in self._others:
             self._others[position] = Layout(position, self.positions, self.shortest, self.longest)
         return self._others[position]
+
+    def unshared(self) -> "Layout":
+        """A copy that makes its own masks, for what runs twice, and has to do the same both times."""
+        own = copy(self)
+        own._masks = {}
+        return own
 
     def lookup(self, slots: int) -> Lookup:
         """The lookup of all layers whose caches have `slots` slots."""

@@ -59,10 +59,12 @@ CHANGEABLE = (
     "trainer.devices",
     "trainer.num_nodes",
     "trainer.strategy",
+    "trainer.profile",
     "train.log_every",
     "train.checkpoint_every",
     "train.sample_tokens",
     "train.prompt",
+    "train.recompute",
 )
 UNNAMED = ("name", "arm", "seed", "hydra", *CHANGEABLE)
 # Those that may also change when a finished run is trained further.
@@ -258,8 +260,8 @@ class RunFolder:
             before, now = last.versions.get(name), environment.versions.get(name)
             if before and before != now:
                 print(
-                    f"{name} {now} goes on with a run of {before}: its kernels may differ, and so the last digits of the "
-                    "losses from here on",
+                    f"{name} {now} goes on with a run of {before}: its kernels may differ, and so the last digits of "
+                    "the losses from here on",
                     file=sys.stderr,
                 )
         return [*last.earlier_sessions, replace(last, earlier_sessions=[])]

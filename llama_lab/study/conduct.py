@@ -93,7 +93,7 @@ def measure(plan: Plan, launcher: Launcher) -> None:
     theirs = [target for run in plan.runs for target in users_targets(OmegaConf.to_container(run.run.cfg)).values()]
     trusted = sorted({*map(package_of, theirs)})
     settings = {"measure": str(plan.folder), "data.cache_dir": cfg.data.cache_dir, "trust": trusted}
-    settings |= {f"trainer.{key}": value for key, value in cfg.trainer.items()}
+    settings |= {f"trainer.{key}": value for key, value in cfg.trainer.items() if key != "profile"}
     settings["trainer.compile"] = "auto"  # as each run was
     (result,) = launcher.launch([[f"{key}={quote(value)}" for key, value in settings.items()]], initial_job_idx=0)
     if result.status == JobStatus.FAILED:

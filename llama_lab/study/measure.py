@@ -85,6 +85,7 @@ def job_of(run: Path, job: Run) -> Run:
     cfg.trainer, cfg.data.cache_dir = job.cfg.trainer.copy(), job.cfg.data.cache_dir
     cfg.trainer.compile = compiled
     train = cfg.train
+    train.setdefault("recompute", "none")  # which older runs lack
     micro_batches_per_step(train.batch_size, train.micro_batch_size, job.hardware.world_size)  # for its checks
     return replace(job, cfg=cfg, steps=SLOW_STEPS + STEPS)
 

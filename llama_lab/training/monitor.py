@@ -25,8 +25,8 @@ class Monitor(L.Callback):
     """Logs metrics at the first step, every `log_every` steps and after every evaluation, and shows them.
 
     tokens_per_step: over all devices. cost: the model's; every row has its KV cache's. peak_flops: of one device, None
-    if not known. Speed leaves out the first steps, evaluation, and whatever runs inside `stopwatch.paused()`. Raises
-    DivergedError when the loss is not finite.
+    if not known. Speed leaves out the first `slow_steps`, evaluation, and whatever runs inside `stopwatch.paused()`.
+    Raises DivergedError when the loss is not finite.
     """
 
     def __init__(
@@ -37,8 +37,10 @@ class Monitor(L.Callback):
         peak_flops: float | None,
         display: Display,
         stopwatch: Stopwatch | None = None,
+        slow_steps: int = SLOW_STEPS,
     ) -> None:
         self.log_every = log_every
+        self.slow_steps = slow_steps
         self.tokens_per_step = tokens_per_step
         self.cost = cost
         self.peak_flops = peak_flops
@@ -70,7 +72,7 @@ class Monitor(L.Callback):
     ) -> None:
         """After an optimizer step: mark the speed, log if it is time."""
         step = trainer.global_step
-        if step == self._first_step + SLOW_STEPS:
+        if step == self._first_step + self.slow_steps:
             synchronize(pl_module.device)
             self.speed.mark(step * self.tokens_per_step, self.stopwatch.seconds)
             self._slow_seconds = self.stopwatch.seconds - self._resumed_seconds
@@ -99,7 +101,7 @@ class Monitor(L.Callback):
         if not math.isfinite(loss):
             raise DivergedError(f"the training loss is {loss} at step {step}")
         tokens = step * self.tokens_per_step
-        if step > self._first_step + SLOW_STEPS:
+        if step > self._first_step + self.slow_steps:
             self.speed.mark(tokens, self.stopwatch.seconds)
         optimizer = trainer.optimizers[0]
         return {

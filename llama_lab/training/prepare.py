@@ -73,6 +73,8 @@ def check_measuring(cfg: DictConfig, overrides: list[str]) -> None:
         key = override_key(override)
         if key not in MEASURING and key.partition(".")[0] not in ("trainer", "hydra", "hydra/launcher"):
             raise ConfigError(f"{override}: measure= trains what the study's runs have trained; leave it out")
+    if cfg.trainer.profile:
+        raise ConfigError("trainer.profile=true: would slow down what measure= measures; leave it out")
 
 
 def folder_name(key: str, name: str | int | None, default: str) -> str:

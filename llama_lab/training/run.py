@@ -13,6 +13,7 @@ from llama_lab.errors import ConfigError
 from llama_lab.evaluation.lengths import check_multiples
 from llama_lab.files import report_disk_errors
 from llama_lab.model import Cost
+from llama_lab.model.recompute import PARTS
 from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status
@@ -134,6 +135,8 @@ def check_train(train: DictConfig) -> None:
         raise ConfigError(f"train.tokens={train.tokens:g}: must not exceed {MAX_TOKENS:g}; write 2e9 for two billion")
     if train.grad_clip is not None and train.grad_clip <= 0:
         raise ConfigError(f"train.grad_clip={train.grad_clip}: must be positive, or null for no clipping")
+    if train.recompute not in PARTS:
+        raise ConfigError(f"train.recompute={train.recompute}: unknown; choose {' | '.join(PARTS)}")
     check_multiples("train.eval_lengths", train.eval_lengths)
 
 

@@ -26,6 +26,7 @@ from llama_lab.files import discard, report_disk_errors
 from llama_lab.model import Cost, Decoder, Sampling, generate
 from llama_lab.model.cost import cost_metrics
 from llama_lab.model.init import linear_on_meta
+from llama_lab.model.recompute import recompute
 from llama_lab.runs.checkpoint import before, consolidate, existing, load_checkpoint, model_weights
 from llama_lab.runs.environment import environment
 from llama_lab.runs.folder import RESOLVED, SAMPLE, TOKENIZER, locked
@@ -38,7 +39,9 @@ from .component_check import check_components
 from .loggers import WandbMetrics, log_hparams, open_loggers
 from .longer_budget import warn_of_differences
 from .module import LanguageModel
-from .monitor import DivergedError, Monitor
+from .monitor import SLOW_STEPS, DivergedError, Monitor
+from .profile import STEPS as PROFILED
+from .profile import Profile
 from .run import Outcome, Run, check_folder, spare_devices
 from .schedule import steps_alike
 from .stop import StopRequest
@@ -84,6 +87,7 @@ def train_on_disk(run: Run) -> Outcome:
             cost,
             peak_flops(run.hardware.device_name, run.hardware.precision),
             display,
+            slow_steps=SLOW_STEPS + PROFILED if cfg.trainer.profile else SLOW_STEPS,
         )
         facts = run_facts(run, dataset, model, cost)
         with session(run, facts, dataset.tokenizer) as checkpoint:
@@ -115,6 +119,7 @@ def as_begun(run: Run) -> Run:
 def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
     """The module that trains `model` as the run's config says. Raises ConfigError for a setting that cannot work."""
     cfg = run.cfg
+    recompute(model, cfg.train.recompute)
     optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
     clip, z_loss = cfg.train.grad_clip, cfg.train.z_loss
     module = LanguageModel(model, optimizer, schedule, run.steps, val_bytes, clip, z_loss, cfg.seed)
@@ -205,7 +210,9 @@ def fit(
         monitor.stopwatch,
         steps_alike(build(cfg.schedule, "schedule"), run.steps),
     )
-    trainer = make_trainer(run, module, [monitor, checkpointing], logger=loggers, val_check_interval=evaluate_every)
+    profiled = [Profile(folder.path, monitor.stopwatch)] if cfg.trainer.profile and current_rank() == 0 else []
+    callbacks = [*profiled, monitor, checkpointing]
+    trainer = make_trainer(run, module, callbacks, logger=loggers, val_check_interval=evaluate_every)
     outcome: Outcome | None = None
     try:
         with stop.listening():

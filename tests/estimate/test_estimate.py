@@ -18,8 +18,10 @@ from llama_lab.devices.gpus import DEVICES, options
 from llama_lab.errors import ConfigError
 from llama_lab.estimate.activations import Footprint, allocate, step_bytes
 from llama_lab.estimate.estimate import Estimate, MemoryModel, Setup, alternatives, column_of, estimate_training
+from llama_lab.estimate.table import gigabytes, verdicts
 from llama_lab.model import Decoder
 from llama_lab.model.norm import RMSNorm
+from llama_lab.model.recompute import recompute
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.train import build_module
 from tests.composing import compose_config, decoder
@@ -42,26 +44,27 @@ def model_of_memory(*overrides: str, precision: str = "bf16-mixed") -> MemoryMod
 # Activations
 
 
-def module(model: Decoder) -> LanguageModel:
-    """What would train, its gradients allocated."""
+def module(model: Decoder, parts: str = "none") -> LanguageModel:
+    """What would train and recompute these parts, its gradients allocated."""
+    recompute(model, parts)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     cfg = compose_config()
     return LanguageModel(model, build(cfg.optim, "optim"), build(cfg.schedule, "schedule"), 1, 1)
 
 
-def faked_peak(mixed: bool, *overrides: str) -> int:
+def faked_peak(mixed: bool, *overrides: str, parts: str = "none") -> int:
     """What `step_bytes` finds on fake tensors, with a CPU's kernels."""
     model = decoder(*WIDE, *overrides, device="meta")
     with FakeTensorMode(allow_non_fake_inputs=True):
         allocate(model)
-        return step_bytes(module(model), torch.zeros(BATCH, dtype=torch.long), mixed)
+        return step_bytes(module(model, parts), torch.zeros(BATCH, dtype=torch.long), mixed)
 
 
 def allocated_peak(module: LanguageModel, tokens: torch.Tensor, mixed: bool) -> int:
     """The peak of what PyTorch's allocator hands out in a forward and backward pass, as its profiler tells."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed, cache_enabled=False):
             _, objective = module.loss(tokens, tokens)
         torch.autograd.backward(objective)
     events: list[Any] = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
@@ -83,8 +86,34 @@ def test_activations_of_fake_tensors_are_those_that_pytorch_allocates_for_real_o
     assert faked_peak(mixed, f"arch={arch}") == pytest.approx(allocated_peak(real, tokens, mixed), abs=1000)
 
 
+@pytest.mark.parametrize("parts", ["attention", "block"])
+@pytest.mark.parametrize("overrides", [("arch=llama2",), ("arch=gpt2", "model.dropout=0.1"), ("position=relative",)])
+def test_so_are_those_that_remain_when_parts_are_recomputed(overrides: tuple[str, ...], parts: str) -> None:
+    tokens = torch.zeros(BATCH, dtype=torch.long)
+    real = module(decoder(*WIDE, *overrides), parts)
+    real.loss(tokens, tokens)
+    peak = faked_peak(False, *overrides, parts=parts)
+    assert peak == pytest.approx(allocated_peak(real, tokens, False), abs=20_000)  # and the generator's state per part
+    assert peak < faked_peak(False, *overrides)
+
+
+def test_one_more_block_that_is_recomputed_takes_its_input_alone() -> None:
+    few, many = (
+        Footprint(compose_config(*WIDE, "train.recompute=block", f"model.n_layers={n}"), 97, 100, torch.float32, False)
+        for n in (4, 40)
+    )
+    assert many.activation_bytes(3) - few.activation_bytes(3) == 36 * 3 * 256 * 64 * 4
+
+
 @pytest.mark.parametrize(
-    "overrides", [("arch=llama3",), ("arch=gemma2",), ("attention=gqa_window", "model.attention.global_every=3")]
+    "overrides",
+    [
+        ("arch=llama3",),
+        ("arch=gemma2",),
+        ("attention=gqa_window", "model.attention.global_every=3"),
+        ("arch=gemma2", "train.recompute=attention"),
+        ("arch=gemma2", "train.recompute=block"),
+    ],
 )
 @pytest.mark.parametrize("layers", [6, 7, 8, 16])
 def test_activations_at_any_depth_are_read_off_two_shallow_models(overrides: tuple[str, ...], layers: int) -> None:
@@ -161,6 +190,15 @@ def test_autocast_s_copies_of_the_weights_are_told_apart_from_activations() -> N
     assert model_of_memory("arch=llama2", precision="bf16-true").memory(Setup(False, 1, 1, 1, 256)).working == 0
 
 
+def test_of_what_is_recomputed_no_copies_of_weights_are_kept() -> None:
+    alone, model = Setup(False, 1, 1, 1, 256), model_of_memory("arch=llama2").model
+    block, head = model.blocks[0], model.embedding.head.weight.numel()
+    for parts, kept in (("attention", block.ffn), ("block", nn.Identity())):
+        memory = model_of_memory("arch=llama2", f"train.recompute={parts}").memory(alone)
+        assert memory.working == 2 * (head + len(model.blocks) * sum(p.numel() for p in kept.parameters()))
+        assert memory.activations > 0
+
+
 def test_shards_on_128_devices_in_place_of_8_free_what_torchtitan_measured() -> None:
     """Tables 1 and 3 of its report of December 2024, Llama 3.1 8B: 82.4 and 67.0 GiB, all else being equal."""
     estimate = estimated_on("h100", "arch=llama3", "size=llama3_8b", "trainer.devices=8", "train.tokens=1e9")
@@ -217,6 +255,20 @@ def test_time_is_flops_over_devices_peak_and_utilisation() -> None:
         estimate.tokens * estimate.cost.train_flops_per_token / (4 * 989e12 * 0.25)
     )
     assert estimate.tokens_per_second * 4 * estimate.seconds == pytest.approx(estimate.tokens)
+
+
+def test_recomputing_blocks_takes_up_to_a_third_more_time_and_lowers_mfu() -> None:
+    plain, attention, block = (
+        estimated_on("h100", "size=llama3_8b", "arch=llama3", "train.tokens=1e9", f"train.recompute={parts}")
+        for parts in ("none", "attention", "block")
+    )
+    assert plain.flops == attention.flops == block.flops
+    assert (plain.recomputed_flops, plain.reached_mfu) == (0, pytest.approx(0.4))
+    for estimate in (attention, block):
+        assert estimate.seconds / plain.seconds == pytest.approx(1 + estimate.recomputed_flops / estimate.flops)
+        assert estimate.reached_mfu * estimate.seconds == pytest.approx(plain.reached_mfu * plain.seconds)
+    assert 1.25 < block.seconds / plain.seconds < 4 / 3
+    assert 1.05 < attention.seconds / plain.seconds < 1.15
 
 
 def test_parameters_are_exact() -> None:
@@ -287,6 +339,18 @@ def test_the_nearest_setting_that_fits(overrides: list[str], layout: int, neares
     assert estimate.columns[layout].nearest == nearest
 
 
+def test_what_does_not_fit_is_told_with_what_recomputing_blocks_takes() -> None:
+    asked = ("size=llama3_8b", "arch=llama3", "train.tokens=1e9", "train.batch_size=8", "trainer.devices=8")
+    ddp, fsdp = estimated_on("h100", *asked).columns
+    ddp_again, fsdp_again = estimated_on("h100", *asked, "train.recompute=block").columns
+    assert (ddp.fits, fsdp.fits, ddp_again.fits, fsdp_again.fits) == (False, False, False, True)
+    assert (ddp.recomputing, fsdp.recomputing) == (ddp_again.memory.total, fsdp_again.memory.total)
+    assert ddp_again.recomputing is None
+    told = " ".join(verdicts(estimated_on("h100", *asked)))
+    assert "DDP with train.recompute=block takes 178.8 GB, which does not fit either" in told
+    assert f"FSDP with train.recompute=block takes {gigabytes(fsdp_again.memory.total)}, which fits" in told
+
+
 def test_a_model_that_no_number_of_devices_holds_has_no_nearest_setting() -> None:
     estimate = estimated_on("l4", "arch=llama3", "size=llama3_405b", "train.tokens=1e10", "trainer.devices=8")
     assert [column.nearest for column in estimate.columns] == [None, None]
@@ -336,6 +400,14 @@ def test_an_estimate_is_printed_in_80_columns_and_writes_nothing(command: Comman
         assert part in text
 
 
+def test_an_estimate_says_what_it_recomputes(command: Command) -> None:
+    ran = command(*ESTIMATE, "size=llama3_8b", "arch=llama3", "train.tokens=1e9", "train.recompute=block")
+    text = " ".join(ran.out.split())
+    assert "recomputed, beside them 1.61e+19" in text
+    assert "time at 30% MFU" in text
+    assert "eager, train.recompute=block." in text
+
+
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [(["tokenizer=byte"], "257 ids (tokenizer)"), (["tokenizer.vocab_size=500"], "500 ids (tokenizer.vocab_size)")],
@@ -375,6 +447,7 @@ BAD = {
         [*ESTIMATE, "tokenizer=char"],
         "model.vocab_size=null: this tokenizer learns its vocabulary",
     ),
+    "recompute": ([*ESTIMATE, "train.recompute=blocks"], "train.recompute=blocks: unknown; choose none | attention | "),
     "budget": ([*ESTIMATE, "train.tokens=100"], "train.tokens=100: must reach one step"),
     "heads": ([*ESTIMATE, "model.n_heads=5"], "model.n_heads=5: does not divide"),
     "batch": ([*ESTIMATE, "train.batch_size=0"], "train.batch_size=0: must be a positive whole number"),

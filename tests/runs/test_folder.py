@@ -66,6 +66,8 @@ def test_different_values_of_one_key_make_different_arms(key: str, one: str, oth
         "resume=runs/llama/base/seed=1",
         "train.log_every=3",
         "train.prompt=def",
+        "train.recompute=block",
+        "trainer.profile=true",
         "logger=none",
         "logger.wandb_project=mine",
         "trainer=ddp",

@@ -12,6 +12,7 @@ from llama_lab.cli import compare_command
 from llama_lab.study import measure
 from llama_lab.study.speed import StudySpeed
 from tests.conftest import Command, Ran, RunTrain
+from tests.training.tiny import planned
 
 LADDER = (
     "study=ladder",
@@ -184,3 +185,12 @@ def test_the_report_has_the_measured_speeds_and_names_what_is_wrong_with_them(
     logged = json.loads((measured / "vanilla" / "seed=1" / "summary.json").read_text())["perf/tokens_per_second"]
     assert float(rows["vanilla"]["perf/tokens_per_second"]) == logged
     assert rows["vanilla"]["perf/tokens_per_second_low"] == ""
+
+
+def test_runs_from_before_recomputation_are_measured_without_it(measured: Path) -> None:
+    resolved = next(measured.rglob("resolved.yaml"))
+    text = resolved.read_text()
+    resolved.write_text(text.replace("  recompute: none\n", ""))
+    assert resolved.read_text() != text
+    job = measure.job_of(resolved.parent, planned(f"measure={measured}"))
+    assert job.cfg.train.recompute == "none"

@@ -57,6 +57,8 @@ def unequal_environments(records: Sequence[Record]) -> Iterator[str]:
         if found := {path: runs for path, runs in by_value(records, paths).items() if " then " in path}:
             where = f"Sessions of one run differ in {fact}: {values_in(found, records)}"
             yield sentence(where, CONSEQUENCES.get(fact, ""))
+    if values := disagreement(records, [str(record.config.get("train.recompute", "none")) for record in records]):
+        yield f"Runs differ in train.recompute: {values}; their speeds and memory cannot be compared."
     if dirty := [r for r in records if any(one.git and one.git.dirty for one in sessions[r.path])]:
         yield f"The code had uncommitted changes: {named(dirty, records)}. The commit does not identify the code."
     if resumed := [record for record in records if _is_resumed(record, sessions[record.path])]:

@@ -47,6 +47,13 @@ def test_an_earlier_session_with_uncommitted_changes_is_named(tmp_path: Path) ->
     ]
 
 
+def test_runs_that_recompute_are_told_from_those_that_do_not(tmp_path: Path) -> None:
+    (warning,) = warnings_of(tmp_path, {"train.recompute": "block"})
+    assert warning.startswith("Runs differ in train.recompute: ")
+    assert "block in rmsnorm/seed=2" in warning
+    assert warning.endswith("; their speeds and memory cannot be compared.")
+
+
 def test_a_run_resumed_under_the_same_conditions_is_not_named(tmp_path: Path) -> None:
     assert warnings_of(tmp_path, earlier_sessions=[FACTS, FACTS]) == []
 

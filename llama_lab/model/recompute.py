@@ -1,0 +1,55 @@
+"""Activation checkpointing: parts of a model compute their activations again in the backward pass, to keep fewer.
+
+Chen et al. 2016, section 3; of attention alone, Korthikanti et al. 2022, section 5. Losses and gradients are the same
+to the last bit, dropout included; only the gradient of a trained bias of the scores is summed in another order.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .cost import cost_units, flops_per_token
+from .decoder import Decoder
+from .layout import Layout
+from .state import State
+
+Forward = Callable[[Tensor, Layout, State | None], Tensor]
+
+PARTS: dict[str, Callable[[Decoder], list[nn.Module]]] = {
+    "none": lambda model: [],
+    "attention": lambda model: list(model.mixers),
+    "block": lambda model: list(model.blocks),
+}
+"""What may be recomputed: the mixer of every block, or whole blocks, of which only the inputs are kept."""
+
+
+def recompute(model: Decoder, parts: str) -> None:
+    """Make `model` recompute the parts of this name in its backward passes. What has no backward pass stays as it was.
+
+    In place: modules and names of parameters are the same. Call it once, before the model is compiled or sharded.
+    """
+    for part in PARTS[parts](model):
+        part.forward = partial(recomputed, part.forward)
+
+
+def recomputed(forward: Forward, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+    """The output of `forward`, which runs again in the backward pass; without gradients or with a state, it does not.
+
+    Only `x (B, T, D)` is kept, and what `layout` already holds.
+    """
+    if state is not None or not torch.is_grad_enabled():
+        return forward(x, layout, state)
+    # Each time with masks of its own: one that is kept from the first time would not be made again the second time.
+    return checkpoint(lambda x: forward(x, layout.unshared(), None), x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def recomputed_flops(model: Decoder, parts: str) -> float:
+    """FLOPs per token that the parts of this name compute again: a whole forward pass of theirs, which is the most.
+
+    PyTorch stops after the last tensor that the backward pass needs, so it leaves out the last product of a part.
+    """
+    units = [unit for part in PARTS[parts](model) for unit in cost_units(part)]
+    return flops_per_token(units, model.max_seq_len)

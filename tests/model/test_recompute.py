@@ -1,0 +1,167 @@
+"""What is recomputed keeps fewer activations, and changes nothing else."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from llama_lab.model import Decoder, Sampling, generate, measure_cost
+from llama_lab.model.recompute import recompute, recomputed_flops
+from tests.composing import decoder, lively, options
+
+TOKENS = torch.randint(97, (2, 33), generator=torch.Generator().manual_seed(0))
+PARTS = ["attention", "block"]
+SOFTCAPPED = ("arch=gemma2", "model.attention.window=8", "model.attention.global_every=2", "model.dropout=0.2")
+CASES = {
+    **{block: (f"block={block}", "model.dropout=0.2") for block in options("block")},
+    **{position: (f"position={position}",) for position in options("position") if position != "relative"},
+    "window": ("attention=gqa_window", "model.attention.window=8", "model.dropout=0.2"),
+    "softcap": SOFTCAPPED,
+    "alibi in a window": ("position=alibi", "model.attention.window=8", "model.n_layers=3"),
+}
+
+
+def recomputing(parts: str, *overrides: str) -> Decoder:
+    model = decoder(*overrides)
+    recompute(model, parts)
+    return model
+
+
+def loss_of(model: Decoder) -> Tensor:
+    return F.cross_entropy(model(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten())
+
+
+def step(model: Decoder, mixed: bool = False) -> tuple[Tensor, list[Tensor]]:
+    """The loss and all gradients, with seeded dropout."""
+    torch.manual_seed(1)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed, cache_enabled=False):
+        loss = loss_of(model)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert all(p.grad is not None for p in model.parameters())
+    return loss.detach(), [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_gradients_are_the_same_to_the_last_bit(case: str, parts: str) -> None:
+    loss, gradients = step(decoder(*CASES[case]))
+    again, same = step(recomputing(parts, *CASES[case]))
+    assert torch.equal(again, loss)
+    assert all(map(torch.equal, same, gradients))
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_so_they_are_in_mixed_precision(parts: str) -> None:
+    (loss, gradients), (again, same) = (step(recomputing(p, *SOFTCAPPED), mixed=True) for p in ("none", parts))
+    assert torch.equal(again, loss)
+    assert all(map(torch.equal, same, gradients))
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("window", ["null", "8"])
+def test_the_gradient_of_a_trained_bias_is_summed_in_another_order(window: str, parts: str) -> None:
+    overrides = ("position=relative", "model.dropout=0.2", f"model.attention.window={window}")
+    loss, gradients = step(decoder(*overrides))
+    again, same = step(recomputing(parts, *overrides))
+    assert torch.equal(again, loss)
+    for ours, theirs in zip(same, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6 * theirs.abs().max().item())
+
+
+def kept_bytes(model: Decoder) -> int:
+    """Bytes that autograd keeps from a forward pass to its backward pass, beside the parameters."""
+    kept: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def keep(x: Tensor) -> Tensor:
+        if x.untyped_storage().data_ptr() not in own:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        loss_of(model)
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("overrides", [("arch=llama",), SOFTCAPPED, ("position=relative",)])
+def test_of_a_block_only_its_input_is_kept(overrides: tuple[str, ...]) -> None:
+    few, many = (kept_bytes(recomputing("block", *overrides, f"model.n_layers={n}")) for n in (2, 6))
+    assert many - few == 4 * TOKENS[:, 1:].numel() * 32 * 4, "layers x tokens x dim x float32"
+
+
+@pytest.mark.parametrize("overrides", [("arch=llama",), SOFTCAPPED, ("position=relative",)])
+def test_without_attention_less_is_kept_and_without_blocks_least(overrides: tuple[str, ...]) -> None:
+    all_of_it, attention, block = (kept_bytes(recomputing(p, *overrides)) for p in ("none", *PARTS))
+    assert block < attention < all_of_it
+
+
+def test_names_of_parameters_stay_the_same() -> None:
+    assert list(recomputing("block").state_dict()) == list(decoder().state_dict())
+
+
+@pytest.mark.parametrize("parts", ["none", *PARTS])
+@pytest.mark.parametrize("overrides", [("arch=llama",), ("arch=gpt2",), ("arch=falcon",)])
+def test_the_flops_that_are_recomputed_are_those_of_the_parts_but_for_each_one_s_last_product(
+    overrides: tuple[str, ...], parts: str
+) -> None:
+    model = recomputing(parts, *overrides, "model.attention.kernel=reference", "model.max_seq_len=32")
+    cost = measure_cost(model)
+    with FlopCounterMode(display=False) as counter:
+        step(model)
+    hidden_keys = cost.flops_per_token_dense - cost.flops_per_token if parts != "none" else 0
+    last = {"none": lambda b: 0, "attention": lambda b: b.attention.output.weight.numel()}.get(
+        parts, lambda b: b.ffn.down.weight.numel()
+    )
+    left_out = sum(2 * last(block) for block in model.blocks)
+    found = counter.get_total_flops() / TOKENS[:, 1:].numel() - 3 * cost.flops_per_token_dense
+    assert found == pytest.approx(recomputed_flops(model, parts) + hidden_keys - left_out)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_nothing_runs_twice(guard: Any, parts: str) -> None:
+    model, runs = recomputing(parts), Counter[torch.nn.Module]()
+    for inside in (part for block in model.blocks for part in (block.attention.query, block.ffn)):
+        inside.register_forward_hook(lambda module, *_: runs.update([module]))
+    with guard():
+        loss_of(model)
+    assert set(runs.values()) == {1}
+    step(model)
+    assert max(runs.values()) == 3
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_text_is_generated_as_before(parts: str) -> None:
+    def text(model: Decoder) -> list[Any]:
+        return list(generate(model.eval(), [[1, 2, 3]], 12, Sampling(temperature=0.8), seed=0))
+
+    model = decoder()
+    model.load_state_dict(lively().state_dict())
+    before = text(model)
+    recompute(model, parts)
+    assert text(model) == before
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_a_state_is_updated_once_also_where_gradients_flow(parts: str) -> None:
+    model = recomputing(parts)
+    state = model.new_state(2)
+    tokens = TOKENS[:, :32]
+    torch.testing.assert_close(torch.cat([model(x, state) for x in tokens.split(8, 1)], 1), decoder()(tokens))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [("arch=llama",), SOFTCAPPED, ("position=relative",)])
+def test_a_compiled_model_recomputes_blocks(overrides: tuple[str, ...]) -> None:
+    overrides = tuple(o for o in overrides if "dropout" not in o)  # compiled code draws other numbers
+    loss, gradients = step(decoder(*overrides))
+    model = recomputing("block", *overrides)
+    torch._dynamo.reset()
+    model.compile(fullgraph=True)
+    compiled, same = step(model)
+    torch.testing.assert_close(compiled, loss)
+    torch.testing.assert_close(same, gradients, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,105 @@
+"""What a command imports before it answers, counted in modules, since seconds are the machine's."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+from llama_lab.data.open import open_dataset
+from tests.conftest import Command, RunTrain
+from tests.training.tiny import planned
+
+ROOT = Path(__file__).parents[1]
+HELP = """
+import atexit, sys
+from llama_lab.cli import {command}
+atexit.register(lambda: print(*sys.modules, sep="\\n", file=sys.stderr))
+sys.argv = ["train.py", "--help"]
+{command}()
+"""
+FIRST_STEP = """
+import os, sys
+from llama_lab.cli import train_command
+from llama_lab.training.module import LanguageModel
+
+step = LanguageModel.training_step
+
+def first_step(self, *arguments):
+    step(self, *arguments)
+    print(*sys.modules, sep="\\n", file=sys.stderr, flush=True)
+    os._exit(0)
+
+LanguageModel.training_step = first_step
+train_command()
+"""
+# Large packages that no run needs that writes a CSV alone. PyTorch's optimizers import torch._dynamo, and so SymPy.
+NEEDLESS = [
+    "matplotlib",
+    "PIL",
+    "scipy",
+    "pandas",
+    "sklearn",
+    "transformers",
+    "datasets",
+    "pyarrow",
+    "tensorboard",
+    "torch.utils.tensorboard",
+    "wandb",
+    "ray",
+    "jinja2",
+    "hypothesis",
+    "IPython",
+    "torchvision",
+    "torchmetrics.functional",
+    "torch._inductor.compile_fx",
+    "llama_lab.bench",
+    "llama_lab.estimate",
+    "llama_lab.study",
+    "llama_lab.launching.engine",
+    "llama_lab.plots",
+]
+
+
+def imported(found: set[str], packages: list[str]) -> list[str]:
+    return [package for package in packages if package in found]
+
+
+@pytest.mark.parametrize("command", ["train_command", "eval_command"])
+def test_the_help_imports_neither_pytorch_nor_anything_else_that_is_large(command: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", HELP.format(command=command)], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    found = {*ran.stderr.splitlines()}
+    assert "hydra" in found
+    assert imported(found, ["torch", "numpy", "lightning", "rich", "tokenizers", *NEEDLESS]) == []
+    assert len(found) < 420, "357 on 2026-11-23, half of them Python's"
+
+
+def test_the_help_copies_hydra_s_config_sources_a_few_times_not_once_per_group(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    make = ConfigLoaderImpl._parse_overrides_and_create_caching_repo
+    monkeypatch.setattr(ConfigLoaderImpl, "get_group_options", ConfigLoaderImpl.get_group_options)  # restored
+    monkeypatch.setattr(
+        ConfigLoaderImpl,
+        "_parse_overrides_and_create_caching_repo",
+        lambda self, *rest: (made.append(rest), make(self, *rest))[1],
+    )
+    assert "swiglu" in command("--help").out
+    assert len(made) <= 3
+
+
+def test_a_run_imports_nothing_large_before_its_first_step_that_it_does_not_need(
+    tiny: list[str], run_train: RunTrain, tmp_path: Path
+) -> None:
+    open_dataset(planned(*tiny, f"runs_dir={tmp_path}").cfg)  # so that its tokens are there
+    script = tmp_path / "first_step.py"
+    script.write_text(FIRST_STEP)
+    ran = run_train(*tiny, script=script, fresh=True, PYTHONPATH=str(ROOT))
+    found = {*ran.err.splitlines()}
+    assert "torch" in found, ran.err
+    assert imported(found, NEEDLESS) == []
+    assert len(found) < 2750, "2,601 on 2026-11-23 with torch 2.13 for CPUs, of which it and SymPy are 1,500"

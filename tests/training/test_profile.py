@@ -1,0 +1,121 @@
+"""A profile shows five steps of a run, changes nothing that it trains, and counts in no speed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from llama_lab.devices.throughput import Stopwatch
+from llama_lab.runs.folder import arm_name
+from llama_lab.runs.stored import Summary
+from llama_lab.training.monitor import SLOW_STEPS
+from llama_lab.training.profile import STEPS, TABLE, TRACE
+from llama_lab.training.train import train
+from tests.conftest import Command, RunTrain
+from tests.training.tiny import identical, pieces, planned, repeatable, rows, trained_state
+
+RUN = ["train.tokens=5120", "train.evaluations=1", "train.log_every=1", "trainer.profile=true"]
+
+
+def steps_in(trace: Path) -> list[int]:
+    """The optimizer steps that a trace shows, counted from 1."""
+    names = {event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]}
+    return sorted(int(name.partition("#")[2]) + 1 for name in names if name.startswith("ProfilerStep#"))
+
+
+@pytest.fixture(scope="module")
+def profiled(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of 20 steps with a profile."""
+    run = planned(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('profiled')}")
+    assert train(run) == "done"
+    return run.folder.path
+
+
+def test_the_trace_shows_five_steps_after_the_slow_ones(profiled: Path) -> None:
+    assert steps_in(profiled / TRACE) == [*range(SLOW_STEPS + 1, SLOW_STEPS + STEPS + 1)] == [4, 5, 6, 7, 8]
+
+
+def test_the_table_names_the_operators_that_take_longest(profiled: Path) -> None:
+    lines = (profiled / TABLE).read_text().splitlines()
+    assert len(lines) < 30
+    assert any(line.split()[0] in ("aten::mm", "aten::addmm") for line in lines if line.strip())
+
+
+def test_profiled_steps_count_in_no_speed(profiled: Path) -> None:
+    with_speed = [row["step"] for row in rows(profiled) if "perf/tokens_per_second" in row]
+    assert with_speed == [*range(SLOW_STEPS + STEPS + 1, 21)], "the first interval begins with the step after them"
+
+
+def test_a_profile_changes_no_weight(profiled: Path, tiny: list[str], tmp_path: Path) -> None:
+    run = planned(*tiny, *RUN[:-1], f"runs_dir={tmp_path}")
+    assert train(run) == "done"
+    assert not (run.folder.path / TRACE).exists()
+    assert identical(trained_state(profiled), trained_state(run.folder.path))
+    assert repeatable(profiled) == repeatable(run.folder.path)
+
+
+def test_writing_it_takes_no_time_of_the_run(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    export = torch.profiler.profile.export_chrome_trace
+
+    def slowly(self: torch.profiler.profile, path: str) -> None:
+        export(self, path)
+        now[0] += 1000.0
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", slowly)
+    run = pieces(*tiny, *RUN, f"runs_dir={tmp_path}", stopwatch=Stopwatch(lambda: now[0]))
+    assert run.fit() == "done"
+    assert now == [1000.0]
+    assert run.rows[-1]["seconds"] == 0.0
+
+
+def test_a_run_that_ends_earlier_shows_the_steps_until_then(tiny: list[str], tmp_path: Path) -> None:
+    run = planned(*tiny, *RUN, "train.tokens=1536", f"runs_dir={tmp_path}")
+    assert train(run) == "done"
+    assert steps_in(run.folder.path / TRACE) == [4, 5, 6]
+
+
+def test_its_path_is_told_at_the_end(tiny: list[str], command: Command) -> None:
+    ran = command(*tiny, *RUN)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.splitlines()[-1].startswith("the profile is in runs/llama/")
+    assert (ran.run / TRACE).exists()
+    assert "perf/tokens_per_second" in Summary.load(ran.run).metrics
+
+
+def test_a_run_without_a_step_to_profile_says_so(tiny: list[str], command: Command) -> None:
+    ran = command(*tiny, *RUN, "train.tokens=768")
+    assert ran.out.splitlines()[-1] == "no profile: the run had no more than 3 steps left"
+
+
+def test_it_names_no_arm_and_may_change_when_a_run_is_resumed(tiny: list[str], tmp_path: Path) -> None:
+    assert arm_name(["trainer.profile=true", "seed=3"]) == "base"
+    run = planned(*tiny, *RUN[:-1], "train.tokens=768", f"runs_dir={tmp_path}")
+    assert train(run) == "done"
+    run.folder.write_status("interrupted")
+    planned(*tiny, *RUN, "train.tokens=768", f"runs_dir={tmp_path}")  # its folder is checked
+
+
+def test_what_is_measured_is_not_profiled(command: Command) -> None:
+    ran = command("measure=runs/ladder", "trainer.profile=true")
+    assert ran.code == 2
+    assert ran.err == "error: trainer.profile=true: would slow down what measure= measures; leave it out\n"
+
+
+@pytest.mark.slow
+def test_a_study_of_profiled_runs_measures_their_speeds_without(tiny: list[str], run_train: RunTrain) -> None:
+    study = ["study=ladder", "study.learning_rates=null", "study.axes=[norm]", "study.seeds=[1]", "name=climb"]
+    ran = run_train(*tiny, *study, *RUN)
+    assert (ran.code, ran.err) == (0, "")
+    assert (ran.cwd / "runs" / "climb" / "speed.json").exists()
+    assert len([*(ran.cwd / "runs").rglob(TRACE)]) == 2
+
+
+@pytest.mark.slow
+def test_of_several_devices_the_first_writes_one(tiny: list[str], run_train: RunTrain) -> None:
+    several = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+    ran = run_train(*tiny, *RUN, *several, GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1")
+    assert (ran.code, ran.err) == (0, "")
+    assert steps_in(ran.run / TRACE) == [4, 5, 6, 7, 8]
+    assert ran.out.count("the profile is in") == 1

@@ -126,6 +126,8 @@ def measure(
                 found[process].losses += losses
             if not spec.new_tokens:
                 ceiling.append(product_speed(sizes.product, spec))
+            speeds = (f"{m.contender.name} {m.speeds[-1]:,.0f}" for m in found.values())
+            console.print(f"round {number + 1} of {rounds}, tokens/s: {', '.join(speeds)}")
     return list(found.values()), ceiling
 
 

@@ -221,5 +221,6 @@ def test_peers_prints_all_sides_as_text_and_as_markdown(
         "| x-transformers",
     ]
     assert "of ceiling" in table[0]
+    assert "round 2 of 2, tokens/s: ours " in done.stdout
     assert "python -m llama_lab.bench peers --preset tiny --rounds 2" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines() if line.startswith(" ")) <= 80

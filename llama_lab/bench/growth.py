@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import pandas as pd
 from rich.table import Table
@@ -27,7 +28,8 @@ from .peers import Preset, spec_of
 from .rows import rows_of, start, timing_text, write_csv
 from .side import Work
 
-COLUMNS = ("measured", "counted", "attention_share", "head_share")
+SHARES = {"score_share": "scores", "head_share": "head", "update_share": "AdamW"}  # headings by column
+COLUMNS = ("measured", "counted", *SHARES)
 HEAD_DIM = 32
 
 
@@ -98,11 +100,14 @@ def measure_size(size: str, grid: Grid, rounds: int) -> pd.DataFrame:
     """Seconds per trained token at each multiple of a size, with what is counted, relative to the base."""
     points = {int(multiple * getattr(grid.base, size)): multiple for multiple in grid.multiples}
     works = {value: training(replace(grid.base, **{size: value})) for value in points}
-    seconds = in_turn({value: partial(train_seconds, work, grid.steps) for value, work in works.items()}, rounds)
-    rows = rows_at(size, "train", seconds, parts=grid.steps * grid.base.tokens)
+    shares: dict[int, list[float]] = {value: [] for value in points}
+    steps = {value: partial(train, work, grid.steps, shares[value]) for value, work in works.items()}
+    rows = rows_at(size, "train", in_turn(steps, rounds), parts=grid.steps * grid.base.tokens)
     counts = pd.DataFrame([counted(work.side.model) for work in works.values()])
-    is_base = [multiple == 1 for multiple in points.values()]
-    return relative(rows, counts.pop("flops"), is_base).join(counts)
+    rows = relative(rows, counts.pop("flops"), [multiple == 1 for multiple in points.values()])
+    return rows.join(counts).assign(
+        update_share=[median(share[1:]) for share in shares.values()]
+    )  # without the warm-up
 
 
 def measure_counts(what: str, works: Mapping[int, Callable[[], object]], rounds: int) -> pd.DataFrame:
@@ -117,9 +122,11 @@ def training(base: Base) -> Work:
     return Work(spec_of(Preset(base.overrides), decode=False))
 
 
-def train_seconds(work: Work, steps: int) -> float:
-    """Seconds of the next steps."""
-    seconds: float = work.train(steps)["seconds"]
+def train(work: Work, steps: int, shares: list[float]) -> float:
+    """Seconds of the next steps; the share of clipping and AdamW in them is added to `shares`."""
+    took = work.train(steps)
+    shares.append(took["update_seconds"] / took["seconds"])
+    seconds: float = took["seconds"]
     return seconds
 
 
@@ -159,14 +166,17 @@ def counted(model: nn.Module) -> dict[str, float]:
     flops = measure_cost(model).flops_per_token
     matrices = sum(2 * m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     head = 2 * model.embedding.head.weight.numel()
-    return {"flops": 3 * flops, "attention_share": 1 - matrices / flops, "head_share": head / flops}
+    return {"flops": 3 * flops, "score_share": 1 - matrices / flops, "head_share": head / flops}
 
 
 def growth_table(rows: pd.DataFrame) -> Table:
-    """Time against count, for a terminal of 80 columns; shares are those of the counted FLOPs."""
+    """Time and count as multiples of the base's, for a terminal of 80 columns.
+
+    The shares of attention's scores and of the head are those of the count, that of AdamW with clipping is of the time.
+    """
     what = rows.what[0]
-    shares = [name for name in ("attention_share", "head_share") if name in rows]
-    headings = ["median", "low to high", "measured", "counted", "ratio", *(s.split("_")[0] for s in shares)]
+    shares = [name for name in SHARES if name in rows]
+    headings = ("median", "low to high", "time", "count", "ratio", *(SHARES[name] for name in shares))
     table = plain_table(TITLES[what], [what], headings, gap=2)
     for row in rows.to_dict("records"):
         growth = (f"{row['measured']:.2f}x", f"{row['counted']:.2f}x", f"{row['measured'] / row['counted']:.2f}")

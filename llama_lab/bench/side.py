@@ -259,23 +259,25 @@ class Work:
             self.side.model.compile()
 
     def train(self, steps: int) -> dict[str, Any]:
-        """Seconds of `steps` optimizer steps, and the loss of each, in nats per token."""
+        """Seconds of `steps` steps, those of their clipping and optimizer alone, and each loss, in nats per token."""
         side, spec = self.side, self.spec
         parameters = list(side.model.parameters())
         drawn = [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in islice(self._batches, steps)]
-        losses = []
+        losses, updating = [], 0.0
         start = time.perf_counter()
         for inputs, targets in drawn:
             with torch.autocast("cpu", torch.bfloat16) if spec.bf16 else nullcontext():
                 loss = side.loss(inputs, targets)
             loss.backward()  # type: ignore[no-untyped-call]
+            before = time.perf_counter()
             nn.utils.clip_grad_norm_(parameters, spec.grad_clip)
             side.optimizer.step()
             side.optimizer.zero_grad()
             self._scheduler.step()
+            updating += time.perf_counter() - before
             losses.append(loss.detach())
         seconds = time.perf_counter() - start
-        return {"seconds": seconds, "losses": [float(loss) for loss in losses]}
+        return {"seconds": seconds, "update_seconds": updating, "losses": [float(loss) for loss in losses]}
 
     @torch.inference_mode()
     def decode(self, texts: int) -> dict[str, Any]:

@@ -43,6 +43,7 @@ def test_a_trained_token_is_measured_at_every_size_beside_its_flops(size: str) -
     assert (first.measured, first.counted) == (1, 1)
     assert second.measured == pytest.approx(second.median_s / first.median_s)
     assert 1 < second.counted < 4
+    assert 0 < first.update_share < 1
     assert 0 < first.low_s <= first.median_s <= first.high_s
 
 
@@ -58,7 +59,7 @@ def test_shares_of_the_flops_are_those_of_the_head_and_of_the_scores() -> None:
     found = counted(training(base).side.model)
     assert found["flops"] * found["head_share"] == pytest.approx(3 * 2 * 64 * 512)
     # Scores and their use: two products of a query with each of (T + 1) / 2 keys on average, in each layer.
-    assert found["flops"] * found["attention_share"] == pytest.approx(3 * 2 * (2 * 2 * 64) * (64 + 1) / 2)
+    assert found["flops"] * found["score_share"] == pytest.approx(3 * 2 * (2 * 2 * 64) * (64 + 1) / 2)
 
 
 def test_the_counted_part_that_a_size_does_not_touch_stays() -> None:

@@ -65,7 +65,7 @@ def test_all_sides_read_the_same_tokens_of_a_law_that_can_be_learnt(spec: Spec) 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_every_side_starts_at_the_loss_of_guessing_and_learns(side: str, bf16: bool, spec: Spec) -> None:
     found = Work(replace(spec, side=side, bf16=bf16)).train(40)
-    assert found["seconds"] > 0
+    assert 0 < found["update_seconds"] < found["seconds"]
     assert found["losses"][0] == pytest.approx(torch.tensor(64).log().item(), abs=0.05)
     assert found["losses"][-1] < found["losses"][0] - 0.3
 

@@ -118,7 +118,7 @@ def measure(
                 found[process] = measured
                 measured.losses += process.work(sizes.warm_up)[1]
             else:
-                console.print(skipped(process.contender))
+                console.print(skipped(process))
         for number in range(rounds):
             for process in rotated(list(found), number):
                 seconds, losses = process.work(count)

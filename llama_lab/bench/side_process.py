@@ -56,7 +56,9 @@ class Measured:
 
 
 class SideProcess:
-    """The process of a contender; see `started`. errors: its standard error."""
+    """The process of a contender; see `started`. errors: its standard error. missing: the module that it lacks."""
+
+    missing = ""
 
     def __init__(self, contender: Contender, process: "subprocess.Popen[str]", errors: IO[str]) -> None:
         self.contender = contender
@@ -65,7 +67,8 @@ class SideProcess:
     def ready(self) -> Measured | None:
         """Wait until it is ready; None if it lacks a module. Raises ConfigError if it fails."""
         answer = self._answer()
-        return None if "missing" in answer else Measured(self.contender, **answer)
+        self.missing = answer.pop("missing", "")
+        return None if self.missing else Measured(self.contender, **answer)
 
     def work(self, count: int) -> tuple[float, list[float]]:
         """Let it do so many steps or texts: the seconds, and the loss of each step. Raises ConfigError if it fails."""
@@ -116,8 +119,8 @@ def environment(contender: Contender) -> dict[str, str]:
     return variables
 
 
-def skipped(contender: Contender) -> str:
-    """What to say of a contender that is not installed."""
-    name = contender.spec.side
-    where = "" if contender.python == sys.executable else f" for {contender.python}"
-    return f"{name} is not installed{where} and is skipped: {INSTALL[name]}"
+def skipped(process: SideProcess) -> str:
+    """What to say of a contender that lacks a module."""
+    side, python = process.contender.spec.side, process.contender.python
+    where = "" if python == sys.executable else f" for {python}"
+    return f"{side} is skipped: {process.missing} is not installed{where}; {INSTALL[side]}"

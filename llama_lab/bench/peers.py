@@ -37,7 +37,7 @@ class Preset:
 
     overrides: Sequence[str]
     warm_up: int = 3
-    steps: int = 10
+    steps: int = 5
     texts: int = 4
     prompt: int = 64
     new_tokens: int = 128

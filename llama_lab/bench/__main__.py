@@ -1,6 +1,7 @@
-"""The command line of the benchmarks: `python -m llama_lab.bench {components,decode,training,tokens}`."""
+"""The command line of the benchmarks: `python -m llama_lab.bench {components,decode,training,peers,growth,tokens}`."""
 
 import argparse
+from argparse import SUPPRESS as UNSET
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -63,6 +64,30 @@ def parser() -> Parser:
     decode.add_argument("--preset", choices=("small", "tiny", "1b"), default="small", help=about)
     about = "Lightning's training loop with our callbacks against a bare one, on the default model and data"
     commands.add_parser("training", help=about, description=f"Time {about}.")
+    about = "training, or greedy decoding, against transformers, x-transformers and LitGPT, in alternating processes"
+    peers = commands.add_parser("peers", help=about, description=f"Time {about}, on the CPU.")
+    about = "small: 6 layers of width 256; default: the model and batch of `python train.py`; tiny: measures nothing"
+    peers.add_argument("--preset", choices=("small", "default", "tiny"), default="small", help=about)
+    peers.add_argument("--decode", action="store_true", help="batch 1 with a KV cache, instead of training")
+    peers.add_argument("--compile", action="store_true", help="torch.compile every side's model")
+    about = "bf16: autocast in training, weights in decoding"
+    peers.add_argument("--precision", choices=("float32", "bf16"), default="float32", help=about)
+    peers.add_argument("--rounds", type=int, default=5, metavar="N", help="measurements of each")
+    peers.add_argument(
+        "--threads", type=int, default=UNSET, metavar="N", help="of each side; PyTorch's choice otherwise"
+    )
+    about = "of all sides, as our runs do; without it, our training is measured both ways"
+    peers.add_argument("--keep-freed-memory", action="store_true", help=about)
+    about = "also LitGPT, by the Python of an environment that holds it"
+    peers.add_argument("--litgpt", type=Path, default=UNSET, metavar="PYTHON", help=about)
+    about = (
+        "time of a trained token, of planning a study and of its report, as their sizes grow, against what is counted"
+    )
+    growth = commands.add_parser("growth", help=about, description=f"Measure the {about}; on the CPU.")
+    about = "sizes; tiny shows the output, but measures nothing"
+    growth.add_argument("--preset", choices=("full", "tiny"), default="full", help=about)
+    growth.add_argument("--rounds", type=int, default=5, metavar="N", help="measurements of each")
+    growth.add_argument("--out", type=Path, default=Path("bench"), metavar="FOLDER", help="output folder")
     about = "tokenising your text against datasets.map, with the same tokenizer and as many processes as cores"
     tokens = commands.add_parser("tokens", help=about, description=f"Time {about}.")
     tokens.add_argument("files", nargs="+", metavar="FILE", help="text, .jsonl, .json or .parquet files, or patterns")
@@ -77,8 +102,11 @@ def check(options: dict[str, Any]) -> None:
                 f"--only={options['only']}: {name or 'nothing'} is no component{suggestion(name, COMPONENTS)}; "
                 f"choose from {','.join(COMPONENTS)}"
             )
-    if options.get("rounds", 1) < 1:
-        raise ConfigError(f"--rounds={options['rounds']}: must be a positive whole number")
+    for name in ("rounds", "threads"):
+        if options.get(name, 1) < 1:
+            raise ConfigError(f"--{name}={options[name]}: must be a positive whole number")
+    if options.get("decode") and options["compile"]:
+        raise ConfigError("--compile: peers decode eagerly; leave it out, or --decode")
     out = options.get("out", Path())
     if blocked := next((path for path in (out, *out.parents) if path.is_file()), None):
         raise ConfigError(f"--out={out}: {blocked} is a file; choose a folder")

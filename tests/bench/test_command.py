@@ -131,6 +131,8 @@ def test_decode_times_the_compiled_step_by_default(bench: Command, tmp_path: Pat
             ["decode", "--rounds", "many"],
             "argument --rounds: invalid int value: 'many'; see python -m llama_lab.bench decode --help",
         ),
+        (["peers", "--threads", "0"], "--threads=0: must be a positive whole number"),
+        (["peers", "--decode", "--compile"], "--compile: peers decode eagerly; leave it out, or --decode"),
         ([], "the following arguments are required: COMMAND; see python -m llama_lab.bench --help"),
     ],
 )

@@ -131,6 +131,12 @@ def test_decode_times_the_compiled_step_by_default(bench: Command, tmp_path: Pat
             ["decode", "--rounds", "many"],
             "argument --rounds: invalid int value: 'many'; see python -m llama_lab.bench decode --help",
         ),
+        (["gpu"], "gpu: PyTorch finds no CUDA device here; run it on a machine that has one"),
+        (
+            ["gpu", "--only", "trainin"],
+            "--only=trainin: trainin is no part (did you mean training?); "
+            "choose from training,loss,attention,decoding,billion,sharding,ladder",
+        ),
         ([], "the following arguments are required: COMMAND; see python -m llama_lab.bench --help"),
     ],
 )

@@ -1,0 +1,139 @@
+"""A model on a GPU is the model on a CPU: its logits, gradients, texts and state."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from llama_lab.bench.gpu_decoding import calls
+from llama_lab.bench.gpu_kernels import measure_attention
+from llama_lab.config.components import build_model
+from llama_lab.model import Decoder
+from llama_lab.model.generate import compiled_step, eager_step
+from tests.composing import compose_config, decoder, lively, options
+from tests.model.test_generate import GREEDY, PROMPTS, texts
+
+pytestmark = pytest.mark.gpu
+
+TOKENS = torch.randint(97, (2, 32), generator=torch.Generator().manual_seed(0))
+FUSED = ("flash", "cudnn", "efficient")
+
+
+def on(device: torch.device, model: Decoder) -> Decoder:
+    """A copy of a model on a device; the one on the CPU stays."""
+    return deepcopy(model).to(device)
+
+
+def difference(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest, relative to the largest expected number."""
+    return float((ours.cpu().float() - expected).abs().max() / expected.abs().max())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("arch", options("arch"))
+def test_logits_of_every_recipe_are_those_of_a_cpu(arch: str, gpu: torch.device) -> None:
+    model = lively(f"arch={arch}")
+    assert difference(on(gpu, model)(TOKENS.to(gpu)), model(TOKENS)) < 1e-3
+
+
+@pytest.mark.parametrize("arch", options("arch"))
+def test_gradients_of_every_recipe_are_those_of_a_cpu(arch: str, gpu: torch.device) -> None:
+    model = deepcopy(decoder(f"arch={arch}"))
+    ours = on(gpu, model)
+    for each, tokens in ((model, TOKENS), (ours, TOKENS.to(gpu))):
+        F.cross_entropy(each(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    for (name, expected), own in zip(model.named_parameters(), ours.parameters(), strict=True):
+        assert own.grad is not None
+        assert expected.grad is not None
+        assert difference(own.grad, expected.grad) < 2e-3, name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("arch", ["llama", "llama3", "gemma2", "bloom"])
+def test_logits_in_bf16_are_near_those_in_float32(arch: str, gpu: torch.device) -> None:
+    model = decoder(f"arch={arch}").eval()
+    with torch.autocast(gpu.type, torch.bfloat16):
+        logits = on(gpu, model)(TOKENS.to(gpu))
+    assert difference(logits, model(TOKENS)) < 0.05
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "llama", "llama3", "olmo2"])
+def test_causal_attention_in_bf16_runs_a_fused_kernel_forward_and_backward(arch: str, gpu: torch.device) -> None:
+    model = on(gpu, decoder(f"arch={arch}", "model.max_seq_len=256"))
+    tokens = torch.randint(97, (2, 256), device=gpu)
+
+    def work() -> None:
+        with torch.autocast(gpu.type, torch.bfloat16):
+            logits = model(tokens)
+        logits.float().sum().backward()
+
+    ran = " ".join(calls(work))
+    assert any(f"_scaled_dot_product_{kernel}_attention_backward" in ran for kernel in FUSED)
+    assert "_scaled_dot_product_attention_math" not in ran
+
+
+def test_initial_weights_are_those_of_a_cpu_wherever_they_are_built(gpu: torch.device) -> None:
+    with gpu:
+        built = build_model(compose_config("size=pico", "arch=gpt2"), 97)
+    expected = decoder("arch=gpt2").state_dict()
+    assert all(value.is_cuda and torch.equal(value.cpu(), expected[name]) for name, value in built.state_dict().items())
+
+
+@pytest.mark.parametrize("arch", ["llama3", "gemma2", "bloom", "gpt2"])
+def test_greedy_texts_are_those_of_a_cpu(arch: str, gpu: torch.device) -> None:
+    model = lively(f"arch={arch}")
+    assert texts(on(gpu, model), PROMPTS, 20, sampling=GREEDY) == texts(model, PROMPTS, 20, sampling=GREEDY)
+
+
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8])
+@pytest.mark.parametrize("overrides", [["arch=llama3"], ["arch=gemma2"], ["arch=bloom"]], ids=str)
+def test_compiled_texts_are_those_of_the_eager_step(
+    overrides: list[str], cache_dtype: torch.dtype | None, gpu: torch.device
+) -> None:
+    model = on(gpu, lively(*overrides))
+    found, expected = (
+        texts(model, PROMPTS, 20, sampling=GREEDY, compiled=compiled, cache_dtype=cache_dtype)
+        for compiled in (True, False)
+    )
+    assert found == expected
+
+
+def test_the_compiled_step_is_a_cuda_graph_and_the_state_knows_its_length(gpu: torch.device) -> None:
+    model = on(gpu, decoder("arch=llama3")).eval()
+    with torch.inference_mode():
+        state = model.new_state(1, 16)
+        step, token = compiled_step(model, state), torch.zeros(1, 1, dtype=torch.long, device=gpu)
+        for _ in range(5):
+            step(token)
+        assert any("GraphLaunch" in call for call in calls(lambda: step(token)))
+    assert state.lengths.tolist() == [6]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_logits_from_a_smaller_kv_cache_are_those_of_a_cpu(dtype: torch.dtype, gpu: torch.device) -> None:
+    logits = []
+    for model in (decoder("arch=llama3").eval(), on(gpu, decoder("arch=llama3").eval())):
+        device = next(model.parameters()).device
+        state = model.new_state(2, 32, dtype)
+        model(TOKENS[:, :-1].to(device), state)
+        logits.append(eager_step(model, state)(TOKENS[:, -1:].to(device)))
+    assert difference(logits[1], logits[0]) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("arch", ["llama3", "mistral"])
+def test_a_state_takes_the_bytes_that_it_reports(arch: str, dtype: torch.dtype, gpu: torch.device) -> None:
+    model = on(gpu, decoder(f"arch={arch}", "model.max_seq_len=2048"))
+    before = torch.cuda.memory_allocated()
+    state = model.new_state(4, 2048, dtype)
+    taken = torch.cuda.memory_allocated() - before
+    tensors = sum(len(layer.tensors) for layer in state.layers)
+    assert state.nbytes == 4 * sum(mixer.state_bytes(2048, dtype) for mixer in model.mixers)
+    assert 0 <= taken - state.nbytes < 512 * tensors  # the allocator rounds up
+
+
+def test_flex_attention_compiled_gives_what_our_masked_path_gives(gpu: torch.device) -> None:
+    found = list(measure_attention(gpu, (1, 4, 512, 64), window=128, rounds=1))
+    assert [finding.outcome for finding in found if "difference" in finding.name] == ["met"] * 4

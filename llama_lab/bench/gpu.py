@@ -4,7 +4,6 @@ Parts run one after the other. One that fails is recorded with its error, and th
 when it is made.
 """
 
-import gc
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from llama_lab.errors import INTERRUPTED, ConfigError
 
 from . import gpu_decoding, gpu_kernels, gpu_training
 from .findings import Finding, Findings, failure, skipped
+from .gpu_memory import free
 from .rows import start
 
 
@@ -81,11 +81,3 @@ def measure_parts(
             console.print(traceback.format_exc(), soft_wrap=True)
         findings.took(name, time.monotonic() - since)
         free()
-
-
-def free() -> None:
-    """Give back what a part has left: tensors in cycles of references, compiled code, the allocator's memory."""
-    torch.compiler.reset()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

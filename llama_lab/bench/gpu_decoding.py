@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.cuda import CUDAGraph
 from torch.profiler import ProfilerActivity, profile
 
 from llama_lab.evaluation.speed import inference, random_tokens
@@ -16,6 +18,7 @@ from llama_lab.timing import time_in_turn
 from .decode import cache_bytes, weight_bytes
 from .decoders import build_decoder, compose
 from .findings import Finding, skipped
+from .gpu_memory import allocated
 
 Step = Callable[[Tensor], Tensor]
 NewStep = Callable[[Decoder, DecoderState], Step]
@@ -66,11 +69,6 @@ def cache_memory(model: Decoder, context: int, device: torch.device) -> Iterator
         yield Finding(f"KV cache in {name}, allocated over formula", taken / formula, goal=1.01, at_most=True)
 
 
-def allocated(device: torch.device) -> int:
-    """Bytes that PyTorch holds on a GPU; 0 elsewhere."""
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
 def last_tokens(model: Decoder, context: int, new_tokens: int, new_step: NewStep) -> Callable[[], object]:
     """A function that decodes the last `new_tokens` of `context` tokens; see `evaluation.speed.decoding`."""
     tokens, state = random_tokens(model, 1, new_tokens), model.new_state(1, context)
@@ -98,24 +96,24 @@ def step_without_graphs(model: Decoder, state: DecoderState) -> Step:
 
 
 def graph_launches(work: dict[str, Callable[[], object]], new_tokens: int, device: torch.device) -> Iterator[Finding]:
-    """CUDA graphs and single kernels that a token launches, by the profiler."""
-    if device.type != "cuda":
-        yield skipped("CUDA graphs launched per token", "only a GPU has them")
-        return
+    """CUDA graphs that a token launches: whether the compiled step uses them, and the eager one none."""
     for name, decode in work.items():
-        counts = calls(decode)
-        graphs, kernels = (
-            sum(n for call, n in counts.items() if prefix in call) / new_tokens
-            for prefix in ("GraphLaunch", "LaunchKernel")
-        )
-        goal = 1 if name == "compiled" else None
-        note = f"{kernels:.0f} kernels outside of them"
-        yield Finding(f"CUDA graphs launched per token, {name}", graphs, goal=goal, note=note)
+        what = f"CUDA graphs launched per token, {name}"
+        if device.type != "cuda":
+            yield skipped(what, "only a GPU has them")
+        else:
+            yield Finding(what, graphs_launched(decode) / new_tokens, goal=1 if name == "compiled" else None)
+
+
+def graphs_launched(work: Callable[[], object]) -> int:
+    """How often `work` launches a CUDA graph."""
+    with patch.object(CUDAGraph, "replay", autospec=True, side_effect=CUDAGraph.replay) as replay:
+        work()
+    return replay.call_count
 
 
 def calls(work: Callable[[], object]) -> Counter[str]:
-    """How often each operator, and on a GPU each function of CUDA, is called."""
-    kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
-    with profile(activities=kinds) as profiler:
+    """How often `work` calls each operator of PyTorch, its backward passes included."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
         work()
     return Counter({event.key: event.count for event in profiler.key_averages()})

@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.optim import SGD
 
 from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
+from llama_lab.model import Decoder
 from llama_lab.model.attention import mean_visible_keys, reference_attention
 from llama_lab.model.layout import Layout
 from llama_lab.model.position import Alibi, Position, Relative
@@ -20,10 +21,21 @@ from llama_lab.training.module import LanguageModel
 
 from .decoders import build_decoder, compose
 from .findings import Finding
-from .gpu_decoding import allocated
+from .gpu_decoding import calls
+from .gpu_memory import allocated
 from .layers import both
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # (score, batch, head, query, key) to a new score
+
+
+FUSED = {
+    "causal": ("arch=llama",),
+    "causal, shared heads": ("arch=llama3", "size.n_kv_heads=2"),
+    "causal, shared heads, float32": ("arch=llama3", "size.n_kv_heads=2"),
+    "window, shared heads": ("arch=llama3", "size.n_kv_heads=2", "model.attention.window=100"),
+    "ALiBi": ("arch=bloom",),
+    "relative bias": ("arch=llama", "position=relative"),
+}
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,24 @@ def measure_attention(
         for way, goal in (("flex", 70), ("masked", None)):
             rate = 100 * share * timings["causal"].median / timings[way].median
             yield Finding(f"{name}: {way}, of the causal fused rate", rate, "%", goal)
+    yield from fused_kernels(device)
+
+
+def fused_kernels(device: torch.device, length: int = 256) -> Iterator[Finding]:
+    """Whether attention of the model runs a fused kernel, forward and backward, and not PyTorch's written-out one."""
+    for name, overrides in FUSED.items():
+        cfg = compose("size=pico", *overrides, f"model.max_seq_len={length}", "model.vocab_size=64")
+        model = build_decoder(cfg, device).train()
+        tokens = torch.zeros(2, length, dtype=torch.long, device=device)
+        mixed = torch.autocast(device.type, torch.bfloat16, enabled="float32" not in name)
+
+        def work(model: Decoder = model, tokens: Tensor = tokens, mixed: torch.autocast = mixed) -> None:
+            with mixed:
+                logits = model(tokens)
+            logits.float().sum().backward()
+
+        written_out = sum(n for call, n in calls(work).items() if "scaled_dot_product_attention_math" in call)
+        yield Finding(f"{name}: no written-out attention", written_out == 0, goal=True)
 
 
 def forward(work: Callable[[], Tensor], _inputs: Sequence[Tensor]) -> None:

@@ -28,6 +28,7 @@ from llama_lab.training.train import build_module, make_trainer
 
 from .decoders import compose
 from .findings import Finding, skipped
+from .gpu_memory import free
 
 PROGRAM = Path(__file__).parents[2] / "train.py"
 SMALL = ("arch=gpt2", "size=gpt2", "model.vocab_size=50304", "train.batch_size=32")  # 124M
@@ -122,6 +123,7 @@ def config(device: torch.device, steps: int, *overrides: str) -> DictConfig:
 
 def train_steps(device: torch.device, steps: int, *overrides: str) -> Trained:
     """Train on the default text by our Trainer, without evaluations and checkpoints. Its first steps are not timed."""
+    free()  # of an earlier training
     cfg = config(device, steps, *overrides)
     with tempfile.TemporaryDirectory() as folder, open_display(steps, rank=1) as display:
         cfg.runs_dir = folder

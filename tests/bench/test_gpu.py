@@ -102,7 +102,6 @@ def test_ctrl_c_loses_nothing(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(gpu, "start", lambda wanted: (CPU, {}, Console(width=400)))
-    monkeypatch.setattr(gpu, "free", lambda: None)
     parts = parts_of(first=interrupted, second=good)
     monkeypatch.setattr(gpu, "measure_parts", partial(measure_parts, parts=parts))
     with pytest.raises(SystemExit) as stop:
@@ -166,6 +165,8 @@ def test_the_loss_is_compared_with_its_logits() -> None:
 
 def test_flex_attention_gives_what_our_masked_path_gives() -> None:
     found = outcomes(gpu_kernels.measure_attention(CPU, (1, 4, 128, 16), window=32, compiled=False, rounds=1))
+    fused = {name for name in found if "no written-out" in name}
+    assert len(fused) == len(gpu_kernels.FUSED)
     differences = {name: outcome for name, outcome in found.items() if "difference" in name}
     assert len(differences) == 4
     assert set(differences.values()) == {"met"}
@@ -187,7 +188,7 @@ def test_decoding_is_measured_with_its_share_of_the_bandwidth() -> None:
     share = found["of the bandwidth, eager"].value
     assert share is not None
     assert 0 < share < 100
-    assert found["CUDA graphs launched per token"].outcome == "skipped"
+    assert found["CUDA graphs launched per token, eager"].outcome == "skipped"
 
 
 @pytest.mark.slow
@@ -204,6 +205,15 @@ def test_the_step_without_graphs_gives_the_logits_of_the_eager_one() -> None:
 def test_the_profiler_counts_calls() -> None:
     x = torch.ones(3)
     assert gpu_decoding.calls(lambda: [x.sin() for _ in range(5)])["aten::sin"] == 5
+
+
+def test_launches_of_graphs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        def replay(self) -> None:
+            pass
+
+    monkeypatch.setattr(gpu_decoding, "CUDAGraph", Graph)
+    assert gpu_decoding.graphs_launched(lambda: [Graph().replay() for _ in range(3)]) == 3
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from llama_lab.training.module import LanguageModel
 from .decoders import build_decoder, compose
 from .findings import Finding
 from .gpu_decoding import calls
-from .gpu_memory import allocated
+from .gpu_memory import allocated, free
 from .layers import both
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # (score, batch, head, query, key) to a new score
@@ -65,8 +65,7 @@ def measure_attention(
     heads = [torch.randn(*shape, device=device, dtype=dtype, requires_grad=on_gpu) for _ in range(3)]
     for name, variant in variants(n_heads, window, device).items():
         flex, masked = flex_path(variant, length, device, compiled), masked_path(variant, length, device)
-        with torch.no_grad():
-            error = float((flex(*heads).float() - masked(*heads).float()).abs().max())
+        error = float((flex(*heads) - masked(*heads)).detach().abs().max())
         yield Finding(f"{name}: largest difference of flex from our masked path", error, goal=0.02, at_most=True)
         causal = partial(F.scaled_dot_product_attention, is_causal=True)
         ways: dict[str, Callable[..., Tensor]] = {"causal": causal, "flex": flex, "masked": masked}
@@ -75,6 +74,7 @@ def measure_attention(
         for way, goal in (("flex", 70), ("masked", None)):
             rate = 100 * share * timings["causal"].median / timings[way].median
             yield Finding(f"{name}: {way}, of the causal fused rate", rate, "%", goal)
+        free()  # PyTorch compiles no function for more than a few cases
     yield from fused_kernels(device)
 
 

@@ -70,7 +70,7 @@ def test_losses_in_bf16_are_near_those_in_float32(
     common = [*settings, f"arch={arch}"]
     full = losses(trained(*common, "trainer.precision=32-true"))
     ours = losses(trained(*common, f"trainer.precision={precision}", f"runs_dir={tmp_path / 'bf16'}"))
-    assert ours == pytest.approx(full, abs=0.02 if precision == "bf16-mixed" else 0.1)
+    assert ours == pytest.approx(full, abs=0.05 if precision == "bf16-mixed" else 0.15)
 
 
 @pytest.mark.usefixtures("deterministic")
@@ -108,7 +108,7 @@ class NeverWaits(LanguageModel):
             torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("arch", ["llama", "gpt2", "bloom", "mistral", "gemma2"])
+@pytest.mark.parametrize("arch", ["llama", "gpt2", "bloom", "mistral", "gemma2", "olmo2"])
 def test_no_training_step_waits_for_the_device(arch: str, settings: list[str]) -> None:
     parts: Pieces = pieces(*settings, f"arch={arch}", kind=NeverWaits)
     assert parts.fit() == "done"

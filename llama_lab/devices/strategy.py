@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from llama_lab.model import Decoder
@@ -188,6 +188,7 @@ def shard(model: Decoder, mesh: DeviceMesh, mixed: bool) -> None:
     policy = MixedPrecisionPolicy(torch.bfloat16 if mixed else None, reduce_dtype=torch.float32)
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
+    register_fsdp_forward_method(model, "loss")  # which gathers the parameters as `forward` does
 
 
 def materialise(model: Decoder, weight_init: WeightInit, device: torch.device) -> None:

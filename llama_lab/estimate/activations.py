@@ -1,7 +1,8 @@
 """Memory of the activations of a training step, measured on tensors with shapes but no data."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,14 +12,12 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import Function
-from torch.nn.functional import rms_norm
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llama_lab.config.components import build, build_model
 from llama_lab.model import Decoder
+from llama_lab.model.loss import CHUNK
 from llama_lab.training.module import LanguageModel
 
 
@@ -53,30 +52,14 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = max(self.peak, self.live)
 
 
-class FusedRMSNorm(Function):
-    """Saves what PyTorch's GPU kernel of RMSNorm saves: its input and one number per row. For fake tensors only."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """A tensor like `x`."""
-        ctx.save_for_backward(x, x.new_empty(*x.shape[:-1], 1), weight)
-        return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        """Tensors like `x` and `weight`."""
-        x, _, weight = ctx.saved_tensors
-        return torch.empty_like(x), torch.empty_like(weight)
-
-
-class GPUKernels(TorchFunctionMode):
-    """Replaces RMSNorm, whose steps a CPU computes and saves one by one, by the GPU's fused kernel."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is rms_norm:
-            return FusedRMSNorm.apply(args[0], kwargs["weight"])  # type: ignore[no-untyped-call]
-        return func(*args, **kwargs)
+@contextmanager
+def gpu_chunks() -> Iterator[None]:
+    """Inside, the loss works in chunks as large as on a GPU."""
+    of_cpu, CHUNK["cpu"] = CHUNK["cpu"], CHUNK["cuda"]
+    try:
+        yield
+    finally:
+        CHUNK["cpu"] = of_cpu
 
 
 @dataclass(frozen=True)
@@ -134,7 +117,7 @@ class Footprint:
     def _activation_bytes(self, layers: int, sequences: int) -> int:
         """`activation_bytes` of the first `layers` layers."""
         model = self._first_layers(layers)
-        with FakeTensorMode(allow_non_fake_inputs=True), GPUKernels():
+        with FakeTensorMode(allow_non_fake_inputs=True), gpu_chunks():
             tokens = torch.zeros(sequences, self.cfg.model.max_seq_len, dtype=torch.long)
             return step_bytes(self._module(model), tokens, self.mixed)
 

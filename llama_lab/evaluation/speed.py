@@ -1,6 +1,7 @@
 """Speed of generation: reading a prompt, then decoding token by token, with the KV cache and without it."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from llama_lab.model import Decoder
 from llama_lab.model.generate import compiled_step, eager_step, prefill
+from llama_lab.model.packing import packed
 from llama_lab.runs.evaluation import GenerationSpeed
 from llama_lab.timing import time_in_turn
 
@@ -61,9 +63,10 @@ def decoding(
 
     def decode() -> None:
         cache.lengths.fill_(context - new_tokens)
-        step = compiled_step(model, cache) if compiled else eager_step(model, cache)
-        for i in range(new_tokens):
-            step(tokens[:, i : i + 1])
+        with nullcontext() if compiled else packed(model):
+            step = compiled_step(model, cache) if compiled else eager_step(model, cache)
+            for i in range(new_tokens):
+                step(tokens[:, i : i + 1])
 
     return inference(decode)
 

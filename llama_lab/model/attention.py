@@ -9,6 +9,7 @@ from .init import ResidualOutput
 from .layout import Layout
 from .mixer import Mixer
 from .norm import Norm
+from .packing import together
 from .state import State
 
 
@@ -41,6 +42,7 @@ class GroupedQueryAttention(Mixer):
     """
 
     int8_state = True
+    packs = ("query", "key", "value")
 
     def __init__(
         self,
@@ -146,7 +148,7 @@ class GroupedQueryAttention(Mixer):
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project `x (B, T, D)` to query `(B, H, T, Dh)`, key and value `(B, Hkv, T, Dh)`."""
-        query, key, value = self.query(x), self.key(x), self.value(x)
+        query, key, value = together(x, self.query, self.key, self.value)
         if self.qk_norm == "projection":
             query, key = self.query_norm(query), self.key_norm(key)
         query, key, value = (p.view(*p.shape[:-1], -1, self.head_dim).transpose(1, 2) for p in (query, key, value))

@@ -12,6 +12,7 @@ from .block import Block
 from .embedding import Embedding
 from .init import WeightInit, initialise
 from .layout import Layout
+from .loss import head_loss
 from .mixer import NEW_STATE, Mixer, class_name
 from .norm import Norm
 from .position import Position
@@ -86,6 +87,10 @@ class Decoder(nn.Module):
         Raises ValueError if positions or the state have no room for them, or the state has another batch size.
         """
         return self.embedding.logits(self.read(tokens, state))
+
+    def loss(self, tokens: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
+        """The summed loss of `tokens (B, T)` against `targets (B, T)`, and its objective; see `head_loss`."""
+        return head_loss(self.embedding, self.read(tokens), targets, z_loss)
 
     def read(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
         """The input of the head, `(B, T, D)`; see `forward`."""

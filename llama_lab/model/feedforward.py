@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .init import ResidualOutput
+from .packing import together
 
 Activation = Callable[[], nn.Module]  # a factory, so that every layer has its own
 
@@ -37,6 +38,8 @@ class FeedForward(nn.Module):
 class GatedFeedForward(nn.Module):
     """down(activation(gate(x)) * up(x)): the gated linear units of Shazeer 2020, eqs. 5 and 6."""
 
+    packs = ("gate", "up")
+
     def __init__(
         self,
         dim: int,
@@ -54,4 +57,5 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x (B, T, dim)` to the same shape."""
-        return self.down(self.activation(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+        gate, up = together(x, self.gate, self.up)
+        return self.down(self.activation(gate) * up)  # type: ignore[no-any-return]

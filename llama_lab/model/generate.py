@@ -13,6 +13,7 @@ from torch import Tensor
 from .decoder import Decoder
 from .init import parameter_generator
 from .layout import Layout
+from .packing import packed
 from .state import DecoderState
 from .summed_products import SummedProducts
 
@@ -132,16 +133,17 @@ def _steps(
 ) -> Iterator[Step]:
     """The steps of `generate`, until all sequences have ended."""
     ended: set[int] = set()
-    logits = prefill(model, prompts, state)
-    next_logits = compiled_step(model, state) if compiled else eager_step(model, state)
-    for n in range(max_new_tokens):
-        tokens = sampling.draw(logits, generators)
-        step = tokens.tolist()
-        yield [None if i in ended else token for i, token in enumerate(step)]
-        ended |= {i for i, token in enumerate(step) if token == eot_id}
-        if len(ended) == len(prompts) or n == max_new_tokens - 1:
-            return
-        logits = next_logits(tokens[:, None].to(logits.device))
+    with nullcontext() if compiled else packed(model):
+        logits = prefill(model, prompts, state)
+        next_logits = compiled_step(model, state) if compiled else eager_step(model, state)
+        for n in range(max_new_tokens):
+            tokens = sampling.draw(logits, generators)
+            step = tokens.tolist()
+            yield [None if i in ended else token for i, token in enumerate(step)]
+            ended |= {i for i, token in enumerate(step) if token == eot_id}
+            if len(ended) == len(prompts) or n == max_new_tokens - 1:
+                return
+            logits = next_logits(tokens[:, None].to(logits.device))
 
 
 def prefill(model: Decoder, prompts: Sequence[Sequence[int]], state: DecoderState) -> Tensor:

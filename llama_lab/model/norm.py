@@ -1,9 +1,12 @@
 """Normalisation layers over the last dimension. All take and return `(..., dim)` and compute in float32."""
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 Norm = Callable[[int], nn.Module]  # a factory, of the width
 
@@ -41,7 +44,44 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `x (..., dim)`."""
         gain = self.weight.float() + 1.0 if self.unit_offset else self.weight.float()
-        return F.rms_norm(x.float(), self.normalized_shape, gain, self.eps).type_as(x)
+        if x.is_cuda or torch.compiler.is_compiling():  # which have kernels of their own
+            return F.rms_norm(x.float(), self.normalized_shape, gain, self.eps).type_as(x)
+        if not torch.is_grad_enabled():
+            return root_mean_square(x.float(), gain, self.eps)[0].type_as(x)
+        normed: Tensor = RootMeanSquare.apply(x.float(), gain, self.eps)  # type: ignore[no-untyped-call]
+        return normed.type_as(x)
+
+
+def root_mean_square(x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`x (..., dim)` normalised and multiplied by `gain (dim,)`, and the inverse root mean squares `(..., 1)`."""
+    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return (x * scale).mul_(gain), scale
+
+
+class RootMeanSquare(torch.autograd.Function):
+    """RMSNorm for a CPU, where PyTorch's takes 3.5 times as long forward and back, and saves four tensors for one.
+
+    Its backward pass is PyTorch's kernel for layer normalisation, with a mean of zero. That kernel also takes away
+    the mean of the gradient, which went through the mean of x there; it is added again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        """Normalise `x (..., dim)`, float32, and multiply by `gain (dim,)`."""
+        normed, scale = root_mean_square(x, gain, eps)
+        ctx.save_for_backward(x, gain, scale)
+        return normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Gradients of `x` and `gain`."""
+        x, gain, scale = ctx.saved_tensors
+        by_x, by_gain, _ = torch.ops.aten.native_layer_norm_backward(
+            grad, x, gain.shape, torch.zeros_like(scale), scale, gain, None, [True, True, False]
+        )
+        by_x.addcmul_((grad @ gain)[..., None], scale, value=1 / len(gain))
+        return by_x, by_gain, None
 
 
 class NoNorm(nn.Identity):

@@ -8,36 +8,73 @@ all sequences, `(B, T)` where each has its own.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from .init import Table, check_positive
 
 
-class Rotation(NamedTuple):
-    """RoPE's tables for some positions; the first R of Dh dimensions are rotated.
-
-    cos, sin: float32 `(T, R / 2)`, or `(B, 1, T, R / 2)` where each sequence has positions of its own.
-    """
+class Tables(NamedTuple):
+    """Cosines and sines of the angles by which pairs of dimensions are rotated; see `Rotation`."""
 
     cos: Tensor
     sin: Tensor
     interleaved: bool
 
+
+class Rotation(Tables):
+    """RoPE's tables for some positions; the first R of Dh dimensions are rotated.
+
+    cos, sin: float32 `(T, R / 2)`, or `(B, 1, T, R / 2)` where each sequence has positions of its own.
+    """
+
     def __call__(self, x: Tensor) -> Tensor:
         """Rotate queries or keys `x (B, H, T, Dh)`, in float32 whatever the dtype of `x`."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # a compiler fuses both directions by itself
+            return self.turn(x.float(), self.sin).type_as(x)
+        return Rotate.apply(x.float(), self).type_as(x)  # type: ignore[no-any-return, no-untyped-call]
+
+    def turn(self, x: Tensor, sin: Tensor) -> Tensor:
+        """Rotate `x` by the angles of these cosines and `sin`: three passes over memory, and no copies."""
         half = self.cos.shape[-1]
-        whole = 2 * half == x.shape[-1]
-        turned = (x if whole else x[..., : 2 * half]).float()
         if self.interleaved:
-            a, b = turned[..., 0::2], turned[..., 1::2]
+            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
         else:
-            a, b = turned[..., :half], turned[..., half:]
-        pair = (a * self.cos - b * self.sin, a * self.sin + b * self.cos)
-        turned = torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
-        return turned.type_as(x) if whole else torch.cat((turned.type_as(x), x[..., 2 * half :]), -1)
+            first, second = slice(0, half), slice(half, 2 * half)
+        turned = x * self.factors(x.shape[-1])
+        turned[..., first].addcmul_(x[..., second], sin, value=-1)
+        turned[..., second].addcmul_(x[..., first], sin)
+        return turned
+
+    def factors(self, head_dim: int) -> Tensor:
+        """The cosine by which each dimension of a head is multiplied, `(..., T, Dh)`: one where it is not rotated."""
+        found: Tensor | None = vars(self).get("_factors")  # shared by all layers
+        if found is None:
+            found = self.cos.repeat_interleave(2, -1) if self.interleaved else torch.cat((self.cos, self.cos), -1)
+            if found.shape[-1] < head_dim:
+                found = F.pad(found, (0, head_dim - found.shape[-1]), value=1.0)
+            self._factors = found
+        return found
+
+
+class Rotate(torch.autograd.Function):
+    """A rotation, whose gradient is rotated back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rotation: Rotation) -> Tensor:
+        """Rotate `x (B, H, T, Dh)`."""
+        ctx.rotation = rotation
+        return rotation.turn(x, rotation.sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """The gradient of `x`."""
+        return ctx.rotation.turn(grad, -ctx.rotation.sin), None
 
 
 class Position(nn.Module):

@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning as L
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -80,11 +79,8 @@ class LanguageModel(L.LightningModule):
 
     def loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss of a micro-batch in nats per token, and the objective: the same plus the z-loss."""
-        logits = self.model(inputs).float()
-        nll: Tensor = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        if not self.z_loss:
-            return nll, nll
-        return nll, nll + self.z_loss * logits.logsumexp(-1).square().mean()
+        nll, objective = self.model.loss(inputs, targets, self.z_loss)
+        return nll / targets.numel(), objective / targets.numel()
 
     def pop_train_loss(self) -> float:
         """Mean training loss since the last call, over all ranks, without the z-loss. Synchronizes with the device."""
@@ -95,9 +91,7 @@ class LanguageModel(L.LightningModule):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
         """Add a batch to the sums of this rank."""
         inputs, targets = batch
-        logits = self.model(inputs).float()
-        nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
-        self._val_nll += nll.item()
+        self._val_nll += self.model.loss(inputs, targets)[0].item()
         self._val_tokens += int((targets != IGNORE).sum())
 
     def pop_val_loss(self) -> tuple[float, float]:

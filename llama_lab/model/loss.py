@@ -1,0 +1,139 @@
+"""The loss of the head's logits, which never exist all at once.
+
+They are the largest tensor of a training step: as float32, 128 kB per token at a vocabulary of 32,000, and as much
+again for their gradient. Here they are made for a chunk of tokens at a time, and turned in place into their gradient,
+which is multiplied into those of head and input at once. That is exact to rounding, and costs no product more.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from .embedding import Embedding
+
+CHUNK = {"cpu": 2**20, "cuda": 2**27}
+"""Logits in a chunk. A CPU's stay in its cache; a GPU's are as large as its matrix products need."""
+
+
+def head_loss(embedding: Embedding, x: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of the logits of `x (B, T, D)` against `targets (B, T)`, and the objective, which adds the z-loss.
+
+    Both are sums over tokens, in float32 or better; negative targets add nothing. The z-loss is `z_loss` times the
+    squared log-partition. Only the objective has a gradient.
+    """
+    head = embedding.head
+    if type(embedding).logits is not Embedding.logits or type(head) is not nn.Linear:
+        return plain_loss(embedding.logits(x), targets, z_loss)
+    inputs = [x.flatten(0, -2), head.weight, head.bias]
+    if not torch.is_grad_enabled():  # which the function cannot see: it would compute gradients for nobody
+        inputs = [p if p is None else p.detach() for p in inputs]
+    nll, objective = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        *inputs, targets.flatten(), embedding.logit_softcap, z_loss
+    )
+    return nll, objective
+
+
+def plain_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
+    """`head_loss` of given `logits (B, T, V)`: for heads of a user's own, and the reference of the other."""
+    logits, targets = wide(logits).flatten(0, -2), targets.flatten()
+    nll = F.cross_entropy(logits, targets.clamp(min=-1), ignore_index=-1, reduction="sum")
+    if not z_loss:
+        return nll.detach(), nll
+    return nll.detach(), nll + z_loss * logits[targets >= 0].logsumexp(-1).square().sum()
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """See `head_loss`. The gradients are computed with the loss, while a chunk's logits are at hand."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, softcap: float | None, z_loss: float
+    ) -> tuple[Tensor, Tensor]:
+        """The two sums for `x (N, D)`, `weight (V, D)`, `bias (V,)` and `targets (N,)`."""
+        device = x.device.type
+        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        inputs = (x, weight, bias)
+        grads = [
+            torch.zeros_like(p, dtype=wide_type(kind)) if p is not None and wanted else None
+            for p, wanted in zip(inputs, ctx.needs_input_grad[:3], strict=True)
+        ]
+        grad_x, grad_weight, grad_bias = grads
+        sums = torch.zeros(2, dtype=wide_type(kind), device=x.device)
+        size = max(1, CHUNK.get(device, CHUNK["cuda"]) // len(weight))
+        with torch.autocast(device, enabled=False):
+            w, b = weight.to(kind), None if bias is None else bias.to(kind)
+            for part in (slice(start, start + size) for start in range(0, len(x), size)):
+                rows, ignored = x[part].to(kind), targets[part, None] < 0
+                logits = capped(wide(F.linear(rows, w, b)), softcap)
+                logs = logits.log_softmax(-1)
+                sums += chunk_sums(logits, logs, targets[part, None])
+                if not any(ctx.needs_input_grad):
+                    continue
+                grad = chunk_gradient(logits, logs, targets[part, None], softcap, z_loss).to(kind)
+                del logits, logs  # before the products, which need memory of their own
+                if grad_x is not None:
+                    grad_x[part] = (grad @ w).masked_fill_(ignored, 0)
+                if grad_weight is not None:
+                    add_product(grad_weight, grad.T, rows.masked_fill(ignored, 0))
+                if grad_bias is not None:
+                    add_product(grad_bias[:, None], grad.T, (~ignored).type_as(grad))
+        ctx.save_for_backward(*grads)
+        nll, squares = sums.unbind()
+        ctx.mark_non_differentiable(nll)
+        return nll, nll + z_loss * squares
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of `x`, `weight` and `bias`."""
+        return (*(g if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors), None, None, None)
+
+
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """`logits` bounded to ±softcap by a tanh, in place."""
+    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
+def chunk_sums(logits: Tensor, logs: Tensor, targets: Tensor) -> Tensor:
+    """Sums of loss and squared log-partition `(2,)` of `logits (N, V)` and their log-softmax; `targets (N, 1)`."""
+    index = targets.clamp(min=0)
+    chosen = logs.gather(-1, index)
+    partition = logits.gather(-1, index) - chosen
+    return torch.cat((-chosen, partition.square()), -1).masked_fill(targets < 0, 0).sum(0)
+
+
+def chunk_gradient(logits: Tensor, logs: Tensor, targets: Tensor, softcap: float | None, z_loss: float) -> Tensor:
+    """Gradient `(N, V)` of the objective by the logits before `softcap`; arbitrary for negative `targets (N, 1)`.
+
+    Overwrites `logits` and their log-softmax.
+    """
+    index = targets.clamp(min=0)
+    partition = logits.gather(-1, index) - logs.gather(-1, index)
+    grad = logs.exp_()
+    if z_loss:
+        grad *= 1 + 2 * z_loss * partition
+    grad.scatter_add_(-1, index, grad.new_full(index.shape, -1))
+    if softcap is not None:
+        grad *= logits.square_().mul_(-(softcap**-2)).add_(1)  # 1 - tanh²
+    return grad
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add `left @ right` to `total`, whose dtype may be wider."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def wide(x: Tensor) -> Tensor:
+    """`x` in float32, or as it is where that is better."""
+    return x.to(wide_type(x.dtype))
+
+
+def wide_type(dtype: torch.dtype) -> torch.dtype:
+    """Float32, or `dtype` where that is better."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,75 @@
+"""Linear maps of one input as one product, while text is generated.
+
+A token's products are limited by what each call costs and by reading the weights, so fewer and larger ones are faster.
+Training has many tokens per product, and gains nothing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Pack(NamedTuple):
+    """Weights `(sum of out, in)` and biases `(sum of out,)` of several maps, and the width `out` of each."""
+
+    weight: Tensor
+    bias: Tensor | None
+    widths: list[int]
+
+
+def together(x: Tensor, *maps: nn.Linear) -> tuple[Tensor, ...]:
+    """Each of `maps` of `x (..., in)`: as one product if they are `packed`."""
+    pack: Pack | None = vars(maps[0]).get("pack")
+    # The pack has no gradients, autocast would convert it again for each token, and the compiler joins what it can.
+    if pack is None or torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
+        return tuple(linear(x) for linear in maps)
+    return torch.split(F.linear(x, pack.weight, pack.bias), pack.widths, -1)
+
+
+@contextmanager
+def packed(model: nn.Module) -> Iterator[None]:
+    """Inside, the maps that a module names in its `packs` are one product where it calls them `together`.
+
+    Their parameters become views of the pack, and stay that, so that it takes no memory of its own.
+    """
+    firsts = []
+    for module in model.modules():
+        maps = [getattr(module, name) for name in getattr(module, "packs", ())]
+        if maps and all(is_plain(linear) for linear in maps) and "pack" not in vars(maps[0]):
+            maps[0].pack = pack_maps(maps)
+            firsts.append(maps[0])
+    try:
+        yield
+    finally:
+        for linear in firsts:
+            del linear.pack
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether a call of `linear` is a product and nothing else: a user's subclass or hook would not be called."""
+    return type(linear) is nn.Linear and not linear._forward_hooks and not linear._forward_pre_hooks
+
+
+@torch.inference_mode(False)  # else the parameters could never be trained again
+@torch.no_grad()
+def pack_maps(maps: list[nn.Linear]) -> Pack:
+    """A pack whose parts are the parameters of `maps`; missing biases are zeros."""
+    weight = join([linear.weight for linear in maps])
+    if all(linear.bias is None for linear in maps):
+        bias = None
+    else:
+        zeros = [linear.weight.new_zeros(linear.out_features) for linear in maps]
+        bias = join([zero if linear.bias is None else linear.bias for linear, zero in zip(maps, zeros, strict=True)])
+    return Pack(weight, bias, [linear.out_features for linear in maps])
+
+
+def join(tensors: list[Tensor]) -> Tensor:
+    """The rows of all `tensors`, which become views of it."""
+    whole = torch.cat(tensors)
+    for tensor, part in zip(tensors, torch.split(whole, [len(t) for t in tensors]), strict=True):
+        tensor.data = part
+    return whole

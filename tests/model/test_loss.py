@@ -1,0 +1,111 @@
+"""The chunked loss equals the plain one: cross-entropy of all logits at once."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from llama_lab.model import loss
+from llama_lab.model.embedding import Embedding
+from llama_lab.model.loss import head_loss, plain_loss
+from llama_lab.model.norm import NoNorm
+
+DIM, VOCAB = 12, 50
+
+
+def embedding(vocab_size: int = VOCAB, dtype: torch.dtype = torch.float64, **options: Any) -> Embedding:
+    """Its head has logits of a few units, so that caps and partitions matter."""
+    torch.manual_seed(0)
+    module = Embedding(vocab_size, DIM, NoNorm, **options)
+    for p in module.parameters():
+        nn.init.normal_(p)
+    return module.to(dtype)
+
+
+def results(module: Embedding, chunked: bool, tokens: tuple[int, int], z_loss: float) -> list[Tensor]:
+    """Both sums, and the gradients of the objective by x and the parameters."""
+    torch.manual_seed(1)
+    x = torch.randn(*tokens, DIM, dtype=torch.float64).to(module.head.weight.dtype).requires_grad_()
+    targets = torch.randint(module.head.out_features, tokens)
+    targets[0, 0] = -100
+    run = head_loss(module, x, targets, z_loss) if chunked else plain_loss(module.logits(x), targets, z_loss)
+    parameters = list(module.head.parameters())
+    return [*run, *torch.autograd.grad(0.3 * run[1], [x, *parameters])]
+
+
+OPTIONS: list[dict[str, Any]] = [{}, {"tied": True}, {"head_bias": True}, {"logit_softcap": 2.0}]
+
+
+@pytest.mark.parametrize("tokens", [(3, 7), (1, 2)])
+@pytest.mark.parametrize("z_loss", [0.0, 0.1])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_loss_and_gradients_equal_the_plain_ones(
+    options: dict[str, Any],
+    z_loss: float,
+    tokens: tuple[int, int],
+    dtype: torch.dtype,
+    rtol: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(loss.CHUNK, "cpu", 4 * VOCAB)  # 21 tokens are five chunks and a rest
+    exact = results(embedding(**options), chunked=False, tokens=tokens, z_loss=z_loss)
+    ours = results(embedding(dtype=dtype, **options), chunked=True, tokens=tokens, z_loss=z_loss)
+    for got, wanted in zip(ours, exact, strict=True):
+        assert got.dtype == dtype
+        assert (got - wanted).abs().max() <= 4 * rtol * wanted.abs().max()
+
+
+def test_a_chunk_holds_at_least_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = results(embedding(), chunked=False, tokens=(2, 3), z_loss=0.0)
+    monkeypatch.setitem(loss.CHUNK, "cpu", VOCAB - 1)
+    torch.testing.assert_close(results(embedding(), chunked=True, tokens=(2, 3), z_loss=0.0), exact)
+
+
+def test_a_vocabulary_of_three_in_one_chunk() -> None:
+    pair = [results(embedding(vocab_size=3), chunked, tokens=(2, 3), z_loss=0.1) for chunked in (True, False)]
+    torch.testing.assert_close(*pair)
+
+
+def test_under_autocast_products_are_bf16_and_sums_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(loss.CHUNK, "cpu", 4 * VOCAB)
+    exact = results(embedding(), chunked=False, tokens=(3, 7), z_loss=0.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = results(embedding(dtype=torch.float32), chunked=True, tokens=(3, 7), z_loss=0.0)
+        plain = results(embedding(dtype=torch.float32), chunked=False, tokens=(3, 7), z_loss=0.0)
+    assert [x.dtype for x in ours] == [x.dtype for x in plain] == [torch.float32] * 4
+    for got, by_autocast, wanted in zip(ours, plain, exact, strict=True):
+        scale = wanted.abs().max()
+        assert (got - wanted).abs().max() < 1.5 * (by_autocast - wanted).abs().max() + 1e-3 * scale
+        assert (got - wanted).abs().max() > 1e-6 * scale, "nothing was computed in bf16"
+
+
+class Doubled(Embedding):
+    """A user's embedding with a head of its own."""
+
+    def logits(self, x: Tensor) -> Tensor:
+        return 2 * super().logits(x)
+
+
+def test_a_head_of_a_users_own_makes_its_own_logits() -> None:
+    torch.manual_seed(0)
+    module = Doubled(VOCAB, DIM, NoNorm).double()
+    nn.init.normal_(module.head.weight)
+    ours = results(module, chunked=True, tokens=(2, 3), z_loss=0.1)
+    torch.testing.assert_close(ours, results(module, chunked=False, tokens=(2, 3), z_loss=0.1))
+
+
+def test_logits_never_exist_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(loss.CHUNK, "cpu", 2 * VOCAB)
+    largest = 0
+    real = loss.chunk_sums
+
+    def watched(logits: Tensor, *args: Any) -> Any:
+        nonlocal largest
+        largest = max(largest, logits.numel())
+        return real(logits, *args)
+
+    monkeypatch.setattr(loss, "chunk_sums", watched)
+    results(embedding(), chunked=True, tokens=(4, 8), z_loss=0.0)
+    assert largest == 2 * VOCAB

@@ -1,0 +1,111 @@
+"""Linear maps that share an input become one product while text is generated, and nothing else changes."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from llama_lab.model import Decoder, generate
+from llama_lab.model.packing import packed, together
+from tests.composing import decoder
+
+PROMPTS = [[1, 2, 3], [4, 5]]
+
+
+def maps(*biases: bool) -> nn.Module:
+    torch.manual_seed(0)
+    module = nn.Module()
+    for name, width, bias in zip("abc", (3, 5, 2), biases, strict=False):
+        module.add_module(name, nn.Linear(4, width, bias=bias))
+    module.packs = tuple("abc"[: len(biases)])  # type: ignore[assignment]
+    return module
+
+
+def products(module: nn.Module, x: Tensor) -> tuple[tuple[Tensor, ...], int]:
+    """Outputs of all maps, and the number of products that they took."""
+    with torch.profiler.profile() as trace, torch.no_grad():
+        found = together(x, *(getattr(module, name) for name in module.packs))  # type: ignore[arg-type, union-attr]
+    return found, sum(event.count for event in trace.key_averages() if event.key == "aten::linear")
+
+
+@pytest.mark.parametrize("biases", [(False, False), (True, True, True), (True, False, True)])
+def test_packed_maps_are_one_product_with_the_same_values(biases: tuple[bool, ...]) -> None:
+    module, x = maps(*biases), torch.randn(2, 3, 4)
+    apart, count = products(module, x)
+    with packed(module):
+        joined, once = products(module, x)
+    again, after = products(module, x)
+    assert (count, once, after) == (len(biases), 1, len(biases))
+    torch.testing.assert_close(joined, apart)
+    assert all(torch.equal(a, b) for a, b in zip(again, apart, strict=True))
+
+
+def test_parameters_keep_their_values_and_take_no_more_memory() -> None:
+    module = maps(True, True, False)
+    before = copy.deepcopy(module.state_dict())
+    with packed(module):
+        pass
+    torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
+    whole = module.a.weight.untyped_storage()
+    assert whole.nbytes() == 10 * 4 * 4
+    assert module.c.weight.untyped_storage().data_ptr() == whole.data_ptr()
+
+
+def test_a_model_that_has_generated_trains_on_as_before() -> None:
+    used, fresh = decoder("arch=llama2"), decoder("arch=llama2")
+    list(generate(used, PROMPTS, 3))
+    tokens = torch.randint(97, (2, 9), generator=torch.Generator().manual_seed(0))
+    for model in (used, fresh):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model.loss(tokens[:, :-1], tokens[:, 1:])[1].backward()
+            optimizer.step()
+    torch.testing.assert_close(used.state_dict(), fresh.state_dict(), rtol=0, atol=0)
+    assert list(generate(used, PROMPTS, 9)) == list(generate(fresh, PROMPTS, 9))
+
+
+def test_two_texts_at_a_time_of_one_model_are_those_of_one_after_the_other() -> None:
+    model = decoder("arch=llama2")
+    alone = list(generate(model, PROMPTS, 6))
+    first, second = generate(model, PROMPTS, 6), generate(model, PROMPTS, 6)
+    next(second)
+    mixed = [step for pair in zip(first, second, strict=False) for step in pair]
+    assert mixed[::2] == alone[:5]
+    assert mixed[1::2] == alone[1:]
+
+
+class Louder(nn.Linear):
+    """A user's map."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 50 * super().forward(x)
+
+
+def with_louder_values(model: Decoder) -> Decoder:
+    attention = model.blocks[0].attention
+    louder = Louder(attention.value.in_features, attention.value.out_features, bias=False)
+    louder.weight = attention.value.weight
+    attention.value = louder
+    return model
+
+
+def test_a_users_map_and_a_hook_are_called_still() -> None:
+    plain = list(generate(decoder("arch=llama2"), PROMPTS, 8))
+    louder = with_louder_values(decoder("arch=llama2"))
+    hooked = decoder("arch=llama2")
+    hooked.blocks[0].attention.value.register_forward_hook(lambda module, inputs, output: 50 * output)
+    assert list(generate(louder, PROMPTS, 8)) == list(generate(hooked, PROMPTS, 8)) != plain
+
+
+@pytest.mark.parametrize("arch", ["llama2", "gpt2", "gemma2", "olmo2", "falcon", "bloom"])
+def test_a_packed_model_has_the_logits_of_the_whole_text(arch: str) -> None:
+    model = decoder(f"arch={arch}").eval()
+    tokens = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        whole = model(tokens)
+        state = model.new_state(2)
+        with packed(model):
+            steps = [model(tokens[:, i : i + 1], state) for i in range(12)]
+    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-4, atol=1e-4)

@@ -2,6 +2,6 @@
 
 from .deferred import defer_torchmetrics
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 defer_torchmetrics()  # before anything imports Lightning

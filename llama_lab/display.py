@@ -164,6 +164,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     """The rows of the table, (label, value)."""
     metrics = summary.metrics
     active, speed = metrics["params_active"], metrics.get("perf/tokens_per_second")
+    compiling = metrics.get("perf/compile_seconds")
     return [
         ("parameters", f"{metrics['params']:,}"),
         ("  without embeddings", f"{metrics['params_non_embedding']:,}"),
@@ -173,6 +174,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("  of unigram frequencies", f"{summary.unigram_entropy:.4f} nats/token"),
         ("val bits per byte", f"{metrics['val/bits_per_byte']:.4f}"),
         *([("training speed", f"{speed:,.0f} tokens/s")] if speed is not None else []),
+        *([("  after compiling for", duration(compiling))] if compiling is not None else []),
         *([("model FLOPs utilisation", f"{metrics['perf/mfu']:.1%}")] if "perf/mfu" in metrics else []),
         ("peak memory", in_bytes(metrics["perf/peak_memory_bytes"])),
         *state_rows(metrics.get("kv_cache/bytes_per_token"), metrics.get("kv_cache/bytes"), metrics["seq_len"]),

@@ -74,7 +74,7 @@ def lightning_loop(run: Run, dataset: TokenDataset) -> float:
 def run() -> None:
     """Run both loops in turn and print their speeds."""
     quiet_libraries()
-    cfg = compose("trainer=cpu")
+    cfg = compose("trainer=cpu", "trainer.compile=false")
     cfg.train.tokens = STEPS * cfg.train.batch_size * cfg.model.max_seq_len
     with open_display(STEPS, rank=0) as display:
         dataset = open_dataset(cfg, display)

@@ -54,6 +54,7 @@ NOT_NULLABLE: dict[str, tuple[Kind, ...]] = {
     "trainer.devices": (int, "auto"),
     "trainer.precision": (str, int),  # so that the check of precisions refuses 16
     "trainer.num_nodes": (int, "auto"),
+    "trainer.compile": (bool, "auto"),
 }
 
 WORDS = {

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -69,6 +70,7 @@ EXTENDABLE = (*CHANGEABLE, "train.tokens", "train.evaluations", "schedule.warmup
 # Settings that older runs lack; null is what those did. An older run may be resumed with another value, since its
 # hashes show whether that changes its data.
 ADDED = ("data.val_tokens", "tokenizer.sample_bytes")
+AS_BEGUN = ("trainer.compile", "auto")  # a setting and the value with which a run goes on as it began
 
 
 def arm_name(overrides: list[str]) -> str:
@@ -132,6 +134,13 @@ class RunFolder:
     def config(self) -> DictConfig:
         """The run's config. Raises ConfigError for a file that holds none."""
         return stored_config(self.path / RESOLVED)
+
+    @property
+    def compiled(self) -> bool | None:
+        """Whether the run has begun with its model compiled; None before it starts."""
+        if not (self.path / RESOLVED).exists():
+            return None
+        return OmegaConf.select(self.config(), "trainer.compile") is True
 
     def write_status(self, status: StatusName, message: str = "") -> None:
         """Replace the status; `message` says why, in one line."""
@@ -245,6 +254,14 @@ class RunFolder:
                     f"{key}={now}: the checkpoint in {self.path} was trained with {before}; "
                     f"{remedy}, choose another name, or start over with overwrite=true"
                 )
+        for name in ("llama-lab", "torch"):
+            before, now = last.versions.get(name), environment.versions.get(name)
+            if before and before != now:
+                print(
+                    f"{name} {now} goes on with a run of {before}: its kernels may differ, and so the last digits of the "
+                    "losses from here on",
+                    file=sys.stderr,
+                )
         return [*last.earlier_sessions, replace(last, earlier_sessions=[])]
 
     def clear(self) -> None:
@@ -274,4 +291,8 @@ def changes(before: Any, now: Any, changeable: tuple[str, ...]) -> list[tuple[st
     old, new = flatten(before), flatten(now)
     added = [key for key in ADDED if key not in old]
     keys = [key for key in sorted(old.keys() | new.keys() - added) if not belongs(key, changeable)]
-    return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
+    return [
+        (key, old.get(key), new.get(key))
+        for key in keys
+        if old.get(key) != new.get(key) and (key, new.get(key)) != AS_BEGUN
+    ]

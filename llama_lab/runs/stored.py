@@ -117,6 +117,7 @@ class Facts(Stored):
     sharded: bool = False
     precision: str = ""
     attention_kernel: str = ""
+    compiled: bool = False
     data_hash: str = ""
     tokenizer_hash: str = ""
     vocab_size: int = 0

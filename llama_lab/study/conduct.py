@@ -94,6 +94,7 @@ def measure(plan: Plan, launcher: Launcher) -> None:
     trusted = sorted({*map(package_of, theirs)})
     settings = {"measure": str(plan.folder), "data.cache_dir": cfg.data.cache_dir, "trust": trusted}
     settings |= {f"trainer.{key}": value for key, value in cfg.trainer.items()}
+    settings["trainer.compile"] = "auto"  # as each run was
     (result,) = launcher.launch([[f"{key}={quote(value)}" for key, value in settings.items()]], initial_job_idx=0)
     if result.status == JobStatus.FAILED:
         sys.stderr.write(f"failed: the arms' speeds could not be measured: {result._return_value}\n")

@@ -26,6 +26,7 @@ from llama_lab.evaluation.evaluate import place
 from llama_lab.evaluation.speed import NEW_TOKENS, decoding
 from llama_lab.runs.folder import RESOLVED, RunFolder
 from llama_lab.timing import alternating, time_in_turn
+from llama_lab.training.compiling import check_compiler
 from llama_lab.training.monitor import SLOW_STEPS
 from llama_lab.training.run import Run
 from llama_lab.training.train import build_module, leave_process_group, make_trainer
@@ -71,11 +72,18 @@ def finished_run(arm: Arm, folder: Path) -> Path | None:
 
 
 def job_of(run: Path, job: Run) -> Run:
-    """The run in a folder as a job on the hardware of `job`. Raises ConfigError for targets that are not trusted."""
+    """The run in a folder as a job on the hardware of `job`, compiled as the run was unless `job` says otherwise.
+
+    Raises ConfigError for targets that are not trusted.
+    """
     cfg = stored_config(run / RESOLVED)
     trust = Trust.of_command(tuple(job.cfg.trust))
     trust.check(cfg, f"measure={job.cfg.measure}: {run / RESOLVED}", lambda package: f"trust=[{package}]")
-    cfg.trainer, cfg.data.cache_dir = job.cfg.trainer, job.cfg.data.cache_dir
+    compiled = RunFolder(run).compiled if job.cfg.trainer.compile == "auto" else job.compiled
+    if compiled:
+        check_compiler(job.hardware)
+    cfg.trainer, cfg.data.cache_dir = job.cfg.trainer.copy(), job.cfg.data.cache_dir
+    cfg.trainer.compile = compiled
     train = cfg.train
     micro_batches_per_step(train.batch_size, train.micro_batch_size, job.hardware.world_size)  # for its checks
     return replace(job, cfg=cfg, steps=SLOW_STEPS + STEPS)

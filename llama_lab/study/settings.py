@@ -11,7 +11,7 @@ from llama_lab.config.components import flatten
 from llama_lab.runs.folder import CHANGEABLE, belongs, resolved
 from llama_lab.runs.record import Record
 
-from .naming import by_value, disagreement, first_and_more, values_in
+from .naming import by_value, disagreement, first_and_more, sentence, values_in
 from .study import Study
 
 # Settings that may differ: where a run computes; its name and seed, which are checked by pair; the model, which arms
@@ -24,6 +24,8 @@ COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any mod
 WIDTH = "model.hidden_dim"  # solved for by matching
 MATCHED = ("params", "flops")
 RATE = "optim.lr"
+# What follows if runs differ in a setting, where that is not plain.
+CONSEQUENCES = {"trainer.compile": "their speeds and last digits differ for another reason than their architecture"}
 UNSET = "unset"
 
 # The config keys that a group of the model sets.
@@ -109,7 +111,7 @@ def unequal_settings(study: Study, records: Sequence[Record], is_swept: bool) ->
         and not any(_is_named(key, axis) for axis in axes)
     ]
     for key, values in _different(records, shared).items():
-        yield f"{key} differs: {values}."
+        yield sentence(f"{key} differs: {values}", CONSEQUENCES.get(key, ""))
     yield from _mixed_arms(study, records, (*own, *planned, *shared))
     if study.design == "comparison":
         yield from _ungrouped(study, records)

@@ -16,6 +16,8 @@ from llama_lab.data import IGNORE
 from llama_lab.devices.strategy import unsynchronized
 from llama_lab.model import Decoder
 
+from .compiling import eagerly
+
 
 class LanguageModel(L.LightningModule):
     """Trains `model` on next-token prediction.
@@ -91,7 +93,8 @@ class LanguageModel(L.LightningModule):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
         """Add a batch to the sums of this rank."""
         inputs, targets = batch
-        self._val_nll += self.model.loss(inputs, targets)[0].item()
+        with eagerly():  # the last batch is smaller, and compiling for it would take longer than it saves
+            self._val_nll += self.model.loss(inputs, targets)[0].item()
         self._val_tokens += int((targets != IGNORE).sum())
 
     def pop_val_loss(self) -> tuple[float, float]:

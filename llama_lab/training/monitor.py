@@ -47,6 +47,7 @@ class Monitor(L.Callback):
         self.speed = Speed()
         self._resumed_seconds = 0.0
         self._first_step = 0
+        self._slow_seconds = 0.0  # of the first SLOW_STEPS
 
     def state_dict(self) -> dict[str, Any]:
         """Training seconds, so that the clock of a resumed run continues."""
@@ -72,6 +73,7 @@ class Monitor(L.Callback):
         if step == self._first_step + SLOW_STEPS:
             synchronize(pl_module.device)
             self.speed.mark(step * self.tokens_per_step, self.stopwatch.seconds)
+            self._slow_seconds = self.stopwatch.seconds - self._resumed_seconds
         metrics = {}
         if step % self.log_every == 0 or step in (1, trainer.max_steps):
             assert isinstance(pl_module, LanguageModel)
@@ -82,6 +84,13 @@ class Monitor(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the clock."""
         self.stopwatch.stop()
+
+    @property
+    def warm_up_seconds(self) -> float | None:
+        """What the first steps took beyond as many later ones; None before a speed is known."""
+        if self.speed.overall is None:
+            return None
+        return max(0.0, self._slow_seconds - SLOW_STEPS * self.tokens_per_step / self.speed.overall)
 
     def _train_metrics(self, trainer: L.Trainer, module: LanguageModel, step: int) -> dict[str, float]:
         """The metrics of this step. Raises DivergedError."""

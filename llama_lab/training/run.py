@@ -1,6 +1,6 @@
 """What a run is before it trains: its config, its folder, its hardware and its steps, all of them checked."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +12,7 @@ from llama_lab.devices.site import Site
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.lengths import check_multiples
 from llama_lab.files import report_disk_errors
+from llama_lab.model import Cost
 from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status
@@ -39,6 +40,21 @@ class Run:
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step, over all devices."""
         return int(self.cfg.train.batch_size * self.cfg.model.max_seq_len)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether its model is compiled; false as long as `auto` is not decided."""
+        return self.cfg.trainer.compile is True
+
+    def with_compile(self, decision: bool) -> "Run":
+        """The run with `trainer.compile=auto` decided; so its resolved.yaml records that."""
+        cfg = self.cfg.copy()
+        cfg.trainer.compile = decision
+        return replace(self, cfg=cfg)
+
+    def flops(self, cost: Cost) -> float:
+        """Training FLOPs of its whole budget, over all devices, with a model of this cost."""
+        return self.steps * self.tokens_per_step * cost.train_flops_per_token
 
     @property
     def title(self) -> str:

@@ -33,6 +33,7 @@ from llama_lab.runs.metrics import read_metrics
 from llama_lab.runs.stored import Facts, Summary
 
 from .checkpointing import Checkpointing, InterruptedRunError
+from .compiling import check_compiler, compile_in_place, decide, eagerly
 from .component_check import check_components
 from .loggers import WandbMetrics, log_hparams, open_loggers
 from .longer_budget import warn_of_differences
@@ -53,6 +54,9 @@ def train_on_disk(run: Run) -> Outcome:
     """`train`, which raises disk errors as OSError."""
     check_started(run.hardware)
     check_folder(run)
+    run = as_begun(run)
+    if run.compiled:
+        check_compiler(run.hardware)
     quiet_libraries()
     cfg = run.cfg
     if current_rank() == 0:
@@ -69,6 +73,8 @@ def train_on_disk(run: Run) -> Outcome:
         with linear_on_meta(run.hardware.sharded):
             model = build_model(cfg, dataset.index.vocab_size)
         cost = model_cost(model)
+        if cfg.trainer.compile == "auto":
+            run = run.with_compile(decide(run.flops(cost), run.hardware))
         if cfg.train.sample_tokens:
             check_decodes(model, f"train.sample_tokens={cfg.train.sample_tokens}", "set this to 0")
         module = build_module(run, model, dataset.index.val.bytes)
@@ -98,6 +104,14 @@ def train_on_disk(run: Run) -> Outcome:
     return "done"
 
 
+def as_begun(run: Run) -> Run:
+    """The run with `trainer.compile=auto` as it was decided when it began, if it goes on."""
+    if run.cfg.trainer.compile != "auto" or run.cfg.overwrite:
+        return run
+    begun = run.folder.compiled
+    return run if begun is None else run.with_compile(begun)
+
+
 def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
     """The module that trains `model` as the run's config says. Raises ConfigError for a setting that cannot work."""
     cfg = run.cfg
@@ -122,6 +136,7 @@ def run_facts(run: Run, dataset: TokenDataset, model: Decoder, cost: Cost) -> Fa
         sharded=run.hardware.sharded,
         precision=run.hardware.precision,
         attention_kernel="+".join(kernels),
+        compiled=run.compiled,
         data_hash=dataset.index.data_hash,
         tokenizer_hash=dataset.index.tokenizer_hash,
         vocab_size=model.vocab_size,
@@ -220,10 +235,8 @@ def make_trainer(run: Run, module: LanguageModel, callbacks: list[L.Callback], *
     """Lightning's Trainer on the run's hardware, for its steps; compiles the module's model if the run wants it."""
     if run.hardware.accelerator == "cpu":
         keep_freed_memory()
-    if run.cfg.trainer.compile:
-        torch._dynamo.reset()  # its limit on recompilations is the process's, and later runs of a sweep would run eager
-        for part in module.model.blocks if run.hardware.sharded else [module.model]:
-            part.compile()  # in place, so that no name in a checkpoint changes
+    if run.compiled:
+        compile_in_place(module.model)
     return L.Trainer(
         accelerator=run.hardware.accelerator,
         devices=run.hardware.devices,
@@ -261,6 +274,8 @@ def finish(run: Run, monitor: Monitor, facts: Facts) -> None:
     for row in read_metrics(run.folder.metrics):
         metrics |= row
     metrics |= monitor.speed_metrics(monitor.speed.overall, run.hardware.world_size)
+    if run.compiled and monitor.warm_up_seconds is not None:
+        metrics["perf/compile_seconds"] = monitor.warm_up_seconds
     summary = Summary(**vars(facts) | {"metrics": metrics})
     summary.save(run.folder.path)
     if run.cfg.logger.tensorboard:
@@ -277,4 +292,5 @@ def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> lis
         return prompt
     model.to(run.hardware.torch_device).eval()  # Lightning has moved it to the CPU, which is slow for a large one
     steps = generate(model, [start], length, Sampling(temperature=0.8), seed=run.cfg.seed)
-    return [*prompt, *(token for (token,) in steps if token is not None)]
+    with eagerly():
+        return [*prompt, *(token for (token,) in steps if token is not None)]

@@ -253,6 +253,20 @@ def test_a_run_that_begins_again_is_given_its_checkpoint(folder: RunFolder) -> N
         assert folder.begin(compose_config("size=pico"), [], Environment()) == folder.checkpoint
 
 
+@pytest.mark.parametrize("library", ["llama-lab", "torch"])
+def test_a_run_that_goes_on_with_other_kernels_says_so(
+    library: str, folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun(folder, status="interrupted")
+    cfg, old, new = compose_config("size=pico"), *(Environment(versions={library: v}) for v in ("0.1.0", "0.2.0"))
+    old.save(folder.path)
+    with locked(folder.path):
+        folder.begin(cfg, [], old)
+        assert capsys.readouterr().err == ""
+        folder.begin(cfg, [], new)
+    assert capsys.readouterr().err.startswith(f"{library} 0.2.0 goes on with a run of 0.1.0: its kernels may differ")
+
+
 @pytest.mark.parametrize("overrides", [[], ["overwrite=true"]])
 def test_a_folder_of_other_files_is_refused_and_left_alone(overrides: list[str], folder: RunFolder) -> None:
     folder.path.mkdir()

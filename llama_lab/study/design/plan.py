@@ -19,9 +19,11 @@ from llama_lab.devices.site import Site
 from llama_lab.display import open_display
 from llama_lab.errors import ConfigError
 from llama_lab.model import Cost, Decoder
-from llama_lab.runs.folder import check_no_file
+from llama_lab.runs.folder import CHANGEABLE, check_no_file
+from llama_lab.runs.record import is_run
 from llama_lab.study.settings import planned_settings
 from llama_lab.study.study import Arm, Member, Study
+from llama_lab.training.compiling import check_compiler, decide, pays
 from llama_lab.training.prepare import check_devices, folder_name, requested_run
 from llama_lab.training.run import Run, new_run
 from llama_lab.training.train import build_module
@@ -44,8 +46,8 @@ class PlannedArm:
     """An arm of the design with its final width and cost.
 
     arm: with its residual, without its runs. draft: a run of it before it has a name, a seed and the final width. site:
-    where it trains, see `plan_study`. runs: the judged ones, at the config's learning rate. tuning: those that choose
-    another rate.
+    where it trains, see `plan_study`. compiled: see `compiled_alike`; None leaves that to each run. runs: the judged
+    ones, at the config's learning rate. tuning: those that choose another rate.
     """
 
     arm: Arm
@@ -53,6 +55,7 @@ class PlannedArm:
     site: Site | None
     width: int
     cost: Cost
+    compiled: bool | None = None
     runs: tuple[PlannedRun, ...] = ()
     tuning: tuple[PlannedRun, ...] = ()
 
@@ -127,7 +130,9 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
         cfg, choices = composer.compose(*arm.overrides)
         folder_name("arm", arm.name, "")
         check_devices(cfg, command.launcher)
-        drafts[arm.name] = requested_run(cfg, choices, [], site)
+        drafts[arm.name] = draft = requested_run(cfg, choices, [], site)
+        if draft.compiled:
+            check_compiler(draft.hardware)
     with open_display(steps=1, rank=0) as display:
         dataset = open_dataset(drafts[variants.arms[0].name].cfg, display)
     planned: dict[str, PlannedArm] = {}
@@ -137,7 +142,34 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
             planned[arm.name] = plan_arm(command, arm, drafts[arm.name], site, dataset, reference)
         except ConfigError as error:
             raise ConfigError(f"{error} (arm {arm.name})") from None
-    return Plan(command, variants, folder, tuple(planned[arm.name] for arm in variants.arms), dataset)
+    arms = compiled_alike(command, [planned[arm.name] for arm in variants.arms])
+    return Plan(command, variants, folder, arms, dataset)
+
+
+def compiled_alike(command: StudyCommand, arms: Sequence[PlannedArm]) -> tuple[PlannedArm, ...]:
+    """Decide `trainer.compile=auto` once for all arms that have it: as their runs began, else by the largest arm.
+
+    The decision is an override of every run, since smaller arms might decide otherwise on their own; where all of them
+    would train eagerly anyway, there is none.
+    """
+    undecided = {arm.arm.name: arm for arm in arms if arm.draft.cfg.trainer.compile == "auto"}
+    if not undecided:
+        return tuple(arms)
+    runs = [run.run for arm in undecided.values() for run in (*arm.tuning, *arm.runs)]
+    largest, hardware = max(arm.draft.flops(arm.cost) for arm in undecided.values()), runs[0].hardware
+    begun = (
+        run.folder.compiled
+        for run in runs
+        if is_run(run.folder.path) and not run.folder.changed_keys(run.cfg, CHANGEABLE)
+    )
+    compiled = next(begun, None)
+    if compiled is None:
+        compiled = decide(largest, hardware)
+    if not (compiled or pays(largest, hardware)):
+        return tuple(arms)
+    return tuple(
+        with_runs(command, replace(arm, compiled=compiled)) if arm.arm.name in undecided else arm for arm in arms
+    )
 
 
 def check_free(command: StudyCommand, arms: Sequence[Arm]) -> None:
@@ -168,14 +200,21 @@ def plan_arm(
     cost = cost_at(cfg, dataset, width)
     if command.match != "none" and reference is not None:
         width, cost, residual = match_width(lambda w: cost_at(cfg, dataset, w), width, command.match, reference)
-    planned = PlannedArm(replace(arm, residual=residual), draft, site, width, cost)
-    runs = tuple(plan_run(command, planned, Member(f"{arm.name}/seed={seed}", seed)) for seed in command.seeds)
+    planned = with_runs(command, PlannedArm(replace(arm, residual=residual), draft, site, width, cost))
+    first = planned.runs[0].run
+    build_module(first, meta_model(first.cfg, dataset), dataset.index.val.bytes)
+    return planned
+
+
+def with_runs(command: StudyCommand, planned: PlannedArm) -> PlannedArm:
+    """The arm with its runs planned."""
+    name = planned.arm.name
+    runs = tuple(plan_run(command, planned, Member(f"{name}/seed={seed}", seed)) for seed in command.seeds)
     tuning = tuple(
         plan_tuning(command, planned, rate, by, seed)
         for seed, by in command.tuning_seeds.items()
         for rate in command.learning_rates or ()
     )
-    build_module(runs[0].run, meta_model(runs[0].run.cfg, dataset), dataset.index.val.bytes)
     return replace(planned, runs=runs, tuning=tuning)
 
 
@@ -192,6 +231,8 @@ def plan_run(command: StudyCommand, planned: PlannedArm, member: Member) -> Plan
         settings["model.hidden_dim"] = planned.width
     if member.learning_rate is not None:
         settings["optim.lr"] = member.learning_rate
+    if planned.compiled is not None:
+        settings["trainer.compile"] = planned.compiled
     overrides = [*planned.arm.overrides, *command.shared, *(f"{key}={quote(v)}" for key, v in settings.items())]
     cfg = copy.deepcopy(planned.draft.cfg)
     for key, value in settings.items():

@@ -143,6 +143,19 @@ def test_unequal_settings_are_named(tmp_path: Path, key: str, value: object, sho
     assert warning.startswith(shown)
 
 
+def test_arms_that_differ_in_compilation_are_named_with_what_follows(tmp_path: Path) -> None:
+    def plant(folder: Path, study: Study) -> None:
+        for arm in study.arms:
+            for member in arm.members:
+                plant_config(folder / member.folder, trainer__compile=arm.name == "rmsnorm")
+
+    (warning,) = [w for w in warnings_of(tmp_path, plant) if w != ONE_RATE]
+    assert warning == (
+        "trainer.compile differs: False in layernorm; True in rmsnorm; their speeds and last digits differ for another "
+        "reason than their architecture."
+    )
+
+
 @pytest.mark.parametrize("key", ["train__prompt", "logger__wandb", "runs_dir", "name", "arm", "data__cache_dir"])
 def test_settings_of_names_and_places_may_differ(tmp_path: Path, key: str) -> None:
     assert warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), **{key: "other"})) == [ONE_RATE]

@@ -1,0 +1,109 @@
+"""torch.compile in training: whether it pays, whether it can be done here, and how it is done.
+
+Whether it pays depends on counted FLOPs and on the device's kind alone, never on a timing: runs that are compared must
+decide alike, or their speeds and last digits differ for another reason than their architecture.
+"""
+
+import os
+import shutil
+import sys
+import sysconfig
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils._triton import has_triton
+
+from llama_lab.devices.hardware import Hardware, current_rank
+from llama_lab.errors import ConfigError
+from llama_lab.formatting import duration
+from llama_lab.model import Decoder
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """From when on compiling pays. flops_per_second: of eager training. seconds: of it, that a run must take."""
+
+    flops_per_second: float
+    seconds: float
+
+
+# By accelerator; on others, `auto` does not compile. The CPU's are measured on two cores: the README's first run trains
+# at 0.9e11 FLOP/s, and compiling took 15 s to save 14% of each step (dim 256, 6 layers, float32), which pays after two
+# minutes; recipes with masks compile up to four blocks instead of one, and so five times that. The GPU's are a guess: a
+# third of an A100's bf16 peak, and a minute to compile for a fifth of the time.
+THRESHOLDS = {"cpu": Threshold(1e11, 600), "gpu": Threshold(1e14, 300)}
+
+
+def pays(flops: float, hardware: Hardware) -> bool:
+    """Whether compiling shortens a run of so many training FLOPs, over all devices."""
+    threshold = THRESHOLDS.get(hardware.accelerator)
+    return threshold is not None and eager_seconds(flops, hardware) > threshold.seconds
+
+
+def eager_seconds(flops: float, hardware: Hardware) -> float:
+    """What a run would take without compiling, at the nominal speed of its kind of device."""
+    return flops / hardware.world_size / THRESHOLDS[hardware.accelerator].flops_per_second
+
+
+def decide(flops: float, hardware: Hardware) -> bool:
+    """What `trainer.compile=auto` does with runs of up to so many training FLOPs.
+
+    Says so on standard error if they compile, or would if they could.
+    """
+    if not pays(flops, hardware):
+        return False
+    missing = missing_part(hardware)
+    outcome = f"trains eagerly, since compiling needs {missing}" if missing else "compiles"
+    if current_rank() == 0:
+        print(
+            f"trainer.compile=auto: {outcome}; {flops:.2g} training FLOPs take about "
+            f"{duration(eager_seconds(flops, hardware))} eagerly",
+            file=sys.stderr,
+        )
+    return missing is None
+
+
+def check_compiler(hardware: Hardware) -> None:
+    """Raise ConfigError if this machine, where a run is to compile, cannot."""
+    if missing := missing_part(hardware):
+        raise ConfigError(f"trainer.compile=true: needs {missing}, or set trainer.compile=false")
+
+
+def missing_part(hardware: Hardware) -> str | None:
+    """What this machine lacks to compile on such a device, with the fix; None for nothing, or another machine."""
+    if hardware.elsewhere:
+        return None
+    if hardware.accelerator == "gpu" and not has_triton():
+        return "Triton and a GPU that it supports (pip install triton)"
+    if not any(map(shutil.which, compilers(hardware.accelerator))):
+        return "a C++ compiler (apt install g++)"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "the headers of Python (apt install python3-dev)"
+    return None
+
+
+def compilers(accelerator: str) -> tuple[str, ...]:
+    """The programs of which TorchInductor, or Triton for a GPU, needs one: what the environment names, or the usual."""
+    if accelerator == "gpu":
+        return (os.environ["CC"],) if "CC" in os.environ else ("gcc", "clang")
+    return (os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"),)
+
+
+def compile_in_place(model: Decoder, backend: str = "inductor") -> None:
+    """Compile every block at its first call, in place, so that no name in a checkpoint changes.
+
+    Blocks of one shape share their code, which takes a fraction of the time that the whole model would.
+    """
+    torch._dynamo.reset()  # its limit on recompilations is the process's, and later runs of a sweep would run eagerly
+    # Each block may need code of its own, and a second one if it makes the mask that those after it share.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(model.blocks))
+    for block in model.blocks:
+        block.compile(backend=backend)
+
+
+def eagerly() -> AbstractContextManager[None]:
+    """A context in which compiled blocks run as they are written, for shapes that are not worth compiling for."""
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance

@@ -258,8 +258,8 @@ class RunFolder:
             before, now = last.versions.get(name), environment.versions.get(name)
             if before and before != now:
                 print(
-                    f"{name} {now} goes on with a run of {before}: its kernels may differ, and so the last digits of the "
-                    "losses from here on",
+                    f"{name} {now} goes on with a run of {before}: its kernels may differ, and so the last digits of "
+                    "the losses from here on",
                     file=sys.stderr,
                 )
         return [*last.earlier_sessions, replace(last, earlier_sessions=[])]

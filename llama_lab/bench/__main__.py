@@ -1,4 +1,4 @@
-"""The command line of the benchmarks: `python -m llama_lab.bench {components,decode,training,peers,growth,tokens}`."""
+"""The command line: `python -m llama_lab.bench {components,decode,training,peers,growth,tokens,gpu}`."""
 
 import argparse
 from argparse import SUPPRESS as UNSET
@@ -10,6 +10,7 @@ from llama_lab.config.messages import exit_with
 from llama_lab.errors import ConfigError, suggestion
 
 COMPONENTS = ("norm", "ffn", "attention", "decoding", "caching")
+GPU_PARTS = ("training", "loss", "attention", "decoding", "billion", "sharding", "ladder")
 
 
 class Parser(argparse.ArgumentParser):
@@ -91,16 +92,23 @@ def parser() -> Parser:
     about = "tokenising your text against datasets.map, with the same tokenizer and as many processes as cores"
     tokens = commands.add_parser("tokens", help=about, description=f"Time {about}.")
     tokens.add_argument("files", nargs="+", metavar="FILE", help="text, .jsonl, .json or .parquet files, or patterns")
+    about = "what only a GPU can show, beside its goals: speeds, memory, kernels, and runs side by side"
+    description = f"Measure {about}: prints each finding, and writes gpu.json and gpu.md. Ctrl-C keeps what was found."
+    gpu = commands.add_parser("gpu", help=about, description=description)
+    gpu.add_argument("--only", default=",".join(GPU_PARTS), metavar="NAME,NAME", help="which of them")
+    gpu.add_argument("--minutes", type=float, default=9.0, metavar="N", help="no part begins after so many")
+    gpu.add_argument("--out", type=Path, default=Path("bench"), metavar="FOLDER", help="output folder")
     return top
 
 
 def check(options: dict[str, Any]) -> None:
-    """Raise ConfigError unless components exist, `rounds` is positive and `out` can be a folder."""
-    for name in options.get("only", "norm").split(","):
-        if name not in COMPONENTS:
+    """Raise ConfigError unless components or parts exist, `rounds` is positive and `out` can be a folder."""
+    known, kind = (GPU_PARTS, "part") if options["command"] == "gpu" else (COMPONENTS, "component")
+    for name in options.get("only", known[0]).split(","):
+        if name not in known:
             raise ConfigError(
-                f"--only={options['only']}: {name or 'nothing'} is no component{suggestion(name, COMPONENTS)}; "
-                f"choose from {','.join(COMPONENTS)}"
+                f"--only={options['only']}: {name or 'nothing'} is no {kind}{suggestion(name, known)}; "
+                f"choose from {','.join(known)}"
             )
     for name in ("rounds", "threads"):
         if options.get(name, 1) < 1:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,10 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llama_lab.config.components import build, build_model
-from llama_lab.model import Decoder
-from llama_lab.model.loss import CHUNK
+from llama_lab.model import Decoder, loss
 from llama_lab.model.recompute import recompute
 from llama_lab.training.module import LanguageModel
+
+CHUNKS = 2  # of a loss that are computed: a long context has thousands of them
 
 
 class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -55,12 +57,14 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def gpu_chunks() -> Iterator[None]:
-    """Inside, the loss works in chunks as large as on a GPU."""
-    of_cpu, CHUNK["cpu"] = CHUNK["cpu"], CHUNK["cuda"]
+    """Inside, the loss works in chunks as large as on a GPU, and only in the first ones: all take the same memory."""
+    of_cpu, all_chunks = loss.CHUNK["cpu"], loss.chunks
+    loss.CHUNK["cpu"] = loss.CHUNK["cuda"]
+    loss.chunks = lambda n, size: islice(all_chunks(n, size), CHUNKS)
     try:
         yield
     finally:
-        CHUNK["cpu"] = of_cpu
+        loss.CHUNK["cpu"], loss.chunks = of_cpu, all_chunks
 
 
 @dataclass(frozen=True)

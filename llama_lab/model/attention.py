@@ -165,6 +165,9 @@ class GroupedQueryAttention(Mixer):
         mask = layout.mask(key_positions, self.window).type_as(query) if needs_mask else None
         if lookup is None or query.shape[2] > 1:
             shared = self.n_kv_heads != self.n_heads
+            if shared and must_repeat_heads(query, needs_mask):
+                key, value = (x.repeat_interleave(self.n_heads // self.n_kv_heads, 1) for x in (key, value))
+                shared = False
             return F.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, is_causal=not needs_mask, enable_gqa=shared
             )
@@ -174,6 +177,15 @@ class GroupedQueryAttention(Mixer):
             mask = mask.reshape(mask.shape[0], self.n_kv_heads, -1, mask.shape[-1])
         groups = query.reshape(query.shape[0], self.n_kv_heads, -1, self.head_dim)  # (B, Hkv, H / Hkv, Dh)
         return F.scaled_dot_product_attention(groups, key, value, attn_mask=mask).flatten(1, 2).unsqueeze(2)
+
+
+def must_repeat_heads(query: Tensor, masked: bool) -> bool:
+    """Whether no fused kernel for the queries lets heads share keys and values.
+
+    On CUDA, only flash attention does (torch 2.13), which has neither masks nor float32; PyTorch would write the scores
+    of all heads out instead.
+    """
+    return query.is_cuda and (masked or query.dtype == torch.float32)
 
 
 class MultiHeadAttention(GroupedQueryAttention):

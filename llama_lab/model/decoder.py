@@ -141,7 +141,7 @@ class Decoder(nn.Module):
                     )
             layers.append(state)
         slides = all(m.full_after is not None and m.full_after <= context for m in self.mixers)
-        return DecoderState(layers, torch.zeros(batch_size, dtype=torch.long), context, slides)
+        return DecoderState(layers, torch.zeros(batch_size, dtype=torch.long, device="cpu"), context, slides)
 
     @property
     def max_context(self) -> int | None:

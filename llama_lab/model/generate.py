@@ -168,12 +168,13 @@ def compiled_step(model: Decoder, state: DecoderState) -> Callable[[Tensor], Ten
     """
     for tensor in (tensor for layer in state.layers for tensor in layer.tensors):
         torch._dynamo.mark_static_address(tensor, guard=False)
-    positions = state.lengths[:, None].to(model.embedding.tokens.weight.device)
+    positions = state.lengths[:, None].to(model.embedding.tokens.weight.device, copy=True)
     compiled = _compile_static_step()
 
     def step(tokens: Tensor) -> Tensor:
         logits = compiled(model, tokens, positions, state)
         positions.add_(1)
+        state.lengths.add_(1)
         return logits
 
     return step

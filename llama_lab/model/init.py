@@ -90,7 +90,7 @@ class Table(nn.Embedding):
 def parameter_generator(seed: int, name: str) -> torch.Generator:
     """A CPU generator that depends on nothing but `seed` and the parameter's `name`."""
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 @torch.no_grad()
@@ -109,10 +109,22 @@ def initialise(model: nn.Module, weight_init: WeightInit, seed: int) -> None:
         reset = getattr(module, "reset_parameters", None)
         if reset is None:
             raise ValueError(f"{name}: {type(module).__name__} has parameters but no reset_parameters(); give it one")
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), on_cpu(own):
             torch.manual_seed(parameter_generator(seed, name).initial_seed())
             reset()
     draw_weights(model, weight_init, seed)
+
+
+@contextmanager
+def on_cpu(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Inside, parameters have their values on the CPU, and what is created is there: devices draw different numbers."""
+    homes = [p.data for p in parameters]
+    for p in parameters:
+        p.data = p.data.cpu()
+    with torch.device("cpu"):
+        yield
+    for p, home in zip(parameters, homes, strict=True):
+        p.data = home.copy_(p.data)
 
 
 @torch.no_grad()
@@ -128,7 +140,7 @@ def draw_weights(
             nn.init.zeros_(bias)
         if module.weight not in drawn:
             drawn.add(module.weight)
-            value = torch.empty(module.weight.shape)
+            value = torch.empty(module.weight.shape, device="cpu")  # where its generator is
             generator = parameter_generator(seed, f"{name}.weight")
             if isinstance(module, Table):
                 value.normal_(0.0, module.std, generator=generator)

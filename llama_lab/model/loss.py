@@ -5,6 +5,7 @@ again for their gradient. Here they are made for a chunk of tokens at a time, an
 which is multiplied into those of head and input at once. That is exact to rounding, and costs no product more.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class ChunkedLoss(torch.autograd.Function):
         size = max(1, CHUNK.get(device, CHUNK["cuda"]) // len(weight))
         with torch.autocast(device, enabled=False):
             w, b = weight.to(kind), None if bias is None else bias.to(kind)
-            for part in (slice(start, start + size) for start in range(0, len(x), size)):
+            for part in chunks(len(x), size):
                 rows, ignored = x[part].to(kind), targets[part, None] < 0
                 logits = capped(wide(F.linear(rows, w, b)), softcap)
                 logs = logits.log_softmax(-1)
@@ -90,6 +91,11 @@ class ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of `x`, `weight` and `bias`."""
         return (*(g if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors), None, None, None)
+
+
+def chunks(n: int, size: int) -> Iterator[slice]:
+    """The chunks of `n` tokens, of `size` each but for the last."""
+    return (slice(start, start + size) for start in range(0, n, size))
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:

@@ -298,7 +298,7 @@ class Alibi(Position):
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Float32 `(..., H, Tq, Tk)`: minus slope times distance."""
-        slopes = torch.tensor(self.slopes, device=query_positions.device)
+        slopes = torch.tensor(self.slopes, dtype=torch.float32).to(query_positions.device, non_blocking=True)
         distance = query_positions[..., :, None] - key_positions[..., None, :]
         return -slopes[:, None, None] * distance.float()[..., None, :, :]
 

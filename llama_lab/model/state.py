@@ -64,4 +64,4 @@ class DecoderState:
         if not self.slides and longest + n_tokens > self.context:
             raise ValueError(f"context={self.context}: the cache is for so many tokens, not for {longest + n_tokens}")
         starts = self.lengths[:1, None] if shortest == longest else self.lengths[:, None]
-        return starts + torch.arange(n_tokens), shortest, longest
+        return starts + torch.arange(n_tokens, device="cpu"), shortest, longest

@@ -115,7 +115,11 @@ class LanguageModel(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the losses not yet logged."""
-        self._losses = [loss.to(self.device) for loss in checkpoint["train_losses"]]
+        self._losses = list(checkpoint["train_losses"])
+
+    def on_train_start(self) -> None:
+        """Move restored losses to the device, where the module itself is only now."""
+        self._losses = [loss.to(self.device) for loss in self._losses]
 
     def configure_optimizers(self) -> Any:
         """The optimizer, and its schedule over steps."""

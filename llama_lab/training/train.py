@@ -297,6 +297,7 @@ def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> lis
     length = min(run.cfg.train.sample_tokens, model.max_seq_len - len(start))
     if length == 0:  # a model without a state cannot generate
         return prompt
-    steps = generate(model.eval(), [start], length, Sampling(temperature=0.8), seed=run.cfg.seed)
+    model.to(run.hardware.torch_device).eval()  # Lightning has moved it to the CPU, which is slow for a large one
+    steps = generate(model, [start], length, Sampling(temperature=0.8), seed=run.cfg.seed)
     with eagerly():
         return [*prompt, *(token for (token,) in steps if token is not None)]

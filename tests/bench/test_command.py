@@ -133,6 +133,12 @@ def test_decode_times_the_compiled_step_by_default(bench: Command, tmp_path: Pat
         ),
         (["peers", "--threads", "0"], "--threads=0: must be a positive whole number"),
         (["peers", "--decode", "--compile"], "--compile: peers decode eagerly; leave it out, or --decode"),
+        (["gpu"], "gpu: PyTorch finds no CUDA device here; run it on a machine that has one"),
+        (
+            ["gpu", "--only", "trainin"],
+            "--only=trainin: trainin is no part (did you mean training?); "
+            "choose from training,loss,attention,decoding,billion,sharding,ladder",
+        ),
         ([], "the following arguments are required: COMMAND; see python -m llama_lab.bench --help"),
     ],
 )

@@ -16,10 +16,11 @@ from torch.profiler import ProfilerActivity, profile
 from llama_lab.config.components import build
 from llama_lab.devices.gpus import DEVICES, options
 from llama_lab.errors import ConfigError
+from llama_lab.estimate import activations
 from llama_lab.estimate.activations import Footprint, allocate, step_bytes
 from llama_lab.estimate.estimate import Estimate, MemoryModel, Setup, alternatives, column_of, estimate_training
 from llama_lab.estimate.table import gigabytes, verdicts
-from llama_lab.model import Decoder
+from llama_lab.model import Decoder, loss
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.recompute import recompute
 from llama_lab.training.module import LanguageModel
@@ -131,6 +132,17 @@ def test_rmsnorm_keeps_its_input_and_a_number_per_row_as_on_a_gpu() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.nbytes), lambda t: t):
         norm(x)
     assert sorted(kept) == [5 * 4, 7 * 4, 5 * 7 * 4]
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_the_first_chunks_of_a_loss_take_the_memory_of_all(mixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(loss.CHUNK, "cuda", 16 * 97)
+    cfg = compose_config("arch=llama3", "size=pico", "embedding=tied", "train.z_loss=1e-4")
+    measured = []
+    for chunks in (activations.CHUNKS, 10**9):
+        monkeypatch.setattr(activations, "CHUNKS", chunks)
+        measured.append(Footprint(cfg, 97, 1, torch.float32, mixed).activation_bytes(4))
+    assert measured[0] == measured[1]
 
 
 def test_twice_the_sequences_take_twice_the_activations() -> None:

@@ -2,18 +2,19 @@
 
 import math
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-from llama_lab.model.attention import GroupedQueryAttention, reference_attention
+from llama_lab.model.attention import GroupedQueryAttention, must_repeat_heads, reference_attention
 from llama_lab.model.decoder import call
 from llama_lab.model.layout import Layout
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.position import Alibi, Position
-from tests.composing import compose_config, decoder, options
+from tests.composing import compose_config, decoder, lively, options
 
 T, N_HEADS, HEAD_DIM, DIM = 12, 6, 8, 40  # dim is not n_heads * head_dim, and n_heads is no power of two
 KV_HEADS = {"mqa": [1], "mha": [6], "mha_bias": [6], "mha_qk_norm": [6]}  # the others take any divisor
@@ -141,3 +142,30 @@ def test_alibi_attends_alike_wherever_the_text_starts() -> None:
     x, encoding = torch.randn(1, T, DIM), Alibi(N_HEADS)
     near, far = (layer(x, Layout(encoding, torch.arange(start, start + T))) for start in (0, 4000))
     torch.testing.assert_close(near, far)
+
+
+@pytest.mark.parametrize("overrides", [[], ["model.attention.window=5"], ["position=alibi"]], ids=str)
+def test_heads_that_are_repeated_give_what_shared_ones_give(
+    overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = lively("arch=llama3", *overrides)
+    tokens = torch.arange(24).view(2, 12)
+    shared = model(tokens)
+    monkeypatch.setattr("llama_lab.model.attention.must_repeat_heads", lambda query, masked: True)
+    torch.testing.assert_close(model(tokens), shared)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "masked", "repeats"),
+    [
+        ("cuda", torch.bfloat16, False, False),
+        ("cuda", torch.bfloat16, True, True),
+        ("cuda", torch.float32, False, True),
+        ("cpu", torch.float32, True, False),
+    ],
+)
+def test_heads_are_repeated_where_no_fused_kernel_shares_them(
+    device: str, dtype: torch.dtype, masked: bool, repeats: bool
+) -> None:
+    query = SimpleNamespace(is_cuda=device == "cuda", dtype=dtype)
+    assert must_repeat_heads(query, masked) == repeats  # type: ignore[arg-type]

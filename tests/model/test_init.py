@@ -52,6 +52,31 @@ def test_initial_values_ignore_the_global_generator() -> None:
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
+@pytest.mark.parametrize("default", ["meta", "cpu"])
+def test_initial_values_are_drawn_on_the_cpu_whatever_the_default_device(default: str) -> None:
+    model = decoder("arch=gpt2")
+    drawn = {name: p.clone() for name, p in model.state_dict().items()}
+    places = []
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.empty(3, device="cpu"))
+
+        def reset_parameters(self) -> None:
+            places.append(torch.ones(1).device.type)
+            nn.init.normal_(self.gain)
+
+    noisy, again = Noisy(), Noisy()
+    initialise(again, Normal(), 1)
+    with torch.device(default):
+        initialise(model, model.weight_init, model.seed)
+        initialise(noisy, Normal(), 1)
+    assert all(torch.equal(value, drawn[name]) for name, value in model.state_dict().items())
+    assert torch.equal(noisy.gain, again.gain)
+    assert places == ["cpu", "cpu"]
+
+
 @pytest.mark.parametrize("arch", options("arch"))
 def test_building_on_meta_materialises_nothing(arch: str) -> None:
     model = decoder(f"arch={arch}", device="meta")

@@ -1,17 +1,21 @@
 """A run's plan, its sample and its facts."""
 
 import resource
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from llama_lab.data.open import open_dataset
-from llama_lab.devices.hardware import choose_accelerator, choose_precision
+from llama_lab.devices.hardware import Hardware, choose_accelerator, choose_precision
 from llama_lab.devices.memory import M_MMAP_MAX, libc, peak_memory_bytes, reset_peak_memory
 from llama_lab.errors import ConfigError
+from llama_lab.model import Decoder
 from llama_lab.training.train import sample_text, token_to_position_ratio
-from tests.composing import decoder
+from tests.composing import compose_config, decoder
 from tests.training.tiny import pieces, planned
 
 M_MMAP_THRESHOLD = -3  # of mallopt(3)
@@ -99,3 +103,16 @@ def test_training_on_a_cpu_keeps_freed_memory_so_that_no_step_faults_its_pages_i
     pieces(*tiny, "train.tokens=512", f"runs_dir={tmp_path}").fit()
     page_faults()
     assert page_faults() < returned / 10
+
+
+def test_the_sample_is_written_on_the_device_that_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = []
+
+    def generate(model: Decoder, *_: object, **__: object) -> Iterator[list[int]]:
+        places.append(next(model.parameters()).device.type)
+        return iter([[7]])
+
+    monkeypatch.setattr("llama_lab.training.train.generate", generate)
+    run: Any = SimpleNamespace(cfg=compose_config("train.sample_tokens=1"), hardware=Hardware("meta", 1, 1, "", ""))
+    assert sample_text(run, decoder(), [5], eot_id=0) == [5, 7]
+    assert places == ["meta"]

@@ -1,0 +1,47 @@
+"""No step mixes tensors of two devices: PyTorch's meta device stands in for a GPU, and the lengths stay on the CPU."""
+
+import sys
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from llama_lab.model.generate import _static_step, compiled_step, prefill
+from tests.composing import decoder, options
+
+MODELS = [f"arch={name}" for name in options("arch")] + [f"position={name}" for name in options("position")]
+META = torch.device("meta")
+
+
+def test_a_mixture_would_be_noticed() -> None:
+    with pytest.raises(RuntimeError, match="device cpu is not on the expected device meta"):
+        torch.ones(2, device=META) + torch.ones(2)
+
+
+@pytest.mark.parametrize("overrides", MODELS)
+def test_a_training_step_stays_on_its_device(overrides: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.is_autocast_enabled", lambda device: False)  # there is none on meta
+    monkeypatch.setattr("torch.autocast", lambda device, enabled: nullcontext())
+    model = decoder(overrides, device="meta")
+    tokens = torch.zeros(2, 16, dtype=torch.long, device=META)
+    nll, objective = model.loss(tokens, tokens, z_loss=1e-4)
+    objective.backward()
+    assert nll.is_meta
+    assert all(p.grad is not None and p.grad.is_meta for p in model.parameters())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [None, torch.int8], ids=str)
+@pytest.mark.parametrize("overrides", MODELS)
+def test_decoding_stays_on_its_device(
+    overrides: str, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = decoder(overrides, device="meta").eval()
+    state = model.new_state(2, 16, dtype)
+    assert prefill(model, [[1, 2, 3], [4]], state).is_meta
+    token = torch.zeros(2, 1, dtype=torch.long, device=META)
+    assert model(token, state).is_meta
+    monkeypatch.setattr(sys.modules[compiled_step.__module__], "_compile_static_step", lambda: _static_step)
+    assert compiled_step(model, state)(token).is_meta
+    assert state.lengths.tolist() == [5, 3]
+    assert state.lengths.device.type == "cpu"

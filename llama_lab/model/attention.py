@@ -107,7 +107,7 @@ class GroupedQueryAttention(Mixer):
         """Attend from each token of `x (B, T, D)` to the keys it may see, in `x` and in `state`."""
         query, key, value = self._heads(x)
         if layout.rotation is not None:
-            query, key = layout.rotation(query), layout.rotation(key)
+            query, key = layout.rotation.both(query, key)
         lookup = None
         if state is not None:
             assert isinstance(state, LayerCache)

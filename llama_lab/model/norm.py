@@ -44,18 +44,11 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `x (..., dim)`."""
         gain = self.weight.float() + 1.0 if self.unit_offset else self.weight.float()
-        if x.is_cuda or torch.compiler.is_compiling():  # which have kernels of their own
+        # GPUs and compilers have kernels of their own, and for a single token one call is faster than parts.
+        if x.is_cuda or torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return F.rms_norm(x.float(), self.normalized_shape, gain, self.eps).type_as(x)
-        if not torch.is_grad_enabled():
-            return root_mean_square(x.float(), gain, self.eps)[0].type_as(x)
         normed: Tensor = RootMeanSquare.apply(x.float(), gain, self.eps)  # type: ignore[no-untyped-call]
         return normed.type_as(x)
-
-
-def root_mean_square(x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`x (..., dim)` normalised and multiplied by `gain (dim,)`, and the inverse root mean squares `(..., 1)`."""
-    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    return (x * scale).mul_(gain), scale
 
 
 class RootMeanSquare(torch.autograd.Function):
@@ -68,8 +61,9 @@ class RootMeanSquare(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
         """Normalise `x (..., dim)`, float32, and multiply by `gain (dim,)`."""
-        normed, scale = root_mean_square(x, gain, eps)
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, gain, scale)
+        normed: Tensor = (x * scale).mul_(gain)
         return normed
 
     @staticmethod

@@ -26,6 +26,7 @@ TRAIN = Path(__file__).parents[1] / "train.py"
 
 yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # Hydra parses some thirty files for each config
 torch.set_num_threads(1)  # of a tiny model, threads would spend most of their time waiting for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start, too; Lightning would set it for DDP
 settings.register_profile("llama-lab", deadline=None)  # a busy machine is no bug
 settings.load_profile("llama-lab")
 

@@ -10,6 +10,7 @@ from .layout import Layout
 from .mixer import Mixer
 from .norm import Norm
 from .packing import together
+from .position import rotate
 from .state import State
 
 
@@ -107,7 +108,7 @@ class GroupedQueryAttention(Mixer):
         """Attend from each token of `x (B, T, D)` to the keys it may see, in `x` and in `state`."""
         query, key, value = self._heads(x)
         if layout.rotation is not None:
-            query, key = layout.rotation.both(query, key)
+            query, key = rotate(layout.rotation, query, key)
         lookup = None
         if state is not None:
             assert isinstance(state, LayerCache)

@@ -38,13 +38,6 @@ class Rotation(Tables):
             return self.turn(x.float(), self.sin).type_as(x)
         return Rotate.apply(x.float(), self).type_as(x)  # type: ignore[no-any-return, no-untyped-call]
 
-    def both(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate queries and keys; at once where they are of single tokens, since calls take the time then."""
-        if query.shape[2] > 1 or torch.is_grad_enabled():
-            return self(query), self(key)
-        query, key = self(torch.cat((query, key), 1)).split((query.shape[1], key.shape[1]), 1)  # type: ignore[no-untyped-call]
-        return query, key
-
     def turn(self, x: Tensor, sin: Tensor) -> Tensor:
         """Rotate `x` by the angles of these cosines and `sin`: three passes over memory, and no copies."""
         half = self.cos.shape[-1]
@@ -82,6 +75,17 @@ class Rotate(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """The gradient of `x`."""
         return ctx.rotation.turn(grad, -ctx.rotation.sin), None
+
+
+def rotate(rotation: Rotation, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate queries and keys; at once if they are of a single token, since calls take the time then.
+
+    A rotation of a user's own may tell heads apart, and is called for each.
+    """
+    if type(rotation) is not Rotation or query.shape[2] > 1 or torch.is_grad_enabled():
+        return rotation(query), rotation(key)
+    query, key = rotation(torch.cat((query, key), 1)).split((query.shape[1], key.shape[1]), 1)  # type: ignore[no-untyped-call]
+    return query, key
 
 
 class Position(nn.Module):

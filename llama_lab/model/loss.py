@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .embedding import Embedding
+from .packing import is_plain
 
 CHUNK = {"cpu": 2**20, "cuda": 2**27}
 """Logits in a chunk. A CPU's stay in its cache; a GPU's are as large as its matrix products need."""
@@ -26,7 +27,7 @@ def head_loss(embedding: Embedding, x: Tensor, targets: Tensor, z_loss: float = 
     squared log-partition. Only the objective has a gradient.
     """
     head = embedding.head
-    if type(embedding).logits is not Embedding.logits or type(head) is not nn.Linear:
+    if type(embedding).logits is not Embedding.logits or not is_plain(head):
         return plain_loss(embedding.logits(x), targets, z_loss)
     inputs = [x.flatten(0, -2), head.weight, head.bias]
     if not torch.is_grad_enabled():  # which the function cannot see: it would compute gradients for nobody
@@ -38,7 +39,7 @@ def head_loss(embedding: Embedding, x: Tensor, targets: Tensor, z_loss: float = 
 
 
 def plain_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
-    """`head_loss` of given `logits (B, T, V)`: for heads of a user's own, and the reference of the other."""
+    """`head_loss` of given `logits (B, T, V)`: for heads and hooks of a user's own, and the reference of the other."""
     logits, targets = wide(logits).flatten(0, -2), targets.flatten()
     nll = F.cross_entropy(logits, targets.clamp(min=-1), ignore_index=-1, reduction="sum")
     if not z_loss:

@@ -96,6 +96,13 @@ def test_a_head_of_a_users_own_makes_its_own_logits() -> None:
     torch.testing.assert_close(ours, results(module, chunked=False, tokens=(2, 3), z_loss=0.1))
 
 
+def test_a_hook_on_the_head_sees_its_logits() -> None:
+    module, seen = embedding(), []
+    module.head.register_forward_hook(lambda _, inputs, logits: seen.append(logits.shape))
+    results(module, chunked=True, tokens=(2, 3), z_loss=0.0)
+    assert seen == [(2, 3, VOCAB)]
+
+
 def test_logits_never_exist_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loss.CHUNK, "cpu", 2 * VOCAB)
     largest = 0

@@ -121,10 +121,12 @@ def on_cpu(parameters: list[nn.Parameter]) -> Iterator[None]:
     homes = [p.data for p in parameters]
     for p in parameters:
         p.data = p.data.cpu()
-    with torch.device("cpu"):
-        yield
-    for p, home in zip(parameters, homes, strict=True):
-        p.data = home.copy_(p.data)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        for p, home in zip(parameters, homes, strict=True):
+            p.data = home.copy_(p.data)
 
 
 @torch.no_grad()

@@ -50,6 +50,22 @@ def test_parameters_keep_their_values_and_take_no_more_memory() -> None:
     whole = module.a.weight.untyped_storage()
     assert whole.nbytes() == 10 * 4 * 4
     assert module.c.weight.untyped_storage().data_ptr() == whole.data_ptr()
+    with packed(module):
+        pass
+    assert module.a.weight.data_ptr() == whole.data_ptr(), "copied again"
+
+
+def test_maps_that_have_been_moved_are_packed_anew() -> None:
+    module, x = maps(True, True), torch.randn(2, 3, 4)
+    with packed(module):
+        pass
+    module.b.weight.data = module.b.weight.data.clone()
+    module.a.bias.data = 2 * module.a.bias.data
+    apart, _ = products(module, x)
+    with packed(module):
+        joined, once = products(module, x)
+    assert once == 1
+    torch.testing.assert_close(joined, apart)
 
 
 def test_a_model_that_has_generated_trains_on_as_before() -> None:

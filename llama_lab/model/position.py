@@ -57,7 +57,8 @@ class Rotation(Tables):
             found = self.cos.repeat_interleave(2, -1) if self.interleaved else torch.cat((self.cos, self.cos), -1)
             if found.shape[-1] < head_dim:
                 found = F.pad(found, (0, head_dim - found.shape[-1]), value=1.0)
-            self._factors = found
+            if not torch.compiler.is_compiling():  # which forbids it where activations are recomputed
+                self._factors = found
         return found
 
 

@@ -188,3 +188,15 @@ def test_bf16_mixed_computes_in_another_precision_than_float32(settings: list[st
         first_losses.append(parts.rows[0]["train/loss"])
     assert first_losses[0] != first_losses[1]
     assert first_losses[0] == pytest.approx(first_losses[1], rel=1e-2)
+
+
+def test_bf16_mixed_ends_as_near_to_float32_as_another_seed_does(settings: list[str]) -> None:
+    losses = []
+    for precision, seed in (("32-true", 1), ("bf16-mixed", 1), ("32-true", 2)):
+        parts = pieces(
+            *settings, f"trainer.precision={precision}", f"seed={seed}", f"train.tokens={60 * STEP}", "overwrite=true"
+        )
+        parts.fit()
+        losses.append(parts.rows[-1]["val/loss"])
+    exact, mixed, other = losses
+    assert 0 < abs(mixed - exact) < abs(other - exact)

@@ -47,7 +47,7 @@ def rms_norm(norm: RMSNorm, x: Tensor) -> Tensor:
 # Built in: one operator of PyTorch, which may be fused; on a CPU, RMSNorm is composed of the same steps as written out.
 KINDS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "written out": (layer_norm, rms_norm),
-    "built in": (LayerNorm.forward, RMSNorm.forward),
+    "of models": (LayerNorm.forward, RMSNorm.forward),
 }
 
 

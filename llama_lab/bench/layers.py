@@ -44,7 +44,7 @@ def rms_norm(norm: RMSNorm, x: Tensor) -> Tensor:
 
 
 # The functions of LayerNorm and RMSNorm that are compared with each other.
-# Built in: one operator of PyTorch, which may be fused; on a CPU, RMSNorm is composed of the same steps as written out.
+# Of models: PyTorch's kernels, or what `RMSNorm` puts together of them on a CPU.
 KINDS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "written out": (layer_norm, rms_norm),
     "of models": (LayerNorm.forward, RMSNorm.forward),

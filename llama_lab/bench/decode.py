@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pandas as pd
 import torch
@@ -26,7 +25,9 @@ from llama_lab.timing import measurement, time_in_turn
 
 from .charts import decode_chart
 from .decoders import SMALL, TINY, build_decoder, compose
+from .peers import shape_of
 from .rows import row_table, rows_of, start, with_ratio, write_csv
+from .side import continued, llama
 
 EAGER, COMPILED, ATTENTION, REST = "ours, eager", "ours, compiled", "attention alone", "the rest"
 COLUMNS = ("tokens_per_s", "bytes_read", "of_memory_floor", "of_cache_floor")
@@ -126,36 +127,18 @@ def transformers_generation(model: Decoder, preset: Preset, device: torch.device
 
     Raises RuntimeError if the models differ in their number of parameters; the function does if the text ends early.
     """
-    transformers: Any = import_module("transformers")  # not a dependency, and slow to import
-    cfg = compose(*preset.overrides).model
+    cfg = compose(*preset.overrides, f"model.max_seq_len={preset.max_seq_len}").model
     with device:
-        theirs = transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(
-                vocab_size=cfg.vocab_size,
-                hidden_size=cfg.dim,
-                intermediate_size=cfg.hidden_dim,
-                num_hidden_layers=cfg.n_layers,
-                num_attention_heads=cfg.n_heads,
-                num_key_value_heads=cfg.n_kv_heads,
-                head_dim=cfg.head_dim,
-                max_position_embeddings=preset.max_seq_len,
-                tie_word_embeddings=cfg.embedding.tied,
-            )
-        )
+        theirs = llama(shape_of(cfg), cfg.embedding.tied)
         prompt = torch.arange(preset.prompt)[None]
     theirs = theirs.to(preset.dtype).eval()
     if sum(p.numel() for p in theirs.parameters()) != sum(p.numel() for p in model.parameters()):
         raise RuntimeError("transformers' model has another number of parameters than ours")
-    theirs.generation_config.eos_token_id = None  # else the text might end early
-    config = transformers.GenerationConfig(
-        max_new_tokens=preset.new_tokens, do_sample=False, use_cache=True, pad_token_id=0
-    )
-    mask = torch.ones_like(prompt)
 
     def work() -> None:
-        length = theirs.generate(prompt, config, attention_mask=mask).shape[1]
-        if length != preset.prompt + preset.new_tokens:
-            raise RuntimeError(f"transformers' text ended at {length} tokens")
+        new = continued(theirs, prompt, preset.new_tokens)
+        if new != preset.new_tokens:
+            raise RuntimeError(f"transformers' text ended at {preset.prompt + new} tokens")
 
     return work
 

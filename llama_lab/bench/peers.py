@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from omegaconf import DictConfig
 from rich.console import Console
 from torch.utils.benchmark import Timer
 
@@ -81,10 +82,14 @@ def spec_of(sizes: Preset, decode: bool) -> Spec:
     """Our side's training in a preset, or its decoding."""
     overrides = (f"model.vocab_size={compose().tokenizer.vocab_size}", *sizes.overrides)
     cfg = compose(*overrides)
-    shape = Shape(**{key: cfg.model[key] for key in SIZES}, theta=cfg.model.position.theta, eps=cfg.model.norm.eps)
-    optim = {key: cfg.optim[key] for key in ADAMW}
+    shape, optim = shape_of(cfg.model), {key: cfg.optim[key] for key in ADAMW}
     spec = Spec("ours", shape, overrides, optim, cfg.train.grad_clip, cfg.train.batch_size, torch.get_num_threads())
     return replace(spec, prompt=sizes.prompt, new_tokens=sizes.new_tokens) if decode else spec
+
+
+def shape_of(model: DictConfig) -> Shape:
+    """The shape of a config's Llama."""
+    return Shape(**{key: model[key] for key in SIZES}, theta=model.position.theta, eps=model.norm.eps)
 
 
 def train_flops(spec: Spec) -> float:

@@ -112,36 +112,44 @@ def ours(spec: Spec) -> Side:
 
 def transformers(spec: Spec) -> Side:
     """`LlamaForCausalLM`, with its own loss and `generate`."""
-    transformers: Any = import_module("transformers")
-    s = spec.shape
-    model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=s.vocab_size,
-            hidden_size=s.dim,
-            intermediate_size=s.hidden_dim,
-            num_hidden_layers=s.n_layers,
-            num_attention_heads=s.n_heads,
-            num_key_value_heads=s.n_kv_heads,
-            head_dim=s.head_dim,
-            max_position_embeddings=s.max_seq_len,
-            rms_norm_eps=s.eps,
-            rope_parameters={"rope_type": "default", "rope_theta": s.theta},
-            tie_word_embeddings=False,
-        )
-    )
-    model.generation_config.eos_token_id = None  # else a text might end early
-    settings: dict[str, Any] = {"do_sample": False, "use_cache": True, "pad_token_id": 0}
+    model = llama(spec.shape)
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
         result: Tensor = model(inputs, labels=targets, shift_labels=targets, use_cache=False).loss
         return result
 
-    def text(prompt: Tensor, new_tokens: int) -> int:
-        config = transformers.GenerationConfig(max_new_tokens=new_tokens, **settings)
-        length: int = model.generate(prompt, config, attention_mask=torch.ones_like(prompt)).shape[1]
-        return length - prompt.shape[1]
+    return Side(model, peers_adamw(model, spec), loss, lambda prompt, new_tokens: continued(model, prompt, new_tokens))
 
-    return Side(model, peers_adamw(model, spec), loss, text)
+
+def llama(shape: Shape, tied: bool = False) -> Any:
+    """`transformers`' Llama of a shape, which never ends a text."""
+    transformers: Any = import_module("transformers")
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.dim,
+            intermediate_size=shape.hidden_dim,
+            num_hidden_layers=shape.n_layers,
+            num_attention_heads=shape.n_heads,
+            num_key_value_heads=shape.n_kv_heads,
+            head_dim=shape.head_dim,
+            max_position_embeddings=shape.max_seq_len,
+            rms_norm_eps=shape.eps,
+            rope_parameters={"rope_type": "default", "rope_theta": shape.theta},
+            tie_word_embeddings=tied,
+        )
+    )
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def continued(model: Any, prompt: Tensor, new_tokens: int) -> int:
+    """Continue `prompt (1, T)` greedily with the `generate` of `transformers`; the number of new tokens."""
+    config = import_module("transformers").GenerationConfig(
+        max_new_tokens=new_tokens, do_sample=False, use_cache=True, pad_token_id=0
+    )
+    length: int = model.generate(prompt, config, attention_mask=torch.ones_like(prompt)).shape[1]
+    return length - prompt.shape[1]
 
 
 def x_transformers(spec: Spec) -> Side:

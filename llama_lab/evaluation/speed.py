@@ -1,15 +1,13 @@
 """Speed of generation: reading a prompt, then decoding token by token, with the KV cache and without it."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from llama_lab.model import Decoder
-from llama_lab.model.generate import compiled_step, eager_step, prefill
-from llama_lab.model.packing import packed
+from llama_lab.model.generate import decoding_step, prefill
 from llama_lab.runs.evaluation import GenerationSpeed
 from llama_lab.timing import time_in_turn
 
@@ -63,8 +61,7 @@ def decoding(
 
     def decode() -> None:
         cache.lengths.fill_(context - new_tokens)
-        with nullcontext() if compiled else packed(model):
-            step = compiled_step(model, cache) if compiled else eager_step(model, cache)
+        with decoding_step(model, cache, compiled) as step:
             for i in range(new_tokens):
                 step(tokens[:, i : i + 1])
 

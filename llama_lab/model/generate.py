@@ -3,7 +3,7 @@
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -133,9 +133,8 @@ def _steps(
 ) -> Iterator[Step]:
     """The steps of `generate`, until all sequences have ended."""
     ended: set[int] = set()
-    with nullcontext() if compiled else packed(model):
-        logits = prefill(model, prompts, state)
-        next_logits = compiled_step(model, state) if compiled else eager_step(model, state)
+    logits = prefill(model, prompts, state)
+    with decoding_step(model, state, compiled) as next_logits:
         for n in range(max_new_tokens):
             tokens = sampling.draw(logits, generators)
             step = tokens.tolist()
@@ -154,6 +153,16 @@ def prefill(model: Decoder, prompts: Sequence[Sequence[int]], state: DecoderStat
     device = model.embedding.tokens.weight.device
     last = [model.read(torch.tensor([p], device=device), state.row(i))[:, -1] for i, p in enumerate(prompts)]
     return model.embedding.logits(torch.cat(last))
+
+
+@contextmanager
+def decoding_step(model: Decoder, state: DecoderState, compiled: bool) -> Iterator[Callable[[Tensor], Tensor]]:
+    """The compiled step, or the eager one with the model `packed`."""
+    if compiled:
+        yield compiled_step(model, state)
+    else:
+        with packed(model):
+            yield eager_step(model, state)
 
 
 def eager_step(model: Decoder, state: DecoderState) -> Callable[[Tensor], Tensor]:

@@ -118,10 +118,10 @@ def chunk_gradient(logits: Tensor, logs: Tensor, targets: Tensor, softcap: float
     Overwrites `logits` and their log-softmax.
     """
     index = targets.clamp(min=0)
-    partition = logits.gather(-1, index) - logs.gather(-1, index)
+    factor = 1 + 2 * z_loss * (logits.gather(-1, index) - logs.gather(-1, index)) if z_loss else None
     grad = logs.exp_()
-    if z_loss:
-        grad *= 1 + 2 * z_loss * partition
+    if factor is not None:
+        grad *= factor
     grad.scatter_add_(-1, index, grad.new_full(index.shape, -1))
     if softcap is not None:
         grad *= logits.square_().mul_(-(softcap**-2)).add_(1)  # 1 - tanh²

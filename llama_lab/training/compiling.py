@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import sysconfig
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,9 +100,3 @@ def compile_in_place(model: Decoder, backend: str = "inductor") -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(model.blocks))
     for block in model.blocks:
         block.compile(backend=backend)
-
-
-def eagerly() -> AbstractContextManager[None]:
-    """A context in which compiled blocks run as they are written, for shapes that are not worth compiling for."""
-    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
-    return stance

@@ -16,8 +16,6 @@ from llama_lab.data import IGNORE
 from llama_lab.devices.strategy import unsynchronized
 from llama_lab.model import Decoder
 
-from .compiling import eagerly
-
 
 class LanguageModel(L.LightningModule):
     """Trains `model` on next-token prediction.
@@ -93,7 +91,8 @@ class LanguageModel(L.LightningModule):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
         """Add a batch to the sums of this rank."""
         inputs, targets = batch
-        with eagerly():  # the last batch is smaller, and compiling for it would take longer than it saves
+        # Eager, since the last batch is smaller, and compiling for it would take longer than it saves.
+        with torch.compiler.set_stance("force_eager"):
             self._val_nll += self.model.loss(inputs, targets)[0].item()
         self._val_tokens += int((targets != IGNORE).sum())
 

@@ -34,7 +34,7 @@ from llama_lab.runs.metrics import read_metrics
 from llama_lab.runs.stored import Facts, Summary
 
 from .checkpointing import Checkpointing, InterruptedRunError
-from .compiling import check_compiler, compile_in_place, decide, eagerly
+from .compiling import check_compiler, compile_in_place, decide
 from .component_check import check_components
 from .loggers import WandbMetrics, log_hparams, open_loggers
 from .longer_budget import warn_of_differences
@@ -299,5 +299,5 @@ def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> lis
         return prompt
     model.to(run.hardware.torch_device).eval()  # Lightning has moved it to the CPU, which is slow for a large one
     steps = generate(model, [start], length, Sampling(temperature=0.8), seed=run.cfg.seed)
-    with eagerly():
+    with torch.compiler.set_stance("force_eager"):  # a text has a shape for each of its tokens
         return [*prompt, *(token for (token,) in steps if token is not None)]

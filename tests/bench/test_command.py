@@ -3,7 +3,6 @@
 import csv
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,29 +10,9 @@ import pytest
 
 from llama_lab.bench import __main__ as command
 from tests.conftest import Command, Ran
-from tests.preloaded import PreloadedPython
 
-CHECKOUT = Path(__file__).parents[2]
 COLUMNS = ["component", "what", "size", "pass", "median_s", "low_s", "high_s", "ratio"]
 CONDITIONS = ["device", "torch", "threads", "date"]
-
-
-@pytest.fixture
-def bench(preloaded: PreloadedPython, environment: dict[str, str], tmp_path: Path) -> Command:
-    """Run the command as a process in a fresh folder, 80 columns wide."""
-
-    def run(*arguments: str) -> Ran:
-        done = subprocess.run(
-            [preloaded.executable, "-m", "llama_lab.bench", *arguments],
-            cwd=tmp_path,
-            env={**environment, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "80"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-        return Ran(done.returncode, done.stdout, done.stderr, tmp_path)
-
-    return run
 
 
 def rows(path: Path) -> list[dict[str, str]]:

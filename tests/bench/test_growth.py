@@ -1,6 +1,5 @@
 """Growth is measured where only one size grows, and counted from what really grows."""
 
-import subprocess
 from pathlib import Path
 
 import pandas as pd
@@ -24,9 +23,8 @@ from llama_lab.bench.growth import (
 )
 from llama_lab.study.report.analysis import analyse
 from llama_lab.study.study import Study
-from tests.preloaded import PreloadedPython
+from tests.conftest import Command
 
-CHECKOUT = Path(__file__).parents[2]
 TINY = GRIDS["tiny"]
 
 
@@ -127,20 +125,11 @@ def test_the_full_grid_has_four_points_of_each() -> None:
 
 
 @pytest.mark.slow
-def test_growth_prints_a_table_of_each_and_writes_rows_and_a_picture(
-    preloaded: PreloadedPython, environment: dict[str, str], tmp_path: Path
-) -> None:
-    done = subprocess.run(
-        [preloaded.executable, "-m", "llama_lab.bench", "growth", "--preset", "tiny", "--rounds", "1"],
-        cwd=tmp_path,
-        env={**environment, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "80"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert all(title in done.stdout for title in TITLES.values())
-    assert "…" not in done.stdout
+def test_growth_prints_a_table_of_each_and_writes_rows_and_a_picture(bench: Command, tmp_path: Path) -> None:
+    ran = bench("growth", "--preset", "tiny", "--rounds", "1")
+    assert (ran.code, ran.err) == (0, "")
+    assert all(title in ran.out for title in TITLES.values())
+    assert "…" not in ran.out
     rows = pd.read_csv(tmp_path / "bench" / "growth.csv")
     assert list(rows.what) == [what for what in (*SIZES, "arms", "runs") for _ in range(2)]
     assert (tmp_path / "bench" / "growth.png").read_bytes().startswith(b"\x89PNG")

@@ -1,6 +1,5 @@
 """Peers have our shape and do our work, one at a time; what is not installed is skipped by name."""
 
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import islice
@@ -17,9 +16,8 @@ from llama_lab.bench.side import SIDES, Spec, Work, batches
 from llama_lab.bench.side_process import Contender, Measured, skipped, started
 from llama_lab.devices.memory import libc
 from llama_lab.errors import ConfigError
-from tests.preloaded import PreloadedPython
+from tests.conftest import Command
 
-CHECKOUT = Path(__file__).parents[2]
 TINY = PRESETS["tiny"]
 INSTALLED = ("ours", "transformers", "x-transformers")
 
@@ -202,19 +200,10 @@ def test_flops_are_counted_at_the_context_of_the_batches(spec: Spec) -> None:
 
 
 @pytest.mark.slow
-def test_peers_prints_all_sides_as_text_and_as_markdown(
-    preloaded: PreloadedPython, environment: dict[str, str], tmp_path: Path
-) -> None:
-    done = subprocess.run(
-        [preloaded.executable, "-m", "llama_lab.bench", "peers", "--preset", "tiny", "--rounds", "2"],
-        cwd=tmp_path,
-        env={**environment, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "80"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    table = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+def test_peers_prints_all_sides_as_text_and_as_markdown(bench: Command) -> None:
+    ran = bench("peers", "--preset", "tiny", "--rounds", "2")
+    assert (ran.code, ran.err) == (0, "")
+    table = [line for line in ran.out.splitlines() if line.startswith("| ")]
     sides = [line.split(" | ")[0] for line in table[2:]]
     assert sides == [
         "| ours",
@@ -223,6 +212,6 @@ def test_peers_prints_all_sides_as_text_and_as_markdown(
         "| x-transformers",
     ]
     assert "of ceiling" in table[0]
-    assert "round 2 of 2, tokens/s: ours " in done.stdout
-    assert "python -m llama_lab.bench peers --preset tiny --rounds 2" in done.stdout
-    assert max(len(line) for line in done.stdout.splitlines() if line.startswith(" ")) <= 80
+    assert "round 2 of 2, tokens/s: ours " in ran.out
+    assert "python -m llama_lab.bench peers --preset tiny --rounds 2" in ran.out
+    assert max(len(line) for line in ran.out.splitlines() if line.startswith(" ")) <= 80

@@ -147,7 +147,9 @@ def check_fit(folder: Path, expected: Mapping[str, Tensor], found: Mapping[str, 
             raise ConfigError(f"{folder}: its weight {name} is quantised, {weight.dtype}; name the unquantised model")
 
 
-def without_copies(folder: Path, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def without_copies(
+    folder: Path, family: Family, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
     """The weights without a head that only repeats the token table it is tied to, as some files have it."""
     head, table = family.ends
     if head not in weights or head in expected:

@@ -209,9 +209,10 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Unread:
-    """Settings in files of a family that transformers does not read."""
+    """Settings in files of a family that reach no logits there, and what they are `written` as, if at all."""
 
     names: Sequence[str]
+    written: Any = None
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
@@ -219,7 +220,7 @@ class Unread:
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
-        return {}
+        return {} if self.written is None else dict.fromkeys(self.names, self.written)
 
 
 FOLDED = "folded."  # scalars of theirs that are no setting of ours: weights are multiplied by them
@@ -498,7 +499,7 @@ class Family:
     weights: Weights
     variant: Settings = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
-    idle: str = r".*(rotary_emb\.inv_freq|attn\.bias|attention\.bias|masked_bias)"
+    idle: str = r"(.*\.)?(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)"
 
     def read_config(self, config: Mapping[str, Any]) -> Settings:
         """Our settings of the model that their `config` describes.

@@ -232,6 +232,7 @@ MISTRAL = Family(
     llama_settings(1e-6, RotaryPosition(), HEAD_DIM, UNTIED, Windows(4096)),
     LLAMA_WEIGHTS,
 )
+NO_DROPOUT = Unread(("resid_pdrop", "embd_pdrop", "attn_pdrop"), written=0.0)  # where transformers' default is 0.1
 GPT1 = Family(
     "openai-gpt",
     "OpenAIGPTLMHeadModel",
@@ -240,6 +241,7 @@ GPT1 = Family(
     (
         *gpt_sizes(40478, 768, 12, 12, 512),
         Value("layer_norm_epsilon", "norm.eps", 1e-5),
+        NO_DROPOUT,
         Choice("afn", "gelu", ACTIVATIONS | {"gelu": GELU_TANH}),  # they mean the tanh approximation
         TIED,
     ),
@@ -262,6 +264,7 @@ GPT_SETTINGS: tuple[Setting, ...] = (
     Value("layer_norm_epsilon", "norm.eps", 1e-5),
     Fixed("scale_attn_weights", True),
     Fixed("add_cross_attention", False),
+    NO_DROPOUT,
     TIED,
 )
 GPT2 = Family(
@@ -320,6 +323,7 @@ OPT = Family(
         Fixed("_remove_final_layer_norm", False),
         Fixed("layer_norm_elementwise_affine", True),
         Fixed("word_embed_proj_dim", like("dim")),
+        Unread(("dropout",), written=0.0),
         TIED,
     ),
     {
@@ -360,6 +364,7 @@ CTRL = Family(
         *gpt_sizes(246534, 1280, 48, 16, 256),
         Value("dff", "hidden_dim", 8192),
         Fixed("layer_norm_epsilon", 1e-6),
+        NO_DROPOUT,
         TIED,
     ),
     {

@@ -168,9 +168,9 @@ class Choice:
         return dict(self.ours[value])
 
     def write(self, ours: Settings) -> Settings:
-        """See `Setting`; the default for what they do not have, which `Family.obstacles` then finds."""
-        values = (value for value, chosen in self.ours.items() if chosen.items() <= ours.items())
-        return {self.name: next(values, self.default)}
+        """See `Setting`; the default where it fits, and for what they do not have, which `obstacles` then finds."""
+        values = [value for value, chosen in self.ours.items() if chosen.items() <= ours.items()]
+        return {self.name: values[0] if values and self.default not in values else self.default}
 
 
 UNSET: Any = object()

@@ -879,6 +879,22 @@ FAMILIES: tuple[Family, ...] = (
     GRANITE,
     NEMOTRON,
 )
+# The `model_type` of each recipe that has one; the first Transformer has none.
+RECIPES = {
+    "gpt1": "openai-gpt",
+    "gpt2": "gpt2",
+    "opt": "opt",
+    "ctrl": "ctrl",
+    "gpt_neox": "gpt_neox",
+    "bloom": "bloom",
+    "falcon": "falcon",
+    "llama": "llama",
+    "llama2": "llama",
+    "llama3": "llama",
+    "mistral": "mistral",
+    "olmo2": "olmo2",
+    "gemma2": "gemma2",
+}
 # Families that a user may well try, and what they need that we have no switch for.
 MISSING = {
     "mixtral": "it routes tokens to experts",

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 from omegaconf import OmegaConf
@@ -168,6 +169,6 @@ def local_folder(source: str) -> Path:
         return Path(snapshot_download(source, allow_patterns=DOWNLOADED))
     except Exception as error:  # of the hub, of HTTP, or of the network
         raise ConfigError(
-            f"{source}: is no folder, and cannot be downloaded, {first_line(error)}; download it where there is a "
-            f"network, `hf download {source} --local-dir FOLDER`, and name that folder"
+            f"{source}: is no folder, and cannot be downloaded, {shorten(first_line(error), 120)}; download it where "
+            f"there is a network, hf download {source} --local-dir FOLDER, and name that folder"
         ) from error

@@ -284,6 +284,7 @@ class RotaryPosition:
     theta: float = 10000.0
     fraction: float = 1.0
     interleaved: bool = False
+    older: tuple[str, str] = ("rope_theta", "partial_rotary_factor")  # names of theta and fraction before version 5
 
     @property
     def names(self) -> Sequence[str]:
@@ -333,7 +334,7 @@ class RotaryPosition:
         return found
 
     def write(self, ours: Settings) -> Settings:
-        """See `Setting`; for transformers 5 and, under the older names, for what was written for 4."""
+        """See `Setting`; under the older names too, since transformers 4 would take its defaults without a word."""
         if ours.get("position._target_") != ROPE:
             return {}
         theta, fraction = ours["position.theta"], ours["position.fraction"]
@@ -345,7 +346,10 @@ class RotaryPosition:
             if ours_name == scaling:
                 rope["rope_type"] = kind
                 rope |= {theirs: ours[f"position.scaling.{name}"] for name, (theirs, _) in fields.items()}
-        return {f"rope_parameters.{key}": value for key, value in rope.items()}
+        older = dict(zip(self.older, (theta, fraction), strict=True))
+        if rope["rope_type"] != "default":
+            older |= {f"rope_scaling.{key}": value for key, value in rope.items()}
+        return older | {f"rope_parameters.{key}": value for key, value in rope.items()}
 
 
 def attention_factor(scaling: Settings) -> float | None:

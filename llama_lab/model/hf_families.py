@@ -393,7 +393,7 @@ GPT_NEOX = Family(
         Choice("hidden_act", "gelu", ACTIVATIONS),
         Choice("use_parallel_residual", True, {True: block("Parallel"), False: block("PreNorm")}),
         Value("attention_bias", ATTENTION_BIASES, True),
-        RotaryPosition(fraction=0.25),
+        RotaryPosition(fraction=0.25, older=("rotary_emb_base", "rotary_pct")),
         UNTIED,
     ),
     {

@@ -200,15 +200,20 @@ LLAMA_WEIGHTS: Weights = {**LLAMA_ENDS, **LLAMA_NORMS, **LLAMA_ATTENTION, **LLAM
 ROTATED_GATED: Settings = RMS_NORM | GATED | block("PreNorm")
 
 
-def llama_settings(rms_norm_eps: float, rope: RotaryPosition, *others: Setting) -> tuple[Setting, ...]:
-    """LLaMA's settings, which many families have with others beside them."""
+def llama_settings(
+    sizes: tuple[Setting, ...],
+    hidden_dim: int,
+    rms_norm_eps: float,
+    *others: Setting,
+    n_kv_heads: int | Derived | None = None,
+) -> tuple[Setting, ...]:
+    """LLaMA's settings, which many families have with others beside them, with the defaults of a family."""
     return (
-        *sizes(32000, 4096, 32, 32, 2048),
-        Value("intermediate_size", "hidden_dim", 11008),
-        KV_HEADS,
+        *sizes,
+        Value("intermediate_size", "hidden_dim", hidden_dim),
+        Value("num_key_value_heads", "n_kv_heads", n_kv_heads or like("n_heads")),
         Choice("hidden_act", "silu", ACTIVATIONS),
         Value("rms_norm_eps", "norm.eps", rms_norm_eps),
-        rope,
         *others,
     )
 
@@ -221,7 +226,9 @@ LLAMA = Family(
     "LlamaForCausalLM",
     "model.",
     ROTATED_GATED,
-    llama_settings(1e-6, RotaryPosition(), HEAD_DIM, UNTIED, ATTENTION_BIAS, MLP_BIAS),
+    llama_settings(
+        sizes(32000, 4096, 32, 32, 2048), 11008, 1e-6, RotaryPosition(), HEAD_DIM, UNTIED, ATTENTION_BIAS, MLP_BIAS
+    ),
     LLAMA_WEIGHTS,
 )
 MISTRAL = Family(
@@ -229,7 +236,9 @@ MISTRAL = Family(
     "MistralForCausalLM",
     "model.",
     ROTATED_GATED,
-    llama_settings(1e-6, RotaryPosition(), HEAD_DIM, UNTIED, Windows(4096)),
+    llama_settings(
+        sizes(32000, 4096, 32, 32, 131072), 14336, 1e-6, RotaryPosition(), HEAD_DIM, UNTIED, Windows(4096), n_kv_heads=8
+    ),
     LLAMA_WEIGHTS,
 )
 NO_DROPOUT = Unread(("resid_pdrop", "embd_pdrop", "attn_pdrop"), written=0.0)  # where transformers' default is 0.1
@@ -513,7 +522,7 @@ OLMO2 = Family(
     "Olmo2ForCausalLM",
     "model.",
     {"head_dim": head_width, **RMS_NORM, **GATED, **block("Reordered"), "attention.qk_norm": "projection"},
-    llama_settings(1e-5, RotaryPosition(), UNTIED, ATTENTION_BIAS),
+    llama_settings(sizes(50304, 4096, 32, 32, 2048), 11008, 1e-5, RotaryPosition(), UNTIED, ATTENTION_BIAS),
     {
         **LLAMA_ENDS,
         **LLAMA_ATTENTION,
@@ -581,7 +590,9 @@ QWEN2 = Family(
     "Qwen2ForCausalLM",
     "model.",
     {"head_dim": head_width, **ROTATED_GATED, **dict.fromkeys(QKV_BIASES, True)},
-    llama_settings(1e-6, RotaryPosition(), UNTIED, Windows(4096, gated=True)),
+    llama_settings(
+        sizes(151936, 4096, 32, 32, 32768), 22016, 1e-6, RotaryPosition(), UNTIED, Windows(4096, gated=True)
+    ),
     LLAMA_WEIGHTS,
 )
 QWEN3 = Family(
@@ -590,6 +601,8 @@ QWEN3 = Family(
     "model.",
     {**ROTATED_GATED, "attention.qk_norm": "head"},
     llama_settings(
+        sizes(151936, 4096, 32, 32, 32768),
+        22016,
         1e-6,
         RotaryPosition(),
         Value("head_dim", "head_dim", 128),
@@ -686,7 +699,15 @@ PHI3 = Family(
     "Phi3ForCausalLM",
     "model.",
     {"head_dim": head_width, **ROTATED_GATED},
-    llama_settings(1e-5, RotaryPosition(), UNTIED, Windows(None), Unread(("original_max_position_embeddings",))),
+    llama_settings(
+        sizes(32064, 3072, 32, 32, 4096),
+        8192,
+        1e-5,
+        RotaryPosition(),
+        UNTIED,
+        Windows(None),
+        Unread(("original_max_position_embeddings",)),
+    ),
     {
         **LLAMA_ENDS,
         **LLAMA_NORMS,
@@ -782,11 +803,14 @@ GLM = Family(
     "model.",
     ROTATED_GATED,
     llama_settings(
+        sizes(151552, 4096, 40, 32, 131072),
+        13696,
         1.5625e-07,
         RotaryPosition(fraction=0.5, interleaved=True),
         Value("head_dim", "head_dim", 128),
         UNTIED,
         Value("attention_bias", QKV_BIASES, True),
+        n_kv_heads=2,
     ),
     {
         **LLAMA_ENDS,
@@ -802,6 +826,8 @@ GRANITE = Family(
     "model.",
     {"head_dim": head_width, **ROTATED_GATED},
     llama_settings(
+        sizes(32000, 4096, 32, 32, 2048),
+        11008,
         1e-6,
         RotaryPosition(),
         UNTIED,

@@ -97,7 +97,7 @@ def load_transformers(folder: Path) -> Loaded:
     family = family_of(folder, config)
     try:
         settings = family.read_config(config)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
         why = str(error) if type(error) is ValueError else f"is damaged, {first_line(error)}"
         raise ConfigError(f"{folder}: its {CONFIG}: {why}") from error
     cfg = OmegaConf.create({"model": model_node(settings)})

@@ -17,9 +17,10 @@ from llama_lab.errors import ConfigError, first_line
 from llama_lab.files import discard
 from llama_lab.model.hf import Family, Settings, flat_settings
 from llama_lab.model.hf_families import FAMILIES
-from llama_lab.runs.folder import RESOLVED, TOKENIZER, write_yaml
+from llama_lab.runs.folder import OVERRIDES, RESOLVED, TOKENIZER, write_yaml
 
 from .loading import CONFIG, GENERATION, MODEL_TYPE, TOKEN_IDS, Loaded, load, named_weights
+from .overrides import overrides_of
 from .tensors import common_dtype, write_json, write_weights
 
 TOKENIZER_FILES = (
@@ -40,7 +41,11 @@ def import_model(source: str, dest: Path, dtype: torch.dtype | None = None, max_
         raise ConfigError(f"{source}: is a model of ours already; load it as it is, or export it")
     with building(dest) as fresh:
         write_ours(loaded, fresh, dtype, max_shard_bytes)
-    return f"{dest}: {loaded.model_type} of {count(loaded)}, in our own layout, for llama_lab.load"
+        write_yaml(overrides_of(settings_of(loaded)), fresh / OVERRIDES)
+    return (
+        f"{dest}: {loaded.model_type} of {count(loaded)}, in our own layout, for llama_lab.load; {OVERRIDES} has what "
+        f"composes the same model with train.py"
+    )
 
 
 def export_model(

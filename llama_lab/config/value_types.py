@@ -34,6 +34,7 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "data.document_chars": (int,),
     "data.val_tokens": (int,),
     "tokenizer.sample_bytes": (int,),
+    "tokenizer.end_of_text": (str,),
     "model.vocab_size": (int,),
     "model.position.scaling": (dict,),
     "model.attention.window": (int,),

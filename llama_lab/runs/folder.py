@@ -278,13 +278,16 @@ class RunFolder:
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """The config without interpolations, and with absolute paths of the data."""
+    """The config without interpolations, and with absolute paths of data and tokenizer."""
     config = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(config, dict)
     for node in (config["data"], config["data"]["source"]):
         if "files" in node:
             files = [node["files"]] if isinstance(node["files"], str) else node["files"]
             node["files"] = [str(Path(file).expanduser().absolute()) for file in files]
+    tokenizer = config["tokenizer"]
+    if "path" in tokenizer and (path := Path(tokenizer["path"]).expanduser()).exists():  # else a name on the Hub
+        tokenizer["path"] = str(path.absolute())
     return config  # type: ignore[return-value]
 
 

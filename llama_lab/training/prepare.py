@@ -23,6 +23,7 @@ MEASURING = ("measure", "trust", "data.cache_dir")  # settings of a command that
 # Of the settings that have no default.
 EXAMPLES = {
     "data.files": "data.files=[book.txt]",
+    "data.path": "data.path=roneneldan/TinyStories",
     "tokenizer.path": "tokenizer.path=gpt2",
     "run": "run=runs/llama/base/seed=1",
 }

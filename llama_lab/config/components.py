@@ -62,6 +62,13 @@ def unless(setting: object, otherwise: Any) -> Any:
     return otherwise if setting is None else None
 
 
+def parts(mix: Any, settings: Any) -> Any:
+    """The config of each part of a mixture."""
+    from .parts import mixture_parts  # which composes configs, as nothing else here does
+
+    return mixture_parts(mix, settings)
+
+
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.head_dim": head_dim,
     "lab.gated_width": gated_width,
@@ -69,6 +76,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.token_signal": token_signal,
     "lab.power": lambda base, exponent: base**exponent,
     "lab.unless": unless,
+    "lab.parts": parts,
     "lab.half": lambda n: n // 2,
 }
 

@@ -72,8 +72,7 @@ def build(
     val_fraction: None for a source with validation documents of its own.
     Raises ConfigError for unusable text.
     """
-    if prepare := getattr(source, "prepare", None):
-        prepare(progress)
+    _prepare(source, progress)
     start = time.monotonic()
     survey = survey_source(source, val_fraction, progress)
     surveyed = time.monotonic()
@@ -165,6 +164,33 @@ def survey_source(source: Source, val_fraction: float | None, progress: ReportPr
     digests = np.frombuffer(raw, dtype=f"S{_DIGEST_BYTES}")
     splits = official_splits(digests, to_train_on) if val_fraction is None else assign_splits(digests, val_fraction)
     return Survey(digests, np.frombuffer(sizes, dtype=np.int64), splits)
+
+
+def train_on_all(
+    sources: Iterable[tuple[Source, float | None, TokenizerFactory]],
+    factory: TokenizerFactory,
+    progress: ReportProgress,
+) -> TextTokenizer:
+    """Train `factory` on several sources, one after the other.
+
+    sources: each with its `val_fraction` and the factory that chooses what is learnt from, by its bound on the sample.
+    """
+
+    def texts() -> Iterator[str]:
+        for source, val_fraction, sampling in sources:
+            _prepare(source, progress)
+            survey = survey_source(source, val_fraction, progress)
+            sample = vocabulary_documents(survey, sampling)
+            for document in _read_again(source, survey, sample, progress, "training tokenizer"):
+                yield document.text
+
+    return _train(factory, texts())
+
+
+def _prepare(source: Source, progress: ReportProgress) -> None:
+    """What a source does before it is read, such as a download."""
+    if prepare := getattr(source, "prepare", None):
+        prepare(progress)
 
 
 def _validation(source: Source) -> Iterable[str]:

@@ -17,7 +17,7 @@ from llama_lab.data.build import BuildTimes, build
 from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, DamagedFolderError, Index, read_index
 from llama_lab.data.source import ReportProgress, Source
 from llama_lab.data.tokenizer import BPETokenizer, TextTokenizer, TokenizerFactory, sample_bytes
-from llama_lab.data.windows import count_train_windows
+from llama_lab.data.windows import TrainWindows, ValWindows, Windows, count_train_windows
 from llama_lab.errors import ConfigError
 from llama_lab.files import discard, report_disk_errors
 from llama_lab.formatting import conjoin, duration
@@ -104,13 +104,27 @@ class TokenDataset:
         frequencies = counts[counts > 0] / self.index.val.tokens
         return float(-(frequencies * np.log(frequencies)).sum())
 
-    def require_windows(self, seq_len: int, batch_size: int) -> None:
-        """Raise ConfigError unless validation has a window of `seq_len` tokens, and training a whole batch of them.
+    def train_windows(self, seq_len: int, seed: int) -> Windows:
+        """The training sequences of `seq_len` tokens; raises ConfigError for a negative seed."""
+        return TrainWindows(self.train, seq_len, seed)
 
-        With fewer windows, one batch would contain the same text twice.
-        """
+    def val_windows(self, seq_len: int) -> dict[str, ValWindows]:
+        """The validation windows of each part of a mixture, by name; of any other text, all under an empty name."""
+        return {"": ValWindows(self.val, seq_len)}
+
+    def epochs(self, seq_len: int, sequences: int) -> dict[str, float]:
+        """How often each part of a mixture is read in so many training sequences; of any other text, nothing."""
+        return {}
+
+    def require_windows(self, seq_len: int, batch_size: int) -> None:
+        """Raise ConfigError unless validation has a window of `seq_len` tokens, and training a whole batch of them."""
+        self.require_train_windows(seq_len, batch_size)
+        self.require_val_window(seq_len)
+
+    def require_train_windows(self, seq_len: int, batch_size: int) -> None:
+        """Raise ConfigError for fewer windows than a batch has: it would contain the same text twice."""
         window = f"model.max_seq_len={seq_len}"
-        train_tokens, val_tokens = self.index.train.tokens, self.index.val.tokens
+        train_tokens = self.index.train.tokens
         if train_tokens < seq_len:
             raise ConfigError(
                 f"{window}: the training text has {train_tokens} tokens and one window needs {seq_len}; "
@@ -122,6 +136,10 @@ class TokenDataset:
                 f"train.batch_size={batch_size}: the training text has {train_tokens} tokens, {windows} window(s) "
                 f"of {window}; add text, or lower train.batch_size or model.max_seq_len"
             )
+
+    def require_val_window(self, seq_len: int) -> None:
+        """Raise ConfigError unless validation has a window of `seq_len` tokens."""
+        window, val_tokens = f"model.max_seq_len={seq_len}", self.index.val.tokens
         if val_tokens < seq_len:
             bound = f"data.val_fraction={self.index.val_fraction}"
             remedy = "raise data.val_fraction, add text"
@@ -179,7 +197,7 @@ def _build_locked(
     progress: ReportProgress,
 ) -> TokenDataset:
     """Open `folder` under its lock, building it unless another process just has."""
-    with _lock(folder):
+    with locked(folder):
         if folder.exists():
             try:
                 return TokenDataset(folder, read_index(folder))
@@ -201,7 +219,7 @@ def _build_locked(
         return TokenDataset(folder, read_index(folder), times)
 
 
-def _lock(folder: Path) -> AbstractContextManager[object]:
+def locked(folder: Path) -> AbstractContextManager[object]:
     """Acquire the folder's lock, waiting if needed; leaving the context that this returns releases it."""
     lock = FileLock(folder.with_suffix(".lock"))
     try:

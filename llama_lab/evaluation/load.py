@@ -37,7 +37,7 @@ class TrainedRun:
         if "path" in cfg.tokenizer:
             cfg.tokenizer.path, cfg.tokenizer.end_of_text = str(self.folder.path), None
         with open_display(0, rank=0) as display:
-            dataset = open_dataset(cfg, display)
+            dataset = open_dataset(cfg, display, self.environment.revisions)
         for key in ("data_hash", "tokenizer_hash"):
             trained_with = getattr(self.environment, key)
             if getattr(dataset.index, key) != trained_with:

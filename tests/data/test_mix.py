@@ -21,7 +21,7 @@ from llama_lab.runs.metrics import read_metrics
 from llama_lab.runs.stored import Summary
 from tests.composing import compose_config
 from tests.conftest import Command
-from tests.training.tiny import identical, pieces, repeatable, rows, trained_state
+from tests.training.tiny import identical, pieces, repeatable, trained_state
 
 ALPHABETS = ("abcdefgh", "ijklmnop", "qrstuvwx")
 
@@ -224,7 +224,6 @@ def test_a_mixture_goes_on_exactly(mixed: list[str], tmp_path: Path) -> None:
     folders = [tmp_path / name / "name" / "arm" / "seed=1" for name in ("whole", "stopped")]
     assert identical(*(trained_state(folder) for folder in folders))
     assert repeatable(folders[0]) == repeatable(folders[1])
-    assert "val/loss/wide" in rows(folders[0])[-1]
 
 
 @pytest.mark.parametrize(

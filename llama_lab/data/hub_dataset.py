@@ -326,7 +326,7 @@ class HubDataset:
             try:
                 yield
             except (FileNotFoundError, EmptyDatasetError) as error:
-                if self._is_on_hub:
+                if self._is_on_hub and not isinstance(error, EmptyDatasetError):
                     raise
                 raise ConfigError(f"{path}{files}: no such files ({first_line(error)}); correct it") from error
             except UnicodeDecodeError as error:

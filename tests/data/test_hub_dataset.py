@@ -1,5 +1,10 @@
 """Datasets that `datasets` loads: files of each of its formats here, and what stands in for the Hub on this machine."""
 
+import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -10,12 +15,12 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 
-from llama_lab.data import ByteTokenizer, HubDataset, TokenDataset
+from llama_lab.data import BPETokenizer, ByteTokenizer, HubDataset, TokenDataset
 from llama_lab.data.hub_dataset import join_rows
-from llama_lab.data.open import open_dataset
+from llama_lab.data.open import _source, open_dataset
 from llama_lab.errors import ConfigError
 from tests.composing import compose_config
-from tests.conftest import Command
+from tests.data.hub_stand_in import serve
 from tests.data.texts import sentences
 
 TEXTS = [*sentences(60), "", "e\u0301 ﷽ 漢字 🙂 \u202e\x00 \ufeff", None, "two\nlines\r\n"]
@@ -121,8 +126,6 @@ def test_the_official_validation_split_stays_whole_and_its_copies_are_not_traine
 def test_rows_are_joined_to_articles_as_of_wikitext() -> None:
     lines = ["", " = One = \n", "", " Text . \n", " = = Part = = \n", " More = text = \n", " = Two = \n", " End . \n"]
     start = compose_config("data=wikitext103").data.document_start
-    import re
-
     assert [*join_rows(lines, re.compile(start))] == ["", "".join(lines[1:6]), "".join(lines[6:])]
 
 
@@ -193,11 +196,10 @@ def test_a_mistake_is_told_in_one_line(settings: dict[str, str], message: str, t
     assert message in refusal(**filled)
 
 
-def test_two_ways_to_validate_are_refused(tiny: list[str], command: Command) -> None:
-    ran = command("data=hub", "data.path=a/b", "data.val_split=x", "data.val_fraction=0.1", "size=pico")
-    assert (ran.code, "data.val_fraction=0.1: data.val_split names what to validate on" in ran.err) == (2, True), (
-        ran.err
-    )
+def test_two_ways_to_validate_are_refused(tmp_path: Path) -> None:
+    cfg = compose_config("data=hub", f"data.path={tmp_path}", "data.val_split=x", "data.val_fraction=0.1")
+    with pytest.raises(ConfigError, match=r"data\.val_fraction=0\.1: data\.val_split names what to validate on"):
+        open_dataset(cfg)
 
 
 def test_offline_a_name_on_the_hub_says_how_to_use_local_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -207,7 +209,102 @@ def test_offline_a_name_on_the_hub_says_how_to_use_local_files(monkeypatch: pyte
     assert message.endswith("point at files on this machine, as data=hub data.path=parquet 'data.data_files=[...]'")
 
 
+LONG_LINE = """
+import resource, sys
+from llama_lab.data import HubDataset
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+source = HubDataset("text", data_files=sys.argv[1])
+source.fingerprint()
+before = peak()
+assert sum(map(len, source.documents())) == 80_000_000
+print(peak() - before)
+"""
+
+
+def test_a_line_of_plain_text_is_never_in_memory_whole(tmp_path: Path) -> None:
+    with (tmp_path / "line.txt").open("w") as file:
+        for _ in range(80):
+            file.write("word " * 200_000)
+    ran = subprocess.run(
+        [sys.executable, "-c", LONG_LINE, str(tmp_path / "line.txt")], check=True, capture_output=True, text=True
+    )
+    assert int(ran.stdout) < 40_000, "kilobytes, of a line of 80 MB"
+
+
 # From elsewhere
+
+
+ON_THE_HUB = """
+import json, sys
+from pathlib import Path
+from llama_lab.data import BPETokenizer, ByteTokenizer, HFTokenizer, HubDataset, TokenDataset
+from llama_lab.errors import ConfigError
+
+def opened(**settings):
+    source = HubDataset("org/stories", val_split="validation", cache_dir=sys.argv[1], **settings)
+    data = TokenDataset.open_or_build(source, tokenizer, None, sys.argv[1])
+    return [data.index.train.documents, data.index.val.documents, data.index.revisions]
+
+def refused(what):
+    try:
+        what()
+    except ConfigError as error:
+        return str(error)
+
+commit = Path(sys.argv[2]) / "org" / "stories" / "commit"
+tokenizer = ByteTokenizer()
+found = {"first": opened()}
+commit.write_text("b" * 40)
+tokenizer = BPETokenizer(260)
+found["later"] = opened()
+found["newer"] = opened(revision="b" * 40)
+found["gated"] = refused(HubDataset("gated/stories", cache_dir=sys.argv[1]).fingerprint)
+found["missing"] = refused(HubDataset("org/nothing", cache_dir=sys.argv[1]).fingerprint)
+found["tokenizer"] = HFTokenizer("org/tokenizer").hash
+print(json.dumps(found))
+"""
+
+
+def test_a_name_on_the_hub_stays_at_the_commit_of_its_first_use_and_its_text_is_downloaded_once(tmp_path: Path) -> None:
+    root = tmp_path / "hub"
+    for name in ("org/stories/data", "gated/stories", "org/tokenizer"):
+        (root / name).mkdir(parents=True)
+        (root / name.removesuffix("/data") / "commit").write_text("a" * 40)
+    for split, texts in {"train": ["one", "two", "three"], "validation": ["two", "x"]}.items():
+        rows([*texts]).to_parquet(root / "org" / "stories" / "data" / f"{split}-00000-of-00001.parquet")
+    own = BPETokenizer(300).train(iter(sentences(20)))
+    own.save(root / "org" / "tokenizer" / "tokenizer.json")
+    log: list[str] = []
+    hub = serve(root, log)
+    Thread(target=hub.serve_forever, daemon=True).start()
+    variables = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path / "home")}
+    ran = subprocess.run(
+        [sys.executable, "-c", ON_THE_HUB, str(tmp_path / "cache"), str(root)],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+    )
+    hub.shutdown()
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["first"] == found["later"] == [2, 2, {"org/stories": "a" * 40}]
+    assert found["newer"] == [2, 2, {"org/stories": "b" * 40}]
+    for commit in "ab":  # the train split, with its headers
+        assert 1 <= sum(f"resolve/{commit * 40}/data/train" in path for path in log) <= 2
+    assert found["gated"].startswith("data.path=gated/stories: its owner must let you in;")
+    assert found["gated"].endswith("`hf auth login`")
+    assert "data.path=org/nothing: the Hugging Face Hub has none of this name" in found["missing"]
+    assert found["tokenizer"] == own.hash
+
+
+def test_a_run_goes_on_with_the_commit_that_it_has_recorded(tmp_path: Path) -> None:
+    cfg = compose_config("data=hub", "data.path=org/stories", f"data.cache_dir={tmp_path}")
+    source = _source(cfg.data, "data", {"org/stories": "c" * 40}, cfg)
+    assert isinstance(source, HubDataset)
+    assert source.revisions == {"org/stories": "c" * 40}
 
 
 @pytest.fixture

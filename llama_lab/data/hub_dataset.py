@@ -328,7 +328,9 @@ class HubDataset:
             except (FileNotFoundError, EmptyDatasetError) as error:
                 if self._is_on_hub and not isinstance(error, EmptyDatasetError):
                     raise
-                raise ConfigError(f"{path}{files}: no such files ({first_line(error)}); correct it") from error
+                problem = "cannot be reached, or is not there" if self._is_remote else "no such files"
+                remedy = _LOCALLY if self._is_remote else "correct it"
+                raise ConfigError(f"{path}{files}: {problem} ({first_line(error)}); {remedy}") from error
             except UnicodeDecodeError as error:
                 raise ConfigError(f"{path}{files}: not UTF-8 text ({error.reason}); convert it") from error
             except (ValueError, RuntimeError, ArrowInvalid, datasets.exceptions.DatasetsError) as error:

@@ -318,7 +318,6 @@ class HubDataset:
         """Turn what `datasets` raises into a ConfigError."""
         datasets = _library()
         from datasets.data_files import EmptyDatasetError
-        from pyarrow import ArrowInvalid
 
         path = f"data.path={self.path}"
         files = f" data.data_files={_plain(self.data_files)}" if self.data_files is not None else ""
@@ -333,7 +332,7 @@ class HubDataset:
                 raise ConfigError(f"{path}{files}: {problem} ({first_line(error)}); {remedy}") from error
             except UnicodeDecodeError as error:
                 raise ConfigError(f"{path}{files}: not UTF-8 text ({error.reason}); convert it") from error
-            except (ValueError, RuntimeError, ArrowInvalid, datasets.exceptions.DatasetsError) as error:
+            except (ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
                 if isinstance(error, ConfigError):
                     raise
                 raise ConfigError(f"{path}{files}: cannot be read, {first_line(error)}; correct it") from error

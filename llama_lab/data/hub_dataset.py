@@ -203,7 +203,7 @@ class HubDataset:
     def _download(self, split: str, file: Path, progress: ReportProgress, done: int) -> int:
         """Write a split's documents into `file`, a JSON object per line; return the bytes of text so far."""
         sizes = getattr(self._builder.info, "splits", None) or {}
-        expected = done + min(sizes[split].num_bytes if split in sizes else 0, self.max_bytes or 1 << 62)
+        expected = done + min((sizes[split].num_bytes or 0) if split in sizes else 0, self.max_bytes or 1 << 62)
         progress(done, expected, "downloading")
         reported = done
         with file.open("w", encoding="utf-8") as out:

@@ -278,9 +278,11 @@ class RunFolder:
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """The config without interpolations, and with absolute paths of the data."""
+    """The config without interpolations, and with absolute paths of the data and of `init_from`."""
     config = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(config, dict)
+    if config.get("init_from"):
+        config["init_from"] = str(Path(config["init_from"]).absolute())
     for node in (config["data"], config["data"]["source"]):
         if "files" in node:
             files = [node["files"]] if isinstance(node["files"], str) else node["files"]

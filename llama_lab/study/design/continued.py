@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import ROPE
+from llama_lab.config.value_types import is_kind
 from llama_lab.errors import ConfigError
 from llama_lab.formatting import conjoin, percent
 from llama_lab.model.transfer import KV_HEADS
@@ -46,9 +47,10 @@ class Continued:
             return []
         if not 0 < self.share < 1e6:
             raise ConfigError(f"study.share={self.share}: must be positive, such as 0.05, or null for train.tokens")
-        if "train" not in source:
+        tokens = OmegaConf.select(source, "train.tokens")
+        if not is_kind(tokens, float):
             raise ConfigError(f"study.share={self.share}: the source records no budget; use null, and train.tokens")
-        return [f"train.tokens={self.share * source.train.tokens:.0f}"]
+        return [f"train.tokens={self.share * tokens:.0f}"]
 
     @property
     def budget_words(self) -> str:
@@ -74,6 +76,8 @@ class Uptrain(Continued):
             raise ConfigError(f"study.starts: {unknown[0]} is unknown; choose among {', '.join(KV_HEADS)}")
         levels, n_heads = kv_head_levels(self.base, self.kv_heads, configs)
         before = source.model.n_kv_heads
+        if not is_kind(before, int):
+            raise ConfigError(f"init_from: its model.n_kv_heads={before} is no number; name another run")
         fewer = [n for n in levels if n < before and before % n == 0]
         if not fewer:
             raise ConfigError(f"study.kv_heads: none divides the {before} of the source; choose fewer, or null for all")

@@ -82,7 +82,9 @@ def pool_heads(source: Decoder, target: Decoder, kv_heads: str) -> dict[str, Ten
         for name, tensor in theirs.state_dict().items():
             per_head = len(tensor) == theirs.n_kv_heads * theirs.head_dim
             if per_head and name.startswith(("key.", "value.", "key_norm.")):
-                groups = tensor.view(ours.n_kv_heads, -1, theirs.head_dim, *tensor.shape[1:])  # (Hkv, H / Hkv, Dh, D)
+                groups = tensor.float().view(
+                    ours.n_kv_heads, -1, theirs.head_dim, *tensor.shape[1:]
+                )  # (Hkv, H / Hkv, Dh, D)
                 heads = groups.mean(1) if kv_heads == "mean" else groups[:, 0]
                 pooled[f"blocks.{layer}.attention.{name}"] = heads.flatten(0, 1)
     return pooled

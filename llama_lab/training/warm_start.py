@@ -1,4 +1,4 @@
-"""Starting a run from trained weights: `init_from=RUN`."""
+"""Starting a run from trained weights: `init_from=RUN_OR_FOLDER`."""
 
 import hashlib
 from pathlib import Path
@@ -12,7 +12,7 @@ from llama_lab.config.components import flatten
 from llama_lab.config.trust import Trust, search_path_targets, stored_config, targets
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.errors import ConfigError
-from llama_lab.evaluation.load import TrainedRun, load_run
+from llama_lab.exchange.loading import Loaded, load
 from llama_lab.formatting import percent
 from llama_lab.model import Decoder
 from llama_lab.model.position import Rope
@@ -52,21 +52,20 @@ def warm_start(cfg: DictConfig, folder: RunFolder, model: Decoder, dataset: Toke
     return start_from(load_source(cfg), cfg, model, dataset)
 
 
-def source_config(init_from: str) -> DictConfig:
-    """The config of what `init_from` names. Raises ConfigError for a folder that holds none."""
-    if not (Path(init_from) / RESOLVED).exists():
-        raise ConfigError(f"init_from={init_from}: holds no run; name a run's folder, such as runs/llama/base/seed=1")
-    return stored_config(Path(init_from) / RESOLVED)
+def source_config(cfg: DictConfig) -> DictConfig:
+    """The config of what `init_from` names, of a folder of transformers its model alone. Raises ConfigError."""
+    file = Path(cfg.init_from) / RESOLVED
+    return stored_config(file) if file.exists() else load_source(cfg).cfg
 
 
-def load_source(cfg: DictConfig) -> TrainedRun:
+def load_source(cfg: DictConfig) -> Loaded:
     """What `init_from` names. Raises ConfigError for a folder without weights, and for weights that are not finite.
 
     Its config may name the components of this command's config, and those of the packages in `trust`.
     """
     ours = {target for _, target in targets(OmegaConf.to_container(cfg))}
     try:
-        source = load_run(Path(cfg.init_from), Trust(tuple(cfg.trust), search_path_targets() | ours))
+        source = load(cfg.init_from, Trust(tuple(cfg.trust), search_path_targets() | ours))
     except ConfigError as error:
         raise ConfigError(f"init_from={str(error).removeprefix('run=')}") from error
     for name, tensor in source.model.state_dict().items():
@@ -77,7 +76,7 @@ def load_source(cfg: DictConfig) -> TrainedRun:
     return source
 
 
-def start_from(source: TrainedRun, cfg: DictConfig, model: Decoder, dataset: TokenDataset) -> WarmStart:
+def start_from(source: Loaded, cfg: DictConfig, model: Decoder, dataset: TokenDataset) -> WarmStart:
     """Copy the weights of `source` into `model` as far as they carry over, and return what was done."""
     done = fit_weights(source, cfg, model, dataset)
     layers = {fate: len((source.model if fate == "left" else model).blocks) for fate in FATES}
@@ -90,13 +89,15 @@ def start_from(source: TrainedRun, cfg: DictConfig, model: Decoder, dataset: Tok
     )
 
 
-def fit_weights(source: TrainedRun, cfg: DictConfig, model: Decoder, dataset: TokenDataset) -> Transfer:
+def fit_weights(source: Loaded, cfg: DictConfig, model: Decoder, dataset: TokenDataset) -> Transfer:
     """Copy the weights of `source` into `model`, which may be on the meta device, as far as they carry over.
 
     Raises ConfigError if the tokenizers differ, if `model` scales rotary positions from another context than the
     source's, if nothing carries over, or if `init_kv_heads` has nothing to pool.
     """
     key = f"init_from={cfg.init_from}"
+    if source.tokenizer is None:
+        raise ConfigError(f"{key}: has no tokenizer, so that nobody knows what its embeddings are of; put it there")
     if source.tokenizer.hash != dataset.index.tokenizer_hash:
         raise ConfigError(
             f"{key}: has another tokenizer than this run ({source.tokenizer.hash:.8}, here "
@@ -116,7 +117,7 @@ def fit_weights(source: TrainedRun, cfg: DictConfig, model: Decoder, dataset: To
     return done
 
 
-def check_original_context(source: TrainedRun, cfg: DictConfig, model: Decoder) -> None:
+def check_original_context(source: Loaded, cfg: DictConfig, model: Decoder) -> None:
     """Raise ConfigError for a scaling of rotary positions from another context than that which the source was for."""
     theirs, ours = source.model.position, model.position
     if not (isinstance(theirs, Rope) and isinstance(ours, Rope)):
@@ -141,6 +142,8 @@ def changed_settings(theirs: DictConfig, ours: DictConfig) -> dict[str, list[Any
     for key in {**before, **now}:
         values = [before.get(key), now.get(key)]
         is_null = key.rpartition(".")[0] in (*before, *now)  # a component there or here, where the other has null
+        if key == "model.vocab_size" and None in values:  # that of the tokenizer
+            continue
         if values[0] == values[1] or key == "model.seed" or not (is_null or (key in before and key in now)):
             continue
         if key.endswith("._target_"):

@@ -15,6 +15,7 @@ from llama_lab.config.components import build_model
 from llama_lab.data.open import open_dataset
 from llama_lab.errors import ConfigError, FinishedRunError
 from llama_lab.evaluation.load import load_run
+from llama_lab.exchange.convert import export_model
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Environment, WarmStart
 from llama_lab.training.monitor import Monitor
@@ -152,7 +153,7 @@ def test_a_run_that_goes_on_needs_its_source_no_more(
     assert [row["step"] for row in rows(run.folder.path)] == [row["step"] for row in rows(whole)]
     assert Environment.load(run.folder.path).init_hash == Environment.load(whole).init_hash
     assert "of the parameters" not in capsys.readouterr().out, "it took nothing now"
-    with pytest.raises(ConfigError, match="holds no run; name a run's folder"):
+    with pytest.raises(ConfigError, match="is no folder; name a run"):
         train(planned(*settings, "seed=2"))
 
 
@@ -182,7 +183,7 @@ def test_another_source_is_another_run(settings: list[str], tmp_path: Path) -> N
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "no folder": (["init_from=nowhere"], "init_from=nowhere: holds no run; name a run's folder, such as"),
+    "no folder": (["init_from=nowhere"], "init_from=nowhere: is no folder; name a run, or a folder with config.json"),
     "nothing alike": (["model.dim=16"], "none of its weights has a name and shape of this model; name a more"),
     "more heads": (
         ["init_kv_heads=first"],
@@ -256,3 +257,11 @@ def test_shards_start_from_the_same_weights_as_one_device(
     for ours, theirs in zip(rows(folder), rows(alone), strict=True):
         for metric in ("train/loss", "val/loss"):
             assert ours.get(metric) == pytest.approx(theirs.get(metric), abs=1e-4)
+
+
+def test_an_exported_model_is_the_same_source_as_its_run(settings: list[str], source: Path, tmp_path: Path) -> None:
+    export_model(source, tmp_path / "exported")
+    folder = trained(*settings, f"init_from='{tmp_path / 'exported'}'", "seed=2", "data.seed=1")
+    assert rows(folder)[0]["val/loss"] == pytest.approx(rows(source)[-1]["val/loss"], abs=1e-6)
+    start = WarmStart.load(folder)
+    assert (start.share, start.anew, start.left) == (1.0, [], [])

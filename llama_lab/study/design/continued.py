@@ -32,7 +32,7 @@ class Continued:
         cfg, _ = compose_recipe(self.base, "base", configs)
         if not cfg.init_from:
             raise ConfigError("init_from=null: this study trains on from a run; give its folder")
-        source = source_config(cfg.init_from)
+        source = source_config(cfg)
         for key, (theirs, ours) in changed_settings(source, cfg).items():
             if key not in varied:
                 raise ConfigError(

@@ -104,7 +104,7 @@ def test_what_would_compare_something_else_is_refused(case: str, tmp_path: Path)
 def test_without_a_source_there_is_nothing_to_train_on(design: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^init_from=null: this study trains on from a run"):
         design.variants(FromSource(None))
-    with pytest.raises(ConfigError, match=r"^init_from=.*nowhere: holds no run"):
+    with pytest.raises(ConfigError, match=r"^init_from=.*nowhere: is no folder"):
         design.variants(FromSource(tmp_path / "nowhere"))
 
 

@@ -101,8 +101,8 @@ def fit_weights(source: Loaded, cfg: DictConfig, model: Decoder, dataset: TokenD
     if source.tokenizer.hash != dataset.index.tokenizer_hash:
         raise ConfigError(
             f"{key}: has another tokenizer than this run ({source.tokenizer.hash:.8}, here "
-            f"{dataset.index.tokenizer_hash:.8}), so that its embeddings are of other tokens; train with that of "
-            f"{Path(cfg.init_from) / TOKENIZER}"
+            f"{dataset.index.tokenizer_hash:.8}), so that its embeddings are of other tokens; train with its own, "
+            f"tokenizer=hf tokenizer.path={Path(cfg.init_from) / TOKENIZER}"
         )
     check_original_context(source, cfg, model)
     done = transfer(source.model, model, cfg.init_kv_heads or "mean")

@@ -191,7 +191,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "a word": (["init_kv_heads=last"], "init_kv_heads=last: unknown; choose mean | first | random, or null for mean"),
     "no source": (["init_from=null", "init_kv_heads=mean"], "init_kv_heads=mean: pools the heads of trained weights;"),
-    "tokenizer": (["tokenizer=char"], "so that its embeddings are of other tokens; train with that of"),
+    "tokenizer": (
+        ["tokenizer=char"],
+        "so that its embeddings are of other tokens; train with its own, tokenizer=hf tokenizer",
+    ),
     "trust": (["init_from=null", "trust=[lab]"], "trust=['lab']: is for configs that are stored; leave it out, or"),
 }
 

@@ -1,25 +1,25 @@
 """Models from one layout into another: `llama-lab-convert import` and `export`."""
 
-import re
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from textwrap import shorten
 
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
 from llama_lab.config.trust import Trust
-from llama_lab.errors import ConfigError, first_line
+from llama_lab.data.hub import is_hub_name, report_hub_errors
+from llama_lab.errors import ConfigError
 from llama_lab.files import discard
 from llama_lab.model.hf import Family, Settings, flat_settings
 from llama_lab.model.hf_families import FAMILIES
-from llama_lab.runs.folder import RESOLVED, TOKENIZER, write_yaml
+from llama_lab.runs.folder import OVERRIDES, RESOLVED, TOKENIZER, write_yaml
 
 from .loading import CONFIG, GENERATION, MODEL_TYPE, TOKEN_IDS, Loaded, load, named_weights
+from .overrides import overrides_of
 from .tensors import common_dtype, write_json, write_weights
 
 TOKENIZER_FILES = (
@@ -29,7 +29,6 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
 )
-REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 DOWNLOADED = ["*.json", "*.safetensors", "*.jinja"]
 
 
@@ -40,7 +39,11 @@ def import_model(source: str, dest: Path, dtype: torch.dtype | None = None, max_
         raise ConfigError(f"{source}: is a model of ours already; load it as it is, or export it")
     with building(dest) as fresh:
         write_ours(loaded, fresh, dtype, max_shard_bytes)
-    return f"{dest}: {loaded.model_type} of {count(loaded)}, in our own layout, for llama_lab.load"
+        write_yaml(overrides_of(settings_of(loaded)), fresh / OVERRIDES)
+    return (
+        f"{dest}: {loaded.model_type} of {count(loaded)}, in our own layout, for llama_lab.load; {OVERRIDES} has what "
+        f"composes the same model with train.py"
+    )
 
 
 def export_model(
@@ -155,20 +158,11 @@ def building(dest: Path) -> Iterator[Path]:
 def local_folder(source: str) -> Path:
     """The folder of a model: `source` itself, or where the repository of that name is downloaded to."""
     path = Path(source).expanduser()
-    if path.exists() or not REPOSITORY.fullmatch(source):
+    if path.exists() or not is_hub_name(source):
         return path
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ConfigError(
-            f"{source}: is no folder, and to download a repository of that name, huggingface_hub is needed: "
-            f"pip install 'llama-lab[hub]'"
-        ) from None
+    from huggingface_hub import snapshot_download
+
     print(f"{source}: is no folder here; looking for the repository of that name", file=sys.stderr)
-    try:
+    local = f"download it where there is a network, hf download {source} --local-dir FOLDER, and name that folder"
+    with report_hub_errors(source, local):
         return Path(snapshot_download(source, allow_patterns=DOWNLOADED))
-    except Exception as error:  # of the hub, of HTTP, or of the network
-        raise ConfigError(
-            f"{source}: is no folder, and cannot be downloaded, {shorten(first_line(error), 120)}; download it where "
-            f"there is a network, hf download {source} --local-dir FOLDER, and name that folder"
-        ) from error

@@ -35,17 +35,19 @@ EMBEDDING = {
 # Of the initial values, of training and of speed: they change no trained model's output.
 OF_TRAINING = re.compile(r"init\..*|seed|dropout|(embedding|position)\.std|attention\.kernel|(.*\.)?_partial_|_target_")
 # Their settings that change no logits: of initial values, of training, of generation, of tasks, and of files.
-IDLE = re.compile(
-    r"""_name_or_path|_attn_implementation.*|architectures|model_type|transformers_version|(torch_)?dtype|use_cache|
-    return_dict.*|output_.*|id2label.*|label2id.*|problem_type|chunk_size_feed_forward|is_encoder_decoder|is_decoder|
-    (bos|eos|pad|sep|unk|cls|mask)_token_id.*|initializer_.*|init_std|init_device|init_method.*|summary_.*|
-    task_specific_params.*|classifier_dropout|.*_p?drop(out)?|dropout|layerdrop|finetuning_task|n_ctx|pretraining_tp|
-    slow_but_exact|reorder_and_upcast_attn|from_tf|gradient_checkpointing|auto_map.*|tokenizer_class|language|prefix|predict_special_tokens|
-    attention_softmax_in_fp32|scale_attention_softmax_in_fp32|masked_softmax_fusion|bias_dropout_fusion|
-    cache_implementation|unk_index|skip_bias_add.*|offset_alibi|use_mrope|validate_runner_input|runner_max_.*|
-    inference_runner|pre_allocate_kv_cache|n_special|n_inner_dim|attn_impl|attn_uses_sequence_id
-    """.replace("\n", "").replace(" ", "")
-)
+IDLE_NAMES = """
+    _name_or_path _attn_implementation.* architectures model_type transformers_version (torch_)?dtype auto_map.*
+    torchscript use_bfloat16 return_dict.* output_.* id2label.* label2id.* num_labels problem_type pruned_heads
+    chunk_size_feed_forward is_encoder_decoder is_decoder use_cache cache_implementation gradient_checkpointing
+    .*_token_id.* tokenizer_(class|name) language prefix from_tf n_ctx n_special predict_special_tokens unk_index
+    initializer_.* init_std init_device init_method.* .*dropout.* .*_pdrop layerdrop finetuning_task
+    summary_.* task_specific_params.* max_length min_length do_sample temperature top_[kp] num_beams
+    (repetition|length)_penalty no_repeat_ngram_size num_return_sequences early_stopping
+    pretraining_tp slow_but_exact reorder_and_upcast_attn (scale_)?attention_softmax_in_fp32 masked_softmax_fusion
+    bias_dropout_fusion skip_bias_add.* offset_alibi attn_impl attn_uses_sequence_id
+    inference_runner validate_runner_input max_batch_size max_sequence_length pad_key_length pre_allocate_kv_cache
+"""
+IDLE = re.compile("|".join(IDLE_NAMES.split()))
 
 
 def flat_settings(node: Mapping[str, Any]) -> Settings:

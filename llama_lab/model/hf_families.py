@@ -551,8 +551,8 @@ GEMMA = Family(
         *sizes(256000, 3072, 28, 16, 8192),
         Value("intermediate_size", "hidden_dim", 24576),
         KV_HEADS,
-        # The first files say "gelu" and mean, as transformers reads them, the tanh approximation
-        Choice("hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+        Choice("hidden_act", "gelu_pytorch_tanh", ACTIVATIONS | {"gelu": GELU_TANH}),  # which older files mean
+        Unread(("hidden_activation",)),
         *GEMMA_SETTINGS,
     ),
     LLAMA_WEIGHTS,
@@ -706,7 +706,7 @@ PHI3 = Family(
         RotaryPosition(),
         UNTIED,
         Windows(None),
-        Unread(("original_max_position_embeddings",)),
+        Unread(("original_max_position_embeddings", "attention_bias")),
     ),
     {
         **LLAMA_ENDS,

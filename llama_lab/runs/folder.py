@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import flatten, override_key
 from llama_lab.config.keys import COMPONENTS, keys_of, option_file
+from llama_lab.config.paths import make_absolute
 from llama_lab.config.trust import escape, stored_config, with_text
 from llama_lab.errors import ConfigError, FinishedRunError, first_line
 from llama_lab.files import discard, replacing
@@ -132,6 +133,11 @@ class RunFolder:
     def status(self) -> Status | None:
         """The status of the run; None before it starts."""
         return Status.load(self.path) if (self.path / Status.FILE).exists() else None
+
+    @property
+    def revisions(self) -> dict[str, str]:
+        """The commit of each published dataset that the run has read; empty before it starts."""
+        return Environment.load(self.path).revisions if (self.path / Environment.FILE).exists() else {}
 
     def config(self) -> DictConfig:
         """The run's config. Raises ConfigError for a file that holds none."""
@@ -278,15 +284,15 @@ class RunFolder:
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """The config without interpolations, and with absolute paths of the data and of `init_from`."""
+    """The config without interpolations, and with absolute paths of data, tokenizer and `init_from`."""
     config = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(config, dict)
     if config.get("init_from"):
         config["init_from"] = str(Path(config["init_from"]).absolute())
-    for node in (config["data"], config["data"]["source"]):
-        if "files" in node:
-            files = [node["files"]] if isinstance(node["files"], str) else node["files"]
-            node["files"] = [str(Path(file).expanduser().absolute()) for file in files]
+    make_absolute(config["data"])
+    tokenizer = config["tokenizer"]
+    if "path" in tokenizer and (path := Path(tokenizer["path"]).expanduser()).exists():  # else a name on the Hub
+        tokenizer["path"] = str(path.absolute())
     return config  # type: ignore[return-value]
 
 

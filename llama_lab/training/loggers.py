@@ -171,7 +171,7 @@ def open_loggers(run: Run, checkpoint: Path | None, facts: Facts) -> list[Logger
     """metrics.csv and the dashboards of the config, continued from the `checkpoint`; none on other ranks than 0."""
     if current_rank() != 0:
         return []
-    table = MetricsCSV(run.folder.metrics)
+    table = MetricsCSV(run.folder.metrics, facts.epochs)
     history = table.forget_after(checkpoint_step(checkpoint))
     loggers: list[Logger] = [table]
     if run.cfg.logger.tensorboard:

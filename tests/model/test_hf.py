@@ -7,7 +7,7 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoConfig
 
-from llama_lab.model.hf import Family, Settings, flat_settings, model_node
+from llama_lab.model.hf import Family, Settings, equal, flat_settings, model_node
 from llama_lab.model.hf_families import FAMILIES, MISSING, RECIPES
 from tests.composing import compose_config, decoder, options
 
@@ -139,6 +139,112 @@ def test_files_of_older_versions_are_read_as_newer_ones() -> None:
     assert neox.read_config({"rotary_pct": 0.5, "rotary_emb_base": 5e5}) == neox.read_config(
         {"rope_parameters": {"rope_theta": 5e5, "partial_rotary_factor": 0.5}}
     )
+
+
+# What config.json of the published models holds, and the options that are the same model here.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "arch=gpt2 size=gpt2": {
+        "activation_function": "gelu_new",
+        "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": 0.1,
+        "bos_token_id": 50256,
+        "embd_pdrop": 0.1,
+        "eos_token_id": 50256,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05,
+        "model_type": "gpt2",
+        "n_ctx": 1024,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 12,
+        "n_positions": 1024,
+        "resid_pdrop": 0.1,
+        "summary_activation": None,
+        "summary_first_dropout": 0.1,
+        "summary_type": "cls_index",
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+        "vocab_size": 50257,
+    },
+    "arch=gpt_neox size=pythia_70m": {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "hidden_act": "gelu",
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 2048,
+        "model_type": "gpt_neox",
+        "num_attention_heads": 8,
+        "num_hidden_layers": 6,
+        "rotary_emb_base": 10000,
+        "rotary_pct": 0.25,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "use_parallel_residual": True,
+        "vocab_size": 50304,
+    },
+    "arch=llama3 size=llama3_8b": {
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 8192,
+        "model_type": "llama",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 128256,
+    },
+    "arch=falcon size=falcon_7b": {
+        "alibi": False,
+        "apply_residual_connection_post_layernorm": False,
+        "auto_map": {"AutoConfig": "configuration_falcon.FalconConfig"},
+        "bias": False,
+        "hidden_size": 4544,
+        "layer_norm_epsilon": 1e-05,
+        "model_type": "falcon",
+        "multi_query": True,
+        "new_decoder_architecture": False,
+        "num_attention_heads": 71,
+        "num_hidden_layers": 32,
+        "parallel_attn": True,
+        "vocab_size": 65024,
+    },
+    "arch=gemma2 size=gemma2_2b": {
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "max_position_embeddings": 8192,
+        "model_type": "gemma2",
+        "num_attention_heads": 8,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "vocab_size": 256000,
+    },
+}
+
+
+@pytest.mark.parametrize("choices", PUBLISHED)
+def test_the_config_of_a_published_model_is_that_of_the_recipe_at_its_size(choices: str) -> None:
+    theirs = PUBLISHED[choices]
+    cfg = compose_config(*choices.split())
+    ours = flat_settings(OmegaConf.to_container(cfg.model, resolve=True))
+    family = next(f for f in FAMILIES if f.model_type == theirs["model_type"] and not f.variant)
+    found = family.read_config(theirs)
+    assert {key: (value, ours.get(key)) for key, value in found.items() if not equal(value, ours.get(key))} == {}
+    assert found.keys() == ours.keys()
 
 
 def test_ntk_scaling_is_written_as_a_larger_theta() -> None:

@@ -268,3 +268,19 @@ def test_an_exported_model_is_the_same_source_as_its_run(settings: list[str], so
     assert rows(folder)[0]["val/loss"] == pytest.approx(rows(source)[-1]["val/loss"], abs=1e-6)
     start = WarmStart.load(folder)
     assert (start.share, start.anew, start.left) == (1.0, [], [])
+
+
+def test_other_data_is_read_with_the_tokenizer_of_the_source(tiny: list[str], tmp_path: Path) -> None:
+    short = [*tiny, *SHORT, f"runs_dir={tmp_path}", "tokenizer=bpe", "tokenizer.vocab_size=300"]
+    source = trained(*short)
+    other = tmp_path / "other.txt"
+    other.write_text("".join(f"class C{i}:\n    y = {i * 7 % 97} + 2  # b{i % 5}\n\n" for i in range(3000)))
+    start = [f"data.files=['{other}']", f"init_from='{source}'", f"runs_dir={tmp_path / 'on'}"]
+    with pytest.raises(ConfigError, match=r"another tokenizer .* tokenizer=hf tokenizer\.path=") as error:
+        trained(*short, *start)
+    option, path = str(error.value).split()[-2:]
+    folder = trained(
+        *[o for o in short if not o.startswith("tokenizer")], *start, option, path.replace("=/", "='/") + "'"
+    )
+    assert Environment.load(folder).tokenizer_hash == Environment.load(source).tokenizer_hash
+    assert Environment.load(folder).data_hash != Environment.load(source).data_hash

@@ -144,7 +144,7 @@ def test_a_dry_run_trains_nothing_and_arms_that_cannot_take_the_weights_are_refu
     assert (
         ran.err == "error: match=params: gives arms other widths than the weights of init_from have; use match=none\n"
     )
-    ran = command(*last_of_each([*ours, "study=extend", FROM, "tokenizer=char", "study.positions=[rope]", *QUICK]))
+    ran = command(*last_of_each([*ours, "study=extend", FROM, "study.share=1", "tokenizer=char", *QUICK]))
     assert ran.code == 2
     assert "has another tokenizer than this run" in ran.err
     assert [path.name for path in (ran.cwd / "runs").iterdir()] == ["source"]

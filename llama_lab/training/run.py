@@ -21,7 +21,7 @@ from llama_lab.runs.stored import Status
 from .longer_budget import with_earlier_warmup
 
 MAX_TOKENS = 1e18  # so that whatever is counted fits into 64 bits
-Outcome = Literal["done", "diverged", "interrupted"]
+Outcome = Literal["done", "diverged", "interrupted", "pruned"]
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ class OptunaSweeper(Sweeper):
 SAMPLERS = {
     "tpe": {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 10},
     "random": {"_target_": "optuna.samplers.RandomSampler"},
-    # The seed of a sequence, other than that of draws, is the same for all trials.
-    "qmc": {"_target_": "optuna.samplers.QMCSampler", "seed": "${hydra.sweeper.seed}"},
+    "qmc": {"_target_": "optuna.samplers.QMCSampler", "qmc_type": "sobol"},
+    # It shuffles all points, the same for all trials.
     "grid": {"_target_": "llama_lab.search.grid.Grid", "_partial_": True, "seed": "${hydra.sweeper.seed}"},
 }
 # Their steps are evaluations.

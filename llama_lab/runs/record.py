@@ -25,8 +25,8 @@ class Record:
     status: running, interrupted, pruned, done, diverged, failed; "missing" for a run that a study lists but that left
     nothing. message: why, in one line. config: the resolved config, on one level (`{"train.tokens": 2e6}`). summary:
     the last value of every metric, empty unless done. metrics: the rows of metrics.csv, one per logged step; a row
-    holds what was logged at that step, with `step`, `tokens` and `seconds` always. evaluation: empty unless of the run as
-    it ended.
+    holds what was logged at that step, with `step`, `tokens` and `seconds` always. evaluation: empty unless of the run
+    as it ended.
     """
 
     path: Path

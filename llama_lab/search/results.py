@@ -1,5 +1,6 @@
 """What a search has found: a line for each trial, a table of the best, and files beside its runs."""
 
+import csv
 import shlex
 import sys
 from collections import Counter
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import pandas as pd
 from omegaconf import DictConfig
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
@@ -76,9 +76,11 @@ class Results:
 
     def write(self) -> None:
         """Write search.csv, with a row for each trial, and the best trial to optimization_results.yaml."""
-        trials = self._study.get_trials(deepcopy=False)
-        with replacing(self._folder / TRIALS_FILE) as fresh:
-            pd.DataFrame(map(self._row, trials)).to_csv(fresh, index=False, lineterminator="\r\n")
+        rows = [self._row(trial) for trial in self._study.get_trials(deepcopy=False)]
+        with replacing(self._folder / TRIALS_FILE) as fresh, fresh.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
         if ranked := self._ranked:
             best = ranked[0]
             found = {"name": "optuna", "best_value": best.value, "best_params": dict(best.params)}
@@ -96,17 +98,17 @@ class Results:
                 f"no trial of {self._folder} finished: {counted}; trial {last.number}: {last.user_attrs[MESSAGE]}; "
                 f"search other values, under another name="
             )
-        table = plain_table(f"best of {len(trials)} trials: {counted}", ["trial"], [self._metric])
+        print_line(f"best of {len(trials)} trials: {counted}")  # a table's own title wraps at its width
+        table = plain_table("", ["trial"], [self._metric])
         for one in self._space:
             table.add_column(one.key, overflow="fold")
         for trial in ranked[:BEST]:
             values = [override.partition("=")[2] for override in self._overrides(trial)]
             table.add_row(str(trial.number), f"{trial.value:.4f}", *values)
-        console = Console(highlight=False)
-        console.print(table)
+        Console(highlight=False).print(table)
         if ranked:
-            console.print(f"all trials: {self._folder / TRIALS_FILE}; the best:", markup=False, soft_wrap=True)
-            console.print(f"  {self.command(ranked[0])}", markup=False, soft_wrap=True)
+            print_line(f"all trials: {self._folder / TRIALS_FILE}; the best:")
+            print_line(f"  {self.command(ranked[0])}")
 
     def command(self, trial: FrozenTrial) -> str:
         """The command line that trains a trial's run alone."""

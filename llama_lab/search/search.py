@@ -18,6 +18,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from optuna.trial import Trial, TrialState
 
+from llama_lab.config.arguments import quote
 from llama_lab.config.components import override_key
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.errors import INTERRUPTED, ConfigError, FinishedRunError, RunFailedError, first_line
@@ -60,13 +61,16 @@ def search(cfg: DictConfig, context: HydraContext, task_function: TaskFunction, 
 
     Raises ConfigError before anything trains for what cannot be searched, and RunFailedError if no trial has finished.
     """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     settings = read_settings(cfg)
     check_command(cfg)
     space, fixed = read_space(arguments, context.config_loader)
     check_space(space)
     search_arm = arm_name(["name=", *fixed, *(one.argument for one in space)])
     name = folder_name("name", cfg.name, f"search-{search_arm}")
-    fixed = [*(one for one in fixed if override_key(one) != "name"), f"name={name}"]
+    if cfg.name is None:
+        fixed.append(f"name={quote(name)}")
     check_values(cfg, context, space, fixed)
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task_function, config=cfg)
     folder = Path(cfg.runs_dir) / name
@@ -135,8 +139,6 @@ class Search:
         self._site = getattr(launcher, "site", None)  # of our launchers
         self._n_trials = self._wanted_trials()
         self._n_jobs = self._batch_size()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         definition = [one for one in fixed if not belongs(override_key(one), ("name", *CHANGEABLE))]
         definition += [one.argument for one in space]
         self._study = open_study(folder, settings, instantiate(cfg.hydra.sweeper.pruner), definition, cfg.overwrite)

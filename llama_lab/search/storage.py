@@ -7,7 +7,6 @@ import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
-from sqlalchemy.exc import SQLAlchemyError
 
 from llama_lab.errors import ConfigError, first_line
 
@@ -51,6 +50,8 @@ def open_study(
 def open_storage(folder: Path, settings: SearchSettings, anew: bool) -> BaseStorage:
     """The storage of a search. Raises ConfigError if it cannot be opened."""
     if settings.storage is not None:
+        from sqlalchemy.exc import SQLAlchemyError  # takes a second to import
+
         try:
             return RDBStorage(settings.storage)
         except (SQLAlchemyError, ImportError) as error:

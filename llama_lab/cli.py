@@ -24,7 +24,14 @@ from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
 from llama_lab.files import report_disk_errors
 from llama_lab.launching.process import first_rank_first, follow_launcher
-from llama_lab.training.prepare import check_complete, check_devices, check_job, check_launcher, requested_run
+from llama_lab.training.prepare import (
+    check_complete,
+    check_devices,
+    check_job,
+    check_launcher,
+    check_sweeper,
+    requested_run,
+)
 
 if TYPE_CHECKING:
     from llama_lab.training.run import Run
@@ -154,6 +161,7 @@ def evaluate_or_write(cfg: DictConfig) -> None:
     if job.mode == RunMode.MULTIRUN:
         raise ConfigError("--multirun: there is nothing to sweep here; name several runs by a pattern, run='runs/*'")
     check_launcher(job.runtime.choices["hydra/launcher"])
+    check_sweeper(job.runtime.choices["hydra/sweeper"])
     for override in job.overrides.task:
         if override.startswith("~"):
             raise ConfigError(f"{override}: takes a setting away; leave this out, and it has its default")
@@ -186,6 +194,8 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> float | None:
         cfg, choices = run_config(cfg, choices)  # an experiment may choose the study that this run belongs to
     if not in_sweep:
         check_launcher(choices["hydra/launcher"])
+        if not is_launched():
+            check_sweeper(choices["hydra/sweeper"])
     if cfg.estimate is True:
         print_costs(cfg)
         return None

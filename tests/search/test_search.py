@@ -65,11 +65,12 @@ def test_a_grid_is_hydra_s_own(command: Command, tiny: list[str]) -> None:
     assert {trial["status"] for trial in trials(ran.cwd)} == {"done"}
 
 
-@pytest.mark.parametrize("sampler", ["qmc", "tpe"])
+@pytest.mark.parametrize(("sampler", "pruner"), [("qmc", "hyperband"), ("tpe", "halving")])
 def test_a_sampler_with_a_seed_proposes_the_same_however_often_the_search_is_stopped(
-    sampler: str, command: Command, tiny: list[str]
+    sampler: str, pruner: str, command: Command, tiny: list[str]
 ) -> None:
-    refused = ("model.n_heads=3", RATES, NORMS, f"hydra/sweeper/sampler={sampler}")  # the trials fail at once
+    chosen = (f"hydra/sweeper/sampler={sampler}", f"hydra/sweeper/pruner={pruner}")
+    refused = ("model.n_heads=3", RATES, NORMS, *chosen)  # the trials fail at once
     proposed = {}
     for name, stops in {"once": [3], "twice": [1, 3]}.items():
         for stop in stops:
@@ -247,6 +248,16 @@ def test_what_cannot_be_searched_is_refused_before_anything_trains(
     assert ran.err.startswith(f"error: {message}")
     assert ran.err.count("\n") == 1
     assert not [file for file in ran.cwd.rglob("*") if file.name in ("status.json", "search.csv")]
+
+
+def test_a_search_needs_a_sweep_and_an_evaluation_is_none(
+    command: Command, evaluating: Command, tiny: list[str]
+) -> None:
+    for ran in (command(*tiny, "hydra/sweeper=optuna"), evaluating("run=here", "hydra/sweeper=optuna")):
+        assert (ran.code, ran.err.count("\n")) == (2, 1)
+        assert ran.err.startswith("error: hydra/sweeper=optuna: starts many runs, and this is one; add --multirun")
+    ran = evaluating("--multirun", "run=here", "top_k=range(1,3)", "hydra/sweeper=optuna")
+    assert ran.err == "error: hydra/sweeper=optuna: searches over training, with train.py; leave it out\n"
 
 
 def test_another_search_in_the_same_folder_is_refused(command: Command, tiny: list[str]) -> None:

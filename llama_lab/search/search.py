@@ -45,7 +45,7 @@ RESERVED = {
     "estimate": "a search trains; leave out the sweeper to estimate one of its runs",
     "measure": "a search trains; leave out the sweeper to measure a study",
 }
-NO_ARM = ("name", "arm", "trainer.strategy", *CHANGEABLE)  # settings that give a run no folder of its own
+NO_ARM = ("name", "arm", *CHANGEABLE)  # settings that give a run no folder of its own
 
 
 class Planned(NamedTuple):

@@ -17,7 +17,7 @@ import yaml
 from tests.conftest import TRAIN, Command, RunTrain, last_of_each
 from tests.launching.tasks import PATIENCE
 from tests.preloaded import PreloadedPython
-from tests.search.searches import PRUNING, SEARCH, STEPS, pruned, status, trials
+from tests.search.searches import PRUNING, SEARCH, pruned, trials
 from tests.training.tiny import identical, repeatable, rows, trained_state
 
 SHORT = ("train.tokens=1500", "train.evaluations=2")
@@ -97,23 +97,19 @@ def test_a_trial_that_fails_or_diverges_is_passed_over_and_the_search_goes_on(
 
 
 def test_a_search_of_which_all_trials_fail_is_an_error(command: Command, tiny: list[str]) -> None:
-    ran = command(*tiny, *SEARCH, "model.n_heads=3,5", "hydra/sweeper/sampler=grid")
+    ran = command(*tiny, *SEARCH, *SLOTS, "model.n_heads=3,5", "hydra/sweeper/sampler=grid")
     assert ran.code == 1
+    assert ran.out.startswith("trials 0 and 1 (2 in all)\n"), "a trial for each slot"
     assert ran.err.startswith("error: no trial of runs/found finished: 2 failed; trial 1: model.n_heads=")
     assert ran.err.endswith("search other values, under another name=\n")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(), SLOTS])
-def test_a_bad_learning_rate_is_pruned_and_can_be_trained_further(
-    launcher: tuple[str, ...], run_train: RunTrain, tiny: list[str]
-) -> None:
+def test_a_bad_learning_rate_is_pruned(launcher: tuple[str, ...], run_train: RunTrain, tiny: list[str]) -> None:
     ran = run_train(*tiny, *PRUNING, *launcher)
     assert ran.err == ""
-    folder = pruned(ran)
-    further = run_train(*tiny, *PRUNING[2:5], "optim.lr=1e-09", cwd=ran.cwd)
-    assert further.code == 0, further.err
-    assert (status(folder), rows(folder)[-1]["step"]) == ("done", STEPS)
+    pruned(ran)
 
 
 def kill(process: int) -> None:
@@ -224,6 +220,7 @@ def test_a_search_can_be_kept_in_a_database(command: Command, tiny: list[str]) -
         (["optim.rate=interval(1,2)"], "optim.rate=interval(1,2): no such key"),
         ([RATES, "hydra.sweeper.n_trials=0"], "hydra.sweeper.n_trials=0: must be a positive whole number"),
         ([RATES, "hydra.sweeper.n_jobs=two"], "hydra.sweeper.n_jobs=two: must be a positive whole number"),
+        ([RATES, "hydra/launcher=ray"], "hydra.sweeper.n_jobs=null: hydra/launcher=ray has no slots to fill"),
         ([RATES, "hydra.sweeper.seed=-1"], "hydra.sweeper.seed=-1: must be a whole number"),
         (
             [RATES, "hydra.sweeper.metric=val/los"],

@@ -93,10 +93,12 @@ class Results:
         counted = ", ".join(f"{number} {status}" for status, number in counts.items())
         ranked = self._ranked
         if not ranked and counts["interrupted"] < len(trials):
-            last = next(trial for trial in reversed(trials) if MESSAGE in trial.user_attrs)
+            reasons = [
+                f"trial {one.number}: {one.user_attrs[MESSAGE]}; " for one in trials if MESSAGE in one.user_attrs
+            ]
             raise RunFailedError(
-                f"no trial of {self._folder} finished: {counted}; trial {last.number}: {last.user_attrs[MESSAGE]}; "
-                f"search other values, under another name="
+                f"no trial of {self._folder} finished: {counted}; {''.join(reasons[-1:])}search other values, under "
+                f"another name="
             )
         print_line(f"best of {len(trials)} trials: {counted}")  # a table's own title wraps at its width
         table = plain_table("", ["trial"], [self._metric])

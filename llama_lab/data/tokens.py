@@ -17,7 +17,7 @@ from llama_lab.data.build import BuildTimes, ReportProgress, build
 from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, DamagedFolderError, Index, read_index
 from llama_lab.data.source import Source
 from llama_lab.data.tokenizer import BPETokenizer, TextTokenizer, TokenizerFactory, sample_bytes
-from llama_lab.data.windows import count_train_windows
+from llama_lab.data.windows import TrainWindows, ValWindows, count_train_windows
 from llama_lab.errors import ConfigError
 from llama_lab.files import discard, report_disk_errors
 from llama_lab.formatting import duration
@@ -33,6 +33,8 @@ class TokenDataset:
     `train` and `val` are the splits' memory-mapped token streams: `[eot] document [eot] document [eot]`.
     Every document is in one of them, once. `times` are those of the build; None for a folder that existed.
     """
+
+    entropy_floor = None  # of text, nobody knows it
 
     def __init__(self, folder: Path, index: Index, times: BuildTimes | None = None):
         self.folder = folder
@@ -97,6 +99,14 @@ class TokenDataset:
         counts = np.bincount(self.val[1:])
         frequencies = counts[counts > 0] / self.index.val.tokens
         return float(-(frequencies * np.log(frequencies)).sum())
+
+    def train_windows(self, seq_len: int, seed: int) -> TrainWindows:
+        """Training sequences of `seq_len` tokens."""
+        return TrainWindows(self.train, seq_len, seed)
+
+    def val_windows(self, length: int) -> ValWindows:
+        """The validation text in windows of `length` tokens."""
+        return ValWindows(self.val, length)
 
     def require_windows(self, seq_len: int, batch_size: int) -> None:
         """Raise ConfigError unless validation has a window of `seq_len` tokens, and training a whole batch of them.

@@ -1,6 +1,7 @@
 """Fixed-length windows of a token stream: in training a pure function of (seed, step), in validation fixed."""
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,13 @@ IGNORE = -100
 
 Tokens = npt.NDArray[np.unsignedinteger]
 Ids = npt.NDArray[np.int64]
+
+
+class Examples(NamedTuple):
+    """Inputs, and the target of each position, which is `IGNORE` where nothing is predicted: `(B, T)` each."""
+
+    inputs: Ids
+    targets: Ids
 
 
 def count_train_windows(predicted_tokens: int, seq_len: int) -> int:
@@ -52,6 +60,11 @@ class TrainWindows:
         starts = [self._starts(epoch)[position] for epoch, position in places]
         return np.stack([self._tokens[start : start + self._seq_len + 1] for start in starts]).astype(np.int64)
 
+    def examples(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Examples:
+        """The same as `batch`, as inputs and targets."""
+        sequences = self.batch(step, batch_size, rows)
+        return Examples(sequences[:, :-1], sequences[:, 1:])
+
     def _draw_starts(self, epoch: int) -> Ids:
         """Index of the first token of each window of an epoch, in the order of its visits: `(windows,)`."""
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch])))
@@ -72,7 +85,12 @@ class ValWindows:
         self._seq_len = seq_len
 
     def __len__(self) -> int:
-        return -(-(len(self._tokens) - 1) // self._seq_len)
+        return -(-self.tokens // self._seq_len)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens to predict."""
+        return len(self._tokens) - 1
 
     def __getitem__(self, i: int) -> tuple[Ids, Ids]:
         if not 0 <= i < len(self):

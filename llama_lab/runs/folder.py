@@ -281,7 +281,7 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
     """The config without interpolations, and with absolute paths of the data."""
     config = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(config, dict)
-    for node in (config["data"], config["data"]["source"]):
+    for node in (config["data"], config["data"].get("source", {})):
         if "files" in node:
             files = [node["files"]] if isinstance(node["files"], str) else node["files"]
             node["files"] = [str(Path(file).expanduser().absolute()) for file in files]

@@ -22,11 +22,12 @@ class LanguageModel(L.LightningModule):
 
     optimizer: makes an optimizer for the model. schedule: maps step and number of steps to a multiple of its learning
     rate. grad_clip: largest norm of the gradient; None for no limit. z_loss: weight of the squared log-partition.
-    val_bytes: UTF-8 bytes of the validation text, for bits per byte. seed: of dropout.
+    val_bytes: UTF-8 bytes of the validation text, for bits per byte. seed: of dropout. with_accuracy: validation also
+    counts the targets that get the largest logit.
 
     A training batch is the micro-batches of one optimizer step, each `(inputs, targets)`, both int64 `(B, T)`. All of
-    them hold equally many tokens, so that the mean over micro-batches and ranks is the mean over tokens. Validation
-    adds up sums instead, since its last batch is smaller.
+    them hold equally many targets other than `IGNORE`, so that the mean over micro-batches and ranks is the mean over
+    those. Validation adds up sums instead, since its last batch is smaller.
     """
 
     automatic_optimization = False
@@ -41,6 +42,7 @@ class LanguageModel(L.LightningModule):
         grad_clip: float | None = None,
         z_loss: float = 0.0,
         seed: int = 0,
+        with_accuracy: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
@@ -49,10 +51,11 @@ class LanguageModel(L.LightningModule):
         self.z_loss = z_loss
         self.val_bytes = val_bytes
         self.seed = seed
+        self.with_accuracy = with_accuracy
         self.grad_norm: Tensor | None = None
         self._make_optimizer, self._schedule = optimizer, schedule
         self._losses: list[Tensor] = []  # of the steps since they were logged
-        self._val_nll, self._val_tokens = 0.0, 0
+        self._val_nll, self._val_tokens, self._val_correct = 0.0, 0, 0
 
     def training_step(self, micro_batches: Sequence[tuple[Tensor, Tensor]], step: int) -> None:
         """One optimizer step, on the mean gradient of all micro-batches and devices, clipped."""
@@ -80,7 +83,8 @@ class LanguageModel(L.LightningModule):
     def loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss of a micro-batch in nats per token, and the objective: the same plus the z-loss."""
         nll, objective = self.model.loss(inputs, targets, self.z_loss)
-        return nll / targets.numel(), objective / targets.numel()
+        predicted = (targets != IGNORE).sum()
+        return nll / predicted, objective / predicted
 
     def pop_train_loss(self) -> float:
         """Mean training loss since the last call, over all ranks, without the z-loss. Synchronizes with the device."""
@@ -94,16 +98,19 @@ class LanguageModel(L.LightningModule):
         # Eager, since the last batch is smaller, and compiling for it would take longer than it saves.
         with torch.compiler.set_stance("force_eager"):
             self._val_nll += self.model.loss(inputs, targets)[0].item()
+            if self.with_accuracy:
+                self._val_correct += int((self.model(inputs).argmax(-1) == targets).sum())
         self._val_tokens += int((targets != IGNORE).sum())
 
-    def pop_val_loss(self) -> tuple[float, float]:
-        """Nats per token and bits per byte of the whole validation set, over all ranks."""
-        sums = torch.tensor([self._val_nll, self._val_tokens], dtype=torch.float64)
+    def pop_val_metrics(self) -> dict[str, float]:
+        """Loss, bits per byte and, if it is counted, accuracy of the whole validation set, over all ranks."""
+        sums = torch.tensor([self._val_nll, self._val_tokens, self._val_correct], dtype=torch.float64)
         if self.trainer.world_size > 1:  # on the device only then, since Apple's have no float64
             sums = self.trainer.strategy.reduce(sums.to(self.device), reduce_op="sum")
-        nll, tokens = sums.tolist()
-        self._val_nll, self._val_tokens = 0.0, 0
-        return nll / tokens, nll / math.log(2) / self.val_bytes
+        nll, tokens, correct = sums.tolist()
+        self._val_nll, self._val_tokens, self._val_correct = 0.0, 0, 0
+        metrics = {"val/loss": nll / tokens, "val/bits_per_byte": nll / math.log(2) / self.val_bytes}
+        return metrics | {"val/accuracy": correct / tokens} if self.with_accuracy else metrics
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the losses not yet logged, averaged over all ranks, so that a resumed run logs the same mean."""

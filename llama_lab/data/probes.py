@@ -9,7 +9,6 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +32,6 @@ class Probe(ABC):
     ConfigError.
     """
 
-    PAPER: ClassVar[str]
     noise: float
 
     def __post_init__(self) -> None:
@@ -88,7 +86,6 @@ class Recall(Probe):
     at random, hold any of the keys and its value, which is the answer; the others are blank.
     """
 
-    PAPER = "multi-query associative recall (Arora et al. 2023)"
     keys: int
     values: int
     pairs: int
@@ -142,7 +139,6 @@ class Copy(Probe):
     Random symbols, a border, and the same symbols again, which are the answers; as many as the length holds.
     """
 
-    PAPER = "copying (Graves et al. 2014)"
     symbols: int
 
     @property
@@ -181,7 +177,6 @@ class Induction(Probe):
     which the answer followed. Answers are the symbols from the second one after `period` on.
     """
 
-    PAPER = "induction (Olsson et al. 2022)"
     symbols: int
     period: int
 

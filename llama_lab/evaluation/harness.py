@@ -20,6 +20,7 @@ from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.runs.evaluation import TaskScore
 
 SAMPLING = ("top_k", "top_p", "min_p")  # settings of generation that mean the same to the harness and to us
+BOOTSTRAPS = 1000  # for standard errors without a formula; 2% of rounding
 READ = (*SAMPLING, "temperature", "do_sample", "until", "max_gen_toks")
 
 Request = tuple[Any, list[int], list[int]]
@@ -145,6 +146,7 @@ def task_scores(model: Decoder, tokenizer: TextTokenizer, batch_size: int, setti
         limit=chosen.limit,
         task_manager=task_manager(tasks, chosen.task_path),
         log_samples=False,
+        bootstrap_iters=BOOTSTRAPS,
     )
     assert found is not None  # on rank 0
     scores = []

@@ -48,8 +48,6 @@ def models(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     theirs = tmp_path_factory.mktemp("export") / "theirs"
     export_model(run, theirs)
     loaded = load_run(run)
-    for parameter in loaded.model.parameters():
-        assert parameter.dtype == torch.float32
     hf = AutoModelForCausalLM.from_pretrained(theirs, dtype=torch.float32)
     hflm = HFLM(hf, tokenizer=AutoTokenizer.from_pretrained(theirs), batch_size=3, max_length=32, device="cpu")
     return HarnessModel(loaded.model, loaded.tokenizer, batch_size=4), hflm
@@ -71,7 +69,8 @@ def test_rolling_loglikelihoods_are_those_of_the_export_in_transformers(models: 
 def test_the_sum_over_a_whole_text_is_what_the_model_pays_window_by_window(models: tuple[HarnessModel, HFLM]) -> None:
     ours, _ = models
     ids = [ours.eot_token_id, *ours.tok_encode(LONG)[:32]]
-    logits = ours.model(torch.tensor([ids[:-1]]))[0].double().log_softmax(-1)
+    with torch.no_grad():
+        logits = ours.model(torch.tensor([ids[:-1]]))[0].double().log_softmax(-1)
     paid = sum(float(logits[i, token]) for i, token in enumerate(ids[1:]))
     text = ours.tokenizer.decode(ids[1:])
     assert ours.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)])) == [pytest.approx(paid, rel=1e-5)]
@@ -144,11 +143,6 @@ def tasks(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-
-
 def test_tasks_of_a_folder_are_scored_into_eval_json_and_the_table(
     evaluating: Command, trained: Trained, copied: Callable[[Path], Path], tasks: Path
 ) -> None:
@@ -162,7 +156,7 @@ def test_tasks_of_a_folder_are_scored_into_eval_json_and_the_table(
         ("our_read", "word_perplexity"),
         ("our_written", "exact_match"),
     ]
-    # The first choice stands in the text that the run was trained on, and is the likelier one; it is right every other time.
+    # The first choice, of the text that the run was trained on, is the likelier one, and right every other time.
     assert scores["our_chosen"]["value"] == 0.5
     assert (scores["our_chosen"]["samples"], scores["our_chosen"]["fewshot"]) == (6, 0)
     assert scores["our_chosen"]["stderr"] == pytest.approx((0.25 / 5) ** 0.5)

@@ -28,11 +28,12 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, end_of_text: str | None = None):
         self.end_of_text = end_of_text = end_of_text or _only_end_of_text(tokenizer)
-        if tokenizer.token_to_id(end_of_text) is None:
+        eot_id = tokenizer.token_to_id(end_of_text)
+        if eot_id is None:
             raise ValueError(f"the tokenizer has no token {end_of_text!r}; its special tokens: {_special(tokenizer)}")
         if end_of_text not in _special(tokenizer):
             tokenizer.add_special_tokens([end_of_text])  # keeps its id
-        self.eot_id = tokenizer.token_to_id(end_of_text)
+        self.eot_id = eot_id
         self._tokenizer = tokenizer
         # A tokenizer.json may ask for these, but a document is encoded whole.
         tokenizer.no_truncation()

@@ -18,7 +18,12 @@ from llama_lab.formatting import duration, in_bytes
 from llama_lab.runs.folder import SAMPLE, RunFolder
 from llama_lab.runs.stored import Summary
 
-SHOWN = {"train/loss": "loss {:.3f}", "val/loss": "val {:.3f}", "perf/tokens_per_second": "{:,.0f} tokens/s"}
+SHOWN = {
+    "train/loss": "loss {:.3f}",
+    "val/loss": "val {:.3f}",
+    "val/accuracy": "accuracy {:.1%}",
+    "perf/tokens_per_second": "{:,.0f} tokens/s",
+}
 
 # A sample may hold any character; control characters are shown as their Unicode pictures.
 VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
@@ -165,13 +170,17 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     metrics = summary.metrics
     active, speed = metrics["params_active"], metrics.get("perf/tokens_per_second")
     compiling = metrics.get("perf/compile_seconds")
+    floor, accuracy = summary.entropy_floor, metrics.get("val/accuracy")
+    unit = "nats/token" if floor is None else "nats/answer"
     return [
         ("parameters", f"{metrics['params']:,}"),
         ("  without embeddings", f"{metrics['params_non_embedding']:,}"),
         *([("  active per token", f"{active:,}")] if active < metrics["params"] else []),
         ("tokens seen", f"{metrics['tokens']:,.0f}"),
-        ("val loss", f"{metrics['val/loss']:.4f} nats/token"),
-        ("  of unigram frequencies", f"{summary.unigram_entropy:.4f} nats/token"),
+        ("val loss", f"{metrics['val/loss']:.4f} {unit}"),
+        ("  of unigram frequencies", f"{summary.unigram_entropy:.4f} {unit}"),
+        *([("  of the best predictor", f"{floor:.4f} {unit}")] if floor is not None else []),
+        *([("val accuracy", f"{accuracy:.2%}")] if accuracy is not None else []),
         ("val bits per byte", f"{metrics['val/bits_per_byte']:.4f}"),
         *([("training speed", f"{speed:,.0f} tokens/s")] if speed is not None else []),
         *([("  after compiling for", duration(compiling))] if compiling is not None else []),

@@ -14,8 +14,7 @@ from torch import nn
 
 from llama_lab.config.components import build, build_model, model_cost
 from llama_lab.data.module import TokenDataModule
-from llama_lab.data.open import open_dataset
-from llama_lab.data.tokens import TokenDataset
+from llama_lab.data.open import Dataset, open_dataset
 from llama_lab.display import open_display, quiet_libraries
 from llama_lab.runs.metrics import MetricsCSV
 from llama_lab.timing import alternating
@@ -30,7 +29,7 @@ from .decoders import compose
 STEPS, ROUNDS = 43, 5
 
 
-def bare_loop(run: Run, dataset: TokenDataset) -> float:
+def bare_loop(run: Run, dataset: Dataset) -> float:
     """Tokens per second of a plain PyTorch loop: forward, loss, backward, clip, step, schedule."""
     cfg = run.cfg
     model = build_model(cfg, dataset.index.vocab_size)
@@ -42,9 +41,8 @@ def bare_loop(run: Run, dataset: TokenDataset) -> float:
     for step in range(STEPS):
         if step == SLOW_STEPS:
             start = time.perf_counter()
-        tokens = torch.from_numpy(windows.batch(step, cfg.train.batch_size))
-        logits = model(tokens[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        inputs, targets = map(torch.from_numpy, windows.examples(step, cfg.train.batch_size))
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), cfg.train.grad_clip)
@@ -54,7 +52,7 @@ def bare_loop(run: Run, dataset: TokenDataset) -> float:
     return run.tokens_per_step * (STEPS - SLOW_STEPS) / (time.perf_counter() - start)
 
 
-def lightning_loop(run: Run, dataset: TokenDataset) -> float:
+def lightning_loop(run: Run, dataset: Dataset) -> float:
     """Tokens per second of our Trainer, as it logs them."""
     cfg, folder = run.cfg, run.folder
     folder.checkpoint.parent.mkdir(parents=True)

@@ -58,6 +58,9 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "top_k": (int,),
     "top_p": (float,),
     "min_p": (float,),
+    "eval.task_path": (str,),
+    "eval.fewshot": (int,),
+    "eval.limit": (int,),
 }
 NOT_NULLABLE: dict[str, tuple[Kind, ...]] = {
     "run": (str,),

@@ -99,11 +99,11 @@ class MixedDataset(TokenDataset):
         """The windows of all parts."""
         return MixedWindows([p.train_windows(seq_len, seed) for p in self.parts.values()], [*self.shares.values()])
 
-    def val_windows(self, seq_len: int) -> dict[str, ValWindows]:
+    def val_parts(self, length: int) -> dict[str, ValWindows]:
         """The windows of `val` for each part; one in which two parts meet is in both, with the targets of each."""
         ends = [*accumulate((part.index.val.tokens for part in self.parts.values()), initial=0)]
         spans = pairwise(ends)
-        return {name: ValWindows(self.val, seq_len, range(*span)) for name, span in zip(self.parts, spans, strict=True)}
+        return {name: ValWindows(self.val, length, range(*span)) for name, span in zip(self.parts, spans, strict=True)}
 
     def epochs(self, seq_len: int, sequences: int) -> dict[str, float]:
         """How often each part is read in so many training sequences."""

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 
-from llama_lab.data.tokens import TokenDataset
-from llama_lab.data.windows import Ids, ValWindows
+from llama_lab.data.open import Dataset, Validation
+from llama_lab.data.windows import Ids
 from llama_lab.errors import ConfigError
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -43,7 +43,7 @@ def multiples_around(number: int, unit: int) -> list[int]:
 
 
 class TokenDataModule(L.LightningDataModule):
-    """Feeds a Trainer from a token folder; each of its training batches is the micro-batches of one optimizer step.
+    """Feeds a Trainer from a dataset; each of its training batches is the micro-batches of one optimizer step.
 
     `batch_size` is the number of sequences of one optimizer step over all devices; each device takes an equal,
     contiguous share of its rows, in micro-batches of `micro_batch_size` (None: the whole share).
@@ -55,7 +55,7 @@ class TokenDataModule(L.LightningDataModule):
 
     def __init__(
         self,
-        dataset: TokenDataset,
+        dataset: Dataset,
         seq_len: int,
         batch_size: int,
         micro_batch_size: int | None,
@@ -69,7 +69,7 @@ class TokenDataModule(L.LightningDataModule):
         self.micro_batch_size = micro_batch_size
         self.seed = seed
         self.train_windows = dataset.train_windows(seq_len, seed)
-        self.val_windows = dataset.val_windows(seq_len)
+        self.val_parts = dataset.val_parts(seq_len)
 
     @property
     def world_size(self) -> int:
@@ -95,7 +95,7 @@ class TokenDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> "list[ValBatches]":
         """Return this device's share of the validation windows of each part."""
-        return [ValBatches(self, windows) for windows in self.val_windows.values()]
+        return [ValBatches(self, windows) for windows in self.val_parts.values()]
 
     @property
     def rank(self) -> int:
@@ -130,9 +130,9 @@ class TrainBatches:
         # A generator: it reads `global_step` when the first batch is due, after the checkpoint is restored.
         data = self._data
         for step in itertools.count(data.trainer.global_step if data.trainer else 0):
-            sequences = data.train_windows.batch(step, data.batch_size, data.rows)
-            micro_batches = np.split(sequences, data.accumulate)
-            yield [data.to_tensors(rows[:, :-1], rows[:, 1:]) for rows in micro_batches]
+            examples = data.train_windows.examples(step, data.batch_size, data.rows)
+            micro_batches = (np.split(side, data.accumulate) for side in examples)
+            yield [data.to_tensors(*rows) for rows in zip(*micro_batches, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what determines the order of the data."""
@@ -160,7 +160,7 @@ class ValBatches:
     of windows gets a last batch with nothing to predict.
     """
 
-    def __init__(self, data: TokenDataModule, windows: ValWindows):
+    def __init__(self, data: TokenDataModule, windows: Validation):
         self._data = data
         self._windows = windows
         self._batch_size = data.micro_batch_size or len(data.rows)

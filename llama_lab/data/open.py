@@ -1,4 +1,4 @@
-"""Opening the token folder that a config describes, or those of a mixture."""
+"""Opening the dataset that a config describes: a token folder, those of a mixture, or a probe."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -7,24 +7,40 @@ from omegaconf import DictConfig
 
 from llama_lab.config.components import build
 from llama_lab.config.parts import exact_shares
+from llama_lab.errors import ConfigError
 
 from .mix import Part, open_mixture
+from .probes import ProbeDataset, ProbeValidation, Symbols
 from .source import Source
 from .tokens import TokenDataset
+from .windows import ValWindows
 
 if TYPE_CHECKING:
     from llama_lab.display import Display
 
 
+Dataset = TokenDataset | ProbeDataset
+Validation = ValWindows | ProbeValidation
+
+
+def is_probe(cfg: DictConfig) -> bool:
+    """Whether a config's data is a synthetic probe."""
+    return "probe" in cfg.data
+
+
 def open_dataset(
     cfg: DictConfig, display: "Display | None" = None, revisions: Mapping[str, str] | None = None
-) -> TokenDataset:
-    """Open the token folder that `cfg` describes. If it must be built, show the progress on `display`.
+) -> Dataset:
+    """Open the dataset that `cfg` describes. If a token folder must be built, show the progress on `display`.
 
     revisions: commits that a run has recorded; they are used where the config names none. Raises ConfigError as
-    `TokenDataset.open_or_build` does.
+    `TokenDataset.open_or_build` and `ProbeDataset` do, and for a tokenizer that does not fit.
     """
     tokenizer = build(cfg.tokenizer, "tokenizer")
+    if is_probe(cfg):
+        return open_probe(cfg, tokenizer)
+    if isinstance(tokenizer, Symbols):
+        raise ConfigError("tokenizer=symbols: is for probes, and this data is text; choose bpe, byte, char or hf")
     val_tokens = cfg.data.get("val_tokens")  # older configs have no bound
     progress = display.prepare if display else lambda *_: None
     print_line = display.print_line if display else lambda _: None
@@ -42,6 +58,18 @@ def open_dataset(
     if dataset.times:
         print_line(dataset.describe_build())
     return dataset
+
+
+def open_probe(cfg: DictConfig, tokenizer: object) -> ProbeDataset:
+    """The probe that `cfg` describes. Raises ConfigError for settings that only text has."""
+    if not isinstance(tokenizer, Symbols):
+        raise ConfigError("tokenizer: a probe's symbols are its tokens; leave tokenizer= out")
+    if cfg.train.prompt:
+        raise ConfigError(
+            f"train.prompt={cfg.train.prompt}: the sample of a probe is a validation sequence with the model's "
+            f"answers; leave it out"
+        )
+    return ProbeDataset(build(cfg.data.probe, "data"), cfg.model.max_seq_len, cfg.data.val_sequences)
 
 
 def _source(data: DictConfig, key: str, revisions: Mapping[str, str], cfg: DictConfig) -> Source:

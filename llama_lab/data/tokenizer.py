@@ -85,6 +85,11 @@ class TextTokenizer:
         try:
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # tokenizers raises nothing more specific
+            if isinstance(self._tokenizer.model, models.WordLevel):
+                words = sorted({word for text in texts for word in text.split()} - self._tokenizer.get_vocab().keys())
+                raise ConfigError(
+                    f"tokenizer=symbols: {', '.join(words)} is no symbol of this probe; separate its symbols by spaces"
+                ) from error
             unknown = "".join(sorted(set().union(*texts) - self._tokenizer.get_vocab().keys()))
             if not unknown:
                 raise
@@ -251,3 +256,10 @@ def encode_prompt(key: str, prompt: str, tokenizer: TextTokenizer) -> list[int]:
         return tokenizer.encode(prompt)
     except ConfigError as error:
         raise ConfigError(f"{key}={prompt}: {error}") from None
+
+
+def symbol_tokenizer(symbols: Sequence[str]) -> TextTokenizer:
+    """A tokenizer of words: one id per symbol, in this order. In text, symbols are separated by spaces."""
+    tokenizer = Tokenizer(models.WordLevel(vocab={symbol: i for i, symbol in enumerate(symbols)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return _finish(tokenizer)

@@ -34,6 +34,8 @@ class TokenDataset:
     Every document is in one of them, once. `times` are those of the build; None for a folder that existed.
     """
 
+    entropy_floor = None  # of text, nobody knows it
+
     def __init__(self, folder: Path, index: Index, times: BuildTimes | None = None):
         self.folder = folder
         self.index = index
@@ -107,9 +109,13 @@ class TokenDataset:
         """The training sequences of `seq_len` tokens; raises ConfigError for a negative seed."""
         return TrainWindows(self.train, seq_len, seed)
 
-    def val_windows(self, seq_len: int) -> dict[str, ValWindows]:
-        """The validation windows of each part of a mixture, by name; of any other text, all under an empty name."""
-        return {"": ValWindows(self.val, seq_len)}
+    def val_windows(self, length: int) -> ValWindows:
+        """The validation text in windows of `length` tokens."""
+        return ValWindows(self.val, length)
+
+    def val_parts(self, length: int) -> dict[str, ValWindows]:
+        """The same for each part of a mixture, by name; of any other text, all under an empty name."""
+        return {"": self.val_windows(length)}
 
     def epochs(self, seq_len: int, sequences: int) -> dict[str, float]:
         """How often each part of a mixture is read in so many training sequences; of any other text, nothing."""

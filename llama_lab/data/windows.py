@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,13 @@ IGNORE = -100
 
 Tokens = npt.NDArray[np.unsignedinteger]
 Ids = npt.NDArray[np.int64]
+
+
+class Examples(NamedTuple):
+    """Inputs, and the target of each position, which is `IGNORE` where nothing is predicted: `(B, T)` each."""
+
+    inputs: Ids
+    targets: Ids
 
 
 def count_train_windows(predicted_tokens: int, seq_len: int) -> int:
@@ -30,6 +38,11 @@ class Windows(ABC):
         Row *i* is sequence `step * batch_size + i` of the series.
         """
         return self.take((step * batch_size + np.arange(batch_size)[rows]).tolist())
+
+    def examples(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Examples:
+        """The same as `batch`, as inputs and targets."""
+        sequences = self.batch(step, batch_size, rows)
+        return Examples(sequences[:, :-1], sequences[:, 1:])
 
     @abstractmethod
     def take(self, sequences: list[int]) -> Ids:
@@ -88,6 +101,11 @@ class ValWindows:
 
     def __len__(self) -> int:
         return -(-self._predicted.stop // self._seq_len) - self._first
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens to predict."""
+        return len(self._predicted)
 
     def __getitem__(self, i: int) -> tuple[Ids, Ids]:
         if not 0 <= i < len(self):

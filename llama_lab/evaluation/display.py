@@ -18,7 +18,7 @@ def print_evaluation(found: Evaluation, path: Path) -> None:
     """Print every part that was evaluated."""
     console = Console(highlight=False)
     console.print(Text(f"{path}, after {found.step:,} steps, on {found.device} in {found.precision}"))
-    for table in (losses(found), lengths(found), caches(found), speeds(found)):
+    for table in (losses(found), lengths(found), tasks(found), caches(found), speeds(found)):
         if table.rows:
             console.print(table)
     print_sample(console, found.sample)
@@ -32,21 +32,25 @@ def losses(found: Evaluation) -> Table:
         table.add_row("loss", f"{metrics['val/loss']:.4f} nats/token")
         table.add_row("perplexity", f"{metrics['val/perplexity']:,.2f}" if "val/perplexity" in metrics else "-")
         table.add_row("bits per byte", f"{metrics['val/bits_per_byte']:.4f}")
+        if "val/accuracy" in metrics:
+            table.add_row("accuracy", f"{metrics['val/accuracy']:.2%}")
         table.add_row("tokens", f"{metrics['val_tokens']:,}")
     return table
 
 
 def lengths(found: Evaluation) -> Table:
     """The loss at each context length, and at its first and last positions."""
-    columns = ("tokens", "trained", "loss", "first quarter", "last quarter")
+    with_accuracy = any(entry.accuracy is not None for entry in found.lengths)
+    columns = ("tokens", "trained", "loss", "first quarter", "last quarter", *(("accuracy",) if with_accuracy else ()))
     table = plain_table("Loss by context length, nats/token", right=columns)
     missing: dict[str, list[str]] = {}
     for entry in found.lengths:
-        numbers = ["-"] * 3
+        numbers = ["-"] * (len(columns) - 2)
         if entry.loss is None:
             missing.setdefault(entry.note.removeprefix("cannot: "), []).append(f"{entry.length:,}")
         else:
             numbers = [f"{x:.4f}" for x in (entry.loss, quarter_mean(entry, 0), quarter_mean(entry, QUARTER - 1))]
+            numbers += [] if entry.accuracy is None else [f"{entry.accuracy:.2%}"]
         table.add_row(f"{entry.length:,}", f"{entry.length / found.lengths[0].length:.4g}x", *numbers)
     table.caption = "\n".join(f"cannot at {', '.join(lengths)}: {why}" for why, lengths in missing.items()) or None
     return table
@@ -59,6 +63,18 @@ def quarter_mean(entry: LengthLoss, quarter: int) -> float:
     inside = [(loss, tokens) for position, loss, tokens in buckets if low <= position < high]
     weight = sum(tokens for _, tokens in inside)
     return sum(loss * tokens for loss, tokens in inside) / weight if weight else float("nan")
+
+
+def tasks(found: Evaluation) -> Table:
+    """The scores in the tasks of the lm-evaluation-harness."""
+    harness = ", ".join(sorted({score.harness for score in found.tasks}))
+    table = plain_table(f"Tasks, by lm-eval {harness}", ("task", "metric"), ("score", "±", "shots", "questions"))
+    for score in found.tasks:
+        shown = (f"{score.value:.4f}", "-" if score.stderr is None else f"{score.stderr:.4f}")
+        asked = ("-" if n is None else f"{n:,}" for n in (score.fewshot, score.samples))
+        table.add_row(score.task, score.metric, *shown, *asked)
+    table.caption = "±: standard error"
+    return table
 
 
 def smallest_caches(found: Evaluation) -> list[CacheSize]:

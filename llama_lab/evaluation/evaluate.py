@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config.components import check_decodes
 from llama_lab.config.trust import Trust
 from llama_lab.config.value_types import is_kind
-from llama_lab.data.tokens import TokenDataset
+from llama_lab.data.open import Dataset
+from llama_lab.data.probes import ProbeDataset
 from llama_lab.devices.hardware import Hardware, choose_hardware
 from llama_lab.display import quiet_libraries
 from llama_lab.errors import ConfigError, suggestion
@@ -25,8 +27,9 @@ from llama_lab.runs.stored import Status
 from .lengths import batch_tokens, check_multiples, evaluating_on, evaluation, surroundings
 from .load import TrainedRun, load_run
 from .memory import cache_losses, cache_sizes
+from .probes import answers_text
 from .speed import generation_speed
-from .text import cache_dtype, encode_prompts, generate_texts, sampling, write_texts
+from .text import NEW_TOKENS, cache_dtype, encode_prompts, generate_texts, sampling, write_texts
 
 AS_TRAINED = "as_trained"  # the precision of the run's own config
 
@@ -40,7 +43,7 @@ class Job:
     hardware: Hardware
 
     @cached_property
-    def dataset(self) -> TokenDataset:
+    def dataset(self) -> Dataset:
         """The run's text, opened on first use."""
         return self.run.open_dataset()
 
@@ -64,11 +67,21 @@ def losses(job: Job, earlier: Evaluation) -> Evaluation:
     return replace(earlier, metrics=found.metrics, lengths=[lengths[length] for length in sorted(lengths)])
 
 
+def lm_eval(job: Job, earlier: Evaluation) -> Evaluation:
+    """The part lm_eval; see `harness.py`. Earlier scores in other tasks stay."""
+    from .harness import task_scores  # of the extra `lm-eval`, and it takes seconds to import
+
+    batch_size = job.run.cfg.train.micro_batch_size or job.run.cfg.train.batch_size
+    scores = task_scores(job.served, job.run.tokenizer, batch_size, job.settings)
+    found = {score.task for score in scores}
+    return replace(earlier, tasks=[*(score for score in earlier.tasks if score.task not in found), *scores])
+
+
 def cache(job: Job, earlier: Evaluation) -> Evaluation:
     """The part cache; see `memory.py`."""
     with evaluating_on(job.served, job.hardware.torch_device):
         sizes = cache_sizes(job.served, job.settings.eval.batch_sizes, job.contexts)
-        costs = cache_losses(job.served, job.dataset.val, batch_tokens(job.run.cfg))
+        costs = cache_losses(job.served, job.dataset.val_windows(job.run.model.max_seq_len), batch_tokens(job.run.cfg))
     return replace(earlier, cache=sizes, cache_losses=costs)
 
 
@@ -85,7 +98,10 @@ def speed(job: Job, earlier: Evaluation) -> Evaluation:
 
 
 def sample(job: Job, earlier: Evaluation) -> Evaluation:
-    """The part sample: a text that begins as the run's own sample does."""
+    """The part sample: a text that begins as the run's own sample does, or the answers to a probe."""
+    if isinstance(job.dataset, ProbeDataset):
+        length, seed = job.settings.max_new_tokens or NEW_TOKENS, job.settings.seed
+        return replace(earlier, sample=answers_text(job.served, job.dataset, length, sampling(job.settings), seed))
     *_, (text,) = generate_texts(job.run, job.served, [job.run.cfg.train.prompt], job.settings)
     return replace(earlier, sample=text.certain)
 
@@ -93,6 +109,7 @@ def sample(job: Job, earlier: Evaluation) -> Evaluation:
 PARTS: dict[str, Callable[[Job, Evaluation], Evaluation]] = {
     "loss": losses,
     "length": losses,
+    "lm_eval": lm_eval,
     "cache": cache,
     "speed": speed,
     "sample": sample,
@@ -194,6 +211,8 @@ def check_settings(settings: DictConfig, typed: Collection[str]) -> None:
             near = suggestion(str(part), PARTS)
             raise ConfigError(f"eval.parts: {part} is no part{near}; choose of {', '.join(PARTS)}")
     check_multiples("eval.lengths", chosen.lengths)
+    if "lm_eval" in chosen.parts:
+        check_tasks(chosen)
     if not chosen.contexts or not all(is_kind(c, float) and 0 < c <= 1 for c in chosen.contexts):
         raise ConfigError(
             f"eval.contexts={list(chosen.contexts)}: must hold multiples of the context, above 0, up to 1"
@@ -215,6 +234,19 @@ def check_settings(settings: DictConfig, typed: Collection[str]) -> None:
     check_read(settings, typed)
 
 
+def check_tasks(chosen: DictConfig) -> None:
+    """Raise ConfigError unless the part lm_eval has tasks, and can be run. chosen: the settings below `eval`."""
+    if find_spec("lm_eval") is None:
+        raise ConfigError("eval.parts: lm_eval needs EleutherAI's harness; pip install 'llama-lab[lm-eval]'")
+    if not chosen.tasks or not all(isinstance(task, str) for task in chosen.tasks):
+        raise ConfigError(
+            f"eval.tasks={list(chosen.tasks)}: lm_eval needs the names of tasks, such as eval.tasks=[lambada_openai]"
+        )
+    for key, least in (("fewshot", 0), ("limit", 1)):
+        if chosen[key] is not None and chosen[key] < least:
+            raise ConfigError(f"eval.{key}={chosen[key]}: must be a whole number from {least}, or null")
+
+
 def check_prompt(prompt: object) -> None:
     """Raise ConfigError unless `prompt` is text that UTF-8 can encode."""
     if not isinstance(prompt, str):
@@ -232,9 +264,11 @@ READ_BY = {  # keys that only some parts read, or writing
     "eval.contexts": {"cache", "speed"},
     "eval.batch_sizes": {"cache", "speed"},
     "eval.rounds": {"speed"},
+    **{f"eval.{key}": {"lm_eval"} for key in ("tasks", "task_path", "fewshot", "limit")},
     "compile": {"speed", *WRITERS},
     "cache_dtype": {"speed", *WRITERS},
-    **dict.fromkeys(("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed"), WRITERS),
+    **dict.fromkeys(("max_new_tokens", "temperature", "top_k", "top_p", "min_p"), WRITERS),
+    "seed": {"lm_eval", *WRITERS},
 }
 
 

@@ -1,7 +1,7 @@
 """Train short, test long: the loss at context lengths beyond the trained one, and by position."""
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,9 +12,8 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from llama_lab.config.value_types import is_kind
-from llama_lab.data import IGNORE, ValWindows
-from llama_lab.data.tokens import TokenDataset
-from llama_lab.data.windows import Tokens
+from llama_lab.data import IGNORE
+from llama_lab.data.open import Dataset, Validation
 from llama_lab.devices.hardware import Hardware
 from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder
@@ -34,7 +33,7 @@ def check_multiples(key: str, multiples: Collection[Any]) -> None:
 
 def evaluation(
     cfg: DictConfig,
-    dataset: TokenDataset,
+    dataset: Dataset,
     model: Decoder,
     hardware: Hardware,
     step: int,
@@ -51,7 +50,9 @@ def evaluation(
     if hardware.precision == "bf16-true":
         model.bfloat16()
     with hardware.autocast():
-        lengths = losses_at_lengths(model, dataset.val, multiples, batch_tokens(cfg), hardware.torch_device)
+        lengths = losses_at_lengths(model, dataset.val_windows, multiples, batch_tokens(cfg), hardware.torch_device)
+    if dataset.entropy_floor is None:
+        lengths = [replace(entry, accuracy=None) for entry in lengths]  # says little of text
     trained = lengths[0]
     if trained.loss is None:
         why = trained.note.removeprefix("cannot: ")
@@ -61,6 +62,8 @@ def evaluation(
         "val/bits_per_byte": trained.loss / math.log(2) / dataset.bytes_per_token,
         "val_tokens": dataset.index.val.tokens,
     }
+    if trained.accuracy is not None:
+        metrics["val/accuracy"] = trained.accuracy
     if trained.loss < 700:  # beyond, no float holds it
         metrics["val/perplexity"] = math.exp(trained.loss)
     return replace(surroundings(hardware, step), metrics=metrics, lengths=lengths)
@@ -83,17 +86,21 @@ def surroundings(hardware: Hardware, step: int) -> Evaluation:
 
 
 def losses_at_lengths(
-    model: Decoder, tokens: Tokens, multiples: Sequence[float], batch_tokens: int, device: torch.device
+    model: Decoder,
+    windows: Callable[[int], Validation],
+    multiples: Sequence[float],
+    batch_tokens: int,
+    device: torch.device,
 ) -> list[LengthLoss]:
-    """The losses on the stream `tokens` at the trained length, then at `multiples` of it, in ascending order.
+    """The losses at the trained length, then at `multiples` of it, in ascending order.
 
-    Lengths are rounded to whole tokens. At each, the stream is read in non-overlapping windows, so that every token but
-    the first is predicted once. A batch holds about `batch_tokens` tokens, and at least one window.
+    Lengths are rounded to whole tokens. windows: makes the validation windows of a length. A batch holds
+    about `batch_tokens` tokens, and at least one window.
     """
     longer = {round(multiple * model.max_seq_len) for multiple in multiples} - {model.max_seq_len}
     with evaluating_on(model, device):
         return [
-            loss_at_length(model, tokens, length, batch_tokens, device)
+            loss_at_length(model, windows(length), length, batch_tokens, device)
             for length in (model.max_seq_len, *sorted(longer))
         ]
 
@@ -111,16 +118,17 @@ def evaluating_on(model: Decoder, device: torch.device) -> Iterator[None]:
         model.to(home).train(training)
 
 
-def loss_at_length(model: Decoder, tokens: Tokens, length: int, batch_tokens: int, device: torch.device) -> LengthLoss:
-    """The loss on the stream in windows of `length` tokens, or why there is none."""
+def loss_at_length(
+    model: Decoder, windows: Validation, length: int, batch_tokens: int, device: torch.device
+) -> LengthLoss:
+    """The loss and the accuracy in windows of `length` tokens, or why there is none."""
     end = model.position.max_positions
     if end is not None and length > end:
         return LengthLoss(length, note=f"cannot: {type(model.position).__name__.lower()} positions end at {end}")
-    predicted = len(tokens) - 1
-    if predicted < length:  # the last positions would have no loss
-        return LengthLoss(length, note=f"cannot: the validation text has {predicted} tokens, less than one window")
+    if windows.tokens < length:  # the last positions would have no loss
+        return LengthLoss(length, note=f"cannot: the validation text has {windows.tokens} tokens, less than one window")
     try:
-        nll, counts = sums_by_position(model, tokens, length, batch_tokens, device)
+        nll, counts, correct = sums_by_position(model, windows, length, batch_tokens, device)
     except torch.OutOfMemoryError:  # must not fail a run for a length that it was not trained at
         return LengthLoss(length, note="cannot: out of memory")
     loss = float(nll.sum() / counts.sum())
@@ -128,30 +136,33 @@ def loss_at_length(model: Decoder, tokens: Tokens, length: int, batch_tokens: in
         return LengthLoss(length, note=f"cannot: the loss is {loss}")
     width = math.ceil(length / MAX_BUCKETS)
     buckets = list(zip(*(torch.split(x, width) for x in (nll, counts, torch.arange(length))), strict=True))
+    buckets = [bucket for bucket in buckets if bucket[1].any()]  # a probe asks nothing in others
     return LengthLoss(
         length,
         loss,
         positions=[float(positions.double().mean()) for _, _, positions in buckets],
         losses=[float(nll.sum() / counts.sum()) for nll, counts, _ in buckets],
         tokens=[int(counts.sum()) for _, counts, _ in buckets],
+        accuracy=float(correct / counts.sum()),
     )
 
 
 def sums_by_position(
     model: Decoder,
-    tokens: Tokens,
+    windows: Validation,
     length: int,
     batch_tokens: int,
     device: torch.device,
     cache_dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Sum of nats at each position over all windows, in float64, and number of tokens: `(length,)` each.
+) -> tuple[Tensor, Tensor, int]:
+    """Sum of nats at each position over all windows of `length` tokens, in float64, and number of tokens: `(length,)`.
 
+    And the number of targets that got the largest logit.
     cache_dtype: read keys and values from a KV cache of this dtype, with its rounding; default: no cache.
     """
-    windows = ValWindows(tokens, length)
     size = max(1, batch_tokens // length)
     nll, counts = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.int64)
+    correct = 0
     for start in range(0, len(windows), size):
         batch = [windows[i] for i in range(start, min(start + size, len(windows)))]
         inputs, targets = (torch.stack([torch.from_numpy(ids) for ids in side]) for side in zip(*batch, strict=True))
@@ -162,4 +173,5 @@ def sums_by_position(
         )
         nll += losses.view_as(targets).cpu().double().sum(0)  # Apple's devices have no float64
         counts += (targets != IGNORE).sum(0)
-    return nll, counts
+        correct += int((logits.argmax(-1).cpu() == targets).sum())
+    return nll, counts, correct

@@ -7,9 +7,8 @@ from omegaconf import DictConfig
 
 from llama_lab.config.components import build_model
 from llama_lab.config.trust import Trust, read_stored
-from llama_lab.data.open import open_dataset
+from llama_lab.data.open import Dataset, open_dataset
 from llama_lab.data.tokenizer import TextTokenizer
-from llama_lab.data.tokens import TokenDataset
 from llama_lab.display import open_display
 from llama_lab.errors import ConfigError, first_line
 from llama_lab.model import Decoder
@@ -31,7 +30,7 @@ class TrainedRun:
     model: Decoder
     step: int
 
-    def open_dataset(self) -> TokenDataset:
+    def open_dataset(self) -> Dataset:
         """The text it was trained on, built if need be. Raises ConfigError if its source is no longer the same."""
         cfg = self.cfg.copy()
         if "path" in cfg.tokenizer:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from llama_lab.data.windows import Tokens
+from llama_lab.data.open import Validation
 from llama_lab.model import Decoder
 from llama_lab.model.cost import ask_mixers
 from llama_lab.runs.evaluation import CacheLoss, CacheSize
@@ -34,12 +34,12 @@ def cache_sizes(model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[i
     return sizes
 
 
-def cache_losses(model: Decoder, tokens: Tokens, batch_tokens: int) -> list[CacheLoss]:
-    """The loss on the stream `tokens` through a cache of each dtype."""
+def cache_losses(model: Decoder, windows: Validation, batch_tokens: int) -> list[CacheLoss]:
+    """The loss in windows of the trained length through a cache of each dtype."""
     device = model.embedding.tokens.weight.device
     found = []
     for dtype in cache_dtypes(model):
-        nll, counts = sums_by_position(model, tokens, model.max_seq_len, batch_tokens, device, dtype)
+        nll, counts, _ = sums_by_position(model, windows, model.max_seq_len, batch_tokens, device, dtype)
         loss = float(nll.sum() / counts.sum())
         found.append(CacheLoss(name_of(dtype), loss if math.isfinite(loss) else None))
     return found

@@ -10,7 +10,8 @@ from .stored import Stored
 class LengthLoss:
     """The loss on a token stream that is read in windows of `length` tokens.
 
-    loss: mean nats per token; None where there is none, and `note` says why.
+    loss: mean nats per token; None where there is none, and `note` says why. accuracy: of a probe, the share of answers
+        that got the largest logit.
     positions, losses, tokens: for each bucket of positions its mean position, mean nats per token, and number of
         predicted tokens, by which the losses are to be weighted. Position p, from 0, predicts from p + 1 tokens.
     """
@@ -21,6 +22,7 @@ class LengthLoss:
     losses: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     note: str = ""
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,30 @@ class GenerationSpeed:
     uncached: list[float] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class TaskScore:
+    """A metric of one task of EleutherAI's lm-evaluation-harness.
+
+    stderr: its standard error; None where the harness gives none. fewshot: examples in the context. samples: number of
+    questions asked. version: of the task. harness: version of lm-eval.
+    """
+
+    task: str
+    metric: str
+    value: float
+    stderr: float | None = None
+    fewshot: int | None = None
+    samples: int | None = None
+    version: str = ""
+    harness: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Stored):
     """The results after `step` steps, and where they were measured; parts that were not asked for are empty.
 
-    metrics: `val/loss`, `val/perplexity`, `val/bits_per_byte`, `val_tokens`. lengths: the trained one first.
+    metrics: `val/loss`, `val/perplexity`, `val/bits_per_byte`, `val_tokens`; `val/accuracy` of a
+    probe. lengths: the trained one first.
     """
 
     FILE: ClassVar[str] = "eval.json"
@@ -80,6 +101,7 @@ class Evaluation(Stored):
     torch: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     lengths: list[LengthLoss] = field(default_factory=list)
+    tasks: list[TaskScore] = field(default_factory=list)
     cache: list[CacheSize] = field(default_factory=list)
     cache_losses: list[CacheLoss] = field(default_factory=list)
     speed: list[GenerationSpeed] = field(default_factory=list)

@@ -16,6 +16,7 @@ COLUMNS = (
     "train/loss",
     "val/loss",
     "val/bits_per_byte",
+    "val/accuracy",
     "optim/lr",
     "optim/grad_norm",
     "perf/tokens_per_second",

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.arguments import quote
 from llama_lab.config.trust import Trust, package_of, targets, users_targets
+from llama_lab.data.open import is_probe
 from llama_lab.devices.hardware import current_rank
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
 from llama_lab.formatting import count
@@ -93,7 +94,9 @@ def measure(plan: Plan, launcher: Launcher) -> None:
     cfg = plan.runs[0].run.cfg
     theirs = [target for run in plan.runs for target in users_targets(OmegaConf.to_container(run.run.cfg)).values()]
     trusted = sorted({*map(package_of, theirs)})
-    settings = {"measure": str(plan.folder), "data.cache_dir": cfg.data.cache_dir, "trust": trusted}
+    settings = {"measure": str(plan.folder), "trust": trusted}
+    if not is_probe(cfg):
+        settings["data.cache_dir"] = cfg.data.cache_dir
     settings |= {f"trainer.{key}": value for key, value in cfg.trainer.items() if key != "profile"}
     settings["trainer.compile"] = "auto"  # as each run was
     (result,) = launcher.launch([[f"{key}={quote(value)}" for key, value in settings.items()]], initial_job_idx=0)

@@ -16,8 +16,7 @@ import torch
 from llama_lab.config.components import build_model
 from llama_lab.config.trust import Trust, stored_config
 from llama_lab.data.module import TokenDataModule, micro_batches_per_step
-from llama_lab.data.open import open_dataset
-from llama_lab.data.tokens import TokenDataset
+from llama_lab.data.open import Dataset, is_probe, open_dataset
 from llama_lab.devices.hardware import check_started, current_rank
 from llama_lab.devices.throughput import synchronize
 from llama_lab.display import open_display, quiet_libraries
@@ -82,7 +81,9 @@ def job_of(run: Path, job: Run) -> Run:
     compiled = RunFolder(run).compiled if job.cfg.trainer.compile == "auto" else job.compiled
     if compiled:
         check_compiler(job.hardware)
-    cfg.trainer, cfg.data.cache_dir = job.cfg.trainer.copy(), job.cfg.data.cache_dir
+    cfg.trainer = job.cfg.trainer.copy()
+    if not is_probe(cfg):
+        cfg.data.cache_dir = job.cfg.data.cache_dir
     cfg.trainer.compile = compiled
     train = cfg.train
     train.setdefault("recompute", "none")  # which older runs lack
@@ -90,7 +91,7 @@ def job_of(run: Path, job: Run) -> Run:
     return replace(job, cfg=cfg, steps=SLOW_STEPS + STEPS)
 
 
-def measure_in_turn(jobs: Mapping[str, Run], dataset: TokenDataset) -> dict[str, ArmSpeed]:
+def measure_in_turn(jobs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmSpeed]:
     """Measure every arm in every round; decoding on the first rank only."""
     arms = {name: ArmSpeed([], []) for name in jobs}
     for number in range(ROUNDS):
@@ -103,7 +104,7 @@ def measure_in_turn(jobs: Mapping[str, Run], dataset: TokenDataset) -> dict[str,
     return arms
 
 
-def training_speed(job: Run, dataset: TokenDataset) -> float:
+def training_speed(job: Run, dataset: Dataset) -> float:
     """Training tokens per second over all devices: the median of `STEPS` steps after a warm-up."""
     cfg = job.cfg
     model = build_model(cfg, dataset.index.vocab_size)
@@ -137,7 +138,7 @@ class StepTimes(L.Callback):
         self._began = now
 
 
-def decoding_speed(job: Run, dataset: TokenDataset) -> float:
+def decoding_speed(job: Run, dataset: Dataset) -> float:
     """Decoding tokens per second of one sequence at the end of the context, with the KV cache, not compiled."""
     model = place(build_model(job.cfg, dataset.index.vocab_size), job.hardware)
     new_tokens = min(NEW_TOKENS, model.max_seq_len)

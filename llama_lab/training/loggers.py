@@ -49,6 +49,7 @@ def _has_netrc_entry() -> bool:
 FINAL = (
     "val/loss",
     "val/bits_per_byte",
+    "val/accuracy",
     "params",
     "flops_per_token",
     "perf/tokens_per_second",

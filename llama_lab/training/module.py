@@ -1,7 +1,7 @@
 """The decoder as a LightningModule: the loss, the training step, the optimizer, exact validation."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,11 +22,12 @@ class LanguageModel(L.LightningModule):
 
     optimizer: makes an optimizer for the model. schedule: maps step and number of steps to a multiple of its learning
     rate. grad_clip: largest norm of the gradient; None for no limit. z_loss: weight of the squared log-partition.
-    val_bytes: UTF-8 bytes of the validation text, for bits per byte. seed: of dropout.
+    val_bytes: UTF-8 bytes of the validation text, for bits per byte. seed: of dropout. with_accuracy: validation also
+    counts the targets that get the largest logit.
 
     A training batch is the micro-batches of one optimizer step, each `(inputs, targets)`, both int64 `(B, T)`. All of
-    them hold equally many tokens, so that the mean over micro-batches and ranks is the mean over tokens. Validation
-    adds up sums instead, since its last batch is smaller.
+    them hold equally many targets other than `IGNORE`, so that the mean over micro-batches and ranks is the mean over
+    those. Validation adds up sums instead, since its last batch is smaller.
     """
 
     automatic_optimization = False
@@ -41,6 +42,7 @@ class LanguageModel(L.LightningModule):
         grad_clip: float | None = None,
         z_loss: float = 0.0,
         seed: int = 0,
+        with_accuracy: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
@@ -49,10 +51,11 @@ class LanguageModel(L.LightningModule):
         self.z_loss = z_loss
         self.val_bytes = val_bytes
         self.seed = seed
+        self.with_accuracy = with_accuracy
         self.grad_norm: Tensor | None = None
         self._make_optimizer, self._schedule = optimizer, schedule
         self._losses: list[Tensor] = []  # of the steps since they were logged
-        self._val_sums: list[tuple[float, int]] = []  # nats and tokens of each part
+        self._val_sums: list[list[float]] = []  # nats, tokens and right ones of each part
 
     def training_step(self, micro_batches: Sequence[tuple[Tensor, Tensor]], step: int) -> None:
         """One optimizer step, on the mean gradient of all micro-batches and devices, clipped."""
@@ -80,7 +83,8 @@ class LanguageModel(L.LightningModule):
     def loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss of a micro-batch in nats per token, and the objective: the same plus the z-loss."""
         nll, objective = self.model.loss(inputs, targets, self.z_loss)
-        return nll / targets.numel(), objective / targets.numel()
+        predicted = (targets != IGNORE).sum()
+        return nll / predicted, objective / predicted
 
     def pop_train_loss(self) -> float:
         """Mean training loss since the last call, over all ranks, without the z-loss. Synchronizes with the device."""
@@ -93,13 +97,14 @@ class LanguageModel(L.LightningModule):
         inputs, targets = batch
         # Eager, since the last batch is smaller, and compiling for it would take longer than it saves.
         with torch.compiler.set_stance("force_eager"):
-            batch_nll = self.model.loss(inputs, targets)[0].item()
-        self._val_sums += [(0.0, 0)] * (dataloader_idx + 1 - len(self._val_sums))
-        nll, tokens = self._val_sums[dataloader_idx]
-        self._val_sums[dataloader_idx] = nll + batch_nll, tokens + int((targets != IGNORE).sum())
+            nll = self.model.loss(inputs, targets)[0].item()
+            correct = int((self.model(inputs).argmax(-1) == targets).sum()) if self.with_accuracy else 0
+        found = (nll, int((targets != IGNORE).sum()), correct)
+        self._val_sums += [[0.0, 0, 0] for _ in range(len(self._val_sums), dataloader_idx + 1)]
+        self._val_sums[dataloader_idx] = [a + b for a, b in zip(self._val_sums[dataloader_idx], found, strict=True)]
 
-    def pop_val_loss(self) -> tuple[float, float, list[float]]:
-        """Nats per token and bits per byte of the whole validation set, and nats per token of each part of it.
+    def pop_val_metrics(self, parts: Iterable[str] = ()) -> dict[str, float]:
+        """Loss, bits per byte and, if it is counted, accuracy of the whole validation set; the loss of each of `parts`.
 
         Over all ranks, which have equally many parts.
         """
@@ -107,8 +112,12 @@ class LanguageModel(L.LightningModule):
         if self.trainer.world_size > 1:  # on the device only then, since Apple's have no float64
             sums = self.trainer.strategy.reduce(sums.to(self.device), reduce_op="sum")
         self._val_sums = []
-        nll, tokens = sums.sum(0).tolist()
-        return nll / tokens, nll / math.log(2) / self.val_bytes, [nll / tokens for nll, tokens in sums.tolist()]
+        nll, tokens, correct = sums.sum(0).tolist()
+        metrics = {"val/loss": nll / tokens, "val/bits_per_byte": nll / math.log(2) / self.val_bytes}
+        if self.with_accuracy:
+            metrics["val/accuracy"] = correct / tokens
+        of_parts = zip(parts, sums.tolist(), strict=False)  # the only part of other text than a mixture has no name
+        return metrics | {f"val/loss/{name}": nll / tokens for name, (nll, tokens, _) in of_parts}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the losses not yet logged, averaged over all ranks, so that a resumed run logs the same mean."""

@@ -140,17 +140,11 @@ class Monitor(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log the losses of the whole validation set, and resume the clock."""
         assert isinstance(pl_module, LanguageModel)
-        loss, bits_per_byte, of_parts = pl_module.pop_val_loss()
+        found = pl_module.pop_val_metrics(self.parts)
         step = trainer.global_step
-        if not math.isfinite(loss):
-            raise DivergedError(f"the validation loss is {loss} at step {step}")
-        metrics = {
-            "tokens": step * self.tokens_per_step,
-            "seconds": self.stopwatch.seconds,
-            "val/loss": loss,
-            "val/bits_per_byte": bits_per_byte,
-            **dict(zip((f"val/loss/{name}" for name in self.parts), of_parts, strict=False)),
-        }
+        if not math.isfinite(found["val/loss"]):
+            raise DivergedError(f"the validation loss is {found['val/loss']} at step {step}")
+        metrics = {"tokens": step * self.tokens_per_step, "seconds": self.stopwatch.seconds, **found}
         self._log(trainer, metrics)
         self.display.update(step, metrics)
         if trainer.state.fn == TrainerFn.FITTING:

@@ -13,15 +13,16 @@ import torch
 from llama_lab.config.component_errors import report_component_errors
 from llama_lab.config.components import build, build_model, check_decodes, model_cost
 from llama_lab.data.module import TokenDataModule
-from llama_lab.data.open import open_dataset
+from llama_lab.data.open import Dataset, is_probe, open_dataset
+from llama_lab.data.probes import ProbeDataset
 from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
-from llama_lab.data.tokens import TokenDataset
 from llama_lab.devices.hardware import check_started, current_rank
 from llama_lab.devices.memory import keep_freed_memory
 from llama_lab.devices.strategy import make_plugins, make_strategy
 from llama_lab.devices.throughput import peak_flops
 from llama_lab.display import open_display, quiet_libraries
 from llama_lab.evaluation.lengths import evaluation
+from llama_lab.evaluation.probes import answers_text
 from llama_lab.files import discard, report_disk_errors
 from llama_lab.formatting import conjoin
 from llama_lab.model import Cost, Decoder, Sampling, generate
@@ -81,7 +82,7 @@ def train_on_disk(run: Run) -> Outcome:
         start = warm_start(cfg, run.folder, model, dataset)
         if cfg.trainer.compile == "auto":
             run = run.with_compile(decide(run.flops(cost), run.hardware))
-        if cfg.train.sample_tokens:
+        if cfg.train.sample_tokens and not is_probe(cfg):
             check_decodes(model, f"train.sample_tokens={cfg.train.sample_tokens}", "set this to 0")
         module = build_module(run, model, dataset.index.val.bytes)
         facts = run_facts(run, dataset, model, cost, start)
@@ -109,7 +110,11 @@ def train_on_disk(run: Run) -> Outcome:
             if run.hardware.sharded:
                 model = build_model(cfg, dataset.index.vocab_size)
                 model.load_state_dict(model_weights(load_checkpoint(run.folder.checkpoint)))
-            sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
+            model.to(run.hardware.torch_device).eval()  # Lightning has moved it to the CPU, slow for a large one
+            if isinstance(dataset, ProbeDataset):
+                sample = answers_text(model, dataset, cfg.train.sample_tokens, Sampling(temperature=0), cfg.seed)
+            else:
+                sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
             (run.folder.path / SAMPLE).write_text(sample, encoding="utf-8")
             if cfg.train.eval_lengths:  # before the status `done`, so that a run that is killed here does it again
                 found = evaluation(cfg, dataset, model, run.hardware, run.steps, cfg.train.eval_lengths)
@@ -132,15 +137,15 @@ def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
     recompute(model, cfg.train.recompute)
     optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
     clip, z_loss = cfg.train.grad_clip, cfg.train.z_loss
-    module = LanguageModel(model, optimizer, schedule, run.steps, val_bytes, clip, z_loss, cfg.seed)
+    module = LanguageModel(model, optimizer, schedule, run.steps, val_bytes, clip, z_loss, cfg.seed, is_probe(cfg))
     module.configure_optimizers()  # so that a bad setting is refused before anything is written
     return module
 
 
-def run_facts(run: Run, dataset: TokenDataset, model: Decoder, cost: Cost, start: WarmStart | None = None) -> Facts:
+def run_facts(run: Run, dataset: Dataset, model: Decoder, cost: Cost, start: WarmStart | None = None) -> Facts:
     """What identifies a run in its folder and on dashboards."""
     kernels = sorted({mixer.kernel for mixer in model.mixers})
-    first_window = torch.from_numpy(dataset.val[: model.max_seq_len].astype(int))
+    first_window = torch.from_numpy(dataset.val_windows(model.max_seq_len)[0][0])
     return Facts(
         name=run.name,
         arm=run.arm,
@@ -158,7 +163,8 @@ def run_facts(run: Run, dataset: TokenDataset, model: Decoder, cost: Cost, start
         init_hash=start.hash if start else "",
         bytes_per_token=dataset.bytes_per_token,
         unigram_entropy=dataset.unigram_entropy(),
-        revisions=dataset.index.revisions,
+        entropy_floor=dataset.entropy_floor,
+        revisions=dict(dataset.index.revisions),
         epochs=dataset.epochs(model.max_seq_len, run.steps * run.cfg.train.batch_size),
         token_to_position_ratio=token_to_position_ratio(model, first_window),
         metrics=cost_metrics(cost),
@@ -319,7 +325,6 @@ def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> lis
     length = min(run.cfg.train.sample_tokens, model.max_seq_len - len(start))
     if length == 0:  # a model without a state cannot generate
         return prompt
-    model.to(run.hardware.torch_device).eval()  # Lightning has moved it to the CPU, which is slow for a large one
     steps = generate(model, [start], length, Sampling(temperature=0.8), seed=run.cfg.seed)
     with torch.compiler.set_stance("force_eager"):  # a text has a shape for each of its tokens
         return [*prompt, *(token for (token,) in steps if token is not None)]

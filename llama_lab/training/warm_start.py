@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llama_lab.config.components import flatten
 from llama_lab.config.trust import Trust, search_path_targets, stored_config, targets
-from llama_lab.data.tokens import TokenDataset
+from llama_lab.data.open import Dataset
 from llama_lab.errors import ConfigError
 from llama_lab.exchange.loading import Loaded, load
 from llama_lab.formatting import percent
@@ -39,7 +39,7 @@ def check_init(cfg: DictConfig) -> None:
         raise ConfigError(f"init_kv_heads={heads}: unknown; choose {' | '.join(KV_HEADS)}, or null for mean")
 
 
-def warm_start(cfg: DictConfig, folder: RunFolder, model: Decoder, dataset: TokenDataset) -> WarmStart | None:
+def warm_start(cfg: DictConfig, folder: RunFolder, model: Decoder, dataset: Dataset) -> WarmStart | None:
     """Copy the weights of `init_from` into `model`, and return what was done; None without `init_from`.
 
     A run that goes on from a checkpoint has its weights there: for it, this reads what was done, and no source. Raises
@@ -76,7 +76,7 @@ def load_source(cfg: DictConfig) -> Loaded:
     return source
 
 
-def start_from(source: Loaded, cfg: DictConfig, model: Decoder, dataset: TokenDataset) -> WarmStart:
+def start_from(source: Loaded, cfg: DictConfig, model: Decoder, dataset: Dataset) -> WarmStart:
     """Copy the weights of `source` into `model` as far as they carry over, and return what was done."""
     done = fit_weights(source, cfg, model, dataset)
     layers = {fate: len((source.model if fate == "left" else model).blocks) for fate in FATES}
@@ -89,7 +89,7 @@ def start_from(source: Loaded, cfg: DictConfig, model: Decoder, dataset: TokenDa
     )
 
 
-def fit_weights(source: Loaded, cfg: DictConfig, model: Decoder, dataset: TokenDataset) -> Transfer:
+def fit_weights(source: Loaded, cfg: DictConfig, model: Decoder, dataset: Dataset) -> Transfer:
     """Copy the weights of `source` into `model`, which may be on the meta device, as far as they carry over.
 
     Raises ConfigError if the tokenizers differ, if `model` scales rotary positions from another context than the

@@ -129,7 +129,7 @@ def test_validation_has_the_shares_and_every_token_once_in_all_and_in_its_part(t
     assert all_of_it == data.val[1:].tolist()
     of_parts = [
         [t for i in range(len(windows)) for t in windows[i][1].tolist() if t != IGNORE]
-        for windows in data.val_windows(32).values()
+        for windows in data.val_parts(32).values()
     ]
     assert [t for part in of_parts for t in part] == all_of_it
     assert of_parts == [part.val[1:].tolist() for part in data.parts.values()]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llama_lab.data.windows import Tokens
+from llama_lab.data.windows import Tokens, ValWindows
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.evaluation.lengths import losses_at_lengths
@@ -50,7 +51,7 @@ def stream(length: int) -> Tokens:
 
 def at_lengths(model: Decoder, tokens: Tokens, *multiples: float, batch_tokens: int = 4 * CONTEXT) -> list[LengthLoss]:
     """The losses on the CPU."""
-    return losses_at_lengths(model, tokens, multiples, batch_tokens, CPU)
+    return losses_at_lengths(model, partial(ValWindows, tokens), multiples, batch_tokens, CPU)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llama_lab.data.windows import Tokens
+from llama_lab.data.windows import Tokens, ValWindows
 from llama_lab.evaluation.memory import cache_dtypes, cache_losses, cache_sizes
 from llama_lab.model import Decoder
 from tests.composing import decoder, lively, options
@@ -37,7 +37,7 @@ def decoded_loss(model: Decoder, tokens: Tokens, dtype: torch.dtype) -> float:
 @torch.no_grad()
 def test_the_loss_through_a_cache_is_that_of_decoding_token_by_token(overrides: list[str]) -> None:
     model, tokens = lively(*overrides), stream(113)  # three windows of 32, and half of one
-    found = {cost.dtype: cost.loss for cost in cache_losses(model, tokens, 64)}
+    found = {cost.dtype: cost.loss for cost in cache_losses(model, ValWindows(tokens, model.max_seq_len), 64)}
     assert list(found) == ["bfloat16", "float32", "int8"]
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         assert found[str(dtype).removeprefix("torch.")] == pytest.approx(decoded_loss(model, tokens, dtype), abs=1e-6)
@@ -48,7 +48,7 @@ def test_a_loss_that_is_no_number_is_none() -> None:
     model = decoder("attention=gqa").eval()
     with torch.no_grad():
         model.norm.weight.fill_(float("nan"))
-        assert {cost.loss for cost in cache_losses(model, stream(65), 64)} == {None}
+        assert {cost.loss for cost in cache_losses(model, ValWindows(stream(65), model.max_seq_len), 64)} == {None}
 
 
 @pytest.mark.parametrize(

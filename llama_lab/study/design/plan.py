@@ -12,9 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.arguments import quote
 from llama_lab.config.components import build_model, model_cost, override_key
-from llama_lab.data.open import open_dataset
+from llama_lab.data.open import Dataset, open_dataset
 from llama_lab.data.tokenizer import encode_prompt
-from llama_lab.data.tokens import TokenDataset
 from llama_lab.devices.site import Site
 from llama_lab.display import open_display
 from llama_lab.errors import ConfigError
@@ -73,7 +72,7 @@ class Plan:
     variants: Variants
     folder: Path
     arms: tuple[PlannedArm, ...]
-    dataset: TokenDataset
+    dataset: Dataset
     init_hashes: Mapping[str, str]
 
     @property
@@ -152,7 +151,7 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
     return Plan(command, variants, folder, arms, dataset, check_sources(arms, dataset))
 
 
-def check_sources(arms: Sequence[PlannedArm], dataset: TokenDataset) -> dict[str, str]:
+def check_sources(arms: Sequence[PlannedArm], dataset: Dataset) -> dict[str, str]:
     """The hash of the weights that each `init_from` names, but for those that are gone and no run needs any more.
 
     Raises ConfigError for a run that cannot start from them.
@@ -215,7 +214,7 @@ def plan_arm(
     arm: Arm,
     draft: Run,
     site: Site | None,
-    dataset: TokenDataset,
+    dataset: Dataset,
     reference: Cost | None,
 ) -> PlannedArm:
     """Build an arm on the meta device, match it to `reference` if that is not None, and plan its runs."""
@@ -266,14 +265,14 @@ def plan_run(command: StudyCommand, planned: PlannedArm, member: Member) -> Plan
     return PlannedRun(member, new_run(cfg, command.name, folder, overrides, planned.draft.choices, planned.site))
 
 
-def meta_model(cfg: DictConfig, dataset: TokenDataset) -> Decoder:
+def meta_model(cfg: DictConfig, dataset: Dataset) -> Decoder:
     """A run's model on the meta device."""
     with torch.device("meta"):
         model: Decoder = build_model(cfg, dataset.index.vocab_size)
     return model
 
 
-def cost_at(cfg: DictConfig, dataset: TokenDataset, width: int) -> Cost:
+def cost_at(cfg: DictConfig, dataset: Dataset, width: int) -> Cost:
     """The cost of an arm with this feed-forward width."""
     cfg = copy.deepcopy(cfg)
     cfg.model.hidden_dim = width

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from llama_lab.data.tokens import TokenDataset
+from llama_lab.data.open import Dataset
 from llama_lab.runs.folder import CHANGEABLE
 from llama_lab.runs.record import is_run
 from llama_lab.runs.stored import Environment, Summary
@@ -15,7 +15,7 @@ from .plan import Plan, PlannedRun, by_seed, plan_run, plan_tuning
 MOST_EXTENSIONS = 6  # of one grid; the report says if the best rate is still at its edge
 
 
-def status_of(planned: PlannedRun, dataset: TokenDataset, init_hashes: Mapping[str, str]) -> str:
+def status_of(planned: PlannedRun, dataset: Dataset, init_hashes: Mapping[str, str]) -> str:
     """Missing, unfinished, failed, done, diverged, or changed if the run has other settings or data than the plan.
 
     init_hashes: of the weights that each `init_from` names now, unless they are gone.

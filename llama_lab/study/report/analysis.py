@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -213,6 +213,7 @@ def _arm_results(
             records=tuple(judged[arm.name]),
             loss=_estimate(judged[arm.name], "val/loss"),
             bits=_estimate(judged[arm.name], "val/bits_per_byte"),
+            accuracy=_estimate(judged[arm.name], "val/accuracy"),
             to_previous=compared.get((arm.name, arm.previous)) if arm.previous else None,
             to_baseline=compared.get((arm.name, study.baseline)) if arm.name != study.baseline else None,
             to_reach=_to_reach(judged[arm.name], metric, finished, speeds.get(arm.name)),
@@ -232,9 +233,9 @@ def _finished(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record.done]
 
 
-def _estimate(records: Sequence[Record], metric: Metric) -> Estimate | None:
-    losses = [record.summary[metric] for record in _finished(records)]
-    return estimate(losses) if losses else None
+def _estimate(records: Sequence[Record], metric: Metric | Literal["val/accuracy"]) -> Estimate | None:
+    found = [record.summary[metric] for record in _finished(records) if metric in record.summary]
+    return estimate(found) if found else None
 
 
 def _difference(

@@ -55,6 +55,7 @@ CHOICES = {
     "init": "Their initialisation is",
 }
 TEXTS = {"StandardLibrary": "the source code of Python's standard library", "TextFiles": "a collection of text files"}
+PROBES = {"Recall": "multi-query associative recall", "Copy": "copying", "Induction": "induction"}
 TOKENIZERS = {
     "BPETokenizer": "byte-level byte-pair encoding, learnt from the training text",
     "ByteTokenizer": "one token per byte",
@@ -182,6 +183,15 @@ def _models(result: Result, runs: Sequence[Record]) -> list[Sentence]:
 
 
 def _data(runs: Sequence[Record]) -> list[Sentence]:
+    if all(record.environment.entropy_floor is not None for record in runs):
+        probes = [PROBES.get(name, name) for name in _classes(runs, "data.probe._target_")]
+        found = _by_run(runs, [record.environment.data_hash[:12] for record in runs])
+        return [
+            (
+                f"The data is a synthetic probe, {_by_run(runs, probes)}, with the hash {found}, drawn anew for every "
+                f"step; losses and accuracy are those of the answers, whose tokens count as a byte each.",
+            )
+        ]
     texts = [TEXTS.get(name, name) for name in _classes(runs, "data.source._target_")]
     kinds = [TOKENIZERS.get(name, name) for name in _classes(runs, "tokenizer._target_")]
     hashes = {

@@ -83,10 +83,11 @@ class ArmResult:
     """An arm at the learning rates it is judged at.
 
     learning_rates: of its runs, each once. records: its runs at these rates, finished or not. loss, bits: over the
-    finished ones; None without any. to_reach: "tokens", "flops" (of training) and "seconds" to the baseline's final
-    loss at the same seed, means over seeds; empty unless every seed reached it. reach: the tokens seed by seed. costs:
-    the known ones of FIXED_COSTS, and means over seeds of MEASURED_COSTS. difference: config groups and keys that
-    differ from the arm before, or else from the baseline, with (its value, this arm's value).
+    finished ones; None without any. accuracy: the same of a probe's answers. to_reach: "tokens", "flops" (of training)
+    and "seconds" to the baseline's final loss at the same seed, means over seeds; empty unless every seed reached it.
+    reach: the tokens seed by seed. costs: the known ones of FIXED_COSTS, and means over seeds of MEASURED_COSTS.
+    difference: config groups and keys that differ from the arm before, or else from the baseline, with (its value, this
+    arm's value).
     """
 
     arm: Arm
@@ -100,6 +101,7 @@ class ArmResult:
     reach: Reach | None = None
     costs: dict[str, float] = field(default_factory=dict)
     difference: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    accuracy: Estimate | None = None
 
     @property
     def name(self) -> str:
@@ -117,6 +119,11 @@ class ArmResult:
         if self.loss is None:
             return "no finished run"
         return self.comparison.change.verdict if self.comparison else UNKNOWN
+
+    @property
+    def entropy_floor(self) -> float | None:
+        """The loss of a probe's best predictor; None for text."""
+        return next((floor for r in self.records if (floor := r.environment.entropy_floor) is not None), None)
 
     def judged(self, metric: Metric) -> Estimate | None:
         """The loss that the arm is judged by."""

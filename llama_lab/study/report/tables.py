@@ -110,6 +110,8 @@ def _differences(result: Result) -> Table:
 def _losses(result: Result) -> Table:
     columns: dict[str, Callable[[ArmResult], str]] = {
         "Nats per token": lambda arm: _text(arm.loss),
+        "Of the best predictor": lambda arm: fmt.number(arm.entropy_floor, 4),
+        "Accuracy": lambda arm: _text(arm.accuracy),
         "Bits per byte": lambda arm: _text(arm.bits),
         "SD over seeds": lambda arm: fmt.three_digits(getattr(arm.judged(result.metric), "sd", None)),
         "Seeds": _seeds,

@@ -1,0 +1,224 @@
+"""Probes: answers against a brute-force reader of the sequences, the floor against an oracle, and fixed data."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hydra.utils import instantiate
+
+from llama_lab.config.components import flatten
+from llama_lab.data import IGNORE
+from llama_lab.data.module import TokenDataModule
+from llama_lab.data.open import open_dataset
+from llama_lab.data.probes import Copy, Induction, Probe, ProbeDataset, Recall
+from llama_lab.errors import ConfigError
+from tests.composing import compose_config
+from tests.training.tiny import planned
+
+PROBES: dict[str, Probe] = {
+    "recall": Recall(keys=9, values=7, pairs=3, queries=5, noise=0.0),
+    "copy": Copy(symbols=6, noise=0.0),
+    "induction": Induction(symbols=11, period=6, noise=0.0),
+}
+LENGTHS = (24, 25, 61)
+
+
+def recalled(before: Sequence[str]) -> str:
+    """What followed the last symbol where it first stood."""
+    return before[before.index(before[-1]) + 1]
+
+
+def copied(before: Sequence[str]) -> str:
+    """The symbol as far after the start as the present one is after the border."""
+    return before[len(before) - 1 - before.index("|")]
+
+
+def induced(before: Sequence[str]) -> str:
+    """What followed the last symbol where it last stood before."""
+    return before[len(before) - 1 - before[-2::-1].index(before[-1])]
+
+
+ANSWER = {"recall": recalled, "copy": copied, "induction": induced}
+
+
+def drawn(probe: Probe, length: int, sequences: int = 200, step: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    return ProbeDataset(probe, length, 1).train_windows(length, seed=1).examples(step, sequences)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("name", PROBES)
+def test_every_answer_follows_from_what_stands_before_it(name: str, length: int) -> None:
+    probe = PROBES[name]
+    inputs, targets = drawn(probe, length)
+    assert inputs.shape == targets.shape == (200, length)
+    assert (inputs[:, 0] == len(probe.names)).all(), "a sequence begins with the end-of-text token"
+    for row, answers in zip(inputs.tolist(), targets.tolist(), strict=True):
+        symbols = [probe.names[i] for i in row[1:]]
+        for position, target in enumerate(answers):
+            if target != IGNORE:
+                assert probe.names[target] == ANSWER[name](symbols[:position])
+                assert position + 1 == length or row[position + 1] == target, "the next input is the answer"
+    assert ((targets != IGNORE).sum(1) == probe.answered(length)).all(), "every sequence has equally many answers"
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_all_answers_are_equally_frequent(name: str) -> None:
+    probe = PROBES[name]
+    targets = drawn(probe, 40, 4000)[1]
+    counts = np.bincount(targets[targets != IGNORE], minlength=probe.answers.stop)[probe.answers.start :]
+    assert len(counts) == len(probe.answers)
+    # Answers of one sequence may be equal, so that their counts vary more than those of independent draws.
+    assert counts / counts.sum() == pytest.approx(np.full(len(counts), 1 / len(counts)), rel=0.06)
+    assert ProbeDataset(probe, 40, 1).unigram_entropy() == pytest.approx(math.log(len(counts)))
+
+
+def test_recall_repeats_no_key_among_its_pairs_and_asks_at_any_distance() -> None:
+    probe = PROBES["recall"]
+    inputs, targets = drawn(probe, 40, 2000)
+    keys = inputs[:, 1:7:2]
+    assert all(len(set(row)) == 3 for row in keys.tolist())
+    assert set(np.flatnonzero((targets != IGNORE).any(0))) == set(range(7, 40, 2)), "every place holds some query"
+    blanks = (inputs == probe.names.index(".")).sum(1)
+    assert (blanks == 39 - 2 * (3 + 5) + (targets[:, -1] != IGNORE)).all()
+
+
+def test_induction_has_no_fixed_distance() -> None:
+    probe = PROBES["induction"]
+    inputs, _ = drawn(probe, 30)
+    symbols = inputs[:, 1:]
+    periods = [next(p for p in range(1, 20) if (row[p:] == row[:-p]).all()) for row in symbols]
+    assert set(periods) == {3, 4, 5, 6}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("name", PROBES)
+def test_the_floor_is_what_an_oracle_pays(name: str, noise: float) -> None:
+    noisy = replace(PROBES[name], noise=noise)
+    count = len(noisy.answers)
+    inputs, targets = drawn(noisy, 32, 3000)
+    paid, right = [], []
+    for row, answers in zip(inputs.tolist(), targets.tolist(), strict=True):
+        truth = true_answers(name, noisy, row)
+        for position in np.flatnonzero(np.array(answers) != IGNORE):
+            likely = answers[position] == truth[position]
+            paid.append(-math.log(noise / count + (1 - noise) * likely) if noise or likely else math.inf)
+            right.append(likely)
+    assert np.mean(paid) == pytest.approx(noisy.entropy_floor, abs=0.02)
+    assert np.mean(right) == pytest.approx(noisy.best_accuracy, abs=0.01)
+    exact = sum(-p * math.log(p) for i in range(count) if (p := noise / count + (1 - noise) * (i == 0)))
+    assert noisy.entropy_floor == pytest.approx(exact, abs=1e-12)
+
+
+def true_answers(name: str, probe: Probe, row: Sequence[int]) -> dict[int, int]:
+    """The answers without noise, by position, from the part of the sequence that has none."""
+    symbols = list(row[1:])
+    if name == "recall":
+        assert isinstance(probe, Recall)
+        pairs = dict(zip(symbols[0 : 2 * probe.pairs : 2], symbols[1 : 2 * probe.pairs : 2], strict=True))
+        return {i: pairs[s] for i, s in enumerate(row) if i > 2 * probe.pairs and s in pairs}
+    if name == "copy":
+        n = symbols.index(probe.names.index("|"))
+        return {n + 1 + i: symbols[i] for i in range(n)}
+    assert isinstance(probe, Induction)
+    start = symbols[: probe.period + 1]
+    size = start.index(start[0], 1)
+    return {i: start[i % size] for i in range(len(row))}
+
+
+def test_sequences_of_a_tiny_probe_are_equally_likely() -> None:
+    """By enumeration: 2 keys in either order, 2 values for each, one query for one of them."""
+    probe = Recall(keys=2, values=2, pairs=2, queries=1, noise=0.0)
+    inputs, targets = drawn(probe, 6, 16_000)
+    expected = set()
+    for (a, b), (x, y), asked in product([(0, 1), (1, 0)], product([2, 3], repeat=2), [0, 1]):
+        expected.add((5, a, x, b, y, (a, b)[asked], (x, y)[asked]))
+    rows = [(*row, answers[-1]) for row, answers in zip(inputs.tolist(), targets.tolist(), strict=True)]
+    counts = {row: rows.count(row) for row in set(rows)}
+    assert counts.keys() == expected
+    assert all(850 < count < 1150 for count in counts.values())  # 1000 each, with a standard deviation of 31
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_a_step_depends_on_seed_and_step_alone(name: str) -> None:
+    dataset = ProbeDataset(PROBES[name], 40, 8)
+    whole = dataset.train_windows(40, seed=1).examples(5, 12)
+    part = dataset.train_windows(40, seed=1).examples(5, 12, range(4, 8))
+    assert all((a[4:8] == b).all() for a, b in zip(whole, part, strict=True))
+    for other in (dataset.train_windows(40, 2).examples(5, 12), dataset.train_windows(40, 1).examples(6, 12)):
+        assert not (other.inputs == whole.inputs).all()
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_validation_is_fixed_and_no_part_of_training(name: str) -> None:
+    dataset = ProbeDataset(PROBES[name], 40, 8)
+    windows, again = dataset.val_windows(40), dataset.val_windows(40)
+    assert len(windows) == 8
+    assert all((windows[i][0] == again[i][0]).all() for i in range(8))
+    seen = {tuple(row) for seed in range(20) for row in dataset.train_windows(40, seed).examples(0, 8).inputs.tolist()}
+    assert not seen & {tuple(windows[i][0].tolist()) for i in range(8)}
+    assert dataset.index.val.tokens == 8 * PROBES[name].answered(40)
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_symbols_survive_their_tokenizer(name: str) -> None:
+    dataset = ProbeDataset(PROBES[name], 40, 8)
+    ids = list(range(dataset.tokenizer.eot_id))
+    text = dataset.tokenizer.decode(ids)
+    assert text.split() == PROBES[name].names
+    assert dataset.tokenizer.encode(text) == ids
+    with pytest.raises(ConfigError, match="tokenizer=symbols: hello is no symbol of this probe"):
+        dataset.tokenizer.encode("hello")
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_every_key_of_a_probe_changes_its_data(name: str) -> None:
+    cfg = compose_config(f"data={name}", "size=pico")
+    before = open_dataset(cfg).index
+    leaves = flatten(dict(cfg.data))
+    keys = [key for key in leaves if not key.startswith("probe") and key != "seed"]
+    assert len(keys) >= 3
+    for key in keys:
+        value = 0.5 if key == "noise" else leaves[key] - 1
+        assert open_dataset(compose_config(f"data={name}", "size=pico", f"data.{key}={value}")).index != before
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_training_follows_the_seed_of_the_data(name: str) -> None:
+    def first_batch(*overrides: str) -> torch.Tensor:
+        cfg = compose_config(f"data={name}", "size=pico", *overrides)
+        ((inputs, _),) = next(iter(TokenDataModule(open_dataset(cfg), 32, 2, None, cfg.data.seed).train_dataloader()))
+        return inputs
+
+    assert first_batch().equal(first_batch("data.seed=1"))
+    assert not first_batch().equal(first_batch("seed=5"))
+
+
+REFUSED = {
+    "data.pairs=40: their keys differ; choose at most data.keys=32": ["data=recall", "data.pairs=40"],
+    "data.pairs=12: with data.queries=12 they need 48 tokens, and the context has 32": ["data=recall", "data.pairs=12"],
+    "data.keys=0: must be a positive whole number": ["data=recall", "data.keys=0"],
+    "data.noise=1.0: must be at least 0 and less than 1": ["data=copy", "data.noise=1.0"],
+    "model.max_seq_len=2: data=copy needs at least 3 tokens": ["data=copy", "model.max_seq_len=2"],
+    "data.period=64: symbols differ; choose at most data.symbols=32": ["data=induction", "data.period=64"],
+    "data.period=31: needs 33 tokens, and the context has 32": ["data=induction", "data.period=31"],
+    "data.val_sequences=0: must be a positive whole number": ["data=copy", "data.val_sequences=0"],
+    "tokenizer: a probe's symbols are its tokens": ["data=copy", "tokenizer=byte"],
+    "tokenizer=symbols: is for probes, and this data is text": ["tokenizer=symbols"],
+    "train.prompt=hello: the sample of a probe is a validation sequence": ["data=copy", "train.prompt=hello"],
+}
+
+
+@pytest.mark.parametrize(("message", "overrides"), REFUSED.items(), ids=REFUSED)
+def test_what_cannot_work_is_refused(message: str, overrides: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        open_dataset(planned("size=pico", *overrides).cfg)
+    assert str(refused.value).startswith(message)
+
+
+def test_a_probe_is_what_the_command_line_asked_for() -> None:
+    cfg = compose_config("data=recall", "data.pairs=3", "data.noise=0.25")
+    assert instantiate(cfg.data.probe) == Recall(keys=32, values=32, pairs=3, queries=12, noise=0.25)

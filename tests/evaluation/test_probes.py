@@ -1,0 +1,153 @@
+"""Probes from the command line: trained, resumed, shared by devices, evaluated, compared."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from llama_lab.data import IGNORE
+from llama_lab.data.open import open_dataset
+from llama_lab.evaluation.load import load_run
+from llama_lab.runs.record import read_record
+from llama_lab.runs.stored import Summary
+from llama_lab.study.report import methods
+from llama_lab.training.checkpointing import Checkpointing
+from llama_lab.training.train import train
+from tests.conftest import Command
+from tests.training.tiny import identical, planned, repeatable, rows, trained_state
+
+RUN = ["size=pico", "train.batch_size=8", "train.tokens=5120", "logger=none", "train.evaluations=2"]  # 20 steps
+INDUCTION = [*RUN, "data=induction", "data.val_sequences=21"]
+# Settings with which one of each probe is solved.
+SOLVING = ["size=pico", "model.dim=64", "model.n_heads=1", "train.batch_size=32", "optim.lr=3e-3", "logger=none"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on a probe, evaluated at twice its context."""
+    made = planned(*INDUCTION, "train.eval_lengths=[2]", f"runs_dir={tmp_path_factory.mktemp('runs')}")
+    assert train(made) == "done"
+    return made.folder.path
+
+
+def test_accuracy_and_loss_are_those_of_the_answers_alone(run: Path) -> None:
+    loaded = load_run(run)
+    windows = open_dataset(loaded.cfg).val_windows(32)
+    paid, right = [], []
+    for i in range(len(windows)):
+        inputs, targets = (torch.from_numpy(side) for side in windows[i])
+        with torch.no_grad():
+            logits = loaded.model(inputs[None])[0].double()
+        for position in (targets != IGNORE).nonzero().flatten().tolist():
+            paid.append(-logits[position].log_softmax(-1)[targets[position]].item())
+            right.append(logits[position].argmax().item() == targets[position].item())
+    assert len(paid) == 21 * (32 - 17)
+    summary = Summary.load(run)
+    assert summary.metrics["val/loss"] == pytest.approx(sum(paid) / len(paid), abs=1e-5)
+    assert summary.metrics["val/accuracy"] == pytest.approx(sum(right) / len(right))
+    assert summary.entropy_floor == 0.0
+    assert rows(run)[-1]["val/accuracy"] == summary.metrics["val/accuracy"]
+
+
+def test_longer_sequences_have_an_accuracy_too(run: Path) -> None:
+    trained, longer = json.loads((run / "eval.json").read_text())["lengths"]
+    assert trained["accuracy"] == pytest.approx(Summary.load(run).metrics["val/accuracy"])
+    assert (longer["length"], sum(longer["tokens"])) == (64, 21 * (64 - 17))
+    assert 0 <= longer["accuracy"] <= 1
+    assert min(trained["positions"]) == 17, "no answer comes before"
+
+
+def test_a_sample_shows_every_answer_and_the_right_one_beside_a_wrong_one(run: Path) -> None:
+    shown = (run / "sample.txt").read_text().split()
+    inputs, targets = open_dataset(load_run(run).cfg).val_windows(32)[0]
+    assert len(shown) == 32
+    assert [symbol.partition("(")[0] for symbol in shown[:17]] == [f"s{i}" for i in inputs[1:18]]
+    assert all(symbol.endswith((f"s{t})", f"s{t}")) for symbol, t in zip(shown[17:], targets[17:], strict=True))
+
+
+def test_a_stopped_run_goes_on_to_the_same_last_bit(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = Checkpointing.on_train_batch_end
+
+    def cut(self: Checkpointing, trainer: object, *rest: object) -> None:
+        saved(self, trainer, *rest)  # type: ignore[arg-type]
+        if trainer.global_step == 7:  # type: ignore[attr-defined]
+            raise MemoryError
+
+    overrides = (*INDUCTION, "train.eval_lengths=[2]", "train.checkpoint_every=4", f"runs_dir={tmp_path}")
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpointing, "on_train_batch_end", cut)
+        with pytest.raises(MemoryError):
+            train(planned(*overrides))
+    again = planned(*overrides)
+    assert train(again) == "done"
+    assert identical(trained_state(again.folder.path), trained_state(run))
+    assert repeatable(again.folder.path) == repeatable(run)
+
+
+def test_a_run_is_evaluated_in_all_its_parts(evaluating: Command, run: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(run, tmp_path / "copied")
+    ran = evaluating(f"run={copied}", "eval.parts=[length,cache,sample]", "eval.lengths=[2]")
+    assert (ran.code, ran.err) == (0, "")
+    assert "accuracy" in ran.out
+    found = json.loads((copied / "eval.json").read_text())
+    assert found["val/accuracy"] == pytest.approx(Summary.load(run).metrics["val/accuracy"])
+    written = evaluating(f"run={copied}", 'prompt="s1 s2 s3 s1"', "max_new_tokens=3")
+    assert written.code == 0
+    assert written.out.startswith("s1 s2 s3 s1")
+    assert "hello is no symbol" in evaluating(f"run={copied}", "prompt=hello").err
+
+
+def test_the_methods_name_the_probe(run: Path) -> None:
+    ((sentence,),) = methods._data([read_record(run)])
+    assert str(sentence).startswith("The data is a synthetic probe, induction, with the hash ")
+
+
+def test_a_study_reports_the_accuracy(command: Command, tmp_path: Path) -> None:
+    study = ("study=kv_heads", "study.seeds=[1,2]", "study.kv_heads=[1,2]", "study.measure_speed=false", "name=heads")
+    ran = command(*RUN, "data=recall", "data.val_sequences=9", "data.noise=0.5", *study)
+    assert ran.code == 0, ran.err
+    folder = ran.cwd / "runs" / "heads"
+    with (folder / "summary.csv").open() as file:
+        arms = list(csv.DictReader(file))
+    summaries = [Summary.load(path.parent) for path in (folder / arms[0]["arm"]).rglob("summary.json")]
+    accuracy = [summary.metrics["val/accuracy"] for summary in summaries]
+    assert float(arms[0]["val_accuracy_mean"]) == pytest.approx(sum(accuracy) / 2)
+    assert float(arms[0]["entropy_floor"]) == summaries[0].entropy_floor > 1
+    report = (folder / "report.html").read_text()
+    assert "Of the best predictor" in report
+    assert "Accuracy" in report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("trainer", "world"), [("ddp", 2), ("fsdp", 2)])
+def test_devices_share_a_probe(trainer: str, world: int, run_train: object, run: Path) -> None:
+    devices = (f"trainer={trainer}", f"trainer.devices={world}", "trainer.accelerator=cpu")
+    ran = run_train(*INDUCTION, *devices)  # type: ignore[operator]
+    assert ran.code == 0, ran.err
+    for ours, one in zip(repeatable(ran.run), repeatable(run), strict=True):
+        assert ours == pytest.approx(one, rel=1e-4)
+
+
+SOLVED = {
+    # Two layers find what followed the last occurrence; one has no head that reads the symbol before (Olsson 2022).
+    "induction": (["data=induction", "train.tokens=300000"], ["model.n_layers=1"], 0.4),
+    # A head copies from a fixed distance; the window hides the first half from both layers.
+    "copy": (["data=copy", "train.tokens=150000"], ["model.attention.window=4"], 0.15),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOLVED)
+def test_what_can_be_solved_is_and_what_theory_excludes_is_not(name: str, tmp_path: Path) -> None:
+    probe, change, most = SOLVED[name]
+    accuracies = []
+    for i, overrides in enumerate([[], change]):
+        made = planned(*SOLVING, *probe, *overrides, f"runs_dir={tmp_path / str(i)}", "train.evaluations=1")
+        assert train(made) == "done"
+        accuracies.append(Summary.load(made.folder.path).metrics["val/accuracy"])
+    solved, failed = accuracies
+    assert solved >= 0.99
+    assert failed <= most

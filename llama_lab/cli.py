@@ -84,7 +84,7 @@ def compare_command() -> None:
         "--group-by",
         default="",
         metavar="KEY,KEY",
-        help="groups or settings that define the arms, such as norm,model.dim (default: a run's name and arm)",
+        help="groups or settings that define the arms, such as norm,model.dim (default: the runs' own arms)",
     )
     parser.add_argument("--baseline", metavar="ARM", help="the arm to compare with (default: the first)")
     parser.add_argument("--title", metavar="TEXT", help="of the report (default: design and baseline)")

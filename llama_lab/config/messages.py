@@ -17,7 +17,11 @@ from .components import flatten, override_key
 from .keys import groups, homes, nearest, options
 
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
-RENAMED = {"plan": "estimate", "plan_mfu": "estimate_mfu"}  # keys of earlier versions
+RENAMED = {
+    "plan": "estimate",
+    "plan_mfu": "estimate_mfu",
+    "logger.wandb_project": "logger.project",
+}  # keys of earlier versions
 
 
 def exit_with(error: BaseException, config: str = "config") -> NoReturn:

@@ -25,6 +25,8 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "resume": (str,),
     "measure": (str,),
     "device": (str,),
+    "logger.entity": (str,),
+    "logger.notes": (str,),
     "study.axes": (list,),
     "study.learning_rates": (list,),
     "study.tuning_seeds": (list,),

@@ -29,6 +29,7 @@ PLACE = ".place"  # where Ray has put the run's process, if a launcher started i
 SAMPLE = "sample.txt"
 TOKENIZER = "tokenizer.json"
 WANDB_ID = "wandb_id"
+TRACKIO_ID = "trackio_id"
 OVERRIDES = "overrides.yaml"
 RESOLVED = "resolved.yaml"  # the last file that is written as a run starts
 
@@ -132,6 +133,11 @@ class RunFolder:
     def status(self) -> Status | None:
         """The status of the run; None before it starts."""
         return Status.load(self.path) if (self.path / Status.FILE).exists() else None
+
+    @property
+    def label(self) -> str:
+        """What people call its arm; empty before it starts."""
+        return Environment.load(self.path).label if (self.path / Environment.FILE).exists() else ""
 
     def config(self) -> DictConfig:
         """The run's config. Raises ConfigError for a file that holds none."""

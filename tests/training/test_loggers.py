@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from llama_lab.training.loggers import WandbMetrics, wandb_mode
+from llama_lab.training.logger_check import wandb_mode
+from llama_lab.training.wandb_run import WandbMetrics
 from tests.conftest import Ran, RunTrain
 from tests.training.offline import OfflineRun
 from tests.training.tiny import killed_after, rows

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llama_lab.config.trust import Trust
 from llama_lab.errors import ConfigError, suggestion
+from llama_lab.runs.naming import short_names
 from llama_lab.runs.record import Record, is_run, read_record
 from llama_lab.study.settings import RATE
 from llama_lab.study.study import FILE, Arm, Member, Study
@@ -62,7 +63,7 @@ def compare(
 
 
 def combine(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
-    """A study with one arm per combination of values of `group_by`, or per run name and arm; the first is the baseline.
+    """A study with one arm per combination of values of `group_by`, or per arm of theirs; the first is the baseline.
 
     Raises ConfigError; see `compare`.
     """
@@ -72,12 +73,12 @@ def combine(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
     records = [read_record(run) for runs in found.values() for run in runs]
     groups: dict[str, list[Record]] = {}
     axes: dict[str, dict[str, str]] = {}
-    for record in records:
+    for record, label in zip(records, short_names(records), strict=True):
         known = {**record.config, **record.environment.choices}
         if unknown := [key for key in group_by if key not in known]:
             key = unknown[0]
             raise ConfigError(f"--group-by {key}: {record.path} has no such setting{suggestion(key, known)}")
-        levels = {key: str(known[key]) for key in group_by} or {"arm": f"{record.environment.name}/{record.arm}"}
+        levels = {key: str(known[key]) for key in group_by} or {"arm": label}
         name = ", ".join(f"{key}={value}" for key, value in levels.items()) if group_by else levels["arm"]
         groups.setdefault(name, []).append(record)
         axes[name] = levels

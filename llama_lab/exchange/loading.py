@@ -1,0 +1,188 @@
+"""A model from a folder: a run, what `llama-lab-convert` wrote, or a folder of Hugging Face's transformers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from llama_lab.config.components import build_model
+from llama_lab.config.trust import Trust, stored_config
+from llama_lab.data.tokenizer import TextTokenizer
+from llama_lab.errors import ConfigError, first_line, suggestion
+from llama_lab.evaluation.load import load_run
+from llama_lab.model import Decoder
+from llama_lab.model.hf import Family, model_node
+from llama_lab.model.hf_families import FAMILIES, MISSING
+from llama_lab.runs.folder import RESOLVED, TOKENIZER
+
+from .tensors import common_dtype, has_weights, read_json, read_weights
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model and what belongs to it, on the CPU and in the dtype of its file.
+
+    cfg: the config of a run; of a transformers model, its node `model` alone, resolved.
+    tokenizer: None where the folder has none.
+    family: of a transformers model; None for ours.
+    """
+
+    path: Path
+    cfg: DictConfig
+    model: Decoder
+    tokenizer: TextTokenizer | None
+    family: Family | None = None
+
+
+def load(path: str | Path, trust: Trust = Trust()) -> Loaded:  # noqa: B008, it cannot be changed
+    """The model in the folder `path`: a run's, what `llama-lab-convert` wrote, or one of transformers.
+
+    Nothing in the folder is run: weights are read from safetensors or as plain tensors, and a config that names code
+    outside our components is refused unless `trust` has it. Raises ConfigError for a folder that is none of these, or
+    not whole.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"{path}: is no folder; name a run, or a folder with {CONFIG} and safetensors")
+    if (folder / RESOLVED).exists():
+        return load_ours(folder, trust) if has_weights(folder) else load_trained(folder, trust)
+    if (folder / CONFIG).exists():
+        return load_transformers(folder)
+    raise ConfigError(f"{folder}: holds neither {RESOLVED} of a run nor {CONFIG} of transformers; name another folder")
+
+
+def load_trained(folder: Path, trust: Trust) -> Loaded:
+    """A run, with the weights of its last checkpoint."""
+    run = load_run(folder, trust)
+    return Loaded(folder, run.cfg, run.model, run.tokenizer)
+
+
+def load_ours(folder: Path, trust: Trust) -> Loaded:
+    """What was written in our own layout; see `export.py`."""
+    cfg = stored_config(folder / RESOLVED)
+    if "model" not in cfg:
+        raise ConfigError(f"{folder}: its {RESOLVED} has no model; export it again")
+    trust.check(cfg, f"{folder}: its {RESOLVED}", lambda package: f"--trust {package}")
+    weights = read_weights(folder)
+    model = build(folder, cfg, "cpu").to(common_dtype(weights))
+    check_fit(folder, named_weights(model), weights)
+    model.load_state_dict(weights, strict=False)  # the second name of a tied weight is not in the file
+    return Loaded(folder, cfg, model.eval(), read_tokenizer(folder, model.vocab_size))
+
+
+def load_transformers(folder: Path) -> Loaded:
+    """A model that transformers saved, of a family that we express."""
+    config = read_json(folder / CONFIG)
+    family = family_of(folder, config)
+    try:
+        settings = family.read_config(config)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        why = str(error) if type(error) is ValueError else f"is damaged, {first_line(error)}"
+        raise ConfigError(f"{folder}: its {CONFIG}: {why}") from error
+    cfg = OmegaConf.create({"model": model_node(settings)})
+    tensors = read_weights(folder)
+    names = family.canonical_names(tensors)
+    weights = {names[name]: tensor for name, tensor in tensors.items() if name in names}
+    model = build(folder, cfg, "meta")
+    expected = family.to_theirs(named_weights(model), settings)
+    check_fit(folder, expected, without_copies(folder, family, weights, expected))
+    assign(model, family.to_ours(weights, settings))
+    return Loaded(folder, cfg, model.eval(), read_tokenizer(folder, model.vocab_size), family)
+
+
+def family_of(folder: Path, config: Mapping[str, Any]) -> Family:
+    """The family that a config names. Raises ConfigError for one that we do not express."""
+    model_type = str(config.get("model_type"))
+    for family in FAMILIES:
+        if family.model_type == model_type and all(config.get(key) == value for key, value in family.variant.items()):
+            return family
+    known = [family.model_type for family in FAMILIES]
+    why = f": {MISSING[model_type]}" if model_type in MISSING else suggestion(model_type, known)
+    raise ConfigError(
+        f"{folder}: its {CONFIG}: model_type={model_type} is none that our switches express{why}; we have "
+        f"{', '.join(known)}"
+    )
+
+
+def build(folder: Path, cfg: DictConfig, device: str) -> Decoder:
+    """The model of a config, on a device. Raises ConfigError."""
+    try:
+        with torch.device(device):
+            model: Decoder = build_model(cfg, 1)
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}") from error
+    return model
+
+
+def named_weights(model: Decoder) -> dict[str, Tensor]:
+    """The state of a model without the second names of tied weights."""
+    state = model.state_dict(keep_vars=True)
+    first = {id(weight): name for name, weight in reversed(state.items())}
+    return {name: weight.detach() for name, weight in state.items() if first[id(weight)] == name}
+
+
+def check_fit(folder: Path, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError unless a file holds exactly the tensors that a model has, in their shapes."""
+    missing, extra = (sorted(a.keys() - b.keys()) for a, b in ((expected, found), (found, expected)))
+    for names, what, fix in (
+        (missing, "lack", "the config is of another model, or the files are not all of its"),
+        (extra, "have, beyond its config,", "the config is of another model, or the model has more than we express"),
+    ):
+        if names:
+            more = f" and {len(names) - 1} more" if names[1:] else ""
+            raise ConfigError(f"{folder}: its weights {what} {names[0]}{more}; {fix}")
+    for name, weight in found.items():
+        if weight.shape != expected[name].shape:
+            raise ConfigError(
+                f"{folder}: its weight {name} is {tuple(weight.shape)}, and its config makes it "
+                f"{tuple(expected[name].shape)}; restore the two files that belong together"
+            )
+        if not weight.is_floating_point():
+            raise ConfigError(f"{folder}: its weight {name} is quantised, {weight.dtype}; name the unquantised model")
+
+
+def without_copies(
+    folder: Path, family: Family, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """The weights without a head that only repeats the token table it is tied to, as some files have it."""
+    head, table = family.ends
+    if head not in weights or head in expected:
+        return weights
+    if table in weights and not torch.equal(weights[head], weights[table]):
+        raise ConfigError(
+            f"{folder}: its {CONFIG} ties the head, but {head} is no copy of {table}; set tie_word_embeddings "
+            f"to false there"
+        )
+    return {name: weight for name, weight in weights.items() if name != head}
+
+
+def assign(model: Decoder, weights: Mapping[str, Tensor]) -> None:
+    """Make `weights` the parameters of a model on the meta device, all in the dtype that holds every one."""
+    dtype = common_dtype(weights)
+    tied = model.embedding.head.weight is model.embedding.tokens.weight
+    model.load_state_dict({name: weight.to(dtype) for name, weight in weights.items()}, strict=False, assign=True)
+    if tied:
+        model.embedding.head.weight = model.embedding.tokens.weight
+
+
+def read_tokenizer(folder: Path, vocab_size: int) -> TextTokenizer | None:
+    """The tokenizer beside a model; None without one. Raises ConfigError if the model has no row for all of its ids."""
+    file = folder / TOKENIZER
+    if not file.exists():
+        return None
+    try:
+        tokenizer = TextTokenizer.load(file)
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise ConfigError(f"{file}: cannot be read, {first_line(error)}; copy or download it again") from error
+    if tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"{folder}: its {TOKENIZER} has {tokenizer.vocab_size} ids, and its model a vocabulary of {vocab_size}; "
+            f"restore the two files that belong together"
+        )
+    return tokenizer

@@ -1,0 +1,885 @@
+"""The families of transformers' models that our components express, one table each; see `hf.py`."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .hf import (
+    FOLDED,
+    MODEL,
+    Choice,
+    Derived,
+    Family,
+    Fixed,
+    Folded,
+    Fusion,
+    MultiQuery,
+    RotaryDim,
+    RotaryPosition,
+    Setting,
+    Settings,
+    Unread,
+    Value,
+    Weights,
+    Windows,
+)
+
+# What components are called in a config, and all that they have besides their sizes.
+LAYER_NORM: Settings = {"norm._target_": f"{MODEL}.norm.LayerNorm", "norm.bias": True}
+RMS_NORM: Settings = {"norm._target_": f"{MODEL}.norm.RMSNorm", "norm.unit_offset": False}
+GEMMA_NORM: Settings = RMS_NORM | {"norm.unit_offset": True}
+PLAIN: Settings = {
+    "ffn._target_": f"{MODEL}.feedforward.FeedForward",
+    **dict.fromkeys(("ffn.up_bias", "ffn.down_bias"), False),
+}
+GATED: Settings = {
+    "ffn._target_": f"{MODEL}.feedforward.GatedFeedForward",
+    **dict.fromkeys(("ffn.gate_bias", "ffn.up_bias", "ffn.down_bias"), False),
+}
+LEARNED: Settings = {"position._target_": f"{MODEL}.position.Learned"}
+ALIBI: Settings = {"position._target_": f"{MODEL}.position.Alibi"}
+QKV_BIASES = ("attention.query_bias", "attention.key_bias", "attention.value_bias")
+ATTENTION_BIASES = (*QKV_BIASES, "attention.output_bias")
+FFN_BIASES = ("ffn.up_bias", "ffn.down_bias")
+ALL_BIASES: Settings = dict.fromkeys((*ATTENTION_BIASES, *FFN_BIASES), True)
+
+
+def block(name: str) -> Settings:
+    """The setting of a block."""
+    return {"block._target_": f"{MODEL}.block.{name}"}
+
+
+def activation(name: str, **arguments: str) -> Settings:
+    """The settings of an activation of PyTorch."""
+    return {"ffn.activation._target_": f"torch.nn.{name}"} | {f"ffn.activation.{k}": v for k, v in arguments.items()}
+
+
+GELU, GELU_TANH = activation("GELU", approximate="none"), activation("GELU", approximate="tanh")
+ACTIVATIONS: dict[str, Settings] = {
+    "silu": activation("SiLU"),
+    "swish": activation("SiLU"),
+    "gelu": GELU,
+    "gelu_new": GELU_TANH,
+    "gelu_pytorch_tanh": GELU_TANH,
+    "gelu_fast": GELU_TANH,
+    "relu": activation("ReLU"),
+    "relu2": {"ffn.activation._target_": f"{MODEL}.feedforward.SquaredReLU"},
+    "sigmoid": activation("Sigmoid"),
+    "linear": activation("Identity"),
+}
+
+
+def head_width(ours: Settings) -> int:
+    """Heads that share the width of the model."""
+    return int(ours["dim"] // ours["n_heads"])
+
+
+def times_dim(factor: float) -> Derived:
+    """A width in multiples of the model's."""
+    return lambda ours: int(factor * ours["dim"])
+
+
+def like(key: str) -> Derived:
+    """The same as another of our settings."""
+    return lambda ours: ours[key]
+
+
+def root_of_dim(ours: Settings) -> float:
+    """The square root of the width."""
+    return math.sqrt(ours["dim"])
+
+
+def sizes(vocab: int, dim: int, layers: int, heads: int, context: int) -> tuple[Setting, ...]:
+    """The sizes as LLaMA and most others call them, with the defaults of a family."""
+    return (
+        Value("vocab_size", "vocab_size", vocab),
+        Value("hidden_size", "dim", dim),
+        Value("num_hidden_layers", "n_layers", layers),
+        Value("num_attention_heads", "n_heads", heads),
+        Value("max_position_embeddings", "max_seq_len", context),
+    )
+
+
+def gpt_sizes(vocab: int, dim: int, layers: int, heads: int, context: int) -> tuple[Setting, ...]:
+    """The sizes as GPT-2 and its descendants call them."""
+    return (
+        Value("vocab_size", "vocab_size", vocab),
+        Value("n_embd|hidden_size", "dim", dim),
+        Value("n_layer|num_hidden_layers", "n_layers", layers),
+        Value("n_head|num_attention_heads", "n_heads", heads),
+        Value("n_positions|max_position_embeddings", "max_seq_len", context),
+    )
+
+
+KV_HEADS = Value("num_key_value_heads", "n_kv_heads", like("n_heads"))
+OWN_KV_HEADS: Settings = {"n_kv_heads": like("n_heads"), "head_dim": head_width}
+HEAD_DIM = Value("head_dim", "head_dim", head_width)
+UNTIED = Value("tie_word_embeddings", "embedding.tied", False)
+TIED = Value("tie_word_embeddings", "embedding.tied", True)
+
+
+def transposed(parts: Sequence[Tensor]) -> Tensor:
+    """A weight of a Conv1D, `(in, out)`; its bias stays."""
+    return parts[0].t()
+
+
+CONV1D = Fusion(lambda tensor, _: (tensor.t(),), lambda parts, _: transposed(parts))
+
+
+def split_concatenated(tensor: Tensor, settings: Settings) -> Sequence[Tensor]:
+    """All queries, all keys, all values."""
+    heads = (settings["n_heads"], settings["n_kv_heads"], settings["n_kv_heads"])
+    parts: Sequence[Tensor] = tensor.split([n * settings["head_dim"] for n in heads])  # type: ignore[no-untyped-call]
+    return parts
+
+
+QKV = Fusion(split_concatenated, lambda parts, _: torch.cat(list(parts)))
+QKV_CONV1D = Fusion(
+    lambda tensor, settings: split_concatenated(tensor.t(), settings), lambda parts, _: torch.cat(list(parts)).t()
+)
+
+
+def split_groups(tensor: Tensor, settings: Settings) -> Sequence[Tensor]:
+    """For each kv head in turn, the queries that share it, its key and its value."""
+    shared = settings["n_heads"] // settings["n_kv_heads"]
+    groups = tensor.view(settings["n_kv_heads"], shared + 2, settings["head_dim"], *tensor.shape[1:])
+    return [
+        part.flatten(0, 2) for part in (groups[:, :shared], groups[:, shared : shared + 1], groups[:, shared + 1 :])
+    ]
+
+
+def join_groups(parts: Sequence[Tensor], settings: Settings) -> Tensor:
+    """The inverse of `split_groups`."""
+    groups = [part.view(settings["n_kv_heads"], -1, settings["head_dim"], *part.shape[1:]) for part in parts]
+    return torch.cat(groups, 1).flatten(0, 2)
+
+
+QKV_GROUPS = Fusion(split_groups, join_groups)
+GATE_UP = Fusion(lambda tensor, _: tensor.chunk(2), lambda parts, _: torch.cat(list(parts)))
+# OPT's positions, whose first two rows are for padding, and reach no logits: they are written as zeros.
+AFTER_PADDING = Fusion(
+    lambda tensor, _: (tensor[2:],), lambda parts, _: torch.cat((torch.zeros_like(parts[0][:2]), parts[0]))
+)
+# Nemotron's gain of a LayerNorm is stored as its distance from one.
+DISTANCE_FROM_ONE = Fusion(lambda tensor, _: (tensor + 1.0,), lambda parts, _: parts[0] - 1.0)
+
+
+def scaled(scalar: str, power: int = 1) -> Fusion:
+    """A weight that a `Folded` scalar of theirs, or its inverse, is folded into, in float32 unless it is one."""
+
+    def split(tensor: Tensor, settings: Settings) -> Sequence[Tensor]:
+        factor = settings[f"{FOLDED}{scalar}"] ** power
+        return (tensor if factor == 1 else tensor.float() * factor,)
+
+    return Fusion(split, lambda parts, _: parts[0])
+
+
+QUERY_KEY_VALUE = ("blocks.#.attention.query.*", "blocks.#.attention.key.*", "blocks.#.attention.value.*")
+HEAD: Weights = {"embedding.head.*": "lm_head.*"}
+LLAMA_ATTENTION: Weights = {
+    "blocks.#.attention.query.*": "model.layers.#.self_attn.q_proj.*",
+    "blocks.#.attention.key.*": "model.layers.#.self_attn.k_proj.*",
+    "blocks.#.attention.value.*": "model.layers.#.self_attn.v_proj.*",
+    "blocks.#.attention.output.*": "model.layers.#.self_attn.o_proj.*",
+}
+LLAMA_NORMS: Weights = {
+    "blocks.#.attention_norm.*": "model.layers.#.input_layernorm.*",
+    "blocks.#.ffn_norm.*": "model.layers.#.post_attention_layernorm.*",
+    "norm.*": "model.norm.*",
+}
+LLAMA_FFN: Weights = {
+    "blocks.#.ffn.gate.*": "model.layers.#.mlp.gate_proj.*",
+    "blocks.#.ffn.up.*": "model.layers.#.mlp.up_proj.*",
+    "blocks.#.ffn.down.*": "model.layers.#.mlp.down_proj.*",
+}
+LLAMA_ENDS: Weights = {"embedding.tokens.weight": "model.embed_tokens.weight", **HEAD}
+LLAMA_WEIGHTS: Weights = {**LLAMA_ENDS, **LLAMA_NORMS, **LLAMA_ATTENTION, **LLAMA_FFN}
+
+ROTATED_GATED: Settings = RMS_NORM | GATED | block("PreNorm")
+
+
+def llama_settings(rms_norm_eps: float, rope: RotaryPosition, *others: Setting) -> tuple[Setting, ...]:
+    """LLaMA's settings, which many families have with others beside them."""
+    return (
+        *sizes(32000, 4096, 32, 32, 2048),
+        Value("intermediate_size", "hidden_dim", 11008),
+        KV_HEADS,
+        Choice("hidden_act", "silu", ACTIVATIONS),
+        Value("rms_norm_eps", "norm.eps", rms_norm_eps),
+        rope,
+        *others,
+    )
+
+
+ATTENTION_BIAS = Value("attention_bias", ATTENTION_BIASES, False)
+MLP_BIAS = Value("mlp_bias", ("ffn.gate_bias", *FFN_BIASES), False)
+
+LLAMA = Family(
+    "llama",
+    "LlamaForCausalLM",
+    "model.",
+    ROTATED_GATED,
+    llama_settings(1e-6, RotaryPosition(), HEAD_DIM, UNTIED, ATTENTION_BIAS, MLP_BIAS),
+    LLAMA_WEIGHTS,
+)
+MISTRAL = Family(
+    "mistral",
+    "MistralForCausalLM",
+    "model.",
+    ROTATED_GATED,
+    llama_settings(1e-6, RotaryPosition(), HEAD_DIM, UNTIED, Windows(4096)),
+    LLAMA_WEIGHTS,
+)
+GPT1 = Family(
+    "openai-gpt",
+    "OpenAIGPTLMHeadModel",
+    "transformer.",
+    {"hidden_dim": times_dim(4)} | OWN_KV_HEADS | LAYER_NORM | PLAIN | LEARNED | ALL_BIASES | block("PostNorm"),
+    (
+        *gpt_sizes(40478, 768, 12, 12, 512),
+        Value("layer_norm_epsilon", "norm.eps", 1e-5),
+        Choice("afn", "gelu", ACTIVATIONS | {"gelu": GELU_TANH}),  # they mean the tanh approximation
+        TIED,
+    ),
+    {
+        "embedding.tokens.weight": "transformer.tokens_embed.weight",
+        "position.table.weight": "transformer.positions_embed.weight",
+        QUERY_KEY_VALUE: ("transformer.h.#.attn.c_attn.*", QKV_CONV1D),
+        "blocks.#.attention.output.*": ("transformer.h.#.attn.c_proj.*", CONV1D),
+        "blocks.#.attention_norm.*": "transformer.h.#.ln_1.*",
+        "blocks.#.ffn.up.*": ("transformer.h.#.mlp.c_fc.*", CONV1D),
+        "blocks.#.ffn.down.*": ("transformer.h.#.mlp.c_proj.*", CONV1D),
+        "blocks.#.ffn_norm.*": "transformer.h.#.ln_2.*",
+        **HEAD,
+    },
+)
+GPT_BLOCK: Settings = {**OWN_KV_HEADS, **LAYER_NORM, **PLAIN, **LEARNED, **ALL_BIASES, **block("PreNorm")}
+GPT_SETTINGS: tuple[Setting, ...] = (
+    *gpt_sizes(50257, 768, 12, 12, 1024),
+    Value("n_inner", "hidden_dim", times_dim(4)),
+    Value("layer_norm_epsilon", "norm.eps", 1e-5),
+    Fixed("scale_attn_weights", True),
+    Fixed("add_cross_attention", False),
+    TIED,
+)
+GPT2 = Family(
+    "gpt2",
+    "GPT2LMHeadModel",
+    "transformer.",
+    GPT_BLOCK,
+    (
+        *GPT_SETTINGS,
+        Choice("activation_function", "gelu_new", ACTIVATIONS),
+        Fixed("scale_attn_by_inverse_layer_idx", False),
+    ),
+    {
+        "embedding.tokens.weight": "transformer.wte.weight",
+        "position.table.weight": "transformer.wpe.weight",
+        "blocks.#.attention_norm.*": "transformer.h.#.ln_1.*",
+        QUERY_KEY_VALUE: ("transformer.h.#.attn.c_attn.*", QKV_CONV1D),
+        "blocks.#.attention.output.*": ("transformer.h.#.attn.c_proj.*", CONV1D),
+        "blocks.#.ffn_norm.*": "transformer.h.#.ln_2.*",
+        "blocks.#.ffn.up.*": ("transformer.h.#.mlp.c_fc.*", CONV1D),
+        "blocks.#.ffn.down.*": ("transformer.h.#.mlp.c_proj.*", CONV1D),
+        "norm.*": "transformer.ln_f.*",
+        **HEAD,
+    },
+)
+GPT_BIGCODE = Family(
+    "gpt_bigcode",
+    "GPTBigCodeForCausalLM",
+    "transformer.",
+    {key: value for key, value in GPT_BLOCK.items() if key != "n_kv_heads"},
+    (*GPT_SETTINGS, Choice("activation_function", "gelu_pytorch_tanh", ACTIVATIONS), MultiQuery()),
+    {
+        "embedding.tokens.weight": "transformer.wte.weight",
+        "position.table.weight": "transformer.wpe.weight",
+        "blocks.#.attention_norm.*": "transformer.h.#.ln_1.*",
+        QUERY_KEY_VALUE: ("transformer.h.#.attn.c_attn.*", QKV_GROUPS),
+        "blocks.#.attention.output.*": "transformer.h.#.attn.c_proj.*",
+        "blocks.#.ffn_norm.*": "transformer.h.#.ln_2.*",
+        "blocks.#.ffn.up.*": "transformer.h.#.mlp.c_fc.*",
+        "blocks.#.ffn.down.*": "transformer.h.#.mlp.c_proj.*",
+        "norm.*": "transformer.ln_f.*",
+        **HEAD,
+    },
+)
+OPT = Family(
+    "opt",
+    "OPTForCausalLM",
+    "model.",
+    {**OWN_KV_HEADS, **LAYER_NORM, "norm.eps": 1e-5, **PLAIN, **LEARNED},
+    (
+        *sizes(50272, 768, 12, 12, 2048),
+        Value("ffn_dim", "hidden_dim", 3072),
+        Choice("activation_function", "relu", ACTIVATIONS),
+        Choice("do_layer_norm_before", True, {True: block("PreNorm"), False: block("PostNorm")}),
+        Value("enable_bias", (*ATTENTION_BIASES, *FFN_BIASES), True),
+        Fixed("_remove_final_layer_norm", False),
+        Fixed("layer_norm_elementwise_affine", True),
+        Fixed("word_embed_proj_dim", like("dim")),
+        TIED,
+    ),
+    {
+        "embedding.tokens.weight": "model.decoder.embed_tokens.weight",
+        "position.table.weight": ("model.decoder.embed_positions.weight", AFTER_PADDING),
+        "blocks.#.attention_norm.*": "model.decoder.layers.#.self_attn_layer_norm.*",
+        "blocks.#.attention.query.*": "model.decoder.layers.#.self_attn.q_proj.*",
+        "blocks.#.attention.key.*": "model.decoder.layers.#.self_attn.k_proj.*",
+        "blocks.#.attention.value.*": "model.decoder.layers.#.self_attn.v_proj.*",
+        "blocks.#.attention.output.*": "model.decoder.layers.#.self_attn.out_proj.*",
+        "blocks.#.ffn_norm.*": "model.decoder.layers.#.final_layer_norm.*",
+        "blocks.#.ffn.up.*": "model.decoder.layers.#.fc1.*",
+        "blocks.#.ffn.down.*": "model.decoder.layers.#.fc2.*",
+        "norm.*": "model.decoder.final_layer_norm.*",
+        **HEAD,
+    },
+)
+CTRL = Family(
+    "ctrl",
+    "CTRLLMHeadModel",
+    "transformer.",
+    {
+        **OWN_KV_HEADS,
+        **LAYER_NORM,
+        "norm.eps": 1e-6,
+        **PLAIN,
+        **ACTIVATIONS["relu"],
+        **ALL_BIASES,
+        **block("PreNorm"),
+        "position._target_": f"{MODEL}.position.Sinusoidal",
+        "position.theta": 10000.0,
+        "position.interleaved": False,
+        "position.amplitude": 1.0,
+        "embedding.scale": root_of_dim,
+        "embedding.head_bias": True,
+    },
+    (
+        *gpt_sizes(246534, 1280, 48, 16, 256),
+        Value("dff", "hidden_dim", 8192),
+        Fixed("layer_norm_epsilon", 1e-6),
+        TIED,
+    ),
+    {
+        "embedding.tokens.weight": "transformer.w.weight",
+        "blocks.#.attention_norm.*": "transformer.h.#.layernorm1.*",
+        "blocks.#.attention.query.*": "transformer.h.#.multi_head_attention.Wq.*",
+        "blocks.#.attention.key.*": "transformer.h.#.multi_head_attention.Wk.*",
+        "blocks.#.attention.value.*": "transformer.h.#.multi_head_attention.Wv.*",
+        "blocks.#.attention.output.*": "transformer.h.#.multi_head_attention.dense.*",
+        "blocks.#.ffn_norm.*": "transformer.h.#.layernorm2.*",
+        "blocks.#.ffn.up.*": "transformer.h.#.ffn.0.*",
+        "blocks.#.ffn.down.*": "transformer.h.#.ffn.2.*",
+        "norm.*": "transformer.layernorm.*",
+        **HEAD,
+    },
+)
+GPT_NEOX = Family(
+    "gpt_neox",
+    "GPTNeoXForCausalLM",
+    "gpt_neox.",
+    {**OWN_KV_HEADS, **LAYER_NORM, **PLAIN, **dict.fromkeys(FFN_BIASES, True)},
+    (
+        *sizes(50432, 6144, 44, 64, 2048),
+        Value("intermediate_size", "hidden_dim", 24576),
+        Value("layer_norm_eps", "norm.eps", 1e-5),
+        Choice("hidden_act", "gelu", ACTIVATIONS),
+        Choice("use_parallel_residual", True, {True: block("Parallel"), False: block("PreNorm")}),
+        Value("attention_bias", ATTENTION_BIASES, True),
+        RotaryPosition(fraction=0.25),
+        UNTIED,
+    ),
+    {
+        "embedding.tokens.weight": "gpt_neox.embed_in.weight",
+        "blocks.#.attention_norm.*": "gpt_neox.layers.#.input_layernorm.*",
+        QUERY_KEY_VALUE: ("gpt_neox.layers.#.attention.query_key_value.*", QKV_GROUPS),
+        "blocks.#.attention.output.*": "gpt_neox.layers.#.attention.dense.*",
+        "blocks.#.ffn_norm.*": "gpt_neox.layers.#.post_attention_layernorm.*",
+        "blocks.#.ffn.up.*": "gpt_neox.layers.#.mlp.dense_h_to_4h.*",
+        "blocks.#.ffn.down.*": "gpt_neox.layers.#.mlp.dense_4h_to_h.*",
+        "norm.*": "gpt_neox.final_layer_norm.*",
+        "embedding.head.*": "embed_out.*",
+    },
+    renamed={r"^lm_head\.": "embed_out."},
+)
+BLOOM = Family(
+    "bloom",
+    "BloomForCausalLM",
+    "transformer.",
+    {
+        "hidden_dim": times_dim(4),
+        **OWN_KV_HEADS,
+        **LAYER_NORM,
+        **PLAIN,
+        **GELU_TANH,
+        **ALL_BIASES,
+        **ALIBI,
+        **block("PreNorm"),
+        "embedding.norm_input": True,
+    },
+    (
+        Value("vocab_size", "vocab_size", 250880),
+        Value("hidden_size|n_embed", "dim", 64),
+        Value("n_layer|num_hidden_layers", "n_layers", 2),
+        Value("n_head|num_attention_heads", "n_heads", 8),
+        Value("seq_length", "max_seq_len", 2048),  # which transformers does not read: ALiBi has no limit
+        Value("layer_norm_epsilon", "norm.eps", 1e-5),
+        Fixed("apply_residual_connection_post_layernorm", False),
+        TIED,
+    ),
+    {
+        "embedding.tokens.weight": "transformer.word_embeddings.weight",
+        "embedding.norm.*": "transformer.word_embeddings_layernorm.*",
+        "blocks.#.attention_norm.*": "transformer.h.#.input_layernorm.*",
+        QUERY_KEY_VALUE: ("transformer.h.#.self_attention.query_key_value.*", QKV_GROUPS),
+        "blocks.#.attention.output.*": "transformer.h.#.self_attention.dense.*",
+        "blocks.#.ffn_norm.*": "transformer.h.#.post_attention_layernorm.*",
+        "blocks.#.ffn.up.*": "transformer.h.#.mlp.dense_h_to_4h.*",
+        "blocks.#.ffn.down.*": "transformer.h.#.mlp.dense_4h_to_h.*",
+        "norm.*": "transformer.ln_f.*",
+        **HEAD,
+    },
+)
+FALCON_SETTINGS: tuple[Setting, ...] = (
+    Value("vocab_size", "vocab_size", 65024),
+    Value("hidden_size", "dim", 4544),
+    Value("num_hidden_layers|n_layer", "n_layers", 32),
+    Value("num_attention_heads|n_head", "n_heads", 71),
+    Value("max_position_embeddings", "max_seq_len", 2048),
+    Value("ffn_hidden_size", "hidden_dim", times_dim(4)),
+    Value("layer_norm_epsilon", "norm.eps", 1e-5),
+    Value("bias", (*ATTENTION_BIASES, *FFN_BIASES), False),
+    Choice("activation", "gelu", ACTIVATIONS),
+    Fixed("alibi", False),  # they divide its slopes by the root of head_dim
+    Fixed("apply_residual_connection_post_layernorm", False),
+    RotaryPosition(),
+    TIED,
+)
+FALCON_WEIGHTS: Weights = {
+    "embedding.tokens.weight": "transformer.word_embeddings.weight",
+    QUERY_KEY_VALUE: ("transformer.h.#.self_attention.query_key_value.*", QKV_GROUPS),
+    "blocks.#.attention.output.*": "transformer.h.#.self_attention.dense.*",
+    "blocks.#.ffn.up.*": "transformer.h.#.mlp.dense_h_to_4h.*",
+    "blocks.#.ffn.down.*": "transformer.h.#.mlp.dense_4h_to_h.*",
+    "norm.*": "transformer.ln_f.*",
+    **HEAD,
+}
+FALCON = Family(
+    "falcon",
+    "FalconForCausalLM",
+    "transformer.",
+    {"head_dim": head_width, **LAYER_NORM, **PLAIN},
+    (
+        *FALCON_SETTINGS,
+        Fixed("new_decoder_architecture", False),
+        Unread(("num_ln_in_parallel_attn",)),
+        Choice("parallel_attn", True, {True: block("ParallelSharedNorm"), False: block("PreNorm")}),
+        MultiQuery(),
+    ),
+    {
+        **FALCON_WEIGHTS,
+        "blocks.#.attention_norm.*": "transformer.h.#.input_layernorm.*",
+        "blocks.#.ffn_norm.*": "transformer.h.#.post_attention_layernorm.*",
+    },
+)
+FALCON_40B = Family(
+    "falcon",
+    "FalconForCausalLM",
+    "transformer.",
+    {"head_dim": head_width, **LAYER_NORM, **PLAIN, **block("Parallel")},
+    (
+        *FALCON_SETTINGS,
+        Fixed("new_decoder_architecture", True),
+        Fixed("num_ln_in_parallel_attn", 2),
+        Unread(("parallel_attn", "multi_query")),
+        Value("num_kv_heads|n_head_kv", "n_kv_heads", like("n_heads")),
+    ),
+    {
+        **FALCON_WEIGHTS,
+        "blocks.#.attention_norm.*": "transformer.h.#.ln_attn.*",
+        "blocks.#.ffn_norm.*": "transformer.h.#.ln_mlp.*",
+    },
+    variant={"new_decoder_architecture": True},
+)
+OLMO2 = Family(
+    "olmo2",
+    "Olmo2ForCausalLM",
+    "model.",
+    {"head_dim": head_width, **RMS_NORM, **GATED, **block("Reordered"), "attention.qk_norm": "projection"},
+    llama_settings(1e-5, RotaryPosition(), UNTIED, ATTENTION_BIAS),
+    {
+        **LLAMA_ENDS,
+        **LLAMA_ATTENTION,
+        "blocks.#.attention.query_norm.*": "model.layers.#.self_attn.q_norm.*",
+        "blocks.#.attention.key_norm.*": "model.layers.#.self_attn.k_norm.*",
+        "blocks.#.attention_norm.*": "model.layers.#.post_attention_layernorm.*",
+        **LLAMA_FFN,
+        "blocks.#.ffn_norm.*": "model.layers.#.post_feedforward_layernorm.*",
+        "norm.*": "model.norm.*",
+    },
+)
+GEMMA_SETTINGS: tuple[Setting, ...] = (
+    Value("head_dim", "head_dim", 256),
+    Value("rms_norm_eps", "norm.eps", 1e-6),
+    Fixed("use_bidirectional_attention", False),
+    RotaryPosition(),
+    ATTENTION_BIAS,
+    TIED,
+)
+GEMMA = Family(
+    "gemma",
+    "GemmaForCausalLM",
+    "model.",
+    {**GEMMA_NORM, **GATED, **block("PreNorm"), "embedding.scale": root_of_dim},
+    (
+        *sizes(256000, 3072, 28, 16, 8192),
+        Value("intermediate_size", "hidden_dim", 24576),
+        KV_HEADS,
+        # The first files say "gelu" and mean, as transformers reads them, the tanh approximation
+        Choice("hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+        *GEMMA_SETTINGS,
+    ),
+    LLAMA_WEIGHTS,
+)
+GEMMA2 = Family(
+    "gemma2",
+    "Gemma2ForCausalLM",
+    "model.",
+    {**GEMMA_NORM, **GATED, **block("Sandwich"), "embedding.scale": root_of_dim},
+    (
+        *sizes(256000, 2304, 26, 8, 8192),
+        Value("intermediate_size", "hidden_dim", 9216),
+        Value("num_key_value_heads", "n_kv_heads", 4),
+        Choice("hidden_activation", "gelu_pytorch_tanh", ACTIVATIONS),
+        Unread(("hidden_act",)),
+        *GEMMA_SETTINGS,
+        Fixed("query_pre_attn_scalar", like("head_dim"), 256),
+        Value("attn_logit_softcapping", "attention.softcap", 50.0, nullable=True),
+        Value("final_logit_softcapping", "embedding.logit_softcap", 30.0, nullable=True),
+        Windows(4096, every=2),
+    ),
+    {
+        **LLAMA_ENDS,
+        **LLAMA_ATTENTION,
+        **LLAMA_FFN,
+        "blocks.#.attention_norm.*": "model.layers.#.input_layernorm.*",
+        "blocks.#.attention_post_norm.*": "model.layers.#.post_attention_layernorm.*",
+        "blocks.#.ffn_norm.*": "model.layers.#.pre_feedforward_layernorm.*",
+        "blocks.#.ffn_post_norm.*": "model.layers.#.post_feedforward_layernorm.*",
+        "norm.*": "model.norm.*",
+    },
+)
+QWEN2 = Family(
+    "qwen2",
+    "Qwen2ForCausalLM",
+    "model.",
+    {"head_dim": head_width, **ROTATED_GATED, **dict.fromkeys(QKV_BIASES, True)},
+    llama_settings(1e-6, RotaryPosition(), UNTIED, Windows(4096, gated=True)),
+    LLAMA_WEIGHTS,
+)
+QWEN3 = Family(
+    "qwen3",
+    "Qwen3ForCausalLM",
+    "model.",
+    {**ROTATED_GATED, "attention.qk_norm": "head"},
+    llama_settings(
+        1e-6,
+        RotaryPosition(),
+        Value("head_dim", "head_dim", 128),
+        UNTIED,
+        ATTENTION_BIAS,
+        Windows(4096, gated=True),
+    ),
+    {
+        **LLAMA_WEIGHTS,
+        "blocks.#.attention.query_norm.*": "model.layers.#.self_attn.q_norm.*",
+        "blocks.#.attention.key_norm.*": "model.layers.#.self_attn.k_norm.*",
+    },
+)
+STABLELM = Family(
+    "stablelm",
+    "StableLmForCausalLM",
+    "model.",
+    {"head_dim": head_width, **LAYER_NORM, **GATED},
+    (
+        *sizes(50304, 2560, 32, 32, 4096),
+        Value("intermediate_size", "hidden_dim", 6912),
+        KV_HEADS,
+        Value("layer_norm_eps", "norm.eps", 1e-5),
+        Choice("hidden_act", "silu", ACTIVATIONS),
+        Choice("use_parallel_residual", False, {False: block("PreNorm"), True: block("ParallelSharedNorm")}),
+        Value("use_qkv_bias", QKV_BIASES, False),
+        Fixed("qk_layernorm", False),
+        RotaryPosition(fraction=0.25),
+        UNTIED,
+    ),
+    LLAMA_WEIGHTS,
+)
+STARCODER2 = Family(
+    "starcoder2",
+    "Starcoder2ForCausalLM",
+    "model.",
+    {"head_dim": head_width, **LAYER_NORM, **PLAIN, **block("PreNorm")},
+    (
+        *sizes(49152, 3072, 30, 24, 4096),
+        Value("intermediate_size", "hidden_dim", 12288),
+        Value("num_key_value_heads", "n_kv_heads", 2),
+        Value("norm_epsilon", "norm.eps", 1e-5),
+        Choice("hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+        Value("use_bias", (*ATTENTION_BIASES, *FFN_BIASES), True),
+        Unread(("mlp_type", "norm_type")),
+        RotaryPosition(),
+        Windows(None),
+        TIED,
+    ),
+    {
+        **LLAMA_ENDS,
+        **LLAMA_NORMS,
+        **LLAMA_ATTENTION,
+        "blocks.#.ffn.up.*": "model.layers.#.mlp.c_fc.*",
+        "blocks.#.ffn.down.*": "model.layers.#.mlp.c_proj.*",
+    },
+)
+PHI = Family(
+    "phi",
+    "PhiForCausalLM",
+    "model.",
+    {
+        "head_dim": head_width,
+        **LAYER_NORM,
+        **PLAIN,
+        **ALL_BIASES,
+        **block("ParallelSharedNorm"),
+        "embedding.head_bias": True,
+    },
+    (
+        *sizes(51200, 2048, 24, 32, 2048),
+        Value("intermediate_size", "hidden_dim", times_dim(4)),
+        KV_HEADS,
+        Value("layer_norm_eps", "norm.eps", 1e-5),
+        Choice("hidden_act", "gelu_new", ACTIVATIONS),
+        Fixed("qk_layernorm", False),
+        RotaryPosition(fraction=0.5),
+        UNTIED,
+    ),
+    {
+        **LLAMA_ENDS,
+        "blocks.#.attention_norm.*": "model.layers.#.input_layernorm.*",
+        "blocks.#.attention.query.*": "model.layers.#.self_attn.q_proj.*",
+        "blocks.#.attention.key.*": "model.layers.#.self_attn.k_proj.*",
+        "blocks.#.attention.value.*": "model.layers.#.self_attn.v_proj.*",
+        "blocks.#.attention.output.*": "model.layers.#.self_attn.dense.*",
+        "blocks.#.ffn.up.*": "model.layers.#.mlp.fc1.*",
+        "blocks.#.ffn.down.*": "model.layers.#.mlp.fc2.*",
+        "norm.*": "model.final_layernorm.*",
+    },
+)
+PHI3 = Family(
+    "phi3",
+    "Phi3ForCausalLM",
+    "model.",
+    {"head_dim": head_width, **ROTATED_GATED},
+    llama_settings(1e-5, RotaryPosition(), UNTIED, Windows(None), Unread(("original_max_position_embeddings",))),
+    {
+        **LLAMA_ENDS,
+        **LLAMA_NORMS,
+        QUERY_KEY_VALUE: ("model.layers.#.self_attn.qkv_proj.*", QKV),
+        "blocks.#.attention.output.*": "model.layers.#.self_attn.o_proj.*",
+        ("blocks.#.ffn.gate.*", "blocks.#.ffn.up.*"): ("model.layers.#.mlp.gate_up_proj.*", GATE_UP),
+        "blocks.#.ffn.down.*": "model.layers.#.mlp.down_proj.*",
+    },
+)
+GPTJ = Family(
+    "gptj",
+    "GPTJForCausalLM",
+    "transformer.",
+    {
+        **OWN_KV_HEADS,
+        **LAYER_NORM,
+        **PLAIN,
+        **dict.fromkeys(FFN_BIASES, True),
+        **block("ParallelSharedNorm"),
+        "embedding.head_bias": True,
+    },
+    (
+        *gpt_sizes(50400, 4096, 28, 16, 2048),
+        Value("n_inner", "hidden_dim", times_dim(4)),
+        Value("layer_norm_epsilon", "norm.eps", 1e-5),
+        Choice("activation_function", "gelu_new", ACTIVATIONS),
+        RotaryDim(64),
+        Unread(("rotary", "scale_attn_weights")),
+        UNTIED,
+    ),
+    {
+        "embedding.tokens.weight": "transformer.wte.weight",
+        "blocks.#.attention_norm.*": "transformer.h.#.ln_1.*",
+        "blocks.#.attention.query.*": "transformer.h.#.attn.q_proj.*",
+        "blocks.#.attention.key.*": "transformer.h.#.attn.k_proj.*",
+        "blocks.#.attention.value.*": "transformer.h.#.attn.v_proj.*",
+        "blocks.#.attention.output.*": "transformer.h.#.attn.out_proj.*",
+        "blocks.#.ffn.up.*": "transformer.h.#.mlp.fc_in.*",
+        "blocks.#.ffn.down.*": "transformer.h.#.mlp.fc_out.*",
+        "norm.*": "transformer.ln_f.*",
+        **HEAD,
+    },
+)
+MPT = Family(
+    "mpt",
+    "MptForCausalLM",
+    "transformer.",
+    {
+        "hidden_dim": times_dim(4),
+        **OWN_KV_HEADS,
+        **LAYER_NORM,
+        "norm.bias": False,
+        **PLAIN,
+        **GELU,
+        **ALIBI,
+        **block("PreNorm"),
+    },
+    (
+        Value("vocab_size", "vocab_size", 50368),
+        Value("d_model", "dim", 2048),
+        Value("n_layers", "n_layers", 24),
+        Value("n_heads", "n_heads", 16),
+        Value("max_seq_len", "max_seq_len", 2048),
+        Value("layer_norm_epsilon", "norm.eps", 1e-5),
+        Fixed("expansion_ratio", 4),
+        Fixed("no_bias", True),
+        Fixed("logit_scale", None),
+        Fixed("attn_config.alibi", True),
+        Fixed("attn_config.alibi_bias_max", 8),
+        Fixed("attn_config.attn_type", "multihead_attention"),
+        Fixed("attn_config.clip_qkv", None),
+        Fixed("attn_config.prefix_lm", False),
+        Fixed("attn_config.qk_ln", False),
+        Fixed("attn_config.softmax_scale", None),
+        Unread(("learned_pos_emb", "embedding_fraction", "norm_type", "verbose", "init_config")),
+        TIED,
+    ),
+    {
+        "embedding.tokens.weight": "transformer.wte.weight",
+        "blocks.#.attention_norm.*": "transformer.blocks.#.norm_1.*",
+        QUERY_KEY_VALUE: ("transformer.blocks.#.attn.Wqkv.*", QKV),
+        "blocks.#.attention.output.*": "transformer.blocks.#.attn.out_proj.*",
+        "blocks.#.ffn_norm.*": "transformer.blocks.#.norm_2.*",
+        "blocks.#.ffn.up.*": "transformer.blocks.#.ffn.up_proj.*",
+        "blocks.#.ffn.down.*": "transformer.blocks.#.ffn.down_proj.*",
+        "norm.*": "transformer.norm_f.*",
+        **HEAD,
+    },
+)
+GLM = Family(
+    "glm",
+    "GlmForCausalLM",
+    "model.",
+    ROTATED_GATED,
+    llama_settings(
+        1.5625e-07,
+        RotaryPosition(fraction=0.5, interleaved=True),
+        Value("head_dim", "head_dim", 128),
+        UNTIED,
+        Value("attention_bias", QKV_BIASES, True),
+    ),
+    {
+        **LLAMA_ENDS,
+        **LLAMA_NORMS,
+        **LLAMA_ATTENTION,
+        ("blocks.#.ffn.gate.*", "blocks.#.ffn.up.*"): ("model.layers.#.mlp.gate_up_proj.*", GATE_UP),
+        "blocks.#.ffn.down.*": "model.layers.#.mlp.down_proj.*",
+    },
+)
+GRANITE = Family(
+    "granite",
+    "GraniteForCausalLM",
+    "model.",
+    {"head_dim": head_width, **ROTATED_GATED},
+    llama_settings(
+        1e-6,
+        RotaryPosition(),
+        UNTIED,
+        ATTENTION_BIAS,
+        MLP_BIAS,
+        Value("embedding_multiplier", "embedding.scale", 1.0),
+        Folded("residual_multiplier", 1.0),
+        Folded("logits_scaling", 1.0),
+        Folded("attention_multiplier", lambda ours: head_width(ours) ** -0.5),
+    ),
+    {
+        **LLAMA_WEIGHTS,
+        "blocks.#.attention.query.*": ("model.layers.#.self_attn.q_proj.*", scaled("attention_multiplier")),
+        "blocks.#.attention.output.*": ("model.layers.#.self_attn.o_proj.*", scaled("residual_multiplier")),
+        "blocks.#.ffn.down.*": ("model.layers.#.mlp.down_proj.*", scaled("residual_multiplier")),
+        "norm.*": ("model.norm.*", scaled("logits_scaling", -1)),
+    },
+)
+NEMOTRON = Family(
+    "nemotron",
+    "NemotronForCausalLM",
+    "model.",
+    {**LAYER_NORM, **PLAIN, **block("PreNorm")},
+    (
+        *sizes(256000, 6144, 32, 48, 4096),
+        Value("intermediate_size", "hidden_dim", 24576),
+        KV_HEADS,
+        HEAD_DIM,
+        Value("norm_eps", "norm.eps", 1e-5),
+        Choice("hidden_act", "relu2", ACTIVATIONS),
+        RotaryPosition(fraction=0.5),
+        UNTIED,
+        ATTENTION_BIAS,
+        Value("mlp_bias", FFN_BIASES, False),
+    ),
+    {
+        **LLAMA_ENDS,
+        **LLAMA_ATTENTION,
+        "blocks.#.attention_norm.weight": ("model.layers.#.input_layernorm.weight", DISTANCE_FROM_ONE),
+        "blocks.#.attention_norm.bias": "model.layers.#.input_layernorm.bias",
+        "blocks.#.ffn_norm.weight": ("model.layers.#.post_attention_layernorm.weight", DISTANCE_FROM_ONE),
+        "blocks.#.ffn_norm.bias": "model.layers.#.post_attention_layernorm.bias",
+        "blocks.#.ffn.up.*": "model.layers.#.mlp.up_proj.*",
+        "blocks.#.ffn.down.*": "model.layers.#.mlp.down_proj.*",
+        "norm.weight": ("model.norm.weight", DISTANCE_FROM_ONE),
+        "norm.bias": "model.norm.bias",
+    },
+)
+
+# An export takes the first that can hold a model; of two with one `model_type`, the first whose `variant` fits is read.
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    MISTRAL,
+    GPT1,
+    GPT2,
+    OPT,
+    CTRL,
+    GPT_NEOX,
+    BLOOM,
+    FALCON_40B,
+    FALCON,
+    OLMO2,
+    GEMMA,
+    GEMMA2,
+    QWEN2,
+    QWEN3,
+    STABLELM,
+    STARCODER2,
+    GPT_BIGCODE,
+    PHI,
+    PHI3,
+    GPTJ,
+    MPT,
+    GLM,
+    GRANITE,
+    NEMOTRON,
+)
+# Families that a user may well try, and what they need that we have no switch for.
+MISSING = {
+    "mixtral": "it routes tokens to experts",
+    "qwen2_moe": "it routes tokens to experts",
+    "qwen3_moe": "it routes tokens to experts",
+    "deepseek_v3": "it has latent attention and experts",
+    "mamba": "it has no attention",
+    "t5": "it is no decoder alone",
+}

@@ -117,6 +117,22 @@ def compare_command() -> None:
         exit_with(error)
 
 
+def tensorboard_command() -> None:
+    """`llama-lab-tensorboard RUN_OR_STUDY...`."""
+    parser = argparse.ArgumentParser(
+        prog="llama-lab-tensorboard",
+        description="Open TensorBoard on runs and studies, with short names. Any flag of TensorBoard's may follow.",
+    )
+    parser.add_argument("paths", type=Path, nargs="+", metavar="RUN_OR_STUDY", help="folders of runs, studies, or both")
+    args, flags = parser.parse_known_args()
+    from llama_lab.study.tensorboard import open_tensorboard  # takes seconds to import
+
+    try:
+        open_tensorboard(args.paths, flags)
+    except ConfigError as error:
+        exit_with(error)
+
+
 def train_job(cfg: DictConfig) -> None:
     """The task function of `train.py`: a single run, which a launcher may have started, or one job of a sweep."""
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN

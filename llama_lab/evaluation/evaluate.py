@@ -86,7 +86,7 @@ def speed(job: Job, earlier: Evaluation) -> Evaluation:
 
 def sample(job: Job, earlier: Evaluation) -> Evaluation:
     """The part sample: a text that begins as the run's own sample does."""
-    *_, (text,) = generate_texts(job.run, job.served, [job.run.cfg.train.prompt], job.settings)
+    *_, (text,) = generate_texts(job.run.tokenizer, job.served, [job.run.cfg.train.prompt], job.settings)
     return replace(earlier, sample=text.certain)
 
 
@@ -115,7 +115,9 @@ def evaluate(path: Path, settings: DictConfig) -> Evaluation:
         parts = f"eval.parts={list(settings.eval.parts)}"
         check_decodes(run.model, parts, f"leave out {conjoin(sorted(DECODING))}", cache_dtype(settings))
     if "sample" in settings.eval.parts:
-        encode_prompts(run, run.model, [run.cfg.train.prompt], settings)  # the last part's errors, before the first
+        encode_prompts(
+            run.tokenizer, run.model, [run.cfg.train.prompt], settings
+        )  # the last part's errors, before the first
     found = kept_parts(path, surroundings(job.hardware, run.step))
     asked = [name for name in PARTS if name in settings.eval.parts]  # losses need the weights as they were trained
     for part, names in groupby(asked, PARTS.__getitem__):

@@ -23,7 +23,8 @@ from .run import Run
 from .trackio_run import TrackioMetrics
 from .wandb_run import WandbMetrics, finish_wandb, log_model, start_wandb
 
-# What HParams shows of a finished run, at its last token.
+UNCHARTED = ("logger", "data", "trainer")  # groups that HParams leaves out
+# What it shows of a finished run, at its last token.
 FINAL = (
     "val/loss",
     "val/bits_per_byte",
@@ -58,7 +59,7 @@ class TensorBoard(TensorBoardLogger):
 
 def log_hparams(folder: Path, learning_rate: float | None, summary: Summary) -> None:
     """Add a finished run to TensorBoard's HParams: its name and choice per config group, and its final metrics."""
-    choices = {group: option for group, option in summary.choices.items() if group != "logger"}
+    choices = {group: option for group, option in summary.choices.items() if group not in UNCHARTED}
     arm = {"arm": summary.label, "seed": summary.seed, **choices}
     if learning_rate is not None:  # a user's optimizer may have none
         arm["optim.lr"] = learning_rate

@@ -101,6 +101,11 @@ class Section:
 
 def write_page(result: Result, path: Path) -> None:
     """Write the report of a study, with links to the files of BESIDE that exist in its folder."""
+    path.write_text(page(result, [name for name in BESIDE if (path.parent / name).exists()]), encoding="utf-8")
+
+
+def page(result: Result, files: Sequence[str] = ()) -> str:
+    """The report of a study as HTML, with links to these files beside it."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -117,14 +122,13 @@ def write_page(result: Result, path: Path) -> None:
         listed if len(seeds) <= MOST_SEEDS else fmt.count(len(seeds), "seed"),
         MATCHES.get(study.match, "matching not recorded"),
     )
-    page = environment.get_template(TEMPLATE).render(
+    return environment.get_template(TEMPLATE).render(
         result=result,
         facts=" · ".join(facts),
-        files=[name for name in BESIDE if (path.parent / name).exists()],
+        files=files,
         sections=_sections(result),
         plotly_js=Markup(get_plotlyjs()),
     )
-    path.write_text(page, encoding="utf-8")
 
 
 def figures(result: Result) -> dict[str, go.Figure]:

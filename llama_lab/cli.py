@@ -125,7 +125,7 @@ def tensorboard_command() -> None:
     )
     parser.add_argument("paths", type=Path, nargs="+", metavar="RUN_OR_STUDY", help="folders of runs, studies, or both")
     args, flags = parser.parse_known_args()
-    from llama_lab.study.tensorboard import open_tensorboard  # takes seconds to import
+    from llama_lab.runs.tensorboard import open_tensorboard  # takes seconds to import
 
     try:
         open_tensorboard(args.paths, flags)

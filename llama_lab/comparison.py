@@ -13,9 +13,9 @@ import pandas as pd
 from llama_lab.config.trust import Trust
 from llama_lab.errors import ConfigError
 from llama_lab.runs.naming import short_names
-from llama_lab.runs.record import Record, read_record
+from llama_lab.runs.record import Record, every_run, read_record
 from llama_lab.study.report.analysis import analyse
-from llama_lab.study.report.compare import compared, every_run, is_study
+from llama_lab.study.report.compare import compared, is_study
 from llama_lab.study.report.page import page, write_page
 from llama_lab.study.report.result import Result
 from llama_lab.study.report.summary import summary_rows, write_summary_csv

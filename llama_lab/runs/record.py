@@ -63,6 +63,11 @@ def is_run(path: Path) -> bool:
     return all((path / name).is_file() for name in (Status.FILE, RESOLVED, Environment.FILE))
 
 
+def every_run(path: Path) -> list[Path]:
+    """The path itself and the folders below it, as far as they are runs."""
+    return sorted(file.parent for file in path.rglob(Status.FILE) if is_run(file.parent))
+
+
 def read_record(path: Path) -> Record:
     """Read a run's folder. Raises ConfigError if it holds no run, or a file is damaged."""
     if not is_run(path):

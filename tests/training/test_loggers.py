@@ -1,7 +1,10 @@
 """W&B without a key and without a prompt, and TensorBoard over tokens."""
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -280,3 +283,36 @@ def test_tensorboard_shows_the_metrics_over_tokens(ran: str, request: pytest.Fix
         shown = [(event.step, event.value) for event in events.Scalars(name)]
         assert [step for step, _ in shown] == [tokens for tokens, _ in expected]
         assert [value for _, value in shown] == pytest.approx([value for _, value in expected])
+
+
+# Trackio
+
+
+def trackio_rows(database: Path) -> tuple[set[str], list[tuple[int, dict[str, float]]]]:
+    """What Trackio's database holds: the names of its runs, and the step and metrics of every row."""
+    with closing(sqlite3.connect(database)) as connection:
+        found = list(connection.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id"))
+    return {name for name, _, _ in found}, [(step, json.loads(metrics)) for _, step, metrics in found]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("trackio") is None, reason="needs the extra trackio")
+def test_trackio_holds_a_killed_run_once_with_every_row_at_its_tokens(
+    tiny: list[str], run_train: RunTrain, tmp_path: Path
+) -> None:
+    settings = (*tiny, "logger=trackio", "logger.tensorboard=false", "train.checkpoint_every=7", "train.log_every=3")
+    settings = (*settings, "logger.project=mine", "arm=judged", "train.tokens=10000")
+    database = tmp_path / "trackio"
+    for step in (17, -1):
+        ran = run_train(*settings, cwd=tmp_path, script=killed_after(step, tmp_path), TRACKIO_DIR=str(database))
+    assert ran.code == 0, ran.err
+    names, logged = trackio_rows(database / "mine.db")
+    assert names == {"judged/seed=1"}
+    assert [metrics for _, metrics in logged] == [{k: v for k, v in r.items() if k != "step"} for r in rows(ran.run)]
+    assert all(step == metrics["tokens"] for step, metrics in logged)
+
+
+def test_trackio_that_is_not_installed_is_told_with_its_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_lab.training.logger_check.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"needs Trackio; pip install 'llama-lab\[trackio\]'"):
+        load_config(["logger=trackio"])

@@ -9,8 +9,7 @@ from pathlib import Path
 from llama_lab.config.trust import Trust
 from llama_lab.errors import ConfigError, suggestion
 from llama_lab.runs.naming import short_names
-from llama_lab.runs.record import Record, is_run, read_record
-from llama_lab.runs.stored import Status
+from llama_lab.runs.record import Record, every_run, is_run, read_record
 from llama_lab.study.settings import RATE
 from llama_lab.study.study import FILE, Arm, Member, Study
 
@@ -104,11 +103,6 @@ def runs_below(path: Path) -> list[Path]:
         listed = [path / member.folder for arm in Study.load(path).arms for member in arm.judged]
         return [folder for folder in listed if is_run(folder)]
     return every_run(path)
-
-
-def every_run(path: Path) -> list[Path]:
-    """The path itself and the folders below it, as far as they are runs."""
-    return sorted(file.parent for file in path.rglob(Status.FILE) if is_run(file.parent))
 
 
 def arm_members(name: str, records: Sequence[Record]) -> tuple[Member, ...]:

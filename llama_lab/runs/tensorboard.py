@@ -7,10 +7,9 @@ from tempfile import TemporaryDirectory
 from tensorboard import program
 
 from llama_lab.errors import ConfigError
-from llama_lab.runs.naming import short_names
-from llama_lab.runs.record import read_record
 
-from .report.compare import every_run
+from .naming import short_names
+from .record import every_run, read_record
 
 
 def open_tensorboard(paths: Sequence[Path], flags: Sequence[str]) -> None:

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import torch
 from hydra import compose, initialize_config_dir
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config import components
-from llama_lab.config.arguments import quote, to_hydra
+from llama_lab.config.arguments import to_hydra
 from llama_lab.config.components import CONF_DIR, model_cost, register_resolvers
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.errors import ConfigError
@@ -26,17 +29,28 @@ def load_config(overrides: Sequence[str] = (), config_dir: str | Path | None = N
     config_dir: a folder with options of your own, as for `--config-dir`. Raises ConfigError where the command does.
     """
     register_resolvers()
-    added = [] if config_dir is None else [f"hydra.searchpath=[{quote(f'file://{Path(config_dir).absolute()}')}]"]
     typed = to_hydra(list(overrides))
     try:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            cfg = compose("config", overrides=[*added, *typed], return_hydra_config=True)
+            if config_dir is not None:
+                search_too(Path(config_dir))
+            cfg = compose("config", overrides=typed, return_hydra_config=True)
             choices = dict(cfg.hydra.runtime.choices)
             cfg = without(cfg, "hydra")
             check_job(cfg, choices)
     except USER_ERRORS as error:
         raise ConfigError(one_line(error, typed=typed)) from None
     return cfg
+
+
+def search_too(config_dir: Path) -> None:
+    """Let Hydra find options in a folder of the user's, as `--config-dir` does. Raises ConfigError if there is none."""
+    if not config_dir.is_dir():
+        raise ConfigError(f"config_dir={config_dir}: is no folder; name the one that holds your norm/, arch/, ...")
+    path = create_config_search_path(str(CONF_DIR))
+    path.prepend("command-line", f"file://{config_dir.absolute()}", anchor="schema")  # which must stay the last
+    GlobalHydra.instance().clear()
+    Hydra.create_main_hydra2("llama_lab", path)
 
 
 def build_model(cfg: DictConfig, vocab_size: int | None = None) -> Decoder:

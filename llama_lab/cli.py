@@ -133,6 +133,47 @@ def tensorboard_command() -> None:
         exit_with(error)
 
 
+def convert_command() -> None:
+    """`llama-lab-convert import MODEL DEST` and `llama-lab-convert export RUN DEST`."""
+    parser = argparse.ArgumentParser(
+        prog="llama-lab-convert", description="Exchange models with Hugging Face's transformers, as safetensors."
+    )
+    directions = parser.add_subparsers(dest="direction", required=True, metavar="import | export")
+    importing = directions.add_parser("import", help="a model of transformers into our own layout")
+    importing.add_argument("source", metavar="PATH_OR_REPO", help="folder, or name of a repository: owner/name")
+    exporting = directions.add_parser("export", help="a run into the layout of transformers")
+    exporting.add_argument("source", type=Path, metavar="RUN", help="folder of a run, or of an imported model")
+    exporting.add_argument(
+        "--trust", default="", metavar="PACKAGE,PACKAGE", help="packages whose components the run uses"
+    )
+    for direction in (importing, exporting):
+        direction.add_argument("dest", type=Path, metavar="DEST", help="folder to write")
+        direction.add_argument(
+            "--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights (default: as they are)"
+        )
+        direction.add_argument(
+            "--max-shard-size", metavar="SIZE", help="largest file of weights, such as 5GB (default: one file for all)"
+        )
+    args = parser.parse_args()
+    import torch  # takes seconds to import
+
+    from llama_lab.config.trust import Trust
+    from llama_lab.exchange.convert import export_model, import_model
+    from llama_lab.exchange.tensors import parse_size
+
+    try:
+        with report_component_errors(), report_disk_errors(f"DEST {args.dest}"):
+            dtype = None if args.dtype is None else getattr(torch, args.dtype)
+            limit = None if args.max_shard_size is None else parse_size("--max-shard-size", args.max_shard_size)
+            if args.direction == "import":
+                print(import_model(args.source, args.dest, dtype, limit))
+            else:
+                trust = Trust(tuple(one for one in args.trust.split(",") if one))
+                print(export_model(args.source, args.dest, dtype, limit, trust))
+    except ConfigError as error:
+        exit_with(error)
+
+
 def train_job(cfg: DictConfig) -> None:
     """The task function of `train.py`: a single run, which a launcher may have started, or one job of a sweep."""
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN

@@ -19,11 +19,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import llama_lab
 from llama_lab.bench.__main__ import parser as bench_parser
-from llama_lab.cli import compare_command, tensorboard_command
+from llama_lab.cli import compare_command, convert_command, tensorboard_command
 from llama_lab.config.arguments import to_hydra
 from llama_lab.config.components import CONF_DIR, override_key
 from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.model import measure_cost
+from llama_lab.model.hf_families import FAMILIES
 from llama_lab.study.design.command import Composer, read_command, without
 from llama_lab.training.prepare import check_job, check_launcher
 from tests.composing import decoder, options
@@ -104,6 +105,14 @@ def check_tensorboard(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch)
     tensorboard_command()
 
 
+def check_convert(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse, and convert nothing."""
+    for name in ("import_model", "export_model"):
+        monkeypatch.setattr(f"llama_lab.exchange.convert.{name}", lambda *_: "")
+    monkeypatch.setattr(sys, "argv", ["llama-lab-convert", *arguments])
+    convert_command()
+
+
 def check_bench(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
     """Parse."""
     assert isinstance(bench_parser().parse_args(arguments), argparse.Namespace)
@@ -115,6 +124,7 @@ PROGRAMS: dict[str, Callable[[Sequence[str], pytest.MonkeyPatch], None]] = {
     "eval.py": check_eval,
     "llama-lab-eval": check_eval,
     "llama-lab-compare": check_compare,
+    "llama-lab-convert": check_convert,
     "llama-lab-tensorboard": check_tensorboard,
     "llama_lab.bench": check_bench,
 }
@@ -241,6 +251,12 @@ def test_the_table_of_kv_caches_holds_the_bytes_that_the_modules_take(model: str
     assert measure_cost(built).kv_bytes_per_token == int(row[1].replace(",", ""))
     for cell, length in ((row[2], 4096), (row[3], 32768)):
         assert measure_cost(built, length).kv_bytes == float(cell) * 2**30
+
+
+def test_the_table_of_families_holds_every_one_of_them() -> None:
+    _, *rows = re.findall(r"^\| `([\w-]+)` \| (\w+) \|", PAGES["exchange.md"], re.MULTILINE)
+    assert rows == list(dict.fromkeys((family.model_type, family.architecture) for family in FAMILIES))
+    assert f"{len(rows)} families" in PAGES["README.md"]
 
 
 # Options that the table of the README leaves to --help: variants of one that it names.

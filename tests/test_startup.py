@@ -66,7 +66,7 @@ def imported(found: set[str], packages: list[str]) -> list[str]:
     return [package for package in packages if package in found]
 
 
-@pytest.mark.parametrize("command", ["train_command", "eval_command"])
+@pytest.mark.parametrize("command", ["train_command", "eval_command", "convert_command"])
 def test_the_help_imports_neither_pytorch_nor_anything_else_that_is_large(command: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", HELP.format(command=command)], cwd=ROOT, check=True, capture_output=True, text=True

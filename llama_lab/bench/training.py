@@ -16,7 +16,6 @@ from llama_lab.config.components import build, build_model, model_cost
 from llama_lab.data.module import TokenDataModule
 from llama_lab.data.open import open_dataset
 from llama_lab.data.tokens import TokenDataset
-from llama_lab.data.windows import TrainWindows
 from llama_lab.display import open_display, quiet_libraries
 from llama_lab.runs.metrics import MetricsCSV
 from llama_lab.timing import alternating
@@ -38,7 +37,7 @@ def bare_loop(run: Run, dataset: TokenDataset) -> float:
     optimizer = build(cfg.optim, "optim")(model)
     schedule = build(cfg.schedule, "schedule")
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step, STEPS))
-    windows = TrainWindows(dataset.train, cfg.model.max_seq_len, cfg.data.seed)
+    windows = dataset.train_windows(cfg.model.max_seq_len, cfg.data.seed)
     start = 0.0
     for step in range(STEPS):
         if step == SLOW_STEPS:

@@ -57,12 +57,26 @@ def token_signal(std: float, scale: float, norm_input: bool) -> float:
     return 1.0 if norm_input else std * scale
 
 
+def unless(setting: object, otherwise: Any) -> Any:
+    """`otherwise`, but null where the setting that takes its place is given."""
+    return otherwise if setting is None else None
+
+
+def parts(mix: Any, settings: Any) -> Any:
+    """The config of each part of a mixture."""
+    from .parts import mixture_parts  # which composes configs, as nothing else here does
+
+    return mixture_parts(mix, settings)
+
+
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.head_dim": head_dim,
     "lab.gated_width": gated_width,
     "lab.ungated_width": ungated_width,
     "lab.token_signal": token_signal,
     "lab.power": lambda base, exponent: base**exponent,
+    "lab.unless": unless,
+    "lab.parts": parts,
     "lab.half": lambda n: n // 2,
 }
 

@@ -1,5 +1,7 @@
 """From text to windows of tokens: sources, tokenizers, token folders, windows. `data.module` is for Lightning."""
 
+from llama_lab.data.hf_tokenizer import HFTokenizer
+from llama_lab.data.hub_dataset import HubDataset
 from llama_lab.data.source import Source, StandardLibrary, TextFiles
 from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, TextTokenizer, TokenizerFactory
 from llama_lab.data.tokens import TokenDataset
@@ -10,6 +12,8 @@ __all__ = [
     "BPETokenizer",
     "ByteTokenizer",
     "CharTokenizer",
+    "HFTokenizer",
+    "HubDataset",
     "Source",
     "StandardLibrary",
     "TextFiles",

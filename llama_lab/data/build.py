@@ -8,12 +8,12 @@ import math
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from threading import Event
 from typing import NamedTuple
@@ -22,12 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, Index, SplitIndex, describe_file, write_index
-from llama_lab.data.source import Source
+from llama_lab.data.source import ReportProgress, Source
 from llama_lab.data.tokenizer import TextTokenizer, TokenizerFactory, sample_bytes
 from llama_lab.errors import ConfigError
-
-ReportProgress = Callable[[int, int, str], None]
-"""Called as `progress(done_bytes, total_bytes, phase)`; phases: "reading", "training tokenizer", "tokenising"."""
 
 Digests = npt.NDArray[np.bytes_]
 """The blake2b hash of each document's UTF-8 bytes: `(documents,)`, 16 bytes each."""
@@ -65,15 +62,17 @@ class BuildTimes:
 def build(
     source: Source,
     factory: TokenizerFactory,
-    val_fraction: float,
+    val_fraction: float | None,
     val_tokens: int | None,
     folder: Path,
     progress: ReportProgress,
 ) -> BuildTimes:
     """Build the token folder `folder`, which must not exist. Nothing is written until the whole text has been read.
 
+    val_fraction: None for a source with validation documents of its own.
     Raises ConfigError for unusable text.
     """
+    _prepare(source, progress)
     start = time.monotonic()
     survey = survey_source(source, val_fraction, progress)
     surveyed = time.monotonic()
@@ -99,6 +98,7 @@ def build(
         empty=empty,
         files={path.name: describe_file(path) for path in sorted(folder.iterdir())},
         unread=int((survey.splits == UNREAD).sum()),
+        revisions=getattr(source, "revisions", {}),
     )
     write_index(index, folder)
     return BuildTimes(
@@ -146,14 +146,74 @@ class Survey:
         return SplitIndex(int(chosen.sum()), int(self.sizes[chosen].sum()), int(tokens[chosen].sum()))
 
 
-def survey_source(source: Source, val_fraction: float, progress: ReportProgress) -> Survey:
+def survey_source(source: Source, val_fraction: float | None, progress: ReportProgress) -> Survey:
     """Read `source` once and assign each document to a split. Raises as `assign_splits` does."""
     raw, sizes = bytearray(), array("q")
-    for data in _encoded(source, source.total_bytes(), progress, "reading"):
+    to_train_on = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal to_train_on
+        for text in source.documents():
+            to_train_on += 1
+            yield text
+
+    texts = chain(counted(), _validation(source))
+    for data in _encoded(texts, source.total_bytes(), progress, "reading"):
         raw += _digest(data)
         sizes.append(len(data))
     digests = np.frombuffer(raw, dtype=f"S{_DIGEST_BYTES}")
-    return Survey(digests, np.frombuffer(sizes, dtype=np.int64), assign_splits(digests, val_fraction))
+    splits = official_splits(digests, to_train_on) if val_fraction is None else assign_splits(digests, val_fraction)
+    return Survey(digests, np.frombuffer(sizes, dtype=np.int64), splits)
+
+
+def train_on_all(
+    sources: Iterable[tuple[Source, float | None, TokenizerFactory]],
+    factory: TokenizerFactory,
+    progress: ReportProgress,
+) -> TextTokenizer:
+    """Train `factory` on several sources, one after the other.
+
+    sources: each with its `val_fraction` and the factory that chooses what is learnt from, by its bound on the sample.
+    """
+
+    def texts() -> Iterator[str]:
+        for source, val_fraction, sampling in sources:
+            _prepare(source, progress)
+            survey = survey_source(source, val_fraction, progress)
+            sample = vocabulary_documents(survey, sampling)
+            for document in _read_again(source, survey, sample, progress, "training tokenizer"):
+                yield document.text
+
+    return _train(factory, texts())
+
+
+def _prepare(source: Source, progress: ReportProgress) -> None:
+    """What a source does before it is read, such as a download."""
+    if prepare := getattr(source, "prepare", None):
+        prepare(progress)
+
+
+def _validation(source: Source) -> Iterable[str]:
+    """The validation documents of a source that has its own."""
+    return getattr(source, "validation", None) or ()
+
+
+def official_splits(digests: Digests, to_train_on: int) -> Splits:
+    """Return DROPPED, TRAIN or VAL for each document; the first `to_train_on` are to train on, the others to validate.
+
+    Of a document in both, the copy to train on is dropped, so that the validation split stays as it was published.
+    Raises ConfigError if a split would be empty.
+    """
+    validation_first = np.roll(np.arange(len(digests)), -to_train_on)
+    _, first_copies = np.unique(digests[validation_first], return_index=True)
+    splits = np.full(len(digests), DROPPED, dtype=np.uint8)
+    kept = validation_first[first_copies]
+    splits[kept] = np.where(kept < to_train_on, TRAIN, VAL)
+    splits[digests == _digest(b"")] = DROPPED
+    for split, key in ((TRAIN, "data.split"), (VAL, "data.val_split")):
+        if not (splits == split).any():
+            raise ConfigError(f"{key}: has no documents, or only copies of those of the other split; name another")
+    return splits
 
 
 def assign_splits(digests: Digests, val_fraction: float) -> Splits:
@@ -314,7 +374,8 @@ def _read_again(
     wanted = np.zeros(len(survey.splits), dtype=bool)
     wanted[positions] = True
     expected = zip(survey.digests.view(f"V{_DIGEST_BYTES}"), survey.splits, wanted, strict=True)
-    read = _encoded(source, survey.text_bytes, progress, phase)
+    texts = chain(source.documents(), _validation(source))
+    read = _encoded(texts, survey.text_bytes, progress, phase)
     for document, data in zip_longest(expected, read):
         if document is None or data is None or document[0].tobytes() != _digest(data):
             raise ConfigError(
@@ -325,11 +386,11 @@ def _read_again(
             yield _Document(data.decode(), len(data), int(split))
 
 
-def _encoded(source: Source, total: int, progress: ReportProgress, phase: str) -> Iterator[bytes]:
+def _encoded(texts: Iterable[str], total: int, progress: ReportProgress, phase: str) -> Iterator[bytes]:
     """Each document's UTF-8 bytes, reporting progress after every megabyte or so."""
     done = reported = 0
     progress(0, total, phase)
-    for text in source.documents():
+    for text in texts:
         data = text.encode()
         yield data
         done += len(data)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 FORMAT_VERSION = 1
@@ -40,9 +40,9 @@ class Index:
     """The contents of a token folder.
 
     `data_hash` identifies the documents of both splits, in order, whatever their source.
-    `val_fraction` is the requested fraction.
+    `val_fraction` is the requested fraction; None if the validation documents are the source's own.
     `duplicates` and `empty` count documents left out as exact copies or without text; `unread` the held-out ones
-    beyond the bound on validation, which older folders do not have.
+    beyond the bound on validation. `revisions` are the commits of published datasets. Older folders lack these two.
     """
 
     format_version: int
@@ -50,13 +50,14 @@ class Index:
     vocab_size: int
     data_hash: str
     tokenizer_hash: str
-    val_fraction: float
+    val_fraction: float | None
     train: SplitIndex
     val: SplitIndex
     duplicates: int
     empty: int
     files: dict[str, FileIndex]
     unread: int = 0
+    revisions: dict[str, str] = field(default_factory=dict)
 
 
 def write_index(index: Index, folder: Path) -> None:

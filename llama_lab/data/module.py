@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 
 from llama_lab.data.tokens import TokenDataset
-from llama_lab.data.windows import Ids, TrainWindows, ValWindows
+from llama_lab.data.windows import Ids, ValWindows
 from llama_lab.errors import ConfigError
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -68,8 +68,8 @@ class TokenDataModule(L.LightningDataModule):
         self.batch_size = batch_size
         self.micro_batch_size = micro_batch_size
         self.seed = seed
-        self.train_windows = TrainWindows(dataset.train, seq_len, seed)
-        self.val_windows = ValWindows(dataset.val, seq_len)
+        self.train_windows = dataset.train_windows(seq_len, seed)
+        self.val_windows = dataset.val_windows(seq_len)
 
     @property
     def world_size(self) -> int:
@@ -93,9 +93,9 @@ class TokenDataModule(L.LightningDataModule):
             )
         return TrainBatches(self)
 
-    def val_dataloader(self) -> "ValBatches":
-        """Return this device's part of the validation windows."""
-        return ValBatches(self)
+    def val_dataloader(self) -> "list[ValBatches]":
+        """Return this device's share of the validation windows of each part."""
+        return [ValBatches(self, windows) for windows in self.val_windows.values()]
 
     @property
     def rank(self) -> int:
@@ -160,15 +160,16 @@ class ValBatches:
     of windows gets a last batch with nothing to predict.
     """
 
-    def __init__(self, data: TokenDataModule):
+    def __init__(self, data: TokenDataModule, windows: ValWindows):
         self._data = data
+        self._windows = windows
         self._batch_size = data.micro_batch_size or len(data.rows)
 
     def __len__(self) -> int:
-        return math.ceil(len(self._data.val_windows) / self._data.world_size / self._batch_size)
+        return math.ceil(len(self._windows) / self._data.world_size / self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        windows = self._data.val_windows
+        windows = self._windows
         mine = range(self._data.rank, len(windows), self._data.world_size)
         for i in range(len(self)):
             batch = [windows[j] for j in mine[i * self._batch_size : (i + 1) * self._batch_size]]

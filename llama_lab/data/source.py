@@ -9,18 +9,27 @@ import os
 import sysconfig
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from llama_lab.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 
+ReportProgress = Callable[[int, int, str], None]
+"""Called as `progress(done_bytes, total_bytes, phase)`; phases: "downloading", "reading", "training tokenizer",
+"tokenising"."""
+
+
 class Source(Protocol):
-    """A finite sequence of documents that can be read repeatedly, always in the same order."""
+    """A finite sequence of documents that can be read repeatedly, always in the same order.
+
+    It may also have `validation`, an iterator over its own validation documents; `prepare(progress)`, called before it
+    is read; and `revisions`, the commit of each published dataset that it reads.
+    """
 
     def documents(self) -> Iterator[str]:
         """Iterate over all documents from the start."""
@@ -126,7 +135,7 @@ class TextFiles(_Files):
             elif self._document_chars is None:
                 yield "".join(_read_text(path))
             else:
-                yield from _cut(_read_text(path), self._document_chars)
+                yield from cut(_read_text(path), self._document_chars)
 
     @cached_property
     def _paths(self) -> list[Path]:
@@ -154,21 +163,26 @@ def _expand(pattern: str) -> list[Path]:
 
 def _read_text(path: Path) -> Iterator[str]:
     """The file's text in blocks, without newline translation, so that the model sees the file's bytes."""
-    readable = "give UTF-8 text, .jsonl, .json or .parquet files"
     with path.open(encoding="utf-8-sig", newline="") as file:
-        try:
-            while block := file.read(_BLOCK_CHARS):
-                if "\0" in block:
-                    raise ConfigError(f"data.files=[{path}]: a binary file (it has NUL bytes); {readable}")
-                yield block
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"data.files=[{path}]: not UTF-8 text ({error.reason}); {readable}") from error
+        yield from read_blocks(file, f"data.files=[{path}]")
+
+
+def read_blocks(file: IO[str], setting: str) -> Iterator[str]:
+    """An open file's text in blocks. Raises ConfigError, which begins with `setting`, for a file that is no text."""
+    readable = "give UTF-8 text, .jsonl, .json or .parquet files"
+    try:
+        while block := file.read(_BLOCK_CHARS):
+            if "\0" in block:
+                raise ConfigError(f"{setting}: a binary file (it has NUL bytes); {readable}")
+            yield block
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{setting}: not UTF-8 text ({error.reason}); {readable}") from error
 
 
 _BLOCK_CHARS = 1 << 20
 
 
-def _cut(blocks: Iterable[str], size: int) -> Iterator[str]:
+def cut(blocks: Iterable[str], size: int) -> Iterator[str]:
     """Cut a text into pieces of at most `size` characters; their concatenation is the text."""
     rest = ""
     for block in blocks:

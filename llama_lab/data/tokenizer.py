@@ -1,8 +1,12 @@
-"""Byte, character and BPE tokenizers, all lossless; a trained one is a standard `tokenizer.json`."""
+"""Byte, character and BPE tokenizers, all lossless, and what holds any other: each is a standard `tokenizer.json`."""
 
 import hashlib
+import json
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -11,41 +15,66 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from llama_lab.errors import ConfigError
 
 END_OF_TEXT = "<|endoftext|>"
+TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP = "tokenizer_config.json", "special_tokens_map.json"
 
 
 class TextTokenizer:
-    """A trained tokenizer: text to ids and back, exactly.
+    """A tokenizer: text to ids and back; exactly, if it is one of ours.
 
-    The last id, `eot_id`, ends a document. No text is encoded to it, not even the text `<|endoftext|>`. Raises
-    ValueError for a tokenizer without it.
+    The id `eot_id`, of the special token `end_of_text`, ends a document. No text is encoded to it, not even the
+    token's own. Default for `end_of_text`: `<|endoftext|>`, else the only special token.
+    Raises ValueError, with the special tokens to choose from, if there is none such.
     """
 
-    def __init__(self, tokenizer: Tokenizer):
-        eot_id = tokenizer.token_to_id(END_OF_TEXT)
+    def __init__(self, tokenizer: Tokenizer, end_of_text: str | None = None):
+        self.end_of_text = end_of_text = end_of_text or _only_end_of_text(tokenizer)
+        eot_id = tokenizer.token_to_id(end_of_text)
         if eot_id is None:
-            raise ValueError(f"the tokenizer has no {END_OF_TEXT}")
+            raise ValueError(f"the tokenizer has no token {end_of_text!r}; its special tokens: {_special(tokenizer)}")
+        if end_of_text not in _special(tokenizer):
+            tokenizer.add_special_tokens([end_of_text])  # keeps its id
         self.eot_id = eot_id
         self._tokenizer = tokenizer
+        # A tokenizer.json may ask for these, but a document is encoded whole.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         tokenizer.encode_special_tokens = True  # `<|endoftext|>` in a text is text; tokenizer.json does not store this
 
     @classmethod
-    def load(cls, path: str | Path) -> "TextTokenizer":
-        """Read a `tokenizer.json` whose vocabulary holds `<|endoftext|>`."""
-        return cls(Tokenizer.from_file(str(path)))
+    def load(cls, path: str | Path, end_of_text: str | None = None) -> "TextTokenizer":
+        """Read any `tokenizer.json`.
+
+        Default for `end_of_text`: the `eos_token` of the `tokenizer_config.json` beside it, else of the
+        `special_tokens_map.json`, else as for the class. Raises ValueError as the class does, and what `tokenizers`
+        raises for a file that is none.
+        """
+        return cls(Tokenizer.from_file(str(path)), end_of_text or _named_beside(Path(path)))
 
     def save(self, path: str | Path) -> None:
-        """Write a `tokenizer.json` that any library built on `tokenizers` can load."""
-        Path(path).write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")  # Tokenizer.save hides an OSError
+        """Write a `tokenizer.json` and, beside it, a `tokenizer_config.json` with the end-of-text token.
 
-    @property
+        `transformers` loads a folder with the two, and any library built on `tokenizers` the first.
+        """
+        path = Path(path)
+        path.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")  # Tokenizer.save hides an OSError
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": self.end_of_text,  # every document follows one, the first too
+            "eos_token": self.end_of_text,
+            "clean_up_tokenization_spaces": False,  # decodes to what was encoded
+        }
+        path.with_name(TOKENIZER_CONFIG).write_text(json.dumps(settings, indent=2), encoding="utf-8")
+
+    @cached_property
     def vocab_size(self) -> int:
-        """Number of ids, the end-of-text token included."""
-        return int(self._tokenizer.get_vocab_size())
+        """One more than the highest id, the end-of-text token included; some published tokenizers leave ids out."""
+        return int(max(self._tokenizer.get_vocab().values())) + 1
 
     @property
     def hash(self) -> str:
-        """Hash of the whole `tokenizer.json`: equal hashes give equal ids."""
-        return hashlib.blake2b(self._tokenizer.to_str().encode(), digest_size=16).hexdigest()
+        """Hash of the whole `tokenizer.json` and the end-of-text token: equal hashes give equal ids."""
+        named = "" if self.end_of_text == END_OF_TEXT else self.end_of_text
+        return hashlib.blake2b((self._tokenizer.to_str() + named).encode(), digest_size=16).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. Raises ConfigError for a character that a character tokenizer does not have."""
@@ -63,11 +92,48 @@ class TextTokenizer:
                 f"tokenizer=char: no id for {unknown!r}, not in the text it was trained on; "
                 "leave these characters out, or train with tokenizer=byte or tokenizer=bpe"
             ) from error
-        return [encoding.ids for encoding in encodings]
+        encoded = ((text, encoding.ids) for text, encoding in zip(texts, encodings, strict=True))
+        return [self._encode_in_parts(text) if self.eot_id in ids else ids for text, ids in encoded]
+
+    def _encode_in_parts(self, text: str) -> list[int]:
+        """Encode a text whose own `</s>` a model looks up whole: cut it there, as no text is to end a document."""
+        first, rest = re.escape(self.end_of_text[:1]), re.escape(self.end_of_text[1:])
+        parts = re.split(f"(?<={first})(?={rest})", text)
+        encodings = self._tokenizer.encode_batch_fast(parts, add_special_tokens=False)
+        ids = [i for encoding in encodings for i in encoding.ids]
+        if self.eot_id in ids:
+            raise ConfigError(
+                f"tokenizer.end_of_text={self.end_of_text}: the tokenizer also makes it of text; name a token that it "
+                "does not"
+            )
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`; bytes that are not UTF-8, as of a cut character, become U+FFFD."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def _only_end_of_text(tokenizer: Tokenizer) -> str:
+    special = _special(tokenizer)
+    if END_OF_TEXT in special or (not special and tokenizer.token_to_id(END_OF_TEXT) is not None):
+        return END_OF_TEXT
+    if len(special) != 1:
+        raise ValueError(f"which token ends a text is not known; name one of {special or 'its vocabulary'}")
+    return special[0]
+
+
+def _special(tokenizer: Tokenizer) -> list[str]:
+    return [token.content for _, token in sorted(tokenizer.get_added_tokens_decoder().items()) if token.special]
+
+
+def _named_beside(path: Path) -> str | None:
+    """The `eos_token` that the files beside a tokenizer.json name, as text or with its properties."""
+    for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP):
+        with suppress(FileNotFoundError):
+            token = json.loads(path.with_name(name).read_text(encoding="utf-8")).get("eos_token")
+            if token:
+                return str(token["content"] if isinstance(token, dict) else token)
+    return None
 
 
 VocabularyFrom = Literal["nothing", "train", "all"]

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from llama_lab.data.build import BuildTimes, ReportProgress, build
+from llama_lab.data.build import BuildTimes, build
 from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, DamagedFolderError, Index, read_index
-from llama_lab.data.source import Source
+from llama_lab.data.source import ReportProgress, Source
 from llama_lab.data.tokenizer import BPETokenizer, TextTokenizer, TokenizerFactory, sample_bytes
-from llama_lab.data.windows import count_train_windows
+from llama_lab.data.windows import TrainWindows, ValWindows, Windows, count_train_windows
 from llama_lab.errors import ConfigError
 from llama_lab.files import discard, report_disk_errors
-from llama_lab.formatting import duration
+from llama_lab.formatting import conjoin, duration
 
 log = logging.getLogger(__name__)
 
@@ -44,18 +44,24 @@ class TokenDataset:
         cls,
         source: Source,
         tokenizer: TokenizerFactory,
-        val_fraction: float,
+        val_fraction: float | None,
         cache_dir: str | Path,
         progress: ReportProgress | None = None,
         val_tokens: int | None = None,
     ) -> "TokenDataset":
         """Open the folder of this source, tokenizer and split below `cache_dir`, building it if needed.
 
+        `val_fraction` of the documents are held out; None for a source with validation documents of its own.
         `val_tokens` limits the validation text; default: all held-out documents.
         Of concurrent processes, one builds the folder. A damaged folder is logged and rebuilt.
         Raises ConfigError for text or settings that cannot work, before any token is written.
         """
-        if not 0 < val_fraction < 1:
+        has_validation = getattr(source, "validation", None) is not None
+        if val_fraction is not None and has_validation:
+            raise ConfigError(
+                f"data.val_fraction={val_fraction}: data.val_split names what to validate on; set one of them to null"
+            )
+        if not (has_validation or (val_fraction is not None and 0 < val_fraction < 1)):
             raise ConfigError(f"data.val_fraction={val_fraction}: must be between 0 and 1, such as 0.05")
         if val_tokens is not None and val_tokens < 1:
             raise ConfigError(f"data.val_tokens={val_tokens}: must be at least 1, or null for all held-out text")
@@ -98,13 +104,27 @@ class TokenDataset:
         frequencies = counts[counts > 0] / self.index.val.tokens
         return float(-(frequencies * np.log(frequencies)).sum())
 
-    def require_windows(self, seq_len: int, batch_size: int) -> None:
-        """Raise ConfigError unless validation has a window of `seq_len` tokens, and training a whole batch of them.
+    def train_windows(self, seq_len: int, seed: int) -> Windows:
+        """The training sequences of `seq_len` tokens; raises ConfigError for a negative seed."""
+        return TrainWindows(self.train, seq_len, seed)
 
-        With fewer windows, one batch would contain the same text twice.
-        """
+    def val_windows(self, seq_len: int) -> dict[str, ValWindows]:
+        """The validation windows of each part of a mixture, by name; of any other text, all under an empty name."""
+        return {"": ValWindows(self.val, seq_len)}
+
+    def epochs(self, seq_len: int, sequences: int) -> dict[str, float]:
+        """How often each part of a mixture is read in so many training sequences; of any other text, nothing."""
+        return {}
+
+    def require_windows(self, seq_len: int, batch_size: int) -> None:
+        """Raise ConfigError unless validation has a window of `seq_len` tokens, and training a whole batch of them."""
+        self.require_train_windows(seq_len, batch_size)
+        self.require_val_window(seq_len)
+
+    def require_train_windows(self, seq_len: int, batch_size: int) -> None:
+        """Raise ConfigError for fewer windows than a batch has: it would contain the same text twice."""
         window = f"model.max_seq_len={seq_len}"
-        train_tokens, val_tokens = self.index.train.tokens, self.index.val.tokens
+        train_tokens = self.index.train.tokens
         if train_tokens < seq_len:
             raise ConfigError(
                 f"{window}: the training text has {train_tokens} tokens and one window needs {seq_len}; "
@@ -116,9 +136,16 @@ class TokenDataset:
                 f"train.batch_size={batch_size}: the training text has {train_tokens} tokens, {windows} window(s) "
                 f"of {window}; add text, or lower train.batch_size or model.max_seq_len"
             )
+
+    def require_val_window(self, seq_len: int) -> None:
+        """Raise ConfigError unless validation has a window of `seq_len` tokens."""
+        window, val_tokens = f"model.max_seq_len={seq_len}", self.index.val.tokens
         if val_tokens < seq_len:
-            bound = "data.val_tokens" if self.index.unread else f"data.val_fraction={self.index.val_fraction}"
-            remedy = "raise data.val_tokens" if self.index.unread else "raise data.val_fraction, add text"
+            bound = f"data.val_fraction={self.index.val_fraction}"
+            remedy = "raise data.val_fraction, add text"
+            if self.index.unread or self.index.val_fraction is None:
+                bound = "data.val_tokens" if self.index.unread else "data.val_split"
+                remedy = "raise data.val_tokens" if self.index.unread else "set it to null and data.val_fraction=0.05"
             raise ConfigError(
                 f"{bound}: the validation text has {val_tokens} tokens and one window of {window} needs "
                 f"{seq_len}; {remedy} or lower model.max_seq_len"
@@ -133,14 +160,16 @@ class TokenDataset:
         held_out = (
             f" ({val.documents:,} of {val.documents + index.unread:,} held-out documents)" if index.unread else ""
         )
+        left_out = [f"{n:,} {what}" for n, what in ((index.duplicates, "copies"), (index.empty, "empty")) if n]
         return (
             f"tokens: {_mb(times.text_bytes)} read in {duration(times.reading)}, {learnt if times.sample_bytes else ''}"
             f"encoded in {duration(times.tokenising)} ({times.tokenised_bytes / 1e6 / times.tokenising:.1f} MB/s); "
             f"{train.tokens / 1e6:,.1f} M tokens to train on, {val.tokens / 1e6:,.1f} M to validate on{held_out}"
+            f"{f'; documents left out: {conjoin(left_out)}' if left_out else ''}"
         )
 
 
-def _key(source: Source, tokenizer: TokenizerFactory, val_fraction: float) -> str:
+def _key(source: Source, tokenizer: TokenizerFactory, val_fraction: float | None) -> str:
     """A hash of everything that determines a folder's contents but the bounds; its name in earlier versions."""
     parameters = dataclasses.asdict(tokenizer)
     if isinstance(tokenizer, BPETokenizer):
@@ -162,13 +191,13 @@ def _within_bounds(index: Index, tokenizer: TokenizerFactory, val_tokens: int | 
 def _build_locked(
     source: Source,
     tokenizer: TokenizerFactory,
-    val_fraction: float,
+    val_fraction: float | None,
     val_tokens: int | None,
     folder: Path,
     progress: ReportProgress,
 ) -> TokenDataset:
     """Open `folder` under its lock, building it unless another process just has."""
-    with _lock(folder):
+    with locked(folder):
         if folder.exists():
             try:
                 return TokenDataset(folder, read_index(folder))
@@ -190,7 +219,7 @@ def _build_locked(
         return TokenDataset(folder, read_index(folder), times)
 
 
-def _lock(folder: Path) -> AbstractContextManager[object]:
+def locked(folder: Path) -> AbstractContextManager[object]:
     """Acquire the folder's lock, waiting if needed; leaving the context that this returns releases it."""
     lock = FileLock(folder.with_suffix(".lock"))
     try:

@@ -1,5 +1,6 @@
 """Fixed-length windows of a token stream: in training a pure function of (seed, step), in validation fixed."""
 
+from abc import ABC, abstractmethod
 from functools import lru_cache
 
 import numpy as np
@@ -20,7 +21,22 @@ def count_train_windows(predicted_tokens: int, seq_len: int) -> int:
     return max(left_by_latest_start, min(predicted_tokens // seq_len, 1))
 
 
-class TrainWindows:
+class Windows(ABC):
+    """An endless series of training sequences; step *s* of it depends on nothing but what the series is made of."""
+
+    def batch(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Ids:
+        """Return `rows` of the batch at `step`: `(rows, seq_len + 1)`.
+
+        Row *i* is sequence `step * batch_size + i` of the series.
+        """
+        return self.take((step * batch_size + np.arange(batch_size)[rows]).tolist())
+
+    @abstractmethod
+    def take(self, sequences: list[int]) -> Ids:
+        """Return these sequences of the series: `(sequences, seq_len + 1)`."""
+
+
+class TrainWindows(Windows):
     """Training sequences of `seq_len + 1` tokens: inputs and, shifted by one, targets.
 
     An epoch cuts `tokens` (one dimension, at least `seq_len + 1`) into non-overlapping windows from a random
@@ -42,13 +58,9 @@ class TrainWindows:
         """Windows per epoch."""
         return count_train_windows(len(self._tokens) - 1, self._seq_len)
 
-    def batch(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Ids:
-        """Return `rows` of the batch at `step`: `(rows, seq_len + 1)`.
-
-        Row *i* is sequence `step * batch_size + i` of an endless series of epochs.
-        """
-        sequences = step * batch_size + np.arange(batch_size)[rows]
-        places = [divmod(sequence, len(self)) for sequence in sequences.tolist()]
+    def take(self, sequences: list[int]) -> Ids:
+        """Return these sequences of an endless series of epochs: `(sequences, seq_len + 1)`."""
+        places = [divmod(sequence, len(self)) for sequence in sequences]
         starts = [self._starts(epoch)[position] for epoch, position in places]
         return np.stack([self._tokens[start : start + self._seq_len + 1] for start in starts]).astype(np.int64)
 
@@ -64,24 +76,29 @@ class ValWindows:
     """Non-overlapping windows that predict every token of `tokens` except the first exactly once.
 
     Item *i* is `(inputs, targets)`, `(seq_len,)` each. The last window is padded with inputs 0 and targets
-    `IGNORE`.
+    `IGNORE`. predicted: only these of the predicted tokens, from 0, in the windows that hold any of them; the targets
+    of others are `IGNORE`.
     """
 
-    def __init__(self, tokens: Tokens, seq_len: int):
+    def __init__(self, tokens: Tokens, seq_len: int, predicted: range | None = None):
         self._tokens = tokens
         self._seq_len = seq_len
+        self._predicted = predicted or range(len(tokens) - 1)
+        self._first = self._predicted.start // seq_len
 
     def __len__(self) -> int:
-        return -(-(len(self._tokens) - 1) // self._seq_len)
+        return -(-self._predicted.stop // self._seq_len) - self._first
 
     def __getitem__(self, i: int) -> tuple[Ids, Ids]:
         if not 0 <= i < len(self):
             raise IndexError(f"window {i} of {len(self)}")
-        start = i * self._seq_len
+        start = (self._first + i) * self._seq_len
         window = self._tokens[start : start + self._seq_len + 1]
         inputs, targets = self.nothing()
         inputs[: len(window) - 1] = window[:-1]
         targets[: len(window) - 1] = window[1:]
+        targets[: max(0, self._predicted.start - start)] = IGNORE
+        targets[max(0, self._predicted.stop - start) :] = IGNORE
         return inputs, targets
 
     def nothing(self) -> tuple[Ids, Ids]:

@@ -55,6 +55,13 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = max(self.peak, self.live)
 
 
+class AnyNumber(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, tensors without data give a number where one is asked of them, as Adafactor does of each norm."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return 1.0 if func is torch.ops.aten._local_scalar_dense.default else func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def gpu_chunks() -> Iterator[None]:
     """Inside, the loss works in chunks as large as on a GPU, and only in the first ones: all take the same memory."""
@@ -112,7 +119,7 @@ class Footprint:
     def _optimizer_bytes(self, layers: int) -> int:
         """`optimizer_bytes` of the first `layers` layers."""
         model = self._first_layers(layers)
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with FakeTensorMode(allow_non_fake_inputs=True), AnyNumber():  # type: ignore[no-untyped-call]
             module = self._module(model)
             optimizer = module.configure_optimizers()["optimizer"]
             optimizer.step()

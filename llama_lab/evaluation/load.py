@@ -33,8 +33,11 @@ class TrainedRun:
 
     def open_dataset(self) -> TokenDataset:
         """The text it was trained on, built if need be. Raises ConfigError if its source is no longer the same."""
+        cfg = self.cfg.copy()
+        if "path" in cfg.tokenizer:
+            cfg.tokenizer.path, cfg.tokenizer.end_of_text = str(self.folder.path), None
         with open_display(0, rank=0) as display:
-            dataset = open_dataset(self.cfg, display)
+            dataset = open_dataset(cfg, display, self.environment.revisions)
         for key in ("data_hash", "tokenizer_hash"):
             trained_with = getattr(self.environment, key)
             if getattr(dataset.index, key) != trained_with:

@@ -1,7 +1,7 @@
 """A model from a folder: a run, what `llama-lab-convert` wrote, or a folder of Hugging Face's transformers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ from llama_lab.errors import ConfigError, first_line, suggestion
 from llama_lab.evaluation.load import load_run
 from llama_lab.model import Decoder
 from llama_lab.model.hf import Family, model_node
-from llama_lab.model.hf_families import FAMILIES, MISSING
+from llama_lab.model.hf_families import FAMILIES, MISSING, RECIPES
 from llama_lab.runs.folder import RESOLVED, TOKENIZER
 
 from .tensors import common_dtype, has_weights, read_json, read_weights
 
-CONFIG = "config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
+MODEL_TYPE = "model_type"  # in the config of our own layout, beside the model
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,21 @@ class Loaded:
 
     cfg: the config of a run; of a transformers model, its node `model` alone, resolved.
     tokenizer: None where the folder has none.
-    family: of a transformers model; None for ours.
+    model_type: the family that it is of by its config or, a run's, by its recipe; an export chooses it if it can.
+    generation: what generation_config.json holds, with the ids of the tokens that begin and end a text.
     """
 
     path: Path
     cfg: DictConfig
     model: Decoder
     tokenizer: TextTokenizer | None
-    family: Family | None = None
+    model_type: str | None = None
+    generation: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it was loaded from a run's folder."""
+        return (self.path / RESOLVED).exists() and not has_weights(self.path)
 
 
 def load(path: str | Path, trust: Trust = Trust()) -> Loaded:  # noqa: B008, it cannot be changed
@@ -49,7 +58,8 @@ def load(path: str | Path, trust: Trust = Trust()) -> Loaded:  # noqa: B008, it 
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"{path}: is no folder; name a run, or a folder with {CONFIG} and safetensors")
+        raise ConfigError(f"{path}: is no folder; name a run, or a folder with {CONFIG} and safetensors; "
+                          f"llama-lab-convert import takes the name of a repository, too")  # fmt: skip
     if (folder / RESOLVED).exists():
         return load_ours(folder, trust) if has_weights(folder) else load_trained(folder, trust)
     if (folder / CONFIG).exists():
@@ -60,7 +70,10 @@ def load(path: str | Path, trust: Trust = Trust()) -> Loaded:  # noqa: B008, it 
 def load_trained(folder: Path, trust: Trust) -> Loaded:
     """A run, with the weights of its last checkpoint."""
     run = load_run(folder, trust)
-    return Loaded(folder, run.cfg, run.model, run.tokenizer)
+    eot_id = run.tokenizer.eot_id
+    ids = {"bos_token_id": eot_id, "eos_token_id": eot_id, "pad_token_id": None}  # every document follows an end
+    model_type = RECIPES.get(run.environment.choices.get("arch", ""))
+    return Loaded(folder, run.cfg, run.model, run.tokenizer, model_type, ids)
 
 
 def load_ours(folder: Path, trust: Trust) -> Loaded:
@@ -73,7 +86,9 @@ def load_ours(folder: Path, trust: Trust) -> Loaded:
     model = build(folder, cfg, "cpu").to(common_dtype(weights))
     check_fit(folder, named_weights(model), weights)
     model.load_state_dict(weights, strict=False)  # the second name of a tied weight is not in the file
-    return Loaded(folder, cfg, model.eval(), read_tokenizer(folder, model.vocab_size))
+    tokenizer = read_tokenizer(folder, model.vocab_size)
+    model_type = str(cfg.pop(MODEL_TYPE, None))
+    return Loaded(folder, cfg, model.eval(), tokenizer, model_type, read_generation(folder))
 
 
 def load_transformers(folder: Path) -> Loaded:
@@ -82,7 +97,7 @@ def load_transformers(folder: Path) -> Loaded:
     family = family_of(folder, config)
     try:
         settings = family.read_config(config)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
         why = str(error) if type(error) is ValueError else f"is damaged, {first_line(error)}"
         raise ConfigError(f"{folder}: its {CONFIG}: {why}") from error
     cfg = OmegaConf.create({"model": model_node(settings)})
@@ -93,7 +108,9 @@ def load_transformers(folder: Path) -> Loaded:
     expected = family.to_theirs(named_weights(model), settings)
     check_fit(folder, expected, without_copies(folder, family, weights, expected))
     assign(model, family.to_ours(weights, settings))
-    return Loaded(folder, cfg, model.eval(), read_tokenizer(folder, model.vocab_size), family)
+    tokenizer = read_tokenizer(folder, model.vocab_size)
+    generation = {key: config[key] for key in TOKEN_IDS if key in config} | read_generation(folder)
+    return Loaded(folder, cfg, model.eval(), tokenizer, family.model_type, generation)
 
 
 def family_of(folder: Path, config: Mapping[str, Any]) -> Family:
@@ -171,6 +188,11 @@ def assign(model: Decoder, weights: Mapping[str, Tensor]) -> None:
         model.embedding.head.weight = model.embedding.tokens.weight
 
 
+def read_generation(folder: Path) -> dict[str, Any]:
+    """What generation_config.json holds, if there is one."""
+    return read_json(folder / GENERATION) if (folder / GENERATION).exists() else {}
+
+
 def read_tokenizer(folder: Path, vocab_size: int) -> TextTokenizer | None:
     """The tokenizer beside a model; None without one. Raises ConfigError if the model has no row for all of its ids."""
     file = folder / TOKENIZER
@@ -178,6 +200,8 @@ def read_tokenizer(folder: Path, vocab_size: int) -> TextTokenizer | None:
         return None
     try:
         tokenizer = TextTokenizer.load(file)
+    except ValueError as error:  # ours, of what ends a text
+        raise ConfigError(f"{file}: {error}; set eos_token in the tokenizer_config.json beside it") from error
     except Exception as error:  # tokenizers raises nothing more specific
         raise ConfigError(f"{file}: cannot be read, {first_line(error)}; copy or download it again") from error
     if tokenizer.vocab_size > vocab_size:

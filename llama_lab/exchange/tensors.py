@@ -1,6 +1,7 @@
 """Weights in files of safetensors, in one or in shards with an index. Nothing else is read: a pickle can run code."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,15 @@ def split_shards(weights: Mapping[str, Tensor], max_bytes: int | None) -> list[l
         shards[-1].append(name)
         size += weight.nbytes
     return shards
+
+
+def parse_size(option: str, text: str) -> int:
+    """The bytes of a size such as `500MB` or `5GB`. Raises ConfigError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT])?B?", text, re.IGNORECASE)
+    size = 0 if found is None else int(float(found[1]) * 1000 ** " KMGT".index((found[2] or " ").upper()))
+    if size < 1:
+        raise ConfigError(f"{option}={text}: is no size; write it as 500MB or 5GB")
+    return size
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:

@@ -50,7 +50,7 @@ def latest_metrics(file: Path) -> dict[str, float]:
         lines = stream.read().decode().split("\n")[1:-1]  # the header or a cut line, and what follows the last newline
     latest: dict[str, float] = {}
     for row in csv.DictReader(lines, COLUMNS):
-        latest |= {name: float(value) for name, value in row.items() if value}
+        latest |= {name: float(value) for name, value in row.items() if name and value}  # without a mixture's parts
     return latest
 
 

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from .init import Table, check_positive
 from .norm import Norm
+from .packing import together
 
 
 class Embedding(nn.Module):
@@ -17,6 +18,8 @@ class Embedding(nn.Module):
     head_bias: add a bias to the logits (CTRL).
     logit_softcap: bound the logits to ±logit_softcap by a tanh (Gemma 2, section 2).
     """
+
+    packs = ("head",)
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class Embedding(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Score the vocabulary: `x (B, T, D)` to `(B, T, V)`."""
-        logits = self.head(x)
+        (logits,) = together(x, self.head)
         if self.logit_softcap is None:
-            return logits  # type: ignore[no-any-return]
+            return logits
         return self.logit_softcap * torch.tanh(logits / self.logit_softcap)

@@ -22,6 +22,8 @@ class SquaredReLU(nn.Module):
 class FeedForward(nn.Module):
     """down(activation(up(x))): the feed-forward of Vaswani et al. 2017, eq. 2."""
 
+    packs = ("up",)
+
     def __init__(
         self, dim: int, hidden_dim: int, activation: Activation, up_bias: bool = False, down_bias: bool = False
     ) -> None:
@@ -32,7 +34,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x (B, T, dim)` to the same shape."""
-        return self.down(self.activation(self.up(x)))  # type: ignore[no-any-return]
+        (up,) = together(x, self.up)
+        return self.down(self.activation(up))  # type: ignore[no-any-return]
 
 
 class GatedFeedForward(nn.Module):

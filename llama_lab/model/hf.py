@@ -35,17 +35,19 @@ EMBEDDING = {
 # Of the initial values, of training and of speed: they change no trained model's output.
 OF_TRAINING = re.compile(r"init\..*|seed|dropout|(embedding|position)\.std|attention\.kernel|(.*\.)?_partial_|_target_")
 # Their settings that change no logits: of initial values, of training, of generation, of tasks, and of files.
-IDLE = re.compile(
-    r"""_name_or_path|_attn_implementation.*|architectures|model_type|transformers_version|(torch_)?dtype|use_cache|
-    return_dict.*|output_.*|id2label.*|label2id.*|problem_type|chunk_size_feed_forward|is_encoder_decoder|is_decoder|
-    (bos|eos|pad|sep|unk|cls|mask)_token_id.*|initializer_.*|init_std|init_device|init_method.*|summary_.*|
-    task_specific_params.*|classifier_dropout|.*_p?drop(out)?|dropout|layerdrop|finetuning_task|n_ctx|pretraining_tp|
-    slow_but_exact|reorder_and_upcast_attn|from_tf|gradient_checkpointing|auto_map.*|tokenizer_class|language|prefix|predict_special_tokens|
-    attention_softmax_in_fp32|scale_attention_softmax_in_fp32|masked_softmax_fusion|bias_dropout_fusion|
-    cache_implementation|unk_index|skip_bias_add.*|offset_alibi|use_mrope|validate_runner_input|runner_max_.*|
-    inference_runner|pre_allocate_kv_cache|n_special|n_inner_dim|attn_impl|attn_uses_sequence_id
-    """.replace("\n", "").replace(" ", "")
-)
+IDLE_NAMES = """
+    _name_or_path _attn_implementation.* architectures model_type transformers_version (torch_)?dtype auto_map.*
+    torchscript use_bfloat16 return_dict.* output_.* id2label.* label2id.* num_labels problem_type pruned_heads
+    chunk_size_feed_forward is_encoder_decoder is_decoder use_cache cache_implementation gradient_checkpointing
+    .*_token_id.* tokenizer_(class|name) language prefix from_tf n_ctx n_special predict_special_tokens unk_index
+    initializer_.* init_std init_device init_method.* .*dropout.* .*_pdrop layerdrop finetuning_task
+    summary_.* task_specific_params.* max_length min_length do_sample temperature top_[kp] num_beams
+    (repetition|length)_penalty no_repeat_ngram_size num_return_sequences early_stopping
+    pretraining_tp slow_but_exact reorder_and_upcast_attn (scale_)?attention_softmax_in_fp32 masked_softmax_fusion
+    bias_dropout_fusion skip_bias_add.* offset_alibi attn_impl attn_uses_sequence_id
+    inference_runner validate_runner_input max_batch_size max_sequence_length pad_key_length pre_allocate_kv_cache
+"""
+IDLE = re.compile("|".join(IDLE_NAMES.split()))
 
 
 def flat_settings(node: Mapping[str, Any]) -> Settings:
@@ -168,9 +170,9 @@ class Choice:
         return dict(self.ours[value])
 
     def write(self, ours: Settings) -> Settings:
-        """See `Setting`; the default for what they do not have, which `Family.obstacles` then finds."""
-        values = (value for value, chosen in self.ours.items() if chosen.items() <= ours.items())
-        return {self.name: next(values, self.default)}
+        """See `Setting`; the default where it fits, and for what they do not have, which `obstacles` then finds."""
+        values = [value for value, chosen in self.ours.items() if chosen.items() <= ours.items()]
+        return {self.name: values[0] if values and self.default not in values else self.default}
 
 
 UNSET: Any = object()
@@ -209,9 +211,10 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Unread:
-    """Settings in files of a family that transformers does not read."""
+    """Settings in files of a family that reach no logits there, and what they are `written` as, if at all."""
 
     names: Sequence[str]
+    written: Any = None
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
@@ -219,7 +222,7 @@ class Unread:
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
-        return {}
+        return {} if self.written is None else dict.fromkeys(self.names, self.written)
 
 
 FOLDED = "folded."  # scalars of theirs that are no setting of ours: weights are multiplied by them
@@ -283,6 +286,7 @@ class RotaryPosition:
     theta: float = 10000.0
     fraction: float = 1.0
     interleaved: bool = False
+    older: tuple[str, str] = ("rope_theta", "partial_rotary_factor")  # names of theta and fraction before version 5
 
     @property
     def names(self) -> Sequence[str]:
@@ -332,7 +336,7 @@ class RotaryPosition:
         return found
 
     def write(self, ours: Settings) -> Settings:
-        """See `Setting`; for transformers 5 and, under the older names, for what was written for 4."""
+        """See `Setting`; under the older names too, since transformers 4 would take its defaults without a word."""
         if ours.get("position._target_") != ROPE:
             return {}
         theta, fraction = ours["position.theta"], ours["position.fraction"]
@@ -344,7 +348,10 @@ class RotaryPosition:
             if ours_name == scaling:
                 rope["rope_type"] = kind
                 rope |= {theirs: ours[f"position.scaling.{name}"] for name, (theirs, _) in fields.items()}
-        return {f"rope_parameters.{key}": value for key, value in rope.items()}
+        older = dict(zip(self.older, (theta, fraction), strict=True))
+        if rope["rope_type"] != "default":
+            older |= {f"rope_scaling.{key}": value for key, value in rope.items()}
+        return older | {f"rope_parameters.{key}": value for key, value in rope.items()}
 
 
 def attention_factor(scaling: Settings) -> float | None:
@@ -498,7 +505,7 @@ class Family:
     weights: Weights
     variant: Settings = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
-    idle: str = r".*(rotary_emb\.inv_freq|attn\.bias|attention\.bias|masked_bias)"
+    idle: str = r"(.*\.)?(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)"
 
     def read_config(self, config: Mapping[str, Any]) -> Settings:
         """Our settings of the model that their `config` describes.

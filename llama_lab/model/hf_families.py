@@ -200,15 +200,20 @@ LLAMA_WEIGHTS: Weights = {**LLAMA_ENDS, **LLAMA_NORMS, **LLAMA_ATTENTION, **LLAM
 ROTATED_GATED: Settings = RMS_NORM | GATED | block("PreNorm")
 
 
-def llama_settings(rms_norm_eps: float, rope: RotaryPosition, *others: Setting) -> tuple[Setting, ...]:
-    """LLaMA's settings, which many families have with others beside them."""
+def llama_settings(
+    sizes: tuple[Setting, ...],
+    hidden_dim: int,
+    rms_norm_eps: float,
+    *others: Setting,
+    n_kv_heads: int | Derived | None = None,
+) -> tuple[Setting, ...]:
+    """LLaMA's settings, which many families have with others beside them, with the defaults of a family."""
     return (
-        *sizes(32000, 4096, 32, 32, 2048),
-        Value("intermediate_size", "hidden_dim", 11008),
-        KV_HEADS,
+        *sizes,
+        Value("intermediate_size", "hidden_dim", hidden_dim),
+        Value("num_key_value_heads", "n_kv_heads", n_kv_heads or like("n_heads")),
         Choice("hidden_act", "silu", ACTIVATIONS),
         Value("rms_norm_eps", "norm.eps", rms_norm_eps),
-        rope,
         *others,
     )
 
@@ -221,7 +226,9 @@ LLAMA = Family(
     "LlamaForCausalLM",
     "model.",
     ROTATED_GATED,
-    llama_settings(1e-6, RotaryPosition(), HEAD_DIM, UNTIED, ATTENTION_BIAS, MLP_BIAS),
+    llama_settings(
+        sizes(32000, 4096, 32, 32, 2048), 11008, 1e-6, RotaryPosition(), HEAD_DIM, UNTIED, ATTENTION_BIAS, MLP_BIAS
+    ),
     LLAMA_WEIGHTS,
 )
 MISTRAL = Family(
@@ -229,9 +236,12 @@ MISTRAL = Family(
     "MistralForCausalLM",
     "model.",
     ROTATED_GATED,
-    llama_settings(1e-6, RotaryPosition(), HEAD_DIM, UNTIED, Windows(4096)),
+    llama_settings(
+        sizes(32000, 4096, 32, 32, 131072), 14336, 1e-6, RotaryPosition(), HEAD_DIM, UNTIED, Windows(4096), n_kv_heads=8
+    ),
     LLAMA_WEIGHTS,
 )
+NO_DROPOUT = Unread(("resid_pdrop", "embd_pdrop", "attn_pdrop"), written=0.0)  # where transformers' default is 0.1
 GPT1 = Family(
     "openai-gpt",
     "OpenAIGPTLMHeadModel",
@@ -240,6 +250,7 @@ GPT1 = Family(
     (
         *gpt_sizes(40478, 768, 12, 12, 512),
         Value("layer_norm_epsilon", "norm.eps", 1e-5),
+        NO_DROPOUT,
         Choice("afn", "gelu", ACTIVATIONS | {"gelu": GELU_TANH}),  # they mean the tanh approximation
         TIED,
     ),
@@ -262,6 +273,7 @@ GPT_SETTINGS: tuple[Setting, ...] = (
     Value("layer_norm_epsilon", "norm.eps", 1e-5),
     Fixed("scale_attn_weights", True),
     Fixed("add_cross_attention", False),
+    NO_DROPOUT,
     TIED,
 )
 GPT2 = Family(
@@ -320,6 +332,7 @@ OPT = Family(
         Fixed("_remove_final_layer_norm", False),
         Fixed("layer_norm_elementwise_affine", True),
         Fixed("word_embed_proj_dim", like("dim")),
+        Unread(("dropout",), written=0.0),
         TIED,
     ),
     {
@@ -360,6 +373,7 @@ CTRL = Family(
         *gpt_sizes(246534, 1280, 48, 16, 256),
         Value("dff", "hidden_dim", 8192),
         Fixed("layer_norm_epsilon", 1e-6),
+        NO_DROPOUT,
         TIED,
     ),
     {
@@ -388,7 +402,7 @@ GPT_NEOX = Family(
         Choice("hidden_act", "gelu", ACTIVATIONS),
         Choice("use_parallel_residual", True, {True: block("Parallel"), False: block("PreNorm")}),
         Value("attention_bias", ATTENTION_BIASES, True),
-        RotaryPosition(fraction=0.25),
+        RotaryPosition(fraction=0.25, older=("rotary_emb_base", "rotary_pct")),
         UNTIED,
     ),
     {
@@ -508,7 +522,7 @@ OLMO2 = Family(
     "Olmo2ForCausalLM",
     "model.",
     {"head_dim": head_width, **RMS_NORM, **GATED, **block("Reordered"), "attention.qk_norm": "projection"},
-    llama_settings(1e-5, RotaryPosition(), UNTIED, ATTENTION_BIAS),
+    llama_settings(sizes(50304, 4096, 32, 32, 2048), 11008, 1e-5, RotaryPosition(), UNTIED, ATTENTION_BIAS),
     {
         **LLAMA_ENDS,
         **LLAMA_ATTENTION,
@@ -537,8 +551,8 @@ GEMMA = Family(
         *sizes(256000, 3072, 28, 16, 8192),
         Value("intermediate_size", "hidden_dim", 24576),
         KV_HEADS,
-        # The first files say "gelu" and mean, as transformers reads them, the tanh approximation
-        Choice("hidden_act", "gelu_pytorch_tanh", ACTIVATIONS),
+        Choice("hidden_act", "gelu_pytorch_tanh", ACTIVATIONS | {"gelu": GELU_TANH}),  # which older files mean
+        Unread(("hidden_activation",)),
         *GEMMA_SETTINGS,
     ),
     LLAMA_WEIGHTS,
@@ -576,7 +590,9 @@ QWEN2 = Family(
     "Qwen2ForCausalLM",
     "model.",
     {"head_dim": head_width, **ROTATED_GATED, **dict.fromkeys(QKV_BIASES, True)},
-    llama_settings(1e-6, RotaryPosition(), UNTIED, Windows(4096, gated=True)),
+    llama_settings(
+        sizes(151936, 4096, 32, 32, 32768), 22016, 1e-6, RotaryPosition(), UNTIED, Windows(4096, gated=True)
+    ),
     LLAMA_WEIGHTS,
 )
 QWEN3 = Family(
@@ -585,6 +601,8 @@ QWEN3 = Family(
     "model.",
     {**ROTATED_GATED, "attention.qk_norm": "head"},
     llama_settings(
+        sizes(151936, 4096, 32, 32, 32768),
+        22016,
         1e-6,
         RotaryPosition(),
         Value("head_dim", "head_dim", 128),
@@ -681,7 +699,15 @@ PHI3 = Family(
     "Phi3ForCausalLM",
     "model.",
     {"head_dim": head_width, **ROTATED_GATED},
-    llama_settings(1e-5, RotaryPosition(), UNTIED, Windows(None), Unread(("original_max_position_embeddings",))),
+    llama_settings(
+        sizes(32064, 3072, 32, 32, 4096),
+        8192,
+        1e-5,
+        RotaryPosition(),
+        UNTIED,
+        Windows(None),
+        Unread(("original_max_position_embeddings", "attention_bias")),
+    ),
     {
         **LLAMA_ENDS,
         **LLAMA_NORMS,
@@ -777,11 +803,14 @@ GLM = Family(
     "model.",
     ROTATED_GATED,
     llama_settings(
+        sizes(151552, 4096, 40, 32, 131072),
+        13696,
         1.5625e-07,
         RotaryPosition(fraction=0.5, interleaved=True),
         Value("head_dim", "head_dim", 128),
         UNTIED,
         Value("attention_bias", QKV_BIASES, True),
+        n_kv_heads=2,
     ),
     {
         **LLAMA_ENDS,
@@ -797,6 +826,8 @@ GRANITE = Family(
     "model.",
     {"head_dim": head_width, **ROTATED_GATED},
     llama_settings(
+        sizes(32000, 4096, 32, 32, 2048),
+        11008,
         1e-6,
         RotaryPosition(),
         UNTIED,
@@ -874,6 +905,22 @@ FAMILIES: tuple[Family, ...] = (
     GRANITE,
     NEMOTRON,
 )
+# The `model_type` of each recipe that has one; the first Transformer has none.
+RECIPES = {
+    "gpt1": "openai-gpt",
+    "gpt2": "gpt2",
+    "opt": "opt",
+    "ctrl": "ctrl",
+    "gpt_neox": "gpt_neox",
+    "bloom": "bloom",
+    "falcon": "falcon",
+    "llama": "llama",
+    "llama2": "llama",
+    "llama3": "llama",
+    "mistral": "mistral",
+    "olmo2": "olmo2",
+    "gemma2": "gemma2",
+}
 # Families that a user may well try, and what they need that we have no switch for.
 MISSING = {
     "mixtral": "it routes tokens to experts",

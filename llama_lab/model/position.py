@@ -85,7 +85,7 @@ def rotate(rotation: Rotation, query: Tensor, key: Tensor) -> tuple[Tensor, Tens
     """
     if type(rotation) is not Rotation or query.shape[2] > 1 or torch.is_grad_enabled():
         return rotation(query), rotation(key)
-    query, key = rotation(torch.cat((query, key), 1)).split((query.shape[1], key.shape[1]), 1)  # type: ignore[no-untyped-call]
+    query, key = rotation(torch.cat((query, key), 1)).split_with_sizes((query.shape[1], key.shape[1]), 1)
     return query, key
 
 

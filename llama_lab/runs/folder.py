@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config.components import flatten, override_key
 from llama_lab.config.keys import COMPONENTS, keys_of, option_file
 from llama_lab.config.trust import escape, stored_config, with_text
+from llama_lab.data.paths import make_absolute
 from llama_lab.errors import ConfigError, FinishedRunError, first_line
 from llama_lab.files import discard, replacing
 
@@ -138,6 +139,11 @@ class RunFolder:
     def label(self) -> str:
         """What people call its arm; empty before it starts."""
         return Environment.load(self.path).label if (self.path / Environment.FILE).exists() else ""
+
+    @property
+    def revisions(self) -> dict[str, str]:
+        """The commit of each published dataset that the run has read; empty before it starts."""
+        return Environment.load(self.path).revisions if (self.path / Environment.FILE).exists() else {}
 
     def config(self) -> DictConfig:
         """The run's config. Raises ConfigError for a file that holds none."""
@@ -284,13 +290,13 @@ class RunFolder:
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """The config without interpolations, and with absolute paths of the data."""
+    """The config without interpolations, and with absolute paths of data and tokenizer."""
     config = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(config, dict)
-    for node in (config["data"], config["data"]["source"]):
-        if "files" in node:
-            files = [node["files"]] if isinstance(node["files"], str) else node["files"]
-            node["files"] = [str(Path(file).expanduser().absolute()) for file in files]
+    make_absolute(config["data"])
+    tokenizer = config["tokenizer"]
+    if "path" in tokenizer and (path := Path(tokenizer["path"]).expanduser()).exists():  # else a name on the Hub
+        tokenizer["path"] = str(path.absolute())
     return config  # type: ignore[return-value]
 
 

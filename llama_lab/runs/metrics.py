@@ -1,6 +1,7 @@
 """metrics.csv: the record of a run that needs no account, survives a kill, and is the source of every report."""
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +47,20 @@ class MetricsLogger(Logger):
 class MetricsCSV(MetricsLogger):
     """Appends a row per logged step, on disk at once. Lightning's own CSV logger deletes the old rows on resume.
 
+    parts: names of a mixture's, each with a column for its loss, after the others.
     For rank 0 alone, as all our loggers: the other ranks are given none.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, parts: Iterable[str] = ()) -> None:
         super().__init__()
         self.path = path
+        self.columns = (*COLUMNS, *(f"val/loss/{name}" for name in parts))
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Append a row; a metric without a column is an error, so that none goes missing."""
         is_new = not self.path.exists()
         with self.path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
+            writer = csv.DictWriter(file, self.columns)
             if is_new:
                 writer.writeheader()
             writer.writerow({"step": step, **metrics})
@@ -68,7 +71,7 @@ class MetricsCSV(MetricsLogger):
             return []
         rows = [row for row in read_metrics(self.path) if row["step"] <= step]
         with replacing(self.path) as kept, kept.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
+            writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(row | {"step": int(row["step"]), "tokens": int(row["tokens"])} for row in rows)
         return [{name: value for name, value in row.items() if name != "step"} for row in rows]

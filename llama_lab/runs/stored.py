@@ -103,8 +103,9 @@ class Facts(Stored):
     """The facts of a run before it trains; those that an older run did not record are empty, or 0.
 
     label: what people call the arm, see `short_name`. choices: the option of each config group. devices: of all nodes.
-    unigram_entropy: of the tokens' frequencies, in nats per token. token_to_position_ratio: see
-    `llama_lab/training/train.py`; None where positions are not added.
+    unigram_entropy: of the tokens' frequencies, in nats per token. revisions: the commit of each published dataset.
+    epochs: how often each part of a mixture is read. token_to_position_ratio: see `llama_lab/training/train.py`; None
+    where positions are not added.
     metrics: costs: `seq_len`, at which the others hold, `params`, `params_non_embedding`, `flops_per_token`,
     `train_flops_per_token`, `kv_cache/bytes_per_token`, `kv_cache/bytes`, ...; see `llama_lab/model/cost.py`.
     """
@@ -125,6 +126,8 @@ class Facts(Stored):
     vocab_size: int = 0
     bytes_per_token: float = 0.0
     unigram_entropy: float = 0.0
+    revisions: dict[str, str] = field(default_factory=dict)
+    epochs: dict[str, float] = field(default_factory=dict)
     token_to_position_ratio: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 

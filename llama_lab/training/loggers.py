@@ -86,7 +86,7 @@ def open_loggers(run: Run, checkpoint: Path | None, facts: Facts) -> Iterator[li
         yield []
         return
     settings, title = run.cfg.logger, run.title
-    table = MetricsCSV(run.folder.metrics)
+    table = MetricsCSV(run.folder.metrics, facts.epochs)
     history = table.forget_after(checkpoint_step(checkpoint))
     config: dict[str, Any] = {**OmegaConf.to_container(run.cfg, resolve=True), **facts.to_json()}  # type: ignore[dict-item]
     loggers: list[Logger] = [table]

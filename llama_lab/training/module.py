@@ -52,7 +52,7 @@ class LanguageModel(L.LightningModule):
         self.grad_norm: Tensor | None = None
         self._make_optimizer, self._schedule = optimizer, schedule
         self._losses: list[Tensor] = []  # of the steps since they were logged
-        self._val_nll, self._val_tokens = 0.0, 0
+        self._val_sums: list[tuple[float, int]] = []  # nats and tokens of each part
 
     def training_step(self, micro_batches: Sequence[tuple[Tensor, Tensor]], step: int) -> None:
         """One optimizer step, on the mean gradient of all micro-batches and devices, clipped."""
@@ -88,22 +88,27 @@ class LanguageModel(L.LightningModule):
         self._losses.clear()
         return float(self.trainer.strategy.reduce(loss, reduce_op="mean"))
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
-        """Add a batch to the sums of this rank."""
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int, dataloader_idx: int = 0) -> None:
+        """Add a batch to the sums of this rank, for the part of a mixture with this index."""
         inputs, targets = batch
         # Eager, since the last batch is smaller, and compiling for it would take longer than it saves.
         with torch.compiler.set_stance("force_eager"):
-            self._val_nll += self.model.loss(inputs, targets)[0].item()
-        self._val_tokens += int((targets != IGNORE).sum())
+            batch_nll = self.model.loss(inputs, targets)[0].item()
+        self._val_sums += [(0.0, 0)] * (dataloader_idx + 1 - len(self._val_sums))
+        nll, tokens = self._val_sums[dataloader_idx]
+        self._val_sums[dataloader_idx] = nll + batch_nll, tokens + int((targets != IGNORE).sum())
 
-    def pop_val_loss(self) -> tuple[float, float]:
-        """Nats per token and bits per byte of the whole validation set, over all ranks."""
-        sums = torch.tensor([self._val_nll, self._val_tokens], dtype=torch.float64)
+    def pop_val_loss(self) -> tuple[float, float, list[float]]:
+        """Nats per token and bits per byte of the whole validation set, and nats per token of each part of it.
+
+        Over all ranks, which have equally many parts.
+        """
+        sums = torch.tensor(self._val_sums, dtype=torch.float64)
         if self.trainer.world_size > 1:  # on the device only then, since Apple's have no float64
             sums = self.trainer.strategy.reduce(sums.to(self.device), reduce_op="sum")
-        nll, tokens = sums.tolist()
-        self._val_nll, self._val_tokens = 0.0, 0
-        return nll / tokens, nll / math.log(2) / self.val_bytes
+        self._val_sums = []
+        nll, tokens = sums.sum(0).tolist()
+        return nll / tokens, nll / math.log(2) / self.val_bytes, [nll / tokens for nll, tokens in sums.tolist()]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the losses not yet logged, averaged over all ranks, so that a resumed run logs the same mean."""

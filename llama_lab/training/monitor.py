@@ -1,6 +1,7 @@
 """What a run logs and shows while it trains."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import lightning as L
@@ -26,7 +27,7 @@ class Monitor(L.Callback):
 
     tokens_per_step: over all devices. cost: the model's; every row has its KV cache's. peak_flops: of one device, None
     if not known. Speed leaves out the first `slow_steps`, evaluation, and whatever runs inside `stopwatch.paused()`.
-    Raises DivergedError when the loss is not finite.
+    parts: names of a mixture's, whose losses are logged too. Raises DivergedError when the loss is not finite.
     """
 
     def __init__(
@@ -38,9 +39,11 @@ class Monitor(L.Callback):
         display: Display,
         stopwatch: Stopwatch | None = None,
         slow_steps: int = SLOW_STEPS,
+        parts: Iterable[str] = (),
     ) -> None:
         self.log_every = log_every
         self.slow_steps = slow_steps
+        self.parts = tuple(parts)
         self.tokens_per_step = tokens_per_step
         self.cost = cost
         self.peak_flops = peak_flops
@@ -137,7 +140,7 @@ class Monitor(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log the losses of the whole validation set, and resume the clock."""
         assert isinstance(pl_module, LanguageModel)
-        loss, bits_per_byte = pl_module.pop_val_loss()
+        loss, bits_per_byte, of_parts = pl_module.pop_val_loss()
         step = trainer.global_step
         if not math.isfinite(loss):
             raise DivergedError(f"the validation loss is {loss} at step {step}")
@@ -146,6 +149,7 @@ class Monitor(L.Callback):
             "seconds": self.stopwatch.seconds,
             "val/loss": loss,
             "val/bits_per_byte": bits_per_byte,
+            **dict(zip((f"val/loss/{name}" for name in self.parts), of_parts, strict=False)),
         }
         self._log(trainer, metrics)
         self.display.update(step, metrics)

@@ -1,30 +1,163 @@
-"""Optimizers, built from a model so that they can tell matrices from the rest."""
+"""Optimizers, built from a model so that they can tell matrices from the rest.
+
+All decay matrices and tables, but no vectors: neither biases nor norms. Each raises ConfigError for a setting outside
+its range.
+"""
 
 import math
+from collections.abc import Callable
+from typing import Any, cast
 
-from torch import nn
-from torch.optim import AdamW, Optimizer
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
 
 from llama_lab.errors import ConfigError
+from llama_lab.model import Decoder
+
+Closure = Callable[[], float]
+LIKE_ADAMW = "match_rms_adamw"  # PyTorch's name of Muon's updates with the size of AdamW's
+BELOW_ONE = ("beta1", "beta2", "beta", "momentum")  # at 1, an average would never forget
 
 
 def adamw(model: nn.Module, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> Optimizer:
-    """AdamW (Loshchilov & Hutter 2017) that decays matrices and tables, but no vectors: neither biases nor norms.
+    """AdamW: Adam whose decay is no part of the gradient (Loshchilov & Hutter 2017, algorithm 2)."""
+    check(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+    return AdamW(groups(model, weight_decay), lr=lr, betas=(beta1, beta2), eps=eps, fused=True)
 
-    Raises ConfigError for a setting outside its range.
+
+def adam(model: nn.Module, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> Optimizer:
+    """Adam (Kingma & Ba 2014, algorithm 1); `weight_decay` times the weight is added to the gradient."""
+    check(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+    return Adam(groups(model, weight_decay), lr=lr, betas=(beta1, beta2), eps=eps, fused=True)
+
+
+def sgd(model: nn.Module, lr: float, momentum: float, nesterov: bool, weight_decay: float) -> Optimizer:
+    """Stochastic gradient descent with momentum (Sutskever et al. 2013, section 2); decay as in `adam`."""
+    check(lr=lr, momentum=momentum, weight_decay=weight_decay)
+    if nesterov and not momentum:
+        raise ConfigError(f"optim.nesterov={nesterov}: there is no momentum to look ahead with; set optim.momentum")
+    return SGD(groups(model, weight_decay), lr=lr, momentum=momentum, nesterov=nesterov, foreach=True)
+
+
+def adafactor(model: nn.Module, lr: float, beta2_decay: float, clip: float, weight_decay: float) -> Optimizer:
+    """Adafactor (Shazeer & Stern 2018, algorithm 4): Adam's second moment by rows and columns, without the first.
+
+    `lr` multiplies the root mean square of a parameter, and is at most 1 / sqrt(step). beta2 is 1 - step^beta2_decay;
+    updates larger than `clip`, by their root mean square, are scaled down to it.
     """
-    for name, value, lowest, limit in (
-        ("lr", lr, 0, math.inf),
-        ("beta1", beta1, 0, 1),
-        ("beta2", beta2, 0, 1),
-        ("eps", eps, 0, math.inf),
-        ("weight_decay", weight_decay, 0, math.inf),
-    ):
-        if not isinstance(value, int | float) or not lowest <= value < limit:
-            raise ConfigError(f"optim.{name}={value}: must be a number from {lowest} up to, but not including, {limit}")
+    check(lr=lr, clip=clip, weight_decay=weight_decay)
+    if not isinstance(beta2_decay, int | float) or not beta2_decay < 0:
+        raise ConfigError(f"optim.beta2_decay={beta2_decay}: must be a negative number; the paper's is -0.8")
+    if not clip:
+        raise ConfigError("optim.clip=0: nothing would be learned; the paper's is 1")
+    if any(isinstance(p, DTensor) for p in model.parameters()):
+        raise ConfigError(
+            "optim=adafactor: PyTorch's cannot hold sharded parameters; choose trainer=ddp, or optim=adamw"
+        )
+    return Adafactor(groups(model, weight_decay), lr=lr, beta2_decay=beta2_decay, d=clip)
+
+
+def lion(model: nn.Module, lr: float, beta1: float, beta2: float, weight_decay: float) -> Optimizer:
+    """Lion (Chen et al. 2023, algorithm 2)."""
+    check(lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay)
+    return Lion(groups(model, weight_decay), {"lr": lr, "beta1": beta1, "beta2": beta2})
+
+
+def muon(
+    model: nn.Module,
+    lr: float,
+    momentum: float,
+    nesterov: bool,
+    newton_schulz_steps: int,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> Optimizer:
+    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for tables, the head and vectors.
+
+    Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, section 2.2), so that both share `lr` and
+    `weight_decay`.
+    """
+    check(lr=lr, momentum=momentum, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+    if not isinstance(newton_schulz_steps, int) or not 1 <= newton_schulz_steps < 100:
+        raise ConfigError(f"optim.newton_schulz_steps={newton_schulz_steps}: must be a whole number from 1 to 99")
+    matrices = block_matrices(model)
+    chosen = {id(p) for p in matrices}
+    rest = [
+        group | {"params": [p for p in group["params"] if id(p) not in chosen]} for group in groups(model, weight_decay)
+    ]
+    parts: list[Optimizer] = []
+    if matrices:
+        orthogonal = Muon(
+            matrices, lr, weight_decay, momentum, nesterov, ns_steps=newton_schulz_steps, adjust_lr_fn=LIKE_ADAMW
+        )
+        parts.append(orthogonal)
+    parts.append(AdamW([g for g in rest if g["params"]], lr=lr, betas=(beta1, beta2), eps=eps, fused=True))
+    return Joint(parts)
+
+
+def check(**settings: Any) -> None:
+    """Raise ConfigError unless each setting is a number in its range."""
+    for name, value in settings.items():
+        limit = 1 if name in BELOW_ONE else math.inf
+        if not isinstance(value, int | float) or not 0 <= value < limit:
+            raise ConfigError(f"optim.{name}={value}: must be a number from 0 up to, but not including, {limit}")
+
+
+def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """The trained parameters: those that decay, and those that do not."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
+    found = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return AdamW([g for g in groups if g["params"]], lr=lr, betas=(beta1, beta2), eps=eps, fused=True)
+    return [group for group in found if group["params"]]
+
+
+def block_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """The trained matrices between the embeddings and the head."""
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} | {
+        id(cast(Decoder, model).embedding.head.weight)
+    }
+    return [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in tables]
+
+
+class Lion(Optimizer):
+    """See `lion`."""
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
+        """Decay, add the sign of one average of gradients, and update another."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            grads = [p.grad for p in parameters]
+            means: list[Tensor] = [self.state[p].setdefault("mean", torch.zeros_like(p)) for p in parameters]
+            signs = torch._foreach_lerp(grads, means, group["beta1"])
+            torch._foreach_sign_(signs)
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(parameters, signs, alpha=-group["lr"])
+            torch._foreach_lerp_(means, grads, 1 - group["beta2"])
+        return loss
+
+
+class Joint(Optimizer):
+    """Several optimizers, of different parameters, as one."""
+
+    def __init__(self, parts: list[Optimizer]) -> None:
+        super().__init__([group | {"part": i} for i, part in enumerate(parts) for group in part.param_groups], {})
+        self.parts = parts
+
+    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
+        """A step of each, on the groups and states that this one has now, which a checkpoint may have replaced."""
+        loss = None if closure is None else closure()
+        for i, part in enumerate(self.parts):
+            part.param_groups = [group for group in self.param_groups if group["part"] == i]
+            part.state = self.state
+            part.step()
+        return loss

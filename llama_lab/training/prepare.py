@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 OWN_PROCESSES = ("local_gpus", "slurm", "ray")  # launchers that start each run in processes of its own
 MEASURING = ("measure", "trust", "data.cache_dir")  # settings of a command that measures, beside its hardware
 # Of the settings that have no default.
-EXAMPLES = {"data.files": "data.files=[book.txt]", "run": "run=runs/llama/base/seed=1"}
+EXAMPLES = {
+    "data.files": "data.files=[book.txt]",
+    "data.path": "data.path=roneneldan/TinyStories",
+    "tokenizer.path": "tokenizer.path=gpt2",
+    "run": "run=runs/llama/base/seed=1",
+}
 
 
 def requested_run(

@@ -28,6 +28,15 @@ def linear(step: int, steps: int, warmup: float, final: float) -> float:
     return constant(step, steps, warmup) * between(final, 1 - progress)
 
 
+def noam(step: int, steps: int, warmup: float) -> float:
+    """Warm-up, then down with the inverse square root of the step (Vaswani et al. 2017, eq. 3).
+
+    Its rate there, dim^-0.5 min(n^-0.5, n warmup^-1.5) at step n, is this for a peak of (dim warmup)^-0.5.
+    """
+    rising = max(part_of(steps, "warmup", warmup), 1)
+    return min((step + 1) / rising, math.sqrt(rising / (step + 1)))
+
+
 def wsd(step: int, steps: int, warmup: float, decay: float, final: float) -> float:
     """Warm-up, stable at 1, then a line to `final` over the last `decay` of the budget (Hu et al. 2024, section 4)."""
     falling = part_of(steps, "decay", decay)
@@ -40,12 +49,13 @@ def wsd(step: int, steps: int, warmup: float, decay: float, final: float) -> flo
 def steps_alike(schedule: Callable[[int, int], float], steps: int) -> int:
     """The steps of the budget whose rate a larger one with as long a warm-up would have too.
 
-    All of `constant`, those before the decay of `wsd`; none of the others, which look at the budget from the start.
+    All of `constant` and `noam`, those before the decay of `wsd`; none of the others, which look at the budget from
+    the start.
     """
     function = getattr(schedule, "func", None)
     if function is wsd:
         return steps - part_of(steps, "decay", schedule.keywords["decay"])  # type: ignore[attr-defined]
-    return steps if function is constant else 0
+    return steps if function in (constant, noam) else 0
 
 
 def part_of(steps: int, name: str, fraction: float) -> int:

@@ -24,6 +24,7 @@ from llama_lab.devices.throughput import peak_flops
 from llama_lab.display import open_display, quiet_libraries
 from llama_lab.evaluation.lengths import evaluation
 from llama_lab.files import discard, report_disk_errors
+from llama_lab.formatting import conjoin
 from llama_lab.model import Cost, Decoder, Sampling, generate
 from llama_lab.model.cost import cost_metrics
 from llama_lab.model.init import linear_on_meta
@@ -69,7 +70,7 @@ def train_on_disk(run: Run) -> Outcome:
         if cfg.resume:
             warn_of_differences(cfg, run.folder, run.steps, run.overrides)
     with open_display(run.steps, current_rank()) as display:
-        dataset = open_dataset(cfg, display)
+        dataset = open_dataset(cfg, display, run.folder.revisions)
         prompt = encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
         data = TokenDataModule(
             dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed
@@ -82,6 +83,9 @@ def train_on_disk(run: Run) -> Outcome:
         if cfg.train.sample_tokens:
             check_decodes(model, f"train.sample_tokens={cfg.train.sample_tokens}", "set this to 0")
         module = build_module(run, model, dataset.index.val.bytes)
+        facts = run_facts(run, dataset, model, cost)
+        if facts.epochs:
+            display.print_line(describe_epochs(facts.epochs))
         monitor = Monitor(
             cfg.train.log_every,
             run.tokens_per_step,
@@ -89,8 +93,8 @@ def train_on_disk(run: Run) -> Outcome:
             peak_flops(run.hardware.device_name, run.hardware.precision),
             display,
             slow_steps=SLOW_STEPS + PROFILED if cfg.trainer.profile else SLOW_STEPS,
+            parts=facts.epochs,
         )
-        facts = run_facts(run, dataset, model, cost)
         with session(run, facts, dataset.tokenizer) as checkpoint:
             check_components(cfg, run.hardware)
             with open_loggers(run, checkpoint, facts) as loggers:
@@ -150,9 +154,17 @@ def run_facts(run: Run, dataset: TokenDataset, model: Decoder, cost: Cost) -> Fa
         vocab_size=model.vocab_size,
         bytes_per_token=dataset.bytes_per_token,
         unigram_entropy=dataset.unigram_entropy(),
+        revisions=dataset.index.revisions,
+        epochs=dataset.epochs(model.max_seq_len, run.steps * run.cfg.train.batch_size),
         token_to_position_ratio=token_to_position_ratio(model, first_window),
         metrics=cost_metrics(cost),
     )
+
+
+def describe_epochs(epochs: dict[str, float]) -> str:
+    """How often a run reads each part of a mixture, in one line."""
+    read = (f"{name} {times:.2g} times{', so repeats it' * (times > 1)}" for name, times in epochs.items())
+    return f"data.mix: reads {conjoin([*read])}"
 
 
 @torch.no_grad()

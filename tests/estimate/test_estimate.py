@@ -25,6 +25,7 @@ from llama_lab.model.norm import RMSNorm
 from llama_lab.model.recompute import recompute
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.train import build_module
+from tests import composing
 from tests.composing import compose_config, decoder
 from tests.conftest import Command
 from tests.training.tiny import planned
@@ -124,6 +125,18 @@ def test_activations_at_any_depth_are_read_off_two_shallow_models(overrides: tup
     footprint = Footprint(cfg, 97, 100, torch.float32, True)
     assert footprint.activation_bytes(2) == footprint._activation_bytes(layers, 2)
     assert footprint.optimizer_bytes() == footprint._optimizer_bytes(layers)
+
+
+@pytest.mark.parametrize("optimizer", composing.options("optim"))
+def test_an_optimizer_s_bytes_are_those_of_the_states_it_makes(optimizer: str) -> None:
+    cfg = compose_config("size=pico", f"optim={optimizer}", "model.n_layers=1")
+    model = decoder("size=pico", "model.n_layers=1")
+    real = build(cfg.optim, "optim")(model)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    real.step()
+    states = [x for state in real.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
+    assert Footprint(cfg, 97, 100, torch.float32, False).optimizer_bytes() == sum(x.nbytes for x in states)
 
 
 def test_rmsnorm_keeps_its_input_and_a_number_per_row_as_on_a_gpu() -> None:

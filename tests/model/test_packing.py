@@ -10,6 +10,7 @@ from llama_lab.model import Decoder, generate
 from llama_lab.model.packing import packed, together
 from tests.composing import decoder
 
+INPUT = 16  # more than all outputs, so that weights are kept by rows
 PROMPTS = [[1, 2, 3], [4, 5]]
 
 
@@ -17,7 +18,7 @@ def maps(*biases: bool) -> nn.Module:
     torch.manual_seed(0)
     module = nn.Module()
     for name, width, bias in zip("abc", (3, 5, 2), biases, strict=False):
-        module.add_module(name, nn.Linear(4, width, bias=bias))
+        module.add_module(name, nn.Linear(INPUT, width, bias=bias))
     module.packs = tuple("abc"[: len(biases)])  # type: ignore[assignment]
     return module
 
@@ -31,7 +32,7 @@ def products(module: nn.Module, x: Tensor) -> tuple[tuple[Tensor, ...], int]:
 
 @pytest.mark.parametrize("biases", [(False, False), (True, True, True), (True, False, True)])
 def test_packed_maps_are_one_product_with_the_same_values(biases: tuple[bool, ...]) -> None:
-    module, x = maps(*biases), torch.randn(2, 3, 4)
+    module, x = maps(*biases), torch.randn(2, 3, INPUT)
     apart, count = products(module, x)
     with packed(module):
         joined, once = products(module, x)
@@ -48,7 +49,7 @@ def test_parameters_keep_their_values_and_take_no_more_memory() -> None:
         pass
     torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
     whole = module.a.weight.untyped_storage()
-    assert whole.nbytes() == 10 * 4 * 4
+    assert whole.nbytes() == 10 * INPUT * 4
     assert module.c.weight.untyped_storage().data_ptr() == whole.data_ptr()
     with packed(module):
         pass
@@ -56,7 +57,7 @@ def test_parameters_keep_their_values_and_take_no_more_memory() -> None:
 
 
 def test_maps_that_have_been_moved_are_packed_anew() -> None:
-    module, x = maps(True, True), torch.randn(2, 3, 4)
+    module, x = maps(True, True), torch.randn(2, 3, INPUT)
     with packed(module):
         pass
     module.b.weight.data = module.b.weight.data.clone()
@@ -125,3 +126,36 @@ def test_a_packed_model_has_the_logits_of_the_whole_text(arch: str) -> None:
         with packed(model):
             steps = [model(tokens[:, i : i + 1], state) for i in range(12)]
     torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-4, atol=1e-4)
+
+
+def test_packs_with_more_rows_than_columns_are_kept_by_columns_while_inside() -> None:
+    module = nn.Module()
+    module.a, module.b = nn.Linear(4, 3), nn.Linear(4, 5)
+    module.packs = ("a", "b")  # type: ignore[assignment]
+    before, x = copy.deepcopy(module.state_dict()), torch.randn(2, 4)
+    apart, _ = products(module, x)
+    for _ in range(2):
+        with packed(module):
+            assert module.a.weight.stride() == (1, 8)
+            assert module.b.weight.untyped_storage().data_ptr() == module.a.weight.untyped_storage().data_ptr()
+            torch.testing.assert_close(products(module, x)[0], apart)
+            torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
+        assert module.a.weight.is_contiguous()
+        assert module.b.weight.is_contiguous()
+        torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
+
+
+def test_parameters_that_are_replaced_inside_are_kept() -> None:
+    module = nn.Module()
+    module.a, module.packs = nn.Linear(4, 8), ("a",)  # type: ignore[assignment]
+    with packed(module):
+        module.a.weight.data = torch.full((8, 4), 2.0, dtype=torch.bfloat16)
+    assert module.a.weight.dtype == torch.bfloat16
+    assert (module.a.weight == 2).all()
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt2"])  # gpt2's head is the token table
+def test_a_model_that_has_generated_has_its_parameters_where_an_optimizer_expects_them(arch: str) -> None:
+    model = decoder(f"arch={arch}")
+    list(generate(model, PROMPTS, 3))
+    assert all(p.is_contiguous() and not p.is_inference() for p in model.parameters())

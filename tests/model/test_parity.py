@@ -4,14 +4,14 @@ A family is a tiny random model of theirs, the overrides that compose ours, and 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 from transformers import (
     BloomConfig,
@@ -40,8 +40,8 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from llama_lab.model import Decoder, Sampling, generate
-from tests.composing import decoder
+from llama_lab.model import Decoder, Sampling, generate, hf, hf_families
+from tests.composing import compose_config, decoder
 
 transformers.logging.set_verbosity_error()
 
@@ -51,79 +51,34 @@ TOLERANCE = 1e-4  # of float32 logits whose standard deviation is about one
 PADDING = 0  # after an end of text
 NOTICED = 5 * TOLERANCE  # by how much a near miss must miss; the smallest is GELU for its tanh approximation
 
-Split = Callable[[Tensor], Sequence[Tensor]]
-
 
 @dataclass(frozen=True, repr=False)
 class Family:
     """An independent model, the overrides that compose ours, and how its weights become ours.
 
-    mapping: our parameter, or several, to the tensor of theirs that they come from, and how it is cut unless it is
-        taken as it is. `#` stands for the number of a layer, `*` for weight and bias.
+    table: where each of our parameters is in theirs; the rows of it that `tests/exchange` checks by hand are its own.
     near_misses: overrides that change what we compute but not our parameters' shapes, and so must break parity.
     unused: how many of their numbers have no use.
     """
 
     theirs: nn.Module
     overrides: Sequence[str]
-    mapping: dict[str | tuple[str, ...], str | tuple[str, Split]]
+    table: hf.Family
     near_misses: Sequence[str]
     unused: int = 0
 
     def as_ours(self, theirs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Their parameters, or gradients, under our names."""
-        ours: dict[str, Tensor] = {}
-        for our_names, source in self.mapping.items():
-            their_name, split = (source, whole) if isinstance(source, str) else source
-            our_names = (our_names,) if isinstance(our_names, str) else our_names
-            for layer in range(LAYERS if "#" in their_name else 1):
-                for kind in ("weight", "bias") if "*" in their_name else ("",):
-                    fill = partial(fill_in, layer=layer, kind=kind)
-                    if fill(their_name) in theirs:
-                        pieces = split(theirs[fill(their_name)])
-                        ours |= zip(map(fill, our_names), pieces, strict=True)
-        return ours
+        cfg = compose_config(*self.sizes, *self.overrides)
+        settings = hf.flat_settings(OmegaConf.to_container(cfg.model, resolve=True))
+        names = self.table.canonical_names(theirs)
+        return self.table.to_ours({names[name]: tensor for name, tensor in theirs.items()}, settings)
 
-
-def fill_in(pattern: str, layer: int, kind: str) -> str:
-    return pattern.replace("#", str(layer)).replace("*", kind)
-
-
-QUERY_KEY_VALUE = ("blocks.#.attention.query.*", "blocks.#.attention.key.*", "blocks.#.attention.value.*")
-
-
-def whole(tensor: Tensor) -> Sequence[Tensor]:
-    return (tensor,)
-
-
-def transposed(tensor: Tensor) -> Sequence[Tensor]:
-    """A Conv1D, whose weight is `(in, out)`; its bias stays."""
-    return (tensor.t(),)
-
-
-def thirds(tensor: Tensor) -> Sequence[Tensor]:
-    """Query, key and value one after the other."""
-    return tensor.chunk(3)
-
-
-def transposed_thirds(tensor: Tensor) -> Sequence[Tensor]:
-    """Query, key and value of a Conv1D."""
-    return tensor.t().chunk(3)
-
-
-def thirds_of_every_head(tensor: Tensor) -> Sequence[Tensor]:
-    """Query, key and value of the first head, then of the second, and so on."""
-    return [part.flatten(0, 1) for part in tensor.unflatten(0, (HEADS, 3, HEAD_DIM)).unbind(1)]
-
-
-def multi_query(tensor: Tensor) -> Sequence[Tensor]:
-    """All queries, then one key and one value head."""
-    return tensor.split([DIM, HEAD_DIM, HEAD_DIM])
-
-
-def after_padding(tensor: Tensor) -> Sequence[Tensor]:
-    """OPT's positions, whose first two rows are for padding."""
-    return (tensor[2:],)
+    @property
+    def sizes(self) -> list[str]:
+        """The overrides of the sizes."""
+        sizes = {"dim": DIM, "n_layers": LAYERS, "n_heads": HEADS, "max_seq_len": LENGTH}
+        return ["size=pico", *(f"model.{key}={size}" for key, size in sizes.items()), f"size.n_kv_heads={KV_HEADS}"]
 
 
 def gpt1() -> Family:
@@ -131,16 +86,7 @@ def gpt1() -> Family:
     return Family(
         OpenAIGPTLMHeadModel(config),
         ["arch=gpt1"],
-        {
-            "embedding.tokens.weight": "transformer.tokens_embed.weight",
-            "position.table.weight": "transformer.positions_embed.weight",
-            QUERY_KEY_VALUE: ("transformer.h.#.attn.c_attn.*", transposed_thirds),
-            "blocks.#.attention.output.*": ("transformer.h.#.attn.c_proj.*", transposed),
-            "blocks.#.attention_norm.*": "transformer.h.#.ln_1.*",
-            "blocks.#.ffn.up.*": ("transformer.h.#.mlp.c_fc.*", transposed),
-            "blocks.#.ffn.down.*": ("transformer.h.#.mlp.c_proj.*", transposed),
-            "blocks.#.ffn_norm.*": "transformer.h.#.ln_2.*",
-        },
+        hf_families.GPT1,
         near_misses=["ffn=gelu_bias", "ffn=relu_bias"],
     )
 
@@ -157,34 +103,9 @@ def gpt2() -> Family:
     return Family(
         GPT2LMHeadModel(config),
         ["arch=gpt2"],
-        {
-            "embedding.tokens.weight": "transformer.wte.weight",
-            "position.table.weight": "transformer.wpe.weight",
-            "blocks.#.attention_norm.*": "transformer.h.#.ln_1.*",
-            QUERY_KEY_VALUE: ("transformer.h.#.attn.c_attn.*", transposed_thirds),
-            "blocks.#.attention.output.*": ("transformer.h.#.attn.c_proj.*", transposed),
-            "blocks.#.ffn_norm.*": "transformer.h.#.ln_2.*",
-            "blocks.#.ffn.up.*": ("transformer.h.#.mlp.c_fc.*", transposed),
-            "blocks.#.ffn.down.*": ("transformer.h.#.mlp.c_proj.*", transposed),
-            "norm.*": "transformer.ln_f.*",
-        },
+        hf_families.GPT2,
         near_misses=["ffn=gelu_bias", "block=reordered", "block=parallel_two_norms", "model.norm.eps=1e-6"],
     )
-
-
-OPT_MAPPING = {
-    "embedding.tokens.weight": "model.decoder.embed_tokens.weight",
-    "position.table.weight": ("model.decoder.embed_positions.weight", after_padding),
-    "blocks.#.attention_norm.*": "model.decoder.layers.#.self_attn_layer_norm.*",
-    "blocks.#.attention.query.*": "model.decoder.layers.#.self_attn.q_proj.*",
-    "blocks.#.attention.key.*": "model.decoder.layers.#.self_attn.k_proj.*",
-    "blocks.#.attention.value.*": "model.decoder.layers.#.self_attn.v_proj.*",
-    "blocks.#.attention.output.*": "model.decoder.layers.#.self_attn.out_proj.*",
-    "blocks.#.ffn_norm.*": "model.decoder.layers.#.final_layer_norm.*",
-    "blocks.#.ffn.up.*": "model.decoder.layers.#.fc1.*",
-    "blocks.#.ffn.down.*": "model.decoder.layers.#.fc2.*",
-    "norm.*": "model.decoder.final_layer_norm.*",
-}
 
 
 def opt_config(**settings: bool) -> OPTConfig:
@@ -205,7 +126,7 @@ def opt() -> Family:
     return Family(
         OPTForCausalLM(opt_config()),
         ["arch=opt"],
-        OPT_MAPPING,
+        hf_families.OPT,
         near_misses=["ffn=gelu_bias", "block=reordered", "block=parallel_two_norms", "model.norm.eps=1e-6"],
         unused=2 * DIM,
     )
@@ -216,7 +137,7 @@ def opt_postnorm() -> Family:
     return Family(
         OPTForCausalLM(opt_config(do_layer_norm_before=False)),
         ["arch=opt", "block=postnorm"],
-        OPT_MAPPING,
+        hf_families.OPT,
         near_misses=["ffn=gelu_bias"],
         unused=2 * DIM,
     )
@@ -235,19 +156,7 @@ def ctrl() -> Family:
     return Family(
         CTRLLMHeadModel(config),
         ["arch=ctrl"],
-        {
-            "embedding.tokens.weight": "transformer.w.weight",
-            "embedding.head.bias": "lm_head.bias",
-            "blocks.#.attention_norm.*": "transformer.h.#.layernorm1.*",
-            "blocks.#.attention.query.*": "transformer.h.#.multi_head_attention.Wq.*",
-            "blocks.#.attention.key.*": "transformer.h.#.multi_head_attention.Wk.*",
-            "blocks.#.attention.value.*": "transformer.h.#.multi_head_attention.Wv.*",
-            "blocks.#.attention.output.*": "transformer.h.#.multi_head_attention.dense.*",
-            "blocks.#.ffn_norm.*": "transformer.h.#.layernorm2.*",
-            "blocks.#.ffn.up.*": "transformer.h.#.ffn.0.*",
-            "blocks.#.ffn.down.*": "transformer.h.#.ffn.2.*",
-            "norm.*": "transformer.layernorm.*",
-        },
+        hf_families.CTRL,
         near_misses=["position=sinusoidal", "model.position.theta=5000", "block=reordered"],
     )
 
@@ -266,17 +175,7 @@ def gpt_neox() -> Family:
     return Family(
         GPTNeoXForCausalLM(config),
         ["arch=gpt_neox"],
-        {
-            "embedding.tokens.weight": "gpt_neox.embed_in.weight",
-            "blocks.#.attention_norm.*": "gpt_neox.layers.#.input_layernorm.*",
-            QUERY_KEY_VALUE: ("gpt_neox.layers.#.attention.query_key_value.*", thirds_of_every_head),
-            "blocks.#.attention.output.*": "gpt_neox.layers.#.attention.dense.*",
-            "blocks.#.ffn_norm.*": "gpt_neox.layers.#.post_attention_layernorm.*",
-            "blocks.#.ffn.up.*": "gpt_neox.layers.#.mlp.dense_h_to_4h.*",
-            "blocks.#.ffn.down.*": "gpt_neox.layers.#.mlp.dense_4h_to_h.*",
-            "norm.*": "gpt_neox.final_layer_norm.*",
-            "embedding.head.weight": "lm_head.weight",
-        },
+        hf_families.GPT_NEOX,
         near_misses=[
             "block=prenorm",
             "position=rope",
@@ -292,17 +191,7 @@ def bloom() -> Family:
     return Family(
         BloomForCausalLM(config),
         ["arch=bloom"],
-        {
-            "embedding.tokens.weight": "transformer.word_embeddings.weight",
-            "embedding.norm.*": "transformer.word_embeddings_layernorm.*",
-            "blocks.#.attention_norm.*": "transformer.h.#.input_layernorm.*",
-            QUERY_KEY_VALUE: ("transformer.h.#.self_attention.query_key_value.*", thirds_of_every_head),
-            "blocks.#.attention.output.*": "transformer.h.#.self_attention.dense.*",
-            "blocks.#.ffn_norm.*": "transformer.h.#.post_attention_layernorm.*",
-            "blocks.#.ffn.up.*": "transformer.h.#.mlp.dense_h_to_4h.*",
-            "blocks.#.ffn.down.*": "transformer.h.#.mlp.dense_4h_to_h.*",
-            "norm.*": "transformer.ln_f.*",
-        },
+        hf_families.BLOOM,
         near_misses=["position=none", "ffn=gelu_bias", "block=reordered", "model.norm.eps=1e-6"],
     )
 
@@ -323,33 +212,9 @@ def falcon() -> Family:
     return Family(
         FalconForCausalLM(config),
         ["arch=falcon"],
-        {
-            "embedding.tokens.weight": "transformer.word_embeddings.weight",
-            "blocks.#.attention_norm.*": "transformer.h.#.input_layernorm.*",
-            QUERY_KEY_VALUE: ("transformer.h.#.self_attention.query_key_value.*", multi_query),
-            "blocks.#.attention.output.*": "transformer.h.#.self_attention.dense.*",
-            "blocks.#.ffn.up.*": "transformer.h.#.mlp.dense_h_to_4h.*",
-            "blocks.#.ffn.down.*": "transformer.h.#.mlp.dense_4h_to_h.*",
-            "norm.*": "transformer.ln_f.*",
-        },
+        hf_families.FALCON,
         near_misses=["position=alibi", "model.position.interleaved=true", "ffn=gelu_tanh", "model.norm.eps=1e-6"],
     )
-
-
-LLAMA_MAPPING = {
-    "embedding.tokens.weight": "model.embed_tokens.weight",
-    "blocks.#.attention_norm.*": "model.layers.#.input_layernorm.*",
-    "blocks.#.attention.query.*": "model.layers.#.self_attn.q_proj.*",
-    "blocks.#.attention.key.*": "model.layers.#.self_attn.k_proj.*",
-    "blocks.#.attention.value.*": "model.layers.#.self_attn.v_proj.*",
-    "blocks.#.attention.output.*": "model.layers.#.self_attn.o_proj.*",
-    "blocks.#.ffn_norm.*": "model.layers.#.post_attention_layernorm.*",
-    "blocks.#.ffn.gate.*": "model.layers.#.mlp.gate_proj.*",
-    "blocks.#.ffn.up.*": "model.layers.#.mlp.up_proj.*",
-    "blocks.#.ffn.down.*": "model.layers.#.mlp.down_proj.*",
-    "norm.*": "model.norm.*",
-    "embedding.head.weight": "lm_head.weight",
-}
 
 
 def llama_family(n_kv_heads: int, rope: dict[str, object], overrides: list[str], near_misses: list[str]) -> Family:
@@ -365,7 +230,7 @@ def llama_family(n_kv_heads: int, rope: dict[str, object], overrides: list[str],
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0} | rope,
         attn_implementation="eager",
     )
-    return Family(LlamaForCausalLM(config), overrides, LLAMA_MAPPING, near_misses)
+    return Family(LlamaForCausalLM(config), overrides, hf_families.LLAMA, near_misses)
 
 
 def llama() -> Family:
@@ -452,7 +317,7 @@ def mistral() -> Family:
     return Family(
         MistralForCausalLM(config),
         ["arch=mistral", "model.attention.window=7"],
-        LLAMA_MAPPING,
+        hf_families.MISTRAL,
         near_misses=["model.attention.window=8", "model.attention.window=null", "model.norm.eps=1e-6"],
     )
 
@@ -473,22 +338,7 @@ def olmo2() -> Family:
     return Family(
         Olmo2ForCausalLM(config),
         ["arch=olmo2"],
-        {
-            "embedding.tokens.weight": "model.embed_tokens.weight",
-            "blocks.#.attention.query.*": "model.layers.#.self_attn.q_proj.*",
-            "blocks.#.attention.key.*": "model.layers.#.self_attn.k_proj.*",
-            "blocks.#.attention.value.*": "model.layers.#.self_attn.v_proj.*",
-            "blocks.#.attention.query_norm.*": "model.layers.#.self_attn.q_norm.*",
-            "blocks.#.attention.key_norm.*": "model.layers.#.self_attn.k_norm.*",
-            "blocks.#.attention.output.*": "model.layers.#.self_attn.o_proj.*",
-            "blocks.#.attention_norm.*": "model.layers.#.post_attention_layernorm.*",
-            "blocks.#.ffn.gate.*": "model.layers.#.mlp.gate_proj.*",
-            "blocks.#.ffn.up.*": "model.layers.#.mlp.up_proj.*",
-            "blocks.#.ffn.down.*": "model.layers.#.mlp.down_proj.*",
-            "blocks.#.ffn_norm.*": "model.layers.#.post_feedforward_layernorm.*",
-            "norm.*": "model.norm.*",
-            "embedding.head.weight": "lm_head.weight",
-        },
+        hf_families.OLMO2,
         near_misses=["block=prenorm", "position=rope", "model.norm.eps=1e-5"],
     )
 
@@ -520,21 +370,7 @@ def gemma2() -> Family:
             "model.attention.softcap=2",
             "model.embedding.logit_softcap=3",
         ],
-        {
-            "embedding.tokens.weight": "model.embed_tokens.weight",
-            "blocks.#.attention_norm.*": "model.layers.#.input_layernorm.*",
-            "blocks.#.attention.query.*": "model.layers.#.self_attn.q_proj.*",
-            "blocks.#.attention.key.*": "model.layers.#.self_attn.k_proj.*",
-            "blocks.#.attention.value.*": "model.layers.#.self_attn.v_proj.*",
-            "blocks.#.attention.output.*": "model.layers.#.self_attn.o_proj.*",
-            "blocks.#.attention_post_norm.*": "model.layers.#.post_attention_layernorm.*",
-            "blocks.#.ffn_norm.*": "model.layers.#.pre_feedforward_layernorm.*",
-            "blocks.#.ffn.gate.*": "model.layers.#.mlp.gate_proj.*",
-            "blocks.#.ffn.up.*": "model.layers.#.mlp.up_proj.*",
-            "blocks.#.ffn.down.*": "model.layers.#.mlp.down_proj.*",
-            "blocks.#.ffn_post_norm.*": "model.layers.#.post_feedforward_layernorm.*",
-            "norm.*": "model.norm.*",
-        },
+        hf_families.GEMMA2,
         near_misses=[
             "model.attention.window=8",
             "model.attention.global_every=3",
@@ -567,20 +403,30 @@ class TorchTransformer(nn.Module):
         return F.linear(self.encoder(x, mask=causal), self.tokens.weight)
 
 
+TORCH = hf.Family(
+    "",
+    "",
+    "",
+    {},
+    (),
+    {
+        "embedding.tokens.weight": "tokens.weight",
+        hf_families.QUERY_KEY_VALUE: ("encoder.layers.#.self_attn.in_proj_*", hf_families.QKV),
+        "blocks.#.attention.output.*": "encoder.layers.#.self_attn.out_proj.*",
+        "blocks.#.attention_norm.*": "encoder.layers.#.norm1.*",
+        "blocks.#.ffn.up.*": "encoder.layers.#.linear1.*",
+        "blocks.#.ffn.down.*": "encoder.layers.#.linear2.*",
+        "blocks.#.ffn_norm.*": "encoder.layers.#.norm2.*",
+    },
+)
+
+
 def vanilla() -> Family:
     """With biases, which PyTorch's layers have and our recipe leaves out."""
     return Family(
         TorchTransformer(),
         ["arch=vanilla", "attention=mha_bias", "ffn=relu_bias"],
-        {
-            "embedding.tokens.weight": "tokens.weight",
-            QUERY_KEY_VALUE: ("encoder.layers.#.self_attn.in_proj_*", thirds),
-            "blocks.#.attention.output.*": "encoder.layers.#.self_attn.out_proj.*",
-            "blocks.#.attention_norm.*": "encoder.layers.#.norm1.*",
-            "blocks.#.ffn.up.*": "encoder.layers.#.linear1.*",
-            "blocks.#.ffn.down.*": "encoder.layers.#.linear2.*",
-            "blocks.#.ffn_norm.*": "encoder.layers.#.norm2.*",
-        },
+        TORCH,
         near_misses=["ffn=gelu_bias", "position=sinusoidal_concatenated", "model.embedding.scale=1"],
     )
 
@@ -630,8 +476,7 @@ def family(request: pytest.FixtureRequest) -> Family:
 
 def our_model(family: Family, *overrides: str) -> Decoder:
     """Our model of the family with their weights, which must be exactly the parameters that we have."""
-    sizes = [f"model.dim={DIM}", f"model.n_layers={LAYERS}", f"model.n_heads={HEADS}", f"model.max_seq_len={LENGTH}"]
-    model = decoder(*sizes, f"size.n_kv_heads={KV_HEADS}", *family.overrides, *overrides, vocab_size=VOCAB).eval()
+    model = decoder(*family.sizes, *family.overrides, *overrides, vocab_size=VOCAB).eval()
     weights = family.as_ours(dict(family.theirs.named_parameters()))
     parameters = dict(model.named_parameters())
     assert {name: p.shape for name, p in parameters.items()} == {name: w.shape for name, w in weights.items()}

@@ -1,52 +1,185 @@
-"""AdamW: what it decays, and that a step of it is the paper's."""
+"""Optimizers: what they decay, and that their steps are those of the papers."""
 
 import copy
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
+from llama_lab.config.components import build
 from llama_lab.errors import ConfigError
-from llama_lab.training.optim import adamw
-from tests.composing import decoder, options
+from llama_lab.model import Decoder
+from llama_lab.training.optim import adam, adamw, lion, muon, sgd
+from tests.composing import compose_config, decoder, options
+from tests.training.tiny import pieces
 
 SETTINGS = {"lr": 3e-3, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.3}
+OPTIMIZERS = options("optim")
 
 
-@pytest.mark.parametrize("arch", options("arch"))
-def test_matrices_and_tables_decay_and_norms_and_biases_do_not(arch: str) -> None:
+def made(optimizer: str, model: nn.Module, *overrides: str) -> torch.optim.Optimizer:
+    """The optimizer that the command line would make."""
+    factory = build(compose_config(f"optim={optimizer}", *overrides).optim, "optim")
+    return factory(model)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("arch", "optimizer"), [*((arch, "adamw") for arch in options("arch")), *(("gpt2", name) for name in OPTIMIZERS)]
+)
+def test_matrices_and_tables_decay_and_norms_and_biases_do_not(arch: str, optimizer: str) -> None:
     model = decoder(f"arch={arch}")
     decaying = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding)} | {
         id(p) for name, p in model.named_parameters() if "position" in name
     }
-    groups = adamw(model, **SETTINGS).param_groups
-    by_decay = {group["weight_decay"]: {id(p) for p in group["params"]} for group in groups}
+    by_decay: dict[float, set[int]] = {}
+    for group in made(optimizer, model, "optim.weight_decay=0.3").param_groups:
+        by_decay.setdefault(group["weight_decay"], set()).update(id(p) for p in group["params"])
     assert by_decay.pop(0.3) == decaying
     assert by_decay.pop(0.0, set()) == {id(p) for p in model.parameters()} - decaying
     assert by_decay == {}
 
 
-def test_steps_are_those_of_an_adamw_written_by_hand_in_float64() -> None:
-    model = decoder("arch=gpt2").double()
+def steps_by_hand(
+    optimizer: torch.optim.Optimizer, model: Decoder, update: Callable[[int, str, Tensor, Tensor], Tensor]
+) -> None:
+    """Three steps, each against `update`, which has the step, a name, the parameter and its gradient."""
     by_hand = {name: p.detach().clone() for name, p in model.named_parameters()}
-    mean = {name: torch.zeros_like(p) for name, p in by_hand.items()}
-    square = copy.deepcopy(mean)
-    optimizer = adamw(model, **SETTINGS)
-    lr, beta1, beta2, eps = (SETTINGS[key] for key in ("lr", "beta1", "beta2", "eps"))
     generator = torch.Generator().manual_seed(0)
     for step in (1, 2, 3):
         for name, p in model.named_parameters():
-            p.grad = g = torch.randn(p.shape, generator=generator, dtype=torch.float64)
-            mean[name] = beta1 * mean[name] + (1 - beta1) * g
-            square[name] = beta2 * square[name] + (1 - beta2) * g**2
-            unbiased_mean, unbiased_square = mean[name] / (1 - beta1**step), square[name] / (1 - beta2**step)
-            decay = 0.3 if p.ndim == 2 else 0.0
-            update = unbiased_mean / (unbiased_square.sqrt() + eps) + decay * by_hand[name]
-            by_hand[name] = by_hand[name] - lr * update
+            p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            by_hand[name] = update(step, name, by_hand[name], p.grad)
         optimizer.step()
         for name, p in model.named_parameters():
-            torch.testing.assert_close(p.detach(), by_hand[name], rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(p.detach(), by_hand[name], rtol=1e-12, atol=1e-12, msg=name)
+
+
+def decay_of(p: Tensor) -> float:
+    return 0.3 if p.ndim == 2 else 0.0
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_steps_of_adam_and_adamw_are_those_written_by_hand_in_float64(decoupled: bool) -> None:
+    model = decoder("arch=gpt2").double()
+    mean: dict[str, Tensor] = {}
+    square: dict[str, Tensor] = {}
+    lr, beta1, beta2, eps = (SETTINGS[key] for key in ("lr", "beta1", "beta2", "eps"))
+
+    def update(step: int, name: str, p: Tensor, g: Tensor) -> Tensor:
+        if not decoupled:
+            g = g + decay_of(p) * p
+        mean[name] = beta1 * mean.get(name, torch.zeros_like(p)) + (1 - beta1) * g
+        square[name] = beta2 * square.get(name, torch.zeros_like(p)) + (1 - beta2) * g**2
+        unbiased_mean, unbiased_square = mean[name] / (1 - beta1**step), square[name] / (1 - beta2**step)
+        decay = decay_of(p) if decoupled else 0.0
+        return p - lr * (unbiased_mean / (unbiased_square.sqrt() + eps) + decay * p)
+
+    steps_by_hand((adamw if decoupled else adam)(model, **SETTINGS), model, update)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_steps_of_sgd_are_those_written_by_hand_in_float64(nesterov: bool) -> None:
+    model = decoder("arch=gpt2").double()
+    velocity: dict[str, Tensor] = {}
+
+    def update(step: int, name: str, p: Tensor, g: Tensor) -> Tensor:
+        g = g + decay_of(p) * p
+        velocity[name] = g if step == 1 else 0.7 * velocity[name] + g
+        return p - 0.02 * (g + 0.7 * velocity[name] if nesterov else velocity[name])
+
+    steps_by_hand(sgd(model, lr=0.02, momentum=0.7, nesterov=nesterov, weight_decay=0.3), model, update)
+
+
+def test_steps_of_lion_are_those_written_by_hand_in_float64() -> None:
+    model = decoder("arch=gpt2").double()
+    mean: dict[str, Tensor] = {}
+
+    def update(step: int, name: str, p: Tensor, g: Tensor) -> Tensor:
+        before = mean.get(name, torch.zeros_like(p))
+        mean[name] = 0.95 * before + 0.05 * g
+        return p - 1e-3 * ((0.8 * before + 0.2 * g).sign() + decay_of(p) * p)
+
+    steps_by_hand(lion(model, lr=1e-3, beta1=0.8, beta2=0.95, weight_decay=0.3), model, update)
+
+
+MUON = {**SETTINGS, "momentum": 0.9, "nesterov": True, "newton_schulz_steps": 5}
+
+
+def test_muon_s_step_is_pytorch_s_for_matrices_of_blocks_and_adamw_s_for_the_rest() -> None:
+    """And a matrix's update is a product of orthogonal ones, as large as AdamW's: 0.2 of every element's."""
+    ours, theirs = decoder("arch=gpt2"), decoder("arch=gpt2")
+    matrices = {n: m.weight for n, m in theirs.named_modules() if isinstance(m, nn.Linear) and n.startswith("blocks")}
+    chosen = set(map(id, matrices.values()))
+    rest = [p for p in theirs.parameters() if id(p) not in chosen]
+    parts = [
+        torch.optim.Muon(matrices.values(), 3e-3, 0.3, 0.9, True, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([p for p in rest if p.ndim > 1], 3e-3, (0.8, 0.95), 1e-6, 0.3, fused=True),
+        torch.optim.AdamW([p for p in rest if p.ndim < 2], 3e-3, (0.8, 0.95), 1e-6, 0.0, fused=True),
+    ]
+    joint = muon(ours, **MUON)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        before = copy.deepcopy(ours.state_dict())
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            p.grad = torch.randn(p.shape, generator=generator)
+            q.grad = p.grad.clone()
+        joint.step()
+        for part in parts:
+            part.step()
+        torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+    for name in matrices:
+        weight = before[f"{name}.weight"]
+        update = (weight * (1 - 3e-3 * 0.3) - ours.state_dict()[f"{name}.weight"]) / 3e-3
+        values = torch.linalg.svdvals(update) / (0.2 * math.sqrt(max(update.shape)))
+        assert 0.6 < values.median() < values.max() < 1.3
+
+
+def test_muon_leaves_the_embeddings_and_a_head_of_its_own_to_adamw() -> None:
+    model = decoder("arch=llama")
+    first, second, third = muon(model, **MUON).param_groups
+    assert {id(p) for p in second["params"]} == {id(model.embedding.tokens.weight), id(model.embedding.head.weight)}
+    assert all(p.ndim == 1 for p in third["params"])
+    assert len(first["params"]) == 7 * len(model.blocks)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_optimizer_that_is_loaded_goes_on_as_if_it_had_not_stopped(optimizer: str) -> None:
+    """Under a schedule, as in a run."""
+
+    def step(model: Decoder, opt: torch.optim.Optimizer, schedule: LambdaLR, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator)
+        opt.step()
+        schedule.step()
+
+    def begin() -> tuple[Decoder, torch.optim.Optimizer, LambdaLR]:
+        model = decoder("arch=llama")
+        opt = made(optimizer, model)
+        return model, opt, LambdaLR(opt, lambda n: 1 / (n + 1))
+
+    through, stopped, resumed = begin(), begin(), begin()
+    for seed in range(4):
+        step(*through, seed)
+    for seed in range(2):
+        step(*stopped, seed)
+    for before, after in zip(stopped, resumed, strict=True):
+        after.load_state_dict(copy.deepcopy(before.state_dict()))
+    for seed in range(2, 4):
+        step(*resumed, seed)
+    torch.testing.assert_close(resumed[0].state_dict(), through[0].state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_run_with_any_optimizer_learns(optimizer: str, tiny: list[str], tmp_path: Path) -> None:
+    run = pieces(*tiny, f"optim={optimizer}", "train.tokens=12e3", f"runs_dir={tmp_path}")
+    run.fit()
+    losses = [row["val/loss"] for row in run.rows if "val/loss" in row]
+    assert losses[-1] < 0.95 * math.log(run.dataset.index.vocab_size)
 
 
 @pytest.mark.parametrize("wrong", [-1, math.inf, math.nan, "abc", None])
@@ -55,6 +188,26 @@ def test_a_setting_out_of_range_is_refused_by_its_name(key: str, wrong: object) 
     with pytest.raises(ConfigError) as error:
         adamw(nn.Linear(2, 2), **{**SETTINGS, key: wrong})
     assert str(error.value).startswith(f"optim.{key}={wrong}: must be ")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "override", "message"),
+    [
+        ("sgd", "optim.momentum=1", "optim.momentum=1: must be a number from 0 up to, but not including, 1"),
+        ("adafactor", "optim.beta2_decay=0.8", "optim.beta2_decay=0.8: must be a negative number"),
+        ("adafactor", "optim.clip=0", "optim.clip=0: nothing would be learned"),
+        ("muon", "optim.newton_schulz_steps=0", "optim.newton_schulz_steps=0: must be a whole number from 1 to 99"),
+    ],
+)
+def test_a_setting_of_another_optimizer_out_of_range_is_refused(optimizer: str, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        made(optimizer, decoder("arch=llama"), override)
+    assert str(error.value).startswith(message)
+
+
+def test_nesterov_without_momentum_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^optim\.nesterov=True: there is no momentum"):
+        made("sgd", decoder("arch=llama"), "optim.nesterov=true", "optim.momentum=0")
 
 
 @pytest.mark.parametrize("key", ["beta1", "beta2"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 from llama_lab.errors import ConfigError
-from llama_lab.training.schedule import constant, cosine, linear, wsd
+from llama_lab.training.schedule import constant, cosine, linear, noam, wsd
 
 Schedule = Callable[[int, int], float]
 
@@ -28,6 +28,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         st.sampled_from(
             [
                 partial(constant, warmup=warmup),
+                partial(noam, warmup=warmup),
                 partial(cosine, warmup=warmup, final=final),
                 partial(linear, warmup=warmup, final=final),
                 partial(wsd, warmup=warmup, decay=decay, final=final),
@@ -129,3 +130,11 @@ def test_a_setting_that_is_no_fraction_is_refused_by_its_name(
 def test_a_decay_that_begins_before_the_warm_up_ends_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^schedule\.decay=0\.95: .*schedule\.warmup=0\.1; "):
         wsd(0, 100, warmup=0.1, decay=0.95, final=0.0)
+
+
+def test_noam_is_the_rate_of_the_2017_paper() -> None:
+    """Equation 3 over its peak, for its own budget and warm-up."""
+    dim, steps, warmup = 512, 100_000, 4000
+    for n in (1, 2, 3999, 4000, 4001, 50_000, 100_000):
+        rate = dim**-0.5 * min(n**-0.5, n * warmup**-1.5)
+        assert noam(n - 1, steps, warmup / steps) == pytest.approx(rate * (dim * warmup) ** 0.5, rel=1e-12)

@@ -108,6 +108,30 @@ def test_any_number_of_devices_gives_the_curve_of_one(
     assert summary["perf/tokens_per_second"] == pytest.approx(devices * summary["perf/tokens_per_second_per_device"])
 
 
+@pytest.mark.slow
+def test_muon_on_shards_is_muon_on_one_device(tiny: list[str], run_train: RunTrain, tmp_path: Path) -> None:
+    """Each update needs a whole matrix."""
+    overrides = [*tiny, "optim=muon", "train.tokens=6000", "train.log_every=1"]
+    alone = planned(*overrides, f"runs_dir={tmp_path}")
+    assert train(alone) == "done"
+    ran = run_train(*overrides, "trainer=fsdp", "trainer.devices=2", "trainer.accelerator=cpu", **LOOPBACK)
+    assert (ran.code, ran.err) == (0, "")
+    losses = [
+        [row["train/loss"] for row in repeatable(path) if "train/loss" in row] for path in (ran.run, alone.folder.path)
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_cannot_hold_shards_is_refused_before_training(tiny: list[str], run_train: RunTrain) -> None:
+    ran = run_train(
+        *tiny, "optim=adafactor", "trainer=fsdp", "trainer.devices=2", "trainer.accelerator=cpu", **LOOPBACK
+    )
+    assert ran.code == 2
+    assert "error: optim=adafactor: PyTorch's cannot hold sharded parameters; choose trainer=ddp" in ran.err
+    assert "step" not in ran.out
+
+
 def listening(session: int) -> set[str]:
     """The addresses on which the processes of a session listen, as `ss` finds them."""
     pids = subprocess.run(["ps", "-o", "pid=", "-s", str(session)], capture_output=True, text=True).stdout.split()

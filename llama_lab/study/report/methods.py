@@ -58,11 +58,19 @@ TOKENIZERS = {
     "ByteTokenizer": "one token per byte",
     "CharTokenizer": "one token per character",
 }
-OPTIMIZERS = {"adamw": "AdamW"}
+OPTIMIZERS = {
+    "adafactor": "Adafactor",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "lion": "Lion",
+    "muon": "Muon for the matrices of the blocks and AdamW for the rest",
+    "sgd": "stochastic gradient descent with momentum",
+}
 SCHEDULES = {
     "constant": "a constant learning rate",
     "cosine": "a cosine schedule",
     "linear": "a linear schedule",
+    "noam": "an inverse square root schedule",
     "wsd": "a warm-up, stable, decay schedule",
 }
 

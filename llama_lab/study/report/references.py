@@ -102,8 +102,21 @@ SOURCES: dict[str, dict[str, str]] = {
         "tinyllama_1b": "zhang2024tinyllama",
     },
     "tokenizer": {"bpe": "sennrich2016bpe radford2019gpt2", "byte": "", "char": ""},
-    "optim": {"adamw": "loshchilov2019adamw"},
-    "schedule": {"constant": "", "cosine": "loshchilov2017sgdr", "linear": "", "wsd": "hu2024minicpm"},
+    "optim": {
+        "adafactor": "shazeer2018adafactor",
+        "adam": "kingma2015adam",
+        "adamw": "loshchilov2019adamw",
+        "lion": "chen2023lion",
+        "muon": "jordan2024muon liu2025muon loshchilov2019adamw",
+        "sgd": "sutskever2013momentum",
+    },
+    "schedule": {
+        "constant": "",
+        "cosine": "loshchilov2017sgdr",
+        "linear": "",
+        "noam": "vaswani2017attention",
+        "wsd": "hu2024minicpm",
+    },
 }
 
 # The keys for everything that is not an option of a config group.

@@ -1,0 +1,99 @@
+"""The parts of a mixture: options of the group `data`, composed as Hydra composes the option of a run."""
+
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
+from fractions import Fraction
+from functools import cache
+from math import lcm
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from llama_lab.errors import ConfigError, first_line, suggestion
+
+from . import CONF_DIR
+from .value_types import check_kinds, default_settings
+
+LARGEST_DENOMINATOR = 10_000  # of a share: four decimals, or a simple fraction such as 1/3
+LONGEST_PERIOD = 1_000_000  # windows after which the order of the parts repeats
+OF_THE_MIX = ("seed", "cache_dir", "val_tokens")
+
+
+def mixture_parts(mix: Any, parts: Any) -> DictConfig | None:
+    """The config of each part of `data.mix`, with the settings in `data.parts`; None without a mixture.
+
+    Raises ConfigError for shares that do not add up to 1, and parts or settings that do not exist.
+    """
+    if mix is None:
+        return None
+    shares = exact_shares(mix)
+    settings = {} if parts is None else OmegaConf.to_container(parts, resolve=True)
+    if not isinstance(settings, dict) or not all(isinstance(own, dict) for own in settings.values()):
+        raise ConfigError(f"data.parts={settings}: must be settings by part, such as {{mine: {{files: [a.txt]}}}}")
+    if unknown := [str(name) for name in settings if name not in shares]:
+        raise ConfigError(f"data.parts.{unknown[0]}: is no part of data.mix, which has {', '.join(shares)}")
+    return OmegaConf.create({name: json.loads(_part(name, json.dumps(settings.get(name, {})))) for name in shares})
+
+
+def exact_shares(mix: Any) -> dict[str, Fraction]:
+    """The shares in `data.mix` as fractions. Raises ConfigError unless they are positive and add up to 1."""
+    if not isinstance(mix, Mapping):
+        given = "null" if mix is None else mix
+        raise ConfigError(f"data.mix={given}: must be shares by name, such as {{stdlib: 0.7, shakespeare: 0.3}}")
+    shown = ", ".join(f"{name}: {share}" for name, share in mix.items())
+    shares = {}
+    for name, share in mix.items():
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
+            raise ConfigError(
+                f"data.mix.{name}={share}: a share is above 0 and at most 1; leave a part without one out"
+            )
+        shares[str(name)] = Fraction(share).limit_denominator(LARGEST_DENOMINATOR)
+    total = sum(mix.values())
+    if sum(shares.values()) != 1:
+        raise ConfigError(
+            f"data.mix={{{shown}}}: the shares add up to {total:.6g} rather than 1"
+            f"{'' if abs(total - 1) > 1e-6 else ' once rounded to four decimals'}; correct them"
+        )
+    if (period := lcm(*(share.denominator for share in shares.values()))) > LONGEST_PERIOD:
+        raise ConfigError(f"data.mix={{{shown}}}: repeats only after {period:,} windows; use at most four decimals")
+    return shares
+
+
+@cache
+def _part(name: str, settings: str) -> str:
+    """The resolved config of a part, as JSON."""
+    own = json.loads(settings)
+    option = own.pop("data", name)
+    is_ready = GlobalHydra.instance().is_initialized()
+    with nullcontext() if is_ready else hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        known = [one for one in GlobalHydra.instance().config_loader().get_group_options("data") if one != "mix"]
+        if option not in known:
+            raise ConfigError(
+                f"data.mix.{name}: {option} is no data that can be mixed{suggestion(str(option), known)}; choose of "
+                f"{', '.join(known)}, or name one of them, data.parts={{{name}: {{data: text, files: [a.txt]}}}}"
+            )
+        data = hydra.compose("config", overrides=[f"data={option}"]).data
+        possible = [str(setting) for setting in data if setting not in (*OF_THE_MIX, "source")]
+        for setting, value in own.items():
+            if setting not in possible:
+                is_joint = setting in OF_THE_MIX
+                where = "belongs to the whole mixture" if is_joint else f"is no setting of data={option}"
+                raise ConfigError(f"data.parts.{name}.{setting}={value}: {where}; choose of {', '.join(possible)}")
+        try:
+            check_kinds(OmegaConf.create({"data": own}), default_settings({"data": option}))
+        except ConfigError as error:
+            raise ConfigError(f"data.parts.{name}: {error}") from None
+        try:
+            data.merge_with(own)
+            if missing := [setting for setting in possible if OmegaConf.is_missing(data, setting)]:
+                example = f"data.parts={{{name}: {{{missing[0]}: ...}}}}"
+                raise ConfigError(f"data.parts.{name}.{missing[0]}=???: needs a value; set it, {example}")
+            composed = OmegaConf.to_container(data, resolve=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"data.parts.{name}: {first_line(error)}") from None
+    assert isinstance(composed, dict)
+    return json.dumps({setting: value for setting, value in composed.items() if setting not in OF_THE_MIX})

@@ -1,0 +1,94 @@
+"""Tokenizers trained elsewhere, from a file, a folder or the Hugging Face Hub."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import InitVar, dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from llama_lab.data.hub import is_hub_name, report_hub_errors
+from llama_lab.data.index import TOKENIZER_NAME
+from llama_lab.data.tokenizer import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, TextTokenizer, VocabularyFrom
+from llama_lab.errors import ConfigError, first_line
+
+log = logging.getLogger(__name__)
+
+# What many tokenizers change in a text or have no id for, each with a text that shows it.
+PROBES = {
+    "capital letters": "Aa",
+    "a leading space": " a",
+    "repeated spaces": "a  b",
+    "line breaks": "a\nb\r\n",
+    "tabs": "a\tb",
+    "decomposed accents": "e\u0301",
+    "full-width letters": "\uff21",
+    "Chinese": "漢字",
+    "emoji": "🙂",
+    "control characters": "a\x00b",
+}
+
+
+@dataclass(frozen=True)
+class HFTokenizer:
+    """Any `tokenizer.json`, used as it is, without the tokens that its post-processor would put around a text.
+
+    path: the file, a folder with one, or a name on the Hub. end_of_text: see `TextTokenizer.load`. Two with the same
+    `hash` give the same tokens, wherever they are.
+    Raises ConfigError unless there is such a file, with an end-of-text token; warns of text that it does not keep.
+    """
+
+    path: InitVar[str]
+    end_of_text: InitVar[str | None] = None
+    hash: str = field(init=False)
+    vocabulary_from: ClassVar[VocabularyFrom] = "nothing"
+
+    def __post_init__(self, path: str, end_of_text: str | None) -> None:
+        file = find_tokenizer(path)
+        try:
+            tokenizer = TextTokenizer.load(file, end_of_text)
+            lost = [name for name, text in PROBES.items() if tokenizer.decode(tokenizer.encode(text)) != text]
+        except ConfigError:
+            raise
+        except ValueError as error:  # of TextTokenizer
+            raise ConfigError(f"tokenizer.end_of_text={end_of_text or 'null'}: in {file}, {error}") from error
+        except Exception as error:  # tokenizers raises nothing more specific
+            raise ConfigError(f"tokenizer.path={path}: {file} cannot be used, {first_line(error)}") from error
+        if lost:
+            log.warning(
+                "tokenizer.path=%s: does not keep %s; bits per byte is then the loss on the text as it is encoded, "
+                "over the bytes of the text as it was: do not compare it with that of other tokenizers",
+                path,
+                ", ".join(lost),
+            )
+        object.__setattr__(self, "_tokenizer", tokenizer)
+        object.__setattr__(self, "hash", tokenizer.hash)
+
+    def train(self, documents: Iterator[str]) -> TextTokenizer:
+        """Return the tokenizer; `documents` are not read, as the vocabulary is fixed."""
+        tokenizer: TextTokenizer = self._tokenizer  # type: ignore[attr-defined]
+        return tokenizer
+
+
+def find_tokenizer(path: str) -> Path:
+    """The tokenizer.json at `path`, downloaded if that is a name on the Hub. Raises ConfigError if there is none."""
+    here = Path(path).expanduser()
+    if here.is_file():
+        return here
+    if not here.is_dir():
+        here = _download(path)
+    if not (here / TOKENIZER_NAME).is_file():
+        raise ConfigError(
+            f"tokenizer.path={path}: has no {TOKENIZER_NAME}; write one with "
+            f"transformers.AutoTokenizer.from_pretrained({path!r}).save_pretrained(FOLDER), and name that folder"
+        )
+    return here / TOKENIZER_NAME
+
+
+def _download(name: str) -> Path:
+    """The folder with the tokenizer's files, of a name on the Hub; of the last download, if the Hub is out of reach."""
+    if not is_hub_name(name) or name.endswith(".json"):
+        raise ConfigError(f"tokenizer.path={name}: no such file or folder; paths are relative to {Path.cwd()}")
+    from huggingface_hub import snapshot_download
+
+    with report_hub_errors(f"tokenizer.path={name}", "name a tokenizer.json, or a folder that holds one"):
+        return Path(snapshot_download(name, allow_patterns=[TOKENIZER_NAME, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP]))

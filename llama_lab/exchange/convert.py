@@ -1,0 +1,168 @@
+"""Models from one layout into another: `llama-lab-convert import` and `export`."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from llama_lab.config.trust import Trust
+from llama_lab.data.hub import is_hub_name, report_hub_errors
+from llama_lab.errors import ConfigError
+from llama_lab.files import discard
+from llama_lab.model.hf import Family, Settings, flat_settings
+from llama_lab.model.hf_families import FAMILIES
+from llama_lab.runs.folder import OVERRIDES, RESOLVED, TOKENIZER, write_yaml
+
+from .loading import CONFIG, GENERATION, MODEL_TYPE, TOKEN_IDS, Loaded, load, named_weights
+from .overrides import overrides_of
+from .tensors import common_dtype, write_json, write_weights
+
+TOKENIZER_FILES = (
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+DOWNLOADED = ["*.json", "*.safetensors", "*.jinja"]
+
+
+def import_model(source: str, dest: Path, dtype: torch.dtype | None = None, max_shard_bytes: int | None = None) -> str:
+    """Write a model of transformers, a folder's or a repository's, into `dest` in our layout; return what was done."""
+    loaded = load(local_folder(source))
+    if (loaded.path / RESOLVED).exists():
+        raise ConfigError(f"{source}: is a model of ours already; load it as it is, or export it")
+    with building(dest) as fresh:
+        write_ours(loaded, fresh, dtype, max_shard_bytes)
+        write_yaml(overrides_of(settings_of(loaded)), fresh / OVERRIDES)
+    return (
+        f"{dest}: {loaded.model_type} of {count(loaded)}, in our own layout, for llama_lab.load; {OVERRIDES} has what "
+        f"composes the same model with train.py"
+    )
+
+
+def export_model(
+    run: Path,
+    dest: Path,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int | None = None,
+    trust: Trust = Trust(),  # noqa: B008, it cannot be changed
+) -> str:
+    """Write a run, or what was imported, into `dest` as transformers loads it; return what was done.
+
+    A model that no class of transformers can hold is written in our own layout, which `load` reads.
+    """
+    loaded = load(run, trust)
+    settings = settings_of(loaded)
+    family, obstacles = nearest_family(loaded, settings)
+    with building(dest) as fresh:
+        if not obstacles:
+            write_theirs(loaded, family, settings, fresh, dtype, max_shard_bytes)
+            return f"{dest}: {family.architecture} of {count(loaded)}; AutoModelForCausalLM.from_pretrained loads it"
+        write_ours(loaded, fresh, dtype, max_shard_bytes)
+    return (
+        f"{dest}: {count(loaded)} in our own layout, for llama_lab.load, since no class of transformers holds it; the "
+        f"nearest, {family.architecture}, differs in {', '.join(obstacles)}"
+    )
+
+
+def settings_of(loaded: Loaded) -> Settings:
+    """The settings of a model that its output depends on."""
+    node = OmegaConf.to_container(loaded.cfg.model, resolve=True)
+    assert isinstance(node, dict)
+    return flat_settings({str(key): value for key, value in node.items()} | {"vocab_size": loaded.model.vocab_size})
+
+
+def nearest_family(loaded: Loaded, settings: Settings) -> tuple[Family, list[str]]:
+    """The family that a model is of, or the one with the fewest obstacles, and these: none if it can hold the model."""
+    families = sorted(FAMILIES, key=lambda family: family.model_type != loaded.model_type)
+    found = [(family, family.obstacles(settings)) for family in families]
+    return min(found, key=lambda one: len(one[1]))
+
+
+def write_theirs(
+    loaded: Loaded,
+    family: Family,
+    settings: Settings,
+    folder: Path,
+    dtype: torch.dtype | None,
+    max_shard_bytes: int | None,
+) -> None:
+    """Write a model as transformers does."""
+    weights = in_dtype(family.to_theirs(named_weights(loaded.model), settings), dtype)
+    config = family.write_config(settings)
+    config |= {key: loaded.generation[key] for key in TOKEN_IDS if key in loaded.generation}
+    config |= {"model_type": family.model_type, "architectures": [family.architecture]}
+    config["dtype"] = str(common_dtype(weights)).removeprefix("torch.")
+    write_json(folder / CONFIG, config)
+    write_weights(folder, weights, max_shard_bytes)
+    write_surroundings(loaded, folder)
+
+
+def write_ours(loaded: Loaded, folder: Path, dtype: torch.dtype | None, max_shard_bytes: int | None) -> None:
+    """Write a model in our own layout: its config as a run has it, and its parameters under our names."""
+    cfg = loaded.cfg.copy()
+    cfg.model.vocab_size = loaded.model.vocab_size
+    cfg[MODEL_TYPE] = loaded.model_type
+    write_yaml(OmegaConf.to_container(cfg, resolve=True), folder / RESOLVED)
+    write_weights(folder, in_dtype(named_weights(loaded.model), dtype), max_shard_bytes)
+    write_surroundings(loaded, folder)
+
+
+def write_surroundings(loaded: Loaded, folder: Path) -> None:
+    """Write the tokenizer and what generation needs to know; an imported model's own files, unchanged."""
+    write_json(folder / GENERATION, loaded.generation)
+    if loaded.is_run and loaded.tokenizer is not None:
+        loaded.tokenizer.save(folder / TOKENIZER)
+        return
+    for name in TOKENIZER_FILES:
+        if (loaded.path / name).exists():
+            shutil.copyfile(loaded.path / name, folder / name)
+
+
+def in_dtype(weights: dict[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """The weights in another dtype; None keeps theirs."""
+    return weights if dtype is None else {name: weight.to(dtype) for name, weight in weights.items()}
+
+
+def count(loaded: Loaded) -> str:
+    """The number of parameters, for a message."""
+    return f"{sum(parameter.numel() for parameter in loaded.model.parameters()):,} parameters"
+
+
+@contextmanager
+def building(dest: Path) -> Iterator[Path]:
+    """Yield a folder to write to, which becomes `dest` at the end, or is deleted after an exception.
+
+    Raises ConfigError if there is something at `dest` already.
+    """
+    if dest.is_file() or (dest.is_dir() and any(dest.iterdir())):
+        raise ConfigError(f"{dest}: exists already; choose another folder, or delete it")
+    fresh = dest.with_name(f"{dest.name}.tmp")
+    discard(fresh)
+    fresh.mkdir(parents=True)
+    try:
+        yield fresh
+    except BaseException:
+        discard(fresh)
+        raise
+    discard(dest)  # empty
+    fresh.rename(dest)
+
+
+def local_folder(source: str) -> Path:
+    """The folder of a model: `source` itself, or where the repository of that name is downloaded to."""
+    path = Path(source).expanduser()
+    if path.exists() or not is_hub_name(source):
+        return path
+    from huggingface_hub import snapshot_download
+
+    print(f"{source}: is no folder here; looking for the repository of that name", file=sys.stderr)
+    local = f"download it where there is a network, hf download {source} --local-dir FOLDER, and name that folder"
+    with report_hub_errors(source, local):
+        return Path(snapshot_download(source, allow_patterns=DOWNLOADED))

@@ -1,0 +1,62 @@
+"""From the settings of a model to the command line that composes it: an option for each group, and keys beside them."""
+
+import re
+
+from omegaconf import DictConfig, OmegaConf
+
+from llama_lab.config.components import register_resolvers
+from llama_lab.config.keys import COMPONENTS, option_file, options
+from llama_lab.model.hf import FOLDED, Settings, equal, flat_settings, nest, shown
+
+SIZES = ("dim", "n_layers", "n_heads", "head_dim", "n_kv_heads", "hidden_dim", "max_seq_len", "vocab_size")
+
+
+def overrides_of(settings: Settings) -> list[str]:
+    """Overrides of `train.py` that compose a model with these `settings`: an option for each group, then keys.
+
+    Each group's option is the one that leaves the fewest keys to set.
+    """
+    register_resolvers()
+    settings = {key: value for key, value in settings.items() if not key.startswith(FOLDED)}
+    chosen: dict[str, str] = {}
+    nodes: list[DictConfig] = []
+    for group in ("embedding", *(group for group in COMPONENTS if group not in ("embedding", "init"))):
+        found = {option: option_node(group, option) for option in options(group)}  # some read what the embedding sets
+        keys_to_set = {
+            o: distance(group, settings, composed([*nodes[:1], node], settings)) for o, node in found.items()
+        }
+        chosen[group] = min(found, key=lambda option: (keys_to_set[option], len(option)))
+        nodes.append(found[chosen[group]])
+    ours = composed(nodes, settings)
+    keys = [key for key in (*SIZES, *settings) if key in SIZES or not equal(ours.get(key), settings[key])]
+    choices = [f"{group}={option}" for group, option in chosen.items()]
+    return choices + [f"model.{key}={shown(settings[key])}" for key in keys]
+
+
+def option_node(group: str, option: str) -> DictConfig:
+    """What an option of a packaged group sets, with the options in its defaults list, unresolved."""
+    text = option_file(group, option).read_text(encoding="utf-8")
+    content = OmegaConf.create(text)
+    header = re.match(r"# @package (\S+)", text)
+    assert isinstance(content, DictConfig)
+    assert header is not None
+    parents = [option_node(group, parent) for parent in content.pop("defaults", []) if parent != "_self_"]
+    merged = OmegaConf.merge(*parents, nest({header[1]: content}))
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def composed(nodes: list[DictConfig], settings: Settings) -> Settings:
+    """The settings that options compose at the sizes of `settings`."""
+    sizes = nest({f"model.{key}": settings[key] for key in SIZES})
+    cfg = OmegaConf.merge(sizes, *nodes, sizes)
+    node = OmegaConf.to_container(cfg.model, resolve=True)
+    assert isinstance(node, dict)
+    return flat_settings({str(key): value for key, value in node.items()})
+
+
+def distance(group: str, wanted: Settings, found: Settings) -> float:
+    """The number of keys of a group to set, or infinity if its component is another."""
+    keys = [key for key in wanted | found if key.startswith(f"{group}.")]
+    differing = [key for key in keys if not equal(found.get(key), wanted.get(key))]
+    return float("inf") if any(key.endswith("_target_") or key not in wanted for key in differing) else len(differing)

@@ -1,0 +1,120 @@
+"""Tokenizers trained elsewhere: any tokenizer.json, from a file, a folder or a name."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from llama_lab.data import BPETokenizer, HFTokenizer, TextTokenizer
+from llama_lab.data.open import open_dataset
+from llama_lab.data.tokenizer import TOKENIZER_CONFIG
+from llama_lab.errors import ConfigError
+from llama_lab.evaluation.load import load_run
+from tests.composing import compose_config
+from tests.conftest import Command
+from tests.data.texts import sentences
+
+TEXT = sentences(50)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as `save_pretrained` leaves it, of a lossless tokenizer with two special tokens that adds one."""
+    file = tmp_path / "trained.json"
+    BPETokenizer(vocab_size=350).train(iter(TEXT)).save(file)
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 350)])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def load(path: Path | str, end_of_text: str | None = None) -> TextTokenizer:
+    return HFTokenizer(str(path), end_of_text).train(iter([]))
+
+
+def test_a_folder_of_transformers_gives_its_ids_without_what_it_adds_and_its_end_of_text(folder: Path) -> None:
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load(folder)
+    assert theirs.encode(TEXT[0])[0] == theirs.bos_token_id
+    assert ours.encode(TEXT[0]) == theirs.encode(TEXT[0], add_special_tokens=False)
+    assert (ours.eot_id, ours.vocab_size) == (theirs.eos_token_id, len(theirs))
+    assert load(folder, "<s>").eot_id == theirs.bos_token_id
+
+
+def test_the_tokens_depend_on_the_file_and_not_on_its_place(folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("tokenizer.json", TOKENIZER_CONFIG):
+        (elsewhere / name).write_bytes((folder / name).read_bytes())
+    assert HFTokenizer(str(elsewhere)) == HFTokenizer(str(folder / "tokenizer.json")) == HFTokenizer(str(folder))
+    assert HFTokenizer(str(folder), "<s>") != HFTokenizer(str(folder))
+
+
+def test_a_lossless_tokenizer_is_no_reason_to_warn_and_a_lossy_one_is_by_what_it_loses(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        HFTokenizer(str(folder))
+        assert not caplog.records
+        lossy = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1, "a": 2}, unk_token="<unk>"))
+        lossy.normalizer = normalizers.Lowercase()
+        lossy.pre_tokenizer = pre_tokenizers.Whitespace()
+        lossy.add_special_tokens(["</s>"])
+        lossy.save(str(tmp_path / "lossy.json"))
+        HFTokenizer(str(tmp_path / "lossy.json"))
+    assert "does not keep capital letters, a leading space, repeated spaces" in caplog.text
+    assert "bits per byte" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing/tokenizer.json", r"tokenizer\.path=missing/tokenizer\.json: no such file or folder"),
+        ("{empty}", r"has no tokenizer\.json; write one with transformers\.AutoTokenizer"),
+        ("{text}", r"tokenizer\.path=.*text\.json cannot be used"),
+        ("{folder}/tokenizer.json", r"tokenizer\.end_of_text=null: in .*name one of \['<s>', '</s>'\]"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(name: str, message: str, folder: Path, tmp_path: Path) -> None:
+    empty, text = tmp_path / "empty", tmp_path / "text.json"
+    empty.mkdir()
+    text.write_text("{}")
+    (folder / TOKENIZER_CONFIG).unlink()
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace("<|endoftext|>", "<|other|>").replace('"special": true', "SPECIAL", 1))
+    file.write_text(file.read_text().replace("SPECIAL", '"special": false', 1))
+    with pytest.raises(ConfigError, match=message):
+        HFTokenizer(name.format(empty=empty, text=text, folder=folder))
+
+
+def test_a_name_on_the_hub_that_cannot_be_reached_says_how_to_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"tokenizer\.path=no/such: the Hugging Face Hub cannot be reached.*a folder"):
+        HFTokenizer("no/such")
+
+
+def test_a_run_keeps_its_tokenizer_and_is_evaluated_without_the_file_it_came_from(
+    folder: Path, tiny: list[str], command: Command
+) -> None:
+    ran = command(*tiny, "tokenizer=hf", f"tokenizer.path={folder}", "train.tokens=4000")
+    assert ran.code == 0, ran.err
+    theirs = AutoTokenizer.from_pretrained(folder)
+    (folder / "tokenizer.json").unlink()
+    run = load_run(ran.run)
+    assert run.model.vocab_size == len(theirs)
+    assert run.tokenizer.encode(TEXT[0]) == theirs.encode(TEXT[0], add_special_tokens=False)
+    assert run.open_dataset().tokenizer.hash == run.tokenizer.hash
+    kept = AutoTokenizer.from_pretrained(ran.run)
+    assert kept.eos_token == "</s>"
+    assert kept.encode(TEXT[0], add_special_tokens=False) == run.tokenizer.encode(TEXT[0])
+
+
+def test_a_trained_tokenizer_is_used_again_by_the_name_of_its_run(tiny: list[str], command: Command) -> None:
+    ran = command(*tiny, "tokenizer=bpe", "tokenizer.vocab_size=300", "train.tokens=4000")
+    again = open_dataset(
+        compose_config(*(o for o in tiny if o != "tokenizer=byte"), "tokenizer=hf", f"tokenizer.path='{ran.run}'")
+    )
+    assert again.index.tokenizer_hash == load_run(ran.run).tokenizer.hash
+    assert again.index.data_hash == load_run(ran.run).environment.data_hash

@@ -1,0 +1,272 @@
+"""Mixtures: exact shares at every prefix, the same windows on any number of devices, validation of each part."""
+
+import math
+import random
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from llama_lab.data import IGNORE, ByteTokenizer, TextFiles, TrainWindows, ValWindows
+from llama_lab.data.mix import MixedDataset, MixedWindows, Part, balanced_order, open_mixture
+from llama_lab.data.module import TokenDataModule
+from llama_lab.data.open import open_dataset
+from llama_lab.data.tokenizer import BPETokenizer, CharTokenizer
+from llama_lab.evaluation.load import load_run
+from llama_lab.runs.metrics import read_metrics
+from llama_lab.runs.stored import Summary
+from tests.composing import compose_config
+from tests.conftest import Command
+from tests.training.tiny import identical, pieces, repeatable, trained_state
+
+ALPHABETS = ("abcdefgh", "ijklmnop", "qrstuvwx")
+
+
+def write_corpora(folder: Path, sizes: tuple[int, ...] = (400, 250, 60)) -> list[Path]:
+    """Corpora that share no letter, so that a token tells where it is from."""
+    files = []
+    for i, (alphabet, size) in enumerate(zip(ALPHABETS, sizes, strict=True)):
+        draw = random.Random(i)
+        file = folder / f"{i}.txt"
+        if not file.exists():
+            file.write_text("".join(draw.choice(alphabet) for _ in range(40 * size)), encoding="ascii")
+        files.append(file)
+    return files
+
+
+def origin(tokens: np.ndarray) -> list[int]:
+    """The corpus of every token of a tokenizer of bytes; those that end a document are left out."""
+    names = {ord(letter): i for i, alphabet in enumerate(ALPHABETS) for letter in alphabet}
+    return [names[token] for token in tokens.flatten().tolist() if token in names]
+
+
+def mixture(folder: Path, shares: tuple[str, ...] = ("0.5", "0.3", "0.2"), **settings: object) -> MixedDataset:
+    files = write_corpora(folder)
+    parts = {
+        f"part{i}": Part(TextFiles([str(file)], document_chars=200), 0.2, Fraction(share))
+        for i, (file, share) in enumerate(zip(files, shares, strict=False))
+    }
+    options = {"tokenizer": ByteTokenizer(), "val_tokens": 2000, **settings}
+    return open_mixture(
+        parts, cache_dir=folder / "cache", progress=lambda *_: None, print_line=lambda _: None, **options
+    )  # type: ignore[arg-type]
+
+
+@st.composite
+def shares(draw: st.DrawFn) -> list[Fraction]:
+    weights = draw(st.lists(st.integers(1, 60), min_size=1, max_size=6))
+    return [Fraction(weight, sum(weights)) for weight in weights]
+
+
+@given(shares())
+@example([Fraction(7, 10), Fraction(3, 10)])
+@example([Fraction(1, 3)] * 3)
+@example([Fraction(9997, 10000), *[Fraction(1, 10000)] * 3])
+def test_every_prefix_has_each_part_within_one_window_of_its_share_and_a_period_has_it_exactly(
+    parts: list[Fraction],
+) -> None:
+    order = balanced_order(parts)
+    counts = (order[:, None] == np.arange(len(parts))).cumsum(axis=0)
+    due = np.arange(1, len(order) + 1)[:, None] * np.array([float(share) for share in parts])
+    assert np.abs(counts - due).max() < 1
+    assert [Fraction(int(count), len(order)) for count in counts[-1]] == parts
+
+
+@given(shares(), st.integers(0, 500), st.integers(1, 40), st.data())
+def test_mixed_windows_are_each_part_s_own_in_turn_whatever_is_asked_first(
+    parts: list[Fraction], step: int, batch_size: int, data: st.DataObject
+) -> None:
+    assume(len(parts) > 1)
+    streams = [np.arange(i * 1000, i * 1000 + 50 + 7 * i, dtype=np.uint16) for i in range(len(parts))]
+    alone = [TrainWindows(stream, 5, seed=3) for stream in streams]
+    mixed = MixedWindows([TrainWindows(stream, 5, seed=3) for stream in streams], parts)
+    batch = mixed.batch(step, batch_size)
+    first = data.draw(st.integers(0, batch_size - 1))
+    assert (mixed.batch(step, batch_size, range(first, batch_size)) == batch[first:]).all()
+    order = balanced_order(parts)
+    had = Counter(order[i % len(order)] for i in range(step * batch_size))
+    for i, window in enumerate(batch):
+        part = order[(step * batch_size + i) % len(order)]
+        (own,) = alone[part].take([had[part]])
+        assert (window == own).all()
+        had[part] += 1
+
+
+def test_training_tokens_have_the_shares_exactly(tmp_path: Path) -> None:
+    windows = mixture(tmp_path).train_windows(seq_len=16, seed=0)
+    for window in (batches := windows.batch(0, 1000)):
+        assert len(set(origin(window))) == 1, "no window has text of two parts"
+    assert Counter(origin(batch)[0] for batch in batches) == {0: 500, 1: 300, 2: 200}
+    assert Counter(origin(window)[0] for window in windows.batch(7, 10)) == {0: 5, 1: 3, 2: 2}
+
+
+def test_a_part_that_runs_out_is_read_again_and_its_epochs_are_counted(tmp_path: Path) -> None:
+    data = mixture(tmp_path)
+    windows = data.train_windows(16, 0)
+    own = [len(part.train_windows(16, 0)) for part in data.parts.values()]  # type: ignore[arg-type]
+    sequences = 20 * own[2]
+    seen = Counter(window.tobytes() for window in windows.batch(0, sequences) if origin(window)[0] == 2)
+    epochs = data.epochs(16, sequences)
+    assert epochs["part2"] == pytest.approx(4)
+    assert epochs["part0"] == pytest.approx(sequences * 0.5 / own[0])
+    assert len(seen) > own[2], "each epoch begins somewhere else"
+    assert sum(seen.values()) == 4 * own[2]
+
+
+def test_validation_has_the_shares_and_every_token_once_in_all_and_in_its_part(tmp_path: Path) -> None:
+    data = mixture(tmp_path)
+    counts = Counter(origin(data.val))
+    for i, (name, share) in enumerate(data.shares.items()):
+        assert counts[i] == data.parts[name].index.val.bytes
+        assert 2000 * share - 250 < data.parts[name].index.val.tokens <= 2000 * share
+    whole = ValWindows(data.val, 32)
+    all_of_it = [t for i in range(len(whole)) for t in whole[i][1].tolist() if t != IGNORE]
+    assert all_of_it == data.val[1:].tolist()
+    of_parts = [
+        [t for i in range(len(windows)) for t in windows[i][1].tolist() if t != IGNORE]
+        for windows in data.val_windows(32).values()
+    ]
+    assert [t for part in of_parts for t in part] == all_of_it
+    assert of_parts == [part.val[1:].tolist() for part in data.parts.values()]
+
+
+def test_a_part_with_little_held_out_text_bounds_the_others(tmp_path: Path) -> None:
+    data = mixture(tmp_path, val_tokens=None)
+    tokens = {name: part.index.val.tokens for name, part in data.parts.items()}
+    total = min(count / float(data.shares[name]) for name, count in tokens.items())
+    for name, share in data.shares.items():
+        assert total * share - 250 < tokens[name] <= total * share + 1e-6
+
+
+@pytest.mark.parametrize("factory", [CharTokenizer(), BPETokenizer(300, sample_bytes=4000)])
+def test_a_tokenizer_learns_from_all_parts_once(
+    factory: CharTokenizer | BPETokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = mixture(tmp_path, tokenizer=factory)
+    everything = "".join(alphabet for alphabet in ALPHABETS)
+    assert data.tokenizer.decode(data.tokenizer.encode(everything)) == everything
+    assert len({part.index.tokenizer_hash for part in data.parts.values()}) == 1
+    if isinstance(factory, BPETokenizer):  # merges of every part
+        assert all(len(data.tokenizer.encode(alphabet * 20)) < 160 for alphabet in ALPHABETS)
+    monkeypatch.setattr(type(factory), "train", lambda *_: pytest.fail("trained again"))
+    assert mixture(tmp_path, tokenizer=factory).index == data.index
+
+
+def test_the_hash_of_the_data_follows_the_shares(tmp_path: Path) -> None:
+    assert mixture(tmp_path).index.data_hash != mixture(tmp_path, ("0.5", "0.2", "0.3")).index.data_hash
+
+
+def test_two_devices_share_the_batches_of_one(tmp_path: Path) -> None:
+    module = TokenDataModule(mixture(tmp_path), 16, 8, None, seed=0)
+    whole = module.train_windows.batch(3, 8)
+    halves = [module.train_windows.batch(3, 8, range(r * 4, r * 4 + 4)) for r in range(2)]
+    assert (np.concatenate(halves) == whole).all()
+
+
+# From the command line
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> list[str]:
+    """The overrides of a run on a mixture of two corpora, each of them one of `data=text`."""
+    a, b, _ = write_corpora(tmp_path)
+    cut = "document_chars: 200, val_fraction: 0.2"
+    return [
+        "data=mix",
+        "data.mix={wide: 0.75, text: 0.25}",
+        f"data.parts={{wide: {{data: text, files: ['{a}'], {cut}}}, text: {{files: ['{b}'], {cut}}}}}",
+        f"data.cache_dir={tmp_path / 'cache'}",
+        "size=pico",
+        "tokenizer=byte",
+        "train.batch_size=8",
+        "train.sample_tokens=10",
+        "logger=none",
+    ]
+
+
+def test_a_run_on_a_mixture_logs_each_part_and_is_evaluated_from_its_folder(mixed: list[str], command: Command) -> None:
+    ran = command(*mixed, "train.tokens=40000", "train.evaluations=2", "train.eval_lengths=[1]")
+    assert ran.code == 0, ran.err
+    assert "data.mix: reads wide " in ran.out
+    last = read_metrics(ran.run / "metrics.csv")[-1]
+    summary = Summary.load(ran.run)
+    assert summary.epochs.keys() == {"wide", "text"}
+    run = load_run(ran.run)
+    data = run.open_dataset()
+    assert isinstance(data, MixedDataset)
+    tokens = [part.index.val.tokens for part in data.parts.values()]
+    losses = [last["val/loss/wide"], last["val/loss/text"]]
+    assert last["val/loss"] == pytest.approx(np.average(losses, weights=tokens), rel=1e-6)
+    assert summary.metrics["val/loss/text"] == last["val/loss/text"]
+    assert last["val/bits_per_byte"] == pytest.approx(last["val/loss"] / math.log(2) / data.bytes_per_token)
+
+
+def test_a_mixture_goes_on_exactly(mixed: list[str], tmp_path: Path) -> None:
+    settings = [*mixed, "train.tokens=8192", "train.checkpoint_every=2", f"runs_dir={tmp_path / 'whole'}"]
+    pieces(*settings).fit()
+    stopped = [*settings[:-1], f"runs_dir={tmp_path / 'stopped'}"]
+    parts = pieces(*stopped)
+    read = parts.data.train_windows.batch
+
+    def interrupt(step: int, *rest: object) -> np.ndarray:
+        if step == 5:
+            raise KeyboardInterrupt
+        return read(step, *rest)  # type: ignore[arg-type]
+
+    parts.data.train_windows.batch = interrupt  # type: ignore[method-assign]
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        parts.fit()
+    pieces(*stopped).fit()
+    folders = [tmp_path / name / "name" / "arm" / "seed=1" for name in ("whole", "stopped")]
+    assert identical(*(trained_state(folder) for folder in folders))
+    assert repeatable(folders[0]) == repeatable(folders[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            "data.mix={stdlib: 0.7, text: 0.2}",
+            "data.mix={stdlib: 0.7, text: 0.2}: the shares add up to 0.9 rather than 1",
+        ),
+        ("data.mix={stdlib: 1.2, text: -0.2}", "data.mix.stdlib=1.2: a share is above 0 and at most 1"),
+        ("data.mix={stdlib: 1, text: 0}", "data.mix.text=0: a share is above 0 and at most 1"),
+        (
+            "data.mix={stdlib: 0.7, shakespear: 0.3}",
+            "shakespear is no data that can be mixed (did you mean shakespeare?)",
+        ),
+        ("data.mix={stdlib: 0.7, mix: 0.3}", "data.mix.mix: mix is no data that can be mixed"),
+        ("data.mix={stdlib: 0.7, text: 0.3}", "data.parts.text.files=???: needs a value"),
+        ("data.mix=[stdlib]", "data.mix=['stdlib']: must be shares by name"),
+        ("data.mix={stdlib: 1} data.parts={text: {files: [a]}}", "data.parts.text: is no part of data.mix"),
+        ("data.mix={stdlib: 1} data.parts={stdlib: {file: [a]}}", "data.parts.stdlib.file=['a']: is no setting of"),
+        (
+            "data.mix={stdlib: 1} data.parts={stdlib: {val_fraction: no}}",
+            "data.parts.stdlib: data.val_fraction=no: must",
+        ),
+        (
+            "data.mix={stdlib: 1} data.parts={stdlib: {seed: 1}}",
+            "data.parts.stdlib.seed=1: belongs to the whole mixture",
+        ),
+        ("", "data.mix=null: must be shares by name, such as {stdlib: 0.7, shakespeare: 0.3}"),
+    ],
+)
+def test_a_mixture_that_cannot_be_is_refused_by_name(settings: str, message: str, command: Command) -> None:
+    ran = command("data=mix", *settings.replace(" data.parts", "\ndata.parts").split("\n")[: None if settings else 0])
+    assert ran.code == 2
+    assert message in ran.err
+
+
+def test_thirds_are_shares(tmp_path: Path) -> None:
+    third = 1 / 3
+    files = write_corpora(tmp_path)
+    own = ", ".join(f"p{i}: {{data: text, files: ['{file}'], document_chars: 200}}" for i, file in enumerate(files))
+    mix = f"data.mix={{p0: {third}, p1: {third}, p2: {third}}}"
+    cfg = compose_config("data=mix", mix, f"data.parts={{{own}}}", f"data.cache_dir={tmp_path}", "tokenizer=byte")
+    data = open_dataset(cfg)
+    assert isinstance(data, MixedDataset)
+    assert [*data.shares.values()] == [Fraction(1, 3)] * 3

@@ -1,0 +1,165 @@
+"""`llama-lab-convert`: what it writes is loaded by transformers, and by ourselves, as it was."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from llama_lab.exchange import load
+from llama_lab.model import Sampling, generate
+from tests.conftest import Command
+from tests.exchange.theirs import reload
+
+Trained = Callable[..., Path]
+TEXT = "def f(x): return 'a€ é'  # <|endoftext|> 日本\n\n\t1  2"
+
+
+def test_transformers_goes_on_with_a_text_as_the_trained_run_does(
+    trained: Trained, converting: Command, tmp_path: Path
+) -> None:
+    run = trained("train.tokens=40000", "optim.lr=0.01")
+    ran = converting("export", run, tmp_path / "out")
+    assert (ran.code, ran.err) == (0, "")
+    assert "LlamaForCausalLM of 41,696 parameters; AutoModelForCausalLM.from_pretrained loads it" in ran.out
+    ours, theirs = load(run), reload(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    prompt = tokenizer("def f", return_tensors="pt").input_ids
+    n = ours.model.max_seq_len - prompt.shape[1]
+    settings = GenerationConfig(max_new_tokens=n, do_sample=False, pad_token_id=0)
+    expected = theirs.generate(prompt, settings, attention_mask=torch.ones_like(prompt))[0, prompt.shape[1] :]
+    steps = generate(ours.model, prompt.tolist(), n, Sampling(temperature=0))
+    assert [step[0] for step in steps] == expected.tolist()
+    assert len(set(expected.tolist())) > 3  # it has learnt more than one letter
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
+def test_a_runs_tokenizer_is_the_same_in_transformers(
+    tokenizer: str, trained: Trained, converting: Command, tmp_path: Path
+) -> None:
+    sizes = ["tokenizer.vocab_size=300"] if tokenizer == "bpe" else []
+    run = trained(f"tokenizer={tokenizer}", *sizes)
+    converting("export", run, tmp_path / "out")
+    ours, theirs = load(run).tokenizer, AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert ours is not None
+    ids = ours.encode(TEXT)
+    assert theirs(TEXT, split_special_tokens=True).input_ids == ids
+    assert theirs.decode(ids) == TEXT
+    assert theirs.eos_token_id == theirs.bos_token_id == ours.eot_id
+    generation = GenerationConfig.from_pretrained(tmp_path / "out")
+    assert generation.eos_token_id == generation.bos_token_id == ours.eot_id
+
+
+def test_a_tokenizer_of_theirs_goes_in_and_out_unchanged(llama: Path, converting: Command, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: i for i, word in enumerate(["<s>", "</s>", "<unk>", "a", "b", "ab"])}
+    plain = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=plain, bos_token="<s>", eos_token="</s>", unk_token="<unk>", model_max_length=20
+    )
+    theirs.save_pretrained(llama)
+    assert converting("import", llama, tmp_path / "ours").code == 0
+    assert converting("export", tmp_path / "ours", tmp_path / "out").code == 0
+    loaded = load(tmp_path / "ours")
+    assert loaded.tokenizer is not None
+    assert loaded.tokenizer.eot_id == 1
+    again = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert again("a ab b c").input_ids == theirs("a ab b c").input_ids == [3, 5, 4, 2]
+    assert (again.eos_token, again.bos_token, again.model_max_length) == ("</s>", "<s>", 20)
+
+
+def test_a_mix_that_no_class_holds_is_written_in_our_own_layout_and_read_back_exactly(
+    trained: Trained, converting: Command, tmp_path: Path
+) -> None:
+    run = trained("norm=layernorm", "position=relative")
+    ran = converting("export", run, tmp_path / "out", "--max-shard-size", "50KB")
+    assert ran.code == 0
+    assert "no class of transformers holds it; the nearest, " in ran.out
+    assert "position=Relative (Rope)" in ran.out
+    before, after = load(run), load(tmp_path / "out")
+    ours, again = (loaded.model.state_dict() for loaded in (before, after))
+    assert ours.keys() == again.keys()
+    assert all(torch.equal(ours[name], again[name]) for name in ours)
+    assert before.tokenizer is not None
+    assert after.tokenizer is not None
+    assert before.tokenizer.hash == after.tokenizer.hash
+    before.cfg.model.vocab_size = 257  # which follows the tokenizer in a run
+    assert OmegaConf.to_container(before.cfg, resolve=True) == OmegaConf.to_container(after.cfg, resolve=True)
+
+
+def test_an_export_is_in_shards_and_in_the_dtype_that_was_asked_for(
+    trained: Trained, converting: Command, tmp_path: Path
+) -> None:
+    run = trained("arch=gpt2")
+    converting("export", run, tmp_path / "out", "--dtype", "bfloat16", "--max-shard-size", "20KB")
+    shards = sorted(tmp_path.glob("out/model-*-of-*.safetensors"))
+    assert len(shards) > 1
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 2 * sum(p.numel() for p in load(run).model.parameters())
+    model = reload(tmp_path / "out")
+    assert model.dtype == torch.bfloat16
+    ours = dict(load(run).model.named_parameters())
+    assert torch.equal(model.transformer.wte.weight, ours["embedding.tokens.weight"].bfloat16())
+    again = load(tmp_path / "out").model
+    assert torch.equal(again.embedding.tokens.weight, ours["embedding.tokens.weight"].bfloat16())
+
+
+def test_nothing_is_overwritten(llama: Path, converting: Command, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert converting("import", llama, tmp_path / "out").code == 0  # it was empty
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    ran = converting("import", llama, tmp_path / "out")
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert f"{tmp_path / 'out'}: exists already; choose another folder, or delete it" in ran.err
+    assert before == {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+
+
+def test_an_import_that_fails_leaves_nothing_behind(llama: Path, converting: Command, tmp_path: Path) -> None:
+    (llama / "config.json").write_text("{}")
+    assert converting("import", llama, tmp_path / "deep" / "out").code == 2
+    assert not (tmp_path / "deep").exists()
+
+
+def test_our_own_layout_is_not_imported_again(llama: Path, converting: Command, tmp_path: Path) -> None:
+    converting("import", llama, tmp_path / "ours")
+    ran = converting("import", tmp_path / "ours", tmp_path / "twice")
+    assert ran.code == 2
+    assert "is a model of ours already" in ran.err
+
+
+def test_a_repository_without_a_network_is_refused_with_the_way_round(
+    converting: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    ran = converting("import", "nobody/nothing", tmp_path / "out")
+    assert ran.code == 2
+    *_, message = ran.err.splitlines()
+    assert message.startswith("error: nobody/nothing: the Hugging Face Hub cannot be reached (")
+    assert message.endswith("hf download nobody/nothing --local-dir FOLDER, and name that folder")
+
+
+def test_a_repository_is_downloaded_to_where_the_hubs_library_keeps_it(
+    llama: Path, converting: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the cache that it reads offline, since there is no network in tests."""
+    import huggingface_hub.constants
+
+    commit = "0" * 40
+    repository = tmp_path / "hub" / "models--some--llama"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    (repository / "snapshots").mkdir()
+    llama.rename(repository / "snapshots" / commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert converting("import", "some/llama", tmp_path / "out").code == 0
+    assert load(tmp_path / "out").model_type == "llama"
+    assert AutoModelForCausalLM.from_pretrained(repository / "snapshots" / commit).config.hidden_size == 48

@@ -1,0 +1,216 @@
+"""What cannot be loaded is refused in one line that names the file and the fix; nothing in a folder is run."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import llama_lab
+from llama_lab.config.trust import Trust
+from llama_lab.data.tokenizer import BPETokenizer
+from llama_lab.errors import ConfigError
+from llama_lab.exchange import load
+from llama_lab.exchange.convert import export_model, import_model
+from llama_lab.exchange.tensors import INDEX, WEIGHTS, parse_size
+
+SHARD = "model-00001-of-00002.safetensors"
+
+
+def edit_json(file: Path, **changes: Any) -> None:
+    """Change keys of a JSON file; None deletes one."""
+    content = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Put all weights into one file, changed."""
+    weights: dict[str, Tensor] = {}
+    for shard in folder.glob("model-*.safetensors"):
+        weights |= load_file(shard)
+        shard.unlink()
+    (folder / INDEX).unlink()
+    change(weights)
+    save_file(weights, folder / WEIGHTS)
+
+
+def only_a_pickle(folder: Path) -> None:
+    """As older repositories are."""
+    for file in (*folder.glob("model-*.safetensors"), folder / INDEX):
+        file.unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+
+
+def shard_elsewhere(folder: Path) -> None:
+    """An index that points out of its folder."""
+    placed = json.loads((folder / INDEX).read_text())["weight_map"]
+    edit_json(folder / INDEX, weight_map=dict.fromkeys(placed, "../secret.safetensors"))
+
+
+def large_tokenizer(folder: Path) -> None:
+    """300 ids for 61 rows."""
+    BPETokenizer(300).train(iter(["some words, and some more words"] * 5)).save(folder / "tokenizer.json")
+
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+# What is done to a folder, and what the error says.
+HARMS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a weight is missing": (lambda f: edit_weights(f, lambda w: w.pop(DOWN)), f"its weights lack {DOWN}; "),
+    "three are missing": (
+        lambda f: edit_weights(f, lambda w: [w.pop(DOWN.replace("1", str(i))) for i in range(3)]),
+        f"its weights lack {DOWN.replace('1', '0')} and 2 more; ",
+    ),
+    "one too many": (
+        lambda f: edit_weights(f, lambda w: w.update({f"{DOWN}2": torch.ones(1)})),
+        f"its weights have, beyond its config, {DOWN}2; ",
+    ),
+    "misshapen": (
+        lambda f: edit_weights(f, lambda w: w.update({DOWN: torch.ones(48, 79)})),
+        f"its weight {DOWN} is (48, 79), and its config makes it (48, 80); ",
+    ),
+    "quantised": (
+        lambda f: edit_weights(f, lambda w: w.update({DOWN: w[DOWN].to(torch.int8)})),
+        f"its weight {DOWN} is quantised, torch.int8; ",
+    ),
+    "tied, but not equal": (
+        lambda f: edit_json(f / "config.json", tie_word_embeddings=True),
+        "ties the head, but lm_head.weight is no copy of model.embed_tokens.weight; ",
+    ),
+    "a shard is absent": (lambda f: (f / SHARD).unlink(), f"{SHARD} is missing, which {INDEX} names; "),
+    "a shard is cut": (
+        lambda f: (f / SHARD).write_bytes((f / SHARD).read_bytes()[:-100]),
+        f"{SHARD}: is damaged or no safetensors file, ",
+    ),
+    "a shard is text": (lambda f: (f / SHARD).write_text("hello"), f"{SHARD}: is damaged or no safetensors file, "),
+    "a shard is empty": (lambda f: (f / SHARD).write_bytes(b""), f"{SHARD}: is damaged or no safetensors file, "),
+    "a shard of another model": (
+        lambda f: save_file({"other": torch.ones(1)}, f / SHARD),
+        f"{SHARD} lacks model.embed_tokens.weight, which {INDEX} places there; ",
+    ),
+    "an index elsewhere": (shard_elsewhere, "names ../secret.safetensors, outside of its folder; "),
+    "an index of nothing": (lambda f: (f / INDEX).write_text("{}"), f"{INDEX}: has no weight_map; "),
+    "a pickle": (only_a_pickle, "its weights are in pytorch_model.bin, a pickle, which can run any code; "),
+    "no weights": (lambda f: [file.unlink() for file in f.glob("model*")], f"holds no {WEIGHTS}; "),
+    "an unknown family": (
+        lambda f: edit_json(f / "config.json", model_type="lama"),
+        "model_type=lama is none that our switches express (did you mean llama?); ",
+    ),
+    "a family that lacks a switch": (
+        lambda f: edit_json(f / "config.json", model_type="mixtral"),
+        "model_type=mixtral is none that our switches express: it routes tokens to experts; ",
+    ),
+    "no family": (lambda f: edit_json(f / "config.json", model_type=None), "model_type=None is none "),
+    "a setting without a switch": (
+        lambda f: edit_json(f / "config.json", hidden_act="mish"),
+        "its config.json: hidden_act=mish: no switch; ",
+    ),
+    "an unknown setting": (
+        lambda f: edit_json(f / "config.json", n_experts=8),
+        "its config.json: n_experts=8: is no setting of llama that we know; ",
+    ),
+    "a size that is text": (lambda f: edit_json(f / "config.json", hidden_size="big"), "model.dim=big: must be a "),
+    "a RoPE that is a list": (lambda f: edit_json(f / "config.json", rope_parameters=[1]), "config.json: is damaged, "),
+    "a size that is broken": (
+        lambda f: edit_json(f / "config.json", head_dim=8.5),
+        "head_dim=8.5: must be a positive ",
+    ),
+    "no heads": (lambda f: edit_json(f / "config.json", num_attention_heads=0), "n_heads=0: must be a positive whole"),
+    "a config that is a list": (lambda f: (f / "config.json").write_text("[]"), "config.json: holds no JSON object; "),
+    "a config that is cut": (lambda f: (f / "config.json").write_text('{"a": '), "config.json: cannot be read, "),
+    "a large tokenizer": (large_tokenizer, "its tokenizer.json has 2"),
+    "a damaged tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json: cannot be read, "),
+    "no config": (lambda f: (f / "config.json").unlink(), "holds neither resolved.yaml of a run nor config.json"),
+    "no folder": (shutil.rmtree, "is no folder; name a run, or a folder with config.json and safetensors"),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_harmed_folder_is_refused_in_one_line(harm: str, llama: Path) -> None:
+    load(llama)
+    change, expected = HARMS[harm]
+    change(llama)
+    with pytest.raises(ConfigError) as caught:
+        load(llama)
+    message = str(caught.value)
+    assert expected in message
+    assert str(llama) in message
+    assert "\n" not in message
+
+
+def test_a_head_that_only_repeats_the_tied_table_is_left_out(llama: Path) -> None:
+    edit_weights(llama, lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].clone()}))
+    edit_json(llama / "config.json", tie_word_embeddings=True)
+    embedding = load(llama).model.embedding
+    assert embedding.head.weight is embedding.tokens.weight
+
+
+def test_files_of_the_base_model_alone_lack_its_prefix(llama: Path) -> None:
+    whole = load(llama).model.state_dict()
+
+    def strip(weights: dict[str, Tensor]) -> None:
+        for name in [name for name in weights if name.startswith("model.")]:
+            weights[name.removeprefix("model.")] = weights.pop(name)
+        weights["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)  # which older files have
+
+    edit_weights(llama, strip)
+    assert all(torch.equal(whole[name], weight) for name, weight in load(llama).model.state_dict().items())
+
+
+def test_weights_of_two_dtypes_are_loaded_in_the_wider(llama: Path) -> None:
+    edit_weights(llama, lambda w: w.update({name: weight.bfloat16() for name, weight in w.items() if name != DOWN}))
+    assert {p.dtype for p in load(llama).model.parameters()} == {torch.float32}
+
+
+def test_a_run_is_loaded_by_the_package(trained: Callable[..., Path]) -> None:
+    run = trained()
+    loaded = llama_lab.load(run)
+    checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(weight, checkpoint[f"model.{name}"]) for name, weight in loaded.model.state_dict().items())
+    assert loaded.cfg.train.tokens == 2560
+    assert loaded.tokenizer is not None
+
+
+ATTACK = {"_target_": "os.system", "command": "touch harm"}
+
+
+def test_a_strangers_folder_runs_nothing(trained: Callable[..., Path], copied: Callable[[Path], Path], llama: Path,
+                                         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """A run's, and one in our own layout."""
+    import_model(str(llama), tmp_path / "ours")
+    monkeypatch.chdir(tmp_path)
+    for folder in (copied(trained()), tmp_path / "ours"):
+        cfg = OmegaConf.load(folder / "resolved.yaml")
+        cfg.model.norm = ATTACK
+        OmegaConf.save(cfg, folder / "resolved.yaml")
+        for use in (load, lambda folder: export_model(folder, tmp_path / "out")):
+            with pytest.raises(ConfigError, match=r"names os\.system, which is none of our components"):
+                use(folder)
+    assert not (tmp_path / "harm").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_component_of_ones_own_is_loaded_where_it_is_trusted(llama: Path, tmp_path: Path) -> None:
+    import_model(str(llama), tmp_path / "ours")
+    cfg = OmegaConf.load(tmp_path / "ours" / "resolved.yaml")
+    cfg.model.norm._target_ = "tests.exchange.own.OwnNorm"
+    OmegaConf.save(cfg, tmp_path / "ours" / "resolved.yaml")
+    with pytest.raises(ConfigError, match="add --trust tests"):
+        load(tmp_path / "ours")
+    assert type(load(tmp_path / "ours", Trust(("tests",))).model.norm).__name__ == "OwnNorm"
+
+
+def test_a_size_is_a_number_and_a_unit_of_a_thousand() -> None:
+    sizes = {"1.5GB": 1_500_000_000, "200kb": 200_000, "5": 5, "2 MB": 2_000_000}
+    assert {text: parse_size("--max-shard-size", text) for text in sizes} == sizes
+
+
+@pytest.mark.parametrize("text", ["0GB", "GB", "-1MB", "1PB", "5 parsecs", ""])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no size; write it as 500MB or 5GB"):
+        parse_size("--max-shard-size", text)

@@ -1,0 +1,33 @@
+"""The overrides beside an import compose the model that was imported."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from llama_lab.exchange import load
+from llama_lab.exchange.convert import import_model, settings_of
+from llama_lab.model.hf import equal, flat_settings
+from tests.composing import compose_config
+from tests.exchange.theirs import their_model
+
+EXPECTED = {
+    "gpt2": ["embedding=tied", "block=prenorm", "norm=layernorm", "position=learned", "ffn=gelu_tanh_bias"],
+    "llama, llama3 scaling": ["position=rope_llama3", "model.position.scaling.factor=4.0", "ffn=swiglu"],
+    "ctrl": ["position=sinusoidal_concatenated", "embedding=scaled_bias"],
+    "gemma2": ["attention=gqa_gemma2", "model.attention.window=7", "model.attention.softcap=2.0"],
+    "glm": ["model.position.interleaved=true", "model.attention.output_bias=false"],
+    "mpt": ["position=alibi", "model.norm.bias=false"],
+}
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_the_overrides_of_an_import_compose_the_same_model(case: str, tmp_path: Path) -> None:
+    their_model(case).save_pretrained(tmp_path / "theirs")
+    import_model(str(tmp_path / "theirs"), tmp_path / "ours")
+    overrides = list(OmegaConf.load(tmp_path / "ours" / "overrides.yaml"))
+    assert set(EXPECTED[case]) <= {*overrides}
+    composed = flat_settings(OmegaConf.to_container(compose_config(*overrides).model, resolve=True))
+    wanted = settings_of(load(tmp_path / "ours"))
+    assert composed.keys() == wanted.keys()
+    assert not [key for key in wanted if not equal(composed[key], wanted[key])]

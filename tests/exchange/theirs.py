@@ -1,0 +1,152 @@
+"""Tiny random models of transformers, one or more for every family, with noise on all of their parameters."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from llama_lab.model import Decoder, Sampling, generate
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+VOCAB, CONTEXT, PROMPT = 61, 20, 5
+LLAMA = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": None,
+}
+ALL_HEADS = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+WIDE_HEADS = LLAMA | {"head_dim": 12}
+GPT = {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": CONTEXT}
+FALCON = {key: value for key, value in ALL_HEADS.items() if key != "intermediate_size"}
+BLOOM = {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6, "seq_length": CONTEXT}
+MPT = {"vocab_size": VOCAB, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": CONTEXT}
+OPT = FALCON | {"ffn_dim": 80}
+
+
+def rope(kind: str, **settings: Any) -> dict[str, Any]:
+    """A RoPE with scaling."""
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **settings}}
+
+
+# A case is a family's model_type, and settings beside its sizes.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", LLAMA),
+    "llama, tied, biases, heads of another width": (
+        "llama",
+        WIDE_HEADS | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
+    "llama, linear scaling": ("llama", LLAMA | rope("linear", factor=4.0)),
+    "llama, dynamic scaling": ("llama", LLAMA | rope("dynamic", factor=4.0)),
+    "llama, yarn": (
+        "llama",
+        LLAMA
+        | rope("yarn", factor=4.0, original_max_position_embeddings=10, beta_fast=2.0, beta_slow=0.01)
+        | {"max_position_embeddings": 40},
+    ),
+    "llama, llama3 scaling": (
+        "llama",
+        LLAMA
+        | rope("llama3", factor=4.0, original_max_position_embeddings=10, low_freq_factor=0.05, high_freq_factor=2.0)
+        | {"max_position_embeddings": 40},
+    ),
+    "mistral": ("mistral", LLAMA | {"sliding_window": 7}),
+    "gpt1": ("openai-gpt", GPT),
+    "gpt2": ("gpt2", GPT),
+    "gpt2, untied": ("gpt2", GPT | {"tie_word_embeddings": False, "n_inner": 80}),
+    "opt": ("opt", OPT),
+    "opt, post-norm, without biases": ("opt", OPT | {"do_layer_norm_before": False, "enable_bias": False}),
+    "ctrl": ("ctrl", GPT | {"dff": 80}),
+    "gpt_neox": ("gpt_neox", ALL_HEADS | rope("default", partial_rotary_factor=0.25)),
+    "gpt_neox, not parallel": ("gpt_neox", ALL_HEADS | {"use_parallel_residual": False, "attention_bias": False}),
+    "bloom": ("bloom", BLOOM),
+    "falcon": ("falcon", FALCON),
+    "falcon, all heads": ("falcon", FALCON | {"multi_query": False, "bias": True, "parallel_attn": False}),
+    "falcon 40B": ("falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "olmo2": ("olmo2", LLAMA),
+    "gemma": ("gemma", WIDE_HEADS),
+    "gemma2": (
+        "gemma2",
+        WIDE_HEADS
+        | {"query_pre_attn_scalar": 12, "sliding_window": 7, "attn_logit_softcapping": 2.0}
+        | {"final_logit_softcapping": 3.0},
+    ),
+    "qwen2": ("qwen2", LLAMA),
+    "qwen2, windows": (
+        "qwen2",
+        LLAMA | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0},
+    ),
+    "qwen3": ("qwen3", WIDE_HEADS),
+    "stablelm": ("stablelm", LLAMA | rope("default", partial_rotary_factor=0.25)),
+    "stablelm, parallel": (
+        "stablelm",
+        LLAMA | {"use_parallel_residual": True, "use_qkv_bias": True} | rope("default", partial_rotary_factor=0.5),
+    ),
+    "starcoder2": ("starcoder2", LLAMA | {"sliding_window": 7}),
+    "gpt_bigcode": ("gpt_bigcode", GPT),
+    "gpt_bigcode, all heads": ("gpt_bigcode", GPT | {"multi_query": False}),
+    "phi": ("phi", LLAMA | rope("default", partial_rotary_factor=0.5)),
+    "phi3": ("phi3", LLAMA | {"eos_token_id": None}),
+    "gptj": ("gptj", GPT | {"rotary_dim": 4}),
+    "mpt": ("mpt", MPT),
+    "glm": ("glm", WIDE_HEADS | {"eos_token_id": None} | rope("default", partial_rotary_factor=0.5)),
+    "granite": (
+        "granite",
+        LLAMA
+        | {"embedding_multiplier": 3.0, "residual_multiplier": 0.22}
+        | {"attention_multiplier": 0.3, "logits_scaling": 0.25},
+    ),
+    "nemotron": ("nemotron", WIDE_HEADS | rope("default", partial_rotary_factor=0.5)),
+}
+FOLDED = {"granite", "nemotron"}  # whose scalars are folded into weights, which rounds them
+
+
+def their_model(case: str) -> PreTrainedModel:
+    """The model of a case."""
+    model_type, settings = CASES[case]
+    ends = {"bos_token_id": None, "eos_token_id": None}
+    config = AutoConfig.for_model(model_type, **ends | settings)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def reload(folder: Path) -> PreTrainedModel:
+    """The model that transformers loads from a folder, with every weight in it, and no other."""
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
+    assert not any(info.values()), info
+    return model.eval()
+
+
+@torch.no_grad()
+def their_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """Logits `(B, T, V)`."""
+    logits = model(tokens).logits
+    assert isinstance(logits, Tensor)
+    return logits
+
+
+def their_text(model: PreTrainedModel, prompts: Tensor) -> list[list[int]]:
+    """What follows the prompts by `generate`, greedily, up to the context."""
+    n = prompts.shape[1]
+    settings = GenerationConfig(max_new_tokens=CONTEXT - n, do_sample=False, pad_token_id=0)
+    return model.generate(prompts, settings, attention_mask=torch.ones_like(prompts))[:, n:].tolist()
+
+
+def our_text(model: Decoder, prompts: Tensor, eot_id: int | None = None) -> list[list[int]]:
+    """The same by ours."""
+    n = prompts.shape[1]
+    steps = generate(model, prompts.tolist(), CONTEXT - n, Sampling(temperature=0), eot_id)
+    return torch.tensor(list(steps)).T.tolist()

@@ -1,0 +1,258 @@
+"""The tables of Hugging Face's families: names and settings checked by hand, defaults against transformers' own."""
+
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import AutoConfig
+
+from llama_lab.model.hf import Family, Settings, equal, flat_settings, model_node
+from llama_lab.model.hf_families import FAMILIES, MISSING, RECIPES
+from tests.composing import compose_config, decoder, options
+
+LLAMA, *_ = FAMILIES
+TINY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "max_position_embeddings": 20}
+# Written by hand from the papers' code: two layers of 48, 6 heads of 8, 2 kv heads of a group, vocabulary 61
+TENSORS: dict[str, dict[str, tuple[int, ...]]] = {
+    "llama2": {
+        "model.embed_tokens.weight": (61, 48),
+        "model.layers.1.self_attn.k_proj.weight": (16, 48),
+        "model.layers.1.mlp.gate_proj.weight": (128, 48),
+        "lm_head.weight": (61, 48),
+    },
+    "gpt2": {
+        "transformer.wpe.weight": (20, 48),
+        "transformer.h.1.attn.c_attn.weight": (48, 144),
+        "transformer.h.1.attn.c_attn.bias": (144,),
+        "transformer.h.1.mlp.c_fc.weight": (48, 192),
+    },
+    "opt": {"model.decoder.embed_positions.weight": (22, 48), "model.decoder.layers.0.fc1.weight": (192, 48)},
+    "gpt_neox": {"gpt_neox.layers.1.attention.query_key_value.weight": (144, 48), "embed_out.weight": (61, 48)},
+    "falcon": {"transformer.h.1.self_attention.query_key_value.weight": (64, 48)},
+    "bloom": {"transformer.word_embeddings_layernorm.bias": (48,)},
+    "gemma2": {"model.layers.1.pre_feedforward_layernorm.weight": (48,)},
+    "olmo2": {"model.layers.1.self_attn.q_norm.weight": (48,)},
+}
+
+
+def settings_of(*overrides: str) -> Settings:
+    """Our settings of the model that these overrides compose."""
+    sizes = ("model.dim=48", "model.n_layers=2", "model.n_heads=6", "model.max_seq_len=20", "size.n_kv_heads=2")
+    cfg = compose_config("size=pico", *sizes, "model.vocab_size=61", *overrides)
+    return flat_settings(OmegaConf.to_container(cfg.model, resolve=True))
+
+
+@pytest.mark.parametrize("recipe", TENSORS)
+def test_a_recipe_has_the_tensors_of_its_papers_code(recipe: str) -> None:
+    settings = settings_of(f"arch={recipe}")
+    family = next(f for f in FAMILIES if f.model_type == RECIPES[recipe] and not f.obstacles(settings))
+    sizes = ("model.dim=48", "model.n_layers=2", "model.n_heads=6", "model.max_seq_len=20", "size.n_kv_heads=2")
+    ours = dict(decoder(f"arch={recipe}", *sizes, vocab_size=61, device="meta").named_parameters())
+    theirs = {name: tuple(tensor.shape) for name, tensor in family.to_theirs(ours, settings).items()}
+    assert TENSORS[recipe].items() <= theirs.items()
+
+
+def test_queries_of_a_group_stand_before_its_key_and_its_value() -> None:
+    """Falcon 40B's fused rows with 6 heads of 2 dimensions and 2 kv heads, written by hand."""
+    family = next(f for f in FAMILIES if f.variant)
+    settings = {"n_layers": 1, "n_heads": 6, "n_kv_heads": 2, "head_dim": 2}
+    rows = torch.arange(20.0)[:, None]
+    ours = family.to_ours({"transformer.h.0.self_attention.query_key_value.weight": rows}, settings)
+    read = {name.split(".")[3]: weight.flatten().tolist() for name, weight in ours.items()}
+    assert read == {"query": [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15], "key": [6, 7, 16, 17], "value": [8, 9, 18, 19]}
+
+
+def test_every_recipe_but_the_first_transformers_fits_the_class_of_its_family() -> None:
+    assert set(options("arch")) - RECIPES.keys() == {"vanilla"}
+    for recipe, model_type in RECIPES.items():
+        settings = settings_of(f"arch={recipe}")
+        obstacles = [family.obstacles(settings) for family in FAMILIES if family.model_type == model_type]
+        assert [] in obstacles, (recipe, obstacles)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: f"{family.model_type}{'*' * bool(family.variant)}")
+def test_a_setting_that_is_absent_is_what_transformers_takes_for_it(family: Family) -> None:
+    """Both of a config without a setting, and of one with every setting at its default."""
+    theirs = AutoConfig.for_model(family.model_type, **family.variant).to_dict()
+    full, empty = family.read_config(theirs), family.read_config(dict(family.variant))
+    if family.model_type == "bloom":
+        full["max_seq_len"] = empty["max_seq_len"]  # of ALiBi, which has no limit
+    assert full == empty
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: f"{family.model_type}{'*' * bool(family.variant)}")
+def test_a_family_can_hold_what_it_was_read_from(family: Family) -> None:
+    settings = {key: v for key, v in family.read_config(dict(family.variant)).items() if not key.startswith("folded.")}
+    assert family.obstacles(settings) == []
+    assert flat_settings(model_node(settings)) == settings
+
+
+OBSTACLES = {
+    "position=alibi": ["position=Alibi (Rope)"],
+    "block=sandwich": ["block=Sandwich (PreNorm)"],
+    "ffn=relu2": ["ffn=FeedForward (GatedFeedForward)"],
+    "norm=layernorm": ["norm=LayerNorm (RMSNorm)"],
+    "model.attention.softcap=5": ["attention.softcap=5 (null)"],
+    "model.attention.key_bias=true": ["attention.key_bias=true (false)"],
+    "model.embedding.scale=2": ["embedding.scale=2 (1.0)"],
+}
+
+
+@pytest.mark.parametrize("override", OBSTACLES)
+def test_a_switch_that_llama_does_not_have_stands_in_the_way(override: str) -> None:
+    assert LLAMA.obstacles(settings_of("arch=llama2", override)) == OBSTACLES[override]
+
+
+NO_SWITCH: dict[str, tuple[str, dict[str, Any]]] = {
+    "rope_scaling type longrope: no switch": ("llama", {"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}),
+    "rope_scaling attention_factor=2.0: no switch": (
+        "llama",
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 2.0}},
+    ),
+    "hidden_act=mish: no switch": ("llama", {"hidden_act": "mish"}),
+    "qk_layernorm=True: no switch": ("stablelm", {"qk_layernorm": True}),
+    "alibi=True: no switch": ("falcon", {"alibi": True}),
+    "query_pre_attn_scalar=144: no switch": ("gemma2", {"query_pre_attn_scalar": 144, "head_dim": 128}),
+    "word_embed_proj_dim=512: no switch": ("opt", {"word_embed_proj_dim": 512}),
+    "scale_attn_by_inverse_layer_idx=True: no switch": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+    "attn_config.qk_ln=True: no switch": ("mpt", {"attn_config": {"qk_ln": True}}),
+    "quantization_config.bits=4: is no setting of llama": ("llama", {"quantization_config": {"bits": 4}}),
+    "layer_types=": ("qwen2", {"num_hidden_layers": 3, "use_sliding_window": True, "max_window_layers": 1}),
+}
+
+
+@pytest.mark.parametrize("message", NO_SWITCH)
+def test_a_setting_that_we_cannot_express_is_refused_by_name(message: str) -> None:
+    model_type, config = NO_SWITCH[message]
+    family = next(family for family in FAMILIES if family.model_type == model_type and not family.variant)
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        family.read_config(config)
+
+
+def test_files_of_older_versions_are_read_as_newer_ones() -> None:
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    older = {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **scaling}}
+    newer = {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling}}
+    assert LLAMA.read_config(TINY | older) == LLAMA.read_config(TINY | newer)
+    neox = next(family for family in FAMILIES if family.model_type == "gpt_neox")
+    assert neox.read_config({"rotary_pct": 0.5, "rotary_emb_base": 5e5}) == neox.read_config(
+        {"rope_parameters": {"rope_theta": 5e5, "partial_rotary_factor": 0.5}}
+    )
+
+
+# What config.json of the published models holds, and the options that are the same model here.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "arch=gpt2 size=gpt2": {
+        "activation_function": "gelu_new",
+        "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": 0.1,
+        "bos_token_id": 50256,
+        "embd_pdrop": 0.1,
+        "eos_token_id": 50256,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05,
+        "model_type": "gpt2",
+        "n_ctx": 1024,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 12,
+        "n_positions": 1024,
+        "resid_pdrop": 0.1,
+        "summary_activation": None,
+        "summary_first_dropout": 0.1,
+        "summary_type": "cls_index",
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+        "vocab_size": 50257,
+    },
+    "arch=gpt_neox size=pythia_70m": {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "hidden_act": "gelu",
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 2048,
+        "model_type": "gpt_neox",
+        "num_attention_heads": 8,
+        "num_hidden_layers": 6,
+        "rotary_emb_base": 10000,
+        "rotary_pct": 0.25,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "use_parallel_residual": True,
+        "vocab_size": 50304,
+    },
+    "arch=llama3 size=llama3_8b": {
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 8192,
+        "model_type": "llama",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 128256,
+    },
+    "arch=falcon size=falcon_7b": {
+        "alibi": False,
+        "apply_residual_connection_post_layernorm": False,
+        "auto_map": {"AutoConfig": "configuration_falcon.FalconConfig"},
+        "bias": False,
+        "hidden_size": 4544,
+        "layer_norm_epsilon": 1e-05,
+        "model_type": "falcon",
+        "multi_query": True,
+        "new_decoder_architecture": False,
+        "num_attention_heads": 71,
+        "num_hidden_layers": 32,
+        "parallel_attn": True,
+        "vocab_size": 65024,
+    },
+    "arch=gemma2 size=gemma2_2b": {
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "max_position_embeddings": 8192,
+        "model_type": "gemma2",
+        "num_attention_heads": 8,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "vocab_size": 256000,
+    },
+}
+
+
+@pytest.mark.parametrize("choices", PUBLISHED)
+def test_the_config_of_a_published_model_is_that_of_the_recipe_at_its_size(choices: str) -> None:
+    theirs = PUBLISHED[choices]
+    cfg = compose_config(*choices.split())
+    ours = flat_settings(OmegaConf.to_container(cfg.model, resolve=True))
+    family = next(f for f in FAMILIES if f.model_type == theirs["model_type"] and not f.variant)
+    found = family.read_config(theirs)
+    assert {key: (value, ours.get(key)) for key, value in found.items() if not equal(value, ours.get(key))} == {}
+    assert found.keys() == ours.keys()
+
+
+def test_ntk_scaling_is_written_as_a_larger_theta() -> None:
+    settings = settings_of("arch=llama", "position=rope_ntk", "model.position.scaling.factor=4")
+    assert LLAMA.obstacles(settings) == []
+    assert LLAMA.write_config(settings)["rope_parameters"]["rope_theta"] == pytest.approx(10000 * 4 ** (8 / 6))
+
+
+def test_a_family_without_a_switch_is_none_that_we_have() -> None:
+    assert not MISSING.keys() & {family.model_type for family in FAMILIES}
+    assert all(AutoConfig.for_model(model_type) for model_type in MISSING)

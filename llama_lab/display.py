@@ -156,7 +156,7 @@ def print_result(folder: RunFolder) -> None:
     """Print the result of a finished run: its name, a table, a sample of its text, and its folder."""
     console = Console(highlight=False)
     summary = Summary.load(folder.path)
-    console.print(Text(f"{summary.label}/seed={summary.seed}", style="bold"), soft_wrap=True)
+    console.print(Text(f"{summary.label}/seed={summary.seed}", style="bold"))
     console.print(fact_table(summary_rows(summary)))
     print_sample(console, (folder.path / SAMPLE).read_text(encoding="utf-8"))
     console.print(Text(f"everything is in {folder.path}"), soft_wrap=True)

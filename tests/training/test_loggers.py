@@ -154,7 +154,7 @@ def test_an_offline_run_is_named_and_grouped(finished: Ran, offline: OfflineRun)
     assert offline.run.job_type == "train"
     typed = "size=pico tokenizer=byte train.batch_size=8 train.micro_batch_size=4 train.tokens=20000"
     assert offline.run.display_name == f"llama {typed}/seed=1"
-    assert f"llama {typed}/seed=1\n" in finished.out
+    assert f" llama {typed}/seed=1 ┌" in " ".join(finished.out.split())
 
 
 def test_an_offline_run_holds_every_row_of_metrics_csv_over_tokens(finished: Ran, offline: OfflineRun) -> None:

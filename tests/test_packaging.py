@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.conftest import Ran, last_of_each
 
@@ -151,12 +152,13 @@ loaded = llama_lab.load(runs.path.iloc[0], Trust(("mylab",)))
 kv_bytes = [llama_lab.cost(of).kv_bytes for of in (loaded.model, cfg)]
 print(runs.run.tolist(), runs.norm.tolist(), kv_bytes[0] == kv_bytes[1])
 print(llama_lab.generate(loaded, "def", max_new_tokens=3).startswith("def"))
+print(llama_lab.load("imported").model.dim)
 print(llama_lab.compare("runs/ours", baseline="llama2", trust=["mylab"]).save("saved"))
 """
 
 
 @pytest.mark.slow
-def test_a_second_project_studies_its_component_and_uses_the_library(
+def test_a_second_project_imports_weights_studies_its_component_and_uses_the_library(
     installed: Path, tmp_path: Path, tiny: list[str], environment: dict[str, str]
 ) -> None:
     (tmp_path / "mylab").mkdir()
@@ -171,6 +173,11 @@ def test_a_second_project_studies_its_component_and_uses_the_library(
     mine = ("llama-lab-train", "--config-dir", "my_conf")
     trained = run(installed, *mine, *overrides, cwd=tmp_path, environment=environment)
     assert (trained.code, trained.err) == (0, "")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=40, **sizes)).save_pretrained(tmp_path / "theirs")
+    convert = ("llama-lab-convert", "import", "theirs", "imported")
+    imported = run(installed, *convert, cwd=tmp_path, environment=environment)
+    assert imported.code == 0, imported.err
     used = subprocess.run(
         [sys.executable, "-c", LIBRARY],
         cwd=tmp_path,
@@ -179,9 +186,9 @@ def test_a_second_project_studies_its_component_and_uses_the_library(
         text=True,
     )
     assert used.returncode == 0, used.stderr
-    names, text, saved = used.stdout.splitlines()
+    names, text, dim, saved = used.stdout.splitlines()
     assert names == "['llama2+mine', 'llama2'] ['mine', 'rmsnorm'] True"
-    assert (text, saved) == ("True", "saved/report.html")
+    assert (text, dim, saved) == ("True", "16", "saved/report.html")
 
 
 def test_the_user_s_option_is_known_to_the_help_and_to_the_messages(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from llama_lab.config.paths import FORMATS
 from llama_lab.data.hub import is_hub_name, report_hub_errors
 from llama_lab.data.source import ReportProgress, cut, read_blocks
 from llama_lab.errors import ConfigError, first_line
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORMATS = ("parquet", "json", "arrow", "csv", "text")
 DataFiles = str | Iterable[str] | Mapping[str, str | Iterable[str]]
 
 _LOCALLY = "point at files on this machine, as data=hub data.path=parquet 'data.data_files=[...]'"

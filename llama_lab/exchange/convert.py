@@ -14,8 +14,9 @@ from llama_lab.config.trust import Trust
 from llama_lab.data.hub import is_hub_name, report_hub_errors
 from llama_lab.errors import ConfigError
 from llama_lab.files import discard
-from llama_lab.model.hf import Family, Settings, flat_settings
+from llama_lab.model.hf import Family, flat_settings
 from llama_lab.model.hf_families import FAMILIES
+from llama_lab.model.hf_settings import Settings
 from llama_lab.runs.folder import OVERRIDES, RESOLVED, TOKENIZER, write_yaml
 
 from .loading import CONFIG, GENERATION, MODEL_TYPE, TOKEN_IDS, Loaded, load, named_weights

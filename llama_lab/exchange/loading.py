@@ -81,7 +81,7 @@ def load_ours(folder: Path, trust: Trust) -> Loaded:
     cfg = stored_config(folder / RESOLVED)
     if "model" not in cfg:
         raise ConfigError(f"{folder}: its {RESOLVED} has no model; export it again")
-    trust.check(cfg, f"{folder}: its {RESOLVED}", lambda package: f"--trust {package}")
+    trust.check(cfg, f"{folder}: its {RESOLVED}", lambda package: f"trust=[{package}], or --trust {package}")
     weights = read_weights(folder)
     model = build(folder, cfg, "cpu").to(common_dtype(weights))
     check_fit(folder, named_weights(model), weights)

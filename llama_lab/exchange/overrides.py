@@ -6,7 +6,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import register_resolvers
 from llama_lab.config.keys import COMPONENTS, option_file, options
-from llama_lab.model.hf import FOLDED, Settings, equal, flat_settings, nest, shown
+from llama_lab.model.hf import flat_settings
+from llama_lab.model.hf_settings import FOLDED, Settings, equal, nest, shown
 
 SIZES = ("dim", "n_layers", "n_heads", "head_dim", "n_kv_heads", "hidden_dim", "max_seq_len", "vocab_size")
 

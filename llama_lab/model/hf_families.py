@@ -6,15 +6,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .hf import (
+from .hf import Family, Fusion, Weights
+from .hf_settings import (
     FOLDED,
     MODEL,
     Choice,
     Derived,
-    Family,
     Fixed,
     Folded,
-    Fusion,
     MultiQuery,
     RotaryDim,
     RotaryPosition,
@@ -22,7 +21,6 @@ from .hf import (
     Settings,
     Unread,
     Value,
-    Weights,
     Windows,
 )
 

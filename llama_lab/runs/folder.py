@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import flatten, override_key
 from llama_lab.config.keys import COMPONENTS, keys_of, option_file
+from llama_lab.config.paths import make_absolute
 from llama_lab.config.trust import escape, stored_config, with_text
-from llama_lab.data.paths import make_absolute
 from llama_lab.errors import ConfigError, FinishedRunError, first_line
 from llama_lab.files import discard, replacing
 

@@ -9,6 +9,7 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import MissingMandatoryValue
 
+from llama_lab.config.paths import make_absolute
 from llama_lab.data import BPETokenizer, ByteTokenizer, CharTokenizer, StandardLibrary, TextFiles
 from tests.composing import compose_config, options
 
@@ -77,3 +78,30 @@ def test_the_package_imports_neither_torch_nor_lightning_nor_datasets() -> None:
     script = "import sys, llama_lab.data; print({'torch', 'lightning', 'datasets', 'pyarrow'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout == "set()\n"
+
+
+def test_paths_of_a_stored_config_are_absolute_and_addresses_and_names_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    data: dict[str, Any] = {
+        "files": "a.txt",
+        "sources": {
+            "b": {"source": {"path": "here", "data_files": "x/*"}},
+            "c": {"path": "json", "data_files": {"train": ["c.json", "https://d/e.json"], "test": "f.json"}},
+            "d": {"path": "org/name", "data_files": None},
+        },
+    }
+    make_absolute(data)
+    assert data == {
+        "files": [f"{tmp_path}/a.txt"],
+        "sources": {
+            "b": {"source": {"path": f"{tmp_path}/here", "data_files": "x/*"}},
+            "c": {
+                "path": "json",
+                "data_files": {"train": [f"{tmp_path}/c.json", "https://d/e.json"], "test": f"{tmp_path}/f.json"},
+            },
+            "d": {"path": "org/name", "data_files": None},
+        },
+    }

@@ -200,7 +200,7 @@ def test_a_component_of_ones_own_is_loaded_where_it_is_trusted(llama: Path, tmp_
     cfg = OmegaConf.load(tmp_path / "ours" / "resolved.yaml")
     cfg.model.norm._target_ = "tests.exchange.own.OwnNorm"
     OmegaConf.save(cfg, tmp_path / "ours" / "resolved.yaml")
-    with pytest.raises(ConfigError, match="add --trust tests"):
+    with pytest.raises(ConfigError, match=r"add trust=\[tests\], or --trust tests"):
         load(tmp_path / "ours")
     assert type(load(tmp_path / "ours", Trust(("tests",))).model.norm).__name__ == "OwnNorm"
 

@@ -7,7 +7,8 @@ from omegaconf import OmegaConf
 
 from llama_lab.exchange import load
 from llama_lab.exchange.convert import import_model, settings_of
-from llama_lab.model.hf import equal, flat_settings
+from llama_lab.model.hf import flat_settings
+from llama_lab.model.hf_settings import equal
 from tests.composing import compose_config
 from tests.exchange.theirs import their_model
 

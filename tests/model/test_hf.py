@@ -7,8 +7,9 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoConfig
 
-from llama_lab.model.hf import Family, Settings, equal, flat_settings, model_node
+from llama_lab.model.hf import Family, flat_settings, model_node
 from llama_lab.model.hf_families import FAMILIES, MISSING, RECIPES
+from llama_lab.model.hf_settings import Settings, equal
 from tests.composing import compose_config, decoder, options
 
 LLAMA, *_ = FAMILIES

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from llama_lab.data.hub_dataset import FORMATS
+FORMATS = ("parquet", "json", "arrow", "csv", "text")  # that `data.path` may name, for `data.data_files`
 
 
 def make_absolute(data: dict[str, Any]) -> None:

@@ -1,0 +1,419 @@
+"""The kinds of settings that Hugging Face's models have: each reads theirs as ours, and writes ours as theirs.
+
+Our settings are flat: the model node of a resolved config with dotted keys, `{"dim": 64, "norm.eps": 1e-5}`. Theirs are
+a config.json with dotted keys.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Settings = dict[str, Any]
+Derived = Callable[[Settings], Any]  # a value that follows from others of our settings
+
+MODEL = "llama_lab.model"
+
+
+def flatten(node: Mapping[str, Any], prefix: str = "") -> Settings:
+    """A nested dict with dotted keys. Lists, and empty dicts, are values."""
+    flat: Settings = {}
+    for key, value in node.items():
+        nested = isinstance(value, Mapping) and value
+        flat |= flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return flat
+
+
+def nest(flat: Settings) -> dict[str, Any]:
+    """The nested dict of dotted keys; the inverse of `flatten`."""
+    node: dict[str, Any] = {}
+    for key, value in flat.items():
+        *parents, last = key.split(".")
+        place = node
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return node
+
+
+class Setting(Protocol):
+    """What one or a few of their settings are in our terms."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their settings that it reads; those below them too."""
+        ...
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """Our settings by their flat `config`, after those that were read before. Raises ValueError."""
+        ...
+
+    def write(self, ours: Settings) -> Settings:
+        """Their flat settings."""
+        ...
+
+
+def derive(value: Any, ours: Settings) -> Any:
+    """A value, or what it is derived as."""
+    return value(ours) if callable(value) else value
+
+
+@dataclass(frozen=True)
+class Value:
+    """A setting that both have.
+
+    name: theirs, and after `|` other names that files have for it. ours: one key, or several with the same value.
+    default: transformers' own, where it is absent, or null unless `nullable`.
+    """
+
+    name: str
+    ours: str | tuple[str, ...]
+    default: Any | Derived
+    nullable: bool = False
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their names of it."""
+        return self.name.split("|")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Our keys of it."""
+        return (self.ours,) if isinstance(self.ours, str) else self.ours
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        found = [config[name] for name in self.names if name in config and (self.nullable or config[name] is not None)]
+        return dict.fromkeys(self.keys, found[0] if found else derive(self.default, ours))
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        return {self.names[0]: ours.get(self.keys[0])}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting of theirs whose values are components or several settings of ours."""
+
+    name: str
+    default: Any
+    ours: Mapping[Any, Settings]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their name of it."""
+        return (self.name,)
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        value = config.get(self.name, self.default)
+        if not isinstance(value, str | bool | int | None) or value not in self.ours:
+            raise ValueError(f"{self.name}={value}: no switch; choose of {', '.join(map(str, self.ours))}")
+        return dict(self.ours[value])
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`; the default where it fits, and for what they do not have, which `obstacles` then finds."""
+        values = [value for value, chosen in self.ours.items() if chosen.items() <= ours.items()]
+        return {self.name: values[0] if values and self.default not in values else self.default}
+
+
+UNSET: Any = object()
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A setting of theirs of which we express one value: anything else is refused by name.
+
+    default: transformers' own, if that is another.
+    """
+
+    name: str
+    value: Any | Derived
+    default: Any = UNSET
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their name of it."""
+        return (self.name,)
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        wanted = derive(self.value, ours)
+        found = config.get(self.name)
+        if found is None:
+            found = wanted if self.default is UNSET else self.default
+        if not equal(found, wanted):
+            raise ValueError(f"{self.name}={found}: no switch; only {self.name}={wanted} is expressed")
+        return {}
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        return {self.name: derive(self.value, ours)}
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Settings in files of a family that reach no logits there, and what they are `written` as, if at all."""
+
+    names: Sequence[str]
+    written: Any = None
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        return {}
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        return {} if self.written is None else dict.fromkeys(self.names, self.written)
+
+
+FOLDED = "folded."  # scalars of theirs that are no setting of ours: weights are multiplied by them
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A scalar of theirs that is folded into weights by `scaled`, and written as the `neutral` value."""
+
+    name: str
+    neutral: float | Derived
+    default: float = 1.0
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their name of it."""
+        return (self.name,)
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        return {f"{FOLDED}{self.name}": config.get(self.name, self.default) / derive(self.neutral, ours)}
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        return {self.name: derive(self.neutral, ours)}
+
+
+ROPE = f"{MODEL}.position.Rope"
+# Their type of RoPE scaling: our class, and their names of its fields with transformers' defaults.
+SCALINGS: dict[str, tuple[str, dict[str, tuple[str, Any]]]] = {
+    "linear": ("LinearScaling", {"factor": ("factor", None)}),
+    "yarn": (
+        "YarnScaling",
+        {
+            "factor": ("factor", None),
+            "original_max_seq_len": ("original_max_position_embeddings", None),
+            "beta_fast": ("beta_fast", 32.0),
+            "beta_slow": ("beta_slow", 1.0),
+        },
+    ),
+    "llama3": (
+        "Llama3Scaling",
+        {
+            "factor": ("factor", None),
+            "original_max_seq_len": ("original_max_position_embeddings", None),
+            "low_freq_factor": ("low_freq_factor", None),
+            "high_freq_factor": ("high_freq_factor", None),
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class RotaryPosition:
+    """RoPE: `rope_parameters` of transformers 5, or `rope_theta`, `rope_scaling` and others of older files.
+
+    Scaling "dynamic" starts beyond max_position_embeddings, where our context ends: it is read as none. NTK-aware
+    scaling is a larger theta, and written as that.
+    """
+
+    theta: float = 10000.0
+    fraction: float = 1.0
+    interleaved: bool = False
+    older: tuple[str, str] = ("rope_theta", "partial_rotary_factor")  # names of theta and fraction before version 5
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All their names of it."""
+        top = ("rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base", "default_theta")
+        return (*top, "partial_rotary_factor", "rotary_pct", "rope_ratio")
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        nested = {"rope_parameters": {}, "rope_scaling": {}} | nest(below(config, self.names))
+        rope = {**(nested["rope_scaling"] or {}), **(nested["rope_parameters"] or {})}
+        theta = rope.pop("rope_theta", nested.get("rope_theta", nested.get("rotary_emb_base", self.theta)))
+        fraction = nested.get("partial_rotary_factor", nested.get("rotary_pct", self.fraction))
+        fraction = rope.pop("partial_rotary_factor", fraction)
+        if nested.get("rope_ratio", 1) != 1:
+            raise ValueError(f"rope_ratio={nested['rope_ratio']}: no switch; only 1 is expressed")
+        return {
+            "position._target_": ROPE,
+            "position.theta": float(theta),
+            "position.fraction": float(fraction),
+            "position.interleaved": self.interleaved,
+            **self.read_scaling(rope, ours),
+        }
+
+    def read_scaling(self, rope: dict[str, Any], ours: Settings) -> Settings:
+        """Our settings of the scaling, by what `rope` holds besides theta."""
+        older = rope.pop("type", "default")
+        kind = rope.pop("rope_type", older)
+        if kind in ("default", "dynamic"):
+            return {"position.scaling": None}
+        if kind not in SCALINGS:
+            raise ValueError(f"rope_scaling type {kind}: no switch; we have {', '.join(SCALINGS)} and dynamic")
+        scaling, fields = SCALINGS[kind]
+        found: Settings = {"position.scaling._target_": f"{MODEL}.position.{scaling}"}
+        for name, (theirs, default) in fields.items():
+            value = rope.pop(theirs, None)
+            if value is None and theirs == "original_max_position_embeddings":
+                default = ours["max_seq_len"]
+            value = default if value is None else value
+            if value is None:
+                raise ValueError(f"rope_scaling type {kind}: has no {theirs}; add it to config.json")
+            found[f"position.scaling.{name}"] = value
+        neutral = {"attention_factor": attention_factor(found), "truncate": True}
+        for theirs, value in rope.items():
+            if value is not None and not equal(value, neutral.get(theirs)):
+                raise ValueError(f"rope_scaling {theirs}={value}: no switch; only {neutral.get(theirs)} is expressed")
+        return found
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`; under the older names too, since transformers 4 would take its defaults without a word."""
+        if ours.get("position._target_") != ROPE:
+            return {}
+        theta, fraction = ours["position.theta"], ours["position.fraction"]
+        rope: Settings = {"rope_type": "default", "rope_theta": theta}
+        if not equal(fraction, 1.0) or self.fraction != 1.0:
+            rope["partial_rotary_factor"] = fraction
+        scaling = str(ours.get("position.scaling._target_", "")).removeprefix(f"{MODEL}.position.")
+        for kind, (ours_name, fields) in SCALINGS.items():
+            if ours_name == scaling:
+                rope["rope_type"] = kind
+                rope |= {theirs: ours[f"position.scaling.{name}"] for name, (theirs, _) in fields.items()}
+        older = dict(zip(self.older, (theta, fraction), strict=True))
+        if rope["rope_type"] != "default":
+            older |= {f"rope_scaling.{key}": value for key, value in rope.items()}
+        return older | {f"rope_parameters.{key}": value for key, value in rope.items()}
+
+
+def attention_factor(scaling: Settings) -> float | None:
+    """What transformers computes by itself for YaRN."""
+    factor = float(scaling["position.scaling.factor"])
+    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+@dataclass(frozen=True)
+class RotaryDim:
+    """RoPE as GPT-J has it: neighbouring dimensions are pairs, `rotary_dim` of a head are rotated, theta is 10,000."""
+
+    default: int
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their name of it."""
+        return ("rotary_dim",)
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        width = ours["dim"] // ours["n_heads"]
+        return {
+            "position._target_": ROPE,
+            "position.theta": 10000.0,
+            "position.fraction": (config.get("rotary_dim", self.default) or width) / width,
+            "position.interleaved": True,
+            "position.scaling": None,
+        }
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        return {"rotary_dim": round(ours.get("position.fraction", 1.0) * ours["head_dim"])}
+
+
+@dataclass(frozen=True)
+class MultiQuery:
+    """One kv head if their `multi_query` is true, and otherwise one per head, whatever `num_kv_heads` is."""
+
+    default: bool = True
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All their names of it."""
+        return ("multi_query", "num_kv_heads", "num_key_value_heads")
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        return {"n_kv_heads": 1 if config.get("multi_query", self.default) else ours["n_heads"]}
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        return {"multi_query": ours["n_kv_heads"] == 1, "num_kv_heads": ours["n_kv_heads"]}
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Which layers attend through a sliding window: all, none, or all but every n-th.
+
+    default: their `sliding_window` where it is absent. gated: they ignore it unless `use_sliding_window`.
+    every: the pattern of layers without `layer_types`: every n-th sees all.
+    """
+
+    default: int | None
+    gated: bool = False
+    every: int | None = None
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All their names of it."""
+        return ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "sliding_window_pattern")
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        window = config.get("sliding_window", self.default)
+        if self.gated and not config.get("use_sliding_window", False):
+            window = None
+        layers = config.get("layer_types") or self.layers(ours["n_layers"], config.get("max_window_layers", 28))
+        sliding = [layer == "sliding_attention" for layer in layers]
+        if not any(sliding) or window is None or window >= ours["max_seq_len"]:  # which hides nothing
+            return {"attention.window": None, "attention.global_every": None}
+        for every in (None, *range(2, len(sliding) + 1)):
+            if sliding == [every is None or (i + 1) % every != 0 for i in range(len(sliding))]:
+                return {"attention.window": window, "attention.global_every": every}
+        raise ValueError(f"layer_types={layers}: no switch; all layers must have windows, or all but every n-th")
+
+    def layers(self, n_layers: int, max_window_layers: int) -> list[str]:
+        """The types of layers where `layer_types` is absent."""
+        first = max_window_layers if self.gated else 0
+        is_full = [i < first or (self.every is not None and (i + 1) % self.every == 0) for i in range(n_layers)]
+        return ["full_attention" if full else "sliding_attention" for full in is_full]
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        window, every = ours.get("attention.window"), ours.get("attention.global_every")
+        written: Settings = {"sliding_window": window}
+        if self.gated:
+            written |= {"use_sliding_window": window is not None, "max_window_layers": 0}
+        if self.gated or self.every:
+            is_full = [window is None or (every is not None and (i + 1) % every == 0) for i in range(ours["n_layers"])]
+            written["layer_types"] = ["full_attention" if full else "sliding_attention" for full in is_full]
+            # A model of full layers alone has no use for a window, but Gemma 2 cannot be without
+            written["sliding_window"] = ours["max_seq_len"] if window is None and self.every else window
+        return written
+
+
+def below(config: Settings, names: Iterable[str]) -> Settings:
+    """The flat settings of these names, and below them."""
+    names = set(names)
+    return {key: value for key, value in config.items() if key in names or key.partition(".")[0] in names}
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two settings are equal, floats but for rounding."""
+    numbers = {type(a), type(b)} <= {int, float}
+    return math.isclose(a, b, rel_tol=1e-6) if numbers else bool(a == b)
+
+
+def shown(value: Any) -> str:
+    """A setting as a user types it, a component by its class."""
+    if isinstance(value, str) and value.startswith((f"{MODEL}.", "torch.")):
+        return value.rpartition(".")[2]
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -179,7 +179,9 @@ def swept(tiny: list[str], run_train: RunTrain) -> Ran:
 
 
 def runs_of(swept: Ran) -> list[Path]:
-    return sorted(status.parent for status in swept.cwd.rglob("status.json"))
+    """The folders by their theta: their names end in hashes."""
+    records = [read_record(status.parent) for status in swept.cwd.rglob("status.json")]
+    return [record.path for record in sorted(records, key=lambda record: record.config["model.position.theta"])]
 
 
 def test_runs_of_a_sweep_are_named_by_what_differs(swept: Ran) -> None:

@@ -203,7 +203,7 @@ class HubDataset:
     def _download(self, split: str, file: Path, progress: ReportProgress, done: int) -> int:
         """Write a split's documents into `file`, a JSON object per line; return the bytes of text so far."""
         sizes = getattr(self._builder.info, "splits", None) or {}
-        expected = done + min(sizes[split].num_bytes if split in sizes else 0, self.max_bytes or 1 << 62)
+        expected = done + min((sizes[split].num_bytes or 0) if split in sizes else 0, self.max_bytes or 1 << 62)
         progress(done, expected, "downloading")
         reported = done
         with file.open("w", encoding="utf-8") as out:
@@ -318,7 +318,6 @@ class HubDataset:
         """Turn what `datasets` raises into a ConfigError."""
         datasets = _library()
         from datasets.data_files import EmptyDatasetError
-        from pyarrow import ArrowInvalid
 
         path = f"data.path={self.path}"
         files = f" data.data_files={_plain(self.data_files)}" if self.data_files is not None else ""
@@ -328,10 +327,12 @@ class HubDataset:
             except (FileNotFoundError, EmptyDatasetError) as error:
                 if self._is_on_hub and not isinstance(error, EmptyDatasetError):
                     raise
-                raise ConfigError(f"{path}{files}: no such files ({first_line(error)}); correct it") from error
+                problem = "cannot be reached, or is not there" if self._is_remote else "no such files"
+                remedy = _LOCALLY if self._is_remote else "correct it"
+                raise ConfigError(f"{path}{files}: {problem} ({first_line(error)}); {remedy}") from error
             except UnicodeDecodeError as error:
                 raise ConfigError(f"{path}{files}: not UTF-8 text ({error.reason}); convert it") from error
-            except (ValueError, RuntimeError, ArrowInvalid, datasets.exceptions.DatasetsError) as error:
+            except (ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
                 if isinstance(error, ConfigError):
                     raise
                 raise ConfigError(f"{path}{files}: cannot be read, {first_line(error)}; correct it") from error

@@ -18,7 +18,7 @@ from llama_lab.data.build import train_on_all
 from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, Index, SplitIndex
 from llama_lab.data.source import ReportProgress, Source
 from llama_lab.data.tokenizer import TextTokenizer, TokenizerFactory, VocabularyFrom, sample_bytes
-from llama_lab.data.tokens import TokenArray, TokenDataset, locked
+from llama_lab.data.tokens import TokenArray, TokenDataset, check_val_tokens, locked
 from llama_lab.data.windows import Ids, ValWindows, Windows, count_train_windows
 from llama_lab.errors import ConfigError
 from llama_lab.files import report_disk_errors
@@ -184,6 +184,7 @@ def open_mixture(
     Of `val_tokens`, each part has its share; if one has less held-out text than that, all have less. A tokenizer to
     train learns from the parts in their shares. Raises ConfigError as `TokenDataset.open_or_build` does.
     """
+    check_val_tokens(val_tokens)
     cache = Path(cache_dir).expanduser()
     shared = _shared_tokenizer(parts, tokenizer, cache, progress)
 

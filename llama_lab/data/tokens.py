@@ -63,8 +63,7 @@ class TokenDataset:
             )
         if not (has_validation or (val_fraction is not None and 0 < val_fraction < 1)):
             raise ConfigError(f"data.val_fraction={val_fraction}: must be between 0 and 1, such as 0.05")
-        if val_tokens is not None and val_tokens < 1:
-            raise ConfigError(f"data.val_tokens={val_tokens}: must be at least 1, or null for all held-out text")
+        check_val_tokens(val_tokens)
         cache = Path(cache_dir).expanduser()
         key = _key(source, tokenizer, val_fraction)
         folder = cache / _hash([key, sample_bytes(tokenizer), val_tokens])
@@ -167,6 +166,12 @@ class TokenDataset:
             f"{train.tokens / 1e6:,.1f} M tokens to train on, {val.tokens / 1e6:,.1f} M to validate on{held_out}"
             f"{f'; documents left out: {conjoin(left_out)}' if left_out else ''}"
         )
+
+
+def check_val_tokens(val_tokens: int | None) -> None:
+    """Raise ConfigError unless the bound on validation is positive, or None."""
+    if val_tokens is not None and val_tokens < 1:
+        raise ConfigError(f"data.val_tokens={val_tokens}: must be at least 1, or null for all held-out text")
 
 
 def _key(source: Source, tokenizer: TokenizerFactory, val_fraction: float | None) -> str:

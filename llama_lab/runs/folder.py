@@ -290,9 +290,11 @@ class RunFolder:
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """The config without interpolations, and with absolute paths of data and tokenizer."""
+    """The config without interpolations, and with absolute paths of data, tokenizer and `init_from`."""
     config = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(config, dict)
+    if config.get("init_from"):
+        config["init_from"] = str(Path(config["init_from"]).absolute())
     make_absolute(config["data"])
     tokenizer = config["tokenizer"]
     if "path" in tokenizer and (path := Path(tokenizer["path"]).expanduser()).exists():  # else a name on the Hub

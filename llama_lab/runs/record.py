@@ -14,7 +14,7 @@ from llama_lab.errors import ConfigError
 from .evaluation import Evaluation
 from .folder import OVERRIDES, RESOLVED
 from .metrics import read_metrics
-from .stored import Environment, Status, Summary, reading
+from .stored import Environment, Status, Summary, WarmStart, reading
 
 MISSING = "missing"
 
@@ -26,8 +26,8 @@ class Record:
     status: running, interrupted, done, diverged, failed; "missing" for a run that a study lists but that left nothing.
     message: why, in one line. overrides: what was typed. config: the resolved config, on one level (`{"train.tokens":
     2e6}`). summary: the last value of every metric, empty unless done. metrics: the rows of metrics.csv, one per logged
-    step; a row holds what was logged at that step, with `step`, `tokens` and `seconds` always. evaluation: empty unless
-    of the run as it ended.
+    step; a row holds what was logged at that step, with `step`, `tokens` and `seconds` always; step 0 only of trained
+    weights. evaluation: empty unless of the run as it ended. start: of a run with `init_from`.
     """
 
     path: Path
@@ -41,6 +41,7 @@ class Record:
     summary: dict[str, float] = field(default_factory=dict)
     metrics: list[dict[str, float]] = field(default_factory=list)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    start: WarmStart | None = None
 
     @property
     def done(self) -> bool:
@@ -89,6 +90,7 @@ def read_record(path: Path) -> Record:
         summary=summary,
         metrics=read_metrics(metrics) if metrics.exists() else [],
         evaluation=evaluation if evaluation.step == summary.get("step") else Evaluation(),
+        start=WarmStart.load(path) if (path / WarmStart.FILE).exists() else None,
     )
 
 

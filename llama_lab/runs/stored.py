@@ -103,9 +103,10 @@ class Facts(Stored):
     """The facts of a run before it trains; those that an older run did not record are empty, or 0.
 
     label: what people call the arm, see `short_name`. choices: the option of each config group. devices: of all nodes.
-    unigram_entropy: of the tokens' frequencies, in nats per token. revisions: the commit of each published dataset.
-    epochs: how often each part of a mixture is read. token_to_position_ratio: see `llama_lab/training/train.py`; None
-    where positions are not added.
+    init_hash: of the weights that it started from, see `WarmStart`; empty for fresh ones. unigram_entropy: of the
+    tokens' frequencies, in nats per token. revisions: the commit of each published dataset. epochs: how often each part
+    of a mixture is read. token_to_position_ratio: see `llama_lab/training/train.py`; None where positions are not
+    added.
     metrics: costs: `seq_len`, at which the others hold, `params`, `params_non_embedding`, `flops_per_token`,
     `train_flops_per_token`, `kv_cache/bytes_per_token`, `kv_cache/bytes`, ...; see `llama_lab/model/cost.py`.
     """
@@ -124,12 +125,34 @@ class Facts(Stored):
     data_hash: str = ""
     tokenizer_hash: str = ""
     vocab_size: int = 0
+    init_hash: str = ""
     bytes_per_token: float = 0.0
     unigram_entropy: float = 0.0
     revisions: dict[str, str] = field(default_factory=dict)
     epochs: dict[str, float] = field(default_factory=dict)
     token_to_position_ratio: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart(Stored):
+    """The weights that a run started from, and what became of them.
+
+    source: the folder they were read from. hash: of all of them. share: of the run's parameters that came from there.
+    taken, pooled, rows, anew, left: names of parameters, `*` for all layers; see `Transfer` in
+    `llama_lab/model/transfer.py`. settings: of the model, there and here, where they differ.
+    """
+
+    FILE: ClassVar[str] = "warm_start.json"
+    source: str
+    hash: str
+    share: float
+    taken: list[str]
+    pooled: list[str]
+    rows: list[str]
+    anew: list[str]
+    left: list[str]
+    settings: dict[str, list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)

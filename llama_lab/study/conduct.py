@@ -71,7 +71,8 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
     refuse_old_grid(plan)
     results: list[tuple[PlannedRun, JobReturn]] = []
     while True:
-        status = cache(partial(status_of, dataset=plan.dataset))  # reads each folder once before every launch
+        # Reads each folder once before every launch.
+        status = cache(partial(status_of, dataset=plan.dataset, init_hashes=plan.init_hashes))
         plan, judged = resolve_rates(plan, status)
         waiting = prepare(plan, judged, status, overwrite, tried={run.member.folder for run, _ in results})
         if not waiting:
@@ -125,7 +126,9 @@ def prepare(
     changed = [run for run in runs if status(run) == "changed"]
     if changed and not overwrite:
         first = changed[0].run
-        keys = first.folder.changed_keys(first.cfg, CHANGEABLE) or [("data, tokenizer or precision", "another", "this")]
+        keys = first.folder.changed_keys(first.cfg, CHANGEABLE) or [
+            ("data, tokenizer, precision or init_from's weights", "others", "these")
+        ]
         key, old, new = keys[0]
         raise ConfigError(
             f"{key}={new}: {len(changed)} runs of {plan.folder} are not what the study now asks for, such as "

@@ -18,7 +18,8 @@ from .study import Study
 # compare; the text and how much of it is read, since the hashes of data and tokenizer are compared instead.
 SEEDS = ("data.seed", "model.seed")
 TEXT = ("data.files", "data.source", "data.val_tokens", "tokenizer.sample_bytes")
-OWN = (*CHANGEABLE, "name", "arm", "study", "seed", *SEEDS)  # of each run
+INIT = "init_from"  # runs of one seed are checked to start from the same weights, wherever these are
+OWN = (*CHANGEABLE, "name", "arm", "study", "seed", *SEEDS, INIT)  # of each run
 MODEL = ("model", "size")
 COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
 WIDTH = "model.hidden_dim"  # solved for by matching
@@ -122,6 +123,10 @@ def unequal_settings(study: Study, records: Sequence[Record], is_swept: bool) ->
         pairs = [record for record in records if record.seed == seed]
         if values := disagreement(pairs, [str(record.config.get(key)) for record in pairs]):
             yield f"{key} differs between the runs of seed {seed}: {values}."
+    for seed in sorted({record.seed for record in records}) if INIT not in axes else ():
+        pairs = [record for record in records if record.seed == seed]
+        if values := disagreement(pairs, [record.environment.init_hash[:12] or "fresh weights" for record in pairs]):
+            yield f"The runs of seed {seed} start from different weights: {values}."
 
 
 def _mixed_arms(study: Study, records: Sequence[Record], ignored: tuple[str, ...]) -> Iterator[str]:

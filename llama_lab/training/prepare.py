@@ -79,8 +79,9 @@ def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
 def check_measuring(cfg: DictConfig, overrides: list[str]) -> None:
     """Raise ConfigError for a setting that the measuring of a study takes from its runs."""
     if cfg.measure is None:
-        if cfg.trust:
-            raise ConfigError(f"trust={list(cfg.trust)}: is for configs that are stored; leave it out, or add measure=")
+        if cfg.trust and not cfg.init_from:
+            stored = "is for configs that are stored; leave it out, or add measure= or init_from="
+            raise ConfigError(f"trust={list(cfg.trust)}: {stored}")
         return
     for override in overrides:
         key = override_key(override)

@@ -19,6 +19,7 @@ from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status
 
 from .longer_budget import with_earlier_warmup
+from .warm_start import check_init, check_unchanged
 
 MAX_TOKENS = 1e18  # so that whatever is counted fits into 64 bits
 Outcome = Literal["done", "diverged", "interrupted"]
@@ -101,6 +102,7 @@ def budget_steps(cfg: DictConfig, batch_size: int) -> int:
     if cfg.model.max_seq_len < 1:
         raise ConfigError(f"model.max_seq_len={cfg.model.max_seq_len}: must be a positive whole number")
     check_train(cfg.train)
+    check_init(cfg)
     tokens_per_step: int = batch_size * cfg.model.max_seq_len
     steps = int(cfg.train.tokens) // tokens_per_step
     if steps < 1:
@@ -115,6 +117,7 @@ def check_folder(run: Run) -> None:
     """Raise ConfigError unless the run may start or go on in its folder, FinishedRunError if it is there already."""
     if run.cfg.measure or current_rank() != 0:  # nothing is trained; rank 0 answers for all
         return
+    check_unchanged(run.cfg, run.folder)
     run.folder.check(run.cfg, run.choices)
     if not run.cfg.resume:
         return

@@ -33,7 +33,7 @@ from llama_lab.runs.checkpoint import before, consolidate, existing, load_checkp
 from llama_lab.runs.environment import environment
 from llama_lab.runs.folder import RESOLVED, SAMPLE, TOKENIZER, locked
 from llama_lab.runs.metrics import read_metrics
-from llama_lab.runs.stored import Facts, Summary
+from llama_lab.runs.stored import Facts, Summary, WarmStart
 
 from .checkpointing import Checkpointing, InterruptedRunError
 from .compiling import check_compiler, compile_in_place, decide
@@ -47,6 +47,7 @@ from .profile import Profile
 from .run import Outcome, Run, check_folder, spare_devices
 from .schedule import steps_alike
 from .stop import StopRequest
+from .warm_start import describe, warm_start
 
 
 def train(run: Run) -> Outcome:
@@ -75,15 +76,16 @@ def train_on_disk(run: Run) -> Outcome:
         data = TokenDataModule(
             dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed
         )
-        with linear_on_meta(run.hardware.sharded):
+        with linear_on_meta(run.hardware.sharded and not cfg.init_from):
             model = build_model(cfg, dataset.index.vocab_size)
         cost = model_cost(model)
+        start = warm_start(cfg, run.folder, model, dataset)
         if cfg.trainer.compile == "auto":
             run = run.with_compile(decide(run.flops(cost), run.hardware))
         if cfg.train.sample_tokens:
             check_decodes(model, f"train.sample_tokens={cfg.train.sample_tokens}", "set this to 0")
         module = build_module(run, model, dataset.index.val.bytes)
-        facts = run_facts(run, dataset, model, cost)
+        facts = run_facts(run, dataset, model, cost, start)
         if facts.epochs:
             display.print_line(describe_epochs(facts.epochs))
         monitor = Monitor(
@@ -96,6 +98,10 @@ def train_on_disk(run: Run) -> Outcome:
             parts=facts.epochs,
         )
         with session(run, facts, dataset.tokenizer) as checkpoint:
+            if start and not checkpoint and current_rank() == 0:
+                start.save(run.folder.path)
+                for line in describe(start):
+                    display.print_line(line)
             check_components(cfg, run.hardware)
             with open_loggers(run, checkpoint, facts) as loggers:
                 outcome = fit(run, module, data, monitor, checkpoint, loggers)
@@ -133,7 +139,7 @@ def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
     return module
 
 
-def run_facts(run: Run, dataset: TokenDataset, model: Decoder, cost: Cost) -> Facts:
+def run_facts(run: Run, dataset: TokenDataset, model: Decoder, cost: Cost, start: WarmStart | None = None) -> Facts:
     """What identifies a run in its folder and on dashboards."""
     kernels = sorted({mixer.kernel for mixer in model.mixers})
     first_window = torch.from_numpy(dataset.val[: model.max_seq_len].astype(int))
@@ -152,6 +158,7 @@ def run_facts(run: Run, dataset: TokenDataset, model: Decoder, cost: Cost) -> Fa
         data_hash=dataset.index.data_hash,
         tokenizer_hash=dataset.index.tokenizer_hash,
         vocab_size=model.vocab_size,
+        init_hash=start.hash if start else "",
         bytes_per_token=dataset.bytes_per_token,
         unigram_entropy=dataset.unigram_entropy(),
         revisions=dataset.index.revisions,
@@ -263,7 +270,8 @@ def make_trainer(run: Run, module: LanguageModel, callbacks: list[L.Callback], *
         precision=run.hardware.precision,  # type: ignore[arg-type]
         max_steps=run.steps,
         check_val_every_n_epoch=None,
-        num_sanity_val_steps=0,
+        # Trained weights are evaluated before the first step, all of the validation set; not when a run goes on.
+        num_sanity_val_steps=-1 if run.cfg.get("init_from") else 0,
         log_every_n_steps=run.cfg.train.log_every,
         use_distributed_sampler=False,
         callbacks=callbacks,

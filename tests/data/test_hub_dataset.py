@@ -335,6 +335,6 @@ def test_text_from_elsewhere_is_downloaded_once_and_kept_for_every_tokenizer(ser
 
 
 def test_a_download_that_fails_leaves_nothing(server: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"none\.txt: cannot be reached, or is not there .*; point at files on this"):
         opened(tmp_path / "cache", path="text", data_files=f"{server}/none.txt")
     assert not [file for file in (tmp_path / "cache").rglob("*") if file.suffix != ".lock" and file.is_file()]

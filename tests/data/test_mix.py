@@ -16,6 +16,7 @@ from llama_lab.data.mix import MixedDataset, MixedWindows, Part, balanced_order,
 from llama_lab.data.module import TokenDataModule
 from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import BPETokenizer, CharTokenizer
+from llama_lab.errors import ConfigError
 from llama_lab.evaluation.load import load_run
 from llama_lab.runs.metrics import read_metrics
 from llama_lab.runs.stored import Summary
@@ -158,6 +159,11 @@ def test_a_tokenizer_learns_from_all_parts_once(
 
 def test_the_hash_of_the_data_follows_the_shares(tmp_path: Path) -> None:
     assert mixture(tmp_path).index.data_hash != mixture(tmp_path, ("0.5", "0.2", "0.3")).index.data_hash
+
+
+def test_a_bound_on_validation_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.val_tokens=0: must be at least 1"):
+        mixture(tmp_path, val_tokens=0)
 
 
 def test_two_devices_share_the_batches_of_one(tmp_path: Path) -> None:

@@ -83,3 +83,11 @@ def test_a_terminal_gets_a_table_of_slots_runs_progress_loss_and_time_left(run: 
     assert re.fullmatch(r".*gpu 0 +arm/seed=1 +[━╸╺ ]+ +50% +4\.250 +2 min", row), row
     assert any("3 done, 2 running, 7 waiting; about 10 min left" in line for line in lines)
     assert any("arm/seed=9: done" in line for line in lines)
+
+
+def test_the_losses_of_a_mixture_s_parts_do_not_hide_the_progress(run: Run) -> None:
+    table = MetricsCSV(run.folder.metrics, parts=["a", "b"])
+    table.log_metrics({"tokens": 256, "seconds": 2.0, "train/loss": 4.0}, 1)
+    table.log_metrics({"tokens": 256, "seconds": 2.0, "val/loss": 3.0, "val/loss/a": 2.0, "val/loss/b": 4.0}, 1)
+    run.folder.write_status("running")
+    assert read_progress(run, 0) == RunProgress(1, 4.0, 77 * 2.0)

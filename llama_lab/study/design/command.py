@@ -81,6 +81,10 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
     refuse_sweeps(arguments)
     if cfg.match not in (*MATCHED, "none"):
         raise ConfigError(f"match={cfg.match}: unknown; choose {', '.join(MATCHED)} or none")
+    if cfg.init_from and cfg.match != "none":
+        raise ConfigError(
+            f"match={cfg.match}: gives arms other widths than the weights of init_from have; use match=none"
+        )
     naming = arm_name([a.removeprefix("study.") for a, key in keys.items() if key not in ("study", *UNNAMED)])
     seeds, rates = checked_seeds(cfg.study.seeds), checked_rates(cfg.study.learning_rates)
     if rates is None and "study.extend_rates" in keys.values() and cfg.study.extend_rates:

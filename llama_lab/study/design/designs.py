@@ -231,27 +231,39 @@ class KVHeads:
 
     def variants(self, configs: Configs) -> Variants:
         """An arm per number, in descending order."""
-        model = compose_recipe(self.base, "base", configs)[0].model
-        if not model.attention._target_.endswith(".GroupedQueryAttention"):
-            raise ConfigError(
-                f"study.base={self.base}: its attention has a fixed number of key and value heads; add attention=gqa"
-            )
-        if self.kv_heads is not None:
-            check_levels("kv_heads", self.kv_heads, int)
-        n_heads = model.n_heads
-        divisors = [n for n in range(n_heads, 0, -1) if n_heads % n == 0]
-        wanted = divisors if self.kv_heads is None else sorted(set(self.kv_heads), reverse=True)
-        for n in wanted:
-            if n not in divisors:
-                raise ConfigError(
-                    f"study.kv_heads: {n} does not divide model.n_heads={n_heads}; choose among {divisors}"
-                )
-        names = {n: "mha" if n == n_heads else "mqa" if n == 1 else f"gqa-{n}" for n in wanted}
+        wanted, n_heads = kv_head_levels(self.base, self.kv_heads, configs)
+        names = {n: heads_name(n, n_heads) for n in wanted}
         arms = []
         for n, name in names.items():
             overrides = (f"arch={self.base}", f"model.n_kv_heads={n}")
             arms.append(Arm(name, {"n_kv_heads": str(n)}, overrides=overrides, reference=names[wanted[0]]))
         return Variants(tuple(arms), title=f"{self.base} with {conjoin([str(n) for n in names])} key and value heads")
+
+
+def kv_head_levels(base: str, kv_heads: Sequence[int] | None, configs: Configs) -> tuple[list[int], int]:
+    """The numbers of key and value heads in descending order, default: all divisors of the number of heads; and that.
+
+    Raises ConfigError for a recipe without grouped-query attention, and for a number that does not divide the heads.
+    """
+    model = compose_recipe(base, "base", configs)[0].model
+    if not model.attention._target_.endswith(".GroupedQueryAttention"):
+        raise ConfigError(
+            f"study.base={base}: its attention has a fixed number of key and value heads; add attention=gqa"
+        )
+    if kv_heads is not None:
+        check_levels("kv_heads", kv_heads, int)
+    n_heads = model.n_heads
+    divisors = [n for n in range(n_heads, 0, -1) if n_heads % n == 0]
+    wanted = divisors if kv_heads is None else sorted(set(kv_heads), reverse=True)
+    for n in wanted:
+        if n not in divisors:
+            raise ConfigError(f"study.kv_heads: {n} does not divide model.n_heads={n_heads}; choose among {divisors}")
+    return wanted, n_heads
+
+
+def heads_name(n_kv_heads: int, n_heads: int) -> str:
+    """mha, gqa-4 or mqa."""
+    return "mha" if n_kv_heads == n_heads else "mqa" if n_kv_heads == 1 else f"gqa-{n_kv_heads}"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The plan of a study: every arm composed, checked, built on the meta device and matched before any run trains."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from llama_lab.devices.site import Site
 from llama_lab.display import open_display
 from llama_lab.errors import ConfigError
 from llama_lab.model import Cost, Decoder
+from llama_lab.runs.checkpoint import existing
 from llama_lab.runs.folder import CHANGEABLE, check_no_file
 from llama_lab.runs.record import is_run
 from llama_lab.study.settings import planned_settings
@@ -27,6 +28,7 @@ from llama_lab.training.compiling import check_compiler, decide, pays
 from llama_lab.training.prepare import check_devices, folder_name, requested_run
 from llama_lab.training.run import Run, new_run
 from llama_lab.training.train import build_module
+from llama_lab.training.warm_start import fit_weights, hash_of, load_source
 
 from .command import Composer, StudyCommand
 from .designs import Variants
@@ -62,13 +64,17 @@ class PlannedArm:
 
 @dataclass(frozen=True)
 class Plan:
-    """A study that is ready to start, with its arms in the design's order. dataset: that of all runs."""
+    """A study that is ready to start, with its arms in the design's order.
+
+    dataset: that of all runs. init_hashes: see `check_sources`.
+    """
 
     command: StudyCommand
     variants: Variants
     folder: Path
     arms: tuple[PlannedArm, ...]
     dataset: TokenDataset
+    init_hashes: Mapping[str, str]
 
     @property
     def runs(self) -> list[PlannedRun]:
@@ -143,7 +149,27 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
         except ConfigError as error:
             raise ConfigError(f"{error} (arm {arm.name})") from None
     arms = compiled_alike(command, [planned[arm.name] for arm in variants.arms])
-    return Plan(command, variants, folder, arms, dataset)
+    return Plan(command, variants, folder, arms, dataset, check_sources(arms, dataset))
+
+
+def check_sources(arms: Sequence[PlannedArm], dataset: TokenDataset) -> dict[str, str]:
+    """The hash of the weights that each `init_from` names, but for those that are gone and no run needs any more.
+
+    Raises ConfigError for a run that cannot start from them.
+    """
+    by_source: dict[str, list[Run]] = {}
+    for planned in (run.run for arm in arms for run in (*arm.runs, *arm.tuning)):
+        if planned.cfg.init_from:
+            by_source.setdefault(planned.cfg.init_from, []).append(planned)
+    hashes = {}
+    for init_from, runs in by_source.items():
+        starting = {run.arm: run for run in runs if not existing(run.folder.checkpoint)}
+        if starting or Path(init_from).exists():
+            source = load_source(runs[0].cfg)
+            for run in starting.values():
+                fit_weights(source, run.cfg, meta_model(run.cfg, dataset), dataset)
+            hashes[init_from] = hash_of(source.model.state_dict())
+    return hashes
 
 
 def compiled_alike(command: StudyCommand, arms: Sequence[PlannedArm]) -> tuple[PlannedArm, ...]:

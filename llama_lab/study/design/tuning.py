@@ -1,7 +1,7 @@
 """Learning-rate tuning: the status of a study's runs, which rates are chosen, and which to try next."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from llama_lab.data.tokens import TokenDataset
@@ -15,8 +15,11 @@ from .plan import Plan, PlannedRun, by_seed, plan_run, plan_tuning
 MOST_EXTENSIONS = 6  # of one grid; the report says if the best rate is still at its edge
 
 
-def status_of(planned: PlannedRun, dataset: TokenDataset) -> str:
-    """Missing, unfinished, failed, done, diverged, or changed if the run has other settings or data than the plan."""
+def status_of(planned: PlannedRun, dataset: TokenDataset, init_hashes: Mapping[str, str]) -> str:
+    """Missing, unfinished, failed, done, diverged, or changed if the run has other settings or data than the plan.
+
+    init_hashes: of the weights that each `init_from` names now, unless they are gone.
+    """
     folder = planned.run.folder
     status = folder.status
     if status is None or not is_run(folder.path):
@@ -25,6 +28,8 @@ def status_of(planned: PlannedRun, dataset: TokenDataset) -> str:
     now = {"data_hash": dataset.index.data_hash, "tokenizer_hash": dataset.index.tokenizer_hash}
     if not (ended or planned.run.hardware.elsewhere):  # finished runs of another device are compared, with a warning
         now["precision"] = planned.run.hardware.precision
+    if planned.run.cfg.init_from in init_hashes:
+        now["init_hash"] = init_hashes[planned.run.cfg.init_from]
     then = Environment.load(folder.path)
     if folder.changed_keys(planned.run.cfg, CHANGEABLE) or any(getattr(then, key) != now[key] for key in now):
         return "changed"

@@ -353,8 +353,8 @@ def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Eff
 
 
 def _reaches(record: Record, metric: Metric, baseline: Record, axis: str = "tokens") -> float | None:
-    """The tokens (or seconds) at which a run first has the baseline's final loss; None if it never has."""
-    rows = [row for row in record.metrics if metric in row]
+    """The tokens (or seconds) of training at which a run first has the baseline's final loss; None if it never has."""
+    rows = [row for row in record.metrics if metric in row and row["step"]]  # step 0: what a warm start begins with
     return first_reach([row[axis] for row in rows], [row[metric] for row in rows], baseline.summary[metric])
 
 

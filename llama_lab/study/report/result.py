@@ -129,6 +129,12 @@ def final_losses(runs: Mapping[str, Sequence[Record]], metric: Metric) -> pd.Dat
     return pd.DataFrame(found, dtype=float).sort_index()
 
 
+def first_losses(records: Sequence[Record], metric: Metric) -> dict[int, float]:
+    """The loss before the first step of every run that started from trained weights, by seed."""
+    found = {r.seed: next((row for row in r.metrics if metric in row), None) for r in records}
+    return {seed: row[metric] for seed, row in found.items() if row and row["step"] == 0}
+
+
 def common_losses(arms: Sequence[ArmResult], metric: Metric) -> pd.DataFrame:
     """The `final_losses` of the arms with any finished run, at the seeds that all of these have finished.
 

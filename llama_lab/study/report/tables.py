@@ -1,10 +1,13 @@
 """The report's tables, one function each: from a Result to cells of text."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 from typing import Any, Literal
+
+import pandas as pd
 
 from llama_lab import formatting as fmt
 from llama_lab.study.statistics import Effect, Estimate, term_name
@@ -19,7 +22,9 @@ from .result import (
     Result,
     Speed,
     Spread,
+    common_losses,
     final_losses,
+    first_losses,
 )
 
 
@@ -47,6 +52,7 @@ def tables(result: Result) -> dict[str, Table]:
         "differences": _differences(result),
         "losses": _losses(result),
         "seeds": _seed_losses(result),
+        "starts": _starts(result),
         "reach": _to_reach(result),
         "costs": _costs(result),
         "decoding": _decoding(result.inference),
@@ -145,6 +151,41 @@ def _to_reach(result: Result) -> Table:
         "of the ratios at each seed with its 95% interval, and the ratios; > if a run ended before reaching it. "
         "Interpolated linearly between evaluations; with a decaying learning rate, a loss on the way is not what a "
         "shorter budget would give."
+    )
+    return _arm_table(result, caption, columns)
+
+
+def _starts(result: Result) -> Table:
+    """What the weights of `init_from` gave each arm, over the seeds that all have finished."""
+    if not any(record.start for arm in result.arms for record in arm.records):
+        return Table("", [], [])
+    ends = common_losses(result.arms, result.metric)
+    starts = pd.DataFrame({arm.name: first_losses(arm.records, result.metric) for arm in result.arms}, dtype=float)
+    begin, end = (losses.reindex(ends.index).mean() for losses in (starts, ends))
+
+    def share(arm: ArmResult) -> str:
+        shares = [record.start.share for record in arm.records if record.start]
+        return fmt.percent(min(shares)) if shares else fmt.UNKNOWN
+
+    def recovered(losses: pd.Series, arm: ArmResult) -> str:
+        """The share of the loss between fresh heads and all heads that the arm does not lose."""
+        fresh = [one.name for one in result.arms if one.arm.axes == arm.arm.axes | {"init_kv_heads": "random"}]
+        if not fresh or arm.name in fresh:
+            return fmt.UNKNOWN
+        worst, own, best = (losses.get(name, math.nan) for name in (*fresh, arm.name, result.study.baseline))
+        return fmt.percent((worst - own) / (worst - best)) if worst > best else fmt.UNKNOWN
+
+    columns: dict[str, Callable[[ArmResult], str]] = {
+        "Parameters taken": share,
+        "Loss at the start": lambda arm: fmt.number(begin.get(arm.name), 4),
+        "Loss at the end": lambda arm: fmt.number(end.get(arm.name), 4),
+        "Recovered at the start": partial(recovered, begin),
+        "Recovered at the end": partial(recovered, end),
+    }
+    caption = (
+        f"Weights from init_from. Losses: in validation, {fmt.UNITS[result.metric]}, before the first step and after "
+        "the last, means over the seeds that all arms have finished. Recovered: of the loss between fresh key and "
+        f"value heads and those of {result.study.baseline}, the share that an arm's way to start them makes up for."
     )
     return _arm_table(result, caption, columns)
 

@@ -1,0 +1,131 @@
+"""The weights of one decoder in another, as far as their names and shapes carry over."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from .attention import GroupedQueryAttention
+from .decoder import Decoder
+from .position import Learned
+
+KV_HEADS = ("mean", "first", "random")
+# Of these, a row belongs to a token: a vocabulary may be padded to another number of rows.
+TOKEN_ROWS = ("embedding.tokens.weight", "embedding.head.weight", "embedding.head.bias")
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What became of every tensor of a source and a target, by name.
+
+    taken: as they were. pooled: with fewer key and value heads. rows: of which only the first rows were taken. anew: of
+    the target, with their initial values. left: of the source, without a use. share: of the target's parameters, that
+    are the source's.
+    """
+
+    taken: tuple[str, ...]
+    pooled: tuple[str, ...]
+    rows: tuple[str, ...]
+    anew: tuple[str, ...]
+    left: tuple[str, ...]
+    share: float
+
+
+@torch.no_grad()
+def transfer(source: Decoder, target: Decoder, kv_heads: str = "mean") -> Transfer:
+    """Copy the weights of `source` over those of `target` that have their name and shape; others keep their values.
+
+    Key and value heads of which `target` has fewer are pooled: see `pool_heads`. Tables of tokens and of learned
+    positions share their first rows. On the meta device nothing is copied, and the answer is the same.
+    """
+    theirs = source.state_dict(keep_vars=True)
+    pooled = pool_heads(source, target, kv_heads)
+    by_row = (*TOKEN_ROWS, "position.table.weight") if isinstance(target.position, Learned) else TOKEN_ROWS
+    found: dict[str, list[str]] = {"taken": [], "pooled": [], "rows": [], "anew": []}
+    own, used, shared = first_names(target), set[int](), 0
+    for name, tensor in own.items():
+        value = pooled.get(name, theirs.get(name))
+        fate = "pooled" if name in pooled else "taken"
+        if value is not None and value.shape != tensor.shape:
+            rows = min(len(value), len(tensor)) if name in by_row and value.shape[1:] == tensor.shape[1:] else 0
+            value, tensor, fate = value[:rows] if rows else None, tensor[:rows], "rows"
+        if value is None:
+            found["anew"].append(name)
+            continue
+        found[fate].append(name)
+        used.add(id(theirs[name]))
+        shared += tensor.numel()
+        tensor.copy_(value + gain_offset(source, name) - gain_offset(target, name))
+    left = [name for name, tensor in first_names(source).items() if id(tensor) not in used]
+    share = shared / sum(tensor.numel() for tensor in own.values())
+    return Transfer(**{fate: tuple(names) for fate, names in found.items()}, left=tuple(left), share=share)
+
+
+def pool_heads(source: Decoder, target: Decoder, kv_heads: str) -> dict[str, Tensor]:
+    """The key and value projections of `source` with as many heads as `target` has, by name, where these are fewer.
+
+    Each key and value head takes the place of the group of heads whose queries it will serve: as their mean ("mean",
+    Ainslie et al. 2023, section 2.1), or the first of them ("first"); "random" pools none. Heads are pooled as wholes:
+    rotary positions turn every head alike, so that the mean of rotated keys is the rotated mean.
+    """
+    if kv_heads not in KV_HEADS:
+        raise ValueError(f"init_kv_heads={kv_heads}: unknown; choose {', '.join(KV_HEADS[:-1])} or {KV_HEADS[-1]}")
+    pooled: dict[str, Tensor] = {}
+    for layer, (theirs, ours) in enumerate(zip(source.mixers, target.mixers, strict=False)):
+        if kv_heads == "random" or not has_fewer_heads(theirs, ours):
+            continue
+        assert isinstance(theirs, GroupedQueryAttention)
+        assert isinstance(ours, GroupedQueryAttention)
+        for name, tensor in theirs.state_dict().items():
+            per_head = len(tensor) == theirs.n_kv_heads * theirs.head_dim
+            if per_head and name.startswith(("key.", "value.", "key_norm.")):
+                groups = tensor.float().view(
+                    ours.n_kv_heads, -1, theirs.head_dim, *tensor.shape[1:]
+                )  # (Hkv, H / Hkv, Dh, D)
+                heads = groups.mean(1) if kv_heads == "mean" else groups[:, 0]
+                pooled[f"blocks.{layer}.attention.{name}"] = heads.flatten(0, 1)
+    return pooled
+
+
+def has_fewer_heads(source: nn.Module, target: nn.Module) -> bool:
+    """Whether both are attention with the same query heads, and groups of the source's kv heads become the target's."""
+    if not (isinstance(source, GroupedQueryAttention) and isinstance(target, GroupedQueryAttention)):
+        return False
+    alike = (source.n_heads, source.head_dim) == (target.n_heads, target.head_dim)
+    return alike and source.n_kv_heads > target.n_kv_heads and source.n_kv_heads % target.n_kv_heads == 0
+
+
+def first_names(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of a checkpoint; tied ones under their first name only."""
+    names: dict[int, str] = {}
+    tensors = model.state_dict(keep_vars=True)
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), name)
+    return {name: tensors[name] for name in names.values()}
+
+
+def gain_offset(model: nn.Module, name: str) -> float:
+    """What a norm adds to the gain that it stores: see `RMSNorm.unit_offset`."""
+    return 1.0 if getattr(model.get_submodule(name.rpartition(".")[0]), "unit_offset", False) else 0.0
+
+
+def patterns(names: Iterable[str], n_layers: int) -> list[str]:
+    """Names in their order, one for all layers: `blocks.*.ffn.up.weight`, or `blocks.0-2.ffn.up.weight` for some."""
+    layers: dict[str, list[int]] = {}
+    for name in names:
+        block = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
+        layers.setdefault(f"blocks.{{}}.{block[2]}" if block else name, []).extend([int(block[1])] if block else [])
+    return [
+        pattern.format("*" if len(found) == n_layers else ranges(found)) if found else pattern
+        for pattern, found in layers.items()
+    ]
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers: `0-2,5`."""
+    starts = [n for before, n in pairwise((-2, *numbers)) if n != before + 1]
+    ends = [n for n, after in pairwise((*numbers, -2)) if after != n + 1]
+    return ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in zip(starts, ends, strict=True))

@@ -1,0 +1,189 @@
+"""Starting a run from trained weights: `init_from=RUN_OR_FOLDER`."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from llama_lab.config.components import flatten
+from llama_lab.config.trust import Trust, search_path_targets, stored_config, targets
+from llama_lab.data.tokens import TokenDataset
+from llama_lab.errors import ConfigError
+from llama_lab.exchange.loading import Loaded, load
+from llama_lab.formatting import percent
+from llama_lab.model import Decoder
+from llama_lab.model.position import Rope
+from llama_lab.model.transfer import KV_HEADS, Transfer, has_fewer_heads, patterns, transfer
+from llama_lab.runs.checkpoint import existing
+from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
+from llama_lab.runs.stored import WarmStart
+
+FATES = {
+    "taken": "taken",
+    "pooled": "pooled",
+    "rows": "first rows taken",
+    "anew": "made anew",
+    "left": "left",
+}  # of parameters, as printed
+
+
+def check_init(cfg: DictConfig) -> None:
+    """Raise ConfigError for settings of a warm start that cannot work, whatever the source holds."""
+    heads = cfg.init_kv_heads
+    if heads is not None and not cfg.init_from:
+        raise ConfigError(f"init_kv_heads={heads}: pools the heads of trained weights; add init_from=, or leave it out")
+    if heads not in (None, *KV_HEADS):
+        raise ConfigError(f"init_kv_heads={heads}: unknown; choose {' | '.join(KV_HEADS)}, or null for mean")
+
+
+def warm_start(cfg: DictConfig, folder: RunFolder, model: Decoder, dataset: TokenDataset) -> WarmStart | None:
+    """Copy the weights of `init_from` into `model`, and return what was done; None without `init_from`.
+
+    A run that goes on from a checkpoint has its weights there: for it, this reads what was done, and no source. Raises
+    ConfigError if nothing can be taken from the source.
+    """
+    if not cfg.init_from:
+        return None
+    if not cfg.overwrite and (folder.path / RESOLVED).exists() and existing(folder.checkpoint):
+        return WarmStart.load(folder.path)
+    return start_from(load_source(cfg), cfg, model, dataset)
+
+
+def source_config(cfg: DictConfig) -> DictConfig:
+    """The config of what `init_from` names, of a folder of transformers its model alone. Raises ConfigError."""
+    file = Path(cfg.init_from) / RESOLVED
+    return stored_config(file) if file.exists() else load_source(cfg).cfg
+
+
+def load_source(cfg: DictConfig) -> Loaded:
+    """What `init_from` names. Raises ConfigError for a folder without weights, and for weights that are not finite.
+
+    Its config may name the components of this command's config, and those of the packages in `trust`.
+    """
+    ours = {target for _, target in targets(OmegaConf.to_container(cfg))}
+    try:
+        source = load(cfg.init_from, Trust(tuple(cfg.trust), search_path_targets() | ours))
+    except ConfigError as error:
+        raise ConfigError(f"init_from={str(error).removeprefix('run=')}") from error
+    for name, tensor in source.model.state_dict().items():
+        if not tensor.isfinite().all():
+            raise ConfigError(
+                f"init_from={cfg.init_from}: its {name} is not finite, as after a divergence; name a run that is"
+            )
+    return source
+
+
+def start_from(source: Loaded, cfg: DictConfig, model: Decoder, dataset: TokenDataset) -> WarmStart:
+    """Copy the weights of `source` into `model` as far as they carry over, and return what was done."""
+    done = fit_weights(source, cfg, model, dataset)
+    layers = {fate: len((source.model if fate == "left" else model).blocks) for fate in FATES}
+    return WarmStart(
+        source=str(Path(cfg.init_from).absolute()),
+        hash=hash_of(source.model.state_dict()),
+        share=done.share,
+        settings=changed_settings(source.cfg, cfg),
+        **{fate: patterns(getattr(done, fate), layers[fate]) for fate in FATES},
+    )
+
+
+def fit_weights(source: Loaded, cfg: DictConfig, model: Decoder, dataset: TokenDataset) -> Transfer:
+    """Copy the weights of `source` into `model`, which may be on the meta device, as far as they carry over.
+
+    Raises ConfigError if the tokenizers differ, if `model` scales rotary positions from another context than the
+    source's, if nothing carries over, or if `init_kv_heads` has nothing to pool.
+    """
+    key = f"init_from={cfg.init_from}"
+    if source.tokenizer is None:
+        raise ConfigError(f"{key}: has no tokenizer, so that nobody knows what its embeddings are of; put it there")
+    if source.tokenizer.hash != dataset.index.tokenizer_hash:
+        raise ConfigError(
+            f"{key}: has another tokenizer than this run ({source.tokenizer.hash:.8}, here "
+            f"{dataset.index.tokenizer_hash:.8}), so that its embeddings are of other tokens; train with its own, "
+            f"tokenizer=hf tokenizer.path={Path(cfg.init_from) / TOKENIZER}"
+        )
+    check_original_context(source, cfg, model)
+    done = transfer(source.model, model, cfg.init_kv_heads or "mean")
+    if not (done.taken or done.pooled):
+        raise ConfigError(f"{key}: none of its weights has a name and shape of this model; name a more similar one")
+    pairs = zip(source.model.mixers, model.mixers, strict=False)
+    if cfg.init_kv_heads is not None and not any(has_fewer_heads(theirs, ours) for theirs, ours in pairs):
+        raise ConfigError(
+            f"init_kv_heads={cfg.init_kv_heads}: this model has not fewer key and value heads than {cfg.init_from}, "
+            f"with the same queries; leave it out"
+        )
+    return done
+
+
+def check_original_context(source: Loaded, cfg: DictConfig, model: Decoder) -> None:
+    """Raise ConfigError for a scaling of rotary positions from another context than that which the source was for."""
+    theirs, ours = source.model.position, model.position
+    if not (isinstance(theirs, Rope) and isinstance(ours, Rope)):
+        return
+    wanted = getattr(theirs.scaling, "original_max_seq_len", source.model.max_seq_len)
+    original = getattr(ours.scaling, "original_max_seq_len", wanted)
+    if original != wanted:
+        key = "model.position.scaling.original_max_seq_len"
+        raise ConfigError(
+            f"{key}={original}: {cfg.init_from} was trained on {wanted} tokens, from which frequencies are to be "
+            f"scaled; set {key}={wanted}"
+        )
+
+
+def changed_settings(theirs: DictConfig, ours: DictConfig) -> dict[str, list[Any]]:
+    """The model's settings that differ, without its seed: (there, here) by key; a component by its class.
+
+    The keys of a component that the other's class does not have are left out.
+    """
+    before, now = (flatten(OmegaConf.to_container(cfg.model, resolve=True), "model") for cfg in (theirs, ours))
+    found = {}
+    for key in {**before, **now}:
+        values = [before.get(key), now.get(key)]
+        is_null = key.rpartition(".")[0] in (*before, *now)  # a component there or here, where the other has null
+        if key == "model.vocab_size" and None in values:  # that of the tokenizer
+            continue
+        if values[0] == values[1] or key == "model.seed" or not (is_null or (key in before and key in now)):
+            continue
+        if key.endswith("._target_"):
+            values = [target and target.rpartition(".")[2] for target in values]
+        found[key.removesuffix("._target_")] = values
+    return found
+
+
+def hash_of(weights: dict[str, Tensor]) -> str:
+    """Identifies weights by their names, dtypes, shapes and bits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(weights.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def init_hash(cfg: DictConfig) -> str | None:
+    """The hash of the weights that `init_from` names now; None if they are gone."""
+    return hash_of(load_source(cfg).model.state_dict()) if Path(cfg.init_from).exists() else None
+
+
+def check_unchanged(cfg: DictConfig, folder: RunFolder) -> None:
+    """Raise ConfigError if `init_from` holds other weights now than the run in `folder` started from.
+
+    They may be gone: the run has its own.
+    """
+    if cfg.overwrite or not cfg.init_from or not (folder.path / WarmStart.FILE).exists():
+        return
+    then, now = WarmStart.load(folder.path).hash, init_hash(cfg)
+    if now not in (None, then):
+        raise ConfigError(
+            f"init_from={cfg.init_from}: holds other weights now ({now:.8}) than the run in {folder.path} started from "
+            f"({then:.8}); restore them, choose another name, or start over with overwrite=true"
+        )
+
+
+def describe(start: WarmStart) -> list[str]:
+    """What came from where, in a few lines."""
+    lines = [f"from {start.source}: {percent(start.share)} of the parameters"]
+    lines += [f"  {word}: {', '.join(names)}" for fate, word in FATES.items() if (names := getattr(start, fate))]
+    settings = [f"{key} {there} -> {here}" for key, (there, here) in start.settings.items()]
+    return [*lines, f"  settings: {', '.join(settings)}"] if settings else lines

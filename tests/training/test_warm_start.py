@@ -1,0 +1,286 @@
+"""A run starts from the weights of another, says what it took, and then needs the other no more."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from llama_lab.config.components import build_model
+from llama_lab.data.open import open_dataset
+from llama_lab.errors import ConfigError, FinishedRunError
+from llama_lab.evaluation.load import load_run
+from llama_lab.exchange.convert import export_model
+from llama_lab.runs.folder import RunFolder
+from llama_lab.runs.stored import Environment, WarmStart
+from llama_lab.training.monitor import Monitor
+from llama_lab.training.train import train
+from llama_lab.training.warm_start import hash_of, load_source, start_from
+from tests.conftest import Command, RunTrain, last_of_each
+from tests.training.test_resume import at
+from tests.training.tiny import identical, planned, rows, trained_state
+
+TOKENS = torch.arange(32)[None]
+SHORT = ("train.tokens=5120", "train.evaluations=2", "train.log_every=5")  # 20 steps
+
+
+def trained(*overrides: str) -> Path:
+    """The folder of a whole run inside this process."""
+    run = planned(*last_of_each(overrides))
+    assert train(run) == "done"
+    return run.folder.path
+
+
+@pytest.fixture(scope="module")
+def source(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 20 steps."""
+    return trained(*tiny, *SHORT, f"runs_dir={tmp_path_factory.mktemp('source')}")
+
+
+@pytest.fixture
+def settings(tiny: list[str], source: Path, tmp_path: Path) -> list[str]:
+    """The overrides of a run from a copy of the source, which a test may change."""
+    shutil.copytree(source, tmp_path / "source")
+    return [*tiny, *SHORT, f"runs_dir={tmp_path / 'runs'}", f"init_from='{tmp_path / 'source'}'"]
+
+
+def change_weights(folder: Path, change: float) -> None:
+    """Give the checkpoint of a run other weights."""
+    file = RunFolder(folder).checkpoint
+    content = torch.load(file, weights_only=True)
+    content["state_dict"]["model.norm.weight"][0] = change
+    torch.save(content, file)
+
+
+def test_a_run_begins_where_its_source_ended_and_trains_on(settings: list[str], source: Path) -> None:
+    folder = trained(*settings)
+    begin, end = rows(folder)[0], rows(folder)[-1]
+    assert (begin["step"], begin["tokens"]) == (0, 0)
+    assert begin["val/loss"] == rows(source)[-1]["val/loss"]
+    assert end["val/loss"] < begin["val/loss"]
+    assert [row["step"] for row in rows(folder) if "val/loss" in row] == [0, 10, 20]
+
+
+def test_without_a_source_nothing_is_evaluated_before_the_first_step(source: Path) -> None:
+    assert rows(source)[0]["step"] == 1
+    assert not (source / WarmStart.FILE).exists()
+    assert Environment.load(source).init_hash == ""
+
+
+def test_the_record_and_the_terminal_say_name_by_name_what_was_taken_made_anew_and_left(
+    tiny: list[str], source: Path, command: Command
+) -> None:
+    ran = command(*tiny, *SHORT, f"init_from={source}", "attention=mqa", "norm=layernorm", "position=learned")
+    assert (ran.code, ran.err) == (0, "")
+    start = json.loads((ran.run / WarmStart.FILE).read_text())
+    assert start["source"] == str(source)
+    assert start["hash"] == hash_of(load_run(source).model.state_dict())
+    assert start["pooled"] == [f"blocks.*.attention.{part}.weight" for part in ("key", "value")]
+    assert start["anew"] == [
+        "position.table.weight",
+        *(f"blocks.*.{part}_norm.bias" for part in ("attention", "ffn")),
+        "norm.bias",
+    ]
+    assert (start["left"], start["rows"]) == ([], [])
+    assert "blocks.*.ffn.gate.weight" in start["taken"]
+    assert start["settings"]["model.norm"] == ["RMSNorm", "LayerNorm"]
+    assert start["settings"]["model.n_kv_heads"] == [4, 1]
+    assert 0.9 < start["share"] < 1
+    for line in (
+        f"from {source}: {100 * start['share']:.1f}% of the parameters",
+        f"  taken: {', '.join(start['taken'])}",
+        f"  pooled: {', '.join(start['pooled'])}",
+        f"  made anew: {', '.join(start['anew'])}",
+    ):
+        assert line in ran.out.splitlines()
+    assert "model.norm RMSNorm -> LayerNorm" in ran.out
+    for file in ("environment.json", "summary.json"):
+        assert json.loads((ran.run / file).read_text())["init_hash"] == start["hash"]
+
+
+SCALINGS = {
+    "rope": [],
+    "rope_linear": ["model.position.scaling.factor=4.0"],
+    "rope_ntk": ["model.position.scaling.factor=4.0"],
+    "rope_yarn": ["model.position.scaling.factor=4.0", "model.position.scaling.original_max_seq_len=32"],
+    "rope_llama3": [
+        "model.position.theta=10000.0",
+        "model.position.scaling.factor=4.0",
+        "model.position.scaling.original_max_seq_len=32",
+    ],
+}
+
+
+@pytest.mark.parametrize("position", SCALINGS)
+def test_every_scaling_of_rotary_positions_takes_all_weights_to_a_longer_context(
+    position: str, settings: list[str], source: Path
+) -> None:
+    run = planned(*last_of_each([*settings, f"position={position}", "model.max_seq_len=128", *SCALINGS[position]]))
+    dataset, loaded = open_dataset(run.cfg), load_source(run.cfg)
+    model = build_model(run.cfg, dataset.index.vocab_size).eval()
+    start = start_from(loaded, run.cfg, model, dataset)
+    assert (start.share, start.anew, start.left) == (1.0, [], [])
+    with torch.no_grad():
+        same = torch.equal(model(TOKENS), loaded.model(TOKENS))
+    assert same == (position == "rope")
+    assert train(run) == "done"
+    assert start.settings["model.max_seq_len"] == [32, 128]
+
+
+@pytest.mark.parametrize("position", ["rope_yarn", "rope_llama3"])
+def test_a_scaling_from_another_context_than_the_source_s_is_refused(position: str, settings: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"^model\.position\.scaling\.original_max_seq_len=(128|8192): .* set .*=32$"):
+        train(planned(*settings, f"position={position}", "model.max_seq_len=128"))
+
+
+def test_a_run_that_goes_on_needs_its_source_no_more(
+    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = trained(*settings, f"runs_dir={tmp_path / 'whole'}")
+    run = planned(*settings)
+    with monkeypatch.context() as patched:
+        at(Monitor, "on_train_batch_end", 7)(patched, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert train(run) == "interrupted"
+    shutil.rmtree(tmp_path / "source")
+    capsys.readouterr()
+    assert trained(*settings) == run.folder.path
+    assert identical(trained_state(run.folder.path), trained_state(whole))
+    assert [row["step"] for row in rows(run.folder.path)] == [row["step"] for row in rows(whole)]
+    assert Environment.load(run.folder.path).init_hash == Environment.load(whole).init_hash
+    assert "of the parameters" not in capsys.readouterr().out, "it took nothing now"
+    with pytest.raises(ConfigError, match="is no folder; name a run"):
+        train(planned(*settings, "seed=2"))
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_source_that_has_changed_since_is_noticed(
+    ended: bool, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        if not ended:
+            at(Monitor, "on_train_batch_end", 7)(patched, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert train(planned(*settings)) == ("done" if ended else "interrupted")
+    change_weights(tmp_path / "source", 0.5)
+    with pytest.raises(
+        ConfigError, match=r"^init_from=.*: holds other weights now .* or start over with overwrite=true"
+    ):
+        planned(*settings)
+    assert train(planned(*settings, "overwrite=true")) == "done"
+
+
+def test_another_source_is_another_run(settings: list[str], tmp_path: Path) -> None:
+    folder = trained(*settings)
+    shutil.copytree(tmp_path / "source", tmp_path / "moved")
+    with pytest.raises(ConfigError, match="already holds a finished run") as error:
+        planned(*last_of_each([*settings, f"init_from='{tmp_path / 'moved'}'"]))
+    assert not isinstance(error.value, FinishedRunError), "a sweep would pass it over"
+    assert OmegaConf.load(folder / "resolved.yaml").init_from == str(tmp_path / "source")
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "no folder": (["init_from=nowhere"], "init_from=nowhere: is no folder; name a run, or a folder with config.json"),
+    "nothing alike": (["model.dim=16"], "none of its weights has a name and shape of this model; name a more"),
+    "more heads": (
+        ["init_kv_heads=first"],
+        "init_kv_heads=first: this model has not fewer key and value heads than",
+    ),
+    "a word": (["init_kv_heads=last"], "init_kv_heads=last: unknown; choose mean | first | random, or null for mean"),
+    "no source": (["init_from=null", "init_kv_heads=mean"], "init_kv_heads=mean: pools the heads of trained weights;"),
+    "tokenizer": (
+        ["tokenizer=char"],
+        "so that its embeddings are of other tokens; train with its own, tokenizer=hf tokenizer",
+    ),
+    "trust": (["init_from=null", "trust=[lab]"], "trust=['lab']: is for configs that are stored; leave it out, or"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_a_start_is_refused_in_one_line_before_a_folder_is_made(
+    case: str, tiny: list[str], source: Path, command: Command
+) -> None:
+    overrides, message = REFUSED[case]
+    ran = command(*tiny, f"init_from={source}", *overrides)
+    assert ran.code == 2
+    assert message in ran.err
+    assert ran.err.count("\n") == 1
+    assert not (ran.cwd / "runs").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(value: float, settings: list[str], tmp_path: Path) -> None:
+    change_weights(tmp_path / "source", value)
+    with pytest.raises(ConfigError, match=r"^init_from=.*: its norm\.weight is not finite"):
+        train(planned(*settings))
+
+
+def test_a_stranger_s_config_runs_no_code(
+    settings: list[str], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "warm_lab.py").write_text("from llama_lab.model.norm import RMSNorm\nclass Mine(RMSNorm): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "source" / "resolved.yaml"
+    cfg: Any = OmegaConf.load(file)
+    cfg.model.norm._target_ = "warm_lab.Mine"
+    OmegaConf.save(cfg, file)
+    refused = command(*settings)
+    assert refused.code == 2
+    assert refused.err.startswith("error: init_from=")
+    assert refused.err.rstrip().endswith("add trust=[warm_lab]")
+    assert command(*settings, "trust=[warm_lab]").code == 0
+    ours = ("model.norm._target_=warm_lab.Mine", "name=ours")
+    assert command(*settings, *ours).code == 0, "a component of this command is trusted"
+
+
+def test_each_seed_of_a_sweep_may_start_from_its_own_source(tiny: list[str], command: Command) -> None:
+    base = (*tiny, *SHORT, "arm=base", "name=source")
+    assert command(*base, "--multirun", "seed=1,2").code == 0
+    assert (
+        command(*tiny, *SHORT, "name=on", "arm=on", "init_from=runs/source/base/seed=${seed}", "-m", "seed=1,2").code
+        == 0
+    )
+    for seed in (1, 2):
+        folder, source = (Path(f"runs/{name}/seed={seed}") for name in ("on/on", "source/base"))
+        assert WarmStart.load(folder).source == str(source.absolute())
+        assert rows(folder)[0]["val/loss"] == rows(source)[-1]["val/loss"]
+
+
+@pytest.mark.slow
+def test_shards_start_from_the_same_weights_as_one_device(
+    settings: list[str], tmp_path: Path, run_train: RunTrain
+) -> None:
+    alone = trained(*settings, "attention=mqa", f"runs_dir={tmp_path / 'alone'}")
+    sharded = run_train(*settings, "attention=mqa", "trainer=fsdp", "trainer.devices=2", "trainer.accelerator=cpu")
+    assert sharded.code == 0, sharded.err
+    (folder,) = (path.parent for path in (tmp_path / "runs").rglob("summary.json"))
+    for ours, theirs in zip(rows(folder), rows(alone), strict=True):
+        for metric in ("train/loss", "val/loss"):
+            assert ours.get(metric) == pytest.approx(theirs.get(metric), abs=1e-4)
+
+
+def test_an_exported_model_is_the_same_source_as_its_run(settings: list[str], source: Path, tmp_path: Path) -> None:
+    export_model(source, tmp_path / "exported")
+    folder = trained(*settings, f"init_from='{tmp_path / 'exported'}'", "seed=2", "data.seed=1")
+    assert rows(folder)[0]["val/loss"] == pytest.approx(rows(source)[-1]["val/loss"], abs=1e-6)
+    start = WarmStart.load(folder)
+    assert (start.share, start.anew, start.left) == (1.0, [], [])
+
+
+def test_other_data_is_read_with_the_tokenizer_of_the_source(tiny: list[str], tmp_path: Path) -> None:
+    short = [*tiny, *SHORT, f"runs_dir={tmp_path}", "tokenizer=bpe", "tokenizer.vocab_size=300"]
+    source = trained(*short)
+    other = tmp_path / "other.txt"
+    other.write_text("".join(f"class C{i}:\n    y = {i * 7 % 97} + 2  # b{i % 5}\n\n" for i in range(3000)))
+    start = [f"data.files=['{other}']", f"init_from='{source}'", f"runs_dir={tmp_path / 'on'}"]
+    with pytest.raises(ConfigError, match=r"another tokenizer .* tokenizer=hf tokenizer\.path=") as error:
+        trained(*short, *start)
+    option, path = str(error.value).split()[-2:]
+    folder = trained(
+        *[o for o in short if not o.startswith("tokenizer")], *start, option, path.replace("=/", "='/") + "'"
+    )
+    assert Environment.load(folder).tokenizer_hash == Environment.load(source).tokenizer_hash
+    assert Environment.load(folder).data_hash != Environment.load(source).data_hash

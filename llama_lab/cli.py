@@ -24,7 +24,14 @@ from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
 from llama_lab.files import report_disk_errors
 from llama_lab.launching.process import first_rank_first, follow_launcher
-from llama_lab.training.prepare import check_complete, check_devices, check_job, check_launcher, requested_run
+from llama_lab.training.prepare import (
+    check_complete,
+    check_devices,
+    check_job,
+    check_launcher,
+    check_sweeper,
+    requested_run,
+)
 
 if TYPE_CHECKING:
     from llama_lab.training.run import Run
@@ -45,7 +52,7 @@ def eval_command() -> None:
     hydra_command(eval_job, "eval", "what was finished is kept")
 
 
-def hydra_command(job: Callable[[DictConfig], None], config: str, on_interrupt: str) -> None:
+def hydra_command(job: Callable[[DictConfig], object], config: str, on_interrupt: str) -> None:
     """Run `job` with the config of this name, composed with the command line, and print errors in one line."""
     register_resolvers()
     os.environ.setdefault("LLAMA_LAB_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR", "0"))
@@ -174,16 +181,15 @@ def convert_command() -> None:
         exit_with(error)
 
 
-def train_job(cfg: DictConfig) -> None:
-    """The task function of `train.py`: a single run, which a launcher may have started, or one job of a sweep."""
+def train_job(cfg: DictConfig) -> float | None:
+    """The task function of `train.py`: a single run, which a launcher may have started, or one job of a sweep.
+
+    Returns what `run_one` does, for the sweeper.
+    """
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
         with report_component_errors(), first_rank_first():
-            run_one(cfg, in_sweep)
-    except FinishedRunError as error:
-        if not (in_sweep or is_launched()):
-            exit_with(error)
-        print(f"{' '.join(HydraConfig.get().overrides.task)}: done before, passed over")
+            return run_one(cfg, in_sweep)
     except USER_ERRORS as error:
         if not in_sweep and not wants_traceback():
             exit_with(error)
@@ -212,6 +218,7 @@ def evaluate_or_write(cfg: DictConfig) -> None:
     if job.mode == RunMode.MULTIRUN:
         raise ConfigError("--multirun: there is nothing to sweep here; name several runs by a pattern, run='runs/*'")
     check_launcher(job.runtime.choices["hydra/launcher"])
+    check_sweeper(job.runtime.choices["hydra/sweeper"])
     for override in job.overrides.task:
         if override.startswith("~"):
             raise ConfigError(f"{override}: takes a setting away; leave this out, and it has its default")
@@ -231,8 +238,11 @@ def evaluate_or_write(cfg: DictConfig) -> None:
     write(runs[0], cfg)
 
 
-def run_one(cfg: DictConfig, in_sweep: bool) -> None:
-    """Train one run and print how it ended. Exits with a nonzero status if it was interrupted, or diverged alone."""
+def run_one(cfg: DictConfig, in_sweep: bool) -> float | None:
+    """Train one run, print how it ended, and return its final validation loss, infinite if it diverged.
+
+    None if it was pruned, or nothing was trained. Exits with a nonzero status if it was interrupted, or diverged alone.
+    """
     job = HydraConfig.get()
     choices = dict(job.runtime.choices)
     if is_launched():
@@ -241,25 +251,35 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
         cfg, choices = run_config(cfg, choices)  # an experiment may choose the study that this run belongs to
     if not in_sweep:
         check_launcher(choices["hydra/launcher"])
+        if not is_launched():
+            check_sweeper(choices["hydra/sweeper"])
     if cfg.estimate is True:
         print_costs(cfg)
-        return
+        return None
     if in_sweep:
         check_devices(cfg, choices["hydra/launcher"])
     run = requested_run(cfg, choices, list(job.overrides.task))
     if cfg.measure:
         measure(run)
-        return
+        return None
     from llama_lab.devices.hardware import current_rank
     from llama_lab.display import print_result
     from llama_lab.runs.stored import Status
     from llama_lab.training.profile import profile_message
     from llama_lab.training.train import train  # after the checks: torch and lightning take seconds to import
 
-    outcome = train(run)
+    try:
+        outcome = train(run)
+    except FinishedRunError:
+        if not (in_sweep or is_launched()):
+            raise
+        print(f"{' '.join(job.overrides.task)}: done before, passed over")
+        return run.folder.final_loss
     if current_rank() == 0:
         if outcome == "done":
             print_result(run.folder)
+        elif outcome == "pruned":
+            print(f"pruned: {Status.load(run.folder.path).message}; the run's own command would train it further")
         elif outcome == "interrupted":
             sys.stderr.write(f"stopped; go on with the same command:\n  {shlex.join(['python', *sys.argv])}\n")
         else:
@@ -273,6 +293,7 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> None:
         sys.exit(INTERRUPTED)
     if outcome == "diverged" and not (in_sweep or is_launched()):
         sys.exit(FAILED)
+    return run.folder.final_loss if current_rank() == 0 else None
 
 
 def measure(job: "Run") -> None:

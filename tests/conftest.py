@@ -15,6 +15,8 @@ import torch
 import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
 from hypothesis import settings
 
 from llama_lab.cli import eval_command, train_command
@@ -208,6 +210,28 @@ def command(in_process: Callable[..., Ran]) -> Command:
 def evaluating(in_process: Callable[..., Ran]) -> Command:
     """Run `python eval.py *overrides` inside this process."""
     return partial(in_process, eval_command, "eval.py")
+
+
+@pytest.fixture
+def returned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the jobs of a sweep return to Hydra's own sweeper, in commands inside this process."""
+    values: list[Any] = []
+    instantiate = Plugins.instantiate_sweeper
+
+    def instantiate_watched(*arguments: Any, **settings: Any) -> Sweeper:
+        sweeper = instantiate(*arguments, **settings)
+        sweep = sweeper.sweep
+
+        def watched(arguments: list[str]) -> Any:
+            batches = sweep(arguments)
+            values.extend(job.return_value for batch in batches for job in batch)
+            return batches
+
+        monkeypatch.setattr(sweeper, "sweep", watched)
+        return sweeper
+
+    monkeypatch.setattr(Plugins, "instantiate_sweeper", instantiate_watched)
+    return values
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose
@@ -16,6 +17,7 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
 
 import llama_lab
 from llama_lab.bench.__main__ import parser as bench_parser
@@ -63,10 +65,16 @@ def jobs(overrides: Sequence[str]) -> Iterator[list[str]]:
     """The overrides of every run of a sweep."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     values = [
-        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] if o.is_sweep_override() else [text]
+        [f"{o.get_key_element()}={value}" for value in values_of(o)] if o.is_sweep_override() else [text]
         for o, text in zip(parsed, overrides, strict=True)
     ]
     return map(list, product(*values))
+
+
+def values_of(override: Override) -> list[Any]:
+    """What a sweep may set: all values, or the ends of an interval."""
+    sweep = override.value()
+    return [sweep.start, sweep.end] if isinstance(sweep, IntervalSweep) else list(override.sweep_string_iterator())
 
 
 def check_train(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:

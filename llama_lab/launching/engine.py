@@ -55,7 +55,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Result:
-    """How a job ended. status: done, diverged, interrupted or failed. detail: to print. error: None if it ran."""
+    """How a job ended. status: see `StatusName`, but for running. detail: to print. error: None if it ran."""
 
     status: str
     detail: str

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig
@@ -14,6 +15,7 @@ from rich.console import Console
 from llama_lab.config.arguments import typed_flags
 from llama_lab.config.components import override_key
 from llama_lab.config.messages import USER_ERRORS, one_line
+from llama_lab.devices.site import Site
 from llama_lab.errors import FinishedRunError, RunFailedError
 from llama_lab.formatting import duration
 from llama_lab.runs.folder import belongs
@@ -28,7 +30,16 @@ from .progress import QueueDisplay, queue_seconds_left, read_progress
 
 POLL_SECONDS = 0.02  # how long a free slot may go unnoticed
 # Settings of the launching command that a run of its own does not have, and those that its hardware settles.
-LAUNCHING = ("hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweeper", "hydra.sweep", "hydra.mode")
+LAUNCHING = (
+    "hydra/launcher",
+    "hydra.launcher",
+    "hydra/sweeper",
+    "hydra/sweeper/sampler",
+    "hydra/sweeper/pruner",
+    "hydra.sweeper",
+    "hydra.sweep",
+    "hydra.mode",
+)
 PLACED = ("trainer.accelerator", "trainer.devices", "trainer.num_nodes")
 
 
@@ -106,7 +117,7 @@ class Queue:
             elif result.status == "failed" and isinstance(result.error, RunFailedError):
                 for line in run.last_lines():
                     self._display.print_line(f"  {line}")
-            self._store(run.job.index, result.status, result.error)
+            self._store(run.job.index, result.status, result.error or run.job.run.folder.final_loss)
 
     def _start(self) -> None:
         """Start ready jobs, except those whose folder another one uses or waits for."""
@@ -127,27 +138,26 @@ class Queue:
         overrides = self._overrides[index]
         title = " ".join(overrides)
         try:
-            run = requested if isinstance(requested, Run) else self._composed(requested)
+            run = (
+                requested
+                if isinstance(requested, Run)
+                else composed_run(self._loader, self._config, requested, self._engine.site)
+            )
             check_folder(run)
             self._ready.append(Job(index, run, command_line(run, self._config.hydra.overrides.hydra, overrides)))
         except FinishedRunError:
             self._display.print_line(f"{title}: done before, passed over")
-            self._store(index, "done")
+            self._store(index, "done", run.folder.final_loss)
         except USER_ERRORS as error:
             sys.stderr.write(f"error: {title}: {one_line(error)}\n")
             self._store(index, "failed", error)
         return True
 
-    def _composed(self, overrides: list[str]) -> Run:
-        cfg = self._loader.load_sweep_config(self._config, overrides)
-        typed = list(cfg.hydra.overrides.task)
-        run_cfg, choices = run_config(cfg, dict(cfg.hydra.runtime.choices))
-        return requested_run(run_cfg, choices, typed, self._engine.site)
-
-    def _store(self, index: int, ended: str, error: Exception | None = None) -> None:
+    def _store(self, index: int, ended: str, value: Exception | float | None) -> None:
+        """Count a run, and store its error, or its loss as the task function returns it."""
         self._ended[ended] += 1
-        status = JobStatus.COMPLETED if error is None else JobStatus.FAILED
-        self._returns[index] = JobReturn(self._overrides[index], status=status, _return_value=error)
+        status = JobStatus.FAILED if isinstance(value, Exception) else JobStatus.COMPLETED
+        self._returns[index] = JobReturn(self._overrides[index], status=status, _return_value=value)
 
     def _show(self) -> None:
         """Show the runs that are training, if it is time to."""
@@ -171,6 +181,14 @@ class Queue:
         slots = self._engine.max_parallel
         share = "" if slots is None else f"; its slots were at work {self._worked / slots / seconds:.1%} of that"
         self._display.print_line(f"{counted}, in {duration(seconds)}{share}")
+
+
+def composed_run(loader: ConfigLoader, config: DictConfig, overrides: list[str], site: Site | None) -> Run:
+    """The run of a job of a sweep. config: of the sweep's command. site: see `requested_run`. Raises ConfigError."""
+    cfg = loader.load_sweep_config(config, overrides)
+    typed = list(cfg.hydra.overrides.task)
+    run_cfg, choices = run_config(cfg, dict(cfg.hydra.runtime.choices))
+    return requested_run(run_cfg, choices, typed, site)
 
 
 def command_line(run: Run, hydra_overrides: Sequence[str], overrides: Sequence[str]) -> list[str]:

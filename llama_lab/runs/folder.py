@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -22,11 +23,12 @@ from llama_lab.errors import ConfigError, FinishedRunError, first_line
 from llama_lab.files import discard, replacing
 
 from .checkpoint import checkpoint_step, go_back_to, newest_whole, stable
-from .stored import Environment, Status, StatusName
+from .stored import Environment, Status, StatusName, Summary
 
 LOCK = ".lock"
 OUTPUT = "output.log"  # of the run's processes, if a launcher started them; exists before the run starts
 PLACE = ".place"  # where Ray has put the run's process, if a launcher started it
+PRUNE = ".prune"  # by which a search asks the run to stop
 SAMPLE = "sample.txt"
 TOKENIZER = "tokenizer.json"
 WANDB_ID = "wandb_id"
@@ -129,6 +131,7 @@ class RunFolder:
         self.path = path
         self.checkpoint = path / "checkpoints" / "last.ckpt"
         self.metrics = path / "metrics.csv"
+        self.prune_request = path / PRUNE
 
     @property
     def status(self) -> Status | None:
@@ -144,6 +147,13 @@ class RunFolder:
     def revisions(self) -> dict[str, str]:
         """The commit of each published dataset that the run has read; empty before it starts."""
         return Environment.load(self.path).revisions if (self.path / Environment.FILE).exists() else {}
+
+    @property
+    def final_loss(self) -> float | None:
+        """The final validation loss, infinite if the run diverged; None unless it has ended in either way."""
+        if (status := self.status) is None or status.status not in ("done", "diverged"):
+            return None
+        return math.inf if status.status == "diverged" else Summary.load(self.path).metrics["val/loss"]
 
     def config(self) -> DictConfig:
         """The run's config. Raises ConfigError for a file that holds none."""
@@ -233,6 +243,7 @@ class RunFolder:
             checkpoint = self.checkpoint
         elif checkpoint is not None and checkpoint != self.checkpoint:
             discard(self.checkpoint)  # torn: it must not become the one before the next
+        discard(self.prune_request)  # of an earlier session
         self.write_status("running")
         self.checkpoint.parent.mkdir(exist_ok=True)
         replace(environment, earlier_sessions=sessions).save(self.path)

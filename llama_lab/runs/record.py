@@ -23,11 +23,12 @@ MISSING = "missing"
 class Record:
     """A run's folder, read. Losses are in nats per token.
 
-    status: running, interrupted, done, diverged, failed; "missing" for a run that a study lists but that left nothing.
-    message: why, in one line. overrides: what was typed. config: the resolved config, on one level (`{"train.tokens":
-    2e6}`). summary: the last value of every metric, empty unless done. metrics: the rows of metrics.csv, one per logged
-    step; a row holds what was logged at that step, with `step`, `tokens` and `seconds` always; step 0 only of trained
-    weights. evaluation: empty unless of the run as it ended. start: of a run with `init_from`.
+    status: running, interrupted, pruned, done, diverged, failed; "missing" for a run that a study lists but that left
+    nothing. message: why, in one line. overrides: what was typed. config: the resolved config, on one level
+    (`{"train.tokens": 2e6}`). summary: the last value of every metric, empty unless done. metrics: the rows of
+    metrics.csv, one per logged step; a row holds what was logged at that step, with `step`, `tokens` and `seconds`
+    always; step 0 only of trained weights. evaluation: empty unless of the run as it ended. start: of a run with
+    `init_from`.
     """
 
     path: Path

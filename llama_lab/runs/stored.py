@@ -14,7 +14,7 @@ from llama_lab.errors import ConfigError, first_line
 from llama_lab.files import replacing
 
 T = TypeVar("T")
-StatusName = Literal["running", "interrupted", "done", "diverged", "failed"]
+StatusName = Literal["running", "interrupted", "pruned", "done", "diverged", "failed"]
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,17 @@ class InterruptedRunError(Exception):
     """The user asked to stop, and a checkpoint has been written."""
 
 
+class PrunedRunError(Exception):
+    """A search asked to stop, and a checkpoint has been written."""
+
+
 class Checkpointing(L.Callback):
     """Writes `last.ckpt` every `every` optimizer steps, at the end, and when asked to stop; always between two steps.
 
     At a step that is evaluated (every `evaluate_every`), it waits for the evaluation, which a resumed run would skip.
     The one before is kept beside it, and a kill leaves one of them. At `stable_step`, if that is not the last, it
-    writes `stable.ckpt`, too, for a larger budget to begin from. Raises InterruptedRunError after the checkpoint of a
-    requested stop.
+    writes `stable.ckpt`, too, for a larger budget to begin from. Raises InterruptedRunError or PrunedRunError after
+    the checkpoint of a requested stop.
     """
 
     def __init__(
@@ -83,12 +87,13 @@ class Checkpointing(L.Callback):
             return
         if step == self.stable_step and step < trainer.max_steps:
             self._write(trainer, stable(self.path))
-        stopping = trainer.strategy.reduce_boolean_decision(self.stop.requested, all=False)
+        asked = self.stop.requested or (trainer.is_global_zero and self.stop.pruned)
+        stopping = trainer.strategy.reduce_boolean_decision(asked, all=False)
         if stopping or step % self.every == 0 or step == trainer.max_steps:
             self._write(trainer, self.path)
             self._saved_step = step
         if stopping and step < trainer.max_steps:
-            raise InterruptedRunError
+            raise PrunedRunError if trainer.strategy.broadcast(self.stop.pruned) else InterruptedRunError
 
     def _write(self, trainer: L.Trainer, path: Path) -> None:
         """Write a checkpoint; the time it takes is not training."""

@@ -107,7 +107,7 @@ def open_loggers(run: Run, checkpoint: Path | None, facts: Facts) -> Iterator[li
 def end_wandb(run: Run, wandb_run: Any) -> None:
     """Upload the model's files if the config wants that, and end the W&B run as the run has ended."""
     status = run.folder.status
-    is_done = status is not None and status.status == "done"
-    if is_done and run.cfg.logger.artifacts:
+    ended = status and status.status
+    if ended == "done" and run.cfg.logger.artifacts:
         log_model(wandb_run, run.folder)
-    finish_wandb(wandb_run, exit_code=0 if is_done else 1)
+    finish_wandb(wandb_run, exit_code=0 if ended in ("done", "pruned") else 1)

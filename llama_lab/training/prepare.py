@@ -133,6 +133,14 @@ def check_launcher(launcher: str | None) -> None:
         )
 
 
+def check_sweeper(sweeper: str | None) -> None:
+    """Raise ConfigError for a sweeper that has nothing to sweep. sweeper: the option of `hydra/sweeper`."""
+    if sweeper not in (None, "basic"):
+        raise ConfigError(
+            f"hydra/sweeper={sweeper}: starts many runs, and this is one; add --multirun, or leave it out"
+        )
+
+
 def check_complete(cfg: DictConfig) -> None:
     """Raise ConfigError for a mandatory value that is missing, or an interpolation that cannot be resolved."""
     try:

@@ -22,7 +22,7 @@ from .longer_budget import with_earlier_warmup
 from .warm_start import check_init, check_unchanged
 
 MAX_TOKENS = 1e18  # so that whatever is counted fits into 64 bits
-Outcome = Literal["done", "diverged", "interrupted"]
+Outcome = Literal["done", "diverged", "interrupted", "pruned"]
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""A request to stop that training and sweeps answer when they can."""
+"""Requests to stop that training and sweeps answer when they can."""
 
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -12,11 +13,18 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class StopRequest:
     """Ctrl-C and SIGTERM as a flag that the training loop reads between steps; a second Ctrl-C stops at once.
 
-    A second SIGTERM does not: schedulers send several, and a save may be under way.
+    A second SIGTERM does not: schedulers send several, and a save may be under way. prune_file: the file by which a
+    search asks a run to stop, wherever that trains.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prune_file: Path | None = None) -> None:
         self.requested = False
+        self._prune_file = prune_file
+
+    @property
+    def pruned(self) -> bool:
+        """Whether a search has asked the run to stop."""
+        return self._prune_file is not None and self._prune_file.exists()
 
     @contextmanager
     def listening(self) -> Iterator[None]:

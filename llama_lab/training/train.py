@@ -35,7 +35,7 @@ from llama_lab.runs.folder import RESOLVED, SAMPLE, TOKENIZER, locked
 from llama_lab.runs.metrics import read_metrics
 from llama_lab.runs.stored import Facts, Summary, WarmStart
 
-from .checkpointing import Checkpointing, InterruptedRunError
+from .checkpointing import Checkpointing, InterruptedRunError, PrunedRunError
 from .compiling import check_compiler, compile_in_place, decide
 from .component_check import check_components
 from .loggers import log_hparams, open_loggers
@@ -221,7 +221,7 @@ def fit(
 ) -> Outcome:
     """Run Lightning's loop from `checkpoint`, or the start, to the end of the budget; else write the status."""
     cfg, folder = run.cfg, run.folder
-    stop = StopRequest()
+    stop = StopRequest(folder.prune_request)
     evaluate_every = math.ceil(run.steps / cfg.train.evaluations)
     checkpointing = Checkpointing(
         folder.checkpoint,
@@ -247,6 +247,8 @@ def fit(
         outcome, message = "diverged", str(error)
     except InterruptedRunError:
         outcome, message = "interrupted", f"stopped by the user at step {trainer.global_step} of {run.steps}"
+    except PrunedRunError:
+        outcome, message = "pruned", f"stopped by the search at step {trainer.global_step} of {run.steps}"
     else:
         outcome = "done"
     leave_process_group()

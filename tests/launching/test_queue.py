@@ -234,3 +234,9 @@ def test_ctrl_c_reaches_every_run_once_and_exits_with_130(
     assert shown.count("interrupted, ") == 2
     assert "Traceback" not in shown
     wait_until_dead(workers)
+
+
+def test_a_job_returns_its_validation_loss_to_hydra_s_own_sweeper(sweep: Sweep, returned: list[Any]) -> None:
+    for _ in range(2):
+        assert sweep("seed=1,2", *ON_CPU).code == 0
+    assert returned == [1.0] * 4, "also of runs that were there"

@@ -21,6 +21,7 @@ from tests.conftest import TRAIN, Ran, RunTrain, last_of_each
 from tests.launching.conftest import Sweep, mark, status
 from tests.launching.tasks import PATIENCE, wait_for
 from tests.launching.test_queue import wait_until_dead
+from tests.search.searches import PRUNING, pruned
 from tests.training.tiny import identical, repeatable, trained_state
 
 pytestmark = [
@@ -189,6 +190,12 @@ def test_a_crash_is_reported_with_its_last_lines_and_not_tried_again(
     assert "  the last words" in ran.out or crash == "raise"
     assert ran.out.count("a/seed=1: begins") == 1
     assert status(ran, 2) == "done"
+
+
+def test_a_search_prunes_its_tasks(run_train: RunTrain, tiny: list[str], cluster: str) -> None:
+    ran = run_train(*tiny, *PRUNING, "hydra/launcher=ray", f"hydra.launcher.address={cluster}", **VARIABLES)
+    pruned(ran)
+    assert "pruned, stopped by the search at step" in ran.out
 
 
 def test_jobs_with_one_folder_follow_each_other(on_ray: Sweep, cluster: str) -> None:

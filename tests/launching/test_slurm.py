@@ -25,6 +25,7 @@ from llama_lab.runs.stored import Git
 from tests.conftest import TRAIN, RunTrain, last_of_each
 from tests.launching.conftest import Sweep, mark, status
 from tests.launching.tasks import PATIENCE, wait_for
+from tests.search.searches import PRUNING, pruned
 from tests.training.tiny import identical, repeatable, rows, trained_state
 
 ON_SLURM = ("hydra/launcher=slurm", "hydra.launcher.setup=['export GLOO_SOCKET_IFNAME=lo']")
@@ -198,6 +199,14 @@ def test_a_study_comes_to_its_report(run_train: RunTrain, tiny: list[str]) -> No
     ran = run_train(*tiny, *study, *ON_SLURM)
     assert ran.code == 0, ran.out + ran.err
     assert (ran.cwd / "runs" / "climb" / "report.html").exists()
+
+
+@on_slurm
+def test_a_search_prunes_its_jobs(run_train: RunTrain, tiny: list[str]) -> None:
+    ran = run_train(*tiny, *PRUNING, *ON_SLURM)
+    pruned(ran)
+    assert ran.out.count("submitted job") == 2
+    assert "pruned, stopped by the search at step" in ran.out
 
 
 # What does not train

@@ -165,6 +165,20 @@ def test_a_run_that_dies_goes_on_from_its_last_checkpoint_to_the_same_end(
     assert ends_as_the_whole_run(whole, *overrides)
 
 
+def test_a_run_that_a_search_prunes_saves_and_goes_on_to_the_same_end(
+    whole: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
+    run = planned(*overrides)
+    with monkeypatch.context() as patched:
+        at(Monitor, "on_train_batch_end", 14)(patched, run.folder.prune_request.touch)
+        assert train(run) == "pruned"
+    assert run.folder.status == Status("pruned", "stopped by the search at step 14 of 40")
+    assert run.folder.final_loss is None
+    assert run.folder.prune_request.exists(), "which is of the session before"
+    assert ends_as_the_whole_run(whole, *overrides)
+
+
 @pytest.mark.parametrize("moment", ["between two checkpoints", "at an evaluation and checkpoint"])
 def test_a_checkpoint_whose_batches_are_micro_batches_goes_on_to_the_same_end(
     moment: str, whole: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,1 @@
+"""Searches over settings with Optuna: what to train next, and what to stop early."""

@@ -1,0 +1,289 @@
+"""Searches of tiny runs through the command line: what they find, how they stop and go on, what they refuse."""
+
+import json
+import math
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import TRAIN, Command, RunTrain, last_of_each
+from tests.launching.tasks import PATIENCE
+from tests.preloaded import PreloadedPython
+from tests.search.searches import PRUNING, SEARCH, pruned, trials
+from tests.training.tiny import identical, repeatable, rows, trained_state
+
+SHORT = ("train.tokens=1500", "train.evaluations=2")
+RATES = "optim.lr=tag(log,interval(1e-4,1e-2))"
+NORMS = "norm=rmsnorm,layernorm"
+SLOTS = ("hydra/launcher=local_gpus", "hydra.launcher.cpu_slots=2")
+
+
+def test_the_best_trial_is_that_of_the_lowest_loss_and_is_printed_as_its_own_command(
+    command: Command, tiny: list[str]
+) -> None:
+    wanted = (*tiny, *SEARCH, *SHORT, RATES, NORMS)
+    ran = command(*wanted, "hydra.sweeper.n_trials=2")
+    assert (ran.code, ran.err) == (0, "")
+    found = trials(ran.cwd)
+    losses = [rows(ran.cwd / trial["folder"])[-1]["val/loss"] for trial in found]
+    assert [float(trial["val/loss"]) for trial in found] == losses
+    assert {(trial["status"], trial["evaluations"]) for trial in found} == {("done", "2")}
+    best = yaml.safe_load((ran.cwd / "runs" / "found" / "optimization_results.yaml").read_text())
+    assert best["best_value"] == min(losses)
+    shown = ran.out.splitlines()[-1].strip()
+    assert shown == best["command"]
+    again = command(*shlex.split(shown)[2:])
+    assert again.code == 2, "the command is that of the run, which is there"
+    assert f"{found[losses.index(min(losses))]['folder']} already holds a finished run" in again.err
+
+    files = {file: file.stat().st_mtime_ns for file in ran.cwd.rglob("last.ckpt")}
+    more = command(*wanted, "hydra.sweeper.n_trials=3")
+    assert (more.code, more.err) == (0, "")
+    assert trials(ran.cwd)[:2] == found, "more trials go on with the search"
+    assert len(trials(ran.cwd)) == 3
+    assert all(file.stat().st_mtime_ns == when for file, when in files.items())
+
+
+def test_a_grid_is_hydra_s_own(command: Command, tiny: list[str]) -> None:
+    space = (NORMS, "seed=range(1,3)")
+    sweep = command(*tiny, "--multirun", "name=found", "trainer=cpu", *SHORT, *space)
+    assert (sweep.code, sweep.err) == (0, "")
+    runs = {file.parent.relative_to(sweep.cwd) for file in sweep.cwd.rglob("status.json")}
+    ran = command(*tiny, *SEARCH, *SHORT, *space, "hydra/sweeper/sampler=grid")
+    assert (ran.code, ran.err) == (0, "")
+    assert {Path(trial["folder"]) for trial in trials(ran.cwd)} == runs
+    assert len(runs) == len(trials(ran.cwd)) == 4
+    assert "step 1/" not in ran.out, "every run was there"
+    assert {trial["status"] for trial in trials(ran.cwd)} == {"done"}
+
+
+def test_a_sampler_with_a_seed_proposes_the_same_however_often_the_search_is_stopped(
+    command: Command, tiny: list[str]
+) -> None:
+    chosen = ("hydra/sweeper/sampler=qmc", "hydra/sweeper/pruner=hyperband")
+    refused = ("model.n_heads=3", RATES, NORMS, *chosen)  # the trials fail at once
+    proposed = {}
+    for name, stops in {"once": [3], "twice": [1, 3]}.items():
+        for stop in stops:
+            command(*tiny, *SEARCH, *refused, f"name={name}", f"hydra.sweeper.n_trials={stop}")
+        proposed[name] = [(trial["optim.lr"], trial["norm"]) for trial in trials(Path(), name)]
+    assert proposed["once"] == proposed["twice"]
+    assert len(set(proposed["once"])) == 3
+
+
+def test_a_trial_that_fails_or_diverges_is_passed_over_and_the_search_goes_on(
+    command: Command, tiny: list[str]
+) -> None:
+    ran = command(*tiny, *SEARCH, *SHORT, "model.n_heads=2,3", "optim.lr=1e-3,1e30", "hydra/sweeper/sampler=grid")
+    assert ran.code == 0
+    ended = {(trial["model.n_heads"], trial["optim.lr"]): trial for trial in trials(ran.cwd)}
+    assert {key: trial["status"] for key, trial in ended.items()} == {
+        ("2", "0.001"): "done",
+        ("2", "1e+30"): "diverged",
+        ("3", "0.001"): "failed",
+        ("3", "1e+30"): "failed",
+    }
+    assert "model.n_heads=3" in ended["3", "0.001"]["message"]
+    assert ran.out.splitlines()[-1].endswith("model.n_heads=2 optim.lr=0.001")
+
+
+def test_a_search_of_which_all_trials_fail_is_an_error(command: Command, tiny: list[str]) -> None:
+    ran = command(
+        *tiny, *SEARCH, *SLOTS, "model.n_heads=3,5", "hydra/sweeper/sampler=grid", "hydra/sweeper/pruner=halving"
+    )
+    assert ran.code == 1
+    assert ran.out.startswith("trials 0 and 1 (2 in all)\n"), "a trial for each slot"
+    assert ran.err.startswith("error: no trial of runs/found finished: 2 failed; trial 1: model.n_heads=")
+    assert ran.err.endswith("search other values, under another name=\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [(), SLOTS])
+def test_a_bad_learning_rate_is_pruned(launcher: tuple[str, ...], run_train: RunTrain, tiny: list[str]) -> None:
+    ran = run_train(*tiny, *PRUNING, *launcher)
+    assert ran.err == ""
+    pruned(ran)
+
+
+def kill(process: int) -> None:
+    os.kill(process, signal.SIGKILL)
+
+
+def press_ctrl_c(process: int) -> None:
+    os.kill(process, signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(run_train: RunTrain, tiny: list[str]) -> Path:
+    """The folder in which a search of three trials was never stopped."""
+    ran = run_train(*tiny, *STOPPED)
+    assert (ran.code, ran.err) == (0, "")
+    return ran.cwd
+
+
+STOPPED = (
+    *SEARCH,
+    "hydra.sweeper.n_trials=3",
+    "hydra.sweeper.sampler.n_startup_trials=1",
+    "hydra/sweeper/pruner=none",
+    "train.tokens=20000",
+    "train.checkpoint_every=5",
+    RATES,
+    NORMS,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("deed", "launcher", "code"), [(kill, (), -signal.SIGKILL), (press_ctrl_c, SLOTS, 130)])
+def test_a_search_that_is_stopped_goes_on_as_if_it_had_not_been(
+    deed: Callable[[int], None],
+    launcher: tuple[str, ...],
+    code: int,
+    run_train: RunTrain,
+    preloaded: PreloadedPython,
+    environment: dict[str, str],
+    tiny: list[str],
+    tmp_path: Path,
+    undisturbed: Path,
+) -> None:
+    wanted = (*tiny, *STOPPED, *launcher, "hydra.sweeper.n_jobs=1")
+    options: dict[str, Any] = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    line = [preloaded.executable, str(TRAIN), *last_of_each(wanted)]
+    process = subprocess.Popen(line, env=environment, **options)
+    end = time.monotonic() + PATIENCE
+    while len(list((tmp_path / "runs").rglob("last.ckpt"))) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    deed(process.pid)
+    shown, _ = process.communicate()
+    assert process.returncode == code, shown
+    again = run_train(*wanted, cwd=tmp_path)
+    assert (again.code, again.err) == (0, "")
+    assert trials(tmp_path) == trials(undisturbed)
+    sessions = []
+    for trial in trials(tmp_path):
+        ours, theirs = tmp_path / trial["folder"], undisturbed / trial["folder"]
+        assert repeatable(ours) == repeatable(theirs)
+        assert identical(trained_state(ours), trained_state(theirs))
+        sessions.append(len(json.loads((ours / "environment.json").read_text())["earlier_sessions"]))
+    assert sessions == [0, 1, 0], "the second went on from its checkpoint"
+
+
+def test_what_a_kill_leaves_of_the_journal_does_not_matter(command: Command, tiny: list[str]) -> None:
+    wanted = (*tiny, *SEARCH, "model.n_heads=3", RATES)
+    command(*wanted, "hydra.sweeper.n_trials=1")
+    journal = Path("runs/found/optuna.journal")
+    with journal.open("ab") as file:
+        file.write(b'{"op_code":4,"wor')
+    Path(f"{journal}.lock").symlink_to(journal)
+    ran = command(*wanted, "hydra.sweeper.n_trials=2")
+    assert "no trial of runs/found finished: 2 failed" in ran.err
+    journal.write_bytes(b"{}\n" + journal.read_bytes())
+    damaged = command(*wanted, "hydra.sweeper.n_trials=2")
+    assert damaged.code == 2
+    assert damaged.err.startswith(
+        "error: name=found: runs/found/optuna.journal is damaged, KeyError: 'op_code'; restore"
+    )
+    anew = command(*wanted, "hydra.sweeper.n_trials=1", "overwrite=true")
+    assert "no trial of runs/found finished: 1 failed" in anew.err
+
+
+def test_a_search_can_be_kept_in_a_database(command: Command, tiny: list[str]) -> None:
+    wanted = (*tiny, *SEARCH, "model.n_heads=3", RATES, "hydra.sweeper.storage=sqlite:///search.db")
+    for count, anew in ((2, False), (1, True)):
+        ran = command(*wanted, f"hydra.sweeper.n_trials={count}", f"overwrite={anew}")
+        assert f"finished: {count} failed" in ran.err
+    assert Path("search.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["norm=rmsnorm"], "hydra/sweeper=optuna: there is nothing to search; give a space, such as norm="),
+        (["optim.lr=interval(1e-2,1e-4)"], "optim.lr=interval(1e-2,1e-4): from 0.01 to 0.0001 there is nothing"),
+        ([RATES, "hydra/sweeper/sampler=grid"], f"{RATES}: an interval has no grid"),
+        ([RATES, "study=ladder"], "hydra/sweeper=optuna: a study makes its own runs"),
+        ([RATES, "resume=runs/a"], "resume=runs/a: a search trains runs of its own"),
+        ([RATES, "arm=a"], "arm=a: a search names the arms of its trials"),
+        ([RATES, "estimate=true"], "estimate=true: a search trains"),
+        (["arm=a,b"], "arm=a,b: makes no difference to what is trained"),
+        (["train.log_every=5,10"], "train.log_every=5,10: makes no difference to what is trained"),
+        (["trainer=cpu,auto"], "trainer=cpu,auto: makes no difference to what is trained"),
+        (["norm=rmsnorm,rmsnrm"], "norm=rmsnrm: no such option (did you mean rmsnorm?)"),
+        (["optim.rate=interval(1,2)"], "optim.rate=interval(1,2): no such key"),
+        ([RATES, "hydra.sweeper.n_trials=0"], "hydra.sweeper.n_trials=0: must be a positive whole number"),
+        ([RATES, "hydra.sweeper.n_jobs=two"], "hydra.sweeper.n_jobs=two: must be a positive whole number"),
+        ([RATES, "hydra/launcher=ray"], "hydra.sweeper.n_jobs=null: hydra/launcher=ray has no slots to fill"),
+        ([RATES, "hydra.sweeper.seed=-1"], "hydra.sweeper.seed=-1: must be a whole number"),
+        (
+            [RATES, "hydra.sweeper.metric=val/los"],
+            "hydra.sweeper.metric=val/los: no such metric (did you mean val/loss",
+        ),
+        ([RATES, "hydra.sweeper.direction=up"], "hydra.sweeper.direction=up: must be minimize or maximize"),
+        ([RATES, "hydra.sweeper.storage=a.db"], "hydra.sweeper.storage=a.db: must be an Optuna URL"),
+        ([RATES, "hydra.sweeper.storage=no://a"], "hydra.sweeper.storage=no://a: cannot be opened"),
+        ([RATES, "hydra.sweeper.sampler=grid"], "hydra.sweeper.sampler=grid: choose it as hydra/sweeper/sampler=grid"),
+        ([RATES, "hydra/sweeper/pruner=medin"], "hydra/sweeper/pruner=medin: no such option (did you mean median?)"),
+        (
+            [NORMS, "hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=3"],
+            "hydra.sweeper.n_trials=3: the grid has 2 points",
+        ),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_before_anything_trains(
+    overrides: list[str], message: str, command: Command, tiny: list[str]
+) -> None:
+    ran = command(*tiny, *SEARCH, *overrides)
+    assert ran.code == 2
+    assert ran.err.startswith(f"error: {message}")
+    assert ran.err.count("\n") == 1
+    assert not [file for file in ran.cwd.rglob("*") if file.name in ("status.json", "search.csv")]
+
+
+def test_a_search_needs_a_sweep_and_an_evaluation_is_none(
+    command: Command, evaluating: Command, tiny: list[str]
+) -> None:
+    for ran in (command(*tiny, "hydra/sweeper=optuna"), evaluating("run=here", "hydra/sweeper=optuna")):
+        assert (ran.code, ran.err.count("\n")) == (2, 1)
+        assert ran.err.startswith("error: hydra/sweeper=optuna: starts many runs, and this is one; add --multirun")
+    ran = evaluating("--multirun", "run=here", "top_k=range(1,3)", "hydra/sweeper=optuna")
+    assert ran.err == "error: hydra/sweeper=optuna: searches over training, with train.py; leave it out\n"
+
+
+def test_another_search_in_the_same_folder_is_refused(command: Command, tiny: list[str]) -> None:
+    command(*tiny, *SEARCH, "model.n_heads=3", RATES, "hydra.sweeper.n_trials=1")
+    for other in ("train.tokens=4000", "hydra.sweeper.metric=val/bits_per_byte"):
+        ran = command(*tiny, *SEARCH, "model.n_heads=3", RATES, other, "hydra.sweeper.n_trials=1")
+        assert ran.code == 2
+        assert ran.err.startswith(f"error: {other}: the search in runs/found has ")
+    assert "name=found" not in command(*tiny, *SEARCH[:2], "model.n_heads=3", RATES, "hydra.sweeper.n_trials=1").err
+    assert len(list(Path("runs").iterdir())) == 2, "a search without a name has one of its settings"
+
+
+def test_without_optuna_the_pip_line_is_told(
+    command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None if name == "optuna" else 1)
+    ran = command(*tiny, *SEARCH, RATES)
+    assert (ran.code, ran.err) == (2, "error: hydra/sweeper=optuna: needs Optuna; pip install 'llama-lab[optuna]'\n")
+
+
+def test_a_job_returns_its_validation_loss_so_that_any_sweeper_of_hydra_s_works(
+    command: Command, tiny: list[str], returned: list[Any]
+) -> None:
+    sweep = (*tiny, *SHORT, "--multirun", "name=found", "trainer=cpu", "optim.lr=1e-3,1e30")
+    ran = command(*sweep)
+    assert ran.code == 0
+    done, diverged = returned
+    (record,) = ran.cwd.glob("runs/found/*/seed=1/summary.json")
+    assert (done, diverged) == (json.loads(record.read_text())["val/loss"], math.inf)
+    command(*sweep)
+    assert returned[2] == done, "also of a run that was there"

@@ -1,18 +1,35 @@
-"""LLaMA Lab: architecture ablations of decoder-only language models."""
+"""LLaMA Lab: architecture ablations of decoder-only language models.
 
-from typing import Any
+The names below are the library; see docs/library.md. They import PyTorch on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .deferred import defer_torchmetrics
 
+if TYPE_CHECKING:
+    from .comparison import compare, read_runs
+    from .errors import ConfigError
+    from .exchange import load
+    from .library import build_model, cost, generate, load_config
+
 __version__ = "0.2.0"
+
+__all__ = ["ConfigError", "build_model", "compare", "cost", "generate", "load", "load_config", "read_runs"]
+
+MODULES = {"ConfigError": "errors", "load": "exchange", "read_runs": "comparison", "compare": "comparison"}
 
 defer_torchmetrics()  # before anything imports Lightning
 
 
 def __getattr__(name: str) -> Any:
-    """`llama_lab.load`, which imports PyTorch, on first use."""
-    if name == "load":
-        from .exchange import load
+    """A name of the library, imported on first use: from `library.py`, unless MODULES says otherwise."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{MODULES.get(name, 'library')}"), name)
 
-        return load
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    """The names of the library with the module's own."""
+    return [*globals(), *__all__]

@@ -91,7 +91,7 @@ def compare_command() -> None:
         "--group-by",
         default="",
         metavar="KEY,KEY",
-        help="groups or settings that define the arms, such as norm,model.dim (default: a run's name and arm)",
+        help="groups or settings that define the arms, such as norm,model.dim (default: the runs' own arms)",
     )
     parser.add_argument("--baseline", metavar="ARM", help="the arm to compare with (default: the first)")
     parser.add_argument("--title", metavar="TEXT", help="of the report (default: design and baseline)")
@@ -120,6 +120,22 @@ def compare_command() -> None:
             group_by, trusted = ([one for one in text.split(",") if one] for text in (args.group_by, args.trust))
             trust = Trust(tuple(trusted))
             compare(args.paths, group_by, args.baseline, args.out, args.title, trust, args.export, args.overwrite)
+    except ConfigError as error:
+        exit_with(error)
+
+
+def tensorboard_command() -> None:
+    """`llama-lab-tensorboard RUN_OR_STUDY...`."""
+    parser = argparse.ArgumentParser(
+        prog="llama-lab-tensorboard",
+        description="Open TensorBoard on runs and studies, with short names. Any flag of TensorBoard's may follow.",
+    )
+    parser.add_argument("paths", type=Path, nargs="+", metavar="RUN_OR_STUDY", help="folders of runs, studies, or both")
+    args, flags = parser.parse_known_args()
+    from llama_lab.runs.tensorboard import open_tensorboard  # takes seconds to import
+
+    try:
+        open_tensorboard(args.paths, flags)
     except ConfigError as error:
         exit_with(error)
 

@@ -158,9 +158,11 @@ def print_sample(console: Console, sample: str | None) -> None:
 
 
 def print_result(folder: RunFolder) -> None:
-    """Print the result of a finished run: a table, a sample of its text, and its folder."""
+    """Print the result of a finished run: its name, a table, a sample of its text, and its folder."""
     console = Console(highlight=False)
-    console.print(fact_table(summary_rows(Summary.load(folder.path))))
+    summary = Summary.load(folder.path)
+    console.print(Text(f"{summary.label}/seed={summary.seed}", style="bold"))
+    console.print(fact_table(summary_rows(summary)))
     print_sample(console, (folder.path / SAMPLE).read_text(encoding="utf-8"))
     console.print(Text(f"everything is in {folder.path}"), soft_wrap=True)
 

@@ -19,8 +19,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 
+import llama_lab
 from llama_lab.bench.__main__ import parser as bench_parser
-from llama_lab.cli import compare_command, convert_command
+from llama_lab.cli import compare_command, convert_command, tensorboard_command
 from llama_lab.config.arguments import to_hydra
 from llama_lab.config.components import CONF_DIR, override_key
 from llama_lab.config.value_types import check_kinds, default_settings
@@ -105,6 +106,13 @@ def check_compare(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> 
     compare_command()
 
 
+def check_tensorboard(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse, and open nothing."""
+    monkeypatch.setattr("llama_lab.runs.tensorboard.open_tensorboard", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["llama-lab-tensorboard", *arguments])
+    tensorboard_command()
+
+
 def check_convert(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Parse, and convert nothing."""
     for name in ("import_model", "export_model"):
@@ -125,6 +133,7 @@ PROGRAMS: dict[str, Callable[[Sequence[str], pytest.MonkeyPatch], None]] = {
     "llama-lab-eval": check_eval,
     "llama-lab-compare": check_compare,
     "llama-lab-convert": check_convert,
+    "llama-lab-tensorboard": check_tensorboard,
     "llama_lab.bench": check_bench,
 }
 
@@ -204,6 +213,8 @@ def test_what_a_page_says_to_be_in_a_file_is_defined_there(page: str) -> None:
 def test_what_examples_import_of_ours_exists(page: str) -> None:
     for body in blocks(PAGES[page], "python"):
         for node in ast.walk(ast.parse(body)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "llama_lab":
+                assert node.attr in llama_lab.__all__
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("llama_lab"):
                 assert {alias.name for alias in node.names} <= {*dir(import_module(str(node.module)))}
 

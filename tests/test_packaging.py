@@ -1,6 +1,7 @@
 """The wheel: it carries the configs, and its command works far from any checkout."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.conftest import Ran, last_of_each
 
@@ -138,6 +140,55 @@ def test_the_installed_command_trains_a_component_of_the_user_s_own_package(
     )
     assert (evaluated.code, evaluated.err) == (0, "")
     assert "after 10 steps" in evaluated.out
+
+
+LIBRARY = """
+import llama_lab
+from llama_lab.config.trust import Trust
+
+cfg = llama_lab.load_config(["arch=ours", "size=pico", "tokenizer=byte"], config_dir="my_conf")
+runs = llama_lab.read_runs("runs/*").sort_values("norm")
+loaded = llama_lab.load(runs.path.iloc[0], Trust(("mylab",)))
+kv_bytes = [llama_lab.cost(of).kv_bytes for of in (loaded.model, cfg)]
+print(runs.run.tolist(), runs.norm.tolist(), kv_bytes[0] == kv_bytes[1])
+print(llama_lab.generate(loaded, "def", max_new_tokens=3).startswith("def"))
+print(llama_lab.load("imported").model.dim)
+print(llama_lab.compare("runs/ours", baseline="llama2", trust=["mylab"]).save("saved"))
+"""
+
+
+@pytest.mark.slow
+def test_a_second_project_imports_weights_studies_its_component_and_uses_the_library(
+    installed: Path, tmp_path: Path, tiny: list[str], environment: dict[str, str]
+) -> None:
+    (tmp_path / "mylab").mkdir()
+    (tmp_path / "mylab" / "norm.py").write_text(NORM)
+    for group in ("norm", "arch"):
+        (tmp_path / "my_conf" / group).mkdir(parents=True)
+    (tmp_path / "my_conf" / "norm" / "mine.yaml").write_text(OPTION)
+    recipe = (CHECKOUT / "conf" / "arch" / "llama2.yaml").read_text()
+    (tmp_path / "my_conf" / "arch" / "ours.yaml").write_text(re.sub("norm: rmsnorm.*", "norm: mine", recipe))
+    study = ("study=add_one", "study.base=llama2", "study.target=ours", "study.seeds=[1]", "name=ours")
+    overrides = last_of_each([*tiny, *study, "train.tokens=2560", "study.measure_speed=false"])
+    mine = ("llama-lab-train", "--config-dir", "my_conf")
+    trained = run(installed, *mine, *overrides, cwd=tmp_path, environment=environment)
+    assert (trained.code, trained.err) == (0, "")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=40, **sizes)).save_pretrained(tmp_path / "theirs")
+    convert = ("llama-lab-convert", "import", "theirs", "imported")
+    imported = run(installed, *convert, cwd=tmp_path, environment=environment)
+    assert imported.code == 0, imported.err
+    used = subprocess.run(
+        [sys.executable, "-c", LIBRARY],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": os.pathsep.join([str(installed), str(tmp_path)])},
+        capture_output=True,
+        text=True,
+    )
+    assert used.returncode == 0, used.stderr
+    names, text, dim, saved = used.stdout.splitlines()
+    assert names == "['llama2+mine', 'llama2'] ['mine', 'rmsnorm'] True"
+    assert (text, dim, saved) == ("True", "16", "saved/report.html")
 
 
 def test_the_user_s_option_is_known_to_the_help_and_to_the_messages(

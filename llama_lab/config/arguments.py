@@ -16,7 +16,7 @@ from .components import override_key
 from .trust import escape
 
 TYPED = "LLAMA_LAB_COMMAND"  # variable of a launched run: the command line of its launcher, as JSON
-TEXTS = ("run", "prompt", "resume", "measure", "train.prompt")  # any value is plain text
+TEXTS = ("run", "prompt", "resume", "measure", "train.prompt", "logger.notes")  # any value is plain text
 FOLDERS = ("run", "resume", "init_from", "measure", "runs_dir")  # only here is ~ expanded
 PATHS = (*FOLDERS, "data.files", "data.cache_dir")
 QUOTED = r"""(['"])((?!\1)[^\\]|\\.)*\1"""  # as a whole: not `"a" or "b"`
@@ -48,6 +48,13 @@ def is_launched() -> bool:
 def typed_command() -> list[str]:
     """The command that the user typed: in a launched run, that of its launcher."""
     return json.loads(os.environ[TYPED]) if is_launched() else sys.argv
+
+
+def settled_keys() -> set[str]:
+    """The keys that the command has set to one value, for all runs of its sweep if it is one."""
+    typed = [argument for argument in typed_command()[1:] if "=" in argument and not argument.startswith("-")]
+    overrides = OverridesParser.create().parse_overrides(typed)
+    return {override_key(o) for o, override in zip(typed, overrides, strict=True) if not override.is_sweep_override()}
 
 
 def typed_flags() -> list[str]:

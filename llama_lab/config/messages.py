@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 import hydra
@@ -17,7 +18,11 @@ from .components import flatten, override_key
 from .keys import groups, homes, nearest, options
 
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
-RENAMED = {"plan": "estimate", "plan_mfu": "estimate_mfu"}  # keys of earlier versions
+RENAMED = {
+    "plan": "estimate",
+    "plan_mfu": "estimate_mfu",
+    "logger.wandb_project": "logger.project",
+}  # keys of earlier versions
 
 
 def exit_with(error: BaseException, config: str = "config") -> NoReturn:
@@ -26,8 +31,12 @@ def exit_with(error: BaseException, config: str = "config") -> NoReturn:
     sys.exit(USER_ERROR)
 
 
-def one_line(error: BaseException, config: str = "config") -> str:
-    """A user error as one line, with the key, the value and the fix as far as Hydra's error has them."""
+def one_line(error: BaseException, config: str = "config", typed: Sequence[str] | None = None) -> str:
+    """A user error as one line, with the key, the value and the fix as far as Hydra's error has them.
+
+    typed: the overrides; default: those of the command line.
+    """
+    typed = sys.argv[1:] if typed is None else typed
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return (
@@ -39,34 +48,34 @@ def one_line(error: BaseException, config: str = "config") -> str:
         return f"{error.override}: cannot be read, {reason}; write key=value, and quote what is special: 'key=[a,b]'"
     if match := re.match(r"Could not override '([^'@]+)", message.removeprefix(f"In '{config}': ")):
         if (key := match[1]) != "experiment":
-            return unknown_key(key, config)
-        return f"{key}={typed_value(key)}: no such option; name the folder that holds {key}/ with --config-dir"
+            return unknown_key(key, config, typed)
+        return f"{key}={typed_value(key, typed)}: no such option; name the folder that holds {key}/ with --config-dir"
     return " ".join(line.strip() for line in message.splitlines() if line.strip())
 
 
-def unknown_key(key: str, config: str) -> str:
+def unknown_key(key: str, config: str, typed: Sequence[str]) -> str:
     """The message for a key or group that does not exist, with the option that has it, or the closest key."""
-    problem = f"{key}={typed_value(key)}: no such key"
+    problem = f"{key}={typed_value(key, typed)}: no such key"
     if config != "config":
-        return f"{problem}{suggestion(key, known_keys(config))}; `--cfg job` shows them all, `--help` the groups"
+        return f"{problem}{suggestion(key, known_keys(config, typed))}; `--cfg job` shows them all, `--help` the groups"
     if key in RENAMED:
         return f"{problem} any more; it is called {RENAMED[key]}"
     if having := homes(key):
         return f"{problem} here, it belongs to {' and '.join(having)}; choose that, or leave this out"
-    near = nearest(key, known_keys(config))
+    near = nearest(key, known_keys(config, typed))
     hint = f" (did you mean {near}?)" if near else ""
     return f"{problem}{hint}; `--cfg job` shows them all, `--help` the groups"
 
 
-def typed_value(key: str) -> str:
-    """The value of a key on the command line; empty if it is not there."""
-    return next((o.partition("=")[2] for o in sys.argv[1:] if override_key(o) == key), "")
+def typed_value(key: str, typed: Sequence[str]) -> str:
+    """The value of a key among overrides; empty if it is not there."""
+    return next((o.partition("=")[2] for o in typed if override_key(o) == key), "")
 
 
-def known_keys(config: str) -> list[str]:
-    """Every key of the config with the command line's group choices, and every group."""
-    typed = (o.partition("=") for o in sys.argv[1:])
-    ours = [(group, option) for group, _, option in typed if group in groups() and option in options(group)]
+def known_keys(config: str, typed: Sequence[str]) -> list[str]:
+    """Every key of the config with the group choices among overrides, and every group."""
+    parts = (o.partition("=") for o in typed)
+    ours = [(group, option) for group, _, option in parts if group in groups() and option in options(group)]
     choices = [f"{group}={option}" for group, option in ours if config == "config"]
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):

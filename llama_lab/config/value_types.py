@@ -27,6 +27,8 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "init_kv_heads": (str,),
     "measure": (str,),
     "device": (str,),
+    "logger.entity": (str,),
+    "logger.notes": (str,),
     "study.axes": (list,),
     "study.learning_rates": (list,),
     "study.tuning_seeds": (list,),

@@ -102,7 +102,7 @@ def sample(job: Job, earlier: Evaluation) -> Evaluation:
     if isinstance(job.dataset, ProbeDataset):
         length, seed = job.settings.max_new_tokens or NEW_TOKENS, job.settings.seed
         return replace(earlier, sample=answers_text(job.served, job.dataset, length, sampling(job.settings), seed))
-    *_, (text,) = generate_texts(job.run, job.served, [job.run.cfg.train.prompt], job.settings)
+    *_, (text,) = generate_texts(job.run.tokenizer, job.served, [job.run.cfg.train.prompt], job.settings)
     return replace(earlier, sample=text.certain)
 
 
@@ -132,7 +132,9 @@ def evaluate(path: Path, settings: DictConfig) -> Evaluation:
         parts = f"eval.parts={list(settings.eval.parts)}"
         check_decodes(run.model, parts, f"leave out {conjoin(sorted(DECODING))}", cache_dtype(settings))
     if "sample" in settings.eval.parts:
-        encode_prompts(run, run.model, [run.cfg.train.prompt], settings)  # the last part's errors, before the first
+        encode_prompts(
+            run.tokenizer, run.model, [run.cfg.train.prompt], settings
+        )  # the last part's errors, before the first
     found = kept_parts(path, surroundings(job.hardware, run.step))
     asked = [name for name in PARTS if name in settings.eval.parts]  # losses need the weights as they were trained
     for part, names in groupby(asked, PARTS.__getitem__):

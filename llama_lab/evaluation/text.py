@@ -63,15 +63,15 @@ class Text:
 
 
 def generate_texts(
-    run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: DictConfig
+    tokenizer: TextTokenizer, model: Decoder, prompts: Sequence[str], settings: DictConfig
 ) -> Iterator[list[Text]]:
-    """Continue all prompts with the run's `model`; yields the same growing texts after every step.
+    """Continue all prompts; yields the same growing texts after every step.
 
     Each prompt begins a document. Raises ConfigError for invalid prompts before anything is computed.
     """
-    eot_id, dtype, compiled = run.tokenizer.eot_id, cache_dtype(settings), settings.compile
-    texts = [Text(run.tokenizer, prompt) for prompt in prompts]
-    tokens, length = encode_prompts(run, model, prompts, settings)
+    eot_id, dtype, compiled = tokenizer.eot_id, cache_dtype(settings), settings.compile
+    texts = [Text(tokenizer, prompt) for prompt in prompts]
+    tokens, length = encode_prompts(tokenizer, model, prompts, settings)
     with report_setting():  # or the logits of a diverged model
         steps = generate(
             model, tokens, length, sampling(settings), eot_id, settings.seed, cache_dtype=dtype, compiled=compiled
@@ -89,10 +89,10 @@ def generate_texts(
 
 
 def encode_prompts(
-    run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: DictConfig
+    tokenizer: TextTokenizer, model: Decoder, prompts: Sequence[str], settings: DictConfig
 ) -> tuple[list[list[int]], int]:
     """The ids of all prompts, and the number of new tokens. Raises ConfigError for prompts that leave no room."""
-    tokens = [[run.tokenizer.eot_id, *encode_prompt("prompt", prompt, run.tokenizer)] for prompt in prompts]
+    tokens = [[tokenizer.eot_id, *encode_prompt("prompt", prompt, tokenizer)] for prompt in prompts]
     length = new_tokens(model, tokens, settings)
     with report_setting():
         check_prompts(model, tokens, length)
@@ -117,7 +117,7 @@ def write_texts(run: TrainedRun, model: Decoder, prompts: Sequence[str], setting
     start = time.perf_counter()
     shown = current = 0
     texts: list[Text] = []
-    for texts in generate_texts(run, model, prompts, settings):
+    for texts in generate_texts(run.tokenizer, model, prompts, settings):
         while current < len(texts):
             text = texts[current]
             certain = text.certain

@@ -32,6 +32,7 @@ PRUNE = ".prune"  # by which a search asks the run to stop
 SAMPLE = "sample.txt"
 TOKENIZER = "tokenizer.json"
 WANDB_ID = "wandb_id"
+TRACKIO_ID = "trackio_id"
 OVERRIDES = "overrides.yaml"
 RESOLVED = "resolved.yaml"  # the last file that is written as a run starts
 
@@ -136,6 +137,11 @@ class RunFolder:
     def status(self) -> Status | None:
         """The status of the run; None before it starts."""
         return Status.load(self.path) if (self.path / Status.FILE).exists() else None
+
+    @property
+    def label(self) -> str:
+        """What people call its arm; empty before it starts."""
+        return Environment.load(self.path).label if (self.path / Environment.FILE).exists() else ""
 
     @property
     def revisions(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 
 from llama_lab.config.components import flatten
@@ -11,9 +12,9 @@ from llama_lab.config.trust import stored_config
 from llama_lab.errors import ConfigError
 
 from .evaluation import Evaluation
-from .folder import RESOLVED
+from .folder import OVERRIDES, RESOLVED
 from .metrics import read_metrics
-from .stored import Environment, Status, Summary, WarmStart
+from .stored import Environment, Status, Summary, WarmStart, reading
 
 MISSING = "missing"
 
@@ -23,10 +24,11 @@ class Record:
     """A run's folder, read. Losses are in nats per token.
 
     status: running, interrupted, pruned, done, diverged, failed; "missing" for a run that a study lists but that left
-    nothing. message: why, in one line. config: the resolved config, on one level (`{"train.tokens": 2e6}`). summary:
-    the last value of every metric, empty unless done. metrics: the rows of metrics.csv, one per logged step; a row
-    holds what was logged at that step, with `step`, `tokens` and `seconds` always; step 0 only of trained weights.
-    evaluation: empty unless of the run as it ended. start: of a run with `init_from`.
+    nothing. message: why, in one line. overrides: what was typed. config: the resolved config, on one level
+    (`{"train.tokens": 2e6}`). summary: the last value of every metric, empty unless done. metrics: the rows of
+    metrics.csv, one per logged step; a row holds what was logged at that step, with `step`, `tokens` and `seconds`
+    always; step 0 only of trained weights. evaluation: empty unless of the run as it ended. start: of a run with
+    `init_from`.
     """
 
     path: Path
@@ -34,6 +36,7 @@ class Record:
     seed: int
     status: str
     message: str = ""
+    overrides: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     environment: Environment = field(default_factory=Environment)
     summary: dict[str, float] = field(default_factory=dict)
@@ -47,6 +50,11 @@ class Record:
         return self.status == "done"
 
     @property
+    def folder_name(self) -> str:
+        """The unique name of its arm: that of its folder, `llama/norm=layernorm`."""
+        return f"{self.environment.name}/{self.arm}"
+
+    @property
     def costs(self) -> dict[str, float]:
         """The costs of its model."""
         return self.environment.metrics
@@ -55,6 +63,11 @@ class Record:
 def is_run(path: Path) -> bool:
     """Whether `path` is the folder of a run that has started."""
     return all((path / name).is_file() for name in (Status.FILE, RESOLVED, Environment.FILE))
+
+
+def every_run(path: Path) -> list[Path]:
+    """The path itself and the folders below it, as far as they are runs."""
+    return sorted(file.parent for file in path.rglob(Status.FILE) if is_run(file.parent))
 
 
 def read_record(path: Path) -> Record:
@@ -72,6 +85,7 @@ def read_record(path: Path) -> Record:
         seed=environment.seed,
         status=status.status,
         message=status.message,
+        overrides=read_overrides(path),
         config=flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True)),
         environment=environment,
         summary=summary,
@@ -79,6 +93,15 @@ def read_record(path: Path) -> Record:
         evaluation=evaluation if evaluation.step == summary.get("step") else Evaluation(),
         start=WarmStart.load(path) if (path / WarmStart.FILE).exists() else None,
     )
+
+
+def read_overrides(path: Path) -> list[str]:
+    """What was typed to start a run; nothing if its folder does not tell."""
+    file = path / OVERRIDES
+    if not file.exists():
+        return []
+    with reading(path, OVERRIDES):
+        return [str(override) for override in yaml.safe_load(file.read_text(encoding="utf-8"))]
 
 
 def missing_record(path: Path, arm: str, seed: int) -> Record:

@@ -102,17 +102,18 @@ class Status(Stored):
 class Facts(Stored):
     """The facts of a run before it trains; those that an older run did not record are empty, or 0.
 
-    choices: the option of each config group. devices: of all nodes. init_hash: of the weights that it started from,
-    see `WarmStart`; empty for fresh ones. unigram_entropy: of the tokens' frequencies, in nats per token.
-    entropy_floor: a probe's, the loss of the best predictor; None for text. revisions: the commit of each published
-    dataset. epochs: how often each part of a mixture is read. token_to_position_ratio: see
-    `llama_lab/training/train.py`; None where positions are not added.
+    label: what people call the arm, see `short_name`. choices: the option of each config group. devices: of all nodes.
+    init_hash: of the weights that it started from, see `WarmStart`; empty for fresh ones. unigram_entropy: of the
+    tokens' frequencies, in nats per token. entropy_floor: a probe's, the loss of the best predictor; None for text.
+    revisions: the commit of each published dataset. epochs: how often each part of a mixture is read.
+    token_to_position_ratio: see `llama_lab/training/train.py`; None where positions are not added.
     metrics: costs: `seq_len`, at which the others hold, `params`, `params_non_embedding`, `flops_per_token`,
     `train_flops_per_token`, `kv_cache/bytes_per_token`, `kv_cache/bytes`, ...; see `llama_lab/model/cost.py`.
     """
 
     name: str = ""
     arm: str = ""
+    label: str = ""
     seed: int = 0
     choices: dict[str, str] = field(default_factory=dict)
     device: str = ""

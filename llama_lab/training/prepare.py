@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
+from llama_lab.config.arguments import settled_keys
 from llama_lab.config.components import check_idle, override_key
 from llama_lab.config.keys import groups
 from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.errors import ConfigError
+
+from .logger_check import check_logger
 
 if TYPE_CHECKING:
     from llama_lab.devices.site import Site
@@ -41,14 +44,18 @@ def requested_run(
     """
     check_job(cfg, choices)
     check_measuring(cfg, overrides)
-    from llama_lab.runs.folder import arm_name
+    from llama_lab.runs.folder import UNNAMED, arm_name, belongs
+    from llama_lab.runs.naming import short_name
 
     from .run import new_run  # after the checks: torch and lightning take seconds to import
 
     name = folder_name("name", cfg.name, str(choices["arch"]))
     arm = folder_name("arm", cfg.arm, arm_name(overrides))
     ours = {group: str(option) for group, option in choices.items() if option is not None and group in groups()}
-    return new_run(cfg, name, arm, overrides, ours, site)
+    settled = settled_keys()
+    is_swept = any(not belongs(override_key(o), (*UNNAMED, *settled)) for o in overrides)
+    label = short_name(ours["arch"], overrides, settled if is_swept else None) if cfg.arm is None else arm
+    return new_run(cfg, name, arm, overrides, ours, site, label)
 
 
 def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
@@ -61,6 +68,7 @@ def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
     defaults = default_settings(choices)
     check_kinds(cfg, defaults)
     check_idle(cfg.model)
+    check_logger(cfg.logger, defaults)
     if "study" in cfg:
         raise ConfigError(f"study={choices['study']}: takes the place of a sweep, one study per command")
     for key in ("device", "estimate_mfu"):

@@ -27,11 +27,12 @@ Outcome = Literal["done", "diverged", "interrupted", "pruned"]
 
 @dataclass(frozen=True)
 class Run:
-    """Everything about a run that is known before it trains."""
+    """Everything about a run that is known before it trains. label: what people call its arm, see `short_name`."""
 
     cfg: DictConfig
     name: str
     arm: str
+    label: str
     overrides: list[str]
     choices: dict[str, str]
     folder: RunFolder
@@ -61,7 +62,7 @@ class Run:
     @property
     def title(self) -> str:
         """The name of the run on dashboards and in a queue."""
-        return f"speeds of {self.folder.path}" if self.cfg.measure else f"{self.arm}/seed={self.cfg.seed}"
+        return f"speeds of {self.folder.path}" if self.cfg.measure else f"{self.label}/seed={self.cfg.seed}"
 
 
 def new_run(
@@ -71,11 +72,12 @@ def new_run(
     overrides: list[str],
     choices: dict[str, str],
     site: Site | None = None,
+    label: str | None = None,
 ) -> Run:
     """Check all settings that need neither data, model nor folder, but for the warm-up of a run to resume.
 
     overrides: what was typed. choices: the option of every config group. site: where it trains; default: on this
-    machine. Raises ConfigError.
+    machine. label: default: the arm, or of a run to resume what it was called. Raises ConfigError.
     """
     steps = budget_steps(cfg, cfg.train.batch_size)
     micro_batches = cfg.train.batch_size // (cfg.train.micro_batch_size or 1)
@@ -88,7 +90,8 @@ def new_run(
         cfg = with_earlier_warmup(cfg, folder, steps)
         arm_folder = folder.path.absolute().parent
         name, arm = arm_folder.parent.name, arm_folder.name
-    return Run(cfg, name, arm, overrides, choices, folder, hardware, steps)
+        label = folder.label
+    return Run(cfg, name, arm, label or arm, overrides, choices, folder, hardware, steps)
 
 
 def budget_steps(cfg: DictConfig, batch_size: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.loggers.logger import Logger
 
 from llama_lab.config.component_errors import report_component_errors
 from llama_lab.config.components import build, build_model, check_decodes, model_cost
@@ -38,7 +39,7 @@ from llama_lab.runs.stored import Facts, Summary, WarmStart
 from .checkpointing import Checkpointing, InterruptedRunError, PrunedRunError
 from .compiling import check_compiler, compile_in_place, decide
 from .component_check import check_components
-from .loggers import WandbMetrics, log_hparams, open_loggers
+from .loggers import log_hparams, open_loggers
 from .longer_budget import warn_of_differences
 from .module import LanguageModel
 from .monitor import SLOW_STEPS, DivergedError, Monitor
@@ -103,23 +104,24 @@ def train_on_disk(run: Run) -> Outcome:
                 for line in describe(start):
                     display.print_line(line)
             check_components(cfg, run.hardware)
-            outcome = fit(run, module, data, monitor, checkpoint, facts)
-            if outcome != "done" or current_rank() != 0:
-                return outcome
-            consolidate(run.folder.checkpoint)
-            if run.hardware.sharded:
-                model = build_model(cfg, dataset.index.vocab_size)
-                model.load_state_dict(model_weights(load_checkpoint(run.folder.checkpoint)))
-            model.to(run.hardware.torch_device).eval()  # Lightning has moved it to the CPU, slow for a large one
-            if isinstance(dataset, ProbeDataset):
-                sample = answers_text(model, dataset, cfg.train.sample_tokens, Sampling(temperature=0), cfg.seed)
-            else:
-                sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
-            (run.folder.path / SAMPLE).write_text(sample, encoding="utf-8")
-            if cfg.train.eval_lengths:  # before the status `done`, so that a run that is killed here does it again
-                found = evaluation(cfg, dataset, model, run.hardware, run.steps, cfg.train.eval_lengths)
-                found.save(run.folder.path)
-            finish(run, monitor, facts)
+            with open_loggers(run, checkpoint, facts) as loggers:
+                outcome = fit(run, module, data, monitor, checkpoint, loggers)
+                if outcome != "done" or current_rank() != 0:
+                    return outcome
+                consolidate(run.folder.checkpoint)
+                if run.hardware.sharded:
+                    model = build_model(cfg, dataset.index.vocab_size)
+                    model.load_state_dict(model_weights(load_checkpoint(run.folder.checkpoint)))
+                model.to(run.hardware.torch_device).eval()  # Lightning has moved it to the CPU, slow for a large one
+                if isinstance(dataset, ProbeDataset):
+                    sample = answers_text(model, dataset, cfg.train.sample_tokens, Sampling(temperature=0), cfg.seed)
+                else:
+                    sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
+                (run.folder.path / SAMPLE).write_text(sample, encoding="utf-8")
+                if cfg.train.eval_lengths:  # before the status `done`, so that a run that is killed here does it again
+                    found = evaluation(cfg, dataset, model, run.hardware, run.steps, cfg.train.eval_lengths)
+                    found.save(run.folder.path)
+                finish(run, monitor, facts)
     return "done"
 
 
@@ -149,6 +151,7 @@ def run_facts(run: Run, dataset: Dataset, model: Decoder, cost: Cost, start: War
     return Facts(
         name=run.name,
         arm=run.arm,
+        label=run.label,
         seed=run.cfg.seed,
         choices=run.choices,
         device=run.hardware.device_name,
@@ -220,11 +223,10 @@ def fit(
     data: TokenDataModule,
     monitor: Monitor,
     checkpoint: Path | None,
-    facts: Facts,
+    loggers: list[Logger],
 ) -> Outcome:
     """Run Lightning's loop from `checkpoint`, or the start, to the end of the budget; else write the status."""
     cfg, folder = run.cfg, run.folder
-    loggers = open_loggers(run, checkpoint, facts)
     stop = StopRequest(folder.prune_request)
     evaluate_every = math.ceil(run.steps / cfg.train.evaluations)
     checkpointing = Checkpointing(
@@ -238,7 +240,7 @@ def fit(
     profiled = [Profile(folder.path, monitor.stopwatch)] if cfg.trainer.profile and current_rank() == 0 else []
     callbacks = [*profiled, monitor, checkpointing]
     trainer = make_trainer(run, module, callbacks, logger=loggers, val_check_interval=evaluate_every)
-    outcome: Outcome | None = None
+    outcome: Outcome
     try:
         with stop.listening():
             trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
@@ -255,10 +257,6 @@ def fit(
         outcome, message = "pruned", f"stopped by the search at step {trainer.global_step} of {run.steps}"
     else:
         outcome = "done"
-    finally:
-        for logger in loggers:
-            if isinstance(logger, WandbMetrics):
-                logger.finish(exit_code=0 if outcome in ("done", "pruned") else 1)
     leave_process_group()
     if current_rank() == 0 and outcome != "done":
         folder.write_status(outcome, message)

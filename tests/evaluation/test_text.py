@@ -23,7 +23,7 @@ STREAM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], m
 
 def texts_of(run: TrainedRun, prompts: Sequence[str], *overrides: str) -> list[list[int]]:
     """The ids that go on from the prompts."""
-    *_, texts = generate_texts(run, run.model, prompts, eval_settings(*overrides))
+    *_, texts = generate_texts(run.tokenizer, run.model, prompts, eval_settings(*overrides))
     return [text.tokens for text in texts]
 
 
@@ -131,7 +131,7 @@ def test_text_is_reproducible_by_its_seed(endless: Path) -> None:
 def test_an_empty_prompt_begins_a_document_as_every_prompt_does(endless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, started = load_run(endless), []
     monkeypatch.setattr(text_module, "generate", lambda _, starts, *__, **___: started.extend(starts) or iter([]))
-    list(generate_texts(run, run.model, ["", "a€"], eval_settings()))
+    list(generate_texts(run.tokenizer, run.model, ["", "a€"], eval_settings()))
     assert started == [[EOT], [EOT, *"a€".encode()]]
 
 
@@ -141,7 +141,7 @@ def test_a_text_stops_at_its_end_and_does_not_show_it(endless: Path) -> None:
     end = free[-1]
     with torch.no_grad():  # the model now means the end where it meant that token
         run.model.embedding.head.weight[[end, EOT]] = run.model.embedding.head.weight[[EOT, end]]
-    *_, (text,) = generate_texts(run, run.model, ["a"], eval_settings(*greedy))
+    *_, (text,) = generate_texts(run.tokenizer, run.model, ["a"], eval_settings(*greedy))
     assert text.tokens == free[: free.index(end)]
     assert text.certain == "a" + run.tokenizer.decode(text.tokens)
 
@@ -168,7 +168,7 @@ def test_a_prompt_that_cannot_go_on_is_refused_before_anything_is_computed(
     run = load_run(learned)
     monkeypatch.setattr(run.model, "read", None)
     with pytest.raises(ConfigError) as error:
-        next(generate_texts(run, run.model, REFUSED[message], eval_settings()))
+        next(generate_texts(run.tokenizer, run.model, REFUSED[message], eval_settings()))
     assert str(error.value).startswith(message)
 
 

@@ -69,7 +69,7 @@ def test_different_values_of_one_key_make_different_arms(key: str, one: str, oth
         "train.recompute=block",
         "trainer.profile=true",
         "logger=none",
-        "logger.wandb_project=mine",
+        "logger.project=mine",
         "trainer=ddp",
         "trainer.devices=2",
         "data.cache_dir=/scratch",

@@ -92,7 +92,7 @@ CONFIG: dict[str, Any] = {
     "optim": {"_target_": "llama_lab.training.optim.adamw", "lr": BEST_RATE, "beta1": 0.9, "weight_decay": 0.1},
     "schedule": {"_target_": "llama_lab.training.schedule.cosine", "warmup": 0.05, "final": 0.1},
     "trainer": {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto", "precision": "auto"},
-    "logger": {"tensorboard": False, "wandb": False, "wandb_project": "llama-lab"},
+    "logger": {"tensorboard": False, "wandb": False, "project": "llama-lab"},
 }
 
 FACTS: dict[str, Any] = {

@@ -552,8 +552,13 @@ def test_dashboards_show_arms_tags_and_final_metrics(run_train: RunTrain, tiny: 
     report, arm = OfflineRun(folder), OfflineRun(folder / "+rmsnorm" / "seed=1")
     assert report.finished
     assert (report.run.run_group, report.run.job_type) == ("climb", "report")
-    (table,) = folder.glob("wandb/offline-run-*/files/media/**/arms*.table.json")
+    media = next(folder.glob("wandb/offline-run-*/files/media"))
+    (table,) = media.glob("**/arms*.table.json")
     assert "+rmsnorm" in table.read_text()
+    (page,) = media.glob("html/report*.html")
+    assert "plotly" in page.read_text()
+    drawn = {json.loads(file.read_text())["layout"]["title"]["text"] for file in media.glob("plotly/**/*.json")}
+    assert drawn >= {"Change at each step", "Loss over training", "Difference over training"}
     assert (arm.run.run_group, arm.run.display_name) == ("climb", "+rmsnorm/seed=1")
     assert {"arch=vanilla", "norm=rmsnorm"} <= set(arm.run.tags)
     assert arm.config["choices"]["norm"] == "rmsnorm"

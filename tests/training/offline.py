@@ -33,6 +33,7 @@ class OfflineRun:
         self.config: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
         self.step_metrics: dict[str, str] = {}
+        self.artifacts: dict[str, set[str]] = {}  # the files of each, by its type and name
         self.finished = False
         for record in records(file):
             if record.HasField("run"):
@@ -43,4 +44,8 @@ class OfflineRun:
                 self.history.append({i.key or i.nested_key[0]: json.loads(i.value_json) for i in items})
             elif record.HasField("metric"):
                 self.step_metrics[record.metric.name or record.metric.glob_name] = record.metric.step_metric
+            elif record.HasField("artifact"):
+                artifact = record.artifact
+                files = {entry.path for entry in artifact.manifest.contents}
+                self.artifacts[f"{artifact.type}/{artifact.name}"] = files
             self.finished |= record.HasField("exit")

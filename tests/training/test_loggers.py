@@ -1,16 +1,25 @@
 """W&B without a key and without a prompt, and TensorBoard over tokens."""
 
 import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from llama_lab.training.loggers import WandbMetrics, wandb_mode
+from llama_lab import load, load_config
+from llama_lab.errors import ConfigError
+from llama_lab.runs.record import read_record
+from llama_lab.training.logger_check import wandb_mode
+from llama_lab.training.loggers import run_tags
+from llama_lab.training.wandb_run import WandbMetrics
 from tests.conftest import Ran, RunTrain
 from tests.training.offline import OfflineRun
-from tests.training.tiny import killed_after, rows
+from tests.training.tiny import identical, killed_after, planned, rows
 
 # The mode
 
@@ -40,6 +49,37 @@ def test_wandb_mode_has_the_last_word(mode: str, key: str, monkeypatch: pytest.M
     monkeypatch.setenv("WANDB_MODE", mode)
     monkeypatch.setenv("WANDB_API_KEY", key)
     assert wandb_mode() == mode
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_the_config_s_mode_wins_over_the_environment(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    assert wandb_mode(mode) == mode
+
+
+def test_online_without_a_key_is_refused_since_w_and_b_would_ask() -> None:
+    with pytest.raises(ConfigError, match=r"logger\.mode=online: needs W&B's key; run `wandb login`"):
+        wandb_mode("online")
+
+
+OFF = {
+    "logger=none logger.entity=me": "logger.entity=me: is for W&B; add logger.wandb=true, or leave it out",
+    "logger=tensorboard logger.tags=[a]": r"logger.tags=\['a'\]: is for W&B; ",
+    "logger=none logger.mode=offline": "logger.mode=offline: is for W&B; ",
+    "logger=trackio logger.notes=text": "logger.notes=text: is for W&B; ",
+    "logger=none logger.artifacts=true": "logger.artifacts=True: is for W&B; ",
+    "logger=none logger.project=mine": "logger.project=mine: is for W&B; ",
+    "logger=wandb logger.mode=later": "logger.mode=later: unknown; choose auto | online | offline",
+    f"logger=wandb logger.tags=[{'x' * 65}]": r"logger.tags=\[x{65}\]: W&B takes tags of 1 to 64 letters",
+    "logger=wandb logger.wandb_project=mine": "logger.wandb_project=mine: no such key any more; it is called ",
+}
+
+
+@pytest.mark.parametrize("overrides", OFF)
+def test_a_setting_of_a_dashboard_that_is_off_or_impossible_is_refused(overrides: str) -> None:
+    with pytest.raises(ConfigError, match=OFF[overrides]):
+        load_config(overrides.split())
 
 
 @pytest.mark.parametrize(
@@ -112,7 +152,9 @@ def test_an_offline_run_is_named_and_grouped(finished: Ran, offline: OfflineRun)
     assert offline.run.project == "llama-lab"
     assert offline.run.run_group == "llama"
     assert offline.run.job_type == "train"
-    assert offline.run.display_name == str(finished.run.relative_to(finished.cwd / "runs" / "llama"))
+    typed = "size=pico tokenizer=byte train.batch_size=8 train.micro_batch_size=4 train.tokens=20000"
+    assert offline.run.display_name == f"llama {typed}/seed=1"
+    assert f" llama {typed}/seed=1 ┌" in " ".join(finished.out.split())
 
 
 def test_an_offline_run_holds_every_row_of_metrics_csv_over_tokens(finished: Ran, offline: OfflineRun) -> None:
@@ -130,26 +172,58 @@ def test_kv_cache_bytes_are_a_metric_from_the_first_step_everywhere(finished: Ra
 
 @pytest.fixture(scope="module")
 def swept(tiny: list[str], run_train: RunTrain) -> Ran:
-    """Two runs in one process, with an override that is longer than a tag of W&B may be."""
-    long = f"data.text_field={'x' * 60}"
-    return run_train("--multirun", *tiny, "train.tokens=2560", "logger=wandb", long, "seed=1,2")
+    """Two runs in one process, with every setting of W&B."""
+    ours = ("logger.entity=team", "logger.tags=[draft,7]", "logger.notes=why (and how)", "logger.mode=offline")
+    overrides = ["train.tokens=2560", "logger=wandb", "logger.project=mine", "logger.artifacts=true", *ours]
+    return run_train("--multirun", *tiny, *overrides, "model.position.theta=20000,30000")
 
 
-def test_overrides_of_any_length_become_tags_that_w_and_b_takes(swept: Ran) -> None:
+def runs_of(swept: Ran) -> list[Path]:
+    """The folders by their theta: their names end in hashes."""
+    records = [read_record(status.parent) for status in swept.cwd.rglob("status.json")]
+    return [record.path for record in sorted(records, key=lambda record: record.config["model.position.theta"])]
+
+
+def test_runs_of_a_sweep_are_named_by_what_differs(swept: Ran) -> None:
     assert (swept.code, swept.err) == (0, "")
-    (folder,) = swept.cwd.rglob("seed=1")
-    tags = list(OfflineRun(folder).run.tags)
-    assert "size=pico" in tags
-    assert max(len(tag) for tag in tags) <= 64
+    names = [OfflineRun(folder).run.display_name for folder in runs_of(swept)]
+    assert names == ["position.theta=20000/seed=1", "position.theta=30000/seed=1"]
+    assert len(runs_of(swept)[0].parent.name) > 90, "the folder's name is the long one"
+
+
+def test_every_setting_of_w_and_b_reaches_it(swept: Ran) -> None:
+    run = OfflineRun(runs_of(swept)[0]).run
+    assert (run.entity, run.project, run.notes) == ("team", "mine", "why (and how)")
+    axes = {"arch=llama", "norm=rmsnorm", "block=prenorm", "position=rope", "ffn=swiglu", "attention=mha", "size=pico"}
+    assert {*run.tags} >= {*axes, "model.position.theta=20000", "draft", "7"}
+    assert not any("data" in tag for tag in run.tags)
+
+
+def test_the_model_s_files_are_an_artifact_on_request_that_is_a_run_again(
+    swept: Ran, finished: Ran, tmp_path: Path
+) -> None:
+    assert OfflineRun(finished.run).artifacts == {}
+    folder = runs_of(swept)[0]
+    ((name, files),) = OfflineRun(folder).artifacts.items()
+    assert name == f"model/model-{(folder / 'wandb_id').read_text()}"
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes((folder / file).read_bytes())
+    downloaded, trained = load(tmp_path), load(folder)
+    assert identical(downloaded.model.state_dict(), trained.model.state_dict())
+    assert read_record(tmp_path).status == "done"
+
+
+def test_a_tag_is_cut_to_what_w_and_b_takes() -> None:
+    long = f"model.attention.{'x' * 60}=1"
+    assert run_tags(replace(planned("size=pico"), overrides=[long]))[-1] == long[:64]
 
 
 def test_runs_of_one_process_do_not_merge(swept: Ran) -> None:
-    (arm,) = (swept.cwd / "runs" / "llama").iterdir()
-    for seed in (1, 2):
-        folder = arm / f"seed={seed}"
+    for folder, theta in zip(runs_of(swept), (20000, 30000), strict=True):
         run = OfflineRun(folder)
         assert run.finished
-        assert run.config["seed"] == seed
+        assert run.config["model"]["position"]["theta"] == theta
         assert metrics_of(run.history) == metrics_of(rows(folder))
 
 
@@ -211,3 +285,36 @@ def test_tensorboard_shows_the_metrics_over_tokens(ran: str, request: pytest.Fix
         shown = [(event.step, event.value) for event in events.Scalars(name)]
         assert [step for step, _ in shown] == [tokens for tokens, _ in expected]
         assert [value for _, value in shown] == pytest.approx([value for _, value in expected])
+
+
+# Trackio
+
+
+def trackio_rows(database: Path) -> tuple[set[str], list[tuple[int, dict[str, float]]]]:
+    """What Trackio's database holds: the names of its runs, and the step and metrics of every row."""
+    with closing(sqlite3.connect(database)) as connection:
+        found = list(connection.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id"))
+    return {name for name, _, _ in found}, [(step, json.loads(metrics)) for _, step, metrics in found]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("trackio") is None, reason="needs the extra trackio")
+def test_trackio_holds_a_killed_run_once_with_every_row_at_its_tokens(
+    tiny: list[str], run_train: RunTrain, tmp_path: Path
+) -> None:
+    settings = (*tiny, "logger=trackio", "logger.tensorboard=false", "train.checkpoint_every=7", "train.log_every=3")
+    settings = (*settings, "logger.project=mine", "arm=judged", "train.tokens=10000")
+    database = tmp_path / "trackio"
+    for step in (17, -1):
+        ran = run_train(*settings, cwd=tmp_path, script=killed_after(step, tmp_path), TRACKIO_DIR=str(database))
+    assert ran.code == 0, ran.err
+    names, logged = trackio_rows(database / "mine.db")
+    assert names == {"judged/seed=1"}
+    assert [metrics for _, metrics in logged] == [{k: v for k, v in r.items() if k != "step"} for r in rows(ran.run)]
+    assert all(step == metrics["tokens"] for step, metrics in logged)
+
+
+def test_trackio_that_is_not_installed_is_told_with_its_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_lab.training.logger_check.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"needs Trackio; pip install 'llama-lab\[trackio\]'"):
+        load_config(["logger=trackio"])

@@ -19,6 +19,7 @@ from llama_lab.display import LogDisplay, quiet_libraries
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Facts
+from llama_lab.training.loggers import open_loggers
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import Monitor
 from llama_lab.training.run import Outcome, Run, check_folder, new_run
@@ -46,8 +47,11 @@ class Pieces:
     def fit(self) -> Outcome:
         """Train as `train` does, from the folder's checkpoint if there is one, without a summary and a sample."""
         quiet_libraries()
-        with session(self.run, Facts(), self.dataset.tokenizer) as checkpoint:
-            return fit(self.run, self.module, self.data, self.monitor, checkpoint, Facts())
+        with (
+            session(self.run, Facts(), self.dataset.tokenizer) as checkpoint,
+            open_loggers(self.run, checkpoint, Facts()) as loggers,
+        ):
+            return fit(self.run, self.module, self.data, self.monitor, checkpoint, loggers)
 
     @property
     def rows(self) -> list[dict[str, float]]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from llama_lab.config.trust import Trust
 from llama_lab.errors import ConfigError, suggestion
-from llama_lab.runs.record import Record, is_run, read_record
+from llama_lab.runs.naming import short_names
+from llama_lab.runs.record import Record, every_run, is_run, read_record
 from llama_lab.study.settings import RATE
 from llama_lab.study.study import FILE, Arm, Member, Study
 
@@ -37,32 +38,41 @@ def compare(
         from .export import check_export, write_export  # matplotlib takes a second to import
 
         check_export(export, overwrite)
-    alone = len(paths) == 1 and (paths[0] / FILE).exists() and not group_by
     folder = paths[0]
-    if not alone or (baseline, out, title) != (None, None, None):
-        study = Study.load(paths[0]) if alone else combine(paths, group_by)
-        names = [arm.name for arm in study.arms]
-        if baseline is not None and baseline not in names:
-            options = f"no such arm{suggestion(baseline, names)}; choose {' | '.join(names)}"
-            raise ConfigError(f"--baseline {baseline}: {options}")
+    if not is_study(paths, group_by) or (baseline, out, title) != (None, None, None):
+        study = compared(paths, group_by, baseline, title)
         folder = out or Path("comparison")
         if (folder / FILE).exists() and not Study.load(folder).command.startswith(COMMAND):
             raise ConfigError(f"--out {folder}: holds a study, which the comparison would replace; name another folder")
         folder.mkdir(parents=True, exist_ok=True)
-        replace(
-            study,
-            arms=tuple(arm.below(paths[0].absolute()) for arm in study.arms),
-            baseline=baseline or study.baseline,
-            title=study.title if title is None else title,
-            command=shlex.join([COMMAND, *sys.argv[1:]]),
-        ).save(folder)
+        replace(study, command=shlex.join([COMMAND, *sys.argv[1:]])).save(folder)
     result = write_report(folder, trust)
     if export is not None:
         write_export(result, export, overwrite)
 
 
+def is_study(paths: Sequence[Path], group_by: Sequence[str]) -> bool:
+    """Whether this is a single study with its own arms."""
+    return len(paths) == 1 and (paths[0] / FILE).exists() and not group_by
+
+
+def compared(paths: Sequence[Path], group_by: Sequence[str], baseline: str | None, title: str | None = None) -> Study:
+    """The study of these runs, with absolute paths, against this baseline. Raises ConfigError; see `compare`."""
+    study = Study.load(paths[0]) if is_study(paths, group_by) else combine(paths, group_by)
+    names = [arm.name for arm in study.arms]
+    if baseline is not None and baseline not in names:
+        options = f"no such arm{suggestion(baseline, names)}; choose {' | '.join(names)}"
+        raise ConfigError(f"--baseline {baseline}: {options}")
+    return replace(
+        study,
+        arms=tuple(arm.below(paths[0].absolute()) for arm in study.arms),
+        baseline=baseline or study.baseline,
+        title=study.title if title is None else title,
+    )
+
+
 def combine(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
-    """A study with one arm per combination of values of `group_by`, or per run name and arm; the first is the baseline.
+    """A study with one arm per combination of values of `group_by`, or per arm of theirs; the first is the baseline.
 
     Raises ConfigError; see `compare`.
     """
@@ -72,12 +82,12 @@ def combine(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
     records = [read_record(run) for runs in found.values() for run in runs]
     groups: dict[str, list[Record]] = {}
     axes: dict[str, dict[str, str]] = {}
-    for record in records:
+    for record, label in zip(records, short_names(records), strict=True):
         known = {**record.config, **record.environment.choices}
         if unknown := [key for key in group_by if key not in known]:
             key = unknown[0]
             raise ConfigError(f"--group-by {key}: {record.path} has no such setting{suggestion(key, known)}")
-        levels = {key: str(known[key]) for key in group_by} or {"arm": f"{record.environment.name}/{record.arm}"}
+        levels = {key: str(known[key]) for key in group_by} or {"arm": label}
         name = ", ".join(f"{key}={value}" for key, value in levels.items()) if group_by else levels["arm"]
         groups.setdefault(name, []).append(record)
         axes[name] = levels
@@ -92,7 +102,7 @@ def runs_below(path: Path) -> list[Path]:
     if (path / FILE).exists():
         listed = [path / member.folder for arm in Study.load(path).arms for member in arm.judged]
         return [folder for folder in listed if is_run(folder)]
-    return sorted(file.parent for file in path.rglob("status.json") if is_run(file.parent))
+    return every_run(path)
 
 
 def arm_members(name: str, records: Sequence[Record]) -> tuple[Member, ...]:

@@ -44,13 +44,18 @@ class Chart:
     wide: bool = False
 
     @property
-    def json(self) -> Markup:
-        """The figure for Plotly.js, safe inside a script element."""
+    def opened(self) -> go.Figure:
+        """The figure as it opens, with the lines that are hidden at first switched off."""
         hidden = self.hidden
         for trace in self.figure.data:
             if trace.meta and trace.meta["arm"] in hidden:
                 trace.visible = False
-        return Markup(self.figure.to_json())
+        return self.figure
+
+    @property
+    def json(self) -> Markup:
+        """The figure for Plotly.js, safe inside a script element."""
+        return Markup(self.opened.to_json())
 
     @property
     def legend(self) -> dict[str, charts.Style]:
@@ -96,6 +101,11 @@ class Section:
 
 def write_page(result: Result, path: Path) -> None:
     """Write the report of a study, with links to the files of BESIDE that exist in its folder."""
+    path.write_text(page(result, [name for name in BESIDE if (path.parent / name).exists()]), encoding="utf-8")
+
+
+def page(result: Result, files: Sequence[str] = ()) -> str:
+    """The report of a study as HTML, with links to these files beside it."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -112,14 +122,19 @@ def write_page(result: Result, path: Path) -> None:
         listed if len(seeds) <= MOST_SEEDS else fmt.count(len(seeds), "seed"),
         MATCHES.get(study.match, "matching not recorded"),
     )
-    page = environment.get_template(TEMPLATE).render(
+    return environment.get_template(TEMPLATE).render(
         result=result,
         facts=" · ".join(facts),
-        files=[name for name in BESIDE if (path.parent / name).exists()],
+        files=files,
         sections=_sections(result),
         plotly_js=Markup(get_plotlyjs()),
     )
-    path.write_text(page, encoding="utf-8")
+
+
+def figures(result: Result) -> dict[str, go.Figure]:
+    """The page's charts by title, as they open, each with a legend of Plotly's if it has one on the page."""
+    found = [chart for section in _sections(result) for chart in section.charts]
+    return {one.figure.layout.title.text: one.opened.update_layout(showlegend=bool(one.legend)) for one in found}
 
 
 def _sections(result: Result) -> list[Section]:

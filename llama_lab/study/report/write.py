@@ -8,7 +8,7 @@ from llama_lab.config.trust import Trust
 from llama_lab.study.study import SUMMARY, Study
 
 from .analysis import analyse
-from .page import write_page
+from .page import figures, write_page
 from .result import Result
 from .summary import print_table, summary_rows, write_summary_csv
 
@@ -29,14 +29,15 @@ def write_report(folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008,
 
 
 def log_report(result: Result, folder: Path, logger: DictConfig) -> None:
-    """Log the table of arms and the page as a W&B run with job_type "report", in the group of the study's runs."""
+    """Log the table of arms, the charts and the page as a W&B run with job_type "report", in the group of the runs."""
     import wandb
 
-    from llama_lab.training.loggers import start_wandb
+    from llama_lab.training.wandb_run import finish_wandb, start_wandb
 
     study = result.study
-    run = start_wandb(folder, logger.wandb_project, "report", study.name, [study.design], {}, job_type="report")
+    run = start_wandb(folder, logger, "report", study.name, [study.design], {}, job_type="report")
     rows = summary_rows(result)
     table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
-    run.log({"arms": table, "report": wandb.Html((folder / PAGE).read_text(encoding="utf-8"))})
-    run.finish()
+    charts = {f"figures/{title}": wandb.Plotly(figure) for title, figure in figures(result).items()}
+    run.log({"arms": table, "report": wandb.Html((folder / PAGE).read_text(encoding="utf-8")), **charts})
+    finish_wandb(run)

@@ -2,7 +2,6 @@
 
 import math
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from llama_lab import formatting as fmt
 from llama_lab.study.report import charts
@@ -20,25 +19,11 @@ from llama_lab.study.report.result import Comparison, Front, Reach, Result
 from llama_lab.study.statistics import Estimate, PairedDifference
 from llama_lab.study.study import Arm, Study
 from tests.study import results
+from tests.study.browser import in_browser
 from tests.study.synthetic import plant_end, remove_run, run_folder, write_study
 
-CHROMIUM = shutil.which("chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-FLAGS += ["--disable-sync", "--no-first-run", "--disable-quic"]
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='hacked=1'>\"&amp;%{x}</title>"
 NUMBER = re.compile(r"\d[.\d]\d?")
-
-browsing = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH; no browser is downloaded"),
-]
-
-
-def in_browser(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test that needs a browser."""
-    for mark in browsing:
-        test = mark(test)
-    return test
 
 
 @dataclass
@@ -81,14 +66,6 @@ class Opened:
             }}""",
             self.figure(title),
         )
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 Open = Callable[..., Opened]

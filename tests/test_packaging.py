@@ -1,5 +1,6 @@
 """The wheel: it carries the configs, and its command works far from any checkout."""
 
+import json
 import os
 import re
 import shutil
@@ -174,10 +175,18 @@ def test_a_second_project_imports_weights_studies_its_component_and_uses_the_lib
     trained = run(installed, *mine, *overrides, cwd=tmp_path, environment=environment)
     assert (trained.code, trained.err) == (0, "")
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=40, **sizes)).save_pretrained(tmp_path / "theirs")
+    LlamaForCausalLM(LlamaConfig(vocab_size=257, **sizes)).save_pretrained(tmp_path / "theirs")
+    shutil.copy(trained.cwd / "runs/ours/llama2/seed=1/tokenizer.json", tmp_path / "theirs")
     convert = ("llama-lab-convert", "import", "theirs", "imported")
     imported = run(installed, *convert, cwd=tmp_path, environment=environment)
     assert imported.code == 0, imported.err
+    theirs = OmegaConf.to_container(OmegaConf.load(tmp_path / "imported" / "overrides.yaml"))
+    warm = ("init_from=imported", "tokenizer=hf", "tokenizer.path=imported", "norm=mine", "name=warm")
+    overrides = last_of_each([*tiny, *theirs, *warm, "model.max_seq_len=32", "train.tokens=2560"])
+    started = run(installed, *mine, *overrides, cwd=tmp_path, environment=environment)
+    assert (started.code, started.err) == (0, "")
+    (start,) = (tmp_path / "runs" / "warm").rglob("warm_start.json")
+    assert "embedding.tokens.weight" in json.loads(start.read_text())["taken"]
     used = subprocess.run(
         [sys.executable, "-c", LIBRARY],
         cwd=tmp_path,

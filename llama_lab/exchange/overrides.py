@@ -29,7 +29,7 @@ def overrides_of(settings: Settings) -> list[str]:
         chosen[group] = min(found, key=lambda option: (keys_to_set[option], len(option)))
         nodes.append(found[chosen[group]])
     ours = composed(nodes, settings)
-    keys = [key for key in (*SIZES, *settings) if key in SIZES or not equal(ours.get(key), settings[key])]
+    keys = [*SIZES, *(key for key in settings if key not in SIZES and not equal(ours.get(key), settings[key]))]
     choices = [f"{group}={option}" for group, option in chosen.items()]
     return choices + [f"model.{key}={shown(settings[key])}" for key in keys]
 

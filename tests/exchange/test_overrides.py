@@ -28,6 +28,7 @@ def test_the_overrides_of_an_import_compose_the_same_model(case: str, tmp_path: 
     import_model(str(tmp_path / "theirs"), tmp_path / "ours")
     overrides = list(OmegaConf.load(tmp_path / "ours" / "overrides.yaml"))
     assert set(EXPECTED[case]) <= {*overrides}
+    assert len({*overrides}) == len(overrides), "a key is set twice"
     composed = flat_settings(OmegaConf.to_container(compose_config(*overrides).model, resolve=True))
     wanted = settings_of(load(tmp_path / "ours"))
     assert composed.keys() == wanted.keys()

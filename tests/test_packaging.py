@@ -181,11 +181,11 @@ def test_a_second_project_imports_weights_studies_its_component_and_uses_the_lib
     imported = run(installed, *convert, cwd=tmp_path, environment=environment)
     assert imported.code == 0, imported.err
     theirs = OmegaConf.to_container(OmegaConf.load(tmp_path / "imported" / "overrides.yaml"))
-    warm = ("init_from=imported", "tokenizer=hf", "tokenizer.path=imported", "norm=mine", "name=warm")
+    warm = ("init_from=imported", "tokenizer=hf", "tokenizer.path=imported", "norm=mine", "runs_dir=warm")
     overrides = last_of_each([*tiny, *theirs, *warm, "model.max_seq_len=32", "train.tokens=2560"])
     started = run(installed, *mine, *overrides, cwd=tmp_path, environment=environment)
     assert (started.code, started.err) == (0, "")
-    (start,) = (tmp_path / "runs" / "warm").rglob("warm_start.json")
+    (start,) = (tmp_path / "warm").rglob("warm_start.json")
     assert "embedding.tokens.weight" in json.loads(start.read_text())["taken"]
     used = subprocess.run(
         [sys.executable, "-c", LIBRARY],

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from llama_lab.config.components import build, model_cost
 from llama_lab.data.module import micro_batches_per_step, multiples_around
+from llama_lab.data.open import is_probe, open_probe
 from llama_lab.devices import gpus as devices
 from llama_lab.devices.gpus import Device
 from llama_lab.devices.hardware import check_strategy, choose_precision
@@ -299,6 +300,8 @@ def expected_vocabulary(cfg: DictConfig) -> tuple[int, str]:
     if cfg.model.vocab_size is not None:
         return cfg.model.vocab_size, "model.vocab_size"
     tokenizer = build(cfg.tokenizer, "tokenizer")
+    if is_probe(cfg):
+        return open_probe(cfg, tokenizer).index.vocab_size, "data"
     if tokenizer.vocabulary_from == "nothing":
         return tokenizer.train(iter(())).vocab_size, "tokenizer"
     if "vocab_size" not in cfg.tokenizer:

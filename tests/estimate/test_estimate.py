@@ -435,7 +435,11 @@ def test_an_estimate_says_what_it_recomputes(command: Command) -> None:
 
 @pytest.mark.parametrize(
     ("overrides", "told"),
-    [(["tokenizer=byte"], "257 ids (tokenizer)"), (["tokenizer.vocab_size=500"], "500 ids (tokenizer.vocab_size)")],
+    [
+        (["tokenizer=byte"], "257 ids (tokenizer)"),
+        (["tokenizer.vocab_size=500"], "500 ids (tokenizer.vocab_size)"),
+        (["data=copy", "data.symbols=20"], "23 ids (data)"),
+    ],
 )
 def test_the_vocabulary_that_is_assumed_is_told(overrides: list[str], told: str, command: Command) -> None:
     assert told in command(*ESTIMATE, *overrides).out

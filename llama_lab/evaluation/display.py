@@ -1,5 +1,6 @@
 """What an evaluation found, as tables for a terminal of 80 columns."""
 
+import math
 from pathlib import Path
 from statistics import median
 
@@ -49,7 +50,8 @@ def lengths(found: Evaluation) -> Table:
         if entry.loss is None:
             missing.setdefault(entry.note.removeprefix("cannot: "), []).append(f"{entry.length:,}")
         else:
-            numbers = [f"{x:.4f}" for x in (entry.loss, quarter_mean(entry, 0), quarter_mean(entry, QUARTER - 1))]
+            means = (entry.loss, quarter_mean(entry, 0), quarter_mean(entry, QUARTER - 1))
+            numbers = ["-" if math.isnan(x) else f"{x:.4f}" for x in means]
             numbers += [] if entry.accuracy is None else [f"{entry.accuracy:.2%}"]
         table.add_row(f"{entry.length:,}", f"{entry.length / found.lengths[0].length:.4g}x", *numbers)
     table.caption = "\n".join(f"cannot at {', '.join(lengths)}: {why}" for why, lengths in missing.items()) or None
@@ -57,7 +59,7 @@ def lengths(found: Evaluation) -> Table:
 
 
 def quarter_mean(entry: LengthLoss, quarter: int) -> float:
-    """The mean loss over a quarter of the positions."""
+    """The mean loss over a quarter of the positions; NaN where nothing is predicted there."""
     low, high = (entry.length * q / QUARTER for q in (quarter, quarter + 1))
     buckets = zip(entry.positions, entry.losses, entry.tokens, strict=True)
     inside = [(loss, tokens) for position, loss, tokens in buckets if low <= position < high]

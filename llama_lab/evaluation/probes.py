@@ -14,6 +14,8 @@ def answers_text(model: Decoder, dataset: ProbeDataset, length: int, sampling: S
 
     A wrong one is followed by the right one: `k3 v1 k7 v4 k3 v1 k7 v9(v4)`. `model` should be in evaluation mode.
     """
+    if length == 0:
+        return ""
     inputs, targets = (torch.from_numpy(side)[:length] for side in dataset.val_windows(model.max_seq_len)[0])
     logits = model(inputs[None].to(model.embedding.tokens.weight.device))[0].float()
     guesses = sampling.draw(logits, [parameter_generator(seed, "answers")] * len(logits)).tolist()

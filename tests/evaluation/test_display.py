@@ -120,6 +120,12 @@ def test_a_loss_too_large_for_a_perplexity_has_none(printed: Callable[[Found], l
     assert ["perplexity", "-"] in cells(printed(everything(SMALL) | {"val/perplexity": None}))
 
 
+def test_a_quarter_in_which_nothing_is_predicted_has_no_loss(printed: Callable[[Found], list[str]]) -> None:
+    late = {"length": 8, "loss": 3.0, "positions": [6.0, 7.0], "losses": [3.0, 3.0], "tokens": [9, 9], "note": ""}
+    (row,) = (line.split() for line in printed(everything(SMALL) | {"lengths": [late]}) if " 1x " in line)
+    assert row == ["8", "1x", "3.0000", "-", "3.0000"]
+
+
 def test_a_sample_does_not_steer_the_terminal(printed: Callable[[Found], list[str]]) -> None:
     text = "\n".join(printed(everything(SMALL)))
     assert "\x1b" not in text

@@ -11,6 +11,8 @@ import torch
 from llama_lab.data import IGNORE
 from llama_lab.data.open import open_dataset
 from llama_lab.evaluation.load import load_run
+from llama_lab.evaluation.probes import answers_text
+from llama_lab.model import Sampling
 from llama_lab.runs.record import read_record
 from llama_lab.runs.stored import Summary
 from llama_lab.study.report import methods
@@ -66,6 +68,11 @@ def test_a_sample_shows_every_answer_and_the_right_one_beside_a_wrong_one(run: P
     assert len(shown) == 32
     assert [symbol.partition("(")[0] for symbol in shown[:17]] == [f"s{i}" for i in inputs[1:18]]
     assert all(symbol.endswith((f"s{t})", f"s{t}")) for symbol, t in zip(shown[17:], targets[17:], strict=True))
+
+
+def test_a_sample_of_no_symbols_is_empty(run: Path) -> None:
+    loaded = load_run(run)
+    assert answers_text(loaded.model, open_dataset(loaded.cfg), 0, Sampling(temperature=0), seed=1) == ""
 
 
 def test_a_stopped_run_goes_on_to_the_same_last_bit(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,9 @@ def exact_shares(mix: Any) -> dict[str, Fraction]:
             raise ConfigError(
                 f"data.mix.{name}={share}: a share is above 0 and at most 1; leave a part without one out"
             )
-        shares[str(name)] = Fraction(share).limit_denominator(LARGEST_DENOMINATOR)
+        shares[str(name)] = fraction = Fraction(share).limit_denominator(LARGEST_DENOMINATOR)
+        if fraction == 0:
+            raise ConfigError(f"data.mix.{name}={share}: is 0 once rounded to four decimals; raise it, or leave it out")
     total = sum(mix.values())
     if sum(shares.values()) != 1:
         raise ConfigError(
@@ -77,6 +79,8 @@ def _part(name: str, settings: str) -> str:
                 f"{', '.join(known)}, or name one of them, data.parts={{{name}: {{data: text, files: [a.txt]}}}}"
             )
         data = hydra.compose("config", overrides=[f"data={option}"]).data
+        if "source" not in data:
+            raise ConfigError(f"data.mix.{name}: {option} is a probe, and only text can be mixed; leave it out")
         possible = [str(setting) for setting in data if setting not in (*OF_THE_MIX, "source")]
         for setting, value in own.items():
             if setting not in possible:

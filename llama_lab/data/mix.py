@@ -22,6 +22,7 @@ from llama_lab.data.tokens import TokenArray, TokenDataset, check_val_tokens, lo
 from llama_lab.data.windows import Ids, ValWindows, Windows, count_train_windows
 from llama_lab.errors import ConfigError
 from llama_lab.files import report_disk_errors
+from llama_lab.formatting import conjoin
 
 Order = npt.NDArray[np.intp]
 """The part of each window of a period: `(windows,)`."""
@@ -117,6 +118,16 @@ class MixedDataset(TokenDataset):
                 part.require_train_windows(seq_len, ceil(self.shares[name] * batch_size))
             except ConfigError as error:
                 raise ConfigError(f"data.mix.{name}: {error}") from None
+
+    def require_val_window(self, seq_len: int) -> None:
+        """Raise ConfigError unless the parts' validation texts have a window of `seq_len` tokens together."""
+        if (val_tokens := self.index.val.tokens) < seq_len:
+            whole = [name for name, part in self.parts.items() if not part.index.unread]  # these bound the others
+            remedy = f"add text to {conjoin(whole)}" if whole else "raise data.val_tokens"
+            raise ConfigError(
+                f"model.max_seq_len={seq_len}: the validation texts have {val_tokens} tokens in the shares of data.mix "
+                f"and one window needs {seq_len}; {remedy} or lower model.max_seq_len"
+            )
 
 
 def _joint_index(parts: Mapping[str, TokenDataset], shares: Mapping[str, Fraction]) -> Index:

@@ -135,6 +135,17 @@ def test_validation_has_the_shares_and_every_token_once_in_all_and_in_its_part(t
     assert of_parts == [part.val[1:].tolist() for part in data.parts.values()]
 
 
+@pytest.mark.parametrize(("val_tokens", "remedy"), [(None, "add text to part2"), (600, "raise data.val_tokens")])
+def test_too_little_held_out_text_for_a_window_names_what_bounds_it(
+    val_tokens: int | None, remedy: str, tmp_path: Path
+) -> None:
+    data = mixture(tmp_path, val_tokens=val_tokens)
+    longest = data.index.val.tokens
+    data.require_val_window(longest)
+    with pytest.raises(ConfigError, match=rf"^model\.max_seq_len={longest + 1}: .*; {remedy} or lower"):
+        data.require_val_window(longest + 1)
+
+
 def test_a_part_with_little_held_out_text_bounds_the_others(tmp_path: Path) -> None:
     data = mixture(tmp_path, val_tokens=None)
     tokens = {name: part.index.val.tokens for name, part in data.parts.items()}
@@ -241,6 +252,8 @@ def test_a_mixture_goes_on_exactly(mixed: list[str], tmp_path: Path) -> None:
         ),
         ("data.mix={stdlib: 1.2, text: -0.2}", "data.mix.stdlib=1.2: a share is above 0 and at most 1"),
         ("data.mix={stdlib: 1, text: 0}", "data.mix.text=0: a share is above 0 and at most 1"),
+        ("data.mix={stdlib: 0.999999, text: 1e-6}", "data.mix.text=1e-06: is 0 once rounded to four decimals"),
+        ("data.mix={stdlib: 0.5, copy: 0.5}", "data.mix.copy: copy is a probe, and only text can be mixed"),
         (
             "data.mix={stdlib: 0.7, shakespear: 0.3}",
             "shakespear is no data that can be mixed (did you mean shakespeare?)",

@@ -595,6 +595,11 @@ def test_a_wrong_key_beside_an_option_of_the_user_s_own_is_reported(command: Com
     assert ran.err.startswith("error: model.dmi=3: no such key (did you mean model.dim?); ")
 
 
+def test_a_tokenizer_from_elsewhere_without_a_path_gets_an_example(command: Command) -> None:
+    ran = command("tokenizer=hf")
+    assert (ran.code, ran.err) == (2, "error: tokenizer.path=???: needs a value, such as tokenizer.path=gpt2\n")
+
+
 def test_data_text_without_files_gets_an_example(command: Command) -> None:
     ran = command("data=text")
     assert (ran.code, ran.err) == (2, "error: data.files=???: needs a value, such as data.files=[book.txt]\n")

@@ -148,6 +148,8 @@ def check_complete(cfg: DictConfig) -> None:
     except (MissingMandatoryValue, InterpolationResolutionError) as error:
         message = str(error).splitlines()[0]
         if missing := re.search(r"Missing mandatory value: (\S+)", message):
-            example = EXAMPLES.get(missing[1])  # ??? means the same wherever it is typed
-            raise ConfigError(f"{missing[1]}=???: needs a value{f', such as {example}' if example else ''}") from None
+            # The message has the whole key of a value that another one reads, and else the end of it.
+            key = str(error.full_key) if isinstance(error, MissingMandatoryValue) else missing[1]
+            example = EXAMPLES.get(key)  # ??? means the same wherever it is typed
+            raise ConfigError(f"{key}=???: needs a value{f', such as {example}' if example else ''}") from None
         raise ConfigError(message.rpartition("resolving interpolation: ")[2]) from None  # a resolver's, wrapped

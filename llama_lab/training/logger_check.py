@@ -12,7 +12,10 @@ from omegaconf import DictConfig
 
 from llama_lab.errors import ConfigError
 
-MODES = ("auto", "online", "offline")  # of W&B
+MODES: tuple[str, ...] = ("auto", "online", "offline")  # of W&B
+WANDB_MODES = ("online", "offline", "disabled", "dryrun", "run", "shared")  # that W&B reads from the environment
+NOT_IN_PROJECTS = r"/\#?%:"  # W&B's rule
+KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")  # with one of them set, it does not ask
 LONGEST_TAG = 64  # W&B's limit
 OF_WANDB = ("mode", "entity", "tags", "notes", "artifacts")  # settings
 
@@ -25,7 +28,9 @@ def check_logger(logger: DictConfig, defaults: Mapping[str, Any]) -> None:
             raise ConfigError(f"logger.{key}={logger[key]}: is for W&B; add logger.wandb=true, or leave it out")
     if refused := [str(tag) for tag in logger.tags if not 0 < len(str(tag)) <= LONGEST_TAG]:
         raise ConfigError(f"logger.tags=[{refused[0]}]: W&B takes tags of 1 to {LONGEST_TAG} letters; choose another")
-    if logger.wandb and logger.mode != "auto":
+    if logger.wandb and set(logger.project) & set(NOT_IN_PROJECTS):
+        raise ConfigError(f"logger.project={logger.project}: W&B takes none of {NOT_IN_PROJECTS} there; choose another")
+    if logger.wandb and (logger.mode != "auto" or os.environ.get("WANDB_MODE")):
         wandb_mode(logger.mode)
     if logger.trackio and find_spec("trackio") is None:
         raise ConfigError("logger.trackio=true: needs Trackio; pip install 'llama-lab[trackio]'")
@@ -36,18 +41,17 @@ def wandb_mode(asked: str = "auto") -> str:
 
     Raises ConfigError for another one, and for online without a key, where W&B would ask for it.
     """
-    if asked not in MODES:
-        raise ConfigError(
-            f"logger.mode={asked}: unknown; choose {' | '.join(MODES)}, or turn W&B off, logger.wandb=false"
-        )
-    has_key = bool(os.environ.get("WANDB_API_KEY")) or _has_netrc_entry()
-    if asked == "auto":
-        return os.environ.get("WANDB_MODE") or ("online" if has_key else "offline")
-    if asked == "online" and not has_key:
-        raise ConfigError(
-            "logger.mode=online: needs W&B's key; run `wandb login`, set WANDB_API_KEY, or choose offline"
-        )
-    return asked
+    setting, mode, known = "logger.mode", asked, MODES
+    if asked == "auto" and (from_environment := os.environ.get("WANDB_MODE")):
+        setting, mode, known = "WANDB_MODE", from_environment, WANDB_MODES
+    if mode not in known:
+        raise ConfigError(f"{setting}={mode}: unknown; choose {' | '.join(known)}, or turn W&B off, logger.wandb=false")
+    if mode not in ("auto", "online"):
+        return mode
+    has_key = any(map(os.environ.get, KEYS)) or _has_netrc_entry()
+    if mode == "online" and not has_key:
+        raise ConfigError(f"{setting}=online: needs W&B's key; run `wandb login`, set WANDB_API_KEY, or choose offline")
+    return "online" if has_key else "offline"
 
 
 def _has_netrc_entry() -> bool:

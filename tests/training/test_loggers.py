@@ -43,8 +43,9 @@ def test_with_a_key_in_the_environment_it_is_online(monkeypatch: pytest.MonkeyPa
     assert wandb_mode() == "online"
 
 
-@pytest.mark.parametrize("mode", ["online", "offline", "disabled"])
-@pytest.mark.parametrize("key", ["", "k" * 40])
+@pytest.mark.parametrize(
+    ("mode", "key"), [("online", "k" * 40), *((m, k) for m in ("offline", "disabled") for k in ("", "k"))]
+)
 def test_wandb_mode_has_the_last_word(mode: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", mode)
     monkeypatch.setenv("WANDB_API_KEY", key)
@@ -63,6 +64,18 @@ def test_online_without_a_key_is_refused_since_w_and_b_would_ask() -> None:
         wandb_mode("online")
 
 
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    {"online": "WANDB_MODE=online: needs W&B's key; ", "onlin": "WANDB_MODE=onlin: unknown; "}.items(),
+)
+def test_a_mode_of_the_environment_that_cannot_be_is_refused_too(
+    mode: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", mode)
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        load_config(["logger=wandb"])
+
+
 OFF = {
     "logger=none logger.entity=me": "logger.entity=me: is for W&B; add logger.wandb=true, or leave it out",
     "logger=tensorboard logger.tags=[a]": r"logger.tags=\['a'\]: is for W&B; ",
@@ -71,6 +84,7 @@ OFF = {
     "logger=none logger.artifacts=true": "logger.artifacts=True: is for W&B; ",
     "logger=none logger.project=mine": "logger.project=mine: is for W&B; ",
     "logger=wandb logger.mode=later": "logger.mode=later: unknown; choose auto | online | offline",
+    "logger=wandb logger.project=mine/too": "logger.project=mine/too: W&B takes none of ",
     f"logger=wandb logger.tags=[{'x' * 65}]": r"logger.tags=\[x{65}\]: W&B takes tags of 1 to 64 letters",
     "logger=wandb logger.wandb_project=mine": "logger.wandb_project=mine: no such key any more; it is called ",
 }

@@ -199,13 +199,15 @@ def open_mixture(
     cache = Path(cache_dir).expanduser()
     shared = _shared_tokenizer(parts, tokenizer, cache, progress)
 
-    def opened(part: Part, total: float | None) -> TokenDataset:
+    def opened(part: Part, total: Fraction | None) -> TokenDataset:
         bound = None if total is None else max(1, floor(total * part.share))
         return TokenDataset.open_or_build(part.source, shared, part.val_fraction, cache, progress, bound)
 
-    datasets = {name: opened(part, val_tokens) for name, part in parts.items()}
-    whole = [d.index.val.tokens / float(parts[n].share) for n, d in datasets.items() if not d.index.unread]
-    total = min([*whole, *([] if val_tokens is None else [val_tokens])])
+    asked = None if val_tokens is None else Fraction(val_tokens)
+    datasets = {name: opened(part, asked) for name, part in parts.items()}
+    # Fractions, since a part that rounding puts above its own share would lose a document.
+    whole = [Fraction(d.index.val.tokens) / parts[n].share for n, d in datasets.items() if not d.index.unread]
+    total = min([*whole, *([] if asked is None else [asked])])
     for name, part in parts.items():
         if datasets[name].times:
             print_line(f"{name}: {datasets[name].describe_build()}")

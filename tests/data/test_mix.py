@@ -135,6 +135,14 @@ def test_validation_has_the_shares_and_every_token_once_in_all_and_in_its_part(t
     assert of_parts == [part.val[1:].tolist() for part in data.parts.values()]
 
 
+def test_a_part_that_bounds_the_others_keeps_all_its_held_out_text_whatever_its_share(tmp_path: Path) -> None:
+    data = mixture(tmp_path, ("0.4", "0.274", "0.326"), val_tokens=None)
+    part = data.parts["part2"]
+    tokens, share = part.index.val.tokens, 0.326
+    assert tokens / share * share < tokens, "floats round down"
+    assert part.index.unread == 0
+
+
 @pytest.mark.parametrize(("val_tokens", "remedy"), [(None, "add text to part2"), (600, "raise data.val_tokens")])
 def test_too_little_held_out_text_for_a_window_names_what_bounds_it(
     val_tokens: int | None, remedy: str, tmp_path: Path

@@ -30,20 +30,25 @@ def losses(found: Evaluation) -> Table:
     """The validation loss, as nats, perplexity and bits."""
     table, metrics = plain_table("Validation"), found.metrics
     if "val/loss" in metrics:
-        table.add_row("loss", f"{metrics['val/loss']:.4f} nats/token")
+        table.add_row("loss", f"{metrics['val/loss']:.4f} nats/{predicted(found)}")
         table.add_row("perplexity", f"{metrics['val/perplexity']:,.2f}" if "val/perplexity" in metrics else "-")
         table.add_row("bits per byte", f"{metrics['val/bits_per_byte']:.4f}")
         if "val/accuracy" in metrics:
             table.add_row("accuracy", f"{metrics['val/accuracy']:.2%}")
-        table.add_row("tokens", f"{metrics['val_tokens']:,}")
+        table.add_row(f"{predicted(found)}s", f"{metrics['val_tokens']:,}")
     return table
+
+
+def predicted(found: Evaluation) -> str:
+    """What a loss is the mean over: tokens, or the answers of a probe, which alone has an accuracy."""
+    return "answer" if "val/accuracy" in found.metrics else "token"
 
 
 def lengths(found: Evaluation) -> Table:
     """The loss at each context length, and at its first and last positions."""
     with_accuracy = any(entry.accuracy is not None for entry in found.lengths)
     columns = ("tokens", "trained", "loss", "first quarter", "last quarter", *(("accuracy",) if with_accuracy else ()))
-    table = plain_table("Loss by context length, nats/token", right=columns)
+    table = plain_table(f"Loss by context length, nats/{predicted(found)}", right=columns)
     missing: dict[str, list[str]] = {}
     for entry in found.lengths:
         numbers = ["-"] * (len(columns) - 2)

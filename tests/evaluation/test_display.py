@@ -120,6 +120,11 @@ def test_a_loss_too_large_for_a_perplexity_has_none(printed: Callable[[Found], l
     assert ["perplexity", "-"] in cells(printed(everything(SMALL) | {"val/perplexity": None}))
 
 
+def test_the_loss_of_a_probe_is_that_of_its_answers(printed: Callable[[Found], list[str]]) -> None:
+    lines = [" ".join(line.split()) for line in printed(everything(SMALL) | {"val/accuracy": 0.25})]
+    assert {"loss 5.8750 nats/answer", "answers 113,567", "Loss by context length, nats/answer"} <= {*lines}
+
+
 def test_a_quarter_in_which_nothing_is_predicted_has_no_loss(printed: Callable[[Found], list[str]]) -> None:
     late = {"length": 8, "loss": 3.0, "positions": [6.0, 7.0], "losses": [3.0, 3.0], "tokens": [9, 9], "note": ""}
     (row,) = (line.split() for line in printed(everything(SMALL) | {"lengths": [late]}) if " 1x " in line)

@@ -141,6 +141,8 @@ class Search:
         self._n_jobs = self._batch_size()
         definition = [one for one in fixed if not belongs(override_key(one), ("name", *CHANGEABLE))]
         definition += [one.argument for one in space]
+        sampler = cfg.hydra.runtime.choices["hydra/sweeper/sampler"]  # of which each has its own order of trials
+        definition += [f"hydra/sweeper/sampler={sampler}", f"hydra.sweeper.seed={settings.seed}"]
         self._study = open_study(folder, settings, instantiate(cfg.hydra.sweeper.pruner), definition, cfg.overwrite)
         self._results = Results(self._study, folder, cfg, settings.metric, space, fixed)
         self._had: set[int] = set()  # trials of this command
@@ -221,7 +223,8 @@ class Search:
         try:
             run = composed_run(self._loader, self._cfg, overrides, self._site)
             known = len(self._study.trials[trial.number].intermediate_values)
-            planned = Planned(trial, run, Evaluations(trial, run.folder, self._settings.metric, known))
+            evaluations = Evaluations(trial, run.folder, self._settings.metric, known, self._cfg.overwrite)
+            planned = Planned(trial, run, evaluations)
             trial.set_user_attr(FOLDER, str(run.folder.path))
             check_folder(run)
         except FinishedRunError:

@@ -11,9 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import yaml
 
+from llama_lab.runs.folder import RunFolder
+from llama_lab.search.pruning import Evaluations
 from tests.conftest import TRAIN, Command, RunTrain, last_of_each
 from tests.launching.tasks import PATIENCE
 from tests.preloaded import PreloadedPython
@@ -103,6 +106,21 @@ def test_a_search_of_which_all_trials_fail_is_an_error(command: Command, tiny: l
     assert ran.out.startswith("trials 0 and 1 (2 in all)\n"), "a trial for each slot"
     assert ran.err.startswith("error: no trial of runs/found finished: 2 failed; trial 1: model.n_heads=")
     assert ran.err.endswith("search other values, under another name=\n")
+
+
+def test_evaluations_of_a_run_that_is_overwritten_are_not_of_the_trial(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for name, anew, expected in (("going on", False, {1: 9.0}), ("anew", True, {})):
+        folder.metrics.write_text("step,val/loss\n1,9.0\n")
+        study = optuna.create_study(study_name=name)
+        evaluations = Evaluations(study.ask(), folder, "val/loss", 0, anew)
+        assert evaluations.report() == bool(expected)
+        assert study.trials[0].intermediate_values == expected
+    folder.metrics.unlink()
+    assert not evaluations.report()
+    folder.metrics.write_text("step,val/loss\n1,5.0\n")
+    assert evaluations.report()
+    assert study.trials[0].intermediate_values == {1: 5.0}
 
 
 @pytest.mark.slow
@@ -201,7 +219,11 @@ def test_a_search_can_be_kept_in_a_database(command: Command, tiny: list[str]) -
     for count, anew in ((2, False), (1, True)):
         ran = command(*wanted, f"hydra.sweeper.n_trials={count}", f"overwrite={anew}")
         assert f"finished: {count} failed" in ran.err
-    assert Path("search.db").exists()
+    elsewhere = command(*wanted, "hydra.sweeper.n_trials=1", "runs_dir=elsewhere")
+    assert "no trial of elsewhere/found finished: 1 failed" in elsewhere.err, "a search of its own"
+    for folder in ("runs/found", "elsewhere/found"):
+        study = optuna.load_study(study_name=str(Path(folder).absolute()), storage="sqlite:///search.db")
+        assert len(study.trials) == 1
 
 
 @pytest.mark.parametrize(
@@ -260,7 +282,8 @@ def test_a_search_needs_a_sweep_and_an_evaluation_is_none(
 
 def test_another_search_in_the_same_folder_is_refused(command: Command, tiny: list[str]) -> None:
     command(*tiny, *SEARCH, "model.n_heads=3", RATES, "hydra.sweeper.n_trials=1")
-    for other in ("train.tokens=4000", "hydra.sweeper.metric=val/bits_per_byte"):
+    others = ("train.tokens=4000", "hydra.sweeper.metric=val/bits_per_byte", "hydra/sweeper/sampler=qmc")
+    for other in (*others, "hydra.sweeper.seed=2"):
         ran = command(*tiny, *SEARCH, "model.n_heads=3", RATES, other, "hydra.sweeper.n_trials=1")
         assert ran.code == 2
         assert ran.err.startswith(f"error: {other}: the search in runs/found has ")

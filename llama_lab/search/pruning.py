@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 from optuna.trial import Trial
 
@@ -19,21 +18,17 @@ POLL_SECONDS = 0.5
 
 
 class Evaluations:
-    """The values of a metric that a trial's run has written.
+    """The values of a metric that a trial's run has written. known: how many of them Optuna has."""
 
-    known: how many of them Optuna has. anew: the run starts over, and what is in its folder now is not of the trial.
-    """
-
-    def __init__(self, trial: Trial, folder: RunFolder, metric: str, known: int, anew: bool) -> None:
+    def __init__(self, trial: Trial, folder: RunFolder, metric: str, known: int) -> None:
         self.trial = trial
         self.folder = folder
         self._metric = metric
         self._known = known
-        self._earlier = written_at(folder.metrics) if anew else None
 
     def report(self) -> bool:
         """Report the new values, the n-th as step n; whether there were any."""
-        if written_at(self.folder.metrics) in (None, self._earlier):
+        if not self.folder.metrics.exists():
             return False
         rows = read_metrics(self.folder.metrics)
         values = [row[self._metric] for row in rows if self._metric in row]
@@ -42,14 +37,6 @@ class Evaluations:
             self.trial.report(value, step)
         self._known += len(new)
         return bool(new)
-
-
-def written_at(file: Path) -> int | None:
-    """When a file was written, in nanoseconds; None without it."""
-    try:
-        return file.stat().st_mtime_ns
-    except FileNotFoundError:
-        return None
 
 
 @contextmanager

@@ -15,7 +15,6 @@ import optuna
 import pytest
 import yaml
 
-from llama_lab.runs.folder import RunFolder
 from llama_lab.search.pruning import Evaluations
 from tests.conftest import TRAIN, Command, RunTrain, last_of_each
 from tests.launching.tasks import PATIENCE
@@ -108,19 +107,25 @@ def test_a_search_of_which_all_trials_fail_is_an_error(command: Command, tiny: l
     assert ran.err.endswith("search other values, under another name=\n")
 
 
-def test_evaluations_of_a_run_that_is_overwritten_are_not_of_the_trial(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    for name, anew, expected in (("going on", False, {1: 9.0}), ("anew", True, {})):
-        folder.metrics.write_text("step,val/loss\n1,9.0\n")
-        study = optuna.create_study(study_name=name)
-        evaluations = Evaluations(study.ask(), folder, "val/loss", 0, anew)
-        assert evaluations.report() == bool(expected)
-        assert study.trials[0].intermediate_values == expected
-    folder.metrics.unlink()
-    assert not evaluations.report()
-    folder.metrics.write_text("step,val/loss\n1,5.0\n")
-    assert evaluations.report()
-    assert study.trials[0].intermediate_values == {1: 5.0}
+def test_a_search_that_starts_over_trains_each_of_its_runs_once_more(
+    command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = (*tiny, *SEARCH, *SHORT, NORMS, "hydra.sweeper.n_trials=3")  # of two norms
+    command(*wanted)
+    (run, *_) = {trial["folder"] for trial in trials(Path())}
+    (Path(run) / "mine").touch()
+    reported = []
+    report = Evaluations.report
+    monkeypatch.setattr(
+        Evaluations, "report", lambda self: reported.append((self.folder.path / "mine").exists()) or report(self)
+    )
+    ran = command(*wanted, "overwrite=true")
+    assert (ran.code, ran.err) == (0, "")
+    assert not any(reported), "no evaluation of an earlier run is the trial's"
+    assert not (Path(run) / "mine").exists()
+    assert len(trials(Path())) == 3
+    assert ran.out.count("everything is in") == len({trial["folder"] for trial in trials(Path())})
+    assert "overwrite" not in ran.out.splitlines()[-1], "the best as a command must not delete it"
 
 
 @pytest.mark.slow

@@ -155,7 +155,7 @@ def test_a_run_that_goes_on_needs_its_source_no_more(
     assert [row["step"] for row in rows(run.folder.path)] == [row["step"] for row in rows(whole)]
     assert Environment.load(run.folder.path).init_hash == Environment.load(whole).init_hash
     assert "of the parameters" not in capsys.readouterr().out, "it took nothing now"
-    with pytest.raises(ConfigError, match="is no folder; name a run|has no checkpoint"):
+    with pytest.raises(ConfigError, match=r"is no folder; name a run|has no checkpoint"):
         train(planned(*settings, "seed=2"))
 
 

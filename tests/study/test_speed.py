@@ -58,7 +58,7 @@ def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
     order: list[str] = []
     training = measure.training_speed
 
-    def noted(job: measure.Run, *rest: measure.TokenDataset) -> float:
+    def noted(job: measure.Run, *rest: measure.Dataset) -> float:
         order.append(job.cfg.arm)
         return training(job, *rest)
 

@@ -138,22 +138,25 @@ def count(loaded: Loaded) -> str:
 
 @contextmanager
 def building(dest: Path) -> Iterator[Path]:
-    """Yield a folder to write to, which becomes `dest` at the end, or is deleted after an exception.
+    """Yield a folder to write to, whose files move to `dest` at the end, or are deleted after an exception.
 
     Raises ConfigError if there is something at `dest` already.
     """
-    if dest.is_file() or (dest.is_dir() and any(dest.iterdir())):
+    if blocked := next((path for path in (dest, *dest.parents) if path.is_file()), None):
+        raise ConfigError(f"{dest}: {blocked} is a file; choose a folder")
+    existed = dest.is_dir()
+    if existed and any(dest.iterdir()):
         raise ConfigError(f"{dest}: exists already; choose another folder, or delete it")
-    fresh = dest.with_name(f"{dest.name}.tmp")
-    discard(fresh)
+    fresh = dest / ".unfinished"
     fresh.mkdir(parents=True)
     try:
         yield fresh
     except BaseException:
-        discard(fresh)
+        discard(fresh if existed else dest)
         raise
-    discard(dest)  # empty
-    fresh.rename(dest)
+    for file in fresh.iterdir():
+        file.rename(dest / file.name)
+    fresh.rmdir()
 
 
 def local_folder(source: str) -> Path:

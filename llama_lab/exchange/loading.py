@@ -81,10 +81,10 @@ def load_ours(folder: Path, trust: Trust) -> Loaded:
     cfg = stored_config(folder / RESOLVED)
     if "model" not in cfg:
         raise ConfigError(f"{folder}: its {RESOLVED} has no model; export it again")
-    trust.check(cfg, f"{folder}: its {RESOLVED}", lambda package: f"trust=[{package}], or --trust {package}")
     weights = read_weights(folder)
-    model = build(folder, cfg, "cpu").to(common_dtype(weights))
+    model = build(folder / RESOLVED, cfg, "cpu", trust)
     check_fit(folder, named_weights(model), weights)
+    model.to(common_dtype(weights))
     model.load_state_dict(weights, strict=False)  # the second name of a tied weight is not in the file
     tokenizer = read_tokenizer(folder, model.vocab_size)
     model_type = str(cfg.pop(MODEL_TYPE, None))
@@ -104,7 +104,7 @@ def load_transformers(folder: Path) -> Loaded:
     tensors = read_weights(folder)
     names = family.canonical_names(tensors)
     weights = {names[name]: tensor for name, tensor in tensors.items() if name in names}
-    model = build(folder, cfg, "meta")
+    model = build(folder / CONFIG, cfg, "meta", Trust())
     expected = family.to_theirs(named_weights(model), settings)
     check_fit(folder, expected, without_copies(folder, family, weights, expected))
     assign(model, family.to_ours(weights, settings))
@@ -127,8 +127,10 @@ def family_of(folder: Path, config: Mapping[str, Any]) -> Family:
     )
 
 
-def build(folder: Path, cfg: DictConfig, device: str) -> Decoder:
-    """The model of a config, on a device. Raises ConfigError."""
+def build(file: Path, cfg: DictConfig, device: str, trust: Trust) -> Decoder:
+    """The model of the config that was read from `file`, on a device. Raises ConfigError, also for untrusted code."""
+    folder = file.parent
+    trust.check(cfg, f"{folder}: its {file.name}", lambda package: f"trust=[{package}], or --trust {package}")
     try:
         with torch.device(device):
             model: Decoder = build_model(cfg, 1)

@@ -31,7 +31,9 @@ def overrides_of(settings: Settings) -> list[str]:
     ours = composed(nodes, settings)
     keys = [*SIZES, *(key for key in settings if key not in SIZES and not equal(ours.get(key), settings[key]))]
     choices = [f"{group}={option}" for group, option in chosen.items()]
-    return choices + [f"model.{key}={shown(settings[key])}" for key in keys]
+    values = {key: settings[key] for key in keys}
+    texts = {key: value if isinstance(value, str) else shown(value) for key, value in values.items()}  # classes in full
+    return choices + [f"model.{key}={text}" for key, text in texts.items()]
 
 
 def option_node(group: str, option: str) -> DictConfig:
@@ -56,8 +58,9 @@ def composed(nodes: list[DictConfig], settings: Settings) -> Settings:
     return flat_settings({str(key): value for key, value in node.items()})
 
 
-def distance(group: str, wanted: Settings, found: Settings) -> float:
-    """The number of keys of a group to set, or infinity if its component is another."""
+def distance(group: str, wanted: Settings, found: Settings) -> tuple[bool, int, int]:
+    """Whether the component of a group is another, and how many classes below it and keys are to be set."""
     keys = [key for key in wanted | found if key.startswith(f"{group}.")]
     differing = [key for key in keys if not equal(found.get(key), wanted.get(key))]
-    return float("inf") if any(key.endswith("_target_") or key not in wanted for key in differing) else len(differing)
+    is_other = any(key == f"{group}._target_" or key not in wanted for key in differing)
+    return is_other, sum(key.endswith("._target_") for key in differing), len(differing)

@@ -58,6 +58,13 @@ def derive(value: Any, ours: Settings) -> Any:
     return value(ours) if callable(value) else value
 
 
+def number(name: str, value: Any) -> Any:
+    """A setting of theirs that is a number, a boolean or null. Raises ValueError: a list could hold code to run."""
+    if not isinstance(value, bool | int | float | None):
+        raise ValueError(f"{name}={value!r}: is no number")
+    return value
+
+
 @dataclass(frozen=True)
 class Value:
     """A setting that both have.
@@ -83,7 +90,8 @@ class Value:
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
-        found = [config[name] for name in self.names if name in config and (self.nullable or config[name] is not None)]
+        theirs = [(name, config[name]) for name in self.names if name in config]
+        found = [number(name, value) for name, value in theirs if self.nullable or value is not None]
         return dict.fromkeys(self.keys, found[0] if found else derive(self.default, ours))
 
     def write(self, ours: Settings) -> Settings:
@@ -264,7 +272,7 @@ class RotaryPosition:
         scaling, fields = SCALINGS[kind]
         found: Settings = {"position.scaling._target_": f"{MODEL}.position.{scaling}"}
         for name, (theirs, default) in fields.items():
-            value = rope.pop(theirs, None)
+            value = number(f"rope_scaling {theirs}", rope.pop(theirs, None))
             if value is None and theirs == "original_max_position_embeddings":
                 default = ours["max_seq_len"]
             value = default if value is None else value

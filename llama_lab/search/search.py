@@ -25,9 +25,9 @@ from llama_lab.errors import INTERRUPTED, ConfigError, FinishedRunError, RunFail
 from llama_lab.files import discard, report_disk_errors
 from llama_lab.formatting import conjoin
 from llama_lab.launching.launch import composed_run
-from llama_lab.runs.folder import CHANGEABLE, arm_name, belongs, check_no_file, locked
+from llama_lab.runs.folder import CHANGEABLE, RunFolder, arm_name, belongs, check_no_file, locked
 from llama_lab.runs.metrics import COLUMNS
-from llama_lab.runs.stored import Summary
+from llama_lab.runs.stored import Status, Summary
 from llama_lab.training.prepare import check_devices, folder_name
 from llama_lab.training.run import Run, check_folder
 
@@ -66,6 +66,7 @@ def search(cfg: DictConfig, context: HydraContext, task_function: TaskFunction, 
     settings = read_settings(cfg)
     check_command(cfg)
     space, fixed = read_space(arguments, context.config_loader)
+    fixed = [one for one in fixed if override_key(one) != "overwrite"]  # the search itself starts over, not its runs
     check_space(space)
     search_arm = arm_name(["name=", *fixed, *(one.argument for one in space)])
     name = folder_name("name", cfg.name, f"search-{search_arm}")
@@ -141,9 +142,12 @@ class Search:
         self._n_jobs = self._batch_size()
         definition = [one for one in fixed if not belongs(override_key(one), ("name", *CHANGEABLE))]
         definition += [one.argument for one in space]
+        sampler = cfg.hydra.runtime.choices["hydra/sweeper/sampler"]  # of which each has its own order of trials
+        definition += [f"hydra/sweeper/sampler={sampler}", f"hydra.sweeper.seed={settings.seed}"]
         self._study = open_study(folder, settings, instantiate(cfg.hydra.sweeper.pruner), definition, cfg.overwrite)
         self._results = Results(self._study, folder, cfg, settings.metric, space, fixed)
         self._had: set[int] = set()  # trials of this command
+        self._cleared: set[Path] = set()  # folders of their runs
 
     def work(self) -> None:
         """Run batches of trials until the search has had all, and print the best."""
@@ -220,6 +224,7 @@ class Search:
         overrides = [*self._fixed, *(one.override(value) for one, value in values.items())]
         try:
             run = composed_run(self._loader, self._cfg, overrides, self._site)
+            self._clear(run.folder)
             known = len(self._study.trials[trial.number].intermediate_values)
             planned = Planned(trial, run, Evaluations(trial, run.folder, self._settings.metric, known))
             trial.set_user_attr(FOLDER, str(run.folder.path))
@@ -231,12 +236,19 @@ class Search:
             self._fail(trial, "failed", one_line(error))
             return None
         status = run.folder.status
-        if status and status.status == "pruned" and not self._cfg.overwrite:
+        if status and status.status == "pruned":
             planned.evaluations.report()
             if trial.should_prune():
                 self._tell(planned, "pruned")
                 return None
         return planned
+
+    def _clear(self, folder: RunFolder) -> None:
+        """With overwrite=true, delete a run of earlier times; two trials of this command may share one."""
+        if self._cfg.overwrite and folder.path not in self._cleared and (folder.path / Status.FILE).exists():
+            with locked(folder.path):
+                folder.clear()
+        self._cleared.add(folder.path)
 
     def _collect(self, planned: Planned, result: JobReturn) -> None:
         """Tell Optuna how a run ended that was launched."""

@@ -25,7 +25,7 @@ def open_study(
     storage that cannot be opened.
     """
     storage = open_storage(folder, settings, anew)
-    name = folder.name
+    name = folder.name if settings.storage is None else str(folder.absolute())  # others may have a search of that name
     if anew and name in optuna.get_all_study_names(storage):
         optuna.delete_study(study_name=name, storage=storage)
     study = optuna.create_study(

@@ -13,6 +13,7 @@ from llama_lab.config.trust import Trust, search_path_targets, stored_config, ta
 from llama_lab.data.open import Dataset
 from llama_lab.errors import ConfigError
 from llama_lab.exchange.loading import Loaded, load
+from llama_lab.exchange.tensors import has_weights
 from llama_lab.formatting import percent
 from llama_lab.model import Decoder
 from llama_lab.model.position import Rope
@@ -161,9 +162,15 @@ def hash_of(weights: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def has_source(cfg: DictConfig) -> bool:
+    """Whether there are still weights where `init_from` names some."""
+    folder = Path(cfg.init_from)
+    return has_weights(folder) or RunFolder(folder).checkpoint.exists()
+
+
 def init_hash(cfg: DictConfig) -> str | None:
     """The hash of the weights that `init_from` names now; None if they are gone."""
-    return hash_of(load_source(cfg).model.state_dict()) if Path(cfg.init_from).exists() else None
+    return hash_of(load_source(cfg).model.state_dict()) if has_source(cfg) else None
 
 
 def check_unchanged(cfg: DictConfig, folder: RunFolder) -> None:

@@ -120,6 +120,27 @@ def test_nothing_is_overwritten(llama: Path, converting: Command, tmp_path: Path
     assert before == {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
 
 
+def test_an_import_into_the_current_folder_or_through_a_link_touches_nothing_else(
+    llama: Path, converting: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, here, linked = (tmp_path / name for name in ("out.tmp", "here", "linked"))
+    for folder in (beside, here, linked):
+        folder.mkdir()
+    (beside / "mine").write_text("precious")
+    (tmp_path / "link").symlink_to(linked)
+    monkeypatch.chdir(here)
+    for dest in (".", tmp_path / "link", tmp_path / "out"):
+        assert converting("import", llama, dest).code == 0
+        assert len(load(dest).model.blocks) == len(load(llama).model.blocks)
+        assert not list(Path(dest).glob(".*"))
+    assert (beside / "mine").read_text() == "precious"
+    ran = converting("import", llama, beside / "mine" / "out")
+    assert (ran.code, ran.err) == (
+        2,
+        f"error: {beside / 'mine' / 'out'}: {beside / 'mine'} is a file; choose a folder\n",
+    )
+
+
 def test_an_import_that_fails_leaves_nothing_behind(llama: Path, converting: Command, tmp_path: Path) -> None:
     (llama / "config.json").write_text("{}")
     assert converting("import", llama, tmp_path / "deep" / "out").code == 2

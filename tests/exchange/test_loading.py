@@ -114,7 +114,7 @@ HARMS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: edit_json(f / "config.json", n_experts=8),
         "its config.json: n_experts=8: is no setting of llama that we know; ",
     ),
-    "a size that is text": (lambda f: edit_json(f / "config.json", hidden_size="big"), "model.dim=big: must be a "),
+    "a size that is text": (lambda f: edit_json(f / "config.json", hidden_size="big"), "hidden_size='big': is no "),
     "a RoPE that is a list": (lambda f: edit_json(f / "config.json", rope_parameters=[1]), "config.json: is damaged, "),
     "a size that is broken": (
         lambda f: edit_json(f / "config.json", head_dim=8.5),
@@ -177,6 +177,14 @@ def test_a_run_is_loaded_by_the_package(trained: Callable[..., Path]) -> None:
 
 
 ATTACK = {"_target_": "os.system", "command": "touch harm"}
+# Where a config.json of transformers could hide it.
+HIDDEN: list[dict[str, Any]] = [
+    {"rms_norm_eps": [ATTACK]},
+    {"tie_word_embeddings": [ATTACK]},
+    {"rope_parameters": {"rope_type": "linear", "factor": ATTACK}},
+    {"rope_parameters": {"rope_type": "linear", "factor": [ATTACK]}},
+    {"rms_norm_eps": "${oc.env:HOME}"},
+]
 
 
 def test_a_strangers_folder_runs_nothing(trained: Callable[..., Path], copied: Callable[[Path], Path], llama: Path,
@@ -193,6 +201,24 @@ def test_a_strangers_folder_runs_nothing(trained: Callable[..., Path], copied: C
                 use(folder)
     assert not (tmp_path / "harm").exists()
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_a_strangers_config_json_runs_nothing(
+    hidden: dict[str, Any], llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    edit_json(llama / "config.json", **hidden)
+    with pytest.raises(ConfigError, match=r"config\.json: .*is no number"):
+        load(llama)
+    assert not (tmp_path / "harm").exists()
+
+
+def test_our_own_layout_with_a_file_of_no_weights_is_refused(llama: Path, tmp_path: Path) -> None:
+    import_model(str(llama), tmp_path / "ours")
+    save_file({}, tmp_path / "ours" / WEIGHTS)
+    with pytest.raises(ConfigError, match="its weights lack "):
+        load(tmp_path / "ours")
 
 
 def test_a_component_of_ones_own_is_loaded_where_it_is_trusted(llama: Path, tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ from omegaconf import OmegaConf
 
 from llama_lab.exchange import load
 from llama_lab.exchange.convert import import_model, settings_of
-from llama_lab.model.hf import flat_settings
+from llama_lab.exchange.overrides import overrides_of
+from llama_lab.model.hf import Family, flat_settings
+from llama_lab.model.hf_families import ACTIVATIONS, GPT2, LLAMA, NEMOTRON
 from llama_lab.model.hf_settings import equal
 from tests.composing import compose_config
 from tests.exchange.theirs import their_model
@@ -20,6 +22,15 @@ EXPECTED = {
     "glm": ["model.position.interleaved=true", "model.attention.output_bias=false"],
     "mpt": ["position=alibi", "model.norm.bias=false"],
 }
+
+
+@pytest.mark.parametrize("family", [LLAMA, GPT2, NEMOTRON])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_has_overrides(family: Family, activation: str) -> None:
+    (name,) = {"hidden_act", "activation_function"} & {name for setting in family.settings for name in setting.names}
+    wanted = family.read_config({name: activation})
+    composed = compose_config(*overrides_of(wanted)).model
+    assert {**wanted} == pytest.approx(flat_settings(OmegaConf.to_container(composed, resolve=True)))
 
 
 @pytest.mark.parametrize("case", EXPECTED)

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import yaml
 
+from llama_lab.search.pruning import Evaluations
 from tests.conftest import TRAIN, Command, RunTrain, last_of_each
 from tests.launching.tasks import PATIENCE
 from tests.preloaded import PreloadedPython
@@ -103,6 +105,27 @@ def test_a_search_of_which_all_trials_fail_is_an_error(command: Command, tiny: l
     assert ran.out.startswith("trials 0 and 1 (2 in all)\n"), "a trial for each slot"
     assert ran.err.startswith("error: no trial of runs/found finished: 2 failed; trial 1: model.n_heads=")
     assert ran.err.endswith("search other values, under another name=\n")
+
+
+def test_a_search_that_starts_over_trains_each_of_its_runs_once_more(
+    command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = (*tiny, *SEARCH, *SHORT, NORMS, "hydra.sweeper.n_trials=3")  # of two norms
+    command(*wanted)
+    (run, *_) = {trial["folder"] for trial in trials(Path())}
+    (Path(run) / "mine").touch()
+    reported = []
+    report = Evaluations.report
+    monkeypatch.setattr(
+        Evaluations, "report", lambda self: reported.append((self.folder.path / "mine").exists()) or report(self)
+    )
+    ran = command(*wanted, "overwrite=true")
+    assert (ran.code, ran.err) == (0, "")
+    assert not any(reported), "no evaluation of an earlier run is the trial's"
+    assert not (Path(run) / "mine").exists()
+    assert len(trials(Path())) == 3
+    assert ran.out.count("everything is in") == len({trial["folder"] for trial in trials(Path())})
+    assert "overwrite" not in ran.out.splitlines()[-1], "the best as a command must not delete it"
 
 
 @pytest.mark.slow
@@ -201,7 +224,11 @@ def test_a_search_can_be_kept_in_a_database(command: Command, tiny: list[str]) -
     for count, anew in ((2, False), (1, True)):
         ran = command(*wanted, f"hydra.sweeper.n_trials={count}", f"overwrite={anew}")
         assert f"finished: {count} failed" in ran.err
-    assert Path("search.db").exists()
+    elsewhere = command(*wanted, "hydra.sweeper.n_trials=1", "runs_dir=elsewhere")
+    assert "no trial of elsewhere/found finished: 1 failed" in elsewhere.err, "a search of its own"
+    for folder in ("runs/found", "elsewhere/found"):
+        study = optuna.load_study(study_name=str(Path(folder).absolute()), storage="sqlite:///search.db")
+        assert len(study.trials) == 1
 
 
 @pytest.mark.parametrize(
@@ -260,7 +287,8 @@ def test_a_search_needs_a_sweep_and_an_evaluation_is_none(
 
 def test_another_search_in_the_same_folder_is_refused(command: Command, tiny: list[str]) -> None:
     command(*tiny, *SEARCH, "model.n_heads=3", RATES, "hydra.sweeper.n_trials=1")
-    for other in ("train.tokens=4000", "hydra.sweeper.metric=val/bits_per_byte"):
+    others = ("train.tokens=4000", "hydra.sweeper.metric=val/bits_per_byte", "hydra/sweeper/sampler=qmc")
+    for other in (*others, "hydra.sweeper.seed=2"):
         ran = command(*tiny, *SEARCH, "model.n_heads=3", RATES, other, "hydra.sweeper.n_trials=1")
         assert ran.code == 2
         assert ran.err.startswith(f"error: {other}: the search in runs/found has ")

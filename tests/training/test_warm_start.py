@@ -138,22 +138,24 @@ def test_a_scaling_from_another_context_than_the_source_s_is_refused(position: s
         train(planned(*settings, f"position={position}", "model.max_seq_len=128"))
 
 
+@pytest.mark.parametrize("gone", ["source", "checkpoints"])
 def test_a_run_that_goes_on_needs_its_source_no_more(
-    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gone: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = trained(*settings, f"runs_dir={tmp_path / 'whole'}")
     run = planned(*settings)
     with monkeypatch.context() as patched:
         at(Monitor, "on_train_batch_end", 7)(patched, lambda: os.kill(os.getpid(), signal.SIGTERM))
         assert train(run) == "interrupted"
-    shutil.rmtree(tmp_path / "source")
+    (checkpoints,) = (tmp_path / "source").rglob("checkpoints")
+    shutil.rmtree(checkpoints if gone == "checkpoints" else tmp_path / "source")
     capsys.readouterr()
     assert trained(*settings) == run.folder.path
     assert identical(trained_state(run.folder.path), trained_state(whole))
     assert [row["step"] for row in rows(run.folder.path)] == [row["step"] for row in rows(whole)]
     assert Environment.load(run.folder.path).init_hash == Environment.load(whole).init_hash
     assert "of the parameters" not in capsys.readouterr().out, "it took nothing now"
-    with pytest.raises(ConfigError, match="is no folder; name a run"):
+    with pytest.raises(ConfigError, match=r"is no folder; name a run|has no checkpoint"):
         train(planned(*settings, "seed=2"))
 
 

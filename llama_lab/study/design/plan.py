@@ -27,7 +27,7 @@ from llama_lab.training.compiling import check_compiler, decide, pays
 from llama_lab.training.prepare import check_devices, folder_name, requested_run
 from llama_lab.training.run import Run, new_run
 from llama_lab.training.train import build_module
-from llama_lab.training.warm_start import fit_weights, hash_of, load_source
+from llama_lab.training.warm_start import fit_weights, has_source, hash_of, load_source
 
 from .command import Composer, StudyCommand
 from .designs import Variants
@@ -163,7 +163,7 @@ def check_sources(arms: Sequence[PlannedArm], dataset: Dataset) -> dict[str, str
     hashes = {}
     for init_from, runs in by_source.items():
         starting = {run.arm: run for run in runs if not existing(run.folder.checkpoint)}
-        if starting or Path(init_from).exists():
+        if starting or has_source(runs[0].cfg):
             source = load_source(runs[0].cfg)
             for run in starting.values():
                 fit_weights(source, run.cfg, meta_model(run.cfg, dataset), dataset)

@@ -241,7 +241,7 @@ class RotaryPosition:
     @property
     def names(self) -> Sequence[str]:
         """All their names of it."""
-        top = ("rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base", "default_theta")
+        top = ("rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base")
         return (*top, "partial_rotary_factor", "rotary_pct", "rope_ratio")
 
     def read(self, config: Settings, ours: Settings) -> Settings:
@@ -265,6 +265,8 @@ class RotaryPosition:
         """Our settings of the scaling, by what `rope` holds besides theta."""
         older = rope.pop("type", "default")
         kind = rope.pop("rope_type", older)
+        if by_layer := [name for name, value in rope.items() if isinstance(value, Mapping)]:
+            raise ValueError(f"rope_parameters {', '.join(by_layer)}: no switch for positions by kind of layer")
         if kind in ("default", "dynamic"):
             return {"position.scaling": None}
         if kind not in SCALINGS:

@@ -106,6 +106,10 @@ def test_a_switch_that_llama_does_not_have_stands_in_the_way(override: str) -> N
 
 
 NO_SWITCH: dict[str, tuple[str, dict[str, Any]]] = {
+    "rope_parameters full_attention: no switch for positions by kind of layer": (
+        "llama",
+        {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}},
+    ),
     "rope_scaling type longrope: no switch": ("llama", {"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}),
     "rope_scaling attention_factor=2.0: no switch": (
         "llama",

@@ -265,9 +265,9 @@ class RotaryPosition:
         """Our settings of the scaling, by what `rope` holds besides theta."""
         older = rope.pop("type", "default")
         kind = rope.pop("rope_type", older)
-        if by_layer := [name for name, value in rope.items() if isinstance(value, Mapping)]:
-            raise ValueError(f"rope_parameters {', '.join(by_layer)}: no switch for positions by kind of layer")
         if kind in ("default", "dynamic"):
+            if by_layer := [name for name, value in rope.items() if isinstance(value, Mapping)]:
+                raise ValueError(f"rope_parameters {', '.join(by_layer)}: no switch for positions by kind of layer")
             return {"position.scaling": None}
         if kind not in SCALINGS:
             raise ValueError(f"rope_scaling type {kind}: no switch; we have {', '.join(SCALINGS)} and dynamic")

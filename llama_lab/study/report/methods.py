@@ -1,11 +1,12 @@
 """The methods section of a paper, from the records of a study's runs; differences between runs are spelled out."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
-from llama_lab.formatting import UNITS, count, duration, learning_rate, number, percent, three_digits
+from llama_lab.formatting import UNITS, conjoin, count, duration, learning_rate, number, percent, three_digits
 from llama_lab.runs.record import MISSING, Record
 from llama_lab.study.naming import disagreement
 from llama_lab.study.settings import RATE, SEEDS
@@ -60,6 +61,7 @@ TOKENIZERS = {
     "BPETokenizer": "byte-level byte-pair encoding, learnt from the training text",
     "ByteTokenizer": "one token per byte",
     "CharTokenizer": "one token per character",
+    "HFTokenizer": "one that was trained elsewhere",
 }
 OPTIMIZERS = {
     "adafactor": "Adafactor",
@@ -192,23 +194,24 @@ def _data(runs: Sequence[Record]) -> list[Sentence]:
                 f"step; losses and accuracy are those of the answers, whose tokens count as a byte each.",
             )
         ]
-    texts = [TEXTS.get(name, name) for name in _classes(runs, "data.source._target_")]
     kinds = [TOKENIZERS.get(name, name) for name in _classes(runs, "tokenizer._target_")]
     hashes = {
         fact: _by_run(runs, [getattr(record.environment, fact)[:12] or "unknown" for record in runs])
         for fact in ("data_hash", "tokenizer_hash")
     }
-    held_out = [percent(record.config.get("data.val_fraction")) for record in runs]
+    fractions = [record.config.get("data.val_fraction") for record in runs]
+    if all(map(_is_number, fractions)):
+        parts = _by_run(runs, [percent(fraction) for fraction in fractions])
+        held_out = f"Of its documents, {parts}, chosen by the hash of their text, are held out for validation"
+    else:
+        held_out = f"Validation is on {_by_run(runs, list(map(_validation, runs)))}"
     bounds = [record.config.get("data.val_tokens") for record in runs]
     read = [f"at most {bound:,} tokens of them are read" if bound else "all of them are read" for bound in bounds]
     sizes = [number(record.environment.vocab_size or None) for record in runs]
     lengths = [three_digits(record.environment.bytes_per_token or None) for record in runs]
     return [
-        (f"The text is {_by_run(runs, texts)}, with the hash {hashes['data_hash']}.",),
-        (
-            f"Of its documents, {_by_run(runs, held_out)}, chosen by the hash of their text, are held out for "
-            f"validation; {_by_run(runs, read)}.",
-        ),
+        (f"The text is {_by_run(runs, list(map(_text, runs)))}, with the hash {hashes['data_hash']}.",),
+        (f"{held_out}; {_by_run(runs, read)}.",),
         (
             f"The tokenizer is {_by_run(runs, kinds)}",
             _sources(runs, "tokenizer"),
@@ -216,6 +219,29 @@ def _data(runs: Sequence[Record]) -> list[Sentence]:
         ),
         (f"Its vocabulary has {_by_run(runs, sizes)} tokens, which have {_by_run(runs, lengths)} bytes on average.",),
     ]
+
+
+def _text(record: Record) -> str:
+    """What a run was trained on."""
+    if shares := below(record.config, "data.mix."):
+        return f"a mixture of {conjoin([f'{name} ({percent(share)})' for name, share in shares.items()])}"
+    if path := record.config.get("data.path"):
+        commits = [f" at commit {commit:.12}" for commit in record.environment.revisions.values()]
+        return f"the dataset {path}{''.join(commits)}"
+    (name,) = _classes([record], "data.source._target_")
+    return TEXTS.get(name, name)
+
+
+def _validation(record: Record) -> str:
+    """What a run was validated on, unless it is a fraction of its documents."""
+    if below(record.config, "data.mix."):
+        return "held-out text of every part, in the same shares"
+    return f"its split {record.config.get('data.val_split')}"
+
+
+def below(config: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The settings whose keys begin with `prefix`, without it."""
+    return {key.removeprefix(prefix): value for key, value in config.items() if key.startswith(prefix)}
 
 
 def _sources(runs: Sequence[Record], group: str) -> Keys:

@@ -101,7 +101,7 @@ SOURCES: dict[str, dict[str, str]] = {
         "olmo2_7b": "olmo2024two",
         "tinyllama_1b": "zhang2024tinyllama",
     },
-    "tokenizer": {"bpe": "sennrich2016bpe radford2019gpt2", "byte": "", "char": ""},
+    "tokenizer": {"bpe": "sennrich2016bpe radford2019gpt2", **dict.fromkeys(("byte", "char", "hf", "symbols"), "")},
     "optim": {
         "adafactor": "shazeer2018adafactor",
         "adam": "kingma2015adam",

@@ -205,6 +205,29 @@ def test_methods_say_where_runs_differ(tmp_path: Path) -> None:
     assert "Seeds are paired" not in text
 
 
+PUBLISHED = {"data__path": "owner/name", "data__val_split": "validation", "data__val_fraction": None}
+MIXED = {"data__mix__stdlib": 0.7, "data__mix__mine": 0.3, "data__val_fraction": None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (PUBLISHED, ("the dataset owner/name at commit 0123456789ab, with", "Validation is on its split validation; ")),
+        (MIXED, ("a mixture of stdlib (70.0%) and mine (30.0%), with", "held-out text of every part, in the same")),
+    ],
+)
+def test_methods_describe_published_datasets_and_mixtures(
+    settings: dict[str, object], said: tuple[str, ...], tmp_path: Path
+) -> None:
+    study = synthetic.write_study(tmp_path, {"a": 0.0, "b": -0.1}, (1,))
+    for arm in study.arms:
+        run = synthetic.run_folder(tmp_path, study, arm.name, 1)
+        synthetic.plant_config(run, **settings)
+        synthetic.plant_facts(run, revisions={"owner/name": "0123456789abcdef"})
+    text = prose(analysed(tmp_path))
+    assert all(sentence in text for sentence in said), text
+
+
 def test_methods_describe_tuned_learning_rates(tmp_path: Path) -> None:
     synthetic.write_study(tmp_path, {"a": 0.0, "b": -0.1}, SEEDS, rates=(1e-3, 2e-3, 4e-3), best_rates={"b": 4e-3})
     text = prose(analysed(tmp_path))

@@ -225,10 +225,17 @@ def main() -> None:
         if not isinstance(stop.code, int | None):
             raise
         status = stop.code or 0
+    except KeyboardInterrupt:
+        # As Python does by itself, unless what libraries do at its end makes it forget why it ends.
+        sys.excepthook(*sys.exc_info())
+        status = -signal.SIGINT
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+    if status == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(status)  # as Python does, but for its teardown, which takes two seconds
 
 

@@ -1,6 +1,6 @@
 """A run of Trackio's: a dashboard in W&B's manner, in a database on this machine. Needs the extra `trackio`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from llama_lab.files import replacing
@@ -29,7 +29,11 @@ class TrackioMetrics(MetricsLogger):
 
         kept = folder.path / TRACKIO_ID
         if kept.exists():
-            for run in trackio.Api().runs(project):
+            try:
+                earlier: Iterable[Any] = trackio.Api().runs(project)
+            except ValueError:  # the project was killed before its first row, or deleted since
+                earlier = []
+            for run in earlier:
                 if run.id == kept.read_text():
                     run.delete()
         self.run = trackio.init(

@@ -112,8 +112,8 @@ def train_on_disk(run: Run) -> Outcome:
                 if run.hardware.sharded:
                     model = build_model(cfg, dataset.index.vocab_size)
                     model.load_state_dict(model_weights(load_checkpoint(run.folder.checkpoint)))
-                model.to(run.hardware.torch_device).eval()  # Lightning has moved it to the CPU, slow for a large one
                 if isinstance(dataset, ProbeDataset):
+                    model.to(run.hardware.torch_device).eval()
                     sample = answers_text(model, dataset, cfg.train.sample_tokens, Sampling(temperature=0), cfg.seed)
                 else:
                     sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
@@ -323,6 +323,7 @@ def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> lis
     length = min(run.cfg.train.sample_tokens, model.max_seq_len - len(start))
     if length == 0:  # a model without a state cannot generate
         return prompt
+    model.to(run.hardware.torch_device).eval()  # Lightning has moved it to the CPU, slow for a large one
     steps = generate(model, [start], length, Sampling(temperature=0.8), seed=run.cfg.seed)
     with torch.compiler.set_stance("force_eager"):  # a text has a shape for each of its tokens
         return [*prompt, *(token for (token,) in steps if token is not None)]

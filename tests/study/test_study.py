@@ -526,7 +526,7 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         (["match=flops"], "match=flops: no such key"),
         (
             ["study=ladder", "study.kv_heads=[1,2]"],
-            r"study.kv_heads=\[1,2\]: .* belongs to study=kv_heads; choose that",
+            r"study.kv_heads=\[1,2\]: .* belongs to study=kv_heads \| uptrain; choose that",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from llama_lab.model import Decoder
 
 Closure = Callable[[], float]
 LIKE_ADAMW = "match_rms_adamw"  # PyTorch's name of Muon's updates with the size of AdamW's
-BELOW_ONE = ("beta1", "beta2", "beta", "momentum")  # at 1, an average would never forget
+BELOW_ONE = ("beta1", "beta2", "momentum")  # at 1, an average would never forget
 
 
 def adamw(model: nn.Module, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> Optimizer:

@@ -1,6 +1,5 @@
 """Datasets that the library `datasets` loads: by a name on the Hugging Face Hub, and files of its formats."""
 
-import hashlib
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from filelock import FileLock
 
 from llama_lab.config.paths import FORMATS
 from llama_lab.data.hub import is_hub_name, report_hub_errors
+from llama_lab.data.index import json_hash
 from llama_lab.data.source import ReportProgress, cut, read_blocks
 from llama_lab.errors import ConfigError, first_line
 from llama_lab.files import discard, replacing
@@ -102,7 +102,7 @@ class HubDataset:
         text = [self.path, self.name, self.split, self.val_split, self.text_field, self.document_start]
         settings = [*text, self.document_chars, self.max_bytes, _plain(self.data_files)]
         state = self.commit if self._is_remote else [(f, s.st_size, s.st_mtime_ns) for f, s in self._local_files]
-        return hashlib.blake2b(json.dumps([settings, state]).encode(), digest_size=16).hexdigest()
+        return json_hash([settings, state], 16)
 
     def total_bytes(self) -> int:
         """Return the bytes on disk that one pass reads, after `prepare`."""
@@ -136,7 +136,7 @@ class HubDataset:
             return ""
         if self.revision and re.fullmatch("[0-9a-f]{40}", self.revision):
             return self.revision
-        known = self._texts / f"revision-{_hash([self.path, self.revision])}.json"
+        known = self._texts / f"revision-{json_hash([self.path, self.revision])}.json"
         if known.exists():
             return str(json.loads(known.read_text(encoding="utf-8"))["commit"])
         from huggingface_hub import HfApi
@@ -374,7 +374,3 @@ def _plain(data_files: DataFiles | None) -> Any:
     if isinstance(data_files, Mapping):
         return {str(split): _plain(files) for split, files in data_files.items()}
     return [str(file) for file in data_files]
-
-
-def _hash(content: list[Any]) -> str:
-    return hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()

@@ -100,6 +100,11 @@ def _parse(path: Path) -> Index:
         raise DamagedFolderError(f"{path.name} cannot be read ({type(error).__name__})") from error
 
 
+def json_hash(content: object, size: int = 8) -> str:
+    """Identifies what JSON can hold, in `size` bytes of hexadecimal digits; keys of a dict count in their order."""
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=size).hexdigest()
+
+
 def _checksum(content: object) -> str:
     return _digest(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

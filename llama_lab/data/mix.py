@@ -1,7 +1,5 @@
 """Mixtures: windows of several corpora in exact shares, in an order that depends on the seed and the step alone."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, asdict, dataclass, field, replace
 from fractions import Fraction
@@ -15,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llama_lab.data.build import train_on_all
-from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, Index, SplitIndex
+from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, Index, SplitIndex, json_hash
 from llama_lab.data.source import ReportProgress, Source
 from llama_lab.data.tokenizer import TextTokenizer, TokenizerFactory, VocabularyFrom, sample_bytes
 from llama_lab.data.tokens import TokenArray, TokenDataset, check_val_tokens, locked
@@ -142,7 +140,7 @@ def _joint_index(parts: Mapping[str, TokenDataset], shares: Mapping[str, Fractio
         format_version=FORMAT_VERSION,
         dtype=indices[0].dtype,
         vocab_size=indices[0].vocab_size,
-        data_hash=hashlib.blake2b(json.dumps(mixed).encode(), digest_size=16).hexdigest(),
+        data_hash=json_hash(mixed, 16),
         tokenizer_hash=indices[0].tokenizer_hash,
         val_fraction=None,
         train=total("train"),
@@ -224,7 +222,7 @@ def _shared_tokenizer(
         return factory
     described = [[part.source.fingerprint(), part.val_fraction, str(part.share)] for part in parts.values()]
     key = [FORMAT_VERSION, type(factory).__module__, type(factory).__qualname__, asdict(factory), described]
-    folder = cache / f"tokenizer-{hashlib.blake2b(json.dumps(key).encode(), digest_size=8).hexdigest()}"
+    folder = cache / f"tokenizer-{json_hash(key)}"
     with locked(folder), report_disk_errors(f"data.cache_dir={cache}"):
         if not (folder / TOKENIZER_NAME).exists():
             sources = [(part.source, part.val_fraction, _sampling(factory, part.share)) for part in parts.values()]

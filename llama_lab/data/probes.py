@@ -3,8 +3,6 @@
 A probe's tokens are symbols, its loss and accuracy are those of the answers alone, and nothing is stored.
 """
 
-import hashlib
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,6 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from llama_lab.data.index import json_hash
 from llama_lab.data.tokenizer import TextTokenizer, symbol_tokenizer
 from llama_lab.data.windows import IGNORE, Examples, Ids
 from llama_lab.errors import ConfigError
@@ -323,7 +322,7 @@ class ProbeDataset:
     def index(self) -> ProbeIndex:
         """See `ProbeIndex`."""
         settings = [_VERSION, type(self.probe).__name__, asdict(self.probe), self.val_sequences]
-        data_hash = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
+        data_hash = json_hash(settings, 16)
         split = ProbeSplit(self.val_sequences, self._answers)
         return ProbeIndex(self.tokenizer.vocab_size, data_hash, self.tokenizer.hash, split)
 

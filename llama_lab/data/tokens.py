@@ -1,20 +1,17 @@
 """Token folders: text as token ids on disk, built once and opened by every run that needs it."""
 
 import dataclasses
-import hashlib
-import json
 import logging
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
 from llama_lab.data.build import BuildTimes, build
-from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, DamagedFolderError, Index, read_index
+from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, DamagedFolderError, Index, json_hash, read_index
 from llama_lab.data.source import ReportProgress, Source
 from llama_lab.data.tokenizer import BPETokenizer, TextTokenizer, TokenizerFactory, sample_bytes
 from llama_lab.data.windows import TrainWindows, ValWindows, Windows, count_train_windows
@@ -68,7 +65,7 @@ class TokenDataset:
         check_val_tokens(val_tokens)
         cache = Path(cache_dir).expanduser()
         key = _key(source, tokenizer, val_fraction)
-        folder = cache / _hash([key, sample_bytes(tokenizer), val_tokens])
+        folder = cache / json_hash([key, sample_bytes(tokenizer), val_tokens])
         for existing in (folder, cache / key):
             with suppress(DamagedFolderError):  # or missing
                 index = read_index(existing)
@@ -186,11 +183,7 @@ def _key(source: Source, tokenizer: TokenizerFactory, val_fraction: float | None
     if isinstance(tokenizer, BPETokenizer):
         del parameters["sample_bytes"]
     factory = [type(tokenizer).__module__, type(tokenizer).__qualname__, parameters]
-    return _hash([FORMAT_VERSION, source.fingerprint(), factory, val_fraction])
-
-
-def _hash(content: list[Any]) -> str:
-    return hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
+    return json_hash([FORMAT_VERSION, source.fingerprint(), factory, val_fraction])
 
 
 def _within_bounds(index: Index, tokenizer: TokenizerFactory, val_tokens: int | None) -> bool:

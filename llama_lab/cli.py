@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from llama_lab.config.arguments import is_launched, to_hydra
 from llama_lab.config.component_errors import report_component_errors
 from llama_lab.config.components import CONF_DIR, override_key, register_resolvers
+from llama_lab.config.explain import explain, read_help
 from llama_lab.config.help import share_config_sources
 from llama_lab.config.keys import groups
 from llama_lab.config.messages import USER_ERRORS, exit_with, one_line
@@ -61,6 +62,16 @@ def hydra_command(job: Callable[[DictConfig], object], config: str, on_interrupt
         share_config_sources()
     try:
         sys.argv[1:] = to_hydra(sys.argv[1:])
+        names, composing = read_help(sys.argv[1:])
+        if names:
+            sys.argv[1:] = composing
+
+            def job(cfg: DictConfig) -> None:
+                try:
+                    explain(cfg, config, names)
+                except USER_ERRORS as error:
+                    exit_with(error)
+
         with report_component_errors(), report_disk_errors("the working directory or a folder of the command"):
             hydra.main(str(CONF_DIR), config, version_base="1.3")(job)()
     except USER_ERRORS as error:

@@ -39,6 +39,7 @@ from llama_lab.study.study import Study
 
 from .cautions import cautions
 from .confounds import confounds, one_rate
+from .drawings import drawings
 from .environment import environment
 from .inference import inference
 from .result import (
@@ -121,6 +122,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         difference_curves=_difference_curves(study, judged, losses, metric),
         interactions=_interactions(study, arms, metric) if effects else (),
         records=tuple(records),
+        drawings=drawings(arms, study.is_chain, trust),
     )
 
 

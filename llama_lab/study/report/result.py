@@ -337,6 +337,7 @@ class Result:
     answer: several. tests: which comparisons were tested together, and how. warnings: what was not controlled, in
     sentences. notes: other remarks. speed: of the arms side by side; None if not measured, when costs have the speeds
     that the runs logged. records: one per member of the study, in their order, tuning runs included.
+    drawings: pictures of architectures, as SVG by title.
     """
 
     study: Study
@@ -359,3 +360,4 @@ class Result:
     difference_curves: tuple[DifferenceCurve, ...] = ()
     interactions: tuple[Interaction, ...] = ()
     records: tuple[Record, ...] = ()
+    drawings: Mapping[str, str] = field(default_factory=dict)

@@ -13,6 +13,7 @@ Settings = dict[str, Any]
 Derived = Callable[[Settings], Any]  # a value that follows from others of our settings
 
 MODEL = "llama_lab.model"
+ABSENT: Any = object()
 
 
 def flatten(node: Mapping[str, Any], prefix: str = "") -> Settings:
@@ -359,9 +360,12 @@ class MultiQuery:
         return {"multi_query": ours["n_kv_heads"] == 1, "num_kv_heads": ours["n_kv_heads"]}
 
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
 @dataclass(frozen=True)
 class Windows:
-    """Which layers attend through a sliding window: all, none, or all but every n-th.
+    """Which layers attend through a sliding window.
 
     default: their `sliding_window` where it is absent. gated: they ignore it unless `use_sliding_window`.
     every: the pattern of layers without `layer_types`: every n-th sees all.
@@ -381,33 +385,44 @@ class Windows:
         window = config.get("sliding_window", self.default)
         if self.gated and not config.get("use_sliding_window", False):
             window = None
-        layers = config.get("layer_types") or self.layers(ours["n_layers"], config.get("max_window_layers", 28))
-        sliding = [layer == "sliding_attention" for layer in layers]
-        if not any(sliding) or window is None or window >= ours["max_seq_len"]:  # which hides nothing
-            return {"attention.window": None, "attention.global_every": None}
-        for every in (None, *range(2, len(sliding) + 1)):
-            if sliding == [every is None or (i + 1) % every != 0 for i in range(len(sliding))]:
-                return {"attention.window": window, "attention.global_every": every}
-        raise ValueError(f"layer_types={layers}: no switch; all layers must have windows, or all but every n-th")
+        if window is not None and window >= ours["max_seq_len"]:  # which hides nothing
+            window = None
+        kinds = config.get("layer_types") or self.kinds(config, ours["n_layers"])
+        if unknown := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
+            raise ValueError(f"layer_types={kinds}: no switch for {unknown[0]}")
+        return {"attention.window": agreed([window if kind == SLIDING else None for kind in kinds])}
 
-    def layers(self, n_layers: int, max_window_layers: int) -> list[str]:
-        """The types of layers where `layer_types` is absent."""
-        first = max_window_layers if self.gated else 0
-        is_full = [i < first or (self.every is not None and (i + 1) % self.every == 0) for i in range(n_layers)]
-        return ["full_attention" if full else "sliding_attention" for full in is_full]
+    def kinds(self, config: Settings, n_layers: int) -> list[str]:
+        """The kinds of layers where `layer_types` is absent."""
+        first = config.get("max_window_layers", 28) if self.gated else 0
+        every = config.get("sliding_window_pattern", self.every)
+        return [FULL if i < first or (every and (i + 1) % every == 0) else SLIDING for i in range(n_layers)]
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
-        window, every = ours.get("attention.window"), ours.get("attention.global_every")
-        written: Settings = {"sliding_window": window}
+        windows = each(ours.get("attention.window"), ours["n_layers"])
+        widest = max((window for window in windows if window is not None), default=None)
+        written: Settings = {"sliding_window": widest}
         if self.gated:
-            written |= {"use_sliding_window": window is not None, "max_window_layers": 0}
+            written |= {"use_sliding_window": widest is not None, "max_window_layers": 0}
         if self.gated or self.every:
-            is_full = [window is None or (every is not None and (i + 1) % every == 0) for i in range(ours["n_layers"])]
-            written["layer_types"] = ["full_attention" if full else "sliding_attention" for full in is_full]
+            written["layer_types"] = [FULL if window is None else SLIDING for window in windows]
             # A model of full layers alone has no use for a window, but Gemma 2 cannot be without
-            written["sliding_window"] = ours["max_seq_len"] if window is None and self.every else window
+            written["sliding_window"] = ours["max_seq_len"] if widest is None and self.every else widest
         return written
+
+
+def each(value: Any, n_layers: int) -> list[Any]:
+    """The value of a setting in each layer."""
+    return value if isinstance(value, list) else [value] * n_layers
+
+
+def agreed(values: list[Any]) -> Any:
+    """The value of all layers that have a setting, or the list of all values; those of layers without it are ABSENT."""
+    known = [value for value in values if value is not ABSENT]
+    if all(value == known[0] for value in known):
+        return known[0]
+    return [None if value is ABSENT else value for value in values]
 
 
 def below(config: Settings, names: Iterable[str]) -> Settings:

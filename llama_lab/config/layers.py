@@ -129,7 +129,7 @@ def of_slot(key: str, slot: str, own: Any, model: DictConfig) -> dict[str, Any]:
         return {slot: own}
     settings = flatten(usual)
     for name, value in flatten(own).items():
-        if name not in settings:
+        if not any(f"{name}.".startswith(f"{known}.") or known.startswith(f"{name}.") for known in settings):
             raise ConfigError(f"{key}.{name}: model.{slot} has no such key{suggestion(name, settings)}")
         if value == OmegaConf.select(model, f"{slot}.{name}"):
             raise unchanged(f"{key}.{name}", value)

@@ -13,7 +13,6 @@ Settings = dict[str, Any]
 Derived = Callable[[Settings], Any]  # a value that follows from others of our settings
 
 MODEL = "llama_lab.model"
-ABSENT: Any = object()
 
 
 def flatten(node: Mapping[str, Any], prefix: str = "") -> Settings:
@@ -358,71 +357,6 @@ class MultiQuery:
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
         return {"multi_query": ours["n_kv_heads"] == 1, "num_kv_heads": ours["n_kv_heads"]}
-
-
-FULL, SLIDING = "full_attention", "sliding_attention"
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Which layers attend through a sliding window.
-
-    default: their `sliding_window` where it is absent. gated: they ignore it unless `use_sliding_window`.
-    every: the pattern of layers without `layer_types`: every n-th sees all.
-    """
-
-    default: int | None
-    gated: bool = False
-    every: int | None = None
-
-    @property
-    def names(self) -> Sequence[str]:
-        """All their names of it."""
-        return ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "sliding_window_pattern")
-
-    def read(self, config: Settings, ours: Settings) -> Settings:
-        """See `Setting`."""
-        window = config.get("sliding_window", self.default)
-        if self.gated and not config.get("use_sliding_window", False):
-            window = None
-        if window is not None and window >= ours["max_seq_len"]:  # which hides nothing
-            window = None
-        kinds = config.get("layer_types") or self.kinds(config, ours["n_layers"])
-        if unknown := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
-            raise ValueError(f"layer_types={kinds}: no switch for {unknown[0]}")
-        return {"attention.window": agreed([window if kind == SLIDING else None for kind in kinds])}
-
-    def kinds(self, config: Settings, n_layers: int) -> list[str]:
-        """The kinds of layers where `layer_types` is absent."""
-        first = config.get("max_window_layers", 28) if self.gated else 0
-        every = config.get("sliding_window_pattern", self.every)
-        return [FULL if i < first or (every and (i + 1) % every == 0) else SLIDING for i in range(n_layers)]
-
-    def write(self, ours: Settings) -> Settings:
-        """See `Setting`."""
-        windows = each(ours.get("attention.window"), ours["n_layers"])
-        widest = max((window for window in windows if window is not None), default=None)
-        written: Settings = {"sliding_window": widest}
-        if self.gated:
-            written |= {"use_sliding_window": widest is not None, "max_window_layers": 0}
-        if self.gated or self.every:
-            written["layer_types"] = [FULL if window is None else SLIDING for window in windows]
-            # A model of full layers alone has no use for a window, but Gemma 2 cannot be without
-            written["sliding_window"] = ours["max_seq_len"] if widest is None and self.every else widest
-        return written
-
-
-def each(value: Any, n_layers: int) -> list[Any]:
-    """The value of a setting in each layer."""
-    return value if isinstance(value, list) else [value] * n_layers
-
-
-def agreed(values: list[Any]) -> Any:
-    """The value of all layers that have a setting, or the list of all values; those of layers without it are ABSENT."""
-    known = [value for value in values if value is not ABSENT]
-    if all(value == known[0] for value in known):
-        return known[0]
-    return [None if value is ABSENT else value for value in values]
 
 
 def below(config: Settings, names: Iterable[str]) -> Settings:

@@ -105,8 +105,11 @@ REFUSED = {
 def test_a_pattern_that_cannot_be_meant_is_refused_in_one_line(case: str) -> None:
     overrides, message = REFUSED[case]
     with pytest.raises(ConfigError) as caught:
-        cfg = compose_config(*FOUR, *overrides)
-        check_complete(cfg)
-        decoder(*FOUR, *overrides)
+        build(*FOUR, *overrides)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def build(*overrides: str) -> None:
+    check_complete(compose_config(*overrides))
+    decoder(*overrides)

@@ -476,7 +476,7 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     ),
     "no window": (
         ["pattern=global_every_2nd"],
-        "pattern.global.attention.window=null: is what the other layers have; ",
+        "pattern=global_every_2nd: changes nothing, since all layers have that already; ",
         "leave it out",
     ),
     "no whole rotary": (

@@ -46,8 +46,8 @@ class Rule:
 def different_layers(pattern: Any, *, _root_: DictConfig) -> ListConfig:
     """What `Decoder.layers` takes: for each rule, the layers that it is `at`, and all that they have instead.
 
-    Raises ConfigError for a rule that names no layer, changes nothing, leaves a setting of the others idle, or changes
-    what another rule changes in the same layer.
+    Raises ConfigError for a rule that names no layer, leaves a setting of the others idle, or changes what another rule
+    changes in the same layer.
     """
     asked: Any = OmegaConf.to_container(pattern, resolve=True) if pattern else {}
     rules = [read_rule(str(name), rule, _root_.model) for name, rule in asked.items()]
@@ -64,7 +64,7 @@ def different_layers(pattern: Any, *, _root_: DictConfig) -> ListConfig:
                 f"pattern: changes {key} in every layer, and leaves model.{key} idle; set that instead, or leave a "
                 f"layer out"
             )
-    return OmegaConf.create([{"at": rule.layers} | rule.parts for rule in rules], parent=_root_.model)
+    return OmegaConf.create([{"at": rule.layers} | rule.parts for rule in rules if rule.parts], parent=_root_.model)
 
 
 def read_rule(name: str, rule: Any, model: DictConfig) -> Rule:
@@ -77,7 +77,10 @@ def read_rule(name: str, rule: Any, model: DictConfig) -> Rule:
     keys: set[str] = set()
     for slot in sorted(rule, key=SIZES.__contains__):  # a size wins over that of an option
         own = rule[slot]
-        parts |= of_slot(f"pattern.{name}.{slot}", str(slot), own, model)
+        new = of_slot(f"pattern.{name}.{slot}", str(slot), own, model)
+        if not new:
+            continue
+        parts |= new
         is_whole = not isinstance(own, dict) or "_target_" in own
         keys |= {slot, *flatten(written(model)[slot], slot)} if is_whole else flatten(own, slot).keys()
     return Rule(name, layers, parts, keys)
@@ -108,44 +111,34 @@ def layers_at(key: str, at: Any, n_layers: int) -> list[int]:
 def of_slot(key: str, slot: str, own: Any, model: DictConfig) -> dict[str, Any]:
     """What a layer has instead in one slot: a size, an option's component and its sizes, or other settings of its own.
 
-    Interpolations are kept, and follow the run's config.
+    Nothing if that is what the others have, as where a recipe's pattern stands beside another choice. Interpolations
+    are kept, and follow the run's config.
     """
     if slot in SIZES:
-        if own == model[slot]:
-            raise unchanged(key, own)
-        return {slot: own}
+        return {} if own == model[slot] else {slot: own}
     if slot not in SLOTS:
         known = (*SLOTS, *SIZES)
         raise ConfigError(f"{key}: a layer has no such part{suggestion(slot, known)}; choose of {', '.join(known)}")
     usual = written(model)[slot]
     if isinstance(own, str):
         chosen = option(slot, own, key)
-        if resolved(chosen[slot], model) == resolved(usual, model):
-            raise unchanged(key, own)
-        return chosen
+        return {} if resolved(chosen[slot], model) == resolved(usual, model) else chosen
     if not isinstance(own, dict):
         raise ConfigError(f"{key}={own}: must be an option of {slot}, or settings of its own such as {{key: value}}")
     if "_target_" in own:
         return {slot: own}
     settings = flatten(usual)
-    for name, value in flatten(own).items():
+    for name in flatten(own):
         if not any(f"{name}.".startswith(f"{known}.") or known.startswith(f"{name}.") for known in settings):
             raise ConfigError(f"{key}.{name}: model.{slot} has no such key{suggestion(name, settings)}")
-        if value == OmegaConf.select(model, f"{slot}.{name}"):
-            raise unchanged(f"{key}.{name}", value)
+    if all(value == OmegaConf.select(model, f"{slot}.{name}") for name, value in flatten(own).items()):
+        return {}
     return {slot: OmegaConf.to_container(OmegaConf.merge(usual, own))}
 
 
 def written(node: DictConfig) -> Any:
     """A node as a plain container, with its interpolations."""
     return OmegaConf.to_container(node)
-
-
-def unchanged(key: str, value: Any) -> ConfigError:
-    """The error for a rule that gives layers what they have."""
-    return ConfigError(
-        f"{key}={'null' if value is None else value}: is what the other layers have; leave it out of the pattern"
-    )
 
 
 def resolved(node: dict[str, Any], model: DictConfig) -> Any:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+CHOICES = {"pattern": "none"}  # of groups that earlier versions did not have
+
 
 def upgraded(config: dict[str, Any]) -> dict[str, Any]:
     """A stored config with what this version calls otherwise, and with what did not exist as it then was.
@@ -13,5 +15,7 @@ def upgraded(config: dict[str, Any]) -> dict[str, Any]:
         return config
     attention = dict(attention)
     every = attention.pop("global_every", None)
-    layers = [{"at": list(range(every - 1, model["n_layers"], every)), "attention": attention | {"window": None}}]
-    return config | {"model": model | {"attention": attention, "layers": layers if every else []}}
+    layers = []
+    if every is not None:
+        layers = [{"at": list(range(every - 1, model["n_layers"], every)), "attention": attention | {"window": None}}]
+    return config | {"model": model | {"attention": attention, "layers": layers}}

@@ -56,17 +56,6 @@ FOLLOWS = {
     "model.head_dim": ("model.dim", "model.n_heads"),
     WIDTH: ("model.dim", "size.mlp_ratio"),
     "model.n_kv_heads": ("model.n_heads", "size.n_kv_heads"),
-    "model.layers": (  # of which they have copies
-        "model.attention",
-        "model.n_kv_heads",
-        "model.ffn",
-        WIDTH,
-        "model.position",
-        "model.norm",
-        "model.block",
-        "model.n_layers",
-        "model.max_seq_len",
-    ),
     "model.attention.window": ("model.max_seq_len",),
     "model.embedding.std": ("model.dim",),
     "model.embedding.scale": ("model.dim",),
@@ -74,6 +63,10 @@ FOLLOWS = {
     "model.position.std": ("model.embedding.std", "model.embedding.scale", "model.embedding.norm_input"),
     "model.position.scaling.original_max_seq_len": ("model.max_seq_len",),
 }
+
+
+# What layers that differ have copies of.
+COPIED = ("attention", "n_kv_heads", "ffn", "hidden_dim", "position", "norm", "block", "n_layers", "max_seq_len")
 
 
 def different_settings(reference: Record, record: Record, is_swept: bool) -> dict[str, tuple[Any, Any]]:
@@ -207,7 +200,8 @@ def _movers(key: str, axes: Collection[str], match: str, keys: Sequence[str]) ->
     """The axes that may change a setting, directly or through a key that it follows. keys: of all configs."""
     if key == WIDTH and match in MATCHED:
         return tuple(sorted(axes))
-    through = {axis for followed in FOLLOWS.get(key, ()) for axis in _movers(followed, axes, match, keys)}
+    copied = tuple(f"model.{part}" for part in COPIED) if key == "model.layers" else ()
+    through = {axis for followed in FOLLOWS.get(key, copied) for axis in _movers(followed, axes, match, keys)}
 
     def moves(axis: str) -> bool:
         if axis in GROUPS:

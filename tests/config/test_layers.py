@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from llama_lab.config.layers import layers_at
 from llama_lab.errors import ConfigError
-from llama_lab.training.prepare import check_complete
+from llama_lab.training.prepare import check_complete, check_pattern
 from tests.composing import compose_config, decoder, options
 
 FOUR = ("size=nano",)
@@ -80,16 +80,6 @@ REFUSED = {
     "no settings": (["+pattern.a={at: 1, position: 3}"], "pattern.a.position=3: must be an option of position, or"),
     "nothing": (["+pattern.a={at: '::2'}"], "pattern.a={'at': '::2'}: must say which layers have what"),
     "no rule": (["+pattern.a=3"], "pattern.a=3: must say which layers have what"),
-    "same option": (["+pattern.a={at: 1, position: rope}"], "pattern.a.position=rope: is what the other layers have"),
-    "same value": (
-        ["+pattern.a={at: 1, position: {theta: 1e4}}"],
-        "pattern.a.position.theta=10000.0: is what the other layers have; leave it out",
-    ),
-    "same size": (["+pattern.a={at: 1, n_kv_heads: 4}"], "pattern.a.n_kv_heads=4: is what the other layers have"),
-    "no window": (
-        ["pattern=global_every_2nd"],
-        "pattern.global.attention.window=null: is what the other layers have; leave it out",
-    ),
     "added": (
         ["position=learned", "pattern=nope_every_4th"],
         "model.layers: Learned positions are added to the embeddings, before all layers",
@@ -108,6 +98,18 @@ def test_a_pattern_that_cannot_be_meant_is_refused_in_one_line(case: str) -> Non
         build(*FOUR, *overrides)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["{at: 1, position: rope}", "{at: 1, position: {theta: 1e4}}", "{at: 1, n_kv_heads: 4}", "{at: 1, attention: mha}"],
+)
+def test_a_pattern_that_was_asked_for_and_changes_nothing_is_refused(rule: str) -> None:
+    asked = f"+pattern.a={rule}"
+    cfg = compose_config(*FOUR, asked)
+    with pytest.raises(ConfigError, match="changes nothing, since all layers have that already; leave it out"):
+        check_pattern(cfg, [asked])
+    check_pattern(cfg, [])  # of a recipe whose other part was chosen otherwise
 
 
 def build(*overrides: str) -> None:

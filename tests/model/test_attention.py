@@ -138,7 +138,7 @@ def test_softcap_bounds_the_scores() -> None:
 
 def test_alibi_attends_alike_wherever_the_text_starts() -> None:
     torch.manual_seed(0)
-    layer = component("attention", "mha")(DIM, N_HEADS, N_HEADS, HEAD_DIM, norm=RMSNorm, layer=0)
+    layer = component("attention", "mha")(DIM, N_HEADS, N_HEADS, HEAD_DIM, norm=RMSNorm)
     x, encoding = torch.randn(1, T, DIM), Alibi(N_HEADS)
     near, far = (layer(x, Layout(encoding, torch.arange(start, start + T))) for start in (0, 4000))
     torch.testing.assert_close(near, far)

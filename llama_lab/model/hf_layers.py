@@ -180,5 +180,10 @@ class SomeRotary:
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
         turned = [target == ROPE for target in each(ours, "position._target_")]
-        listed = {self.listed[0]: [int(has_rope) for has_rope in turned]} if self.listed else {}
-        return listed | (self.rotary.write(at_layer(ours, turned.index(True))) if any(turned) else {})
+        if self.listed:
+            written: Settings = {self.listed[0]: [int(has_rope) for has_rope in turned]}
+        else:  # layers with RoPE are those with windows, which may be as long as the context
+            has_windows = any(each(ours, "attention.window")) or all(turned)
+            kinds = [SLIDING if has_rope else FULL for has_rope in turned]
+            written = {} if has_windows else {"layer_types": kinds, "sliding_window": ours["max_seq_len"]}
+        return written | (self.rotary.write(at_layer(ours, turned.index(True))) if any(turned) else {})

@@ -50,7 +50,6 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "model.vocab_size": (int,),
     "model.position.scaling": (dict,),
     "model.attention.window": (int,),
-    "model.attention.global_every": (int,),
     "model.attention.qk_norm": (str,),
     "model.attention.softcap": (float,),
     "model.embedding.logit_softcap": (float,),
@@ -107,6 +106,8 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
     for key, value in flatten(OmegaConf.to_container(cfg, resolve=True)).items():
         if any(default is None and key.startswith(f"{parent}.") for parent, default in defaults.items()):
             continue  # part of a component that replaces null
+        if key.startswith("pattern."):
+            continue  # rules of any names, which their resolver checks
         if any(default.startswith(f"{key}.") for default in defaults):
             raise ConfigError(f"{key}={value}: is not a single setting; {component_advice(key, value)}")
         if key not in defaults:

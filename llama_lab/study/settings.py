@@ -38,6 +38,7 @@ GROUPS = {
     "ffn": ("model.ffn", WIDTH),
     "embedding": ("model.embedding",),
     "init": ("model.init",),
+    "pattern": ("pattern", "model.layers"),
     "size": (
         "size",
         "model.dim",
@@ -62,6 +63,10 @@ FOLLOWS = {
     "model.position.std": ("model.embedding.std", "model.embedding.scale", "model.embedding.norm_input"),
     "model.position.scaling.original_max_seq_len": ("model.max_seq_len",),
 }
+
+
+# What layers that differ have copies of.
+COPIED = ("attention", "n_kv_heads", "ffn", "hidden_dim", "position", "norm", "block", "n_layers", "max_seq_len")
 
 
 def different_settings(reference: Record, record: Record, is_swept: bool) -> dict[str, tuple[Any, Any]]:
@@ -195,7 +200,8 @@ def _movers(key: str, axes: Collection[str], match: str, keys: Sequence[str]) ->
     """The axes that may change a setting, directly or through a key that it follows. keys: of all configs."""
     if key == WIDTH and match in MATCHED:
         return tuple(sorted(axes))
-    through = {axis for followed in FOLLOWS.get(key, ()) for axis in _movers(followed, axes, match, keys)}
+    copied = tuple(f"model.{part}" for part in COPIED) if key == "model.layers" else ()
+    through = {axis for followed in FOLLOWS.get(key, copied) for axis in _movers(followed, axes, match, keys)}
 
     def moves(axis: str) -> bool:
         if axis in GROUPS:

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -85,30 +86,24 @@ def expected(before: Decoder, after: Decoder, micro_batches: Sequence[tuple[Tens
 def scores_by_hand(model: Decoder, layer: int, seen: dict[str, Tensor]) -> list[Tensor]:
     """The scores of the keys that each query of each head and sequence sees, one vector for each."""
     mixer: Any = model.mixers[layer]
-    query, key = (
-        seen[f"blocks.{layer}.attention.{name}"].unflatten(-1, (-1, mixer.head_dim)) for name in ("query", "key")
-    )
-    _, _, H, Dh = query.shape
+    place = f"blocks.{layer}.attention"
+    B, T, _ = seen[place].shape
+    query, key = (seen[f"{place}.{name}"].view(B, T, -1, mixer.head_dim) for name in ("query", "key"))
+    H, Dh = query.shape[2:]
     if type(model.position).__name__ == "Rope":
-        frequencies = model.position.theta ** (-torch.arange(0, Dh, 2).double() / Dh)
-        turns = torch.polar(torch.ones(T, Dh // 2).double(), torch.outer(torch.arange(T).double(), frequencies))[
-            :, None
-        ]
-        query, key = (
-            torch.view_as_real(torch.complex(*x.chunk(2, -1)) * turns).transpose(-1, -2).flatten(-2)
-            for x in (query, key)
-        )
+        frequencies = 1e4 ** (-torch.arange(0, Dh, 2).double() / Dh)
+        turns = torch.exp(1j * torch.outer(torch.arange(T).double(), frequencies))[:, None]
+        turned = (torch.complex(*x.chunk(2, -1)) * turns for x in (query, key))
+        query, key = (torch.cat((x.real, x.imag), -1) for x in turned)
     found = []
-    for b in range(B):
-        for h in range(H):
-            for t in range(T):
-                first = 0 if mixer.window is None else max(0, t - mixer.window + 1)
-                scores = key[b, first : t + 1, h * key.shape[2] // H] @ query[b, t, h] / math.sqrt(Dh)
-                if mixer.softcap is not None:
-                    scores = mixer.softcap * (scores / mixer.softcap).tanh()
-                if type(model.position).__name__ == "Alibi":
-                    scores = scores - 2.0 ** (-8 * (h + 1) / H) * torch.arange(t - first, -1, -1)
-                found.append(scores)
+    for b, h, t in product(range(B), range(H), range(T)):
+        first = 0 if mixer.window is None else max(0, t - mixer.window + 1)
+        scores = key[b, first : t + 1, h * key.shape[2] // H] @ query[b, t, h] / math.sqrt(Dh)
+        if mixer.softcap is not None:
+            scores = mixer.softcap * (scores / mixer.softcap).tanh()
+        if type(model.position).__name__ == "Alibi":
+            scores = scores - 2.0 ** (-8 * (h + 1) / H) * torch.arange(t - first, -1, -1)
+        found.append(scores)
     return found
 
 

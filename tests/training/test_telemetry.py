@@ -269,16 +269,11 @@ def test_two_devices_read_the_gradients_and_updates_of_one(
     common = [*tiny, *SHORT, "trainer.accelerator=cpu", "train.micro_batch_size=4"]
     ran = run_train(*common, f"trainer={trainer}", "trainer.devices=2", **LOOPBACK)
     assert (ran.code, ran.err) == (0, "")
-    alone = rows(trained(tmp_path, *common))
+    # One device reads the whole batch at once: its root mean square is not the mean of those of two halves.
+    alone = rows(trained(tmp_path, *common, "train.micro_batch_size=null"))
     for ours, theirs in zip(rows(ran.run), alone, strict=True):
-        assert of_backward(ours) == pytest.approx(of_backward(theirs), rel=1e-3)
-        for name in of_telemetry(theirs):  # over both micro-batches, where one device reads the first
-            assert ours[name] == pytest.approx(theirs[name], rel=0.2)
-            assert "_max" not in name or ours[name] >= theirs[name] * (1 - 1e-4)
-
-
-def of_backward(row: Row) -> Row:
-    return {name: value for name, value in of_telemetry(row).items() if "grad" in name or "update" in name}
+        for name, value in of_telemetry(theirs).items():
+            assert ours[name] == pytest.approx(value, rel=0.02 if "_rms" in name else 1e-3)
 
 
 @pytest.mark.slow

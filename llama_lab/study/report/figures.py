@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 from plotly import graph_objects as go
 
 from llama_lab import formatting as fmt
@@ -23,6 +23,7 @@ from llama_lab.study.statistics import term_name
 from . import charts
 from .charts import Style
 from .result import CurveMetric, Finding, Result
+from .telemetry import TITLES
 
 WIDTH = 3.35  # inches, of a column in most two-column styles
 DPI = 300
@@ -79,6 +80,7 @@ LINES: dict[str, str | tuple[float, tuple[float, ...]]] = {
 }
 MARKS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "x": "X"}
 NUMBER = FuncFormatter(lambda value, _: fmt.number(value))
+NUMBER_OF_ANY_SIZE = FuncFormatter(lambda value, _: f"{value:g}")
 STEPS: Any = {"hv": "steps-post", "vh": "steps-pre"}
 
 Axis = XAxis | YAxis
@@ -210,6 +212,19 @@ def cache_sizes(result: Result) -> Figure | None:
     return _draw(result, chart, contexts, in_bytes)
 
 
+def layer_gradients(result: Result) -> Figure | None:
+    """The norm of the gradient over depth, at some steps: of blocks, and of their parts."""
+    chart = charts.telemetry(result)
+    views = [view for view in _views(chart) if view[0] == TITLES["grad_norm"]]
+
+    def scale(axis: Axis) -> None:
+        axis.axes.set_yscale("log")
+        axis.set_major_formatter(NUMBER_OF_ANY_SIZE)
+        axis.set_minor_formatter(NullFormatter())
+
+    return _draw(result, chart, _numbers, scale, views, title=lambda view: view[1]) if views else None
+
+
 INTERVALS = (
     "Bars: simultaneous 95% intervals. Filled: significant at 5% (max-t). Hollow: not. Arrow: the interval continues."
 )
@@ -226,6 +241,7 @@ FIGURES: dict[Callable[[Result], Figure | None], str] = {
     f"evaluation, of the {charts.MOST_BANDS} that end furthest from zero.",
     validation_loss: "Validation loss, mean over seeds. Bands: from the lowest to the highest seed.",
     training_loss: "Training loss, mean over seeds. Bands: from the lowest to the highest seed.",
+    layer_gradients: "Norm of the gradient over depth, mean over seeds. Faint: the first logged step, strong: the last.",
     kv_cache_front: f"Loss against KV-cache size. Dotted: the arms that no other one beats in both. {SEEDS}",
     speed_front: f"Loss against training speed. Dotted: the arms that no other one beats in both. {SEEDS}",
     learning_rates: f"Loss over learning rate. Rings: each arm's best. Crosses: rates at which runs diverged. {SEEDS}",
@@ -341,7 +357,7 @@ def _trace(panel: Axes, trace: go.Scatter, look: Style | None) -> None:
     elif trace.mode == "markers":  # a ring
         panel.plot(trace.x, trace.y, "o", markersize=8, markerfacecolor="none", color=look.colour)
     else:  # a line with a few marks that distinguish arms of equal colour and dash
-        panel.plot(trace.x, trace.y, **_style(look), markevery=max(1, len(trace.x) // 8))
+        panel.plot(trace.x, trace.y, **_style(look), alpha=trace.opacity, markevery=max(1, len(trace.x) // 8))
 
 
 def _panels(

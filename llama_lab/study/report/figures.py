@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from plotly import graph_objects as go
 
 from llama_lab import formatting as fmt
@@ -23,7 +23,7 @@ from llama_lab.study.statistics import term_name
 from . import charts
 from .charts import Style
 from .result import CurveMetric, Finding, Result
-from .telemetry import TITLES
+from .telemetry import PARTS, TITLES
 
 WIDTH = 3.35  # inches, of a column in most two-column styles
 DPI = 300
@@ -80,7 +80,6 @@ LINES: dict[str, str | tuple[float, tuple[float, ...]]] = {
 }
 MARKS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "x": "X"}
 NUMBER = FuncFormatter(lambda value, _: fmt.number(value))
-NUMBER_OF_ANY_SIZE = FuncFormatter(lambda value, _: f"{value:g}")
 STEPS: Any = {"hv": "steps-post", "vh": "steps-pre"}
 
 Axis = XAxis | YAxis
@@ -213,16 +212,20 @@ def cache_sizes(result: Result) -> Figure | None:
 
 
 def layer_gradients(result: Result) -> Figure | None:
-    """The norm of the gradient over depth, at some steps: of blocks, and of their parts."""
+    """The norms of the gradients of attention and feed-forwards over depth, at some steps."""
     chart = charts.telemetry(result)
-    views = [view for view in _views(chart) if view[0] == TITLES["grad_norm"]]
+    views = [view for view in _views(chart) if view[0] == TITLES["grad_norm"] and view[1] != PARTS["block"]]
 
-    def scale(axis: Axis) -> None:
+    def layers(axis: Axis) -> None:
+        axis.set_major_locator(MaxNLocator(6, integer=True))
+
+    def sizes(axis: Axis) -> None:
         axis.axes.set_yscale("log")
-        axis.set_major_formatter(NUMBER_OF_ANY_SIZE)
-        axis.set_minor_formatter(NullFormatter())
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_locator(NullLocator())
 
-    return _draw(result, chart, _numbers, scale, views, title=lambda view: view[1]) if views else None
+    return _draw(result, chart, layers, sizes, views, title=lambda view: view[1]) if views else None
 
 
 INTERVALS = (
@@ -241,7 +244,7 @@ FIGURES: dict[Callable[[Result], Figure | None], str] = {
     f"evaluation, of the {charts.MOST_BANDS} that end furthest from zero.",
     validation_loss: "Validation loss, mean over seeds. Bands: from the lowest to the highest seed.",
     training_loss: "Training loss, mean over seeds. Bands: from the lowest to the highest seed.",
-    layer_gradients: "Norm of the gradient over depth, mean over seeds. Faint: the first logged step, strong: the last.",
+    layer_gradients: "Norm of the gradient over depth, mean over seeds, at four logged steps, the first the faintest.",
     kv_cache_front: f"Loss against KV-cache size. Dotted: the arms that no other one beats in both. {SEEDS}",
     speed_front: f"Loss against training speed. Dotted: the arms that no other one beats in both. {SEEDS}",
     learning_rates: f"Loss over learning rate. Rings: each arm's best. Crosses: rates at which runs diverged. {SEEDS}",

@@ -51,7 +51,8 @@ def telemetry(arm: str, records: Sequence[Record]) -> Telemetry | None:
 def _table(record: Record) -> pd.DataFrame:
     """A row for each step that logged telemetry, by tokens; columns are pairs of quantity and layer."""
     rows = {
-        row["tokens"]: {place: value for name, value in row.items() if (place := parse_layer_metric(name))}
+        row["tokens"]: places
         for row in record.metrics
+        if (places := {place: value for name, value in row.items() if (place := parse_layer_metric(name))})
     }
-    return pd.DataFrame.from_dict({tokens: row for tokens, row in rows.items() if row}, orient="index")
+    return pd.DataFrame.from_dict(rows, orient="index")

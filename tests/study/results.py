@@ -425,4 +425,5 @@ def unknown() -> Result:
         interactions=(),
         learning_rates=(LearningRates("vanilla", [nan] * 5, [nothing] * 5, [0] * 5, nan, False, nan),),
         lengths=(Lengths("vanilla", 256, [256], [nothing], {256: (nans, nans)}),),
+        telemetry=(Telemetry("vanilla", [1.0], {"block_grad_norm": [[nan]], "ffn_grad_norm": [[nan]]}),),
     )

@@ -221,7 +221,7 @@ def layer_gradients(result: Result) -> Figure | None:
 
     def sizes(axis: Axis) -> None:
         axis.axes.set_yscale("log")
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_locator(LogLocator(subs=(1, 3)))
         axis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.set_minor_locator(NullLocator())
 

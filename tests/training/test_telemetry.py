@@ -277,12 +277,18 @@ def test_two_devices_read_the_gradients_and_updates_of_one(
 
 
 @pytest.mark.slow
-def test_a_compiled_run_reads_what_an_eager_one_reads(tiny: list[str], tmp_path: Path) -> None:
+def test_a_compiled_run_reads_what_an_eager_one_reads_and_trains_as_without(tiny: list[str], tmp_path: Path) -> None:
     common = [*tiny, *SHORT]
-    eager, compiled = (repeatable(trained(tmp_path / c, *common, f"trainer.compile={c}")) for c in ("false", "true"))
+    eager, compiled, plain = (
+        repeatable(
+            trained(tmp_path / f"{compiles}{on}", *common, f"trainer.compile={compiles}", f"train.telemetry={on}")
+        )
+        for compiles, on in ((False, True), (True, True), (True, False))
+    )
     assert torch._dynamo.utils.counters["frames"]["ok"] > 0
     for ours, theirs in zip(compiled, eager, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3)
+    assert without(compiled) == plain
 
 
 def test_gradients_grow_towards_the_output_in_post_norm_and_fall_in_pre_norm(tiny: list[str], tmp_path: Path) -> None:

@@ -22,13 +22,18 @@ def reference_attention(
     `query (B, H, Tq, Dh)`, `key` and `value (B, Hkv, Tk, Dh)`, additive `mask` that broadcasts to `(B, H, Tq, Tk)`.
     `softcap` bounds the scores to ±softcap by a tanh before the mask (Gemma 2, section 2). Softmax runs in float32.
     """
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = (query @ key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
+    weights: Tensor = attention_scores(query, key, mask, softcap).softmax(-1)
+    value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+    return weights.type_as(value) @ value
+
+
+def attention_scores(query: Tensor, key: Tensor, mask: Tensor, softcap: float | None = None) -> Tensor:
+    """What the softmax of attention is taken of, float32 `(B, H, Tq, Tk)`; arguments as of `reference_attention`."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores: Tensor = (query @ key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    weights: Tensor = (scores + mask).softmax(-1)
-    return weights.type_as(value) @ value
+    return scores + mask
 
 
 class GroupedQueryAttention(Mixer):
@@ -105,7 +110,7 @@ class GroupedQueryAttention(Mixer):
             assert isinstance(state, LayerCache)
             lookup = layout.lookup(state.slots)
             key, value = (seen.type_as(query) for seen in state.update(key, value, lookup))
-        mixed = self._attend(query, key, value, layout, lookup)
+        mixed = self.attend(query, key, value, layout, lookup)
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> LayerCache:
@@ -148,7 +153,7 @@ class GroupedQueryAttention(Mixer):
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup | None) -> Tensor:
         """Mix values `(B, H, Tq, Dh)`; without a mask where none is needed, since kernels are faster then."""
         key_positions = layout.positions if lookup is None else lookup.key_positions
         if self.kernel == "reference":

@@ -48,6 +48,7 @@ from .profile import Profile
 from .run import Outcome, Run, check_folder, spare_devices
 from .schedule import steps_alike
 from .stop import StopRequest
+from .telemetry import Telemetry
 from .warm_start import describe, warm_start
 
 
@@ -238,7 +239,8 @@ def fit(
         steps_alike(build(cfg.schedule, "schedule"), run.steps),
     )
     profiled = [Profile(folder.path, monitor.stopwatch)] if cfg.trainer.profile and current_rank() == 0 else []
-    callbacks = [*profiled, monitor, checkpointing]
+    watching = [Telemetry(monitor)] if cfg.train.telemetry else []
+    callbacks = [*profiled, *watching, monitor, checkpointing]
     trainer = make_trainer(run, module, callbacks, logger=loggers, val_check_interval=evaluate_every)
     outcome: Outcome
     try:

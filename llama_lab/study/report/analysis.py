@@ -62,6 +62,7 @@ from .result import (
     common_losses,
     final_losses,
 )
+from .telemetry import telemetry
 from .verdict import answer
 
 MAX_POINTS = 200  # of a curve
@@ -120,6 +121,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         speed=speed,
         difference_curves=_difference_curves(study, judged, losses, metric),
         interactions=_interactions(study, arms, metric) if effects else (),
+        telemetry=tuple(filter(None, (telemetry(arm.name, _shown(arm.records)) for arm in arms))),
         records=tuple(records),
     )
 
@@ -428,7 +430,7 @@ def _curves(arm: str, records: Sequence[Record], metric: Metric) -> Iterator[Cur
 
     The training loss is left out if arms are judged in bits per byte.
     """
-    shown = _finished(records) or [record for record in records if record.metrics]
+    shown = _shown(records)
     drawn: tuple[CurveMetric, ...] = (metric, "train/loss") if metric == "val/loss" else (metric,)
     for one in drawn if shown else ():
         rows = _logged(shown, one).groupby("tokens")
@@ -438,6 +440,11 @@ def _curves(arm: str, records: Sequence[Record], metric: Metric) -> Iterator[Cur
         flops = [n * shown[0].costs["train_flops_per_token"] for n in tokens]
         if tokens:
             yield Curve(arm, one, tokens, flops, **{name: points[name].tolist() for name in points})
+
+
+def _shown(records: Sequence[Record]) -> list[Record]:
+    """The finished runs, or, if none finished, those that logged anything."""
+    return _finished(records) or [record for record in records if record.metrics]
 
 
 def _thin(xs: list[float], most: int) -> list[float]:

@@ -20,6 +20,7 @@ from llama_lab import formatting as fmt
 from llama_lab.study.statistics import Estimate, PairedDifference, term_name
 
 from .result import Curve, DifferenceCurve, Finding, Interaction, Result, Spread
+from .telemetry import LINEAR, names
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is invisible on white.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
@@ -375,6 +376,32 @@ def positions(result: Result) -> go.Figure:
     figure = _figure(traces, "Loss by position", "position in the context", "validation loss, nats per token", 380)
     _choose(figure, "Context")
     return _mark_trained(_octaves(figure, fmt.number), {arm.trained for arm in result.lengths})
+
+
+def telemetry(result: Result) -> go.Figure:
+    """What was logged of every layer, over depth: a line for each of some steps, the stronger the later."""
+    looks = styles(result)
+    quantities = list(dict.fromkeys(quantity for arm in result.telemetry for quantity in arm.values))
+    views = {quantity: names(quantity) for quantity in quantities}
+    traces = [
+        _line(arm.arm, looks[arm.arm], range(len(row)), map(_round, row)).update(
+            meta={"arm": arm.arm, "view": views[quantity]},
+            visible=views[quantity] == views[quantities[0]],
+            opacity=(i + 1) / len(rows),
+            hovertemplate=f"%{{fullData.name}}<br>layer %{{x}}, {tokens:,.0f} tokens: %{{y:.3~g}}<extra></extra>",
+        )
+        for arm in result.telemetry
+        for quantity, rows in arm.values.items()
+        for i, (tokens, row) in enumerate(zip(arm.tokens, rows, strict=True))
+    ]
+    titles, parts = (list(dict.fromkeys(view[i] for view in views.values() if len(view) > i)) for i in (0, 1))
+    axes = {
+        title: {"yaxis.title.text": title, "yaxis.type": "linear" if title in LINEAR else "log"} for title in titles
+    }
+    figure = _figure(traces, "Layers over training", "layer, from the input", titles[0] if titles else "", height=430)
+    figure.update_yaxes(type="log", nticks=8)
+    figure.layout.meta = {"choices": {"Show": axes, "Of": {part: {} for part in parts}}}
+    return figure
 
 
 def _figure(traces: list[Any], title: str, x: str, y: str | None, height: int) -> go.Figure:

@@ -149,6 +149,7 @@ def _sections(result: Result) -> list[Section]:
         section("Arms", _differences(result), "arms", folds=False),
         section("Findings", (), "differences", "losses", "seeds", text=result.answer),
         section("Training", _training(result, found), "starts", "reach"),
+        section("Telemetry", _telemetry(result, found), "telemetry"),
         section("Cost", _cost(result, found), "costs"),
         section("Inference", _inference(result, found), "decoding", "caches"),
         section("Learning rate", _learning_rates(result, found), "learning_rates"),
@@ -228,6 +229,15 @@ def _training(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
         "drag over the chart to zoom, double-click to go back."
     )
     yield _lines(result, charts.curves(result), found.get("losses"), (), caption, wide=True)
+
+
+def _telemetry(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
+    caption = (
+        "Means over seeds; faint: the first logged step, strong: the last, two in between. Gradients are those before "
+        "clipping, updates those of the optimizer step. Activations are what blocks (the residual stream), attention "
+        "and feed-forwards return, without dropout."
+    )
+    yield _lines(result, charts.telemetry(result), found.get("telemetry"), (), caption, wide=True)
 
 
 def _cost(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:

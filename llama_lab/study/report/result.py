@@ -321,6 +321,19 @@ class Inference:
 
 
 @dataclass(frozen=True)
+class Telemetry:
+    """What the runs of one arm logged of each layer, see `train.telemetry`.
+
+    tokens: of a few logged steps, the first and the last among them. values: of each quantity, a row for each of these
+    with a value for each layer, means over seeds; nan where a layer has none.
+    """
+
+    arm: str
+    tokens: list[float]
+    values: dict[str, list[list[float]]]
+
+
+@dataclass(frozen=True)
 class Provenance:
     """How the study was run. environment: for each fact, its values with the number of runs that had them."""
 
@@ -358,4 +371,5 @@ class Result:
     notes: tuple[str, ...] = ()
     difference_curves: tuple[DifferenceCurve, ...] = ()
     interactions: tuple[Interaction, ...] = ()
+    telemetry: tuple[Telemetry, ...] = ()
     records: tuple[Record, ...] = ()

@@ -26,6 +26,9 @@ from .result import (
     final_losses,
     first_losses,
 )
+from .telemetry import names
+
+ENDS = ((0, "First"), (-1, "Last"))
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def tables(result: Result) -> dict[str, Table]:
         "seeds": _seed_losses(result),
         "starts": _starts(result),
         "reach": _to_reach(result),
+        "telemetry": _telemetry(result),
         "costs": _costs(result),
         "decoding": _decoding(result.inference),
         "caches": _caches(result.inference),
@@ -325,6 +329,17 @@ def _lengths(result: Result) -> Table:
         for arm in result.lengths
     ]
     return Table(caption, ["Arm", "Trained at", *(f"{length:,} tokens" for length in lengths)], rows)
+
+
+def _telemetry(result: Result) -> Table:
+    places = {f"{step} step, {layer.lower()} layer": (t, i) for t, step in ENDS for i, layer in ENDS}
+    rows = [
+        [arm.arm, ", ".join(names(quantity)), *(fmt.three_digits(values[t][i]) for t, i in places.values())]
+        for arm in result.telemetry
+        for quantity, values in arm.values.items()
+    ]
+    caption = "Means over seeds; gradients before clipping, updates of the optimizer step after it."
+    return Table(caption, ["Arm", "Quantity", *places], rows, frozenset({"Quantity"}))
 
 
 def _environment(result: Result) -> Table:

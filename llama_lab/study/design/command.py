@@ -23,7 +23,7 @@ from .matching import MATCHED
 
 # Settings that a study sets for each run, and what to use instead.
 RESERVED = {
-    "arch": "a study's recipes are study.base and study.target",
+    "arch": "a study's recipes are study.base and study.target, or study.recipes",
     "seed": "a study's seeds are study.seeds",
     "arm": "a study names its arms",
     "resume": "run the same command again to resume a study",

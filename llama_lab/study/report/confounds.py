@@ -154,7 +154,7 @@ def _doubtful_speeds(speed: StudySpeed, arms: Sequence[ArmResult], records: Sequ
     places.pop(here, None)
     if places:
         yield f"Speeds were measured on {here}, but runs trained on other hardware: {values_in(places, records)}."
-    if unquiet := [name for name, arm in speed.arms.items() if _is_unquiet(arm.train) or _is_unquiet(arm.decode)]:
+    if unquiet := [n for n, arm in speed.arms.items() if any(map(_is_unquiet, (arm.train, arm.decode, arm.prefill)))]:
         spread = f"rounds differ more than {MOST_UNQUIET}{TIMES} in {enumerate_some(unquiet, MOST_NAMES)}"
         yield f"The machine was not quiet while speeds were measured: {spread}."
     if logged := [arm.name for arm in arms if arm.name not in speed.arms and "perf/tokens_per_second" in arm.costs]:

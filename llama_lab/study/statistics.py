@@ -145,6 +145,12 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(n, mean, sd, float(low), float(high))
 
 
+def geometric_mean(values: Sequence[float]) -> Estimate:
+    """The geometric mean of at least one positive value, with the t interval of its logarithm; sd is that of logs."""
+    logs = estimate([math.log(value) for value in values])
+    return Estimate(logs.n, math.exp(logs.mean), logs.sd, math.exp(logs.low), math.exp(logs.high))
+
+
 def paired_difference(values: Sequence[float], reference: Sequence[float]) -> PairedDifference:
     """The paired t-test of values minus reference; at least one pair."""
     found = describe(np.subtract(values, reference), scale=max(map(abs, (*values, *reference))))

@@ -72,8 +72,9 @@ def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
     assert (found.device, found.devices, found.precision) == ("cpu", 1, "32-true")
     assert list(found.arms) == there
     for arm in found.arms.values():
-        assert len(arm.train) == len(arm.decode) == measure.ROUNDS
-        assert min(*arm.train, *arm.decode) > 0
+        assert len(arm.train) == len(arm.decode) == len(arm.prefill) == measure.ROUNDS
+        assert min(*arm.train, *arm.decode, *arm.prefill) > 0
+        assert arm.memory == []  # of a process that holds much else
     assert not (unmeasured / "lightning_logs").exists()
 
 
@@ -171,6 +172,7 @@ def test_the_report_has_the_measured_speeds_and_names_what_is_wrong_with_them(
     columns = ("perf/tokens_per_second", "perf/tokens_per_second_low", "perf/tokens_per_second_high")
     assert [float(rows["vanilla"][column]) for column in columns] == [200.0, 100.0, 300.0]
     assert float(rows["vanilla"]["decode_tokens_per_second"]) == 8.0
+    assert "prefill_tokens_per_second" not in rows["vanilla"]  # which older versions did not measure
     printed = " ".join(ran.out.split())
     assert "Speeds were measured on 1 x NVIDIA H100, 32-true" in printed
     assert "runs trained on other hardware: 1 x cpu, 32-true" in printed

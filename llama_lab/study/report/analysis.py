@@ -29,6 +29,7 @@ from llama_lab.study.statistics import (
     factorial_effects,
     first_reach,
     fit_blocked,
+    geometric_mean,
     judge,
     paired_contrast,
     paired_difference,
@@ -388,9 +389,7 @@ def _reach(records: Sequence[Record], metric: Metric, baseline: Mapping[int, Rec
             censored |= {record.seed} if own is None else set()
     if not ratios:
         return None
-    logs = estimate([math.log(ratio) for ratio in ratios.values()])
-    mean = Estimate(logs.n, math.exp(logs.mean), logs.sd, math.exp(logs.low), math.exp(logs.high))
-    return Reach(ratios, frozenset(censored), None if censored else mean)
+    return Reach(ratios, frozenset(censored), None if censored else geometric_mean([*ratios.values()]))
 
 
 def _costs(records: Sequence[Record], speed: ArmSpeed | None) -> dict[str, float]:

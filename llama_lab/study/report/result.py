@@ -17,6 +17,7 @@ from llama_lab.study.study import Arm, Study
 
 Metric = Literal["val/loss", "val/bits_per_byte"]
 METRICS: tuple[Metric, ...] = ("val/loss", "val/bits_per_byte")
+Quantity = Literal["loss", "train", "decode", "prefill", "memory", "cache", "longest"]
 CurveMetric = Literal["val/loss", "train/loss", "val/bits_per_byte"]
 
 # Costs that follow from the config, and those that are measured.
@@ -318,6 +319,36 @@ class Inference:
         """The size at the largest context measured with this element type."""
         found = (cache for cache in self.caches if cache.dtype == dtype)
         return max(found, key=lambda cache: cache.context, default=None)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An arm's value of a quantity and its rank, 1 being the best.
+
+    value: with its 95% interval, which exact values do not have; None if unknown. ranks: the interval of the rank, see
+    rank_intervals; None if the arm is not ranked, and `reason` says why.
+    """
+
+    arm: str
+    value: Estimate | None
+    ranks: tuple[int, int] | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """All arms by one quantity.
+
+    quantity: the loss; tokens per second of training, decoding and prefill, means over rounds; bytes that training
+    allocates on a GPU, and of the KV cache of a full context; the loss at the longest evaluated context, of `context`
+    tokens. better: the pairs of arms of which the first is better than the second, significantly unless values are
+    exact.
+    """
+
+    quantity: Quantity
+    standings: tuple[Standing, ...]
+    better: frozenset[tuple[str, str]]
+    context: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise
@@ -303,15 +304,15 @@ def seeds_needed(contrast: Contrast, n: int, family: int) -> SeedRange:
     return fewest, enough
 
 
-def smallest_difference(arms: int, seeds: int) -> float:
+def smallest_difference(arms: int, seeds: int, comparisons: int) -> float:
     """The difference that a study of equally noisy arms detects with 80% power, in standard deviations of a run.
 
-    For one of `arms - 1` comparisons, at Bonferroni's level, which is slightly conservative. Needs two arms and seeds.
+    For one of so many comparisons, at Bonferroni's level, which is slightly conservative. Needs two arms and seeds.
     """
     total = (arms - 1) * (seeds - 1)
     own = PRIOR_DF + total / arms
     df = min(4 / (2 / own + (2 * PRIOR_DF / own) ** 2 / total), total)
-    needed = stats.t.isf(LEVEL / 2 / (arms - 1), df)
+    needed = stats.t.isf(LEVEL / 2 / comparisons, df)
     reach = brentq(lambda shift: stats.nct.sf(needed, df, shift) - POWER, needed / 2, 4 * needed)
     return float(reach * math.sqrt(2 / seeds))
 
@@ -383,6 +384,16 @@ def _estimable(blocks: Columns, columns: dict[Term, Columns]) -> tuple[list[Term
             if abs(weight) > 1e-9:
                 aliases[alias].append(term)
     return kept, aliases
+
+
+def rank_intervals(names: Sequence[str], differ: Collection[tuple[str, str]]) -> dict[str, tuple[int, int]]:
+    """The lowest and the highest rank that the data allows each arm; all hold together with the level of the tests.
+
+    differ: (lower, higher) loss of each significant pair in a family of all pairs. Rank 1 has the lowest loss. Al
+    Mohamad, Goeman & van Zwet 2022, Biometrics 78, section 3.
+    """
+    below, above = Counter(higher for _, higher in differ), Counter(lower for lower, _ in differ)
+    return {name: (1 + below[name], len(names) - above[name]) for name in names}
 
 
 def pareto_front(costs: Sequence[float], losses: Sequence[float]) -> list[bool]:

@@ -22,6 +22,7 @@ from llama_lab.study.statistics import (
     moderate,
     paired_difference,
     pareto_front,
+    rank_intervals,
     seeds_needed,
     smallest_difference,
 )
@@ -308,10 +309,54 @@ def test_a_step_of_five_run_sds_is_found_in_95_percent_of_ladders_of_seven_steps
     assert np.mean([blocked(study, steps)[3].p < 0.05 for study in losses]) >= 0.95
 
 
+def test_many_seeds_of_equally_noisy_arms_are_judged_by_tukeys_studentized_range() -> None:
+    """The textbook's test of all pairs in complete blocks; with many seeds the prior of the variances hardly counts."""
+    arms, seeds, noise = 5, 400, 0.005
+    losses = simulated(0.0, arms, seeds)[0] + 0.0009 * np.arange(arms)[:, None]
+    pairs = list(itertools.combinations(range(arms), 2))
+    found = blocked(losses, [(later, arm) for arm, later in pairs])
+    residuals = losses - losses.mean(axis=0) - losses.mean(axis=1, keepdims=True) + losses.mean()
+    df = (arms - 1) * (seeds - 1)
+    error = math.sqrt((residuals**2).sum() / df / seeds)
+    means = losses.mean(axis=1)
+    for (arm, later), contrast in zip(pairs, found, strict=True):
+        expected = stats.studentized_range.sf(abs(means[later] - means[arm]) / error, arms, df)
+        assert contrast.mean == pytest.approx(means[later] - means[arm])
+        assert contrast.p == pytest.approx(expected, rel=0.25, abs=0.01)
+        half = error * stats.studentized_range.ppf(0.95, arms, df)
+        assert contrast.high - contrast.mean == pytest.approx(half, rel=0.06)
+    assert {contrast.p < 0.05 for contrast in found} == {True, False}
+    assert error == pytest.approx(noise / math.sqrt(seeds), rel=0.1)
+
+
+def test_the_ranks_of_an_arm_are_those_that_the_significant_pairs_allow() -> None:
+    assert rank_intervals("abcd", []) == dict.fromkeys("abcd", (1, 4))
+    found = rank_intervals("abcd", [("b", "a"), ("b", "c"), ("b", "d"), ("c", "a")])
+    assert found == {"b": (1, 1), "c": (2, 3), "d": (2, 4), "a": (3, 4)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0], ids=lambda spread: f"{spread} run-sd apart")
+def test_the_intervals_of_all_ranks_hold_together_in_93_percent_of_studies(spread: float) -> None:
+    """Of tied arms, each may have any of the ranks that they share; then every interval must have all of them."""
+    arms = 6
+    means = spread * 0.005 * np.arange(arms)
+    names = "abcdef"
+    hold = []
+    for losses in simulated(0.0, arms) + means[:, None]:
+        pairs = list(itertools.combinations(range(arms), 2))
+        contrasts = blocked(losses, pairs)
+        clear = [(pair, c.mean < 0) for pair, c in zip(pairs, contrasts, strict=True) if c.p < 0.05]
+        found = rank_intervals(names, [tuple(names[i] for i in (pair if less else pair[::-1])) for pair, less in clear])
+        true = {name: (1, arms) if spread == 0 else (i + 1, i + 1) for i, name in enumerate(names)}
+        hold.append(all(found[name][0] <= true[name][0] and true[name][1] <= found[name][1] for name in names))
+    assert np.mean(hold) >= 0.93
+
+
 @pytest.mark.parametrize(("arms", "seeds"), [(2, 3), (8, 3), (5, 5)])
 def test_the_smallest_difference_is_found_in_80_percent_of_studies(arms: int, seeds: int) -> None:
     losses = simulated(0.0, arms, seeds)[:200]
-    losses[:, 1] += 0.005 * smallest_difference(arms, seeds)
+    losses[:, 1] += 0.005 * smallest_difference(arms, seeds, arms - 1)
     pairs = [(i, 0) for i in range(1, arms)]
     assert 0.72 <= np.mean([blocked(study, pairs)[0].p < 0.05 for study in losses]) <= 0.93
 

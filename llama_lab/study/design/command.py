@@ -35,8 +35,19 @@ RESERVED = {
     "overwrite": "study.overwrite=true retrains the runs whose settings have changed",
 }
 # The keys of every study; all others are its design's. UNNAMED ones do not become part of the study's name.
-COMMON = ("seeds", "learning_rates", "tuning_seeds", "extend_rates", "margin", "measure_speed", "dry_run", "overwrite")
+COMMON = (
+    "seeds",
+    "learning_rates",
+    "tuning_seeds",
+    "extend_rates",
+    "compare",
+    "margin",
+    "measure_speed",
+    "dry_run",
+    "overwrite",
+)
 UNNAMED = tuple(f"study.{key}" for key in COMMON if key != "learning_rates")
+COMPARISONS = ("baseline", "all")
 TUNING_SEED = 1000  # added to the judged seed by default
 
 
@@ -55,6 +66,7 @@ class StudyCommand:
     learning_rates: tuple[float, ...] | None
     tuning_seeds: dict[int, int]
     extend_rates: bool
+    compare: str
     margin: float | None
     match: str
     shared: tuple[str, ...]
@@ -98,6 +110,7 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
         learning_rates=rates,
         tuning_seeds=checked_tuning_seeds(cfg.study.tuning_seeds, seeds, rates),
         extend_rates=cfg.study.extend_rates,
+        compare=checked_comparison(cfg.study.compare, option),
         margin=checked_margin(cfg.study.margin),
         match=cfg.match,
         shared=tuple(
@@ -156,6 +169,15 @@ def checked_rates(rates: Sequence[Any] | None) -> tuple[float, ...] | None:
             f"study.learning_rates={list(rates)}: must be two or more positive numbers, each once; null takes optim.lr"
         )
     return tuple(sorted(float(rate) for rate in rates))
+
+
+def checked_comparison(compare: str, option: str) -> str:
+    """What is compared. Raises ConfigError for anything but "baseline" and "all", and for all pairs of a factorial."""
+    if compare not in COMPARISONS:
+        raise ConfigError(f"study.compare={compare}: unknown; choose {' or '.join(COMPARISONS)}")
+    if compare == "all" and option == "factorial":
+        raise ConfigError("study.compare=all: a factorial tests its effects, not pairs of arms; leave it out")
+    return compare
 
 
 def checked_margin(margin: Any) -> float | None:

@@ -110,6 +110,7 @@ class Plan:
             match=command.match,
             notes=tuple(notes),
             margin=command.margin,
+            compare=command.compare,
             title=self.variants.title,
         )
 

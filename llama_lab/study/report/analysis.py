@@ -34,6 +34,7 @@ from llama_lab.study.statistics import (
     paired_contrast,
     paired_difference,
     pareto_front,
+    rank_intervals,
     seeds_needed,
 )
 from llama_lab.study.study import Study
@@ -93,8 +94,10 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     arms = _arm_results(study, judged, metric, compared, speed, is_swept=bool(rates))
     effects = _effects(study, losses[metric]) if study.design == "factorial" else ()
     tests = _tests(study, compared, effects)
+    pairs = tuple(c for pair in _family(study) if (c := compared.get(pair))) if study.compare == "all" else ()
+    ranks = _ranks(study, pairs)
     lengths = tuple(found for name, own in judged.items() if (found := _lengths(name, own)))
-    verdict, sentences = answer(study, arms, effects, lengths, metric, tests)
+    verdict, sentences = answer(study, arms, effects, pairs, ranks, lengths, metric, tests)
     return Result(
         study=study,
         metric=metric,
@@ -121,6 +124,8 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         speed=speed,
         difference_curves=_difference_curves(study, judged, losses, metric),
         interactions=_interactions(study, arms, metric) if effects else (),
+        pairs=pairs,
+        ranks=ranks,
         records=tuple(records),
     )
 
@@ -247,16 +252,39 @@ def _difference(
 
 
 def _family(study: Study) -> list[Pair]:
-    """The pairs that are tested together, as one family that answers the question of the design."""
+    """The pairs that are tested together, as one family: those of the design's question, or all.
+
+    All pairs take their direction from the comparisons to the baseline and to the step before.
+    """
+    if study.compare != "all":
+        return _question(study)
+    others = [(later.name, arm.name) for arm, later in combinations(study.arms, 2)]
+    return list({frozenset(pair): pair for pair in (*others, *_to_baseline(study), *_question(study))}.values())
+
+
+def _question(study: Study) -> list[Pair]:
+    """The pairs that answer the question of the design."""
     if study.design == "factorial":  # its family is that of its effects
         return []
     steps = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
-    return steps or [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
+    return steps or _to_baseline(study)
+
+
+def _to_baseline(study: Study) -> list[Pair]:
+    return [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
 
 
 def _ends(study: Study) -> list[Pair]:
-    """The last arm of a ladder against its first, a family of its own; empty for a ladder of one step."""
-    return [(study.arms[-1].name, study.baseline)] if study.is_chain and len(study.arms) > 2 else []
+    """The last arm of a ladder against its first, a family of its own; empty for a ladder of one step, or all pairs."""
+    is_own = study.is_chain and len(study.arms) > 2 and study.compare != "all"
+    return [(study.arms[-1].name, study.baseline)] if is_own else []
+
+
+def _ranks(study: Study, pairs: Sequence[Comparison]) -> dict[str, tuple[int, int]]:
+    """See Result.ranks."""
+    clear = [(c.change.mean, c.arm, c.against) for c in pairs if c.change.significant]
+    differ = [(arm, against) if mean < 0 else (against, arm) for mean, arm, against in clear]
+    return rank_intervals([arm.name for arm in study.arms], differ) if pairs else {}
 
 
 @dataclass(frozen=True)
@@ -282,12 +310,12 @@ class Blocks:
 def _comparisons(
     study: Study, judged: Judged, losses: Table, blocks: Blocks | None, metric: Metric, is_final: bool
 ) -> dict[Pair, Comparison]:
-    """Every arm against the one before it and against the baseline; pairs without a common seed are left out.
+    """Every arm against the one before it, the baseline and, if asked, all others, unless they share no seed.
 
     is_final: whether to estimate how many seeds are needed, which takes longer than everything else.
     """
     pairs = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
-    pairs += [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
+    pairs += [*_to_baseline(study), *_family(study)]
     found = {pair: c for pair in pairs if (c := _compare(*pair, judged, losses, metric))}
     testable = {pair: c for pair, c in found.items() if not c.untested and c.change.sd > 0}
     family = {pair: testable[pair] for pair in _family(study) if pair in testable}
@@ -348,6 +376,8 @@ def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Eff
     ]
     known_effects = sum(effect.change.is_tested for effect in effects)
     noun, to = ("step", "") if any(arm.previous for arm in study.arms) else ("comparison", " to the baseline")
+    if study.compare == "all":
+        noun, to = "pair", " of arms"
     families = [f"max-t over the {count(sizes[0], noun)}{to}"] if sizes[0] else []
     families += [f"max-t over the {count(known_effects, 'effect')}"] if known_effects else []
     families += ["a paired t-test of the last arm against the first"] if sizes[1] else []
@@ -469,7 +499,7 @@ def _difference_curves(study: Study, judged: Judged, final: Table, metric: Metri
         else:
             blocks = _blocks(judged, losses[metric])
             compared = _comparisons(study, judged, losses, blocks, metric, is_final=False)
-            found = {pair: compared[pair].change for pair in _family(study) if pair in compared}
+            found = {pair: compared[pair].change for pair in _question(study) if pair in compared}
         for pair, difference in found.items():
             points.setdefault(pair, []).append((tokens, difference))
     return tuple(

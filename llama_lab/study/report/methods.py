@@ -337,6 +337,8 @@ def _statistics(result: Result) -> list[Sentence]:
                 "; p is adjusted for the family, and its 95% intervals are simultaneous.",
             )
         )
+    if result.ranks:
+        found.append(("Intervals of ranks follow from the significant pairs and hold together", references.RANKS, "."))
     if result.study.margin is not None:
         margin = f"{result.study.margin:g} {UNITS[result.metric]}"
         tests = f"Changes of less than {margin} count as equivalent, by two one-sided tests"

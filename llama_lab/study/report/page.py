@@ -147,7 +147,7 @@ def _sections(result: Result) -> list[Section]:
     sections = [
         section("Main effects and interactions", _effects(result, found), "effects", "interactions", folds=False),
         section("Arms", _differences(result), "arms", folds=False),
-        section("Findings", (), "differences", "losses", "seeds", text=result.answer),
+        section("Findings", (), "differences", "pairs", "losses", "seeds", text=result.answer),
         section("Training", _training(result, found), "starts", "reach"),
         section("Cost", _cost(result, found), "costs"),
         section("Inference", _inference(result, found), "decoding", "caches"),

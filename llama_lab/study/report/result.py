@@ -367,7 +367,8 @@ class Result:
     metric: what arms are judged by: "val/loss", or "val/bits_per_byte" if tokenizers differ. verdict: one sentence.
     answer: several. tests: which comparisons were tested together, and how. warnings: what was not controlled, in
     sentences. notes: other remarks. speed: of the arms side by side; None if not measured, when costs have the speeds
-    that the runs logged. records: one per member of the study, in their order, tuning runs included.
+    that the runs logged. records: one per member of the study, in their order, tuning runs included. pairs, ranks:
+    of all arms, with the interval of each rank (see rank_intervals); empty unless the study compares all pairs.
     """
 
     study: Study
@@ -389,4 +390,6 @@ class Result:
     notes: tuple[str, ...] = ()
     difference_curves: tuple[DifferenceCurve, ...] = ()
     interactions: tuple[Interaction, ...] = ()
+    pairs: tuple[Comparison, ...] = ()
+    ranks: dict[str, tuple[int, int]] = field(default_factory=dict)
     records: tuple[Record, ...] = ()

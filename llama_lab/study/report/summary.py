@@ -26,6 +26,7 @@ def summary_rows(result: Result) -> list[dict[str, Any]]:
     inference = {found.arm: found for found in result.inference}
     rows = [
         _row(arm, axes, result.provenance.seeds)
+        | (dict(zip(("rank_from", "rank_to"), result.ranks[arm.name], strict=True)) if result.ranks else {})
         | _inference_columns(inference.get(arm.name))
         | _speed_columns(result.speed, arm.name)
         for arm in result.arms

@@ -50,6 +50,7 @@ def tables(result: Result) -> dict[str, Table]:
         "interactions": _interactions(result),
         "arms": _arms(result),
         "differences": _differences(result),
+        "pairs": _pairs(result),
         "losses": _losses(result),
         "seeds": _seed_losses(result),
         "starts": _starts(result),
@@ -105,6 +106,30 @@ def _differences(result: Result) -> Table:
         "Seeds needed: for 80% power, if the difference is within its own 80% interval."
     )
     return _table(caption, distinct.values(), columns, ("Compared with", "Verdict", "Why not tested"))
+
+
+def _pairs(result: Result) -> Table:
+    """A row and a column per arm; empty unless all pairs are compared."""
+    found = {(c.arm, c.against): c.change for c in result.pairs}
+
+    def cell(against: str, arm: ArmResult) -> str:
+        change = found.get((arm.name, against))
+        return f"{change.text}\n{fmt.p_value(change.p) or change.verdict}" if change else fmt.UNKNOWN
+
+    caption = (
+        f"The arm of the row minus that of the column, {fmt.UNITS[result.metric]}: negative is better. Intervals and p "
+        f"are simultaneous ({result.tests}). Rank: by loss, as far as the significant differences determine it."
+    )
+    columns = {"Rank": partial(_rank, result), **{name: partial(cell, name) for name in result.ranks}}
+    return _arm_table(result, caption, columns)
+
+
+def _rank(result: Result, arm: ArmResult) -> str:
+    """`2`, or `1 to 3`; a dash if arms are not ranked."""
+    if arm.name not in result.ranks:
+        return fmt.UNKNOWN
+    best, worst = result.ranks[arm.name]
+    return f"{best}" if best == worst else f"{best}\u00a0to\u00a0{worst}"
 
 
 def _losses(result: Result) -> Table:

@@ -105,10 +105,9 @@ def measure_in_turn(jobs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmS
             found.train.append(training_speed(jobs[name], dataset))
             if device.type == "cuda":
                 found.memory.append(peak_memory_bytes(device))
-            if current_rank() == 0:
-                decode, prefill = generation_speeds(jobs[name], dataset)
-                found.decode.append(decode)
-                found.prefill.append(prefill)
+            if current_rank() == 0 and (speeds := generation_speeds(jobs[name], dataset)):
+                found.decode.append(speeds[0])
+                found.prefill.append(speeds[1])
         if current_rank() == 0:
             print(f"measuring the speed of {len(jobs)} arms in turn: round {number + 1} of {ROUNDS}", flush=True)
     return arms
@@ -148,12 +147,14 @@ class StepTimes(L.Callback):
         self._began = now
 
 
-def generation_speeds(job: Run, dataset: Dataset) -> tuple[float, float]:
-    """Tokens per second of one sequence, not compiled: decoding at the end of the context, with the KV cache; reading.
+def generation_speeds(job: Run, dataset: Dataset) -> tuple[float, float] | None:
+    """Tokens per second of one sequence, not compiled: decoding at the end of the context, and reading all of it.
 
-    Reading, or prefill, is of a prompt that fills the context.
+    With the KV cache; None for a model that cannot decode with one.
     """
     model = place(build_model(job.cfg, dataset.index.vocab_size), job.hardware)
+    if not model.decodes:
+        return None
     context = model.max_seq_len
     new_tokens = min(NEW_TOKENS, context)
     parts = {"decode": decoding(model, 1, context, new_tokens), "prefill": reading(model, 1, context)}

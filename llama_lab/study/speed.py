@@ -1,5 +1,6 @@
 """speed.json: the speeds of a study's arms, measured in turn."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -25,7 +26,7 @@ class ArmSpeed:
     @property
     def costs(self) -> dict[str, float]:
         """The medians by metric name."""
-        rounds = {
+        rounds: dict[str, Sequence[float]] = {
             "perf/tokens_per_second": self.train,
             "decode_tokens_per_second": self.decode,
             "prefill_tokens_per_second": self.prefill,

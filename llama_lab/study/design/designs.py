@@ -224,7 +224,8 @@ class Recipes:
         overrides = () if self.lengths is None else (eval_lengths(self.lengths),)
         first = self.recipes[0]
         arms = [Arm(name, {"arch": name}, overrides=(f"arch={name}", *overrides), reference=first) for name in models]
-        return Variants(tuple(arms), title=f"{conjoin(self.recipes)} compared")
+        note = "Recipes are compared at one size and budget; at others they may rank otherwise."
+        return Variants(tuple(arms), (note,), f"{conjoin(self.recipes)} compared")
 
 
 @dataclass(frozen=True)

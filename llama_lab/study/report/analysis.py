@@ -43,6 +43,7 @@ from .cautions import cautions
 from .confounds import confounds, one_rate
 from .environment import environment
 from .inference import inference
+from .ranking import rankings
 from .result import (
     FIXED_COSTS,
     MEASURED_COSTS,
@@ -126,6 +127,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         interactions=_interactions(study, arms, metric) if effects else (),
         pairs=pairs,
         ranks=ranks,
+        rankings=rankings(study, arms, pairs, speed, metric),
         records=tuple(records),
     )
 
@@ -284,7 +286,8 @@ def _ranks(study: Study, pairs: Sequence[Comparison]) -> dict[str, tuple[int, in
     """See Result.ranks."""
     clear = [(c.change.mean, c.arm, c.against) for c in pairs if c.change.significant]
     differ = [(arm, against) if mean < 0 else (against, arm) for mean, arm, against in clear]
-    return rank_intervals([arm.name for arm in study.arms], differ) if pairs else {}
+    tested = {name for c in pairs if c.change.is_tested for name in (c.arm, c.against)}
+    return rank_intervals([arm.name for arm in study.arms if arm.name in tested], differ)
 
 
 @dataclass(frozen=True)

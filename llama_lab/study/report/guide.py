@@ -1,6 +1,6 @@
 """Which arm to choose for which need, by a study's rankings: in sentences, and as a table on the terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich import box
@@ -8,7 +8,7 @@ from rich.table import Table
 
 from llama_lab import formatting as fmt
 
-from .result import Quantity, Ranking, Result, Standing
+from .result import ArmResult, Metric, Quantity, Ranking, Result, Standing
 
 NO_CHOICE = "the evidence does not carry a choice"
 
@@ -40,33 +40,39 @@ def title(ranking: Ranking) -> str:
     return WORDINGS[ranking.quantity].title.format(fmt.number(ranking.context))
 
 
-def cell(ranking: Ranking, standing: Standing) -> str:
+def ranked(ranking: Ranking, arm: ArmResult) -> str:
     """The value with its interval, and below it the rank, or why there is none."""
-    value = standing.value
-    if value is None:
-        return standing.reason
-    shown = fmt.in_bytes(value.mean) if WORDINGS[ranking.quantity].is_bytes else value.text
-    return f"{shown}\n{f'rank {fmt.rank(standing.ranks)}' if standing.ranks else standing.reason}"
+    standing = ranking.standing(arm.name)
+    rank = f"rank {fmt.rank(standing.ranks)}" if standing.ranks else standing.reason
+    return f"{_value(ranking, standing)}\n{rank}"
 
 
-def guide(result: Result) -> Iterator[str]:
+def _value(ranking: Ranking, standing: Standing) -> str:
+    if standing.value is None:
+        return fmt.UNKNOWN
+    return fmt.in_bytes(standing.value.mean) if WORDINGS[ranking.quantity].is_bytes else standing.value.text
+
+
+def guide(result: Result) -> tuple[str, ...]:
     """A sentence for every quantity: the best arm, those that are not significantly worse, or why there is neither."""
-    for ranking in result.rankings:
-        words = WORDINGS[ranking.quantity]
-        at = f" at {fmt.number(ranking.context)} tokens" if ranking.context else ""
-        left = _left_out(ranking)
-        ranked = [standing for standing in ranking.standings if standing.ranks]
-        if not ranked:
-            yield f"{words.need}{at}: {NO_CHOICE}: {left}."
-            continue
-        yield f"{words.need}{at}: {_choice(ranking, ranked, words)}.{f' Not ranked: {left}.' if left else ''}"
+    return tuple(_advice(ranking, result.metric) for ranking in result.rankings)
 
 
-def _choice(ranking: Ranking, ranked: list[Standing], words: Wording) -> str:
+def _advice(ranking: Ranking, metric: Metric) -> str:
+    words, left = WORDINGS[ranking.quantity], _left_out(ranking)
+    need = f"{words.need} at {fmt.number(ranking.context)} tokens" if ranking.context else words.need
+    ranked = [standing for standing in ranking.standings if standing.ranks]
+    if not ranked:
+        return f"{need}: {NO_CHOICE}: {left}."
+    unit = "" if words.is_bytes else " tokens/s" if words.is_speed else f" {fmt.UNITS[metric]}"
+    return f"{need}: {_choice(ranking, ranked, words, unit)}.{f' Not ranked: {left}.' if left else ''}"
+
+
+def _choice(ranking: Ranking, ranked: Sequence[Standing], words: Wording, unit: str) -> str:
     sign = -1 if words.is_speed else 1
     best = min(ranked, key=lambda one: sign * one.value.mean if one.value else 0)
     rivals = [one.arm for one in ranked if one.arm != best.arm and (best.arm, one.arm) not in ranking.better]
-    value = cell(ranking, best).partition("\n")[0]
+    value = f"{_value(ranking, best)}{unit}"
     others = len(ranked) - 1 - len(rivals)
     if not ranked[1:]:
         return f"{best.arm} alone ({value})"
@@ -78,7 +84,7 @@ def _choice(ranking: Ranking, ranked: list[Standing], words: Wording) -> str:
     if not rivals:
         return f"{best.arm}, {words.best} ({value}): every other arm is significantly worse"
     verb = "is" if len(rivals) == 1 else "are"
-    return f"{best.arm} ({value}), or {fmt.conjoin(rivals)}, which {verb} not significantly worse; the others are"
+    return f"{best.arm} ({value}), or {fmt.conjoin(rivals)}, which {verb} not significantly worse; every other arm is"
 
 
 def _left_out(ranking: Ranking) -> str:
@@ -94,20 +100,24 @@ def _left_out(ranking: Ranking) -> str:
 
 def grid(result: Result) -> Table:
     """The values and, below them, the ranks; 80 columns are enough."""
-    known = [ranking for ranking in result.rankings if any(standing.ranks for standing in ranking.standings)]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Ranks, 1 is the best", title_justify="left")
+    known = [ranking for ranking in result.rankings if ranking.is_known]
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title="Below each value its rank: 1 is the best",
+        title_justify="left",
+    )
     table.add_column("arm", overflow="fold")
     for ranking in known:
         name = WORDINGS[ranking.quantity].short.format(fmt.number(ranking.context))
         table.add_column(name, justify="right", no_wrap=True)
-    for arm, *standings in zip(result.arms, *(ranking.standings for ranking in known), strict=True):
-        table.add_row(arm.name, *map(_short, known, standings))
+    for arm in result.arms:
+        table.add_row(arm.name, *(_short(ranking, ranking.standing(arm.name)) for ranking in known))
     return table
 
 
 def _short(ranking: Ranking, standing: Standing) -> str:
-    value, is_bytes = standing.value, WORDINGS[ranking.quantity].is_bytes
-    if value is None or not standing.ranks:
+    if standing.value is None:
         return fmt.UNKNOWN
-    shown = fmt.in_bytes(value.mean) if is_bytes else fmt.three_digits(value.mean)
-    return f"{shown}\n{fmt.rank(standing.ranks)}"
+    is_bytes, mean = WORDINGS[ranking.quantity].is_bytes, standing.value.mean
+    return f"{fmt.in_bytes(mean) if is_bytes else fmt.three_digits(mean)}\n{fmt.rank(standing.ranks)}"

@@ -15,6 +15,7 @@ from llama_lab.study.speed import StudySpeed
 from llama_lab.study.study import FILE, SUMMARY
 
 from . import charts
+from .guide import guide
 from .result import Finding, Result
 from .tables import Table, tables
 
@@ -147,6 +148,7 @@ def _sections(result: Result) -> list[Section]:
     sections = [
         section("Main effects and interactions", _effects(result, found), "effects", "interactions", folds=False),
         section("Arms", _differences(result), "arms", folds=False),
+        section("Which to choose", (), "rankings", text=guide(result), folds=False),
         section("Findings", (), "differences", "pairs", "losses", "seeds", text=result.answer),
         section("Training", _training(result, found), "starts", "reach"),
         section("Cost", _cost(result, found), "costs"),

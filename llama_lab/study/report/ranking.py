@@ -3,7 +3,6 @@
 Each quantity is a family of its own: all pairs of arms by max-t, and from these the intervals of the ranks.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations, permutations
 
@@ -76,19 +75,19 @@ def _at_longest(arms: Sequence[ArmResult], metric: Metric) -> Ranking:
         for entry in record.evaluation.lengths
     ]
     rows = pd.DataFrame(entries, columns=["arm", "seed", "length", "loss", "note"]).astype({"loss": float})
-    longest = rows["length"].max()
-    at_longest = rows[rows["length"] == longest]
-    notes = dict(at_longest.loc[at_longest["loss"].isna(), ["arm", "note"]].itertuples(index=False))
-    losses = at_longest.pivot_table("loss", "seed", "arm", aggfunc="last")
+    if rows["length"].nunique() < 2:
+        return _unknown("longest", arms, "not evaluated beyond the trained context")
+    if metric != "val/loss":
+        return _unknown("longest", arms, "nats of different tokens cannot be compared")
+    longest = int(rows["length"].max())
+    rows = rows[rows["length"] == longest]
+    notes = dict(rows.loc[rows["loss"].isna(), ["arm", "note"]].itertuples(index=False))
+    losses = rows.pivot_table("loss", "seed", "arm", aggfunc="last")
     unranked = {arm.name: reason for arm in arms if (reason := notes.get(arm.name) or _untested(arm))}
     unranked |= {arm.name: "not evaluated" for arm in arms if arm.name not in {*losses, *unranked}}
-    if metric != "val/loss":
-        unranked = {arm.name: "nats of different tokens" for arm in arms}
-    elif rows["length"].nunique() < 2:
-        unranked = {arm.name: "evaluated at no longer context" for arm in arms}
     kept = losses.drop(columns=[*unranked], errors="ignore").dropna()
     values = {name: estimate(kept[name].tolist()) for name in kept if len(kept)}
-    return _tested_ranking("longest", arms, values, unranked, kept, None if rows.empty else int(longest))
+    return _tested_ranking("longest", arms, values, unranked, kept, longest)
 
 
 def _untested(arm: ArmResult) -> str:
@@ -133,3 +132,7 @@ def _ranking(
     ranks = rank_intervals([arm.name for arm in arms if arm.name not in unranked], better)
     standings = (Standing(n, values.get(n), ranks.get(n), unranked.get(n, "")) for n in (arm.name for arm in arms))
     return Ranking(quantity, tuple(standings), frozenset(better), context)
+
+
+def _unknown(quantity: Quantity, arms: Sequence[ArmResult], reason: str) -> Ranking:
+    return _ranking(quantity, arms, {}, {arm.name: reason for arm in arms}, set())

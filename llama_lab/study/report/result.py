@@ -350,6 +350,15 @@ class Ranking:
     better: frozenset[tuple[str, str]]
     context: int | None = None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether any arm has a value."""
+        return any(standing.value for standing in self.standings)
+
+    def standing(self, arm: str) -> Standing:
+        """The standing of the arm of this name."""
+        return next(standing for standing in self.standings if standing.arm == arm)
+
 
 @dataclass(frozen=True)
 class Provenance:
@@ -392,4 +401,5 @@ class Result:
     interactions: tuple[Interaction, ...] = ()
     pairs: tuple[Comparison, ...] = ()
     ranks: dict[str, tuple[int, int]] = field(default_factory=dict)
+    rankings: tuple[Ranking, ...] = ()
     records: tuple[Record, ...] = ()

@@ -12,6 +12,7 @@ import pandas as pd
 from llama_lab import formatting as fmt
 from llama_lab.study.statistics import Effect, Estimate, term_name
 
+from .guide import ranked, title
 from .result import (
     ArmResult,
     CacheSize,
@@ -49,6 +50,7 @@ def tables(result: Result) -> dict[str, Table]:
         "effects": _effects(result),
         "interactions": _interactions(result),
         "arms": _arms(result),
+        "rankings": _rankings(result),
         "differences": _differences(result),
         "pairs": _pairs(result),
         "losses": _losses(result),
@@ -120,16 +122,24 @@ def _pairs(result: Result) -> Table:
         f"The arm of the row minus that of the column, {fmt.UNITS[result.metric]}: negative is better. Intervals and p "
         f"are simultaneous ({result.tests}). Rank: by loss, as far as the significant differences determine it."
     )
-    columns = {"Rank": partial(_rank, result), **{name: partial(cell, name) for name in result.ranks}}
+    against = [arm.name for arm in result.arms if result.pairs]
+    columns: dict[str, Callable[[ArmResult], str]] = {
+        "Rank": lambda arm: fmt.rank(result.ranks.get(arm.name)),
+        **{name: partial(cell, name) for name in against},
+    }
     return _arm_table(result, caption, columns)
 
 
-def _rank(result: Result, arm: ArmResult) -> str:
-    """`2`, or `1 to 3`; a dash if arms are not ranked."""
-    if arm.name not in result.ranks:
-        return fmt.UNKNOWN
-    best, worst = result.ranks[arm.name]
-    return f"{best}" if best == worst else f"{best}\u00a0to\u00a0{worst}"
+def _rankings(result: Result) -> Table:
+    columns = {title(found): partial(ranked, found) for found in result.rankings if found.is_known}
+    caption = (
+        f"Loss in {fmt.UNITS[result.metric]}, with 95% intervals over seeds. Speeds: geometric means over rounds, each "
+        "of which measured every arm, with their 95% intervals; of decoding and prefill for one sequence that fills "
+        "the context. Training memory: the most that PyTorch allocates on a GPU. KV cache: with 16-bit elements. "
+        "Rank: 1 is the best; its interval is as narrow as the significant differences of all pairs make it (max-t, "
+        "each column on its own), or the numbers of bytes, which are exact."
+    )
+    return _arm_table(result, caption, columns)
 
 
 def _losses(result: Result) -> Table:
@@ -234,9 +244,10 @@ def _costs(result: Result) -> Table:
 
 def _speed(result: Result, arm: ArmResult, kind: Literal["train", "decode"], cost: str) -> str:
     """The median and range of the rounds if speeds were measured side by side, else what the runs logged."""
-    if result.speed is None or arm.name not in result.speed.arms:
+    found = result.speed.arms.get(arm.name) if result.speed else None
+    rounds = getattr(found, kind, [])
+    if not rounds:
         return fmt.number(arm.costs.get(cost))
-    rounds = getattr(result.speed.arms[arm.name], kind)
     return _spread(Spread(arm.costs[cost], min(rounds), max(rounds)), fmt.number)
 
 

@@ -164,7 +164,7 @@ class Pinned(Composed):
 
 
 def test_recipes_that_the_command_line_makes_equal_are_refused() -> None:
-    with pytest.raises(ConfigError, match="study.recipes: llama2 and llama3 are one model with the settings of all"):
+    with pytest.raises(ConfigError, match=r"study.recipes: llama2 and llama3 are one model with the settings of all"):
         Recipes(["gpt2", "llama2", "llama3"]).variants(Pinned())
 
 

@@ -514,6 +514,20 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         ),
         (["study=learning_rate", "study.learning_rates=1e-3"], "study.learning_rates=0.001: must be a list"),
         (["study=kv_heads", "study.kv_heads=[]"], r"study.kv_heads=\[\]: must be one or more"),
+        (
+            ["study=recipes", "arch=gpt2"],
+            "arch=gpt2: a study's recipes are study.base and study.target, or study.recip",
+        ),
+        (["study=recipes", "study.recipes=[gpt2]"], r"study.recipes=\[gpt2\]: must be two or more distinct levels"),
+        (
+            ["study=recipes", "study.recipes=[gpt2,llama2]", "model.dim=48", "model.n_heads=3"],
+            r"model.n_kv_heads=2: does not divide n_heads=3; choose one of 1, 3 \(arm llama2\)",
+        ),
+        (
+            ["study=recipes", "study.recipes=[gpt2,llama]", "model.head_dim=7"],
+            r"model.position.fraction=1.0: turns 7 of head_dim=7 dimensions.*\(arm llama\)",
+        ),
+        (["study=recipes", "train.eval_lengths=[2]"], r"train.eval_lengths=\[2\]: the study sets train.eval_lengths"),
         (["study=add_one", "study.compare=pairs"], "study.compare=pairs: unknown; choose baseline or all"),
         (["study=factorial", "study.compare=all"], "study.compare=all: a factorial tests its effects, not pairs"),
         (["study=ladder", "study.margin=0"], "study.margin=0: must be a positive change of the loss"),

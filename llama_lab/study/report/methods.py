@@ -28,7 +28,8 @@ DESIGNS = {
     "add_one": "one change at a time: each arm is the baseline with one change",
     "leave_one_out": "leave-one-out: each arm is the baseline with one change reverted",
     "factorial": "a two-level factorial",
-    "learning_rate": "two recipes, each over a grid of learning rates",
+    "learning_rate": "whole recipes, each over a grid of learning rates",
+    "recipes": "whole recipes at one size, ranked by loss, speed, memory and loss at longer contexts",
     "kv_heads": "one model with different numbers of key and value heads",
     "depth": "blocks at several depths, with several lengths of warm-up",
     "context": "position encodings, evaluated at contexts longer than those that they were trained on",
@@ -339,6 +340,8 @@ def _statistics(result: Result) -> list[Sentence]:
         )
     if result.ranks:
         found.append(("Intervals of ranks follow from the significant pairs and hold together", references.RANKS, "."))
+        if result.speed:
+            found.append(("Speeds are ranked by the same tests of their logarithms, paired by round.",))
     if result.study.margin is not None:
         margin = f"{result.study.margin:g} {UNITS[result.metric]}"
         tests = f"Changes of less than {margin} count as equivalent, by two one-sided tests"

@@ -233,6 +233,7 @@ def _costs(result: Result) -> Table:
         "FLOPs per token, forward": lambda arm: fmt.short(arm.costs.get("flops_per_token")),
         "Tokens per second, training": lambda arm: _speed(result, arm, "train", "perf/tokens_per_second"),
         "Decoding": lambda arm: _speed(result, arm, "decode", "decode_tokens_per_second"),
+        "Prefill": lambda arm: _speed(result, arm, "prefill", "prefill_tokens_per_second"),
         "MFU": lambda arm: fmt.percent(arm.costs.get("perf/mfu")),
         "Peak memory": lambda arm: fmt.in_bytes(arm.costs.get("perf/peak_memory_bytes")),
         "KV cache, full context": _full_cache,
@@ -242,7 +243,7 @@ def _costs(result: Result) -> Table:
     return _arm_table(result, caption, columns)
 
 
-def _speed(result: Result, arm: ArmResult, kind: Literal["train", "decode"], cost: str) -> str:
+def _speed(result: Result, arm: ArmResult, kind: Literal["train", "decode", "prefill"], cost: str) -> str:
     """The median and range of the rounds if speeds were measured side by side, else what the runs logged."""
     found = result.speed.arms.get(arm.name) if result.speed else None
     rounds = getattr(found, kind, [])
@@ -259,8 +260,8 @@ def _speed_note(result: Result) -> str:
     hardware = f"{speed.devices} x {speed.device} in {speed.precision} with {speed.threads} CPU threads"
     return (
         f"Speeds: median, lowest and highest of {rounds} rounds after the runs, each of which measured every arm, on "
-        f"{hardware}. Decoding: tokens per second of one sequence on one device, at the end of the context, with the "
-        "KV cache, not compiled."
+        f"{hardware}. Decoding and prefill: tokens per second of one sequence on one device, at the end of the context "
+        "with the KV cache, and reading all of it; not compiled."
     )
 
 

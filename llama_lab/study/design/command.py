@@ -110,7 +110,7 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
         learning_rates=rates,
         tuning_seeds=checked_tuning_seeds(cfg.study.tuning_seeds, seeds, rates),
         extend_rates=cfg.study.extend_rates,
-        compare=checked_comparison(cfg.study.compare, option),
+        compare=checked_comparison(cfg.study.compare),
         margin=checked_margin(cfg.study.margin),
         match=cfg.match,
         shared=tuple(
@@ -171,12 +171,10 @@ def checked_rates(rates: Sequence[Any] | None) -> tuple[float, ...] | None:
     return tuple(sorted(float(rate) for rate in rates))
 
 
-def checked_comparison(compare: str, option: str) -> str:
-    """What is compared. Raises ConfigError for anything but "baseline" and "all", and for all pairs of a factorial."""
+def checked_comparison(compare: str) -> str:
+    """What is compared. Raises ConfigError for anything but "baseline" and "all"."""
     if compare not in COMPARISONS:
         raise ConfigError(f"study.compare={compare}: unknown; choose {' or '.join(COMPARISONS)}")
-    if compare == "all" and option == "factorial":
-        raise ConfigError("study.compare=all: a factorial tests its effects, not pairs of arms; leave it out")
     return compare
 
 

@@ -28,6 +28,7 @@ DESIGNS = {
     "add_one": "one change at a time: each arm is the baseline with one change",
     "leave_one_out": "leave-one-out: each arm is the baseline with one change reverted",
     "factorial": "a two-level factorial",
+    "options": "a comparison of options",
     "learning_rate": "two recipes, each over a grid of learning rates",
     "kv_heads": "one model with different numbers of key and value heads",
     "depth": "blocks at several depths, with several lengths of warm-up",
@@ -315,7 +316,7 @@ def _statistics(result: Result) -> list[Sentence]:
         ),
         ("The intervals of an arm's loss are 95% intervals over seeds by Student's t.",),
     ]
-    is_max_t, is_factorial = "max-t" in result.tests, result.study.design == "factorial"
+    is_max_t, is_factorial = "max-t" in result.tests, result.study.is_factorial
     if result.tests == "none":
         found.append(("Differences are means over the seeds that both arms have finished, and were not tested.",))
     elif is_max_t and is_factorial:

@@ -35,6 +35,9 @@ class Configs(Protocol):
     def recipes(self) -> list[str]:
         """The names of the recipes."""
 
+    def options(self, group: str) -> list[str]:
+        """The names of a group's options."""
+
     def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
         """The config with these overrides, and its option of every group."""
 

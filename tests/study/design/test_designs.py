@@ -37,6 +37,9 @@ class Composed:
     def recipes(self) -> list[str]:
         return options("arch")
 
+    def options(self, group: str) -> list[str]:
+        return options(group)
+
     def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             cfg = compose("config", overrides=list(overrides), return_hydra_config=True)

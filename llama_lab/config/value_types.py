@@ -30,7 +30,7 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "logger.entity": (str,),
     "logger.notes": (str,),
     "study.axes": (list,),
-    "study.learning_rates": (list,),
+    "study.learning_rates": (list, dict),
     "study.tuning_seeds": (list,),
     "study.kv_heads": (list,),
     "study.share": (float,),
@@ -67,6 +67,7 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
 NOT_NULLABLE: dict[str, tuple[Kind, ...]] = {
     "run": (str,),
     "data.files": (list, str),
+    "study.axis": (str, list),
     "trainer.devices": (int, "auto"),
     "trainer.precision": (str, int),  # so that the check of precisions refuses 16
     "trainer.num_nodes": (int, "auto"),

@@ -94,6 +94,11 @@ class Study:
         return self.title or f"{self.design.replace('_', ' ').capitalize()}: {self.baseline}{arms}"
 
     @property
+    def is_factorial(self) -> bool:
+        """Whether its arms are combinations of the options of several axes, which are judged by their effects."""
+        return self.design == "factorial" or (self.design == "options" and len(self.arms[0].axes) > 1)
+
+    @property
     def is_chain(self) -> bool:
         """Whether each arm is a step from the one before it."""
         return all(arm.previous == before.name for before, arm in pairwise(self.arms))

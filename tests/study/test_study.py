@@ -527,6 +527,10 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
             ["study=recipes", "study.recipes=[gpt2,llama]", "model.head_dim=7"],
             r"model.position.fraction=1.0: turns 7 of head_dim=7 dimensions.*\(arm llama\)",
         ),
+        (
+            ["study=recipes", "study.recipes=[gpt2,llama2,llama3]", "position=rope"],
+            "study: arms llama2 and llama3 have the same settings; leave one of them out",
+        ),
         (["study=recipes", "train.eval_lengths=[2]"], r"train.eval_lengths=\[2\]: the study sets train.eval_lengths"),
         (["study=add_one", "study.compare=pairs"], "study.compare=pairs: unknown; choose baseline or all"),
         (["study=factorial", "study.compare=all"], "study.compare=all: a factorial tests its effects, not pairs"),

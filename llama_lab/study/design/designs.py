@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal, Protocol
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from llama_lab.config.keys import COMPONENTS
 from llama_lab.config.value_types import WORDS, is_kind
@@ -34,6 +34,9 @@ class Configs(Protocol):
 
     def recipes(self) -> list[str]:
         """The names of the recipes."""
+
+    def options(self, group: str) -> list[str]:
+        """The names of a group's options."""
 
     def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
         """The config with these overrides, and its option of every group."""
@@ -211,19 +214,15 @@ class Recipes:
     lengths: Sequence[float] | None = None
 
     def variants(self, configs: Configs) -> Variants:
-        """An arm per recipe. Raises ConfigError for fewer than two, and for two that give the same model."""
+        """An arm per recipe."""
         check_levels("recipes", self.recipes, str, least=2)
-        models: dict[str, Any] = {}
         for recipe in self.recipes:
-            model = OmegaConf.to_container(compose_recipe(recipe, "recipes", configs)[0].model, resolve=True)
-            if twin := next((name for name, other in models.items() if other == model), None):
-                raise ConfigError(
-                    f"study.recipes: {twin} and {recipe} are one model with the settings of all arms; leave one out"
-                )
-            models[recipe] = model
+            compose_recipe(recipe, "recipes", configs)
         overrides = () if self.lengths is None else (eval_lengths(self.lengths),)
         first = self.recipes[0]
-        arms = [Arm(name, {"arch": name}, overrides=(f"arch={name}", *overrides), reference=first) for name in models]
+        arms = [
+            Arm(name, {"arch": name}, overrides=(f"arch={name}", *overrides), reference=first) for name in self.recipes
+        ]
         note = "Recipes are compared at one size and budget; at others they may rank otherwise."
         return Variants(tuple(arms), (note,), f"{conjoin(self.recipes)} compared")
 

@@ -74,7 +74,7 @@ def power(plan: Plan) -> list[str]:
     seeds = len({run.member.seed for run in plan.runs})
     if seeds == 1:
         return ["one seed: nothing will be tested; study.seeds=[1,2,3] or more are"]
-    if plan.study.design == "factorial" or len(plan.arms) == 1:
+    if plan.study.is_factorial or len(plan.arms) == 1:
         return []
     from llama_lab.study.statistics import smallest_difference  # SciPy takes a second
 

@@ -93,7 +93,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     blocks = _blocks(judged, losses[metric])
     compared = _comparisons(study, judged, losses, blocks, metric, is_final=True)
     arms = _arm_results(study, judged, metric, compared, speed, is_swept=bool(rates))
-    effects = _effects(study, losses[metric]) if study.design == "factorial" else ()
+    effects = _effects(study, losses[metric]) if study.is_factorial else ()
     tests = _tests(study, compared, effects)
     pairs = tuple(c for pair in _family(study) if (c := compared.get(pair))) if study.compare == "all" else ()
     ranks = _ranks(study, pairs)
@@ -266,7 +266,7 @@ def _family(study: Study) -> list[Pair]:
 
 def _question(study: Study) -> list[Pair]:
     """The pairs that answer the question of the design."""
-    if study.design == "factorial":  # its family is that of its effects
+    if study.is_factorial:  # its family is that of its effects
         return []
     steps = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
     return steps or _to_baseline(study)
@@ -497,7 +497,7 @@ def _difference_curves(study: Study, judged: Judged, final: Table, metric: Metri
         if (then := at[tokens]) is not None:
             tables = {unit: then.pivot_table(unit, "seed", "arm", aggfunc="last") for unit in METRICS}
             losses = {unit: table.reindex(columns=list(judged)) for unit, table in tables.items()}
-        if study.design == "factorial":
+        if study.is_factorial:
             found = {(effect.name, ""): effect.change for effect in _effects(study, losses[metric])}
         else:
             blocks = _blocks(judged, losses[metric])
@@ -515,15 +515,14 @@ def _interactions(study: Study, arms: Sequence[ArmResult], metric: Metric) -> tu
     """For each pair of axes all of whose combinations were run, over the seeds that all arms have finished."""
     means = common_losses(arms, metric).mean()
     axes = pd.DataFrame({arm.name: arm.axes for arm in study.arms}).T
-    base = axes.loc[study.baseline]
-    others = {axis: axes[axis][axes[axis] != base[axis]] for axis in axes}
-    levels = {axis: (base[axis], other.iloc[0]) for axis, other in others.items() if len(other)}
+    varied = {axis: options for axis, options in _options(study).items() if len(options) > 1}
     found = []
-    for first, second in combinations(levels, 2):
-        cells = means.groupby([axes[first], axes[second]]).mean()
-        a, b, c, d = (float(cells.get(cell, math.nan)) for cell in product(levels[first], levels[second]))
-        if not math.isnan(a + b + c + d):
-            found.append(Interaction((first, second), (levels[first], levels[second]), ((a, b), (c, d))))
+    for pair in combinations(varied, 2):
+        levels = varied[pair[0]], varied[pair[1]]
+        cells = means.groupby([axes[axis] for axis in pair]).mean().reindex(list(product(*levels)))
+        if cells.notna().all():
+            rows = cells.to_numpy(dtype=float).reshape(len(levels[0]), len(levels[1]))
+            found.append(Interaction(pair, levels, tuple(map(tuple, rows.tolist()))))
     return tuple(found)
 
 
@@ -536,13 +535,17 @@ def _best_trades(arms: Sequence[ArmResult], metric: Metric, cost: str, sign: int
 
 
 def _effects(study: Study, losses: pd.DataFrame) -> tuple[Effect, ...]:
-    """The effects of a two-level factorial: -1 is the baseline's option, +1 the other."""
-    base = next(arm for arm in study.arms if arm.name == study.baseline).axes
+    """The effects of a factorial, from the options of the baseline."""
     runs = [(arm.axes, seed, loss) for arm in study.arms for seed, loss in losses[arm.name].dropna().items()]
     if not runs:
         return ()
-    levels = [{axis: -1 if axes[axis] == option else 1 for axis, option in base.items()} for axes, _, _ in runs]
-    return tuple(factorial_effects(levels, [seed for _, seed, _ in runs], [loss for _, _, loss in runs]))
+    return tuple(factorial_effects(_options(study), *map(list, zip(*runs, strict=True))))
+
+
+def _options(study: Study) -> dict[str, tuple[str, ...]]:
+    """The options of each axis, the baseline's first."""
+    arms = sorted(study.arms, key=lambda arm: arm.name != study.baseline)
+    return {axis: tuple(dict.fromkeys(arm.axes[axis] for arm in arms)) for axis in arms[0].axes}
 
 
 def _divergence(run: Any) -> Divergence:

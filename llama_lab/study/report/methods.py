@@ -28,6 +28,7 @@ DESIGNS = {
     "add_one": "one change at a time: each arm is the baseline with one change",
     "leave_one_out": "leave-one-out: each arm is the baseline with one change reverted",
     "factorial": "a two-level factorial",
+    "options": "a comparison of options",
     "learning_rate": "whole recipes, each over a grid of learning rates",
     "recipes": "whole recipes at one size, ranked by loss, speed, memory and loss at longer contexts",
     "kv_heads": "one model with different numbers of key and value heads",
@@ -316,7 +317,7 @@ def _statistics(result: Result) -> list[Sentence]:
         ),
         ("The intervals of an arm's loss are 95% intervals over seeds by Student's t.",),
     ]
-    is_max_t, is_factorial = "max-t" in result.tests, result.study.design == "factorial"
+    is_max_t, is_factorial = "max-t" in result.tests, result.study.is_factorial
     if result.tests == "none":
         found.append(("Differences are means over the seeds that both arms have finished, and were not tested.",))
     elif is_max_t and is_factorial:

@@ -184,7 +184,7 @@ def _forest(result: Result, rows: Sequence[Finding], title: str, caption: str) -
 def _effects(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
     if rows := charts.effect_rows(result):
         caption = (
-            "Main effect: the change of the loss from the baseline's option of one axis to the other option, averaged "
+            "Main effect: the change of the loss from the baseline's option of one axis to another option, averaged "
             "over all settings of the other axes. Interaction: half the change of one axis's effect when the other "
             f"axis changes. {SIGNIFICANT}"
         )

@@ -186,19 +186,19 @@ class DifferenceCurve:
 class Interaction:
     """The mean loss at each combination of two axes of a factorial.
 
-    levels: each axis's option in the baseline, and the other one. means: `means[i][j]` at level i of the first axis and
-    j of the second.
+    levels: each axis's options, the baseline's first. means: `means[i][j]` at level i of the first axis and j of the
+    second.
     """
 
     axes: tuple[str, str]
-    levels: tuple[tuple[str, str], tuple[str, str]]
-    means: tuple[tuple[float, float], tuple[float, float]]
+    levels: tuple[tuple[str, ...], tuple[str, ...]]
+    means: tuple[tuple[float, ...], ...]
 
     @property
     def size(self) -> float:
-        """The absolute interaction: half the change of one axis's effect between the levels of the other."""
-        (a, b), (c, d) = self.means
-        return abs(d - c - b + a) / 2
+        """The largest absolute interaction: half the change of one axis's effect between two levels of the other."""
+        rows = [[mean - row[0] for mean in row] for row in self.means]
+        return max(abs(mean - first) / 2 for row in rows for mean, first in zip(row, rows[0], strict=True))
 
 
 @dataclass(frozen=True)

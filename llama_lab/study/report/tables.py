@@ -316,14 +316,16 @@ def _effects(result: Result) -> Table:
 def _interactions(result: Result) -> Table:
     digits = min((fmt.decimals(e.change.low, e.change.high) for e in result.effects), default=4)
     caption = (
-        f"Mean loss, {fmt.UNITS[result.metric]}, over the seeds that all arms have finished, with neither, one or both "
-        "of two axes changed from the baseline."
+        f"Mean loss, {fmt.UNITS[result.metric]}, over the seeds that all arms have finished, at each combination of "
+        "the options of two axes, averaged over the others."
     )
     rows = [
-        [term_name(found.axes), *(fmt.number(found.means[i][j], digits) for i, j in ((0, 0), (1, 0), (0, 1), (1, 1)))]
+        [term_name(found.axes), first, second, fmt.number(mean, digits)]
         for found in result.interactions
+        for first, means in zip(found.levels[0], found.means, strict=True)
+        for second, mean in zip(found.levels[1], means, strict=True)
     ]
-    return Table(caption, ["Axes", "Neither changed", "First changed", "Second changed", "Both changed"], rows)
+    return Table(caption, ["Axes", "First", "Second", "Loss"], rows, frozenset({"First", "Second"}))
 
 
 def _learning_rates(result: Result) -> Table:

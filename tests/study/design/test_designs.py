@@ -37,6 +37,9 @@ class Composed:
     def recipes(self) -> list[str]:
         return options("arch")
 
+    def options(self, group: str) -> list[str]:
+        return options(group)
+
     def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             cfg = compose("config", overrides=list(overrides), return_hydra_config=True)
@@ -154,18 +157,6 @@ def test_recipes_are_whole_and_evaluated_beyond_their_context() -> None:
     for arm in variants.arms:
         assert components(arm.overrides) == components((f"arch={arm.name}",))
         assert compose_config(*arm.overrides).train.eval_lengths == [1, 2]
-
-
-class Pinned(Composed):
-    """Configs in which the command line sets a group for all recipes."""
-
-    def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
-        return super().compose(*overrides, "position=rope")
-
-
-def test_recipes_that_the_command_line_makes_equal_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"study.recipes: llama2 and llama3 are one model with the settings of all"):
-        Recipes(["gpt2", "llama2", "llama3"]).variants(Pinned())
 
 
 def test_context_trains_short_and_evaluates_long() -> None:

@@ -1,0 +1,249 @@
+"""Options of one axis, or the combinations of several: what is an arm, what is refused, and whole studies of them."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from llama_lab.study.design.options import Options
+from llama_lab.study.report.analysis import analyse
+from llama_lab.study.study import Study
+from tests.conftest import Command, Ran
+from tests.study.design.test_designs import CONFIGS
+
+DRY = ("study=options", "study.dry_run=true", "study.seeds=[1]", "train.tokens=10240", "name=tried")
+QUICK = ("study.measure_speed=false", "study.seeds=[1,2]", "train.tokens=5120", "train.evaluations=2", "name=tried")
+
+
+@pytest.fixture
+def study(command: Command, tiny: list[str]) -> Callable[..., Ran]:
+    """Run a tiny study inside this process."""
+    return partial(command, *tiny)
+
+
+def over(axis: str, *options: str) -> tuple[str, str]:
+    return f"study.axis={axis}", f"study.options=[{','.join(options)}]"
+
+
+def test_an_arm_is_an_option_and_the_first_is_what_others_are_compared_with() -> None:
+    found = Options("gpt2", "ffn", ["relu", "swiglu", "geglu"]).variants(CONFIGS)
+    assert [arm.name for arm in found.arms] == ["relu", "swiglu", "geglu"]
+    assert {arm.reference for arm in found.arms} == {"relu"}
+    assert found.arms[1].overrides == ("arch=gpt2", "ffn=swiglu")
+    assert found.arms[1].axes == {"ffn": "swiglu"}
+    assert found.title == "gpt2 with ffn: relu, swiglu and geglu"
+
+
+def test_several_axes_make_every_combination_the_first_options_first() -> None:
+    options = [["relu", "swiglu", "geglu"], ["layernorm", "none"], [0.0, 0.1]]
+    found = Options("llama", ["ffn", "norm", "model.dropout"], options).variants(CONFIGS)
+    assert len(found.arms) == 12
+    assert found.arms[0].name == "relu+layernorm+dropout=0"
+    assert found.arms[-1].name == "geglu+norm=none+dropout=0.1"
+    assert found.arms[-1].overrides == ("arch=llama", "ffn=geglu", "norm=none", "model.dropout=0.1")
+    assert found.arms[-1].axes == {"ffn": "geglu", "norm": "none", "model.dropout": "0.1"}
+
+
+@pytest.mark.parametrize(
+    ("axis", "options", "more"),
+    [
+        ("norm", ("rmsnorm", "layernorm", "none"), ()),
+        ("block", ("prenorm", "postnorm", "parallel"), ()),
+        ("position", ("rope", "alibi", "none"), ()),
+        ("attention", ("mha", "gqa", "mha_qk_norm"), ()),
+        ("embedding", ("untied", "tied"), ()),
+        ("init", ("normal", "scaled"), ()),
+        ("size", ("pico", "nano"), ("match=none",)),
+        ("optim", ("adamw", "adam", "muon", "lion", "sgd", "adafactor"), ()),
+        ("schedule", ("cosine", "wsd", "noam"), ()),
+        ("model.position.theta", ("1e4", "5e5", "1e6"), ()),
+        ("model.dropout", ("0.0", "0.1"), ()),
+        ("model.n_layers", ("2", "1"), ("match=none",)),
+        ("model.attention.qk_norm", ("null", "head"), ()),
+        ("model.init.std", ("0.02", "0.006"), ()),
+        ("train.batch_size", ("4", "8", "16"), ()),
+        ("train.z_loss", ("0.0", "1e-4"), ()),
+        ("train.grad_clip", ("null", "1.0"), ()),
+        ("schedule.warmup", ("0.0", "0.05"), ()),
+        ("optim.weight_decay", ("0.0", "0.1"), ()),
+        ("optim.lr", ("1e-3", "2e-3"), ()),
+    ],
+)
+def test_any_group_and_any_key_is_an_axis(
+    study: Callable[..., Ran], axis: str, options: tuple[str, ...], more: tuple[str, ...]
+) -> None:
+    ran = study(*DRY, *over(axis, *options), *more)
+    assert (ran.code, ran.err) == (0, "")
+    assert f"tried: {len(options)} arms, {len(options)} runs" in ran.out
+    assert not (ran.cwd / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (over("ffn", "relu", "relu"), r"study.options=\[relu,relu\]: has relu twice; name every option once"),
+        (over("ffn", "relu"), r"study.options=\[relu\]: ffn needs two or more to compare"),
+        (
+            over("fnn", "relu", "gelu"),
+            r"study.axis=fnn: is no group, and no key with arch=llama \(did you mean ffn\?\)",
+        ),
+        (
+            over("model.theta", "1", "2"),
+            r"study.axis=model.theta: is no group.*\(did you mean model.position.theta\?\)",
+        ),
+        (
+            over("model.position", "1", "2"),
+            "study.axis=model.position: is not a single setting; choose the group position",
+        ),
+        (
+            over("ffn", "relu", "swigl"),
+            r"study.options: ffn has no option swigl \(did you mean swiglu\?\); choose among ",
+        ),
+        (over("seed", "1", "2"), "study.axis=seed: study.seeds repeats every arm at each seed"),
+        (over("study.margin", "1", "2"), "study.axis=study.margin: is of the study, not of its runs"),
+        (over("train.tokens", "5120", "10240"), "study.axis=train.tokens: arms have equal budgets; study=scaling"),
+        (over("data", "stdlib", "text"), "study.axis=data: losses on different texts cannot be compared"),
+        (over("trainer.devices", "1", "2"), "study.axis=trainer.devices: says where a run computes, not what"),
+        (over("model.hidden_dim", "32", "64"), "model.hidden_dim: is an axis, and match=params would undo it"),
+        (over("size", "pico", "nano"), "size: is an axis, and match=params would undo it; use match=none"),
+        (over("model.position.theta", "1e4", "10000"), r"study.options=\[10000,10000\]: has 10000 twice"),
+        (
+            (*over("optim.lr", "1e-3", "2e-3"), "study.learning_rates=[1e-3,2e-3]"),
+            "optim.lr: is an axis, and study.learning_rates searches it; set these to null",
+        ),
+        (
+            (*over("train.batch_size", "8", "16"), "train.tokens=6000"),
+            r"train.tokens=6000: is no whole number of steps of \d+ and \d+ tokens, .*; give train.tokens=\d+",
+        ),
+        (
+            over("[ffn,ffn]", "[relu,gelu]", "[silu,glu]"),
+            r"study.axis=\[ffn,ffn\]: must name one or more axes, each once",
+        ),
+        (over("[ffn,norm]", "relu", "gelu"), r"study.options=\[relu,gelu\]: must be a list for each of 2 axes"),
+        (over("[ffn,norm]", "[relu,gelu]"), "study.options=.*: must be a list for each of 2 axes"),
+        (
+            (*over("[ffn,norm]", "[relu,gelu]", "[rmsnorm,none]"), "study.compare=all"),
+            "study.compare=all: a factorial tests its effects, not pairs",
+        ),
+        ((*over("ffn", "relu", "gelu"), "ffn=glu"), "ffn=glu: the study sets ffn itself, arm by arm"),
+        (
+            (*over("optim", "adamw", "lion"), "study.learning_rates={adamw:[1e-3,2e-3]}"),
+            "study.learning_rates: arm lion has no grid for lion; give one grid for each arm or option",
+        ),
+        (
+            (*over("optim", "adamw", "lion"), "study.learning_rates={adamw:[1e-3,2e-3],loin:[1e-4,2e-4]}"),
+            r"study.learning_rates: loin is no arm and no option \(did you mean lion\?\); choose among adamw, lion",
+        ),
+        (
+            (*over("optim", "adamw", "lion"), "study.learning_rates={adamw:[1e-3,2e-3],lion:[1e-4]}"),
+            r"study.learning_rates.lion=\[0.0001\]: must be two or more positive numbers",
+        ),
+        (
+            (
+                *over("[optim,norm]", "[adamw,lion]", "[rmsnorm,none]"),
+                "study.learning_rates={adamw:[1,2],lion:[1,2],none:[1,2]}",
+            ),
+            "study.learning_rates: arm adamw.norm=none has grids by adamw and none",
+        ),
+        (over("model.n_kv_heads", "2", "null"), r"model.n_kv_heads=null: must be a whole number"),
+    ],
+)
+def test_what_cannot_be_is_reported_in_one_line_before_training(
+    study: Callable[..., Ran], arguments: tuple[str, ...], message: str
+) -> None:
+    ran = study(*DRY, *arguments)
+    assert ran.code == 2
+    assert re.match(f"error: {message}", ran.err), ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_an_option_that_is_another_one_with_another_name_is_refused(study: Callable[..., Ran], tmp_path: Path) -> None:
+    option = tmp_path / "my_conf" / "schedule" / "mine.yaml"
+    option.parent.mkdir(parents=True)
+    text = (
+        "# @package schedule\n_target_: llama_lab.training.schedule.cosine\n_partial_: true\nwarmup: 0.05\nfinal: 0.1\n"
+    )
+    option.write_text(text)
+    ran = study("--config-dir=my_conf", *DRY, *over("schedule", "cosine", "mine"))
+    assert ran.err == "error: study: arms cosine and mine have the same settings; leave one of them out\n"
+    option.write_text(text.replace("0.1", "0.2"))
+    assert study("--config-dir=my_conf", *DRY, *over("schedule", "cosine", "mine")).code == 0
+
+
+def test_three_options_are_trained_and_compared_with_the_first_and_with_each_other(study: Callable[..., Ran]) -> None:
+    ran = study("study=options", *over("ffn", "relu", "swiglu", "geglu"), "study.compare=all", *QUICK)
+    assert (ran.code, ran.err) == (0, "")
+    folder = ran.cwd / "runs" / "tried"
+    result = analyse(Study.load(folder), folder)
+    assert [arm.name for arm in result.arms] == ["relu", "swiglu", "geglu"]
+    assert result.tests == "max-t over the 3 pairs of arms"
+    assert all(c.change.is_tested for c in result.pairs)
+    assert {arm.to_baseline for arm in result.arms[1:]} < set(result.pairs)
+    sizes = {arm.costs["params_non_embedding"] for arm in result.arms}
+    assert max(sizes) / min(sizes) < 1.01
+    expected = ("One learning rate", "Logged speeds", "The code had", "Matching left", "Two seeds")
+    assert [w for w in result.warnings if not w.startswith(expected) and "learned little else" not in w] == []
+
+
+def test_a_key_is_an_axis_that_the_report_accuses_of_nothing(study: Callable[..., Ran]) -> None:
+    ran = study("study=options", *over("train.batch_size", "4", "8", "16"), *QUICK, "train.tokens=6144")
+    assert (ran.code, ran.err) == (0, "")
+    folder = ran.cwd / "runs" / "tried"
+    result = analyse(Study.load(folder), folder)
+    assert [arm.name for arm in result.arms] == ["batch_size=4", "batch_size=8", "batch_size=16"]
+    assert len({record.summary["tokens"] for record in result.records}) == 1
+    expected = ("Logged speeds", "The code had", "Two seeds", "Runs differ in")
+    assert [w for w in result.warnings if not w.startswith(expected) and "learned little else" not in w] == []
+
+
+def test_several_axes_are_judged_by_the_effects_of_their_options(study: Callable[..., Ran]) -> None:
+    axes = over("[ffn,norm]", "[relu,swiglu,geglu]", "[layernorm,rmsnorm]")
+    ran = study("study=options", *axes, *QUICK, "study.seeds=[1,2,3]", "train.tokens=2560")
+    assert (ran.code, ran.err) == (0, "")
+    folder = ran.cwd / "runs" / "tried"
+    result = analyse(Study.load(folder), folder)
+    assert [effect.name for effect in result.effects] == [
+        "ffn=swiglu",
+        "ffn=geglu",
+        "norm=rmsnorm",
+        "ffn=swiglu \u00d7 norm=rmsnorm",
+        "ffn=geglu \u00d7 norm=rmsnorm",
+    ]
+    assert result.tests == "max-t over the 5 effects"
+    losses = {arm.name: arm.loss.mean for arm in result.arms if arm.loss}
+    change = (
+        losses["geglu+layernorm"] + losses["geglu+rmsnorm"] - losses["relu+layernorm"] - losses["relu+rmsnorm"]
+    ) / 2
+    assert result.effects[1].change.mean == pytest.approx(change)
+    (interaction,) = result.interactions
+    assert interaction.levels == (("relu", "swiglu", "geglu"), ("layernorm", "rmsnorm"))
+    assert "ffn=geglu \u00d7 norm=rmsnorm" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_each_optimizer_is_tuned_over_its_own_grid(study: Callable[..., Ran]) -> None:
+    grids = "study.learning_rates={adamw:[1e-3,2e-3],lion:[1e-4,3e-4]}"
+    ran = study("study=options", *over("optim", "adamw", "lion"), grids, "study.extend_rates=true", *QUICK)
+    assert (ran.code, ran.err) == (0, "")
+    folder = ran.cwd / "runs" / "tried"
+    kept = Study.load(folder)
+    tried = {arm.name: {member.learning_rate for member in arm.tuning} for arm in kept.arms}
+    assert tried["adamw"] > {1e-3, 2e-3}, "the best is at an end of two"
+    assert tried["lion"] > {1e-4, 3e-4}
+    assert any("2 from 0.001 to 0.002 for adamw; 2 from 0.0001 to 0.0003 for lion, and beyond" in n for n in kept.notes)
+    result = analyse(kept, folder)
+    assert {sweep.arm: set(sweep.rates) for sweep in result.learning_rates} == tried
+    assert not any("optim" in warning or "searched" in warning for warning in result.warnings)
+
+
+def test_optimizers_at_one_rate_each_are_warned_of(study: Callable[..., Ran]) -> None:
+    ran = study("study=options", *over("optim", "adamw", "sgd"), *QUICK, "study.seeds=[1]", "train.tokens=2560")
+    assert ran.code == 0
+    assert "Each optimizer had one learning rate, which was not searched (adamw 0.002, sgd 0.3)" in ran.out
+
+
+def test_a_grid_may_be_given_by_any_option(study: Callable[..., Ran]) -> None:
+    grids = "study.learning_rates={1e4:[1e-3,2e-3],5e5:[2e-3,4e-3,8e-3]}"
+    ran = study(*DRY, *over("model.position.theta", "1e4", "5e5"), grids)
+    assert "2 arms, 2 runs, 5 runs to tune them" in ran.out

@@ -216,13 +216,12 @@ class Recipes:
     def variants(self, configs: Configs) -> Variants:
         """An arm per recipe."""
         check_levels("recipes", self.recipes, str, least=2)
+        lengths = () if self.lengths is None else (eval_lengths(self.lengths),)
+        arms = []
         for recipe in self.recipes:
             compose_recipe(recipe, "recipes", configs)
-        overrides = () if self.lengths is None else (eval_lengths(self.lengths),)
-        first = self.recipes[0]
-        arms = [
-            Arm(name, {"arch": name}, overrides=(f"arch={name}", *overrides), reference=first) for name in self.recipes
-        ]
+            overrides = (f"arch={recipe}", *lengths)
+            arms.append(Arm(recipe, {"arch": recipe}, overrides=overrides, reference=self.recipes[0]))
         note = "Recipes are compared at one size and budget; at others they may rank otherwise."
         return Variants(tuple(arms), (note,), f"{conjoin(self.recipes)} compared")
 

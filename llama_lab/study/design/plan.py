@@ -138,6 +138,8 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
     variants = command.design.variants(composer)
     folder = Path(command.runs_dir) / command.name
     check_no_file(folder, command.runs_dir)
+    if command.compare == "all" and Study("", command.option, "", variants.arms).is_factorial:
+        raise ConfigError("study.compare=all: a factorial tests its effects, not pairs of arms; leave it out")
     check_free(command, variants.arms)
     check_grids(command, variants.arms)
     drafts = {}
@@ -160,10 +162,7 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
         except ConfigError as error:
             raise ConfigError(f"{error} (arm {arm.name})") from None
     arms = compiled_alike(command, [planned[arm.name] for arm in variants.arms])
-    plan = Plan(command, variants, folder, arms, dataset, check_sources(arms, dataset))
-    if command.compare == "all" and plan.study.is_factorial:
-        raise ConfigError("study.compare=all: a factorial tests its effects, not pairs of arms; leave it out")
-    return plan
+    return Plan(command, variants, folder, arms, dataset, check_sources(arms, dataset))
 
 
 def check_sources(arms: Sequence[PlannedArm], dataset: Dataset) -> dict[str, str]:

@@ -92,7 +92,8 @@ class Plan:
     def study(self) -> Study:
         """The study as study.yaml records it."""
         command, axes = self.command, {axis for planned in self.arms for axis in planned.arm.axes}
-        settings = planned_settings(axes, command.match, [arm.runs[0].run.cfg for arm in self.arms])
+        is_swept = command.learning_rates is not None
+        settings = planned_settings(axes, command.match, [arm.runs[0].run.cfg for arm in self.arms], is_swept)
         notes = list(self.variants.notes)
         if command.learning_rates is not None:
             grids: dict[tuple[float, ...], list[str]] = {}

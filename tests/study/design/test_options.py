@@ -248,13 +248,15 @@ def test_each_optimizer_is_tuned_over_its_own_grid(study: Callable[..., Ran], ex
     assert any("2 from 0.001 to 0.002 for adamw; 2 from 0.0001 to 0.0003 for lion" in note for note in kept.notes)
     result = analyse(kept, folder)
     assert {sweep.arm: set(sweep.rates) for sweep in result.learning_rates} == tried
-    assert not any("optim" in warning or "searched" in warning for warning in result.warnings)
+    assert [w for w in result.warnings if "optim" in w or "searched" in w] == []
 
 
 def test_optimizers_at_one_rate_each_are_warned_of(study: Callable[..., Ran]) -> None:
     ran = study("study=options", *over("optim", "adamw", "sgd"), *QUICK, "study.seeds=[1]", "train.tokens=2560")
     assert ran.code == 0
-    assert "Each optimizer had one learning rate, which was not searched (adamw 0.002, sgd 0.3)" in ran.out
+    assert "Each optimizer had one learning rate, which was not searched (adamw 0.002, sgd 0.3)" in " ".join(
+        ran.out.split()
+    )
 
 
 def test_a_grid_may_be_given_by_any_option(study: Callable[..., Ran]) -> None:

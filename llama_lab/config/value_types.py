@@ -30,7 +30,7 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "logger.entity": (str,),
     "logger.notes": (str,),
     "study.axes": (list,),
-    "study.learning_rates": (list, dict),
+    "study.learning_rates": (list,),
     "study.tuning_seeds": (list,),
     "study.kv_heads": (list,),
     "study.share": (float,),

@@ -74,7 +74,7 @@ class Options:
             names, lists = [self.axis], [self.options]
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"study.axis=[{','.join(map(str, names))}]: must name one or more axes, each once")
-        if len(lists) != len(names) or not all(isinstance(options, Sequence) for options in lists) or "" in names:
+        if len(lists) != len(names) or any(isinstance(one, str) or not isinstance(one, Sequence) for one in lists):
             raise ConfigError(
                 f"study.options={shown(self.options)}: must be a list for each of {len(names)} axes, such as "
                 f"[[relu,swiglu],[layernorm,rmsnorm]]"

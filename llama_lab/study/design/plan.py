@@ -92,7 +92,8 @@ class Plan:
     def study(self) -> Study:
         """The study as study.yaml records it."""
         command, axes = self.command, {axis for planned in self.arms for axis in planned.arm.axes}
-        settings = planned_settings(axes, command.match, [arm.runs[0].run.cfg for arm in self.arms])
+        is_swept = command.learning_rates is not None
+        settings = planned_settings(axes, command.match, [arm.runs[0].run.cfg for arm in self.arms], is_swept)
         notes = list(self.variants.notes)
         if command.learning_rates is not None:
             grids: dict[tuple[float, ...], list[str]] = {}
@@ -138,6 +139,8 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
     variants = command.design.variants(composer)
     folder = Path(command.runs_dir) / command.name
     check_no_file(folder, command.runs_dir)
+    if command.compare == "all" and Study("", command.option, "", variants.arms).is_factorial:
+        raise ConfigError("study.compare=all: a factorial tests its effects, not pairs of arms; leave it out")
     check_free(command, variants.arms)
     check_grids(command, variants.arms)
     drafts = {}
@@ -160,10 +163,7 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
         except ConfigError as error:
             raise ConfigError(f"{error} (arm {arm.name})") from None
     arms = compiled_alike(command, [planned[arm.name] for arm in variants.arms])
-    plan = Plan(command, variants, folder, arms, dataset, check_sources(arms, dataset))
-    if command.compare == "all" and plan.study.is_factorial:
-        raise ConfigError("study.compare=all: a factorial tests its effects, not pairs of arms; leave it out")
-    return plan
+    return Plan(command, variants, folder, arms, dataset, check_sources(arms, dataset))
 
 
 def check_sources(arms: Sequence[PlannedArm], dataset: Dataset) -> dict[str, str]:

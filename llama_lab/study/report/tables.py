@@ -137,8 +137,8 @@ def _rankings(result: Result) -> Table:
         "of which measured every arm, with their 95% intervals; of decoding and prefill for one sequence that fills "
         "the context. Training memory: the most that PyTorch allocates on a GPU. KV cache: with 16-bit elements. "
         "Rank: 1 is the best; its interval is as narrow as the significant differences of all pairs make it (max-t, "
-        "each column on its own), or the numbers of bytes, which are exact. Arms are tested within seeds or rounds: they "
-        "may differ though their intervals overlap."
+        "each column on its own), or the numbers of bytes, which are exact. Arms are tested within seeds or rounds, so "
+        "that they may differ though their intervals overlap."
     )
     return _arm_table(result, caption, columns)
 

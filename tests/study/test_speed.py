@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from llama_lab.cli import compare_command
+from llama_lab.model import Decoder
 from llama_lab.study import measure
 from llama_lab.study.speed import StudySpeed
 from tests.conftest import Command, Ran, RunTrain
@@ -105,6 +106,16 @@ def test_a_measurement_that_fails_is_reported_and_the_report_written(
     monkeypatch.setattr(measure, "training_speed", broken)
     ran = study()
     assert "the arms' speeds could not be measured: no clock" in ran.err
+    assert (unmeasured / "report.html").exists()
+
+
+def test_models_that_cannot_decode_are_measured_in_training_alone(
+    study: Callable[..., Ran], unmeasured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Decoder, "decodes", False)
+    assert study().code == 0
+    for arm in StudySpeed.load(unmeasured).arms.values():
+        assert (len(arm.train), arm.decode, arm.prefill) == (measure.ROUNDS, [], [])
     assert (unmeasured / "report.html").exists()
 
 

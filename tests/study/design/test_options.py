@@ -18,6 +18,8 @@ from tests.study.design.test_designs import CONFIGS, Composed
 DRY = ("study=options", "study.dry_run=true", "study.seeds=[1]", "train.tokens=16384", "name=tried")
 QUICK = ("study.measure_speed=false", "study.seeds=[1,2]", "train.tokens=5120", "train.evaluations=2", "name=tried")
 
+SHARDS = ("trainer=fsdp", "trainer.devices=2", "trainer.accelerator=cpu", "hydra/launcher=local_gpus")
+
 
 @pytest.fixture
 def study(command: Command, tiny: list[str]) -> Callable[..., Ran]:
@@ -157,6 +159,10 @@ def test_what_is_no_axis_and_no_option_is_refused(axis: Any, options: list[Any],
                 "study.learning_rates={adamw:[1,2],lion:[1,2],none:[1,2]}",
             ),
             "study.learning_rates: arm adamw.norm=none has grids by adamw and none",
+        ),
+        (
+            (*over("optim", "adamw", "adafactor"), *SHARDS),
+            r"optim=adafactor: PyTorch's cannot hold sharded parameters; .* \(arm adafactor\)",
         ),
         (over("model.n_kv_heads", "2", "null"), "model.n_kv_heads=null: must be a whole number"),
     ],

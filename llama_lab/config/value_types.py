@@ -66,6 +66,7 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
 NOT_NULLABLE: dict[str, tuple[Kind, ...]] = {
     "run": (str,),
     "data.files": (list, str),
+    "study.axis": (str, list),
     "trainer.devices": (int, "auto"),
     "trainer.precision": (str, int),  # so that the check of precisions refuses 16
     "trainer.num_nodes": (int, "auto"),

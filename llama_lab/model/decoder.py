@@ -121,6 +121,11 @@ class Decoder(nn.Module):
             x = block(x, layout.of(self.position_at(i)), None if states is None else states[i])
         return x if self.norm is None else self.norm(x)  # type: ignore[no-any-return]
 
+    @property
+    def decodes(self) -> bool:
+        """Whether all mixers have a state to decode with."""
+        return all(mixer.has_state for mixer in self.mixers)
+
     def new_state(self, batch_size: int, context: int | None = None, dtype: torch.dtype | None = None) -> DecoderState:
         """An empty state for `context` tokens (default: `max_seq_len`), in `dtype` (default: the model's).
 

@@ -83,8 +83,10 @@ def different_settings(reference: Record, record: Record, is_swept: bool) -> dic
     return groups | {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def planned_settings(axes: Collection[str], match: str, configs: Sequence[DictConfig]) -> list[dict[str, Any]]:
-    """Each arm's values of the keys in which the arms of a plan differ; see `Arm.settings`.
+def planned_settings(
+    axes: Collection[str], match: str, configs: Sequence[DictConfig], is_swept: bool = False
+) -> list[dict[str, Any]]:
+    """Each arm's values of the keys in which the arms of a plan differ; see `Arm.settings`, `_own`.
 
     Includes only keys that an axis sets, or that all arms compute from other keys in the same way: any other difference
     is a mistake, which a plan does not excuse.
@@ -99,7 +101,7 @@ def planned_settings(axes: Collection[str], match: str, configs: Sequence[DictCo
     apart = [
         key
         for key in keys
-        if not belongs(key, (*OWN, *TEXT))
+        if not belongs(key, (*_own(is_swept), *TEXT))
         and is_varied(key, values)
         and (_movers(key, axes, match, keys) or not is_varied(key, written))
     ]

@@ -43,6 +43,7 @@ from .loggers import log_hparams, open_loggers
 from .longer_budget import warn_of_differences
 from .module import LanguageModel
 from .monitor import SLOW_STEPS, DivergedError, Monitor
+from .optim import check_shards
 from .profile import STEPS as PROFILED
 from .profile import Profile
 from .run import Outcome, Run, check_folder, spare_devices
@@ -137,6 +138,8 @@ def as_begun(run: Run) -> Run:
 def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
     """The module that trains `model` as the run's config says. Raises ConfigError for a setting that cannot work."""
     cfg = run.cfg
+    if run.hardware.sharded:
+        check_shards(cfg.optim._target_)
     recompute(model, cfg.train.recompute)
     optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
     clip, z_loss = cfg.train.grad_clip, cfg.train.z_loss

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 from llama_lab.runs.record import Record
@@ -353,8 +354,11 @@ def measured() -> Result:
 
 def everything() -> Result:
     """Every section in one."""
+    arms = warned().arms
     return replace(
         warned(),
+        pairs=tuple(comparison(a.name, b.name, a.loss.mean - b.loss.mean) for b, a in combinations(arms, 2)),
+        ranks={arm.name: (1, len(arms)) for arm in arms},
         inference=measured().inference,
         effects=factorial().effects,
         interactions=factorial().interactions,

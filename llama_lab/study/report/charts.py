@@ -209,8 +209,8 @@ def interactions(result: Result) -> go.Figure:
     figure = make_subplots(rows, columns, shared_yaxes="all", subplot_titles=titles, **gaps)
     for i, found in enumerate(shown):
         place = {"row": i // columns + 1, "col": i % columns + 1}
-        figure.add_traces(_interaction(found), rows=[place["row"]] * 2, cols=[place["col"]] * 2)
-        figure.update_xaxes(AXIS, range=[-0.25, 1.9], showgrid=False, **place)
+        figure.add_traces(_interaction(found), rows=place["row"], cols=place["col"])
+        figure.update_xaxes(AXIS, range=[-0.25, len(found.levels[0]) - 0.1], showgrid=False, **place)
         figure.update_yaxes(AXIS, title={"text": fmt.UNITS[result.metric]} if i % columns == 0 else None, **place)
     means = [mean for found in shown for row in found.means for mean in row]
     space = 0.15 * (max(means) - min(means)) or 0.1
@@ -449,22 +449,22 @@ def _end(found: PairedDifference, end: float, is_all: bool) -> str:
 
 def _interaction(found: Interaction) -> list[go.Scatter]:
     """A line for each level of the second axis over those of the first, labelled at its end."""
-    ends = found.means[1]
+    ends = found.means[-1]
+    highest = max(range(len(ends)), key=lambda j: (ends[j], j))
+    looks = _styles(found.levels[1])
     return [
         go.Scatter(
             x=[escape(level) for level in found.levels[0]],
-            y=[found.means[0][j], found.means[1][j]],
-            text=["", escape(level)],
+            y=list(means),
+            text=[*[""] * (len(means) - 1), escape(level)],
             mode="lines+markers+text",
-            textposition="top right" if (ends[j], j) > (ends[1 - j], 1 - j) else "bottom right",
+            textposition="top right" if j == highest else "bottom right",
             cliponaxis=False,
-            line={"color": colour, "dash": dash, "width": 2},
-            marker={"symbol": symbol, "size": 8},
+            line={"color": looks[level].colour, "dash": looks[level].dash, "width": 2},
+            marker={"symbol": looks[level].symbol, "size": 8},
             hovertemplate=f"%{{x}}, {escape(level)}: %{{y:.4f}}<extra></extra>",
         )
-        for j, (level, (colour, dash, symbol)) in enumerate(
-            zip(found.levels[1], ((INK, "solid", "circle"), (BETTER, "dash", "square")), strict=True)
-        )
+        for j, (level, means) in enumerate(zip(found.levels[1], zip(*found.means, strict=True), strict=True))
     ]
 
 

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +132,11 @@ def interactions(result: Result) -> Figure | None:
     for panel, found in zip(panels, shown, strict=True):
         levels, names = found.levels
         for name, losses, colour, mark in zip(
-            names, zip(*found.means, strict=True), (charts.INK, charts.WORSE), "os", strict=True
+            names, zip(*found.means, strict=True), cycle(charts.COLOURS), cycle("osD^v"), strict=False
         ):
-            panel.plot((0, 1), losses, color=colour, marker=mark, label=name)
-        panel.set_xticks((0, 1), levels)
-        panel.set_xlim(-0.3, 1.3)
+            panel.plot(range(len(levels)), losses, color=colour, marker=mark, label=name)
+        panel.set_xticks(range(len(levels)), levels)
+        panel.set_xlim(-0.3, len(levels) - 0.7)
         above: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.2}
         panel.legend(title=term_name(found.axes), handlelength=1.2, **above)
     return figure
@@ -237,8 +237,8 @@ SEEDS = "Bars: 95% intervals over seeds."
 FIGURES: dict[Callable[[Result], Figure | None], str] = {
     steps: f"Change at each step: mean over seeds of the paired difference to the step before. {INTERVALS}",
     differences: f"Mean over seeds of the paired difference to the baseline. {INTERVALS}",
-    effects: "Main effects, the change from one level of an axis to the other, averaged over all settings of the other "
-    f"axes, and interactions, half the change of one effect when the other axis changes. {INTERVALS}",
+    effects: "Main effects, the change from the first level of an axis to another, averaged over all settings of the "
+    f"other axes, and interactions, half the change of one effect when the other axis changes. {INTERVALS}",
     interactions: "Mean loss at each combination of the levels of two axes, averaged over the others.",
     difference_curves: "Difference over training, mean over seeds. Bands: simultaneous 95% intervals at each "
     f"evaluation, of the {charts.MOST_BANDS} that end furthest from zero.",

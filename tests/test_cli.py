@@ -466,7 +466,7 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "vocabulary abc": (["model.vocab_size=abc"], "model.vocab_size=abc: ", ""),
     "global layers": (
         ["model.n_layers=3", "model.attention.window=4", "model.attention.global_every=8"],
-        "model.attention.global_every=8: no layer of model.n_layers=3 would ignore the window",
+        "model.attention.global_every=8: no layer of model.n_layers=3 would ignore window or chunk",
         "choose a number from 2 to 3, or null",
     ),
     "global layer 1": (
@@ -476,8 +476,8 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     ),
     "all layers global": (
         ["model.attention.window=4", "model.attention.global_every=1"],
-        "model.attention.global_every=1: all layers would ignore the window; ",
-        "or model.attention.window=null",
+        "model.attention.global_every=1: all layers would ignore window and chunk; ",
+        "or set these to null",
     ),
     "no whole rotary": (
         ["model.position.fraction=0.3"],

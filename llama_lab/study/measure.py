@@ -107,8 +107,8 @@ def measure_in_turn(jobs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmS
 def training_speed(job: Run, dataset: Dataset) -> float:
     """Training tokens per second over all devices: the median of `STEPS` steps after a warm-up."""
     cfg = job.cfg
-    model = build_model(cfg, dataset.index.vocab_size)
-    module = build_module(job, model, dataset.index.val.bytes)
+    model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
+    module = build_module(job, model, dataset.bytes_per_token)
     seq_len, train = cfg.model.max_seq_len, cfg.train
     data = TokenDataModule(dataset, seq_len, train.batch_size, train.micro_batch_size, cfg.data.seed)
     times = StepTimes()
@@ -140,7 +140,7 @@ class StepTimes(L.Callback):
 
 def decoding_speed(job: Run, dataset: Dataset) -> float:
     """Decoding tokens per second of one sequence at the end of the context, with the KV cache, not compiled."""
-    model = place(build_model(job.cfg, dataset.index.vocab_size), job.hardware)
+    model = place(build_model(job.cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id), job.hardware)
     new_tokens = min(NEW_TOKENS, model.max_seq_len)
     decode = decoding(model, batch_size=1, context=model.max_seq_len, new_tokens=new_tokens)
     return new_tokens / time_in_turn({"decode": decode}, rounds=1)["decode"].median

@@ -242,7 +242,7 @@ def test_a_ring_shows_the_last_positions_and_the_new_ones(sizes: list[int], slot
         values = positions.float().view(1, 1, size, 1)
         lookup = Lookup(positions, slots, start)
         keys, returned = ring.update(-values, values, lookup)
-        where = lookup.key_positions[0]
+        where = lookup.key_places[0]
         seen = where >= 0
         assert sorted(where[seen].tolist()) == sorted(set(where[seen].tolist()))
         assert set(where[seen].tolist()) >= set(range(max(0, start + 1 - slots), start + size))

@@ -21,6 +21,7 @@ VARIANTS = {
     "window": ["attention=gqa", "model.attention.window=5"],
     "window of 1": ["attention=mqa", "model.attention.window=1"],
     "global every other": ["attention=gqa", "model.attention.window=5", "model.attention.global_every=2"],
+    "chunk": ["attention=gqa", "model.attention.chunk=5"],
     "reference": ["attention=gqa", "model.attention.window=5", "model.attention.kernel=reference"],
     "gemma2": ["attention=gqa_gemma2"],
     "qk norm": ["attention=mha_qk_norm"],

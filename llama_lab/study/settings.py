@@ -242,6 +242,6 @@ def _different(records: Sequence[Record], keys: Sequence[str]) -> dict[str, str]
 
 
 def text_of(config: Mapping[str, Any], key: str) -> str:
-    """A setting as text, the same for 16 and 16.0."""
-    value = config.get(key, UNSET)
+    """A setting as text, the same for 16 and 16.0, and for null and one that an older run lacks."""
+    value = UNSET if config.get(key) is None else config[key]
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -4,15 +4,19 @@ from copy import deepcopy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from llama_lab.config.components import build_model
 from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.generate import _static_step, prefill
+from llama_lab.model.layout import Layout
 from llama_lab.model.mask import Mask
+from llama_lab.model.mixer import Mixer
+from llama_lab.model.state import State
 from tests.composing import END_OF_TEXT, compose_config, decoder, lively
 
 LENGTH = 24
@@ -138,6 +142,34 @@ def test_decoding_knows_where_documents_start(position: str, rule: Mask) -> None
         cache = model.new_state(1, LENGTH)
         logits = torch.cat([model(piece, cache) for piece in tokens.split(sizes, 1)], 1)
         torch.testing.assert_close(logits, model(tokens), rtol=1e-5, atol=1e-5)
+
+
+class Shift(Mixer):
+    """Hands each token what the one before it in its document was."""
+
+    documents = True
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.value = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+        before = F.pad(x, (0, 0, 1, 0))[:, :-1]
+        return self.value(before.masked_fill(layout.positions[..., None] == 0, 0))
+
+    def flops_per_token(self, seq_len: int) -> float:
+        return 2 * self.value.weight.numel()
+
+
+@torch.no_grad()
+def test_another_mixer_learns_from_positions_where_documents_start() -> None:
+    cfg = compose_config("size=pico", "position=none", *DOCUMENTS)
+    cfg.model.attention = {"_target_": f"{__name__}.Shift", "_partial_": True}
+    model: Decoder = build_model(cfg, 97, END_OF_TEXT)
+    together, model.border = model(packed()), None
+    apart = torch.cat([model(document) for document in documents(packed())], 1)
+    torch.testing.assert_close(together, apart)
+    assert not torch.allclose(model(packed()), apart)
 
 
 @torch.no_grad()

@@ -173,7 +173,7 @@ class GroupedQueryAttention(Mixer):
         if self.kernel == "reference":
             return reference_attention(query, key, value, layout.mask(self.mask, lookup), self.softcap)
         needs_mask = layout.needs_mask(self.mask, lookup)
-        mask = layout.mask(self.mask, lookup).type_as(query) if needs_mask else None
+        mask = layout.mask(self.mask, lookup, query.dtype) if needs_mask else None
         if lookup is None or query.shape[2] > 1:
             shared = self.n_kv_heads != self.n_heads
             if shared and must_repeat_heads(query, needs_mask):

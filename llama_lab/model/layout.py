@@ -18,7 +18,7 @@ class Layout:
     starts: the places at which their documents start, `(B, T)`; None if tokens see other documents.
     positions: those of the tokens in their documents, or the places.
     shortest, longest: bounds on the lengths of the sequences before this pass; shapes may depend on them.
-    Masks are cached by rule, because all layers with the same rule see the same keys.
+    Masks are cached by rule and dtype, because all layers with the same rule see the same keys.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Layout:
         self.biased = type(position).bias is not Position.bias
         self._others: dict[Position, Layout] = {}
         self._lookups: dict[int, Lookup] = {}
-        self._masks: dict[Mask, Tensor] = {}
+        self._masks: dict[tuple[Mask, torch.dtype], Tensor] = {}
 
     def at_layer(self, layer: int) -> "Layout":
         """The layout of a layer: this one, or another that all layers with the same other encoding share."""
@@ -64,20 +64,27 @@ class Layout:
             return self.shortest + 1 < lookup.filled or (rule.chunk is not None and self.longest >= rule.chunk)
         return self.longest > 0 or rule.prefix is not None or (rule.reach is not None and rule.reach < n_tokens)
 
-    def mask(self, rule: Mask, lookup: Lookup | None = None) -> Tensor:
-        """Float32 to add to the scores: the position bias, and -inf for keys that the rule hides.
+    def mask(self, rule: Mask, lookup: Lookup | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+        """To add to the scores: the position bias, and -inf for keys that the rule hides.
 
         `(Tq, Tk)` or `(H, Tq, Tk)` without a cache; `(B, 1, Tq, Tk)` or `(B, H, Tq, Tk)` with one, or with documents.
         """
-        if rule not in self._masks:
-            keys = self.places if lookup is None else lookup.key_places
-            start = 0 if self.starts is None else self.starts[..., None]
-            seen = for_heads(rule.sees(self.positions[..., None], keys[..., None, :] - start), 2)
-            bias = self.position.bias(self.places, keys)
-            if bias is None:
-                bias = torch.zeros(seen.shape, device=seen.device)
-            self._masks[rule] = bias.masked_fill(~seen, float("-inf"))
-        return self._masks[rule]
+        if (rule, dtype) in self._masks:
+            return self._masks[rule, dtype]
+        mask = self._mask(rule, lookup) if dtype == torch.float32 else self.mask(rule, lookup).to(dtype)
+        if dtype == torch.float32 or not mask.requires_grad:  # gradients of layers are to add up in float32
+            self._masks[rule, dtype] = mask
+        return mask
+
+    def _mask(self, rule: Mask, lookup: Lookup | None) -> Tensor:
+        """`mask` in float32."""
+        keys = self.places if lookup is None else lookup.key_places
+        start = 0 if self.starts is None else self.starts[..., None]
+        seen = for_heads(rule.sees(self.positions[..., None], keys[..., None, :] - start), 2)
+        bias = self.position.bias(self.places, keys)
+        if bias is None:
+            bias = torch.zeros(seen.shape, device=seen.device)
+        return bias.masked_fill(~seen, float("-inf"))
 
 
 def for_heads(x: Tensor, n_dims: int) -> Tensor:

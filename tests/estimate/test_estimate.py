@@ -178,7 +178,7 @@ def test_a_parameter_takes_16_bytes_in_bf16_mixed_and_8_in_bf16_true() -> None:
 @pytest.mark.parametrize("embedding", ["tied", "untied"])
 def test_weights_gradients_and_states_are_those_that_a_run_has_after_a_step(embedding: str, tiny: list[str]) -> None:
     run = planned(*tiny, f"embedding={embedding}")
-    trained = build_module(run, decoder(f"embedding={embedding}", vocab_size=257), val_bytes=1)
+    trained = build_module(run, decoder(f"embedding={embedding}", vocab_size=257), bytes_per_token=1)
     optimizer = trained.configure_optimizers()["optimizer"]
     tokens = torch.zeros(8, 32, dtype=torch.long)
     torch.autograd.backward(trained.loss(tokens, tokens)[1])

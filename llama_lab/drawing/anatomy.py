@@ -1,7 +1,7 @@
 """The parts of a decoder, each with its settings, shapes and costs, as a picture shows them."""
 
 import inspect
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -118,8 +118,11 @@ def anatomy(name: str, model: Decoder, settings: DictConfig) -> Anatomy:
     tokens, head = model.embedding.tokens, model.embedding.head
     tied = head.weight is tokens.weight
     embedding = reader.part("embedding", model.embedding, "embedding", without=head)
-    acts = type(model.position) is not Position
-    position = reader.part("position", model.position, "position") if acts else None
+    position = None
+    if acting := [one for one in (model.position, *model.other_positions) if type(one) is not Position]:
+        position = reader.part("position", acting[0], "position")
+        position = replace(position, params=position.params + sum(reader.fresh(one) for one in acting[1:]))
+        position = replace(position, active=position.params)
     kinds: defaultdict[str, list[int]] = defaultdict(list)
     layers: dict[str, Layer] = {}
     for i, block in enumerate(model.blocks):
@@ -148,9 +151,9 @@ class Reader:
         self.model = model
         self.seen: set[Tensor] = set()
         self.units = cost_units(model)
-        nodes: Any = OmegaConf.to_container(settings, resolve=True)
-        found = [node for node in nodes.values() if isinstance(node, dict) and "_target_" in node]
-        self.settings = {str(node["_target_"]).rpartition(".")[2]: node for node in found}
+        config: Any = OmegaConf.to_container(settings, resolve=True)
+        self.config: dict[str, Any] = config
+        self.settings: Mapping[str, Mapping[str, Any]] = by_class(config)
 
     def part(self, name: str, module: nn.Module, kind: str, without: nn.Module | None = None) -> Part:
         """A module as a part. name: of the module in the decoder. without: a module in it that is a part of its own."""
@@ -173,9 +176,17 @@ class Reader:
             state=state_bytes(module, self.model.max_seq_len),
         )
 
+    def fresh(self, module: nn.Module) -> int:
+        """Parameters of a module that are in no part yet."""
+        new = {*module.parameters()} - self.seen
+        self.seen |= new
+        return sum(p.numel() for p in new)
+
     def layer(self, index: int, block: nn.Module) -> Layer:
         """A block with its children as parts, and what is left of its cost."""
         name = f"blocks.{index}"
+        others = [by_class(one) for one in self.config.get("layers") or () if index in one["at"]]
+        self.settings = ChainMap(*others[::-1], by_class(self.config))
         parts = {}
         for key, child in block.named_children():
             if not isinstance(child, UNSEEN):
@@ -190,12 +201,19 @@ class Reader:
 
     def with_position(self, index: int, mixer: Part) -> Part:
         """A mixer that says which positions it has, if other layers have others."""
-        position = self.model.position.at_layer(index)
+        position = self.model.position_at(index)
         if position is self.model.position:
             return mixer
         title = type(position).__name__
-        name = "no positions" if type(position) is Position else NAMES.get(title, title)
+        own = described(position, self.settings.get(title, {}))
+        name = "no positions" if type(position) is Position else " ".join(filter(None, (NAMES.get(title, title), own)))
         return replace(mixer, settings=", ".join(filter(None, (mixer.settings, name))))
+
+
+def by_class(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The components of a config by the names of their classes."""
+    found = [node for node in config.values() if isinstance(node, dict) and "_target_" in node]
+    return {str(node["_target_"]).rpartition(".")[2]: node for node in found}
 
 
 def total(parts: Mapping[str, Part], what: str) -> float:

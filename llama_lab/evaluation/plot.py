@@ -15,7 +15,7 @@ from .display import smallest_caches
 
 
 def plot_evaluation(found: Evaluation, folder: Path) -> None:
-    """Write eval.png into a run's folder: a panel for each thing that was found."""
+    """Write eval.png, or eval_ema.png, into a run's folder: a panel for each thing that was found."""
     panels = [draw for part, draw in PANELS if any(getattr(e, "loss", 0) is not None for e in getattr(found, part))]
     if not panels:
         return
@@ -26,7 +26,7 @@ def plot_evaluation(found: Evaluation, folder: Path) -> None:
         axes = figure.add_subplot(rows, columns, number)
         axes.set_prop_cycle(color=PALETTE)
         draw(found, axes)
-    save(figure, folder / "eval.png")
+    save(figure, (folder / found.FILE).with_suffix(".png"))
 
 
 def by_position(found: Evaluation, axes: Axes) -> None:

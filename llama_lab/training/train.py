@@ -138,8 +138,8 @@ def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
     cfg = run.cfg
     recompute(model, cfg.train.recompute)
     optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
-    clip, z_loss = cfg.train.grad_clip, cfg.train.z_loss
-    module = LanguageModel(model, optimizer, schedule, run.steps, val_bytes, clip, z_loss, cfg.seed, is_probe(cfg))
+    clip, z_loss, ema = cfg.train.grad_clip, cfg.train.z_loss, cfg.train.ema
+    module = LanguageModel(model, optimizer, schedule, run.steps, val_bytes, clip, z_loss, cfg.seed, is_probe(cfg), ema)
     module.configure_optimizers()  # so that a bad setting is refused before anything is written
     return module
 

@@ -272,6 +272,11 @@ def _optimization(runs: Sequence[Record]) -> list[Sentence]:
     ]
     if any(record.config.get("train.z_loss") for record in runs):
         found.append((f"The weight of the z-loss is {_of_config(runs, 'train.z_loss')}", references.Z_LOSS, "."))
+    if any(record.config.get("train.ema") is not None for record in runs):
+        decay = _of_config(runs, "train.ema")
+        found.append(
+            (f"An exponential moving average of the weights with a decay of {decay} per step is evaluated, too.",)
+        )
     return found
 
 

@@ -83,7 +83,8 @@ class ArmResult:
     """An arm at the learning rates it is judged at.
 
     learning_rates: of its runs, each once. records: its runs at these rates, finished or not. loss, bits: over the
-    finished ones; None without any. accuracy: the same of a probe's answers. to_reach: "tokens", "flops" (of training)
+    finished ones; None without any. accuracy: the same of a probe's answers. ema: of the average of the weights,
+    where they have one. to_reach: "tokens", "flops" (of training)
     and "seconds" to the baseline's final loss at the same seed, means over seeds; empty unless every seed reached it.
     reach: the tokens seed by seed. costs: the known ones of FIXED_COSTS, and means over seeds of MEASURED_COSTS.
     difference: config groups and keys that differ from the arm before, or else from the baseline, with (its value, this
@@ -102,6 +103,7 @@ class ArmResult:
     costs: dict[str, float] = field(default_factory=dict)
     difference: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     accuracy: Estimate | None = None
+    ema: Estimate | None = None
 
     @property
     def name(self) -> str:

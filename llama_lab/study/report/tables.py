@@ -110,6 +110,7 @@ def _differences(result: Result) -> Table:
 def _losses(result: Result) -> Table:
     columns: dict[str, Callable[[ArmResult], str]] = {
         "Nats per token": lambda arm: _text(arm.loss),
+        "Of averaged weights": lambda arm: _text(arm.ema),
         "Of the best predictor": lambda arm: fmt.number(arm.entropy_floor, 4),
         "Accuracy": lambda arm: _text(arm.accuracy),
         "Bits per byte": lambda arm: _text(arm.bits),

@@ -18,6 +18,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from llama_lab.data import IGNORE
 from llama_lab.devices.strategy import unsynchronized
 from llama_lab.model import Decoder
+from llama_lab.model.loss import plain_loss
 
 
 class LanguageModel(L.LightningModule):
@@ -108,8 +109,11 @@ class LanguageModel(L.LightningModule):
         inputs, targets = batch
         # Eager, since the last batch is smaller, and compiling for it would take longer than it saves.
         with torch.compiler.set_stance("force_eager"):
-            nll = self.model.loss(inputs, targets)[0].item()
-            correct = int((self.model(inputs).argmax(-1) == targets).sum()) if self.with_accuracy else 0
+            if self.with_accuracy:
+                logits = self.model(inputs)
+                nll, correct = plain_loss(logits, targets)[0].item(), int((logits.argmax(-1) == targets).sum())
+            else:
+                nll, correct = self.model.loss(inputs, targets)[0].item(), 0
             ema_nll = self.ema.loss(inputs, targets)[0].item() if self.ema is not None else 0.0
         found = (nll, int((targets != IGNORE).sum()), correct, ema_nll)
         self._val_sums += [[0.0] * len(found) for _ in range(len(self._val_sums), dataloader_idx + 1)]

@@ -36,7 +36,7 @@ from .pruning import Evaluations, pruning
 from .results import FOLDER, MESSAGE, STATUS, Results, print_line
 from .settings import TRIALS, SearchSettings, setting_error
 from .space import Parameter, read_space
-from .storage import open_study
+from .storage import ANEW, open_study
 
 # Settings that make a trial's run, and why a search cannot have them.
 RESERVED = {
@@ -147,7 +147,8 @@ class Search:
         self._study = open_study(folder, settings, instantiate(cfg.hydra.sweeper.pruner), definition, cfg.overwrite)
         self._results = Results(self._study, folder, cfg, settings.metric, space, fixed)
         self._had: set[int] = set()  # trials of this command
-        self._cleared: set[Path] = set()  # folders of their runs
+        # Folders of runs that this search has begun, in this command or an earlier one.
+        self._begun = {Path(one.user_attrs[FOLDER]) for one in self._study.trials if FOLDER in one.user_attrs}
 
     def work(self) -> None:
         """Run batches of trials until the search has had all, and print the best."""
@@ -244,11 +245,12 @@ class Search:
         return planned
 
     def _clear(self, folder: RunFolder) -> None:
-        """With overwrite=true, delete a run of earlier times; two trials of this command may share one."""
-        if self._cfg.overwrite and folder.path not in self._cleared and (folder.path / Status.FILE).exists():
+        """In a search that began with overwrite=true, delete a run from before it; two of its trials may share one."""
+        is_old = self._study.user_attrs.get(ANEW, False) and folder.path not in self._begun
+        if is_old and (folder.path / Status.FILE).exists():
             with locked(folder.path):
                 folder.clear()
-        self._cleared.add(folder.path)
+        self._begun.add(folder.path)
 
     def _collect(self, planned: Planned, result: JobReturn) -> None:
         """Tell Optuna how a run ended that was launched."""

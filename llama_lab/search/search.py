@@ -4,6 +4,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from inspect import signature
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +15,14 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig
 from optuna.trial import Trial, TrialState
 
 from llama_lab.config.arguments import quote
 from llama_lab.config.components import override_key
 from llama_lab.config.messages import USER_ERRORS, one_line
+from llama_lab.config.value_types import WORDS, is_kind
 from llama_lab.errors import INTERRUPTED, ConfigError, FinishedRunError, RunFailedError, first_line
 from llama_lab.files import discard, report_disk_errors
 from llama_lab.formatting import conjoin
@@ -45,6 +47,13 @@ RESERVED = {
     "estimate": "a search trains; leave out the sweeper to estimate one of its runs",
     "measure": "a search trains; leave out the sweeper to measure a study",
 }
+TYPES = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "str": str,
+    "None": type(None),
+}  # of a sampler's settings, as their class declares them
 NO_ARM = ("name", "arm", *CHANGEABLE)  # settings that give a run no folder of its own
 
 
@@ -86,9 +95,22 @@ def read_settings(cfg: DictConfig) -> SearchSettings:
     for part in ("sampler", "pruner"):
         if not isinstance(node[part], DictConfig):
             raise setting_error(part, node[part], f"choose it as hydra/sweeper/{part}={node[part]}")
+        check_types(part, node[part])
     settings = SearchSettings(**{name: node[name] for name in vars(SearchSettings())})
     settings.check_metric(COLUMNS[1:])
     return settings
+
+
+def check_types(part: str, node: DictConfig) -> None:
+    """Raise ConfigError for a setting of a sampler or pruner of another type than its class declares."""
+    parameters = signature(get_class(node._target_)).parameters
+    for name in parameters.keys() & node.keys():
+        declared = parameters[name].annotation  # text in some of Optuna's files
+        kinds = str(getattr(declared, "__name__", declared)).split(" | ")
+        if not {*kinds} <= TYPES.keys() or any(is_kind(node[name], TYPES[kind]) for kind in kinds):
+            continue
+        wanted = " or ".join("null" if kind == "None" else WORDS[TYPES[kind]] for kind in kinds)
+        raise setting_error(f"{part}.{name}", node[name], f"must be {wanted}")
 
 
 def check_command(cfg: DictConfig) -> None:

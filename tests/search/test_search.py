@@ -274,6 +274,18 @@ def test_a_search_can_be_kept_in_a_database(command: Command, tiny: list[str]) -
         ([RATES, "hydra.sweeper.storage=a.db"], "hydra.sweeper.storage=a.db: must be an Optuna URL"),
         ([RATES, "hydra.sweeper.storage=no://a"], "hydra.sweeper.storage=no://a: cannot be opened"),
         ([RATES, "hydra.sweeper.sampler=grid"], "hydra.sweeper.sampler=grid: choose it as hydra/sweeper/sampler=grid"),
+        (
+            [RATES, "hydra.sweeper.sampler.n_startup_trials=abc"],
+            "hydra.sweeper.sampler.n_startup_trials=abc: must be a whole number",
+        ),
+        (
+            [RATES, "hydra.sweeper.pruner.n_startup_trials=1.5"],
+            "hydra.sweeper.pruner.n_startup_trials=1.5: must be a whole number",
+        ),
+        (
+            [RATES, "+hydra.sweeper.sampler.multivariate=3"],
+            "hydra.sweeper.sampler.multivariate=3: must be true or false",
+        ),
         ([RATES, "hydra/sweeper/pruner=medin"], "hydra/sweeper/pruner=medin: no such option (did you mean median?)"),
         (
             [NORMS, "hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=3"],

@@ -79,9 +79,10 @@ def power(plan: Plan) -> list[str]:
     from llama_lab.study.statistics import smallest_difference  # SciPy takes a second
 
     smallest = smallest_difference(len(plan.arms), seeds)
+    unit = "token" if plan.dataset.entropy_floor is None else "answer"
     return [
         f"{seeds} seeds would find a difference of {smallest:.1f} run-sd (80% power): {0.005 * smallest:.3f} nats per "
-        f"token if runs of an arm differ by 0.005 beyond what their seeds share"
+        f"{unit} if runs of an arm differ by 0.005 beyond what their seeds share"
     ]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from llama_lab.formatting import UNITS, conjoin, count, duration, learning_rate, number, percent, three_digits
+from llama_lab.formatting import conjoin, count, duration, learning_rate, number, percent, three_digits
 from llama_lab.runs.record import MISSING, Record
 from llama_lab.study.naming import disagreement
 from llama_lab.study.settings import RATE, SEEDS
@@ -315,7 +315,7 @@ def _learning_rates(result: Result, runs: Sequence[Record]) -> list[Sentence]:
 def _statistics(result: Result) -> list[Sentence]:
     found: list[Sentence] = [
         (
-            f"Arms are judged by their final validation loss in {UNITS[result.metric]}, the mean over all validation "
+            f"Arms are judged by their final validation loss in {result.unit}, the mean over all validation "
             "tokens that are read.",
         ),
         ("The intervals of an arm's loss are 95% intervals over seeds by Student's t.",),
@@ -343,7 +343,7 @@ def _statistics(result: Result) -> list[Sentence]:
             )
         )
     if result.study.margin is not None:
-        margin = f"{result.study.margin:g} {UNITS[result.metric]}"
+        margin = f"{result.study.margin:g} {result.unit}"
         tests = f"Changes of less than {margin} count as equivalent, by two one-sided tests"
         found.append((tests, references.EQUIVALENCE, "."))
     return found

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from llama_lab.formatting import UNKNOWN
+from llama_lab.formatting import UNITS, UNKNOWN
 from llama_lab.runs.record import Record
 from llama_lab.study.speed import StudySpeed
 from llama_lab.study.statistics import Effect, Estimate, PairedDifference, SeedRange
@@ -130,6 +130,12 @@ class ArmResult:
     def judged(self, metric: Metric) -> Estimate | None:
         """The loss that the arm is judged by."""
         return self.loss if metric == "val/loss" else self.bits
+
+
+def unit_of(arms: Sequence[ArmResult], metric: str) -> str:
+    """The unit of a loss of these arms: that of a probe is a mean over its answers alone."""
+    is_probe = any(arm.entropy_floor is not None for arm in arms)
+    return UNITS[metric].replace("token", "answer") if is_probe else UNITS[metric]
 
 
 def final_losses(runs: Mapping[str, Sequence[Record]], metric: Metric) -> pd.DataFrame:
@@ -361,3 +367,8 @@ class Result:
     difference_curves: tuple[DifferenceCurve, ...] = ()
     interactions: tuple[Interaction, ...] = ()
     records: tuple[Record, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """The unit of `metric`."""
+        return unit_of(self.arms, self.metric)

@@ -25,6 +25,7 @@ from .result import (
     common_losses,
     final_losses,
     first_losses,
+    unit_of,
 )
 
 
@@ -80,7 +81,7 @@ def _arms(result: Result) -> Table:
         "KV cache per token": lambda arm: fmt.in_bytes(arm.costs.get("kv_cache/bytes_per_token")),
     }
     caption = (
-        f"Loss: final validation loss, {fmt.UNITS[result.metric]}, \u00b1 half its 95% interval over seeds. "
+        f"Loss: final validation loss, {result.unit}, \u00b1 half its 95% interval over seeds. "
         "Difference: mean over seeds of the paired difference with its simultaneous 95% interval where it is tested; "
         "negative is better. FLOPs: of matrix products, in training. KV cache: with 16-bit elements."
     )
@@ -101,7 +102,7 @@ def _differences(result: Result) -> Table:
         "Why not tested": lambda c: c.untested or fmt.UNKNOWN,
     }
     caption = (
-        f"Differences in {fmt.UNITS[result.metric]}; intervals and p are simultaneous ({result.tests}). "
+        f"Differences in {result.unit}; intervals and p are simultaneous ({result.tests}). "
         "Seeds needed: for 80% power, if the difference is within its own 80% interval."
     )
     return _table(caption, distinct.values(), columns, ("Compared with", "Verdict", "Why not tested"))
@@ -109,7 +110,7 @@ def _differences(result: Result) -> Table:
 
 def _losses(result: Result) -> Table:
     columns: dict[str, Callable[[ArmResult], str]] = {
-        "Nats per token": lambda arm: _text(arm.loss),
+        unit_of(result.arms, "val/loss").capitalize(): lambda arm: _text(arm.loss),
         "Of averaged weights": lambda arm: _text(arm.ema),
         "Of the best predictor": lambda arm: fmt.number(arm.entropy_floor, 4),
         "Accuracy": lambda arm: _text(arm.accuracy),
@@ -118,7 +119,7 @@ def _losses(result: Result) -> Table:
         "Seeds": _seeds,
         "Learning rate": lambda arm: ", ".join(map(fmt.learning_rate, arm.learning_rates)) or fmt.UNKNOWN,
     }
-    caption = f"Final validation loss with its 95% interval over seeds; SD in {fmt.UNITS[result.metric]}."
+    caption = f"Final validation loss with its 95% interval over seeds; SD in {result.unit}."
     return _arm_table(result, caption, columns)
 
 
@@ -133,7 +134,7 @@ def _seed_losses(result: Result) -> Table:
         return f"{shown}\n{fmt.signed(loss - reference)}" if fmt.known(loss) and fmt.known(reference) else shown
 
     caption = (
-        f"Every seed: final validation loss, {fmt.UNITS[result.metric]}, and below it the difference to the step "
+        f"Every seed: final validation loss, {result.unit}, and below it the difference to the step "
         "before, or else to the baseline, at the same seed."
     )
     seeds = result.provenance.seeds
@@ -186,7 +187,7 @@ def _starts(result: Result) -> Table:
         "Recovered at the end": partial(recovered, end),
     }
     caption = (
-        f"Weights from init_from. Losses: in validation, {fmt.UNITS[result.metric]}, before the first step and after "
+        f"Weights from init_from. Losses: in validation, {result.unit}, before the first step and after "
         "the last, means over the seeds that all arms have finished. Recovered: of the loss between fresh key and "
         f"value heads and those of {result.study.baseline}, the share that an arm's way to start them makes up for."
     )
@@ -271,7 +272,7 @@ def _effects(result: Result) -> Table:
     }
     known = [(effect.name, effect) for effect in result.effects if fmt.known(effect.change.mean)]
     caption = (
-        f"In {fmt.UNITS[result.metric]}; negative is better. Intervals and p are simultaneous ({result.tests}). "
+        f"In {result.unit}; negative is better. Intervals and p are simultaneous ({result.tests}). "
         "Aliased: effects that a fraction of the combinations cannot separate."
     )
     return _table(caption, known, columns, ("Verdict", "Aliased with"), head="Effect")
@@ -280,7 +281,7 @@ def _effects(result: Result) -> Table:
 def _interactions(result: Result) -> Table:
     digits = min((fmt.decimals(e.change.low, e.change.high) for e in result.effects), default=4)
     caption = (
-        f"Mean loss, {fmt.UNITS[result.metric]}, over the seeds that all arms have finished, with neither, one or both "
+        f"Mean loss, {result.unit}, over the seeds that all arms have finished, with neither, one or both "
         "of two axes changed from the baseline."
     )
     rows = [
@@ -318,7 +319,9 @@ def _unfinished(result: Result) -> Table:
 
 
 def _lengths(result: Result) -> Table:
-    caption = f"Validation loss in nats per token; {fmt.UNKNOWN} beyond the end of the position encoding."
+    caption = (
+        f"Validation loss in {unit_of(result.arms, 'val/loss')}; {fmt.UNKNOWN} beyond the end of the position encoding."
+    )
     lengths = sorted({length for arm in result.lengths for length in arm.lengths})
     losses = {arm.arm: dict(zip(arm.lengths, arm.loss, strict=True)) for arm in result.lengths}
     rows = [

@@ -22,20 +22,24 @@ def reference_attention(
     `query (B, H, Tq, Dh)`, `key` and `value (B, Hkv, Tk, Dh)`, additive `mask` that broadcasts to `(B, H, Tq, Tk)`.
     `softcap` bounds the scores to ±softcap by a tanh before the mask (Gemma 2, section 2). Softmax runs in float32.
     """
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = (query @ key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
+    weights: Tensor = attention_scores(query, key, mask, softcap).softmax(-1)
+    value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+    return weights.type_as(value) @ value
+
+
+def attention_scores(query: Tensor, key: Tensor, mask: Tensor, softcap: float | None = None) -> Tensor:
+    """What the softmax of attention is taken of, float32 `(B, H, Tq, Tk)`; arguments as of `reference_attention`."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores: Tensor = (query @ key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    weights: Tensor = (scores + mask).softmax(-1)
-    return weights.type_as(value) @ value
+    return scores + mask
 
 
 class GroupedQueryAttention(Mixer):
     """Attention in which n_heads / n_kv_heads query heads share a key and value head (Ainslie et al. 2023, sec. 2.2).
 
     window: a query sees itself and `window - 1` positions before (Mistral 7B, section 2); None sees all.
-    global_every: every n-th layer ignores the window (Gemma 2 alternates: 2); None: no layer does.
     qk_norm: normalise queries and keys with the model's norm before rotation: "head" over each head (Qwen 3, Gemma 3),
         "projection" over all heads at once (OLMo 2); None does not.
     softcap: bound the scores to ±softcap (Gemma 2); needs the reference, since fused kernels cannot.
@@ -52,13 +56,11 @@ class GroupedQueryAttention(Mixer):
         n_kv_heads: int,
         head_dim: int,
         norm: Norm,
-        layer: int,
         query_bias: bool = False,
         key_bias: bool = False,
         value_bias: bool = False,
         output_bias: bool = False,
         window: int | None = None,
-        global_every: int | None = None,
         qk_norm: str | None = None,
         softcap: float | None = None,
         kernel: str = "auto",
@@ -68,12 +70,6 @@ class GroupedQueryAttention(Mixer):
         self.check_heads()
         if window is not None and window < 1:
             raise ValueError(f"attention.window={window}: must be at least 1, or null for none")
-        if global_every is not None and window is None:
-            raise ValueError(
-                f"attention.global_every={global_every}: there is no window to ignore; set attention.window"
-            )
-        if global_every is not None and global_every < 1:
-            raise ValueError(f"attention.global_every={global_every}: must be at least 1, or null for never")
         if kernel not in ("auto", "sdpa", "reference"):
             raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
         if softcap is not None and softcap <= 0:
@@ -82,7 +78,7 @@ class GroupedQueryAttention(Mixer):
             raise ValueError("attention.kernel=sdpa: it cannot cap scores; choose auto, or attention.softcap=null")
         if qk_norm not in (None, "head", "projection"):
             raise ValueError(f"attention.qk_norm={qk_norm}: unknown; choose head, projection or null")
-        self.window = self.full_after = None if global_every and (layer + 1) % global_every == 0 else window
+        self.window = self.full_after = window
         self.softcap = softcap
         self.kernel = ("sdpa" if softcap is None else "reference") if kernel == "auto" else kernel
         self.query = nn.Linear(dim, n_heads * head_dim, bias=query_bias)
@@ -114,7 +110,7 @@ class GroupedQueryAttention(Mixer):
             assert isinstance(state, LayerCache)
             lookup = layout.lookup(state.slots)
             key, value = (seen.type_as(query) for seen in state.update(key, value, lookup))
-        mixed = self._attend(query, key, value, layout, lookup)
+        mixed = self.attend(query, key, value, layout, lookup)
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> LayerCache:
@@ -157,7 +153,7 @@ class GroupedQueryAttention(Mixer):
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup | None) -> Tensor:
         """Mix values `(B, H, Tq, Dh)`; without a mask where none is needed, since kernels are faster then."""
         key_positions = layout.positions if lookup is None else lookup.key_positions
         if self.kernel == "reference":

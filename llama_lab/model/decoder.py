@@ -1,6 +1,6 @@
 """The decoder-only language model: embeddings, blocks, head. It knows no component by name, only their factories."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any, cast
@@ -26,6 +26,7 @@ class Decoder(nn.Module):
     of attention and ffn also layer, counted from 0, and that of init n_layers.
 
     vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, hidden_dim, max_seq_len: sizes, named as in LLaMA.
+    layers: what some layers have instead, each with the layers that it is `at`, counted from 0; a later one wins.
     dropout: on the embeddings and on every residual branch (Vaswani et al. 2017, section 5.4).
     embedding, norm, position, attention, ffn, block, init: the components.
     seed: of the initial parameters; see `init.py`.
@@ -49,6 +50,7 @@ class Decoder(nn.Module):
         ffn: Callable[..., nn.Module],
         block: Callable[..., Block],
         init: Callable[..., WeightInit],
+        layers: Sequence[Mapping[str, Any]] = (),
         dropout: float = 0.0,
         seed: int = 0,
     ) -> None:
@@ -64,16 +66,18 @@ class Decoder(nn.Module):
         self.embedding = embedding(vocab_size=vocab_size, dim=dim, norm=norm)
         self.position: Position = call(position, **sizes, norm=norm)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(
-            block(
-                dim=dim,
-                attention=partial(call, attention, **sizes, norm=norm, layer=layer),
-                ffn=partial(call, ffn, **sizes, norm=norm, layer=layer),
-                norm=norm,
-                dropout=dropout,
-            )
-            for layer in range(n_layers)
-        )
+        others = [(one["at"], call(one["position"], **sizes, norm=norm)) for one in layers if "position" in one]
+        check_positions(self.position, *(other for _, other in others))
+        self.other_positions = nn.ModuleList(other for _, other in others)
+        self._positions: dict[int, Position] = {layer: other for at, other in others for layer in at}
+        self.blocks = nn.ModuleList()
+        for layer in range(n_layers):
+            own: dict[str, Any] = {"attention": attention, "ffn": ffn, "norm": norm, "block": block, **sizes}
+            for one in layers:
+                own |= dict(one) if layer in one["at"] else {}
+            given = {name: own[name] for name in (*sizes, "norm")} | {"layer": layer}
+            factories = {name: partial(call, own[name], **given) for name in ("attention", "ffn")}
+            self.blocks.append(own["block"](dim=dim, **factories, norm=own["norm"], dropout=dropout))
         for mixer in self.mixers:
             if not isinstance(mixer, Mixer):
                 raise ValueError(f"attention={class_name(mixer)}: must be a subclass of llama_lab.model.mixer.Mixer")
@@ -114,8 +118,13 @@ class Decoder(nn.Module):
         """Embeddings, blocks and the last norm: `tokens (B, T)` to `(B, T, D)`, updating the `states` of the mixers."""
         x = self.dropout(self.position.embed(self.embedding(tokens), layout.positions))
         for i, block in enumerate(self.blocks):
-            x = block(x, layout.at_layer(i), None if states is None else states[i])
+            x = block(x, layout.of(self.position_at(i)), None if states is None else states[i])
         return x if self.norm is None else self.norm(x)  # type: ignore[no-any-return]
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all mixers have a state to decode with."""
+        return all(mixer.has_state for mixer in self.mixers)
 
     def new_state(self, batch_size: int, context: int | None = None, dtype: torch.dtype | None = None) -> DecoderState:
         """An empty state for `context` tokens (default: `max_seq_len`), in `dtype` (default: the model's).
@@ -143,6 +152,10 @@ class Decoder(nn.Module):
         slides = all(m.full_after is not None and m.full_after <= context for m in self.mixers)
         return DecoderState(layers, torch.zeros(batch_size, dtype=torch.long, device="cpu"), context, slides)
 
+    def position_at(self, layer: int) -> Position:
+        """The encoding whose rotation and bias act in a layer, counted from 0."""
+        return self._positions.get(layer, self.position).at_layer(layer)
+
     @property
     def max_context(self) -> int | None:
         """Largest number of tokens; None if the states of all layers stop growing and positions have no limit."""
@@ -153,6 +166,16 @@ class Decoder(nn.Module):
     def mixers(self) -> list[Mixer]:
         """The mixer of each block, from the first."""
         return [cast(Block, block).attention for block in self.blocks]
+
+
+def check_positions(usual: Position, *others: Position) -> None:
+    """Raise ValueError for an encoding that does not act in layers, if they have several."""
+    for one in (usual, *others) if others else ():
+        if type(one).embed is not Position.embed:
+            raise ValueError(
+                f"layers: {type(one).__name__} positions are added to the embeddings, before all layers, which cannot "
+                f"differ in them; choose rope, alibi, relative or none"
+            )
 
 
 def call(factory: Callable[..., Any], **sizes: Any) -> Any:

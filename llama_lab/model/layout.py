@@ -27,9 +27,8 @@ class Layout:
         self._lookups: dict[int, Lookup] = {}
         self._masks: dict[int | None, Tensor] = {}
 
-    def at_layer(self, layer: int) -> "Layout":
-        """The layout of a layer: this one, or another that all layers with the same other encoding share."""
-        position = self.position.at_layer(layer)
+    def of(self, position: Position) -> "Layout":
+        """The layout of a layer by its encoding: this one, or another that all layers with the same other one share."""
         if position is self.position:
             return self
         if position not in self._others:

@@ -65,6 +65,7 @@ CHANGEABLE = (
     "trainer.strategy",
     "trainer.profile",
     "train.log_every",
+    "train.telemetry",
     "train.checkpoint_every",
     "train.sample_tokens",
     "train.prompt",

@@ -22,15 +22,17 @@ Outputs = dict[str, Tensor]  # of every part, in the order in which they act
 
 
 def check_components(cfg: DictConfig, hardware: Hardware) -> None:
-    """Build, train, decode and cost a model of two layers if a component is not ours; else do nothing.
+    """Build, train, decode and cost a model of few layers, of each kind, if a component is not ours; else do nothing.
 
     Raises ConfigError for what the components return, and leaves what they raise to `report_component_errors`.
     """
     theirs = users_targets(OmegaConf.to_container(cfg.model))
     if not theirs:
         return
-    changes = {"n_layers": min(cfg.model.n_layers, 2), "vocab_size": VOCAB}
-    small = OmegaConf.merge(cfg, {"model": changes})
+    kinds = [[layer in one["at"] for one in cfg.model.layers] for layer in range(cfg.model.n_layers)]
+    of_each_kind = 1 + max(kinds.index(kind) for kind in kinds)
+    n_layers = min(cfg.model.n_layers, max(2, of_each_kind))
+    small = OmegaConf.merge(cfg, {"model": {"n_layers": n_layers, "vocab_size": VOCAB, "layers": cfg.model.layers}})
     assert isinstance(small, DictConfig)
     tolerance = 1e-3 if hardware.precision.startswith("32") else 0.05
     device = hardware.torch_device
@@ -68,7 +70,7 @@ def fault(name: str, module: nn.Module, what: str) -> ConfigError:
 def check_positions(model: Decoder, length: int, n_heads: int) -> None:
     """Raise ConfigError for biases of the wrong shape."""
     positions, wanted = torch.arange(length, device=model.embedding.tokens.weight.device), (n_heads, length, length)
-    for position in {model.position.at_layer(i) for i in range(len(model.blocks))}:
+    for position in {model.position_at(i) for i in range(len(model.blocks))}:
         bias = position.bias(positions, positions)
         if bias is None:
             continue
@@ -121,7 +123,7 @@ def check_reading(model: Decoder, tokens: Tensor, tolerance: float) -> None:
     begin = outputs_of(model, [tokens[:, : length // 2 + 1]], lambda chunk: model(chunk))
     if found := first_difference(model, whole, begin, tolerance):
         raise fault(*found, "gives a token something else when other tokens follow it; it must be causal")
-    if length == 1 or not all(mixer.has_state for mixer in model.mixers):
+    if length == 1 or not model.decodes:
         return
     check_state_bytes(model, length)
     state = model.new_state(len(tokens), length)

@@ -43,11 +43,13 @@ from .loggers import log_hparams, open_loggers
 from .longer_budget import warn_of_differences
 from .module import LanguageModel
 from .monitor import SLOW_STEPS, DivergedError, Monitor
+from .optim import check_shards
 from .profile import STEPS as PROFILED
 from .profile import Profile
 from .run import Outcome, Run, check_folder, spare_devices
 from .schedule import steps_alike
 from .stop import StopRequest
+from .telemetry import Telemetry
 from .warm_start import describe, warm_start
 
 
@@ -136,6 +138,8 @@ def as_begun(run: Run) -> Run:
 def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
     """The module that trains `model` as the run's config says. Raises ConfigError for a setting that cannot work."""
     cfg = run.cfg
+    if run.hardware.sharded:
+        check_shards(cfg.optim._target_)
     recompute(model, cfg.train.recompute)
     optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
     clip, z_loss, ema = cfg.train.grad_clip, cfg.train.z_loss, cfg.train.ema
@@ -238,7 +242,8 @@ def fit(
         steps_alike(build(cfg.schedule, "schedule"), run.steps),
     )
     profiled = [Profile(folder.path, monitor.stopwatch)] if cfg.trainer.profile and current_rank() == 0 else []
-    callbacks = [*profiled, monitor, checkpointing]
+    watching = [Telemetry(monitor)] if cfg.train.telemetry else []
+    callbacks = [*profiled, *watching, monitor, checkpointing]
     trainer = make_trainer(run, module, callbacks, logger=loggers, val_check_interval=evaluate_every)
     outcome: Outcome
     try:

@@ -48,9 +48,7 @@ def test_fused_attention_equals_the_reference(position: str, attention: str, win
         torch.manual_seed(n_kv_heads)
         encoding = call(component("position", position), dim=DIM, n_heads=N_HEADS, head_dim=HEAD_DIM, max_seq_len=32)
         sizes = {"dim": DIM, "n_heads": N_HEADS, "n_kv_heads": n_kv_heads, "head_dim": HEAD_DIM}
-        layer = component("attention", attention)(
-            **sizes, norm=RMSNorm, layer=0, window=window, global_every=None, softcap=None
-        )
+        layer = component("attention", attention)(**sizes, norm=RMSNorm, window=window, softcap=None)
         randomise(layer, encoding)
         x = torch.randn(2, T, DIM, requires_grad=True)
         fused, reference = (outputs_and_gradients(layer, encoding, x, kernel) for kernel in ("sdpa", "reference"))
@@ -89,7 +87,9 @@ def test_a_query_sees_itself_and_the_window_before_it(window: int | None) -> Non
 
 
 def test_every_nth_layer_ignores_the_window() -> None:
-    model = decoder("model.n_layers=6", "model.attention.window=4", "model.attention.global_every=3")
+    model = decoder(
+        "model.n_layers=6", "model.attention.window=4", "pattern=global_every_2nd", "pattern.global.at=2::3"
+    )
     assert [block.attention.window for block in model.blocks] == [4, 4, None, 4, 4, None]
 
 
@@ -138,7 +138,7 @@ def test_softcap_bounds_the_scores() -> None:
 
 def test_alibi_attends_alike_wherever_the_text_starts() -> None:
     torch.manual_seed(0)
-    layer = component("attention", "mha")(DIM, N_HEADS, N_HEADS, HEAD_DIM, norm=RMSNorm, layer=0)
+    layer = component("attention", "mha")(DIM, N_HEADS, N_HEADS, HEAD_DIM, norm=RMSNorm)
     x, encoding = torch.randn(1, T, DIM), Alibi(N_HEADS)
     near, far = (layer(x, Layout(encoding, torch.arange(start, start + T))) for start in (0, 4000))
     torch.testing.assert_close(near, far)

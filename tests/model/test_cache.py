@@ -20,7 +20,7 @@ VARIANTS = {
     "plain": ["attention=gqa"],
     "window": ["attention=gqa", "model.attention.window=5"],
     "window of 1": ["attention=mqa", "model.attention.window=1"],
-    "global every other": ["attention=gqa", "model.attention.window=5", "model.attention.global_every=2"],
+    "global every other": ["attention=gqa", "model.attention.window=5", "pattern=global_every_2nd"],
     "reference": ["attention=gqa", "model.attention.window=5", "model.attention.kernel=reference"],
     "gemma2": ["attention=gqa_gemma2"],
     "qk norm": ["attention=mha_qk_norm"],
@@ -61,10 +61,10 @@ FACTORS = {
     "norm": ["layernorm", "rmsnorm", "rmsnorm_offset", "none"],
 }
 WINDOWS = {
-    "none": ["model.attention.window=null", "model.attention.global_every=null"],
-    "1": ["model.attention.window=1", "model.attention.global_every=null"],
-    "5": ["model.attention.window=5", "model.attention.global_every=null"],
-    "5 on every other layer": ["model.attention.window=5", "model.attention.global_every=2"],
+    "none": ["model.attention.window=null"],
+    "1": ["model.attention.window=1"],
+    "5": ["model.attention.window=5"],
+    "5 on every other layer": ["model.attention.window=5", "pattern=global_every_2nd"],
 }
 Choice = dict[str, str]
 Pair = tuple[tuple[str, str], tuple[str, str]]

@@ -373,7 +373,7 @@ def gemma2() -> Family:
         hf_families.GEMMA2,
         near_misses=[
             "model.attention.window=8",
-            "model.attention.global_every=3",
+            "pattern.global.at=2::3",
             "model.attention.softcap=null",
             "model.embedding.logit_softcap=null",
             "model.embedding.scale=1",

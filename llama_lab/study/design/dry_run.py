@@ -74,11 +74,13 @@ def power(plan: Plan) -> list[str]:
     seeds = len({run.member.seed for run in plan.runs})
     if seeds == 1:
         return ["one seed: nothing will be tested; study.seeds=[1,2,3] or more are"]
-    if plan.study.design == "factorial" or len(plan.arms) == 1:
+    if plan.study.is_factorial or len(plan.arms) == 1:
         return []
     from llama_lab.study.statistics import smallest_difference  # SciPy takes a second
 
-    smallest = smallest_difference(len(plan.arms), seeds)
+    others = len(plan.arms) - 1
+    comparisons = others * (others + 1) // 2 if plan.study.compare == "all" else others
+    smallest = smallest_difference(len(plan.arms), seeds, comparisons)
     unit = "token" if plan.dataset.entropy_floor is None else "answer"
     return [
         f"{seeds} seeds would find a difference of {smallest:.1f} run-sd (80% power): {0.005 * smallest:.3f} nats per "

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
@@ -120,22 +121,29 @@ def build(node: DictConfig, path: str, **overrides: Any) -> Any:
         raise ConfigError(f"{path}: cannot be built, {message}; HYDRA_FULL_ERROR=1 shows where") from cause
 
 
-def build_model(cfg: DictConfig, vocab_size: int) -> Any:
-    """The decoder that `cfg.model` describes, for a tokenizer of `vocab_size` ids. Raises ConfigError."""
+def build_model(cfg: DictConfig, vocab_size: int, eot_id: int | None = None) -> Any:
+    """The decoder that `cfg.model` describes, for a tokenizer of `vocab_size` ids. Raises ConfigError.
+
+    eot_id: the tokenizer's end-of-text token, with which documents start; `data.document_mask` needs it.
+    """
     wanted = cfg.model.vocab_size
     if wanted is not None and wanted < vocab_size:
         raise ConfigError(
             f"model.vocab_size={wanted}: the tokenizer has {vocab_size} ids; "
             f"raise it to at least that, or leave it null to follow the tokenizer"
         )
-    for mixer in (cfg.model.attention, *(one.attention for one in cfg.model.get("layers", ()) if "attention" in one)):
-        window = mixer.get("window")
-        if window is not None and window >= cfg.model.max_seq_len:
+    of_layers = (one.attention for one in cfg.model.get("layers", ()) if "attention" in one)
+    for key, attention in product(("window", "chunk"), (cfg.model.attention, *of_layers)):
+        size = attention.get(key)
+        if size is not None and size >= cfg.model.max_seq_len:
             raise ConfigError(
-                f"model.attention.window={window}: hides nothing at model.max_seq_len={cfg.model.max_seq_len}; "
+                f"model.attention.{key}={size}: hides nothing at model.max_seq_len={cfg.model.max_seq_len}; "
                 f"make it smaller, or null"
             )
-    return build(cfg.model, "model", vocab_size=wanted or vocab_size)
+    masked = "data" in cfg and cfg.data.get("document_mask", False)  # probes have no documents, nor had older configs
+    if masked and eot_id is None:
+        raise ConfigError("data.document_mask=true: documents start with the end-of-text token; give its eot_id")
+    return build(cfg.model, "model", vocab_size=wanted or vocab_size, **({"border": eot_id} if masked else {}))
 
 
 def model_cost(model: "Decoder") -> "Cost":

@@ -51,6 +51,8 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "model.vocab_size": (int,),
     "model.position.scaling": (dict,),
     "model.attention.window": (int,),
+    "model.attention.chunk": (int,),
+    "model.attention.prefix": (int,),
     "model.attention.qk_norm": (str,),
     "model.attention.softcap": (float,),
     "model.embedding.logit_softcap": (float,),

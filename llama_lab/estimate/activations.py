@@ -137,7 +137,7 @@ class Footprint:
     def model(self) -> Decoder:
         """The decoder, on the meta device."""
         with torch.device("meta"):
-            model: Decoder = build_model(self.cfg, self.vocab_size)
+            model: Decoder = build_model(self.cfg, self.vocab_size, eot_id=0)
         return model.to(self.dtype)
 
     def _first_layers(self, layers: int) -> Decoder:

@@ -72,7 +72,7 @@ def load_run(path: Path, trust: Trust = Trust(), weights: str = "last") -> Train
     if tokenizer.hash != environment.tokenizer_hash:
         raise ConfigError(f"run={path}: {TOKENIZER} is not the one it was trained with; restore the file")
     with reading(path, RESOLVED):
-        model: Decoder = build_model(cfg, environment.vocab_size)
+        model: Decoder = build_model(cfg, environment.vocab_size, tokenizer.eot_id)
     checkpoint = read_checkpoint(folder.checkpoint)
     state = model_weights(checkpoint, weights)
     if weights != "last" and not state:

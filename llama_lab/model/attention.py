@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from .cache import LayerCache, Lookup, new_layer_cache
 from .init import ResidualOutput
 from .layout import Layout
+from .mask import Mask
 from .mixer import Mixer
 from .norm import Norm
 from .packing import together
@@ -39,7 +40,7 @@ def attention_scores(query: Tensor, key: Tensor, mask: Tensor, softcap: float | 
 class GroupedQueryAttention(Mixer):
     """Attention in which n_heads / n_kv_heads query heads share a key and value head (Ainslie et al. 2023, sec. 2.2).
 
-    window: a query sees itself and `window - 1` positions before (Mistral 7B, section 2); None sees all.
+    window, chunk, prefix: which keys a query sees beside the rule that they precede it, see `Mask`; None: any.
     qk_norm: normalise queries and keys with the model's norm before rotation: "head" over each head (Qwen 3, Gemma 3),
         "projection" over all heads at once (OLMo 2); None does not.
     softcap: bound the scores to ±softcap (Gemma 2); needs the reference, since fused kernels cannot.
@@ -47,6 +48,7 @@ class GroupedQueryAttention(Mixer):
     """
 
     int8_state = True
+    documents = True
     packs = ("query", "key", "value")
 
     def __init__(
@@ -61,6 +63,8 @@ class GroupedQueryAttention(Mixer):
         value_bias: bool = False,
         output_bias: bool = False,
         window: int | None = None,
+        chunk: int | None = None,
+        prefix: int | None = None,
         qk_norm: str | None = None,
         softcap: float | None = None,
         kernel: str = "auto",
@@ -68,8 +72,13 @@ class GroupedQueryAttention(Mixer):
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self.check_heads()
-        if window is not None and window < 1:
-            raise ValueError(f"attention.window={window}: must be at least 1, or null for none")
+        for name, value, least in (("window", window, 1), ("chunk", chunk, 1), ("prefix", prefix, 2)):
+            if value is not None and value < least:
+                raise ValueError(f"attention.{name}={value}: must be at least {least}, or null for none")
+        if window is not None and chunk is not None:
+            raise ValueError(
+                f"attention.chunk={chunk}: there is attention.window={window} too; set one of them to null"
+            )
         if kernel not in ("auto", "sdpa", "reference"):
             raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
         if softcap is not None and softcap <= 0:
@@ -78,7 +87,8 @@ class GroupedQueryAttention(Mixer):
             raise ValueError("attention.kernel=sdpa: it cannot cap scores; choose auto, or attention.softcap=null")
         if qk_norm not in (None, "head", "projection"):
             raise ValueError(f"attention.qk_norm={qk_norm}: unknown; choose head, projection or null")
-        self.window = self.full_after = window
+        self.mask = Mask(window, chunk, prefix)
+        self.full_after, self.prefix = self.mask.reach, prefix or 0
         self.softcap = softcap
         self.kernel = ("sdpa" if softcap is None else "reference") if kernel == "auto" else kernel
         self.query = nn.Linear(dim, n_heads * head_dim, bias=query_bias)
@@ -114,7 +124,7 @@ class GroupedQueryAttention(Mixer):
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> LayerCache:
-        """An empty cache for `length` tokens, of which a windowed layer keeps the last `window`."""
+        """An empty cache for `length` tokens, of which a layer with a window or chunks keeps as many as these hold."""
         return new_layer_cache(batch_size, self.n_kv_heads, self.context(length), self.head_dim, dtype, device)
 
     def state_bytes(self, length: int, dtype: torch.dtype) -> int:
@@ -127,12 +137,12 @@ class GroupedQueryAttention(Mixer):
         return self.state_bytes(1, dtype)
 
     def context(self, length: int) -> int:
-        """Number of keys that the last of `length` tokens sees, which is what a cache holds."""
-        return length if self.window is None else min(length, self.window)
+        """The most keys up to its own position that one of `length` tokens sees, which is what a cache holds."""
+        return min(length, self.mask.reach or length)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Forward FLOPs per token, averaged over a sequence of `seq_len` tokens, counting visible keys only."""
-        return self._flops(mean_visible_keys(seq_len, self.context(seq_len)))
+        return self._flops(self.mask.mean_keys(seq_len))
 
     def flops_per_token_dense(self, seq_len: int) -> float:
         """The same with all `seq_len` keys counted for every query."""
@@ -155,11 +165,10 @@ class GroupedQueryAttention(Mixer):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup | None) -> Tensor:
         """Mix values `(B, H, Tq, Dh)`; without a mask where none is needed, since kernels are faster then."""
-        key_positions = layout.positions if lookup is None else lookup.key_positions
         if self.kernel == "reference":
-            return reference_attention(query, key, value, layout.mask(key_positions, self.window), self.softcap)
-        needs_mask = layout.needs_mask(self.window, lookup)
-        mask = layout.mask(key_positions, self.window).type_as(query) if needs_mask else None
+            return reference_attention(query, key, value, layout.mask(self.mask, lookup), self.softcap)
+        needs_mask = layout.needs_mask(self.mask, lookup)
+        mask = layout.mask(self.mask, lookup, query.dtype) if needs_mask else None
         if lookup is None or query.shape[2] > 1:
             shared = self.n_kv_heads != self.n_heads
             if shared and must_repeat_heads(query, needs_mask):
@@ -205,8 +214,3 @@ def require_kv_heads(n_kv_heads: int, wanted: int, rule: str) -> None:
     """Raise ValueError with the `rule` unless `n_kv_heads` is the wanted number."""
     if n_kv_heads != wanted:
         raise ValueError(f"n_kv_heads={n_kv_heads}: {rule}; leave n_kv_heads out, or choose attention=gqa")
-
-
-def mean_visible_keys(seq_len: int, window: int) -> float:
-    """Mean number of keys that a query sees: position p, from 1, sees min(p, window)."""
-    return (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len

@@ -30,6 +30,7 @@ class Decoder(nn.Module):
     dropout: on the embeddings and on every residual branch (Vaswani et al. 2017, section 5.4).
     embedding, norm, position, attention, ffn, block, init: the components.
     seed: of the initial parameters; see `init.py`.
+    border: the token with which a document starts, if tokens see only their own document, from position 0 on.
     Raises ValueError, its message beginning with the setting at fault.
     """
 
@@ -53,6 +54,7 @@ class Decoder(nn.Module):
         layers: Sequence[Mapping[str, Any]] = (),
         dropout: float = 0.0,
         seed: int = 0,
+        border: int | None = None,
     ) -> None:
         super().__init__()
         heads = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim}
@@ -81,6 +83,20 @@ class Decoder(nn.Module):
         for mixer in self.mixers:
             if not isinstance(mixer, Mixer):
                 raise ValueError(f"attention={class_name(mixer)}: must be a subclass of llama_lab.model.mixer.Mixer")
+            if border is not None and not mixer.documents:
+                raise ValueError(
+                    f"attention={class_name(mixer)}: tokens see other documents; set data.document_mask=false, or have "
+                    f"it start anew where layout.positions is 0, and say so with `documents = True`"
+                )
+        self.prefix = max(mixer.prefix for mixer in self.mixers)
+        if self.prefix >= max_seq_len:
+            raise ValueError(f"attention.prefix={self.prefix}: max_seq_len={max_seq_len} ends there; make it smaller")
+        if self.prefix and border is not None:
+            raise ValueError(
+                f"attention.prefix={self.prefix}: with documents, sequences would predict unequally many tokens; "
+                f"set it to null, or data.document_mask=false"
+            )
+        self.border = border
         self.norm = norm(dim) if self.blocks[-1].final_norm else None
         self.weight_init, self.seed = call(init, n_layers=n_layers), seed
         initialise(self, self.weight_init, seed)
@@ -107,12 +123,27 @@ class Decoder(nn.Module):
             raise ValueError(
                 f"max_seq_len={self.max_seq_len}: this position encoding ends there, not at {longest + T} tokens"
             )
-        layout = Layout(self.position, positions.to(tokens.device), shortest, longest)
+        layout = self.layout(tokens, positions.to(tokens.device), shortest, longest, state)
         if state is None:
             return self.transform(tokens, layout)
         x = self.transform(tokens, layout, state.layers)
         state.lengths += T
         return x
+
+    def layout(self, tokens: Tensor, places: Tensor, shortest: int, longest: int, state: DecoderState | None) -> Layout:
+        """What all layers share of a pass over `tokens (B, T)` at `places`; `state` learns where documents start."""
+        if self.border is None:
+            return Layout(self.position, places, shortest, longest)
+        before = 0 if state is None else state.starts[:, None]
+        starts = torch.where(tokens == self.border, places, before).cummax(-1).values
+        if state is not None:
+            state.starts.copy_(starts[:, -1])
+        return Layout(self.position, places, shortest, longest, starts)
+
+    def predictable(self, targets: Tensor) -> Tensor:
+        """`targets (B, T)`, but -100, which no loss counts, for those within a prefix: the model sees them."""
+        seen = torch.arange(targets.shape[1], device=targets.device) < self.prefix - 1
+        return targets.masked_fill(seen, -100) if self.prefix else targets
 
     def transform(self, tokens: Tensor, layout: Layout, states: Sequence[State] | None = None) -> Tensor:
         """Embeddings, blocks and the last norm: `tokens (B, T)` to `(B, T, D)`, updating the `states` of the mixers."""
@@ -150,7 +181,8 @@ class Decoder(nn.Module):
                     )
             layers.append(state)
         slides = all(m.full_after is not None and m.full_after <= context for m in self.mixers)
-        return DecoderState(layers, torch.zeros(batch_size, dtype=torch.long, device="cpu"), context, slides)
+        lengths, starts = (torch.zeros(batch_size, dtype=torch.long, device=at) for at in ("cpu", weight.device))
+        return DecoderState(layers, lengths, starts, context, slides)
 
     def position_at(self, layer: int) -> Position:
         """The encoding whose rotation and bias act in a layer, counted from 0."""

@@ -21,7 +21,7 @@ from .hf_settings import FOLDED, MODEL, Setting, Settings, equal, flatten, nest,
 ATTENTION = {
     "attention._target_": f"{MODEL}.attention.GroupedQueryAttention",
     **dict.fromkeys((f"attention.{part}_bias" for part in ("query", "key", "value", "output")), False),
-    **dict.fromkeys(f"attention.{part}" for part in ("window", "qk_norm", "softcap")),
+    **dict.fromkeys(f"attention.{part}" for part in ("window", "chunk", "prefix", "qk_norm", "softcap")),
 }
 EMBEDDING = {
     "embedding._target_": f"{MODEL}.embedding.Embedding",

@@ -13,7 +13,7 @@ from llama_lab.config.trust import stored_config
 from llama_lab.errors import ConfigError
 
 from .evaluation import Evaluation
-from .folder import OVERRIDES, RESOLVED
+from .folder import BEFORE, OVERRIDES, RESOLVED
 from .metrics import read_metrics
 from .stored import Environment, Status, Summary, WarmStart, reading
 
@@ -89,7 +89,7 @@ def read_record(path: Path) -> Record:
         status=status.status,
         message=status.message,
         overrides=read_overrides(path),
-        config=flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True)),
+        config=BEFORE | flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True)),
         environment=environment,
         summary=summary,
         metrics=read_metrics(metrics) if metrics.exists() else [],

@@ -117,8 +117,8 @@ def measure_in_turn(jobs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmS
 def training_speed(job: Run, dataset: Dataset) -> float:
     """Training tokens per second over all devices: the median of `STEPS` steps after a warm-up."""
     cfg = job.cfg
-    model = build_model(cfg, dataset.index.vocab_size)
-    module = build_module(job, model, dataset.index.val.bytes)
+    model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
+    module = build_module(job, model, dataset.bytes_per_token)
     seq_len, train = cfg.model.max_seq_len, cfg.train
     data = TokenDataModule(dataset, seq_len, train.batch_size, train.micro_batch_size, cfg.data.seed)
     times = StepTimes()
@@ -153,7 +153,7 @@ def generation_speeds(job: Run, dataset: Dataset) -> tuple[float, float] | None:
 
     With the KV cache; None for a model that cannot decode with one.
     """
-    model = place(build_model(job.cfg, dataset.index.vocab_size), job.hardware)
+    model = place(build_model(job.cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id), job.hardware)
     if not model.decodes:
         return None
     context = model.max_seq_len

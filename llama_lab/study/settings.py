@@ -21,7 +21,8 @@ TEXT = ("data.files", "data.source", "data.val_tokens", "tokenizer.sample_bytes"
 INIT = "init_from"  # runs of one seed are checked to start from the same weights, wherever these are
 OWN = (*CHANGEABLE, "name", "arm", "study", "seed", *SEEDS, INIT)  # of each run
 MODEL = ("model", "size")
-COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
+# A longer context lowers the loss of any model, and so does a prefix, whose tokens are not predicted.
+COMPARED = ("model.max_seq_len", "model.attention.prefix")
 WIDTH = "model.hidden_dim"  # solved for by matching
 MATCHED = ("params", "flops")
 RATE = "optim.lr"
@@ -244,8 +245,12 @@ def _keys(records: Sequence[Record]) -> list[str]:
 
 
 def _different(records: Sequence[Record], keys: Sequence[str]) -> dict[str, str]:
-    """The keys in which runs differ, with a text of which runs have which value."""
-    found = {key: disagreement(records, [text_of(record.config, key) for record in records]) for key in keys}
+    """The keys in which runs differ, with a text of which runs have which value; null is as if it were not there."""
+    found = {
+        key: disagreement(records, [text_of(record.config, key) for record in records])
+        for key in keys
+        if any(record.config.get(key) is not None for record in records)
+    }
     return {key: values for key, values in found.items() if values}
 
 

@@ -17,6 +17,7 @@ from llama_lab.model import Decoder
 from llama_lab.model.generate import prefill
 
 VOCAB, BATCH, LENGTH = 61, 2, 11  # unlike each other and unlike usual sizes, so that swapped dimensions do not fit
+BORDER = 3  # a token in the midst of the first sequence
 HOOKS = ("forward", "bias", "rotation", "embed")  # of a part, and of a position encoding
 Outputs = dict[str, Tensor]  # of every part, in the order in which they act
 
@@ -32,13 +33,16 @@ def check_components(cfg: DictConfig, hardware: Hardware) -> None:
     kinds = [[layer in one["at"] for one in cfg.model.layers] for layer in range(cfg.model.n_layers)]
     of_each_kind = 1 + max(kinds.index(kind) for kind in kinds)
     n_layers = min(cfg.model.n_layers, max(2, of_each_kind))
-    small = OmegaConf.merge(cfg, {"model": {"n_layers": n_layers, "vocab_size": VOCAB, "layers": cfg.model.layers}})
+    changes = {"n_layers": n_layers, "vocab_size": VOCAB, "layers": cfg.model.layers}
+    if cfg.model.attention.get("prefix") is not None:
+        changes["attention"] = {"prefix": None}  # within which it is not causal
+    small = OmegaConf.merge(cfg, {"model": changes})
     assert isinstance(small, DictConfig)
     tolerance = 1e-3 if hardware.precision.startswith("32") else 0.05
     device = hardware.torch_device
     generators = [device] if device.type == "cuda" else []
     with component_errors_of(theirs), torch.random.fork_rng(devices=generators), hardware.autocast():
-        model: Decoder = build_model(small, VOCAB).to(device)
+        model: Decoder = build_model(small, VOCAB, BORDER).to(device)
         tokens = torch.arange(BATCH * LENGTH, device=device).view(BATCH, LENGTH) % VOCAB
         tokens = tokens[:, : cfg.model.max_seq_len]
         check_positions(model, tokens.shape[1], cfg.model.n_heads)
@@ -46,7 +50,7 @@ def check_components(cfg: DictConfig, hardware: Hardware) -> None:
         with torch.no_grad():
             check_reading(model.eval(), tokens, tolerance)
         with torch.device("meta"):
-            model_cost(build_model(small, VOCAB))
+            model_cost(build_model(small, VOCAB, BORDER))
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from llama_lab.devices.throughput import synchronize
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention, attention_scores
 from llama_lab.model.layout import Layout
+from llama_lab.model.mask import Mask
 from llama_lab.runs.telemetry import PARTS, layer_metric
 
 from .module import LanguageModel
@@ -161,7 +162,7 @@ def watched(model: Decoder, means: Readings, maxima: Readings) -> Iterator[None]
 
     def read_scores(layer: int, mixer: GroupedQueryAttention, *args: Any) -> Tensor:
         query, key, _, layout, _ = args
-        entropy, largest = score_statistics(query, key, layout, mixer.window, mixer.softcap)
+        entropy, largest = score_statistics(query, key, layout, mixer.mask, mixer.softcap)
         means[layer_metric("attention_entropy", layer)] = entropy
         maxima[layer_metric("attention_logit_max", layer)] = largest
         return type(mixer).attend(mixer, *args)
@@ -178,7 +179,7 @@ def watched(model: Decoder, means: Readings, maxima: Readings) -> Iterator[None]
 
 
 def score_statistics(
-    query: Tensor, key: Tensor, layout: Layout, window: int | None, softcap: float | None
+    query: Tensor, key: Tensor, layout: Layout, rule: Mask, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
     """The mean entropy of attention, in nats, and the largest score that enters its softmax.
 
@@ -192,7 +193,8 @@ def score_statistics(
         key = key.float()
         for start in range(0, T, rows):
             part = slice(start, start + rows)
-            mask = Layout(layout.position, layout.positions[part]).mask(layout.positions, window)
+            starts = None if layout.starts is None else layout.starts[..., part]
+            mask = Layout(layout.position, layout.places[..., part], starts=starts).mask_of(rule, layout.places)
             scores = attention_scores(query[:, :, part].float(), key, mask, softcap)
             largest.append(scores.max())
             entropy.append(torch.special.entr(scores.softmax(-1)).sum())

@@ -80,14 +80,14 @@ def train_on_disk(run: Run) -> Outcome:
             dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed
         )
         with linear_on_meta(run.hardware.sharded and not cfg.init_from):
-            model = build_model(cfg, dataset.index.vocab_size)
+            model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
         cost = model_cost(model)
         start = warm_start(cfg, run.folder, model, dataset)
         if cfg.trainer.compile == "auto":
             run = run.with_compile(decide(run.flops(cost), run.hardware))
         if cfg.train.sample_tokens and not is_probe(cfg):
             check_decodes(model, f"train.sample_tokens={cfg.train.sample_tokens}", "set this to 0")
-        module = build_module(run, model, dataset.index.val.bytes)
+        module = build_module(run, model, dataset.bytes_per_token)
         facts = run_facts(run, dataset, model, cost, start)
         if facts.epochs:
             display.print_line(describe_epochs(facts.epochs))
@@ -112,7 +112,7 @@ def train_on_disk(run: Run) -> Outcome:
                     return outcome
                 consolidate(run.folder.checkpoint)
                 if run.hardware.sharded:
-                    model = build_model(cfg, dataset.index.vocab_size)
+                    model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
                     model.load_state_dict(model_weights(load_checkpoint(run.folder.checkpoint)))
                 if isinstance(dataset, ProbeDataset):
                     model.to(run.hardware.torch_device).eval()
@@ -135,7 +135,7 @@ def as_begun(run: Run) -> Run:
     return run if begun is None else run.with_compile(begun)
 
 
-def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
+def build_module(run: Run, model: Decoder, bytes_per_token: float) -> LanguageModel:
     """The module that trains `model` as the run's config says. Raises ConfigError for a setting that cannot work."""
     cfg = run.cfg
     if run.hardware.sharded:
@@ -143,7 +143,9 @@ def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
     recompute(model, cfg.train.recompute)
     optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
     clip, z_loss, ema = cfg.train.grad_clip, cfg.train.z_loss, cfg.train.ema
-    module = LanguageModel(model, optimizer, schedule, run.steps, val_bytes, clip, z_loss, cfg.seed, is_probe(cfg), ema)
+    module = LanguageModel(
+        model, optimizer, schedule, run.steps, bytes_per_token, clip, z_loss, cfg.seed, is_probe(cfg), ema
+    )
     module.configure_optimizers()  # so that a bad setting is refused before anything is written
     return module
 

@@ -181,7 +181,7 @@ def test_weights_gradients_and_states_are_those_that_a_run_has_after_a_step(
     embedding: str, ema: str, tiny: list[str]
 ) -> None:
     run = planned(*tiny, f"embedding={embedding}", f"train.ema={ema}")
-    trained = build_module(run, decoder(f"embedding={embedding}", vocab_size=257), val_bytes=1)
+    trained = build_module(run, decoder(f"embedding={embedding}", vocab_size=257), bytes_per_token=1)
     optimizer = trained.configure_optimizers()["optimizer"]
     tokens = torch.zeros(8, 32, dtype=torch.long)
     torch.autograd.backward(trained.loss(tokens, tokens)[1])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from llama_lab.model.attention import GroupedQueryAttention, must_repeat_heads, reference_attention
 from llama_lab.model.decoder import call
 from llama_lab.model.layout import Layout
+from llama_lab.model.mask import Mask
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.position import Alibi, Position
 from tests.composing import compose_config, decoder, lively, options
@@ -79,7 +80,7 @@ def test_reference_attention_equals_a_naive_loop(n_kv_heads: int, softcap: float
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5])
 def test_a_query_sees_itself_and_the_window_before_it(window: int | None) -> None:
-    visible = Layout(Position(), torch.arange(3, 9)).mask(torch.arange(3, 9), window) == 0
+    visible = Layout(Position(), torch.arange(3, 9)).mask(Mask(window)) == 0
     for query in range(6):
         assert visible[query].nonzero().flatten().tolist() == [
             key for key in range(6) if key <= query and (window is None or query - key < window)
@@ -90,7 +91,7 @@ def test_every_nth_layer_ignores_the_window() -> None:
     model = decoder(
         "model.n_layers=6", "model.attention.window=4", "pattern=global_every_2nd", "pattern.global.at=2::3"
     )
-    assert [block.attention.window for block in model.blocks] == [4, 4, None, 4, 4, None]
+    assert [block.attention.mask.window for block in model.blocks] == [4, 4, None, 4, 4, None]
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])

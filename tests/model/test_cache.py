@@ -21,6 +21,7 @@ VARIANTS = {
     "window": ["attention=gqa", "model.attention.window=5"],
     "window of 1": ["attention=mqa", "model.attention.window=1"],
     "global every other": ["attention=gqa", "model.attention.window=5", "pattern=global_every_2nd"],
+    "chunk": ["attention=gqa", "model.attention.chunk=5"],
     "reference": ["attention=gqa", "model.attention.window=5", "model.attention.kernel=reference"],
     "gemma2": ["attention=gqa_gemma2"],
     "qk norm": ["attention=mha_qk_norm"],
@@ -242,7 +243,7 @@ def test_a_ring_shows_the_last_positions_and_the_new_ones(sizes: list[int], slot
         values = positions.float().view(1, 1, size, 1)
         lookup = Lookup(positions, slots, start)
         keys, returned = ring.update(-values, values, lookup)
-        where = lookup.key_positions[0]
+        where = lookup.key_places[0]
         seen = where >= 0
         assert sorted(where[seen].tolist()) == sorted(set(where[seen].tolist()))
         assert set(where[seen].tolist()) >= set(range(max(0, start + 1 - slots), start + size))

@@ -90,7 +90,7 @@ def test_a_validation_that_counts_right_answers_runs_the_model_once_a_batch(monk
     model, read = decoder("size=pico", vocab_size=9), []
     transform = Decoder.transform
     monkeypatch.setattr(Decoder, "transform", lambda self, *rest: read.append(rest) or transform(self, *rest))
-    module = LanguageModel(model, sgd(1.0), lambda step, steps: 1.0, steps=1, val_bytes=1, with_accuracy=True)
+    module = LanguageModel(model, sgd(1.0), lambda step, steps: 1.0, steps=1, bytes_per_token=1, with_accuracy=True)
     tokens = torch.arange(8)[None]
     with torch.no_grad():
         module.validation_step((tokens, tokens), 0)
@@ -104,7 +104,7 @@ def test_a_validation_that_counts_right_answers_runs_the_model_once_a_batch(monk
 
 
 def language_model(model: Decoder, z_loss: float = 0.0) -> LanguageModel:
-    return LanguageModel(model, sgd(1.0), lambda step, steps: 1.0, steps=1, val_bytes=1, z_loss=z_loss)
+    return LanguageModel(model, sgd(1.0), lambda step, steps: 1.0, steps=1, bytes_per_token=1, z_loss=z_loss)
 
 
 def test_z_loss_adds_its_weight_times_the_mean_squared_log_partition() -> None:

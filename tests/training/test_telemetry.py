@@ -97,7 +97,7 @@ def scores_by_hand(model: Decoder, layer: int, seen: dict[str, Tensor]) -> list[
         query, key = (torch.cat((x.real, x.imag), -1) for x in turned)
     found = []
     for b, h, t in product(range(B), range(H), range(T)):
-        first = 0 if mixer.window is None else max(0, t - mixer.window + 1)
+        first = 0 if mixer.mask.window is None else max(0, t - mixer.mask.window + 1)
         scores = key[b, first : t + 1, h * key.shape[2] // H] @ query[b, t, h] / math.sqrt(Dh)
         if mixer.softcap is not None:
             scores = mixer.softcap * (scores / mixer.softcap).tanh()

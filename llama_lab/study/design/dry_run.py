@@ -96,10 +96,10 @@ def flops_per_second(plan: Plan) -> float | None:
     run = arm.runs[0].run
     device = run.hardware.torch_device
     batch = run.cfg.train.micro_batch_size or run.cfg.train.batch_size
-    model = build_model(run.cfg, plan.dataset.index.vocab_size).to(device)
+    model = build_model(run.cfg, plan.dataset.index.vocab_size, plan.dataset.tokenizer.eot_id).to(device)
     if run.hardware.precision == "bf16-true":
         model.bfloat16()
-    optimizer = build_module(run, model, plan.dataset.index.val.bytes).configure_optimizers()["optimizer"]
+    optimizer = build_module(run, model, plan.dataset.bytes_per_token).configure_optimizers()["optimizer"]
     tokens = torch.randint(model.vocab_size, (batch, model.max_seq_len + 1), device=device)
     times = []
     with torch.autocast(device.type, torch.bfloat16, enabled=run.hardware.precision == "bf16-mixed"):

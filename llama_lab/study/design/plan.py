@@ -282,7 +282,7 @@ def plan_arm(
         width, cost, residual = match_width(lambda w: cost_at(cfg, dataset, w), width, command.match, reference)
     planned = with_runs(command, PlannedArm(replace(arm, residual=residual), draft, site, width, cost))
     first = planned.runs[0].run
-    build_module(first, meta_model(first.cfg, dataset), dataset.index.val.bytes)
+    build_module(first, meta_model(first.cfg, dataset), dataset.bytes_per_token)
     return planned
 
 
@@ -323,7 +323,7 @@ def plan_run(command: StudyCommand, planned: PlannedArm, member: Member) -> Plan
 def meta_model(cfg: DictConfig, dataset: Dataset) -> Decoder:
     """A run's model on the meta device."""
     with torch.device("meta"):
-        model: Decoder = build_model(cfg, dataset.index.vocab_size)
+        model: Decoder = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
     return model
 
 

@@ -209,11 +209,14 @@ def _data(runs: Sequence[Record]) -> list[Sentence]:
         held_out = f"Validation is on {_by_run(runs, list(map(_validation, runs)))}"
     bounds = [record.config.get("data.val_tokens") for record in runs]
     read = [f"at most {bound:,} tokens of them are read" if bound else "all of them are read" for bound in bounds]
+    masked = [record.config.get("data.document_mask") for record in runs]
+    seen = ["only their own document, from position 0 on" if alone else "earlier documents too" for alone in masked]
     sizes = [number(record.environment.vocab_size or None) for record in runs]
     lengths = [three_digits(record.environment.bytes_per_token or None) for record in runs]
     return [
         (f"The text is {_by_run(runs, list(map(_text, runs)))}, with the hash {hashes['data_hash']}.",),
         (f"{held_out}; {_by_run(runs, read)}.",),
+        *([(f"Tokens see {_by_run(runs, seen)}.",)] if any(masked) else []),
         (
             f"The tokenizer is {_by_run(runs, kinds)}",
             _sources(runs, "tokenizer"),

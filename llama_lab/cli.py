@@ -164,6 +164,9 @@ def convert_command() -> None:
     exporting.add_argument(
         "--trust", default="", metavar="PACKAGE,PACKAGE", help="packages whose components the run uses"
     )
+    exporting.add_argument(
+        "--weights", default="last", choices=("last", "ema"), help="ema: the average that a run with train.ema keeps"
+    )
     for direction in (importing, exporting):
         direction.add_argument("dest", type=Path, metavar="DEST", help="folder to write")
         direction.add_argument(
@@ -187,7 +190,7 @@ def convert_command() -> None:
                 print(import_model(args.source, args.dest, dtype, limit))
             else:
                 trust = Trust(tuple(one for one in args.trust.split(",") if one))
-                print(export_model(args.source, args.dest, dtype, limit, trust))
+                print(export_model(args.source, args.dest, dtype, limit, trust, args.weights))
     except ConfigError as error:
         exit_with(error)
 

@@ -38,6 +38,7 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "study.share": (float,),
     "train.micro_batch_size": (int,),
     "train.grad_clip": (float,),
+    "train.ema": (float,),
     "data.document_chars": (int,),
     "data.val_tokens": (int,),
     "data.val_fraction": (float,),

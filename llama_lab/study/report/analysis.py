@@ -226,6 +226,7 @@ def _arm_results(
             loss=_estimate(judged[arm.name], "val/loss"),
             bits=_estimate(judged[arm.name], "val/bits_per_byte"),
             accuracy=_estimate(judged[arm.name], "val/accuracy"),
+            ema=_estimate(judged[arm.name], "val/ema_loss"),
             to_previous=compared.get((arm.name, arm.previous)) if arm.previous else None,
             to_baseline=compared.get((arm.name, study.baseline)) if arm.name != study.baseline else None,
             to_reach=_to_reach(judged[arm.name], metric, finished, speeds.get(arm.name)),
@@ -245,7 +246,7 @@ def _finished(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record.done]
 
 
-def _estimate(records: Sequence[Record], metric: Metric | Literal["val/accuracy"]) -> Estimate | None:
+def _estimate(records: Sequence[Record], metric: Metric | Literal["val/accuracy", "val/ema_loss"]) -> Estimate | None:
     found = [record.summary[metric] for record in _finished(records) if metric in record.summary]
     return estimate(found) if found else None
 

@@ -19,7 +19,7 @@ from plotly.subplots import make_subplots
 from llama_lab import formatting as fmt
 from llama_lab.study.statistics import Estimate, PairedDifference, term_name
 
-from .result import Curve, DifferenceCurve, Finding, Interaction, Result, Spread
+from .result import Curve, DifferenceCurve, Finding, Interaction, Result, Spread, unit_of
 from .telemetry import LINEAR, names
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is invisible on white.
@@ -94,14 +94,14 @@ def foremost_curves(result: Result) -> set[str]:
     return set(ends.abs().dropna().nlargest(MOST_BANDS).index)
 
 
-def axis_of(metric: str) -> str:
+def axis_of(result: Result, metric: str) -> str:
     """The title of a loss's axis."""
-    return f"{LOSS[metric]}, {fmt.UNITS[metric]}"
+    return f"{LOSS[metric]}, {unit_of(result.arms, metric)}"
 
 
-def change_axis(metric: str) -> str:
+def change_axis(result: Result) -> str:
     """The title of an axis of differences."""
-    return f"change of validation loss, {fmt.UNITS[metric]}"
+    return f"change of validation loss, {result.unit}"
 
 
 Against = Literal["previous", "baseline"]
@@ -189,7 +189,7 @@ def difference_curves(result: Result) -> go.Figure:
         shown = [fmt.with_interval(curve.mean[i], curve.low[i], curve.high[i], is_difference=True) for i in points]
         hover = "%{fullData.name}<br>%{customdata} at %{x:.3s}<extra></extra>"
         traces[-1].update(customdata=shown, hovertemplate=hover)
-    figure = _figure(traces, "Difference over training", "tokens", change_axis(result.metric), height=430)
+    figure = _figure(traces, "Difference over training", "tokens", change_axis(result), height=430)
     figure.update_xaxes(exponentformat="SI", nticks=7)
     # Covers lines and bands of the curves visible at first, and the lines of the others.
     bounds = [(curve.tokens, curve.mean) for curve in result.difference_curves]
@@ -211,7 +211,7 @@ def interactions(result: Result) -> go.Figure:
         place = {"row": i // columns + 1, "col": i % columns + 1}
         figure.add_traces(_interaction(found), rows=place["row"], cols=place["col"])
         figure.update_xaxes(AXIS, range=[-0.25, len(found.levels[0]) - 0.1], showgrid=False, **place)
-        figure.update_yaxes(AXIS, title={"text": fmt.UNITS[result.metric]} if i % columns == 0 else None, **place)
+        figure.update_yaxes(AXIS, title={"text": result.unit} if i % columns == 0 else None, **place)
     means = [mean for found in shown for row in found.means for mean in row]
     space = 0.15 * (max(means) - min(means)) or 0.1
     figure.update_yaxes(range=[min(means) - space, max(means) + space])
@@ -239,13 +239,14 @@ def curves(result: Result) -> go.Figure:
         traces.append(_mean(curve.arm, looks[curve.arm], curve, points))
         hover = "%{fullData.name}<br>%{y:.4f} at %{x:.3s}<extra></extra>"
         traces[-1].update(meta=_over(curve, points), hovertemplate=hover, visible=curve.metric == first)
-    figure = _figure(traces, "Loss over training", "tokens", axis_of(first), height=430)
+    figure = _figure(traces, "Loss over training", "tokens", axis_of(result, first), height=430)
     lines = [(c.metric, c.tokens, line) for c in result.curves for line in (c.mean, c.low, c.high)]
     late = {metric: _late_range((tokens, line) for key, tokens, line in lines if key == metric) for metric in present}
     figure.update_xaxes(exponentformat="SI", nticks=7)
     figure.update_yaxes(range=late.get(first))
     losses = {
-        name: {"yaxis.range": late[metric], "yaxis.title.text": axis_of(metric)} for metric, name in present.items()
+        name: {"yaxis.range": late[metric], "yaxis.title.text": axis_of(result, metric)}
+        for metric, name in present.items()
     }
     axes = {"tokens": "tokens", "training FLOPs": "training FLOPs", "seconds": "seconds of training"}
     figure.layout.meta = {
@@ -335,7 +336,7 @@ def learning_rates(result: Result) -> go.Figure:
         cross = {"symbol": "x-thin", "size": 8, "line": {"width": 2.5, "color": looks[sweep.arm].colour}}
         marks = _marks(sweep.arm, [rate for rate, _ in bad], [line] * len(bad), cross, "%{fullData.name}: %{text}")
         traces.append(marks.update(text=[f"{fmt.count(n, 'run')} diverged" for _, n in bad], yaxis="y2"))
-    figure = _figure(traces, "Loss over learning rate", "learning rate", axis_of(result.metric), height=400)
+    figure = _figure(traces, "Loss over learning rate", "learning rate", axis_of(result, result.metric), height=400)
     strip = min(0.4, 0.05 * (len(diverged) + 1)) if diverged else 0
     figure.update_layout(yaxis_domain=[0, 1 - strip])
     if diverged:
@@ -355,7 +356,7 @@ def context_lengths(result: Result) -> go.Figure:
         hover = f"%{{fullData.name}}<br>%{{x:.3g}}{fmt.TIMES} the trained length: %{{text}}<extra></extra>"
         traces.append(_means(arm.arm, looks[arm.arm], found).update(hovertemplate=hover))
     axis = "context length / trained length"
-    figure = _figure(traces, "Loss over context length", axis, "validation loss, nats per token", height=380)
+    figure = _figure(traces, "Loss over context length", axis, axis_of(result, "val/loss"), height=380)
     ratios = sorted({length / arm.trained for arm in result.lengths for length in arm.lengths})
     return _mark_trained(_ticks(figure, ratios, lambda ratio: f"{ratio:.3g}{fmt.TIMES}"), {1})
 
@@ -373,7 +374,7 @@ def positions(result: Result) -> go.Figure:
         for arm in result.lengths
         if length in arm.by_position
     ]
-    figure = _figure(traces, "Loss by position", "position in the context", "validation loss, nats per token", 380)
+    figure = _figure(traces, "Loss by position", "position in the context", axis_of(result, "val/loss"), 380)
     _choose(figure, "Context")
     return _mark_trained(_octaves(figure, fmt.number), {arm.trained for arm in result.lengths})
 
@@ -539,7 +540,7 @@ def _front(
         )
         for name, point in points.items()
     ]
-    return _figure([line, *arms], "", "", axis_of(result.metric), height=380)
+    return _figure([line, *arms], "", "", axis_of(result, result.metric), height=380)
 
 
 def _line(arm: str, style: Style, x: Iterable[float], y: Iterable[float]) -> go.Scatter:

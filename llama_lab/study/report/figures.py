@@ -127,7 +127,7 @@ def interactions(result: Result) -> Figure | None:
         return None
     rows = math.ceil(len(shown) / 2)
     figure, panels = _panels(
-        [""] * len(shown), "", charts.axis_of(result.metric), min(2, len(shown)), height=0.2 + 1.9 * rows
+        [""] * len(shown), "", charts.axis_of(result, result.metric), min(2, len(shown)), height=0.2 + 1.9 * rows
     )
     for panel, found in zip(panels, shown, strict=True):
         levels, names = found.levels
@@ -266,7 +266,7 @@ def _forest(rows: Sequence[Finding], result: Result) -> Figure | None:
     labels = list(_labels([row.name for row in rows], LABEL_LENGTH).values())
     lines = [1 + label.count("\n") for label in labels]
     places = [sum(lines[:i]) + (own - 1) / 2 for i, own in enumerate(lines)]
-    x = charts.change_axis(result.metric).replace(", ", ",\n")
+    x = charts.change_axis(result).replace(", ", ",\n")
     figure, (panel,) = _panels([""], x, "", height=0.5 + 1.1 * LINE * max(sum(lines), 3))
     least, most = charts.axis_range(rows)
     for y, found in zip(places, (row.change for row in rows), strict=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from llama_lab.formatting import UNITS, conjoin, count, duration, learning_rate, number, percent, three_digits
+from llama_lab.formatting import conjoin, count, duration, learning_rate, number, percent, three_digits
 from llama_lab.runs.record import MISSING, Record
 from llama_lab.study.naming import disagreement
 from llama_lab.study.settings import RATE, SEEDS
@@ -277,6 +277,11 @@ def _optimization(runs: Sequence[Record]) -> list[Sentence]:
     ]
     if any(record.config.get("train.z_loss") for record in runs):
         found.append((f"The weight of the z-loss is {_of_config(runs, 'train.z_loss')}", references.Z_LOSS, "."))
+    if any(record.config.get("train.ema") is not None for record in runs):
+        decay = _of_config(runs, "train.ema")
+        found.append(
+            (f"An exponential moving average of the weights with a decay of {decay} per step is evaluated, too.",)
+        )
     return found
 
 
@@ -315,7 +320,7 @@ def _learning_rates(result: Result, runs: Sequence[Record]) -> list[Sentence]:
 def _statistics(result: Result) -> list[Sentence]:
     found: list[Sentence] = [
         (
-            f"Arms are judged by their final validation loss in {UNITS[result.metric]}, the mean over all validation "
+            f"Arms are judged by their final validation loss in {result.unit}, the mean over all validation "
             "tokens that are read.",
         ),
         ("The intervals of an arm's loss are 95% intervals over seeds by Student's t.",),
@@ -347,7 +352,7 @@ def _statistics(result: Result) -> list[Sentence]:
         if result.speed:
             found.append(("Speeds are ranked by the same tests of their logarithms, paired by round.",))
     if result.study.margin is not None:
-        margin = f"{result.study.margin:g} {UNITS[result.metric]}"
+        margin = f"{result.study.margin:g} {result.unit}"
         tests = f"Changes of less than {margin} count as equivalent, by two one-sided tests"
         found.append((tests, references.EQUIVALENCE, "."))
     return found

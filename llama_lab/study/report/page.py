@@ -179,7 +179,7 @@ def _lines(
 
 
 def _forest(result: Result, rows: Sequence[Finding], title: str, caption: str) -> Chart:
-    axis = charts.change_axis(result.metric)
+    axis = charts.change_axis(result)
     alt = _alt(f"{title}, {axis}", map(charts.in_words, rows))
     return Chart(charts.differences(rows, title, axis), alt, caption)
 

@@ -2,6 +2,7 @@
 
 from .continued import Extend, Uptrain
 from .designs import AddOne, Context, Depth, Factorial, KVHeads, Ladder, LeaveOneOut, Recipes
+from .scaling import Scaling
 
 __all__ = [
     "AddOne",
@@ -13,5 +14,6 @@ __all__ = [
     "Ladder",
     "LeaveOneOut",
     "Recipes",
+    "Scaling",
     "Uptrain",
 ]

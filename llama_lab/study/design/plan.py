@@ -32,6 +32,7 @@ from llama_lab.training.warm_start import fit_weights, has_source, hash_of, load
 from .command import Composer, StudyCommand
 from .designs import Variants
 from .matching import match_width
+from .memory import check_memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,6 +228,8 @@ def plan_arm(
         width, cost, residual = match_width(lambda w: cost_at(cfg, dataset, w), width, command.match, reference)
     planned = with_runs(command, PlannedArm(replace(arm, residual=residual), draft, site, width, cost))
     first = planned.runs[0].run
+    if "size" in arm.axes and arm.tuner == arm.name:  # another budget takes no more memory
+        check_memory(first, dataset)
     build_module(first, meta_model(first.cfg, dataset), dataset.index.val.bytes)
     return planned
 
@@ -240,7 +243,7 @@ def with_runs(command: StudyCommand, planned: PlannedArm) -> PlannedArm:
         for seed, by in command.tuning_seeds.items()
         for rate in command.learning_rates or ()
     )
-    return replace(planned, runs=runs, tuning=tuning)
+    return replace(planned, runs=runs, tuning=tuning if planned.arm.tuner == name else ())
 
 
 def plan_tuning(command: StudyCommand, planned: PlannedArm, rate: float, seed: int, tunes: int) -> PlannedRun:

@@ -62,6 +62,7 @@ from .result import (
     common_losses,
     final_losses,
 )
+from .scaling import scaled, scaling_sentences
 from .verdict import answer
 
 MAX_POINTS = 200  # of a curve
@@ -94,6 +95,10 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     tests = _tests(study, compared, effects)
     lengths = tuple(found for name, own in judged.items() if (found := _lengths(name, own)))
     verdict, sentences = answer(study, arms, effects, lengths, metric, tests)
+    scaling = scaled(arms, metric) if study.design == "scaling" else None
+    if scaling:
+        scales = scaling_sentences(scaling, arms)
+        verdict, sentences = scales[0], (*scales, *sentences)
     return Result(
         study=study,
         metric=metric,
@@ -121,6 +126,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         difference_curves=_difference_curves(study, judged, losses, metric),
         interactions=_interactions(study, arms, metric) if effects else (),
         records=tuple(records),
+        scaling=scaling,
     )
 
 
@@ -206,6 +212,8 @@ def _arm_results(
 ) -> tuple[ArmResult, ...]:
     speeds = speed.arms if speed else {}
     finished = {record.seed: record for record in _finished(judged[study.baseline])}
+    if study.design == "scaling":  # whose baseline is of another size
+        finished = {}
     return tuple(
         ArmResult(
             arm=arm,
@@ -286,7 +294,8 @@ def _comparisons(
     is_final: whether to estimate how many seeds are needed, which takes longer than everything else.
     """
     pairs = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
-    pairs += [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
+    if study.design != "scaling":  # whose arms are compared within one size and budget
+        pairs += [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
     found = {pair: c for pair in pairs if (c := _compare(*pair, judged, losses, metric))}
     testable = {pair: c for pair, c in found.items() if not c.untested and c.change.sd > 0}
     family = {pair: testable[pair] for pair in _family(study) if pair in testable}

@@ -32,6 +32,7 @@ DESIGNS = {
     "kv_heads": "one model with different numbers of key and value heads",
     "depth": "blocks at several depths, with several lengths of warm-up",
     "context": "position encodings, evaluated at contexts longer than those that they were trained on",
+    "scaling": "options over sizes and budgets, with power laws and compute-equivalent gains",
     "uptrain": "training on from one model with fewer key and value heads, which start in several ways",
     "extend": "training on from one model at a longer context, with several scalings of its rotary positions",
     "comparison": "a comparison of existing runs",

@@ -11,6 +11,7 @@ import pandas as pd
 
 from llama_lab.formatting import UNKNOWN
 from llama_lab.runs.record import Record
+from llama_lab.study.scaling_law import Scaling
 from llama_lab.study.speed import StudySpeed
 from llama_lab.study.statistics import Effect, Estimate, PairedDifference, SeedRange
 from llama_lab.study.study import Arm, Study
@@ -336,7 +337,8 @@ class Result:
     metric: what arms are judged by: "val/loss", or "val/bits_per_byte" if tokenizers differ. verdict: one sentence.
     answer: several. tests: which comparisons were tested together, and how. warnings: what was not controlled, in
     sentences. notes: other remarks. speed: of the arms side by side; None if not measured, when costs have the speeds
-    that the runs logged. records: one per member of the study, in their order, tuning runs included.
+    that the runs logged. records: one per member of the study, in their order, tuning runs included. scaling: of a
+    study over sizes and budgets.
     """
 
     study: Study
@@ -359,3 +361,4 @@ class Result:
     difference_curves: tuple[DifferenceCurve, ...] = ()
     interactions: tuple[Interaction, ...] = ()
     records: tuple[Record, ...] = ()
+    scaling: Scaling | None = None

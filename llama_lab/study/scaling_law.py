@@ -39,7 +39,8 @@ Floats = npt.NDArray[np.float64]
 class Point:
     """The finished runs of one option at one size and budget, which differ in seed alone.
 
-    budget: nominal, in tokens per parameter. flops: of the whole training. losses: by seed.
+    budget: nominal, in tokens per parameter. flops: of the whole training. losses: by seed. flops_per_second: of
+    training; nan if it was not measured.
     """
 
     size: str
@@ -48,6 +49,7 @@ class Point:
     tokens: float
     flops: float
     losses: Mapping[int, float]
+    flops_per_second: float = math.nan
 
     @property
     def cell(self) -> tuple[str, float]:

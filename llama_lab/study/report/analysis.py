@@ -97,7 +97,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     verdict, sentences = answer(study, arms, effects, lengths, metric, tests)
     scaling = scaled(arms, metric) if study.design == "scaling" else None
     if scaling:
-        scales = scaling_sentences(scaling, arms)
+        scales = scaling_sentences(scaling)
         verdict, sentences = scales[0], (*scales, *sentences)
     return Result(
         study=study,

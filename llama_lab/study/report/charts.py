@@ -18,10 +18,10 @@ from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
 from llama_lab import formatting as fmt
-from llama_lab.study.statistics import Estimate, PairedDifference, term_name
+from llama_lab.study.statistics import Estimate, PairedDifference, estimate, term_name
 
 from .result import Curve, DifferenceCurve, Finding, Interaction, Result, Spread
-from .scaling import Line, iso_flop_lines, law_lines, option_of
+from .scaling import Line, iso_flop_lines, law_lines
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is invisible on white.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
@@ -381,21 +381,14 @@ def positions(result: Result) -> go.Figure:
 
 def scaling_losses(result: Result) -> go.Figure:
     """Loss over training FLOPs, with each option's law along the sizes of every budget."""
-    scaling, looks = result.scaling, option_styles(result)
-    losses = {arm.name: arm.judged(result.metric) for arm in result.arms}
-    points: dict[str, list[tuple[float, Estimate | None]]] = {}
-    for arm in result.arms:
-        if arm.costs.get("train_flops_per_token") and (done := [record for record in arm.records if record.done]):
-            flops = done[0].summary["tokens"] * arm.costs["train_flops_per_token"]
-            points.setdefault(option_of(arm), []).append((flops, losses[arm.name]))
+    looks = option_styles(result)
     traces = []
-    for option in scaling.options if scaling else ():
-        look = looks[option.option]
+    for option in result.scaling.options if result.scaling else ():
         for line in law_lines(option):
-            traces += _law(option.option, look, line)
+            traces += _law(option.option, looks[option.option], line)
+        points = ((point.flops, estimate(list(point.losses.values()))) for point in option.points)
         hover = "%{fullData.name}<br>%{text} at %{x:.3s}FLOPs<extra></extra>"
-        traces.append(_means(option.option, look, points.get(option.option, ())))
-        traces[-1].update(mode="markers", hovertemplate=hover)
+        traces.append(_means(option.option, looks[option.option], points).update(mode="markers", hovertemplate=hover))
     figure = _figure(traces, "Loss over compute", "training FLOPs", axis_of(result.metric), height=460)
     figure.update_xaxes(type="log", exponentformat="power")
     return figure.update_yaxes(type="log", nticks=8)
@@ -438,7 +431,8 @@ def gains(result: Result) -> go.Figure:
     title = f"gain over {scaling.options[0].option}" if scaling else ""
     figure = _figure(traces, "Compute-equivalent gain", "training FLOPs", title, height=400)
     figure.add_hline(y=1, line={"color": INK, "width": 1.5}, layer="below")
-    return figure.update_xaxes(type="log", exponentformat="power")
+    figure.update_xaxes(type="log", exponentformat="power")
+    return figure.update_yaxes(type="log", nticks=8)
 
 
 def option_styles(result: Result) -> dict[str, Style]:

@@ -203,7 +203,7 @@ def scaling(result: Result) -> Figure | None:
 
 def gains(result: Result) -> Figure | None:
     """The compute-equivalent gain of each option over the reference."""
-    return _draw(result, charts.gains(result), _powers, looks=charts.option_styles(result))
+    return _draw(result, charts.gains(result), _powers, _logarithmic, looks=charts.option_styles(result))
 
 
 def iso_flop(result: Result) -> Figure | None:
@@ -433,6 +433,8 @@ def _tokens(axis: Axis) -> None:
 
 def _powers(axis: Axis) -> None:
     axis.axes.set_xscale("log")
+    axis.set_major_formatter(lambda value, _: fmt.short(value))
+    axis.set_minor_formatter(lambda *_: "")
 
 
 def _logarithmic(axis: Axis) -> None:

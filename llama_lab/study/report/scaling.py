@@ -22,7 +22,8 @@ def scaled(arms: Sequence[ArmResult], metric: Metric) -> Scaling:
     """
     points: dict[str, list[Point]] = {}
     for arm in arms:
-        own = points.setdefault(option_of(arm), [])
+        option = next(level for axis, level in arm.arm.axes.items() if axis not in ("size", BUDGET))
+        own = points.setdefault(option, [])
         done = [record for record in arm.records if record.done]
         if done and not any(record.status == "diverged" for record in arm.records):
             costs, tokens = done[0].costs, done[0].summary["tokens"]
@@ -34,30 +35,19 @@ def scaled(arms: Sequence[ArmResult], metric: Metric) -> Scaling:
                     tokens=tokens,
                     flops=tokens * costs["train_flops_per_token"],
                     losses={record.seed: record.summary[metric] for record in done},
+                    flops_per_second=arm.costs.get("perf/tokens_per_second", math.nan) * costs["train_flops_per_token"],
                 )
             )
     return scale(points)
 
 
-def option_of(arm: ArmResult) -> str:
-    """The option of the study's axis that an arm has."""
-    return next(option for axis, option in arm.arm.axes.items() if axis not in ("size", BUDGET))
-
-
-def relative_speeds(option: Scaled, reference: str, arms: Sequence[ArmResult]) -> list[float]:
+def relative_speeds(option: Scaled, reference: Scaled) -> list[float]:
     """The option's training FLOPs per second over the reference's at each cell of its gains; nan where unknown.
 
     A gain times this is what the option is worth in time on the hardware of the study.
     """
-    assert option.gains is not None
-    speeds = {
-        (option_of(arm), arm.arm.axes["size"], float(arm.arm.axes[BUDGET])): arm.costs["perf/tokens_per_second"]
-        * arm.costs["train_flops_per_token"]
-        for arm in arms
-        if "perf/tokens_per_second" in arm.costs
-    }
-    pairs = [(speeds.get((option.option, *cell)), speeds.get((reference, *cell))) for cell in option.gains.cells]
-    return [own / base if own and base else float("nan") for own, base in pairs]
+    own, base = ({point.cell: point.flops_per_second for point in one.points} for one in (option, reference))
+    return [own[cell] / base[cell] for cell in option.gains.cells] if option.gains else []
 
 
 class Line(NamedTuple):
@@ -106,7 +96,7 @@ def times(found: Estimate, factor: float = 1.0) -> str:
     return with_interval(factor * found.mean, factor * found.low, factor * found.high)
 
 
-def scaling_sentences(scaling: Scaling, arms: Sequence[ArmResult]) -> list[str]:
+def scaling_sentences(scaling: Scaling) -> list[str]:
     """What the study says, the verdict first."""
     reference, *others = scaling.options
     if scaling.lacking:
@@ -122,7 +112,7 @@ def scaling_sentences(scaling: Scaling, arms: Sequence[ArmResult]) -> list[str]:
                 f"{reference.option} reached with as many tokens per parameter."
             )
             continue
-        ratio = relative_speeds(option, reference.option, arms)[place]
+        ratio = relative_speeds(option, reference)[place]
         timed = f"; with measured training speeds, {number(gains.line[place].mean * ratio, 2)} times the time"
         found.append(
             f"{option.option} is worth {times(gains.line[place])} times the compute of {reference.option} at "

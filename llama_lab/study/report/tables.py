@@ -285,11 +285,11 @@ def _scaling(result: Result) -> Table:
     if not result.scaling:
         return Table("", [], [])
     rows = []
-    reference = result.scaling.options[0].option
+    reference = result.scaling.options[0]
     for option in result.scaling.options:
         gains = option.gains
         places = {cell: i for i, cell in enumerate(gains.cells) if gains.inside[i]} if gains else {}
-        speeds = relative_speeds(option, reference, result.arms) if gains else []
+        speeds = relative_speeds(option, reference)
         for point in option.points:
             cells = [point.size, f"{point.budget:g}", fmt.short(point.params), fmt.short(point.tokens)]
             cells += [fmt.short(point.flops), fmt.number(math.exp(point.log_loss), 4)]
@@ -298,9 +298,9 @@ def _scaling(result: Result) -> Table:
                 cells += [gains.points[i].text, gains.line[i].text, timed]
             rows.append([option.option, *cells, *[fmt.UNKNOWN] * (9 - len(cells))])
     caption = (
-        f"Loss: mean over seeds, {fmt.UNITS[result.metric]}. Gain: the training FLOPs that {reference} would need for "
-        f"the same loss at as many tokens per parameter, over those spent, where it reached such a loss: by the "
-        "differences at this size and budget alone, by the joint fit, and the latter in time, at measured speeds."
+        f"Loss: mean over seeds, {fmt.UNITS[result.metric]}. Gain: the training FLOPs that {reference.option} would "
+        "need for the same loss at as many tokens per parameter, over those spent, where it reached such a loss: by "
+        "the differences at this size and budget alone, by the joint fit, and the latter in time, at measured speeds."
     )
     head = ["Option", "Size", "Tokens per parameter", "Parameters", "Tokens", "Training FLOPs", "Loss"]
     head += ["Gain", "By the fit", "In time"] if not result.scaling.lacking else []
@@ -312,7 +312,12 @@ def _laws(result: Result) -> Table:
     titles = {"\u03b1": "alpha", "\u03b2": "beta"} | {key: key for key in ("E", "A", "B")} | {"\u03b3": "gamma"}
 
     def coefficient(key: str, option: Scaled) -> str:
-        return option.law.estimate(key).text if option.law else fmt.UNKNOWN
+        if not option.law:
+            return fmt.UNKNOWN
+        found = option.law.estimate(key)
+        if key in ("A", "B"):  # of any order of magnitude
+            return f"{found.mean:.3g} [{found.low:.2g},\u00a0{found.high:.2g}]"
+        return found.text
 
     columns: dict[str, Callable[[Scaled], str]] = {title: partial(coefficient, key) for title, key in titles.items()}
     columns["Gain changes by, per tenfold compute"] = lambda option: (

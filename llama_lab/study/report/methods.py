@@ -338,6 +338,14 @@ def _statistics(result: Result) -> list[Sentence]:
                 "; p is adjusted for the family, and its 95% intervals are simultaneous.",
             )
         )
+    if result.scaling and not result.scaling.lacking:
+        found.append(
+            (
+                "A power law of parameters and tokens was fitted to each option by Huber's loss of log losses; "
+                "compute-equivalent gains follow from the paired differences of log losses by one fit to all options. "
+                "Their 95% intervals are by parametric bootstrap.",
+            )
+        )
     if result.study.margin is not None:
         margin = f"{result.study.margin:g} {UNITS[result.metric]}"
         tests = f"Changes of less than {margin} count as equivalent, by two one-sided tests"

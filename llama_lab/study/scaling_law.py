@@ -25,7 +25,6 @@ from .statistics import LEVEL, Estimate
 SIZES, BUDGETS = 4, 3  # fewer say nothing about a law of five parameters
 HUBER = 1e-3  # of log losses, as in Hoffmann et al.
 DRAWS = 1_000  # refits behind an interval
-LAW = ("E", "A", "B", "alpha", "beta")
 STEPS, ENOUGH = 300, 1e-12  # iterations of a fit, and the relative decrease below which it ends
 STARTS = [(e, alpha, beta) for e in (0.1, 0.5, 0.9) for alpha in (0.1, 0.3, 0.6, 1.0) for beta in (0.1, 0.3, 0.6, 1.0)]
 LOWEST, HIGHEST = 0.01, 4.0  # of the exponents
@@ -82,16 +81,17 @@ class Law:
     centre: tuple[float, float]
 
     def estimate(self, name: str) -> Estimate:
-        """A coefficient of LAW, or `gamma`: with compute C that is spent best, the loss is E + c / C^gamma."""
+        """E, A, B, alpha, beta, or gamma: with compute C that is spent best, the loss is E + c / C^gamma."""
         return interval(self._value(self.theta, name), self._value(self.draws, name))
 
     def _value(self, theta: Floats, name: str) -> Floats:
         alpha, beta = theta[..., 3], theta[..., 4]
-        logs = {"E": theta[..., 0], "A": theta[..., 1] + alpha * self.centre[0]}
-        logs["B"] = theta[..., 2] + beta * self.centre[1]
-        return {"alpha": alpha, "beta": beta, "gamma": alpha * beta / (alpha + beta)}.get(
-            name, np.exp(np.clip(logs.get(name, alpha), -700, 700))
-        )
+        exponents = {"alpha": alpha, "beta": beta, "gamma": alpha * beta / (alpha + beta)}
+        if name in exponents:
+            return exponents[name]
+        place = "EAB".index(name)
+        moved = (0.0, alpha * self.centre[0], beta * self.centre[1])[place]
+        return np.asarray(np.exp(theta[..., place] + moved))
 
     def losses(self, params: Floats, tokens: Floats) -> tuple[Floats, Floats, Floats]:
         """The loss at each pair of parameters and tokens, and the ends of its 95% interval."""

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from llama_lab.errors import ConfigError, first_line
 
 from . import CONF_DIR
+from .older import upgraded
 
 TARGET = re.compile(r"\b_target_:\s*['\"]?([\w.]+)")  # in a YAML file
 
@@ -123,7 +124,9 @@ def read_stored(file: Path) -> DictConfig:
     content = OmegaConf.load(file)
     if not isinstance(content, DictConfig):
         raise ValueError("it holds no settings")
-    return DictConfig(with_text(OmegaConf.to_container(content), escape_new))
+    stored = OmegaConf.to_container(content)
+    assert isinstance(stored, dict)
+    return DictConfig(with_text(upgraded({str(key): value for key, value in stored.items()}), escape_new))
 
 
 def with_text(node: Any, change: Callable[[str], str]) -> Any:

@@ -51,7 +51,8 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "model.vocab_size": (int,),
     "model.position.scaling": (dict,),
     "model.attention.window": (int,),
-    "model.attention.global_every": (int,),
+    "model.attention.chunk": (int,),
+    "model.attention.prefix": (int,),
     "model.attention.qk_norm": (str,),
     "model.attention.softcap": (float,),
     "model.embedding.logit_softcap": (float,),
@@ -68,6 +69,7 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
 NOT_NULLABLE: dict[str, tuple[Kind, ...]] = {
     "run": (str,),
     "data.files": (list, str),
+    "study.axis": (str, list),
     "trainer.devices": (int, "auto"),
     "trainer.precision": (str, int),  # so that the check of precisions refuses 16
     "trainer.num_nodes": (int, "auto"),
@@ -108,6 +110,8 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
     for key, value in flatten(OmegaConf.to_container(cfg, resolve=True)).items():
         if any(default is None and key.startswith(f"{parent}.") for parent, default in defaults.items()):
             continue  # part of a component that replaces null
+        if key.startswith("pattern."):
+            continue  # rules of any names, which their resolver checks
         if any(default.startswith(f"{key}.") for default in defaults):
             raise ConfigError(f"{key}={value}: is not a single setting; {component_advice(key, value)}")
         if key not in defaults:

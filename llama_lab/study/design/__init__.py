@@ -2,6 +2,7 @@
 
 from .continued import Extend, Uptrain
 from .designs import AddOne, Context, Depth, Factorial, KVHeads, Ladder, LeaveOneOut, Recipes
+from .options import Options
 from .scaling import Scaling
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "KVHeads",
     "Ladder",
     "LeaveOneOut",
+    "Options",
     "Recipes",
     "Scaling",
     "Uptrain",

@@ -45,10 +45,10 @@ def resolve_rates(plan: Plan, status: Callable[[PlannedRun], str]) -> tuple[Plan
     command = plan.command
     if not command.learning_rates:
         return plan, plan.runs
-    most = len(command.learning_rates) + (MOST_EXTENSIONS if command.extend_rates else 0)
     arms: list[PlannedArm] = []
     found: dict[tuple[str, int], Losses] = {}  # by arm and judged seed
     for arm in plan.arms:
+        most = len(command.rates_of(arm.arm)) + (MOST_EXTENSIONS if command.extend_rates else 0)
         tuning: list[PlannedRun] = []
         for run in arm.runs if arm.tuning else ():
             runs = [one for one in arm.tuning if one.member.tunes == run.member.seed]

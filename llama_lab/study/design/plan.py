@@ -226,11 +226,15 @@ def check_free(command: StudyCommand, arms: Sequence[Arm]) -> None:
             or_fix = ", or search none with study.learning_rates=null" if key == "optim.lr" else ""
             raise ConfigError(f"{argument}: the study sets {key} itself, arm by arm; leave it out{or_fix}")
 
+    by_name = {arm.name: arm for arm in arms}
     for arm in arms:
-        for key in map(override_key, arm.overrides):
+        reference = by_name.get(arm.reference, arm)
+        for override in arm.overrides:
+            key = override_key(override)
+            is_shared = override in reference.overrides  # with the arm that it is matched to
             if key == "optim.lr" and command.learning_rates:
                 raise ConfigError(f"{key}: is an axis, and study.learning_rates searches it; set these to null")
-            if key in ("model.hidden_dim", "size.mlp_ratio", "size") and command.match != "none":
+            if key in ("model.hidden_dim", "size.mlp_ratio", "size") and command.match != "none" and not is_shared:
                 raise ConfigError(f"{key}: is an axis, and match={command.match} would undo it; use match=none")
 
 

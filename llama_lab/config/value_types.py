@@ -32,6 +32,7 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "logger.entity": (str,),
     "logger.notes": (str,),
     "study.axes": (list,),
+    "study.base": (str,),
     "study.learning_rates": (list,),
     "study.tuning_seeds": (list,),
     "study.kv_heads": (list,),

@@ -92,7 +92,7 @@ class MemoryModel:
     def __init__(self, cfg: DictConfig, vocab_size: int, steps: int, precision: str) -> None:
         self.cfg, self.vocab_size, self.steps = cfg, vocab_size, steps
         self.mixed = precision == "bf16-mixed"
-        self.dtype = torch.float32 if self.mixed else torch.bfloat16
+        self.dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
         self._footprint, self._activations = cache(self._new_footprint), cache(self._measure)
         own = self._footprint(self.dtype, cfg.model.max_seq_len)
         self.model = own.model

@@ -66,6 +66,7 @@ from .result import (
     common_losses,
     final_losses,
 )
+from .scaling import scaled, scaling_sentences
 from .telemetry import telemetry
 from .verdict import answer
 
@@ -101,6 +102,10 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     ranks = _ranks(study, pairs)
     lengths = tuple(found for name, own in judged.items() if (found := _lengths(name, own)))
     verdict, sentences = answer(study, arms, effects, pairs, ranks, lengths, metric, tests)
+    scaling = scaled(arms, metric) if study.design == "scaling" else None
+    if scaling:
+        scales = scaling_sentences(scaling)
+        verdict, sentences = scales[0], (*scales, *sentences)
     return Result(
         study=study,
         metric=metric,
@@ -133,6 +138,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         rankings=rankings(study, arms, pairs, speed, metric),
         records=tuple(records),
         drawings=drawings(arms, study.is_chain, trust),
+        scaling=scaling,
     )
 
 
@@ -218,6 +224,8 @@ def _arm_results(
 ) -> tuple[ArmResult, ...]:
     speeds = speed.arms if speed else {}
     finished = {record.seed: record for record in _finished(judged[study.baseline])}
+    if study.design == "scaling":  # whose baseline is of another size
+        finished = {}
     return tuple(
         ArmResult(
             arm=arm,
@@ -278,6 +286,8 @@ def _question(study: Study) -> list[Pair]:
 
 
 def _to_baseline(study: Study) -> list[Pair]:
+    if study.design == "scaling":  # whose arms are compared within one size and budget
+        return []
     return [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
 
 

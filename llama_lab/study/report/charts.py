@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import compress
 from typing import Any, Literal
 
 import pandas as pd
@@ -17,9 +18,10 @@ from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
 from llama_lab import formatting as fmt
-from llama_lab.study.statistics import Estimate, PairedDifference, term_name
+from llama_lab.study.statistics import Estimate, PairedDifference, estimate, term_name
 
 from .result import Curve, DifferenceCurve, Finding, Interaction, Result, Spread, unit_of
+from .scaling import Line, iso_flop_lines, law_lines
 from .telemetry import LINEAR, names
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is invisible on white.
@@ -377,6 +379,82 @@ def positions(result: Result) -> go.Figure:
     figure = _figure(traces, "Loss by position", "position in the context", axis_of(result, "val/loss"), 380)
     _choose(figure, "Context")
     return _mark_trained(_octaves(figure, fmt.number), {arm.trained for arm in result.lengths})
+
+
+def scaling_losses(result: Result) -> go.Figure:
+    """Loss over training FLOPs, with each option's law along the sizes of every budget."""
+    looks = option_styles(result)
+    traces = []
+    for option in result.scaling.options if result.scaling else ():
+        for line in law_lines(option):
+            traces += _law(option.option, looks[option.option], line)
+        points = ((point.flops, estimate(list(point.losses.values()))) for point in option.points)
+        hover = "%{fullData.name}<br>%{text} at %{x:.3s}FLOPs<extra></extra>"
+        traces.append(_means(option.option, looks[option.option], points).update(mode="markers", hovertemplate=hover))
+    figure = _figure(traces, "Loss over compute", "training FLOPs", axis_of(result, result.metric), height=460)
+    figure.update_xaxes(type="log", exponentformat="power")
+    return figure.update_yaxes(type="log", nticks=8)
+
+
+def iso_flop(result: Result) -> go.Figure:
+    """The loss by each option's law over parameters, at some amounts of compute, with a ring where it is lowest."""
+    looks, options = option_styles(result), result.scaling.options if result.scaling else ()
+    traces = []
+    for option in options:
+        for flops, line in iso_flop_lines(option, options[0]):
+            best = min(range(len(line.mean)), key=line.mean.__getitem__)
+            ring = {"symbol": "circle-open", "size": 19, "color": looks[option.option].colour, "line": {"width": 2}}
+            hover = "%{fullData.name}<br>lowest at %{x:.3s} parameters: %{y:.4f}"
+            own = _law(option.option, looks[option.option], line)
+            if 0 < best < len(line.mean) - 1:
+                own.append(_marks(option.option, [line.x[best]], [line.mean[best]], ring, hover))
+            traces += [one.update(meta={"arm": option.option, "view": [f"{fmt.short(flops)}FLOPs"]}) for one in own]
+    figure = _figure(traces, "Loss at equal compute", "parameters", axis_of(result, result.metric), height=400)
+    figure.update_xaxes(type="log", exponentformat="power")
+    return _choose(figure, "Compute")
+
+
+def gains(result: Result) -> go.Figure:
+    """The compute-equivalent gain of each option over the reference, over training FLOPs, with the joint fit."""
+    scaling, looks = result.scaling, option_styles(result)
+    traces = []
+    for option in scaling.options if scaling else ():
+        if option.gains:
+            at = sorted(
+                compress(range(len(option.gains.cells)), option.gains.inside), key=option.gains.flops.__getitem__
+            )
+            flops = [option.gains.flops[i] for i in at]
+            ends = ([getattr(option.gains.line[i], end) for i in at] for end in ("mean", "low", "high"))
+            own = _law(option.option, looks[option.option], Line(flops, *ends))
+            found = ((option.gains.flops[i], option.gains.points[i]) for i in at)
+            points = _means(option.option, looks[option.option], found)
+            hover = "%{fullData.name}<br>%{text} at %{x:.3s}FLOPs<extra></extra>"
+            traces += [*own, points.update(mode="markers", hovertemplate=hover)]
+    title = f"gain over {scaling.options[0].option}" if scaling else ""
+    figure = _figure(traces, "Compute-equivalent gain", "training FLOPs", title, height=400)
+    figure.add_hline(y=1, line={"color": INK, "width": 1.5}, layer="below")
+    figure.update_xaxes(type="log", exponentformat="power")
+    return figure.update_yaxes(type="log", nticks=8)
+
+
+def option_styles(result: Result) -> dict[str, Style]:
+    """A style for each option of a scaling study."""
+    return _styles([option.option for option in result.scaling.options] if result.scaling else [])
+
+
+def _law(name: str, style: Style, line: Line) -> list[go.Scatter]:
+    """A fitted line with its band."""
+    band = go.Scatter(
+        x=[*line.x, *reversed(line.x)],
+        y=[_round(y) for y in (*line.low, *reversed(line.high))],
+        fill="toself",
+        fillcolor=style.colour,
+        opacity=0.15,
+        mode="none",
+        hoverinfo="skip",
+        meta={"arm": name},
+    )
+    return [band, _line(name, style, line.x, map(_round, line.mean)).update(mode="lines", line={"width": 1.5})]
 
 
 def telemetry(result: Result) -> go.Figure:

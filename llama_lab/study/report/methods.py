@@ -34,6 +34,7 @@ DESIGNS = {
     "kv_heads": "one model with different numbers of key and value heads",
     "depth": "blocks at several depths, with several lengths of warm-up",
     "context": "position encodings, evaluated at contexts longer than those that they were trained on",
+    "scaling": "options over sizes and budgets, with power laws and compute-equivalent gains",
     "uptrain": "training on from one model with fewer key and value heads, which start in several ways",
     "extend": "training on from one model at a longer context, with several scalings of its rotary positions",
     "comparison": "a comparison of existing runs",
@@ -345,6 +346,14 @@ def _statistics(result: Result) -> list[Sentence]:
                 "; degrees of freedom are Satterthwaite's",
                 references.DEGREES_OF_FREEDOM,
                 "; p is adjusted for the family, and its 95% intervals are simultaneous.",
+            )
+        )
+    if result.scaling and not result.scaling.lacking:
+        found.append(
+            (
+                "A power law of parameters and tokens was fitted to each option by Huber's loss of log losses; "
+                "compute-equivalent gains follow from the paired differences of log losses by one fit to all options. "
+                "Their 95% intervals are by parametric bootstrap.",
             )
         )
     if result.ranks:

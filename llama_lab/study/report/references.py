@@ -131,6 +131,7 @@ DESIGNS: dict[str, Keys] = {
     "factorial": ("box2005experimenters",),
     "depth": ("xiong2020layernorm", "wang2022deepnet"),
     "context": ("press2022alibi",),
+    "scaling": ("hoffmann2022chinchilla", "besiroglu2024chinchilla"),
 }
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from llama_lab.formatting import UNITS, UNKNOWN
 from llama_lab.runs.record import Record
+from llama_lab.study.scaling_law import Scaling
 from llama_lab.study.speed import StudySpeed
 from llama_lab.study.statistics import Effect, Estimate, PairedDifference, SeedRange
 from llama_lab.study.study import Arm, Study
@@ -399,7 +400,7 @@ class Result:
     sentences. notes: other remarks. speed: of the arms side by side; None if not measured, when costs have the speeds
     that the runs logged. records: one per member of the study, in their order, tuning runs included. pairs, ranks:
     of all arms, with the interval of each rank (see rank_intervals); empty unless the study compares all pairs.
-    drawings: pictures of architectures, as SVG by title.
+    drawings: pictures of architectures, as SVG by title. scaling: of a study over sizes and budgets.
     """
 
     study: Study
@@ -427,6 +428,7 @@ class Result:
     rankings: tuple[Ranking, ...] = ()
     records: tuple[Record, ...] = ()
     drawings: Mapping[str, str] = field(default_factory=dict)
+    scaling: Scaling | None = None
 
     @property
     def unit(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from llama_lab import formatting as fmt
+from llama_lab.study.scaling_law import Scaled
 from llama_lab.study.statistics import Effect, Estimate, term_name
 
 from .guide import ranked, title
@@ -28,6 +29,7 @@ from .result import (
     first_losses,
     unit_of,
 )
+from .scaling import relative_speeds
 from .telemetry import names
 
 ENDS = ((0, "First"), (-1, "Last"))
@@ -51,6 +53,8 @@ class Table:
 def tables(result: Result) -> dict[str, Table]:
     """The tables that are not empty, by slug, in the page's order."""
     found = {
+        "scaling": _scaling(result),
+        "laws": _laws(result),
         "effects": _effects(result),
         "interactions": _interactions(result),
         "arms": _arms(result),
@@ -318,6 +322,56 @@ def _effects(result: Result) -> Table:
         "Aliased: effects that a fraction of the combinations cannot separate."
     )
     return _table(caption, known, columns, ("Verdict", "Aliased with"), head="Effect")
+
+
+def _scaling(result: Result) -> Table:
+    """A row per point, with the gain where the reference reached its loss."""
+    if not result.scaling:
+        return Table("", [], [])
+    rows = []
+    reference = result.scaling.options[0]
+    for option in result.scaling.options:
+        gains = option.gains
+        places = {cell: i for i, cell in enumerate(gains.cells) if gains.inside[i]} if gains else {}
+        speeds = relative_speeds(option, reference)
+        for point in option.points:
+            cells = [point.size, f"{point.budget:g}", fmt.short(point.params), fmt.short(point.tokens)]
+            cells += [fmt.short(point.flops), fmt.number(math.exp(point.log_loss), 4)]
+            if gains and (i := places.get(point.cell)) is not None:
+                timed = fmt.number(gains.line[i].mean * speeds[i], 2)
+                cells += [gains.points[i].text, gains.line[i].text, timed]
+            rows.append([option.option, *cells, *[fmt.UNKNOWN] * (9 - len(cells))])
+    caption = (
+        f"Loss: mean over seeds, {fmt.UNITS[result.metric]}. Gain: the training FLOPs that {reference.option} would "
+        "need for the same loss at as many tokens per parameter, over those spent, where it reached such a loss: by "
+        "the differences at this size and budget alone, by the joint fit, and the latter in time, at measured speeds."
+    )
+    head = ["Option", "Size", "Tokens per parameter", "Parameters", "Tokens", "Training FLOPs", "Loss"]
+    head += ["Gain", "By the fit", "In time"] if not result.scaling.lacking else []
+    return Table(caption, head, [row[: len(head)] for row in rows], frozenset({"Size"}))
+
+
+def _laws(result: Result) -> Table:
+    options = result.scaling.options if result.scaling else ()
+    titles = {"\u03b1": "alpha", "\u03b2": "beta"} | {key: key for key in ("E", "A", "B")} | {"\u03b3": "gamma"}
+
+    def coefficient(key: str, option: Scaled) -> str:
+        if not option.law:
+            return fmt.UNKNOWN
+        found = option.law.estimate(key)
+        if key in ("A", "B"):  # of any order of magnitude
+            return f"{found.mean:.3g} [{found.low:.2g},\u00a0{found.high:.2g}]"
+        return found.text
+
+    columns: dict[str, Callable[[Scaled], str]] = {title: partial(coefficient, key) for title, key in titles.items()}
+    columns["Gain changes by, per tenfold compute"] = lambda option: (
+        option.gains.growth.text if option.gains else fmt.UNKNOWN
+    )
+    caption = (
+        "L = E + A / N^\u03b1 + B / D^\u03b2, of N parameters and D tokens. With compute C that is spent best, the "
+        "loss above E falls as 1 / C^\u03b3. 95% intervals by parametric bootstrap."
+    )
+    return _table(caption, [(option.option, option) for option in options if option.law], columns, head="Option")
 
 
 def _interactions(result: Result) -> Table:

@@ -37,6 +37,8 @@ def answer(
         f"{how}: it is not tested over the others." for arm in arms if (how := divergence(arm.name, arm.records))
     ]
     final = _first_to_last(study, arms, unit) if study.is_chain else _lowest(arms, metric)
+    if study.design == "scaling":  # the largest arm
+        final = []
     # Nats per token of different tokenizers cannot be ranked.
     at_longest = _at_longest(lengths, unit) if metric == "val/loss" else []
     if not compared:

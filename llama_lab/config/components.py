@@ -57,6 +57,11 @@ def token_signal(std: float, scale: float, norm_input: bool) -> float:
     return 1.0 if norm_input else std * scale
 
 
+def deepnorm_scale(n_layers: int) -> float:
+    """1 / alpha of DeepNorm's norm(alpha x + f(x)), for decoders (Wang et al. 2022, figure 2)."""
+    return float((2 * n_layers) ** -0.25)
+
+
 def unless(setting: object, otherwise: Any) -> Any:
     """`otherwise`, but null where the setting that takes its place is given."""
     return otherwise if setting is None else None
@@ -74,6 +79,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.gated_width": gated_width,
     "lab.ungated_width": ungated_width,
     "lab.token_signal": token_signal,
+    "lab.deepnorm_scale": deepnorm_scale,
     "lab.power": lambda base, exponent: base**exponent,
     "lab.unless": unless,
     "lab.parts": parts,

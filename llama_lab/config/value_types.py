@@ -51,7 +51,11 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "model.position.scaling": (dict,),
     "model.attention.window": (int,),
     "model.attention.global_every": (int,),
+    "model.attention.scale": (float,),
+    "model.attention.temperature": (dict,),
+    "model.attention.clip_qkv": (float,),
     "model.attention.qk_norm": (str,),
+    "model.attention.qk_bias": (bool,),
     "model.attention.softcap": (float,),
     "model.embedding.logit_softcap": (float,),
     "cache_dtype": (str,),
@@ -65,6 +69,8 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "eval.limit": (int,),
 }
 NOT_NULLABLE: dict[str, tuple[Kind, ...]] = {
+    "model.position.scaling.short_factors": (float, list),
+    "model.position.scaling.long_factors": (float, list),
     "run": (str,),
     "data.files": (list, str),
     "trainer.devices": (int, "auto"),

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config.components import register_resolvers
 from llama_lab.config.keys import COMPONENTS, option_file, options
 from llama_lab.model.hf import flat_settings
-from llama_lab.model.hf_settings import FOLDED, Settings, equal, nest, shown
+from llama_lab.model.hf_settings import Settings, equal, nest, shown
 
 SIZES = ("dim", "n_layers", "n_heads", "head_dim", "n_kv_heads", "hidden_dim", "max_seq_len", "vocab_size")
 
@@ -18,7 +18,6 @@ def overrides_of(settings: Settings) -> list[str]:
     Each group's option is the one that leaves the fewest keys to set.
     """
     register_resolvers()
-    settings = {key: value for key, value in settings.items() if not key.startswith(FOLDED)}
     chosen: dict[str, str] = {}
     nodes: list[DictConfig] = []
     for group in ("embedding", *(group for group in COMPONENTS if group not in ("embedding", "init"))):

@@ -13,22 +13,39 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .hf_settings import FOLDED, MODEL, Setting, Settings, equal, flatten, nest, shown
+from .hf_settings import MODEL, Setting, Settings, equal, flatten, nest, shown
 
 ATTENTION = {
     "attention._target_": f"{MODEL}.attention.GroupedQueryAttention",
     **dict.fromkeys((f"attention.{part}_bias" for part in ("query", "key", "value", "output")), False),
-    **dict.fromkeys(f"attention.{part}" for part in ("window", "global_every", "qk_norm", "softcap")),
+    **dict.fromkeys(f"attention.{part}" for part in ("window", "global_every", "softcap")),
+    **dict.fromkeys(f"attention.{part}" for part in ("scale", "temperature", "clip_qkv", "qk_norm", "qk_bias")),
+    "attention.qk_gain": "shared",
+    "attention.qk_norm_rotated": False,
 }
+BLOCK = {"block.residual_scale": 1.0, "block.learned_scale": False}
 EMBEDDING = {
     "embedding._target_": f"{MODEL}.embedding.Embedding",
     "embedding.tied": False,
     "embedding.scale": 1.0,
     "embedding.norm_input": False,
     "embedding.head_bias": False,
+    "embedding.logit_scale": 1.0,
     "embedding.logit_softcap": None,
+}
+# What a run of an older version lacks, by the class or the module of a component.
+LATER: dict[str, Settings] = {
+    "attention": ATTENTION,
+    "embedding": EMBEDDING,
+    "block": BLOCK,
+    "LayerNorm": {"norm.gain": True, "norm.unit_offset": False},
+    "RMSNorm": {"norm.gain": True},
+    "Sinusoidal": {"position.offset": 0},
+    "Alibi": {"position.max_exponent": 8.0, "position.slope_scale": 1.0},
+    "YarnScaling": {"position.scaling.mscale": 1.0, "position.scaling.mscale_all_dim": 0.0},
 }
 # Of the initial values, of training and of speed: they change no trained model's output.
 OF_TRAINING = re.compile(r"init\..*|seed|dropout|(embedding|position)\.std|attention\.kernel|(.*\.)?_partial_|_target_")
@@ -53,6 +70,9 @@ def flat_settings(node: Mapping[str, Any]) -> Settings:
     settings = {key: value for key, value in flatten(node).items() if not OF_TRAINING.fullmatch(key)}
     if str(settings.get("attention._target_")).startswith(f"{MODEL}.attention."):
         settings["attention._target_"] = ATTENTION["attention._target_"]  # the others only check n_kv_heads
+    for target in [str(value).removeprefix(f"{MODEL}.") for key, value in settings.items() if key.endswith("_target_")]:
+        module, _, name = target.rpartition(".")
+        settings = LATER.get(name if module in ("norm", "position") else module, {}) | settings
     if settings.get("position.scaling._target_") == f"{MODEL}.position.NTKScaling":
         rotated = round(settings["head_dim"] * settings["position.fraction"])
         settings["position.theta"] *= settings["position.scaling.factor"] ** (rotated / (rotated - 2))
@@ -63,7 +83,7 @@ def flat_settings(node: Mapping[str, Any]) -> Settings:
 
 def model_node(settings: Settings) -> dict[str, Any]:
     """The model node that `settings` are of, to be instantiated by Hydra; the inverse of `flat_settings`."""
-    node = nest({key: value for key, value in settings.items() if not key.startswith(FOLDED)})
+    node = nest(settings)
     for part in ("norm", "position", "attention", "ffn", "embedding", "block"):
         node[part]["_partial_"] = True
     node["ffn"]["activation"]["_partial_"] = True
@@ -92,7 +112,8 @@ class Family:
 
     prefix: before most names of their weights; files of the base model lack it.
     recipe: our settings that it always has, some derived from others. settings: the others.
-    weights: our parameters to their tensors. `#` stands for the number of a layer, `*` for weight and bias.
+    weights: our parameters to their tensors. `#` stands for the number of a layer, `*` for weight and bias, and `%` for
+        the number of a head, of which they have a tensor each.
     variant: their settings that tell it from other families of the same `model_type`.
     renamed: the names of their tensors in files that were saved under others, by regular expressions.
     idle: tensors in files that hold no weights.
@@ -122,7 +143,7 @@ class Family:
                     f"{name}={value}: is no setting of {self.model_type} that we know; if it changes no logits, delete "
                     f"it from the file"
                 )
-        ours: Settings = {**EMBEDDING, **ATTENTION}
+        ours: Settings = {**EMBEDDING, **ATTENTION, **BLOCK}
         ours |= {key: value for key, value in self.recipe.items() if not callable(value)}
         for setting in self.settings:
             ours |= setting.read(theirs, ours)
@@ -141,7 +162,6 @@ class Family:
             nearest = self.read_config(self.write_config(ours))
         except (ValueError, TypeError, KeyError) as error:  # of values that their settings cannot have
             return [str(error)]
-        nearest = {key: value for key, value in nearest.items() if not key.startswith(FOLDED)}
         differing = [key for key in nearest | ours if not equal(ours.get(key), nearest.get(key))]
         replaced = {key.removesuffix("_target_") for key in differing if key.endswith("._target_")}
         return [
@@ -152,18 +172,25 @@ class Family:
 
     def to_theirs(self, ours: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
         """Their tensors of our parameters, which it keeps where it can."""
-        theirs = {}
+        theirs: dict[str, Tensor] = {}
         for our_names, their_name, fusion in self.entries(settings):
             if our_names[0] in ours:
-                theirs[their_name] = fusion.join([ours[name] for name in our_names], settings)
+                joined = fusion.join([ours[name] for name in our_names], settings)
+                heads = (
+                    [h.clone() for h in torch.split(joined, settings["head_dim"])] if "%" in their_name else [joined]
+                )
+                theirs |= {their_name.replace("%", str(head)): tensor for head, tensor in enumerate(heads)}
         return theirs
 
     def to_ours(self, theirs: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
         """Our parameters of their tensors, of which it may use views."""
         ours: dict[str, Tensor] = {}
         for our_names, their_name, fusion in self.entries(settings):
-            if their_name in theirs:
-                ours |= zip(our_names, fusion.split(theirs[their_name], settings), strict=True)
+            heads = range(settings["n_heads"]) if "%" in their_name else (0,)
+            names = [name for head in heads if (name := their_name.replace("%", str(head))) in theirs]
+            if names:
+                tensor = torch.cat([theirs[name] for name in names]) if names[1:] else theirs[names[0]]
+                ours |= zip(our_names, fusion.split(tensor, settings), strict=True)
         return ours
 
     def entries(self, settings: Settings) -> Iterator[tuple[tuple[str, ...], str, Fusion]]:

@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from llama_lab.model.attention import GroupedQueryAttention, must_repeat_heads, reference_attention
-from llama_lab.model.decoder import call
+from llama_lab.model.factory import call
 from llama_lab.model.layout import Layout
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.position import Alibi, Position

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from llama_lab.model import Cost, Decoder
 
-ROPE = "llama_lab.model.position.Rope"
+ROPE, ROPE_ALIBI = "llama_lab.model.position.Rope", "llama_lab.model.position.RopeAlibi"
 
 
 def head_dim(dim: int, n_heads: int) -> int:
@@ -154,8 +154,13 @@ def check_idle(model: DictConfig) -> None:
     attention, position = model.attention, model.position
     if attention.get("window") is not None and attention.get("global_every") is not None:
         check_global_layers(attention.global_every, model.n_layers)
-    if position.get("_target_") == ROPE:
+    if position.get("_target_") in (ROPE, ROPE_ALIBI):
         check_rotary_fraction(position.fraction, model.head_dim)
+    elif attention.get("qk_norm_rotated") and str(position.get("_target_")).startswith("llama_lab."):
+        raise ConfigError(
+            "model.attention.qk_norm_rotated=true: the position encoding rotates nothing; set it to false, or "
+            "choose position=rope"
+        )
 
 
 def check_global_layers(every: int, n_layers: int) -> None:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from llama_lab.errors import ConfigError, first_line
 
 from . import CONF_DIR
+from .added import with_added
 
 TARGET = re.compile(r"\b_target_:\s*['\"]?([\w.]+)")  # in a YAML file
 
@@ -118,12 +119,13 @@ def stored_config(file: Path) -> DictConfig:
 def read_stored(file: Path) -> DictConfig:
     """Read a stored config with every `${...}` as text, so that it cannot read environment variables.
 
+    Settings that its version lacked are added.
     Raises YAML's errors, and ValueError for a file that holds no settings.
     """
     content = OmegaConf.load(file)
     if not isinstance(content, DictConfig):
         raise ValueError("it holds no settings")
-    return DictConfig(with_text(OmegaConf.to_container(content), escape_new))
+    return DictConfig(with_added(with_text(OmegaConf.to_container(content), escape_new)))
 
 
 def with_text(node: Any, change: Callable[[str], str]) -> Any:

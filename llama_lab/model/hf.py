@@ -36,17 +36,6 @@ EMBEDDING = {
     "embedding.logit_scale": 1.0,
     "embedding.logit_softcap": None,
 }
-# What a run of an older version lacks, by the class or the module of a component.
-LATER: dict[str, Settings] = {
-    "attention": ATTENTION,
-    "embedding": EMBEDDING,
-    "block": BLOCK,
-    "LayerNorm": {"norm.gain": True, "norm.unit_offset": False},
-    "RMSNorm": {"norm.gain": True},
-    "Sinusoidal": {"position.offset": 0},
-    "Alibi": {"position.max_exponent": 8.0, "position.slope_scale": 1.0},
-    "YarnScaling": {"position.scaling.mscale": 1.0, "position.scaling.mscale_all_dim": 0.0},
-}
 # Of the initial values, of training and of speed: they change no trained model's output.
 OF_TRAINING = re.compile(r"init\..*|seed|dropout|(embedding|position)\.std|attention\.kernel|(.*\.)?_partial_|_target_")
 # Their settings that change no logits: of initial values, of training, of generation, of tasks, and of files.
@@ -70,9 +59,6 @@ def flat_settings(node: Mapping[str, Any]) -> Settings:
     settings = {key: value for key, value in flatten(node).items() if not OF_TRAINING.fullmatch(key)}
     if str(settings.get("attention._target_")).startswith(f"{MODEL}.attention."):
         settings["attention._target_"] = ATTENTION["attention._target_"]  # the others only check n_kv_heads
-    for target in [str(value).removeprefix(f"{MODEL}.") for key, value in settings.items() if key.endswith("_target_")]:
-        module, _, name = target.rpartition(".")
-        settings = LATER.get(name if module in ("norm", "position") else module, {}) | settings
     if settings.get("position.scaling._target_") == f"{MODEL}.position.NTKScaling":
         rotated = round(settings["head_dim"] * settings["position.fraction"])
         settings["position.theta"] *= settings["position.scaling.factor"] ** (rotated / (rotated - 2))

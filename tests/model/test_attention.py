@@ -17,7 +17,7 @@ from llama_lab.model.position import Alibi, Position
 from tests.composing import compose_config, decoder, lively, options
 
 T, N_HEADS, HEAD_DIM, DIM = 12, 6, 8, 40  # dim is not n_heads * head_dim, and n_heads is no power of two
-KV_HEADS = {"mqa": [1], "mha": [6], "mha_bias": [6], "mha_qk_norm": [6]}  # the others take any divisor
+KV_HEADS = {"mqa": [1], **{option: [6] for option in options("attention") if option.startswith("mha")}}
 
 
 @cache

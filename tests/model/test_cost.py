@@ -132,7 +132,6 @@ COUNTED = {
     "scalars": [
         "attention=mha_log_temperature",
         "model.attention.qk_norm=head",
-        "model.attention.qk_gain=heads",
         "model.block.learned_scale=true",
         "model.embedding.logit_scale=0.5",
         "position=rope_alibi",

@@ -100,6 +100,14 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
+def rank(interval: tuple[int, int] | None) -> str:
+    """`2`, or `1 to 3`; a dash without one."""
+    if interval is None:
+        return UNKNOWN
+    best, worst = interval
+    return f"{best}" if best == worst else f"{best}\u00a0to\u00a0{worst}"
+
+
 def percent(fraction: float | None) -> str:
     """A fraction as a percentage."""
     return f"{number(100 * fraction, 1)}%" if known(fraction) else UNKNOWN

@@ -53,14 +53,14 @@ def search_too(config_dir: Path) -> None:
     Hydra.create_main_hydra2("llama_lab", path)
 
 
-def build_model(cfg: DictConfig, vocab_size: int | None = None) -> Decoder:
+def build_model(cfg: DictConfig, vocab_size: int | None = None, eot_id: int | None = None) -> Decoder:
     """The model of a config of `load_config`, with the initial weights that its run would have.
 
-    vocab_size: of the tokenizer; default: that of the config, which `tokenizer=char` leaves to the text. Raises
-    ConfigError for settings that cannot work.
+    vocab_size: of the tokenizer; default: that of the config, which `tokenizer=char` leaves to the text. eot_id: its
+    end-of-text token, which `data.document_mask=true` needs. Raises ConfigError for settings that cannot work.
     """
     size = expected_vocabulary(cfg)[0] if vocab_size is None else vocab_size
-    model: Decoder = components.build_model(cfg, size)
+    model: Decoder = components.build_model(cfg, size, eot_id)
     return model
 
 
@@ -69,7 +69,7 @@ def cost(of: DictConfig | Decoder) -> Cost:
     if isinstance(of, Decoder):
         return model_cost(of)
     with torch.device("meta"):
-        return model_cost(build_model(of))
+        return model_cost(build_model(of, eot_id=0))
 
 
 def generate(

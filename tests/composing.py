@@ -12,6 +12,7 @@ from llama_lab.config.components import CONF_DIR, build_model, register_resolver
 from llama_lab.model import Decoder
 
 register_resolvers()
+END_OF_TEXT = 0  # the token with which a document starts, under data.document_mask
 
 
 @cache
@@ -36,7 +37,7 @@ def decoder(*overrides: str, vocab_size: int = 97, device: str = "cpu") -> Decod
     if not any(o.startswith("size=") for o in overrides):
         overrides = ("size=pico", *overrides)
     with torch.device(device):
-        return build_model(compose_config(*overrides), vocab_size)
+        return build_model(compose_config(*overrides), vocab_size, END_OF_TEXT)
 
 
 @cache

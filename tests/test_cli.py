@@ -464,20 +464,20 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "context -4": (["model.max_seq_len=-4"], "model.max_seq_len=-4: ", ""),
     "vocabulary": (["model.vocab_size=100"], "model.vocab_size=100: the tokenizer has 257 ids", "raise it"),
     "vocabulary abc": (["model.vocab_size=abc"], "model.vocab_size=abc: ", ""),
-    "global layers": (
-        ["model.n_layers=3", "model.attention.window=4", "model.attention.global_every=8"],
-        "model.attention.global_every=8: no layer of model.n_layers=3 would ignore the window",
-        "choose a number from 2 to 3, or null",
-    ),
-    "global layer 1": (
-        ["model.n_layers=1", "model.attention.window=4", "model.attention.global_every=2"],
-        "model.attention.global_every=2: no layer of model.n_layers=1 ",
-        "choose null",
+    "no such layer": (
+        ["model.attention.window=4", "pattern=global_every_2nd", "pattern.global.at=[0,8]"],
+        "pattern.global.at=[0, 8]: there is no layer 8; ",
+        "the layers are 0 to 1",
     ),
     "all layers global": (
-        ["model.attention.window=4", "model.attention.global_every=1"],
-        "model.attention.global_every=1: all layers would ignore the window; ",
-        "or model.attention.window=null",
+        ["model.attention.window=4", "pattern=global_every_2nd", "pattern.global.at='::1'"],
+        "pattern: changes attention.window in every layer, and leaves model.attention.window idle; ",
+        "or leave a layer out",
+    ),
+    "no window": (
+        ["pattern=global_every_2nd"],
+        "pattern=global_every_2nd: changes nothing, since all layers have that already; ",
+        "leave it out",
     ),
     "no whole rotary": (
         ["model.position.fraction=0.3"],

@@ -13,8 +13,9 @@ from torch.optim import SGD
 
 from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
 from llama_lab.model import Decoder
-from llama_lab.model.attention import mean_visible_keys, reference_attention
+from llama_lab.model.attention import reference_attention
 from llama_lab.model.layout import Layout
+from llama_lab.model.mask import CAUSAL, Mask
 from llama_lab.model.position import Alibi, Position, Relative
 from llama_lab.timing import time_in_turn
 from llama_lab.training.module import LanguageModel
@@ -40,10 +41,10 @@ FUSED = {
 
 @dataclass(frozen=True)
 class Variant:
-    """Attention that is more than causal. window: of sequence positions; softcap: of scores; position: its bias."""
+    """Attention that is more than causal. mask: which keys are seen; softcap: of scores; position: its bias."""
 
     position: Position
-    window: int | None = None
+    mask: Mask = CAUSAL
     softcap: float | None = None
 
 
@@ -70,7 +71,7 @@ def measure_attention(
         causal = partial(F.scaled_dot_product_attention, is_causal=True)
         ways: dict[str, Callable[..., Tensor]] = {"causal": causal, "flex": flex, "masked": masked}
         timings = time_in_turn({way: partial(run, partial(work, *heads), heads) for way, work in ways.items()}, rounds)
-        share = mean_visible_keys(length, min(variant.window or length, length)) / mean_visible_keys(length, length)
+        share = variant.mask.mean_keys(length) / CAUSAL.mean_keys(length)
         for way, goal in (("flex", 70), ("masked", None)):
             rate = 100 * share * timings["causal"].median / timings[way].median
             yield Finding(f"{name}: {way}, of the causal fused rate", rate, "%", goal)
@@ -104,7 +105,7 @@ def variants(n_heads: int, window: int, device: torch.device) -> dict[str, Varia
     """Every kind of attention for which the model needs a mask, or the written-out reference."""
     none = Position()
     return {
-        f"window of {window}": Variant(none, window=window),
+        f"window of {window}": Variant(none, Mask(window=window)),
         "ALiBi": Variant(Alibi(n_heads)),
         "relative bias": Variant(Relative(n_heads).to(device).requires_grad_(False)),
         "soft-cap": Variant(none, softcap=50.0),
@@ -114,7 +115,7 @@ def variants(n_heads: int, window: int, device: torch.device) -> dict[str, Varia
 def masked_path(variant: Variant, length: int, device: torch.device) -> Callable[..., Tensor]:
     """What `GroupedQueryAttention` does: the fused kernel with a mask, or the reference if scores are capped."""
     positions = torch.arange(length, device=device)
-    mask = Layout(variant.position, positions).mask(positions, variant.window)
+    mask = Layout(variant.position, positions).mask(variant.mask)
     if variant.softcap is not None:
         return lambda q, k, v: reference_attention(q, k, v, mask, variant.softcap)
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask.type_as(q))
@@ -122,10 +123,9 @@ def masked_path(variant: Variant, length: int, device: torch.device) -> Callable
 
 def flex_path(variant: Variant, length: int, device: torch.device, compiled: bool) -> Callable[..., Tensor]:
     """The same through flex_attention, which skips blocks of keys that no query sees."""
-    window = variant.window or length
 
     def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query - key < window)
+        return variant.mask.sees(query, key)
 
     blocks = create_block_mask(visible, None, None, length, length, device=str(device))
     attend: Any = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
@@ -156,7 +156,7 @@ def measure_loss(
     Beside parameters and gradients. It is compared with the logits in float32, of which a whole copy would be one.
     """
     model = build_decoder(compose(*overrides, f"model.max_seq_len={length}"), device).train()
-    module = LanguageModel(model, lambda m: SGD(m.parameters()), lambda step, steps: 1.0, steps=1, val_bytes=1)
+    module = LanguageModel(model, lambda m: SGD(m.parameters()), lambda step, steps: 1.0, steps=1, bytes_per_token=1)
     tokens = torch.randint(model.vocab_size, (sequences, length + 1), device=device)
 
     def work() -> None:

@@ -135,7 +135,7 @@ def train_steps(device: torch.device, steps: int, *overrides: str) -> Trained:
         cost = model_cost(model)
         monitor = Monitor(cfg.train.log_every, run.tokens_per_step, cost, None, display)
         metrics = MetricsCSV(Path(folder) / "metrics.csv")
-        module = build_module(run, model, val_bytes=1)
+        module = build_module(run, model, bytes_per_token=1)
         make_trainer(run, module, [monitor], logger=metrics, limit_val_batches=0).fit(module, data)
         rows = read_metrics(metrics.path)
     assert monitor.speed.overall is not None

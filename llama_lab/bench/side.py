@@ -100,7 +100,7 @@ def ours(spec: Spec) -> Side:
     cfg = compose(*spec.overrides)
     model = build_model(cfg, spec.shape.vocab_size)
     optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
-    module = LanguageModel(model, optimizer, schedule, steps=1, val_bytes=1, z_loss=cfg.train.z_loss)
+    module = LanguageModel(model, optimizer, schedule, steps=1, bytes_per_token=1, z_loss=cfg.train.z_loss)
 
     def text(prompt: Tensor, new_tokens: int) -> int:
         return len(list(generate(model, prompt.tolist(), new_tokens, Sampling(temperature=0))))

@@ -61,7 +61,7 @@ def lightning_loop(run: Run, dataset: Dataset) -> float:
     with open_display(STEPS, rank=1) as display:
         monitor = Monitor(cfg.train.log_every, run.tokens_per_step, model_cost(model), None, display)
         checkpointing = Checkpointing(folder.checkpoint, STEPS, STEPS + 1, StopRequest(), monitor.stopwatch)
-        module, logger = build_module(run, model, dataset.index.val.bytes), MetricsCSV(folder.metrics)
+        module, logger = build_module(run, model, dataset.bytes_per_token), MetricsCSV(folder.metrics)
         trainer = make_trainer(run, module, [monitor, checkpointing], logger=logger, limit_val_batches=0)
         trainer.fit(module, data)
     assert monitor.speed.overall is not None

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
@@ -74,6 +75,19 @@ def parts(mix: Any, settings: Any) -> Any:
     return mixture_parts(mix, settings)
 
 
+def layers(pattern: Any, *, _root_: DictConfig) -> Any:
+    """The layers that differ by a pattern."""
+    from .layers import different_layers  # as above
+
+    return different_layers(pattern, _root_=_root_)
+
+
+def every(n: int, n_layers: int) -> str:
+    """Every n-th layer, as a slice; of a model with fewer layers, the last one."""
+    period = min(n, n_layers)
+    return f"{period - 1}::{period}"
+
+
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.head_dim": head_dim,
     "lab.gated_width": gated_width,
@@ -83,6 +97,8 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.power": lambda base, exponent: base**exponent,
     "lab.unless": unless,
     "lab.parts": parts,
+    "lab.layers": layers,
+    "lab.every": every,
     "lab.half": lambda n: n // 2,
 }
 
@@ -111,21 +127,29 @@ def build(node: DictConfig, path: str, **overrides: Any) -> Any:
         raise ConfigError(f"{path}: cannot be built, {message}; HYDRA_FULL_ERROR=1 shows where") from cause
 
 
-def build_model(cfg: DictConfig, vocab_size: int) -> Any:
-    """The decoder that `cfg.model` describes, for a tokenizer of `vocab_size` ids. Raises ConfigError."""
+def build_model(cfg: DictConfig, vocab_size: int, eot_id: int | None = None) -> Any:
+    """The decoder that `cfg.model` describes, for a tokenizer of `vocab_size` ids. Raises ConfigError.
+
+    eot_id: the tokenizer's end-of-text token, with which documents start; `data.document_mask` needs it.
+    """
     wanted = cfg.model.vocab_size
     if wanted is not None and wanted < vocab_size:
         raise ConfigError(
             f"model.vocab_size={wanted}: the tokenizer has {vocab_size} ids; "
             f"raise it to at least that, or leave it null to follow the tokenizer"
         )
-    window = cfg.model.attention.get("window")
-    if window is not None and window >= cfg.model.max_seq_len:
-        raise ConfigError(
-            f"model.attention.window={window}: hides nothing at model.max_seq_len={cfg.model.max_seq_len}; "
-            f"make it smaller, or null"
-        )
-    return build(cfg.model, "model", vocab_size=wanted or vocab_size)
+    of_layers = (one.attention for one in cfg.model.get("layers", ()) if "attention" in one)
+    for key, attention in product(("window", "chunk"), (cfg.model.attention, *of_layers)):
+        size = attention.get(key)
+        if size is not None and size >= cfg.model.max_seq_len:
+            raise ConfigError(
+                f"model.attention.{key}={size}: hides nothing at model.max_seq_len={cfg.model.max_seq_len}; "
+                f"make it smaller, or null"
+            )
+    masked = "data" in cfg and cfg.data.get("document_mask", False)  # probes have no documents, nor had older configs
+    if masked and eot_id is None:
+        raise ConfigError("data.document_mask=true: documents start with the end-of-text token; give its eot_id")
+    return build(cfg.model, "model", vocab_size=wanted or vocab_size, **({"border": eot_id} if masked else {}))
 
 
 def model_cost(model: "Decoder") -> "Cost":
@@ -152,26 +176,12 @@ def check_decodes(model: "Decoder", setting: str, otherwise: str, dtype: "torch.
 def check_idle(model: DictConfig) -> None:
     """Raise ConfigError for settings without effect. For new runs only: older ones may have such settings."""
     attention, position = model.attention, model.position
-    if attention.get("window") is not None and attention.get("global_every") is not None:
-        check_global_layers(attention.global_every, model.n_layers)
     if position.get("_target_") in (ROPE, ROPE_ALIBI):
         check_rotary_fraction(position.fraction, model.head_dim)
     elif attention.get("qk_norm_rotated") and str(position.get("_target_")).startswith("llama_lab."):
         raise ConfigError(
             "model.attention.qk_norm_rotated=true: the position encoding rotates nothing; set it to false, or "
             "choose position=rope"
-        )
-
-
-def check_global_layers(every: int, n_layers: int) -> None:
-    """Raise ConfigError unless some layers ignore the window and others do not."""
-    key = f"model.attention.global_every={every}"
-    possible = f"a number from 2 to {n_layers}, or null" if n_layers > 1 else "null"
-    if every > n_layers:
-        raise ConfigError(f"{key}: no layer of model.n_layers={n_layers} would ignore the window; choose {possible}")
-    if every == 1:
-        raise ConfigError(
-            f"{key}: all layers would ignore the window; choose {possible}, or model.attention.window=null"
         )
 
 

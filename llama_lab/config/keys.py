@@ -12,7 +12,7 @@ from . import CONF_DIR
 from .components import flatten
 
 # The groups of an architecture, in the default order of a ladder.
-COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init")
+COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init", "pattern")
 CLOSE = 0.6  # difflib's default cutoff
 
 

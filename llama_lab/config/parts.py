@@ -20,7 +20,7 @@ from .value_types import check_kinds, default_settings
 
 LARGEST_DENOMINATOR = 10_000  # of a share: four decimals, or a simple fraction such as 1/3
 LONGEST_PERIOD = 100_000  # windows after which the order of the parts repeats
-OF_THE_MIX = ("seed", "cache_dir", "val_tokens")
+OF_THE_MIX = ("seed", "cache_dir", "val_tokens", "document_mask")
 
 
 def mixture_parts(mix: Any, parts: Any) -> DictConfig | None:

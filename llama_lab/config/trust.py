@@ -19,6 +19,7 @@ from llama_lab.errors import ConfigError, first_line
 
 from . import CONF_DIR
 from .added import with_added
+from .older import upgraded
 
 TARGET = re.compile(r"\b_target_:\s*['\"]?([\w.]+)")  # in a YAML file
 
@@ -125,7 +126,10 @@ def read_stored(file: Path) -> DictConfig:
     content = OmegaConf.load(file)
     if not isinstance(content, DictConfig):
         raise ValueError("it holds no settings")
-    return DictConfig(with_added(with_text(OmegaConf.to_container(content), escape_new)))
+    stored = OmegaConf.to_container(content)
+    assert isinstance(stored, dict)
+    newest = with_added(upgraded({str(key): value for key, value in stored.items()}))
+    return DictConfig(with_text(newest, escape_new))
 
 
 def with_text(node: Any, change: Callable[[str], str]) -> Any:

@@ -50,7 +50,8 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "model.vocab_size": (int,),
     "model.position.scaling": (dict,),
     "model.attention.window": (int,),
-    "model.attention.global_every": (int,),
+    "model.attention.chunk": (int,),
+    "model.attention.prefix": (int,),
     "model.attention.scale": (float,),
     "model.attention.temperature": (dict,),
     "model.attention.clip_qkv": (float,),
@@ -73,6 +74,7 @@ NOT_NULLABLE: dict[str, tuple[Kind, ...]] = {
     "model.position.scaling.long_factors": (float, list),
     "run": (str,),
     "data.files": (list, str),
+    "study.axis": (str, list),
     "trainer.devices": (int, "auto"),
     "trainer.precision": (str, int),  # so that the check of precisions refuses 16
     "trainer.num_nodes": (int, "auto"),
@@ -113,6 +115,8 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
     for key, value in flatten(OmegaConf.to_container(cfg, resolve=True)).items():
         if any(default is None and key.startswith(f"{parent}.") for parent, default in defaults.items()):
             continue  # part of a component that replaces null
+        if key.startswith("pattern."):
+            continue  # rules of any names, which their resolver checks
         if any(default.startswith(f"{key}.") for default in defaults):
             raise ConfigError(f"{key}={value}: is not a single setting; {component_advice(key, value)}")
         if key not in defaults:

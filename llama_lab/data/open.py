@@ -12,6 +12,7 @@ from llama_lab.errors import ConfigError
 from .mix import Part, open_mixture
 from .probes import ProbeDataset, ProbeValidation, Symbols
 from .source import Source
+from .tokenizer import TokenizerFactory
 from .tokens import TokenDataset
 from .windows import ValWindows
 
@@ -41,17 +42,30 @@ def open_dataset(
         return open_probe(cfg, tokenizer)
     if isinstance(tokenizer, Symbols):
         raise ConfigError("tokenizer=symbols: is for probes, and this data is text; choose bpe, byte, char or hf")
+    dataset = open_text(cfg, tokenizer, display, revisions or {})
+    if cfg.data.get("document_mask") and dataset.index.train.documents < 2:
+        raise ConfigError(
+            "data.document_mask=true: the training text is one document; leave it out, or cut plain text finer with a "
+            "lower data.document_chars"
+        )
+    return dataset
+
+
+def open_text(
+    cfg: DictConfig, tokenizer: TokenizerFactory, display: "Display | None", revisions: Mapping[str, str]
+) -> TokenDataset:
+    """`open_dataset` of text."""
     val_tokens = cfg.data.get("val_tokens")  # older configs have no bound
     progress = display.prepare if display else lambda *_: None
     print_line = display.print_line if display else lambda _: None
     if "mix" in cfg.data:
         shares = exact_shares(cfg.data.mix)
         parts = {
-            name: Part(_source(part, f"data.sources.{name}", revisions or {}, cfg), part.val_fraction, shares[name])
+            name: Part(_source(part, f"data.sources.{name}", revisions, cfg), part.val_fraction, shares[name])
             for name, part in cfg.data.sources.items()
         }
         return open_mixture(parts, tokenizer, cfg.data.cache_dir, progress, val_tokens, print_line)
-    source = _source(cfg.data, "data", revisions or {}, cfg)
+    source = _source(cfg.data, "data", revisions, cfg)
     dataset = TokenDataset.open_or_build(
         source, tokenizer, cfg.data.val_fraction, cfg.data.cache_dir, progress, val_tokens
     )

@@ -113,7 +113,7 @@ class Footprint:
     def _period(self) -> int:
         """Number of layers after which they repeat, by the attributes of their modules."""
         model = self.model
-        kinds = [(model.position.at_layer(i), *map(traits, block.modules())) for i, block in enumerate(model.blocks)]
+        kinds = [(model.position_at(i), *map(traits, block.modules())) for i, block in enumerate(model.blocks)]
         return next(p for p in range(1, len(kinds) + 1) if kinds[p:] == kinds[:-p])
 
     def _optimizer_bytes(self, layers: int) -> int:
@@ -137,7 +137,7 @@ class Footprint:
     def model(self) -> Decoder:
         """The decoder, on the meta device."""
         with torch.device("meta"):
-            model: Decoder = build_model(self.cfg, self.vocab_size)
+            model: Decoder = build_model(self.cfg, self.vocab_size, eot_id=0)
         return model.to(self.dtype)
 
     def _first_layers(self, layers: int) -> Decoder:

@@ -131,6 +131,11 @@ def evaluate(path: Path, settings: DictConfig) -> Evaluation:
     if DECODING & set(settings.eval.parts):
         parts = f"eval.parts={list(settings.eval.parts)}"
         check_decodes(run.model, parts, f"leave out {conjoin(sorted(DECODING))}", cache_dtype(settings))
+    if "lm_eval" in settings.eval.parts and run.model.prefix:
+        raise ConfigError(
+            f"eval.parts: lm_eval scores texts of which model.attention.prefix={run.model.prefix} shows the model "
+            f"a part; leave it out"
+        )
     if "sample" in settings.eval.parts:
         encode_prompts(
             run.tokenizer, run.model, [run.cfg.train.prompt], settings

@@ -69,7 +69,7 @@ def load_run(path: Path, trust: Trust = Trust()) -> TrainedRun:  # noqa: B008, i
     if tokenizer.hash != environment.tokenizer_hash:
         raise ConfigError(f"run={path}: {TOKENIZER} is not the one it was trained with; restore the file")
     with reading(path, RESOLVED):
-        model: Decoder = build_model(cfg, environment.vocab_size)
+        model: Decoder = build_model(cfg, environment.vocab_size, tokenizer.eot_id)
     checkpoint = read_checkpoint(folder.checkpoint)
     try:
         model.load_state_dict(model_weights(checkpoint))

@@ -1,13 +1,15 @@
 """From the settings of a model to the command line that composes it: an option for each group, and keys beside them."""
 
 import re
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import register_resolvers
 from llama_lab.config.keys import COMPONENTS, option_file, options
 from llama_lab.model.hf import flat_settings
-from llama_lab.model.hf_settings import Settings, equal, nest, shown
+from llama_lab.model.hf_layers import without_layers
+from llama_lab.model.hf_settings import Settings, equal, flatten, nest, shown
 
 SIZES = ("dim", "n_layers", "n_heads", "head_dim", "n_kv_heads", "hidden_dim", "max_seq_len", "vocab_size")
 
@@ -15,12 +17,15 @@ SIZES = ("dim", "n_layers", "n_heads", "head_dim", "n_kv_heads", "hidden_dim", "
 def overrides_of(settings: Settings) -> list[str]:
     """Overrides of `train.py` that compose a model with these `settings`: an option for each group, then keys.
 
-    Each group's option is the one that leaves the fewest keys to set.
+    Each group's option is the one that leaves the fewest keys to set. Layers that differ get a pattern of their own.
     """
     register_resolvers()
+    node = without_layers(settings)
+    different = node.pop("layers")
+    settings = flatten(node)
     chosen: dict[str, str] = {}
     nodes: list[DictConfig] = []
-    for group in ("embedding", *(group for group in COMPONENTS if group not in ("embedding", "init"))):
+    for group in ("embedding", *(group for group in COMPONENTS if group not in ("embedding", "init", "pattern"))):
         found = {option: option_node(group, option) for option in options(group)}  # some read what the embedding sets
         keys_to_set = {
             o: distance(group, settings, composed([*nodes[:1], node], settings)) for o, node in found.items()
@@ -31,8 +36,32 @@ def overrides_of(settings: Settings) -> list[str]:
     keys = [*SIZES, *(key for key in settings if key not in SIZES and not equal(ours.get(key), settings[key]))]
     choices = [f"{group}={option}" for group, option in chosen.items()]
     values = {key: settings[key] for key in keys}
-    texts = {key: value if isinstance(value, str) else shown(value) for key, value in values.items()}  # classes in full
-    return choices + [f"model.{key}={text}" for key, text in texts.items()]
+    texts = {key: shown_in_full(value) for key, value in values.items()}
+    rules = [f"+pattern.other{n}={written(rule_of(one, node))}" for n, one in enumerate(different, 1)]
+    return choices + [f"model.{key}={text}" for key, text in texts.items()] + rules
+
+
+def rule_of(different: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
+    """The rule of `pattern` for layers that have these parts instead."""
+    rule = dict(different)
+    for slot, own in different.items():
+        if isinstance(own, dict) and own["_target_"] == usual[slot]["_target_"]:
+            rule[slot] = {key: value for key, value in own.items() if value != usual[slot].get(key)}
+        elif isinstance(own, dict):
+            rule[slot] = own | {"_partial_": True}
+    return rule
+
+
+def written(value: Any) -> str:
+    """A value in Hydra's grammar."""
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{written(own)}' for key, own in value.items())}}}"
+    return f"[{','.join(map(written, value))}]" if isinstance(value, list) else shown_in_full(value)
+
+
+def shown_in_full(value: Any) -> str:
+    """A single setting, a class in full."""
+    return value if isinstance(value, str) else shown(value)
 
 
 def option_node(group: str, option: str) -> DictConfig:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from .cache import LayerCache, Lookup, new_layer_cache
 from .init import ResidualOutput, check_positive
 from .layout import Layout, for_heads
+from .mask import Mask
 from .mixer import Mixer
 from .norm import Norm
 from .packing import together
@@ -25,20 +26,26 @@ def reference_attention(
     `scale` multiplies the scores (None: 1 / sqrt(Dh)), and `softcap` bounds them to ±softcap by a tanh before the mask
     (Gemma 2, section 2). Softmax runs in float32.
     """
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = (query @ key.transpose(-1, -2)).float() * (query.shape[-1] ** -0.5 if scale is None else scale)
+    weights: Tensor = attention_scores(query, key, mask, softcap, scale).softmax(-1)
+    value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+    return weights.type_as(value) @ value
+
+
+def attention_scores(
+    query: Tensor, key: Tensor, mask: Tensor, softcap: float | None = None, scale: float | None = None
+) -> Tensor:
+    """What the softmax of attention is taken of, float32 `(B, H, Tq, Tk)`; arguments as of `reference_attention`."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores: Tensor = (query @ key.transpose(-1, -2)).float() * (query.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    weights: Tensor = (scores + mask).softmax(-1)
-    return weights.type_as(value) @ value
+    return scores + mask
 
 
 class GroupedQueryAttention(Mixer):
     """Attention in which n_heads / n_kv_heads query heads share a key and value head (Ainslie et al. 2023, sec. 2.2).
 
-    window: a query sees itself and `window - 1` positions before (Mistral 7B, section 2); None sees all.
-    global_every: every n-th layer ignores the window (Gemma 2 alternates: 2); None: no layer does.
+    window, chunk, prefix: which keys a query sees beside the rule that they precede it, see `Mask`; None: any.
     scale: multiplies the scores (muP, Yang et al. 2022, definition 4.1: 1 / head_dim); None: 1 / sqrt(head_dim).
     temperature: factors of the queries by position; see `temperature.py`.
     clip_qkv: bound the projected queries, keys and values to ±clip_qkv (MPT, DBRX, OLMo).
@@ -52,6 +59,7 @@ class GroupedQueryAttention(Mixer):
     """
 
     int8_state = True
+    documents = True
     packs = ("query", "key", "value")
     scores = ("query", "key")  # the maps whose product is the scores
 
@@ -62,13 +70,13 @@ class GroupedQueryAttention(Mixer):
         n_kv_heads: int,
         head_dim: int,
         norm: Norm,
-        layer: int,
         query_bias: bool = False,
         key_bias: bool = False,
         value_bias: bool = False,
         output_bias: bool = False,
         window: int | None = None,
-        global_every: int | None = None,
+        chunk: int | None = None,
+        prefix: int | None = None,
         scale: float | None = None,
         temperature: Temperature | None = None,
         clip_qkv: float | None = None,
@@ -82,24 +90,24 @@ class GroupedQueryAttention(Mixer):
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self.check_heads()
-        if window is not None and window < 1:
-            raise ValueError(f"attention.window={window}: must be at least 1, or null for none")
-        if global_every is not None and window is None:
+        for name, value, least in (("window", window, 1), ("chunk", chunk, 1), ("prefix", prefix, 2)):
+            if value is not None and value < least:
+                raise ValueError(f"attention.{name}={value}: must be at least {least}, or null for none")
+        if window is not None and chunk is not None:
             raise ValueError(
-                f"attention.global_every={global_every}: there is no window to ignore; set attention.window"
+                f"attention.chunk={chunk}: there is attention.window={window} too; set one of them to null"
             )
-        if global_every is not None and global_every < 1:
-            raise ValueError(f"attention.global_every={global_every}: must be at least 1, or null for never")
         if kernel not in ("auto", "sdpa", "reference"):
             raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
         if softcap is not None and softcap <= 0:
             raise ValueError(f"attention.softcap={softcap}: must be positive, or null for none")
         if kernel == "sdpa" and softcap is not None:
             raise ValueError("attention.kernel=sdpa: it cannot cap scores; choose auto, or attention.softcap=null")
-        for name, value in {"scale": scale, "clip_qkv": clip_qkv}.items():
-            if value is not None:
-                check_positive(f"attention.{name}", value)
-        self.window = self.full_after = None if global_every and (layer + 1) % global_every == 0 else window
+        for name, number in {"scale": scale, "clip_qkv": clip_qkv}.items():
+            if number is not None:
+                check_positive(f"attention.{name}", number)
+        self.mask = Mask(window, chunk, prefix)
+        self.full_after, self.prefix = self.mask.reach, prefix or 0
         self.scale, self.temperature, self.clip_qkv, self.softcap = scale, temperature, clip_qkv, softcap
         self.kernel = ("sdpa" if softcap is None else "reference") if kernel == "auto" else kernel
         self.query = nn.Linear(dim, n_heads * head_dim, bias=query_bias)
@@ -134,11 +142,11 @@ class GroupedQueryAttention(Mixer):
             assert isinstance(state, LayerCache)
             lookup = layout.lookup(state.slots)
             key, value = (seen.type_as(query) for seen in state.update(key, value, lookup))
-        mixed = self._attend(query, key, value, layout, lookup)
+        mixed = self.attend(query, key, value, layout, lookup)
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> LayerCache:
-        """An empty cache for `length` tokens, of which a windowed layer keeps the last `window`."""
+        """An empty cache for `length` tokens, of which a layer with a window or chunks keeps as many as these hold."""
         return new_layer_cache(batch_size, self.n_kv_heads, self.context(length), self.head_dim, dtype, device)
 
     def state_bytes(self, length: int, dtype: torch.dtype) -> int:
@@ -151,12 +159,12 @@ class GroupedQueryAttention(Mixer):
         return self.state_bytes(1, dtype)
 
     def context(self, length: int) -> int:
-        """Number of keys that the last of `length` tokens sees, which is what a cache holds."""
-        return length if self.window is None else min(length, self.window)
+        """The most keys up to its own position that one of `length` tokens sees, which is what a cache holds."""
+        return min(length, self.mask.reach or length)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Forward FLOPs per token, averaged over a sequence of `seq_len` tokens, counting visible keys only."""
-        return self._flops(mean_visible_keys(seq_len, self.context(seq_len)))
+        return self._flops(self.mask.mean_keys(seq_len))
 
     def flops_per_token_dense(self, seq_len: int) -> float:
         """The same with all `seq_len` keys counted for every query."""
@@ -179,14 +187,13 @@ class GroupedQueryAttention(Mixer):
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup | None) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup | None) -> Tensor:
         """Mix values `(B, H, Tq, Dh)`; without a mask where none is needed, since kernels are faster then."""
-        key_positions = layout.positions if lookup is None else lookup.key_positions
         if self.kernel == "reference":
-            hidden = layout.mask(key_positions, self.window)
+            hidden = layout.mask(self.mask, lookup)
             return reference_attention(query, key, value, hidden, self.softcap, self.scale)
-        needs_mask = layout.needs_mask(self.window, lookup)
-        mask = layout.mask(key_positions, self.window).type_as(query) if needs_mask else None
+        needs_mask = layout.needs_mask(self.mask, lookup)
+        mask = layout.mask(self.mask, lookup, query.dtype) if needs_mask else None
         if lookup is None or query.shape[2] > 1:
             shared = self.n_kv_heads != self.n_heads
             if shared and must_repeat_heads(query, needs_mask):
@@ -233,8 +240,3 @@ def require_kv_heads(n_kv_heads: int, wanted: int, rule: str) -> None:
     """Raise ValueError with the `rule` unless `n_kv_heads` is the wanted number."""
     if n_kv_heads != wanted:
         raise ValueError(f"n_kv_heads={n_kv_heads}: {rule}; leave n_kv_heads out, or choose attention=gqa")
-
-
-def mean_visible_keys(seq_len: int, window: int) -> float:
-    """Mean number of keys that a query sees: position p, from 1, sees min(p, window)."""
-    return (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len

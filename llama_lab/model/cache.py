@@ -13,25 +13,25 @@ from .state import State
 class Lookup:
     """Where a layer with `slots` slots writes new tokens, and which keys these see.
 
-    The tokens are at `positions (B, T)`, or `(1, T)` if all sequences are equally long, and no sequence had more than
+    The tokens are at `places (B, T)`, or `(1, T)` if all sequences are equally long, and no sequence had more than
     `longest` tokens before.
 
     written: slots of the last new tokens, `(B, min(T, S))` or `(1, ...)`.
     filled: number of leading slots that are read: those in use by any sequence.
     in_place: whether new tokens are written before slots are read. Otherwise slots are read first, since writing to a
         ring would overwrite keys that the first new tokens still see.
-    key_positions: of the keys that are read, `(B, Tk)` or `(1, Tk)`; negative for empty slots.
+    key_places: of the keys that are read, `(B, Tk)` or `(1, Tk)`; negative for empty slots.
     """
 
-    def __init__(self, positions: Tensor, slots: int, longest: int) -> None:
-        T = positions.shape[1]
-        self.written = positions[:, -slots:] % slots
+    def __init__(self, places: Tensor, slots: int, longest: int) -> None:
+        T = places.shape[1]
+        self.written = places[:, -slots:] % slots
         self.in_place = T == 1 or longest + T <= slots
         self.filled = min(longest + T if self.in_place else longest, slots)
-        last = positions[:, -1:] if self.in_place else positions[:, :1] - 1  # the last in the slots when they are read
-        self.key_positions = last - (last - torch.arange(self.filled, device=positions.device)) % slots
+        last = places[:, -1:] if self.in_place else places[:, :1] - 1  # the last in the slots when they are read
+        self.key_places = last - (last - torch.arange(self.filled, device=places.device)) % slots
         if not self.in_place:
-            self.key_positions = torch.cat((self.key_positions, positions), 1)
+            self.key_places = torch.cat((self.key_places, places), 1)
 
 
 class LayerCache(State):
@@ -46,7 +46,7 @@ class LayerCache(State):
         return self.tensors[0].shape[2]
 
     def update(self, keys: Tensor, values: Tensor, lookup: Lookup) -> tuple[Tensor, Tensor]:
-        """Write `keys, values (B, Hkv, T, Dh)`; return those at `lookup.key_positions`, `(B, Hkv, Tk, Dh)`."""
+        """Write `keys, values (B, Hkv, T, Dh)`; return those at `lookup.key_places`, `(B, Hkv, Tk, Dh)`."""
         dtype = self.tensors[0].dtype
         is_int8 = dtype == torch.int8
         new = [*quantise(keys), *quantise(values)] if is_int8 else [keys.to(dtype), values.to(dtype)]

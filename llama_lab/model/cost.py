@@ -72,7 +72,6 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
     flops = flops_per_token(units, seq_len)
     reporting = {unit: name for name, unit in units if reports_cost(unit)}  # shared ones once
     idle = sum(count(unit) - ask(name, unit, "active_params", most=count(unit)) for unit, name in reporting.items())
-    decodes = all(mixer.has_state for mixer in model.mixers)
     return Cost(
         seq_len=seq_len,
         params=params,
@@ -82,9 +81,9 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
         flops_per_token_dense=flops_per_token(units, seq_len, dense=True),
         train_flops_per_token=3 * flops,
         kv_bytes=ask_mixers(model, "state_bytes", seq_len, kv_dtype)
-        if decodes
+        if model.decodes
         else None,  # the next may derive from it
-        kv_bytes_per_token=ask_mixers(model, "state_bytes_per_token", kv_dtype) if decodes else None,
+        kv_bytes_per_token=ask_mixers(model, "state_bytes_per_token", kv_dtype) if model.decodes else None,
     )
 
 
@@ -95,7 +94,8 @@ def count(module: nn.Module) -> int:
 
 def count_ends(model: Decoder) -> int:
     """Parameters of the token table, the head, and the tables of the position encoding."""
-    tables = [m for end in (model.embedding, model.position) for m in end.modules() if isinstance(m, nn.Embedding)]
+    with_tables = (model.embedding, model.position, model.other_positions)
+    tables = [m for end in with_tables for m in end.modules() if isinstance(m, nn.Embedding)]
     ends = {p for module in (*tables, model.embedding.head) for p in module.parameters()}
     return sum(p.numel() for p in ends)
 

@@ -1,8 +1,8 @@
 """The decoder-only language model: embeddings, blocks, head. It knows no component by name, only their factories."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,11 @@ class Decoder(nn.Module):
     of attention and ffn also layer, counted from 0, and that of init n_layers.
 
     vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, hidden_dim, max_seq_len: sizes, named as in LLaMA.
+    layers: what some layers have instead, each with the layers that it is `at`, counted from 0; a later one wins.
     dropout: on the embeddings and on every residual branch (Vaswani et al. 2017, section 5.4).
     embedding, norm, position, attention, ffn, block, init: the components.
     seed: of the initial parameters; see `init.py`.
+    border: the token with which a document starts, if tokens see only their own document, from position 0 on.
     Raises ValueError, its message beginning with the setting at fault.
     """
 
@@ -49,8 +51,10 @@ class Decoder(nn.Module):
         ffn: Callable[..., nn.Module],
         block: Callable[..., Block],
         init: Callable[..., WeightInit],
+        layers: Sequence[Mapping[str, Any]] = (),
         dropout: float = 0.0,
         seed: int = 0,
+        border: int | None = None,
     ) -> None:
         super().__init__()
         heads = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim}
@@ -64,19 +68,35 @@ class Decoder(nn.Module):
         self.embedding = embedding(vocab_size=vocab_size, dim=dim, norm=norm)
         self.position: Position = call(position, **sizes, norm=norm)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(
-            block(
-                dim=dim,
-                attention=partial(call, attention, **sizes, norm=norm, layer=layer),
-                ffn=partial(call, ffn, **sizes, norm=norm, layer=layer),
-                norm=norm,
-                dropout=dropout,
-            )
-            for layer in range(n_layers)
-        )
+        others = [(one["at"], call(one["position"], **sizes, norm=norm)) for one in layers if "position" in one]
+        check_positions(self.position, *(other for _, other in others))
+        self.other_positions = nn.ModuleList(other for _, other in others)
+        self._positions: dict[int, Position] = {layer: other for at, other in others for layer in at}
+        self.blocks = nn.ModuleList()
+        for layer in range(n_layers):
+            own: dict[str, Any] = {"attention": attention, "ffn": ffn, "norm": norm, "block": block, **sizes}
+            for one in layers:
+                own |= dict(one) if layer in one["at"] else {}
+            given = {name: own[name] for name in (*sizes, "norm")} | {"layer": layer}
+            factories = {name: partial(call, own[name], **given) for name in ("attention", "ffn")}
+            self.blocks.append(own["block"](dim=dim, **factories, norm=own["norm"], dropout=dropout))
         for mixer in self.mixers:
             if not isinstance(mixer, Mixer):
                 raise ValueError(f"attention={class_name(mixer)}: must be a subclass of llama_lab.model.mixer.Mixer")
+            if border is not None and not mixer.documents:
+                raise ValueError(
+                    f"attention={class_name(mixer)}: tokens see other documents; set data.document_mask=false, or have "
+                    f"it start anew where layout.positions is 0, and say so with `documents = True`"
+                )
+        self.prefix = max(mixer.prefix for mixer in self.mixers)
+        if self.prefix >= max_seq_len:
+            raise ValueError(f"attention.prefix={self.prefix}: max_seq_len={max_seq_len} ends there; make it smaller")
+        if self.prefix and border is not None:
+            raise ValueError(
+                f"attention.prefix={self.prefix}: with documents, sequences would predict unequally many tokens; "
+                f"set it to null, or data.document_mask=false"
+            )
+        self.border = border
         self.norm = norm(dim) if self.blocks[-1].final_norm else None
         self.weight_init, self.seed = call(init, n_layers=n_layers), seed
         initialise(self, self.weight_init, seed)
@@ -103,19 +123,39 @@ class Decoder(nn.Module):
             raise ValueError(
                 f"max_seq_len={self.max_seq_len}: this position encoding ends there, not at {longest + T} tokens"
             )
-        layout = Layout(self.position, positions.to(tokens.device), shortest, longest)
+        layout = self.layout(tokens, positions.to(tokens.device), shortest, longest, state)
         if state is None:
             return self.transform(tokens, layout)
         x = self.transform(tokens, layout, state.layers)
         state.lengths += T
         return x
 
+    def layout(self, tokens: Tensor, places: Tensor, shortest: int, longest: int, state: DecoderState | None) -> Layout:
+        """What all layers share of a pass over `tokens (B, T)` at `places`; `state` learns where documents start."""
+        if self.border is None:
+            return Layout(self.position, places, shortest, longest)
+        before = 0 if state is None else state.starts[:, None]
+        starts = torch.where(tokens == self.border, places, before).cummax(-1).values
+        if state is not None:
+            state.starts.copy_(starts[:, -1])
+        return Layout(self.position, places, shortest, longest, starts)
+
+    def predictable(self, targets: Tensor) -> Tensor:
+        """`targets (B, T)`, but -100, which no loss counts, for those within a prefix: the model sees them."""
+        seen = torch.arange(targets.shape[1], device=targets.device) < self.prefix - 1
+        return targets.masked_fill(seen, -100) if self.prefix else targets
+
     def transform(self, tokens: Tensor, layout: Layout, states: Sequence[State] | None = None) -> Tensor:
         """Embeddings, blocks and the last norm: `tokens (B, T)` to `(B, T, D)`, updating the `states` of the mixers."""
         x = self.dropout(self.position.embed(self.embedding(tokens), layout.positions))
         for i, block in enumerate(self.blocks):
-            x = block(x, layout.at_layer(i), None if states is None else states[i])
+            x = block(x, layout.of(self.position_at(i)), None if states is None else states[i])
         return x if self.norm is None else self.norm(x)  # type: ignore[no-any-return]
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all mixers have a state to decode with."""
+        return all(mixer.has_state for mixer in self.mixers)
 
     def new_state(self, batch_size: int, context: int | None = None, dtype: torch.dtype | None = None) -> DecoderState:
         """An empty state for `context` tokens (default: `max_seq_len`), in `dtype` (default: the model's).
@@ -141,7 +181,12 @@ class Decoder(nn.Module):
                     )
             layers.append(state)
         slides = all(m.full_after is not None and m.full_after <= context for m in self.mixers)
-        return DecoderState(layers, torch.zeros(batch_size, dtype=torch.long, device="cpu"), context, slides)
+        lengths, starts = (torch.zeros(batch_size, dtype=torch.long, device=at) for at in ("cpu", weight.device))
+        return DecoderState(layers, lengths, starts, context, slides)
+
+    def position_at(self, layer: int) -> Position:
+        """The encoding whose rotation and bias act in a layer, counted from 0."""
+        return self._positions.get(layer, self.position).at_layer(layer)
 
     @property
     def max_context(self) -> int | None:
@@ -153,3 +198,13 @@ class Decoder(nn.Module):
     def mixers(self) -> list[Mixer]:
         """The mixer of each block, from the first."""
         return [cast(Block, block).attention for block in self.blocks]
+
+
+def check_positions(usual: Position, *others: Position) -> None:
+    """Raise ValueError for an encoding that does not act in layers, if they have several."""
+    for one in (usual, *others) if others else ():
+        if type(one).embed is not Position.embed:
+            raise ValueError(
+                f"layers: {type(one).__name__} positions are added to the embeddings, before all layers, which cannot "
+                f"differ in them; choose rope, alibi, relative or none"
+            )

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from .decoder import Decoder
 from .init import parameter_generator
-from .layout import Layout
 from .packing import packed
 from .state import DecoderState
 from .summed_products import SummedProducts
@@ -175,7 +174,7 @@ def compiled_step(model: Decoder, state: DecoderState) -> Callable[[Tensor], Ten
 
     On a GPU it is replayed as a CUDA graph, which needs the state to stay where it is, and positions to be a tensor.
     """
-    for tensor in (tensor for layer in state.layers for tensor in layer.tensors):
+    for tensor in (state.starts, *(tensor for layer in state.layers for tensor in layer.tensors)):
         torch._dynamo.mark_static_address(tensor, guard=False)
     positions = state.lengths[:, None].to(model.embedding.tokens.weight.device, copy=True)
     compiled = _compile_static_step()
@@ -197,7 +196,7 @@ def _compile_static_step() -> Callable[[Decoder, Tensor, Tensor, DecoderState], 
 
 def _static_step(model: Decoder, tokens: Tensor, positions: Tensor, state: DecoderState) -> Tensor:
     """Logits `(B, V)` after `tokens (B, 1)` at `positions (B, 1)`, by the same operations at all positions."""
-    layout = Layout(model.position, positions, shortest=0, longest=state.context)
+    layout = model.layout(tokens, positions, 0, state.context, state)
     with SummedProducts() if tokens.shape[0] == 1 and not tokens.is_cuda else nullcontext():
         return model.embedding.logits(model.transform(tokens, layout, state.layers)[:, -1])
 

@@ -5,7 +5,7 @@ The tables are in `hf_families.py`, the kinds of settings in `hf_settings.py`. A
 Nothing here reads a file.
 
 Our settings are flat: the model node of a resolved config with dotted keys, `{"dim": 64, "norm.eps": 1e-5}`, without
-what only the start of training reads; see `flat_settings`.
+what only the start of training reads, and lists where layers differ; see `flat_settings` and `hf_layers.py`.
 """
 
 import re
@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .hf_layers import with_layers, without_layers
 from .hf_settings import MODEL, Setting, Settings, equal, flatten, nest, shown
 
 ATTENTION = {
     "attention._target_": f"{MODEL}.attention.GroupedQueryAttention",
     **dict.fromkeys((f"attention.{part}_bias" for part in ("query", "key", "value", "output")), False),
-    **dict.fromkeys(f"attention.{part}" for part in ("window", "global_every", "softcap")),
+    **dict.fromkeys(f"attention.{part}" for part in ("window", "chunk", "prefix", "softcap")),
     **dict.fromkeys(f"attention.{part}" for part in ("scale", "temperature", "clip_qkv", "qk_norm", "qk_bias")),
     "attention.qk_gain": "shared",
     "attention.qk_norm_rotated": False,
@@ -56,7 +57,7 @@ IDLE = re.compile("|".join(IDLE_NAMES.split()))
 
 def flat_settings(node: Mapping[str, Any]) -> Settings:
     """The settings of a model node of a resolved config that its trained output depends on."""
-    settings = {key: value for key, value in flatten(node).items() if not OF_TRAINING.fullmatch(key)}
+    settings = {key: value for key, value in with_layers(node).items() if not OF_TRAINING.fullmatch(key)}
     if str(settings.get("attention._target_")).startswith(f"{MODEL}.attention."):
         settings["attention._target_"] = ATTENTION["attention._target_"]  # the others only check n_kv_heads
     if settings.get("position.scaling._target_") == f"{MODEL}.position.NTKScaling":
@@ -69,10 +70,12 @@ def flat_settings(node: Mapping[str, Any]) -> Settings:
 
 def model_node(settings: Settings) -> dict[str, Any]:
     """The model node that `settings` are of, to be instantiated by Hydra; the inverse of `flat_settings`."""
-    node = nest(settings)
-    for part in ("norm", "position", "attention", "ffn", "embedding", "block"):
-        node[part]["_partial_"] = True
-    node["ffn"]["activation"]["_partial_"] = True
+    node = without_layers(settings)
+    for own in (node, *node["layers"]):
+        for part in own.keys() & {"norm", "position", "attention", "ffn", "embedding", "block"}:
+            own[part]["_partial_"] = True
+        if "ffn" in own:
+            own["ffn"]["activation"]["_partial_"] = True
     start = {"init": {"_target_": f"{MODEL}.init.Normal", "_partial_": True}, "dropout": 0.0, "seed": 0}
     return {"_target_": f"{MODEL}.Decoder", **node, **start}
 

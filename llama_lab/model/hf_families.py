@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from .hf import Family, Fusion, Weights
+from .hf_layers import SLIDING, RotaryByKind, SomeRotary, Windows
 from .hf_settings import (
     MODEL,
     Choice,
@@ -22,7 +24,6 @@ from .hf_settings import (
     Settings,
     Unread,
     Value,
-    Windows,
 )
 
 # What components are called in a config, and all that they have besides their sizes.
@@ -252,6 +253,12 @@ MISTRAL = Family(
     LLAMA_WEIGHTS,
 )
 NO_DROPOUT = Unread(("resid_pdrop", "embd_pdrop", "attn_pdrop"), written=0.0)  # where transformers' default is 0.1
+MINISTRAL = replace(
+    MISTRAL,
+    model_type="ministral",
+    architecture="MinistralForCausalLM",
+    settings=(*MISTRAL.settings[:-1], Windows(4096, listed=True)),
+)
 GPT1 = Family(
     "openai-gpt",
     "OpenAIGPTLMHeadModel",
@@ -544,11 +551,77 @@ OLMO2 = Family(
         "norm.*": "model.norm.*",
     },
 )
+OLMO3_WINDOWS = Windows(4096, every=4)
+OLMO3 = replace(
+    OLMO2,
+    model_type="olmo3",
+    architecture="Olmo3ForCausalLM",
+    settings=llama_settings(
+        sizes(50304, 4096, 32, 32, 2048),
+        11008,
+        1e-5,
+        OLMO3_WINDOWS,
+        RotaryByKind(OLMO3_WINDOWS, full=500_000.0, sliding=500_000.0),
+        UNTIED,
+        ATTENTION_BIAS,
+    ),
+)
+EXAONE4_WINDOWS = Windows(4096, every=4, nullable=True)
+
+
+def slides(config: Settings, ours: Settings) -> list[bool]:
+    """Whether each layer of Exaone 4 turns: those with windows, or all if there are none."""
+    has_windows = config.get("sliding_window", EXAONE4_WINDOWS.default) is not None
+    return [not has_windows or kind == SLIDING for kind in EXAONE4_WINDOWS.kinds(config, ours)]
+
+
+EXAONE4 = Family(
+    "exaone4",
+    "Exaone4ForCausalLM",
+    "model.",
+    {**RMS_NORM, **GATED, **block("Reordered"), "attention.qk_norm": "head"},
+    llama_settings(
+        sizes(102400, 4096, 32, 32, 2048),
+        16384,
+        1e-5,
+        EXAONE4_WINDOWS,
+        SomeRotary(RotaryPosition(), slides),
+        HEAD_DIM,
+        UNTIED,
+    ),
+    OLMO2.weights,
+)
+SMOLLM3 = Family(
+    "smollm3",
+    "SmolLM3ForCausalLM",
+    "model.",
+    {"head_dim": head_width, **ROTATED_GATED},
+    llama_settings(
+        sizes(128256, 2048, 36, 16, 32768),
+        11008,
+        1e-6,
+        SomeRotary(
+            RotaryPosition(2_000_000.0),
+            lambda config, ours: [
+                bool(turns)
+                for turns in config.get("no_rope_layers")
+                or [(i + 1) % config.get("no_rope_layer_interval", 4) for i in range(ours["n_layers"])]
+            ][: ours["n_layers"]],
+            listed=("no_rope_layers", "no_rope_layer_interval"),
+        ),
+        TIED,
+        ATTENTION_BIAS,
+        MLP_BIAS,
+        Fixed("use_sliding_window", False),
+        Unread(("sliding_window", "layer_types", "max_window_layers")),
+        n_kv_heads=4,
+    ),
+    LLAMA_WEIGHTS,
+)
 GEMMA_SETTINGS: tuple[Setting, ...] = (
     Value("head_dim", "head_dim", 256),
     Value("rms_norm_eps", "norm.eps", 1e-6),
     Fixed("use_bidirectional_attention", False),
-    RotaryPosition(),
     ATTENTION_BIAS,
     TIED,
 )
@@ -563,6 +636,7 @@ GEMMA = Family(
         KV_HEADS,
         Choice("hidden_act", "gelu_pytorch_tanh", ACTIVATIONS | {"gelu": GELU_TANH}),  # which older files mean
         Unread(("hidden_activation",)),
+        RotaryPosition(),
         *GEMMA_SETTINGS,
     ),
     LLAMA_WEIGHTS,
@@ -578,6 +652,7 @@ GEMMA2 = Family(
         Value("num_key_value_heads", "n_kv_heads", 4),
         Choice("hidden_activation", "gelu_pytorch_tanh", ACTIVATIONS),
         Unread(("hidden_act",)),
+        RotaryPosition(),
         *GEMMA_SETTINGS,
         ScoreScale("query_pre_attn_scalar", 256, of_width=True),
         Value("attn_logit_softcapping", "attention.softcap", 50.0, nullable=True),
@@ -593,6 +668,30 @@ GEMMA2 = Family(
         "blocks.#.ffn_norm.*": "model.layers.#.pre_feedforward_layernorm.*",
         "blocks.#.ffn_post_norm.*": "model.layers.#.post_feedforward_layernorm.*",
         "norm.*": "model.norm.*",
+    },
+)
+GEMMA3_WINDOWS = Windows(4096, every=6)
+GEMMA3 = Family(
+    "gemma3_text",
+    "Gemma3ForCausalLM",
+    "model.",
+    GEMMA2.recipe | {"attention.qk_norm": "head"},
+    (
+        *sizes(262208, 2304, 26, 8, 131072),
+        Value("intermediate_size", "hidden_dim", 9216),
+        Value("num_key_value_heads", "n_kv_heads", 4),
+        Choice("hidden_activation", "gelu_pytorch_tanh", ACTIVATIONS),
+        GEMMA3_WINDOWS,
+        RotaryByKind(GEMMA3_WINDOWS, full=1_000_000.0, sliding=10_000.0),
+        *GEMMA_SETTINGS,
+        ScoreScale("query_pre_attn_scalar", 256, of_width=True),
+        Value("attn_logit_softcapping", "attention.softcap", None, nullable=True),
+        Value("final_logit_softcapping", "embedding.logit_softcap", None, nullable=True),
+    ),
+    {
+        **GEMMA2.weights,
+        "blocks.#.attention.query_norm.*": "model.layers.#.self_attn.q_norm.*",
+        "blocks.#.attention.key_norm.*": "model.layers.#.self_attn.k_norm.*",
     },
 )
 QWEN2 = Family(
@@ -967,6 +1066,7 @@ NANOCHAT = Family(
 FAMILIES: tuple[Family, ...] = (
     LLAMA,
     MISTRAL,
+    MINISTRAL,
     GPT1,
     GPT2,
     OPT,
@@ -976,8 +1076,12 @@ FAMILIES: tuple[Family, ...] = (
     FALCON_40B,
     FALCON,
     OLMO2,
+    OLMO3,
+    EXAONE4,
+    SMOLLM3,
     GEMMA,
     GEMMA2,
+    GEMMA3,
     QWEN2,
     QWEN3,
     STABLELM,

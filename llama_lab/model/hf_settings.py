@@ -59,8 +59,11 @@ def derive(value: Any, ours: Settings) -> Any:
 
 
 def numbers(name: str, value: Any) -> Any:
-    """A setting of theirs that is a number, or a list of them, or null. Raises ValueError."""
-    return [number(name, item) for item in value] if isinstance(value, list) else number(name, value)
+    """A setting of theirs that is a number, or a list of them, or null. Raises ValueError.
+
+    A list becomes a tuple: in flat settings, a list has a value for each layer.
+    """
+    return tuple(number(name, item) for item in value) if isinstance(value, list | tuple) else number(name, value)
 
 
 def number(name: str, value: Any) -> Any:
@@ -454,57 +457,6 @@ class MultiQuery:
         return {"multi_query": ours["n_kv_heads"] == 1, "num_kv_heads": ours["n_kv_heads"]}
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Which layers attend through a sliding window: all, none, or all but every n-th.
-
-    default: their `sliding_window` where it is absent. gated: they ignore it unless `use_sliding_window`.
-    every: the pattern of layers without `layer_types`: every n-th sees all.
-    """
-
-    default: int | None
-    gated: bool = False
-    every: int | None = None
-
-    @property
-    def names(self) -> Sequence[str]:
-        """All their names of it."""
-        return ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "sliding_window_pattern")
-
-    def read(self, config: Settings, ours: Settings) -> Settings:
-        """See `Setting`."""
-        window = config.get("sliding_window", self.default)
-        if self.gated and not config.get("use_sliding_window", False):
-            window = None
-        layers = config.get("layer_types") or self.layers(ours["n_layers"], config.get("max_window_layers", 28))
-        sliding = [layer == "sliding_attention" for layer in layers]
-        if not any(sliding) or window is None or window >= ours["max_seq_len"]:  # which hides nothing
-            return {"attention.window": None, "attention.global_every": None}
-        for every in (None, *range(2, len(sliding) + 1)):
-            if sliding == [every is None or (i + 1) % every != 0 for i in range(len(sliding))]:
-                return {"attention.window": window, "attention.global_every": every}
-        raise ValueError(f"layer_types={layers}: no switch; all layers must have windows, or all but every n-th")
-
-    def layers(self, n_layers: int, max_window_layers: int) -> list[str]:
-        """The types of layers where `layer_types` is absent."""
-        first = max_window_layers if self.gated else 0
-        is_full = [i < first or (self.every is not None and (i + 1) % self.every == 0) for i in range(n_layers)]
-        return ["full_attention" if full else "sliding_attention" for full in is_full]
-
-    def write(self, ours: Settings) -> Settings:
-        """See `Setting`."""
-        window, every = ours.get("attention.window"), ours.get("attention.global_every")
-        written: Settings = {"sliding_window": window}
-        if self.gated:
-            written |= {"use_sliding_window": window is not None, "max_window_layers": 0}
-        if self.gated or self.every:
-            is_full = [window is None or (every is not None and (i + 1) % every == 0) for i in range(ours["n_layers"])]
-            written["layer_types"] = ["full_attention" if full else "sliding_attention" for full in is_full]
-            # A model of full layers alone has no use for a window, but Gemma 2 cannot be without
-            written["sliding_window"] = ours["max_seq_len"] if window is None and self.every else window
-        return written
-
-
 def below(config: Settings, names: Iterable[str]) -> Settings:
     """The flat settings of these names, and below them."""
     names = set(names)
@@ -521,4 +473,6 @@ def shown(value: Any) -> str:
     """A setting as a user types it, a component by its class."""
     if isinstance(value, str) and value.startswith((f"{MODEL}.", "torch.")):
         return value.rpartition(".")[2]
+    if isinstance(value, tuple):
+        return str(list(value))
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

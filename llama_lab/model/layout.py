@@ -6,34 +6,40 @@ import torch
 from torch import Tensor
 
 from .cache import Lookup
+from .mask import Mask
 from .position import Position
 
 
 class Layout:
     """What the layers of one forward pass share: token positions, RoPE's tables, cache lookups and masks.
 
-    positions: `(T,)` without a cache; `(B, T)` with one, or `(1, T)` if all sequences are equally long.
+    places: of the tokens in their sequences, `(T,)` without a cache; `(B, T)` with one, or `(1, T)` if all sequences
+    are equally long.
+    starts: the places at which their documents start, `(B, T)`; None if tokens see other documents.
+    positions: those of the tokens in their documents, or the places.
     shortest, longest: bounds on the lengths of the sequences before this pass; shapes may depend on them.
-    Masks are cached by window, because all layers with the same window see the same keys.
+    Masks are cached by rule and dtype, because all layers with the same rule see the same keys.
     """
 
-    def __init__(self, position: Position, positions: Tensor, shortest: int = 0, longest: int = 0) -> None:
+    def __init__(
+        self, position: Position, places: Tensor, shortest: int = 0, longest: int = 0, starts: Tensor | None = None
+    ) -> None:
         self.position = position
-        self.positions = positions
+        self.places, self.starts = places, starts
+        self.positions = places if starts is None else places - starts
         self.shortest, self.longest = shortest, longest
-        self.rotation = position.rotation(for_heads(positions, 1))
+        self.rotation = position.rotation(for_heads(self.positions, 1))
         self.biased = type(position).bias is not Position.bias
         self._others: dict[Position, Layout] = {}
         self._lookups: dict[int, Lookup] = {}
-        self._masks: dict[int | None, Tensor] = {}
+        self._masks: dict[tuple[Mask, torch.dtype], Tensor] = {}
 
-    def at_layer(self, layer: int) -> "Layout":
-        """The layout of a layer: this one, or another that all layers with the same other encoding share."""
-        position = self.position.at_layer(layer)
+    def of(self, position: Position) -> "Layout":
+        """The layout of a layer by its encoding: this one, or another that all layers with the same other one share."""
         if position is self.position:
             return self
         if position not in self._others:
-            self._others[position] = Layout(position, self.positions, self.shortest, self.longest)
+            self._others[position] = Layout(position, self.places, self.shortest, self.longest, self.starts)
         return self._others[position]
 
     def unshared(self) -> "Layout":
@@ -45,35 +51,39 @@ class Layout:
     def lookup(self, slots: int) -> Lookup:
         """The lookup of all layers whose caches have `slots` slots."""
         if slots not in self._lookups:
-            self._lookups[slots] = Lookup(self.positions, slots, self.longest)
+            self._lookups[slots] = Lookup(self.places, slots, self.longest)
         return self._lookups[slots]
 
-    def needs_mask(self, window: int | None, lookup: Lookup | None) -> bool:
+    def needs_mask(self, rule: Mask, lookup: Lookup | None) -> bool:
         """Whether attention needs `mask`: unless it is plainly causal, or one new token sees every key that is read."""
-        if self.biased:
+        if self.biased or self.starts is not None:
             return True
-        n_tokens = self.positions.shape[-1]
+        n_tokens = self.places.shape[-1]
         if lookup is not None and n_tokens == 1:
-            return self.shortest + 1 < lookup.filled
-        return self.longest > 0 or (window is not None and window < n_tokens)
+            return self.shortest + 1 < lookup.filled or (rule.chunk is not None and self.longest >= rule.chunk)
+        return self.longest > 0 or rule.prefix is not None or (rule.reach is not None and rule.reach < n_tokens)
 
-    def mask(self, key_positions: Tensor, window: int | None) -> Tensor:
-        """Float32 to add to the scores: the position bias, and -inf for hidden keys.
+    def mask(self, rule: Mask, lookup: Lookup | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+        """To add to the scores: the position bias, and -inf for keys that the rule hides.
 
-        `(Tq, Tk)` or `(H, Tq, Tk)` without a cache; `(B, 1, Tq, Tk)` or `(B, H, Tq, Tk)` with one. A query sees the
-        keys up to its own position; with a window, only the last `window` of them.
+        `(Tq, Tk)` or `(H, Tq, Tk)` without a cache; `(B, 1, Tq, Tk)` or `(B, H, Tq, Tk)` with one, or with documents.
         """
-        if window not in self._masks:
-            distance = self.positions[..., :, None] - key_positions[..., None, :]
-            hidden = (distance < 0) | (key_positions < 0)[..., None, :]
-            if window is not None:
-                hidden = hidden | (distance >= window)
-            hidden = for_heads(hidden, 2)
-            bias = self.position.bias(self.positions, key_positions)
-            if bias is None:
-                bias = torch.zeros(hidden.shape, device=hidden.device)
-            self._masks[window] = bias.masked_fill(hidden, float("-inf"))
-        return self._masks[window]
+        if (rule, dtype) in self._masks:
+            return self._masks[rule, dtype]
+        keys = self.places if lookup is None else lookup.key_places
+        mask = self.mask_of(rule, keys) if dtype == torch.float32 else self.mask(rule, lookup).to(dtype)
+        if dtype == torch.float32 or not mask.requires_grad:  # gradients of layers are to add up in float32
+            self._masks[rule, dtype] = mask
+        return mask
+
+    def mask_of(self, rule: Mask, keys: Tensor) -> Tensor:
+        """`mask` in float32 for the keys at these places."""
+        start = 0 if self.starts is None else self.starts[..., None]
+        seen = for_heads(rule.sees(self.positions[..., None], keys[..., None, :] - start), 2)
+        bias = self.position.bias(self.places, keys)
+        if bias is None:
+            bias = torch.zeros(seen.shape, device=seen.device)
+        return bias.masked_fill(~seen, float("-inf"))
 
 
 def for_heads(x: Tensor, n_dims: int) -> Tensor:

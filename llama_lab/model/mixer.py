@@ -20,13 +20,17 @@ class Mixer(nn.Module, ABC):
     """Base class of mixers. Subclasses implement `forward` and `flops_per_token`, and `new_state` if they can decode.
 
     full_after: number of tokens after which the state stops growing: a window, or 0 for a recurrence; None for never.
+    prefix: number of first tokens that see each other, and of which the model predicts only the first.
     kernel: name of the implementation, for a run's summary.
     int8_state: whether `new_state` supports torch.int8, beside floating dtypes of 16 bits or more.
+    documents: whether no token sees another document; where `layout.positions` is 0, one starts.
     """
 
     full_after: int | None = None
+    prefix: int = 0
     kernel: str = "eager"
     int8_state: ClassVar[bool] = False
+    documents: ClassVar[bool] = False
 
     @abstractmethod
     def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:

@@ -112,7 +112,7 @@ class Position(nn.Module):
         return None
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
-        """Float32 `(..., H, Tq, Tk)` to add to the scores, or None."""
+        """Float32 `(..., H, Tq, Tk)` to add to the scores, or None. Where documents are apart, only distances count."""
         return None
 
 

@@ -29,12 +29,14 @@ class DecoderState:
     """The states of all layers, and the number of tokens of each sequence.
 
     lengths: int64 `(B,)` on the CPU, so that reading them never waits for a GPU.
+    starts: places at which the present documents start, int64 `(B,)` on the model's device; see `Layout`.
     context: number of tokens per sequence that fit. A state that `slides` accepts any number.
     """
 
-    def __init__(self, layers: list[State], lengths: Tensor, context: int, slides: bool) -> None:
+    def __init__(self, layers: list[State], lengths: Tensor, starts: Tensor, context: int, slides: bool) -> None:
         self.layers = layers
         self.lengths = lengths
+        self.starts = starts
         self.context = context
         self.slides = slides
 
@@ -46,7 +48,8 @@ class DecoderState:
     def row(self, index: int) -> "DecoderState":
         """A view of one sequence, so that its prompt can be read by itself; writes to it change this state."""
         rows = [layer.row(index) for layer in self.layers]
-        return DecoderState(rows, self.lengths[index : index + 1], self.context, self.slides)
+        lengths, starts = (of_all[index : index + 1] for of_all in (self.lengths, self.starts))
+        return DecoderState(rows, lengths, starts, self.context, self.slides)
 
     def next_positions(self, batch_size: int, n_tokens: int) -> tuple[Tensor, int, int]:
         """Positions of the next `n_tokens` of each sequence, and the lengths of the shortest and the longest.

@@ -65,6 +65,7 @@ CHANGEABLE = (
     "trainer.strategy",
     "trainer.profile",
     "train.log_every",
+    "train.telemetry",
     "train.checkpoint_every",
     "train.sample_tokens",
     "train.prompt",
@@ -76,6 +77,7 @@ EXTENDABLE = (*CHANGEABLE, "train.tokens", "train.evaluations", "schedule.warmup
 # Settings that older runs lack; null is what those did. An older run may be resumed with another value, since its
 # hashes show whether that changes its data.
 ADDED = ("data.val_tokens", "tokenizer.sample_bytes")
+BEFORE = {"data.document_mask": False}  # what older runs did, which lack the setting
 AS_BEGUN = ("trainer.compile", "auto")  # a setting and the value with which a run goes on as it began
 
 
@@ -315,7 +317,7 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
 
 def changes(before: Any, now: Any, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
     """(key, value before, value now) of every setting in which two `resolved` configs differ and may not."""
-    old, new = flatten(before), flatten(now)
+    old, new = BEFORE | flatten(before), BEFORE | flatten(now)
     added = [key for key in ADDED if key not in old]
     keys = [key for key in sorted(old.keys() | new.keys() - added) if not belongs(key, changeable)]
     return [

@@ -9,6 +9,8 @@ from lightning.pytorch.loggers.logger import Logger
 
 from llama_lab.files import replacing
 
+from .telemetry import layer_metrics
+
 COLUMNS = (
     "step",
     "tokens",
@@ -48,14 +50,14 @@ class MetricsLogger(Logger):
 class MetricsCSV(MetricsLogger):
     """Appends a row per logged step, on disk at once. Lightning's own CSV logger deletes the old rows on resume.
 
-    parts: names of a mixture's, each with a column for its loss, after the others.
+    parts: names of a mixture's, each with a column for its loss, after the others. layers: whose telemetry is logged.
     For rank 0 alone, as all our loggers: the other ranks are given none.
     """
 
-    def __init__(self, path: Path, parts: Iterable[str] = ()) -> None:
+    def __init__(self, path: Path, parts: Iterable[str] = (), layers: int = 0) -> None:
         super().__init__()
         self.path = path
-        self.columns = (*COLUMNS, *(f"val/loss/{name}" for name in parts))
+        self.columns = (*COLUMNS, *(f"val/loss/{name}" for name in parts), *layer_metrics(layers))
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Append a row; a metric without a column is an error, so that none goes missing."""
@@ -67,10 +69,14 @@ class MetricsCSV(MetricsLogger):
             writer.writerow({"step": step, **metrics})
 
     def forget_after(self, step: int) -> list[dict[str, float]]:
-        """Drop the rows after `step`: a run that resumes there writes them again. Returns the metrics of the others."""
+        """Drop the rows after `step`: a run that resumes there writes them again. Returns the metrics of the others.
+
+        These keep their columns, also where the run logs less from now on.
+        """
         if not self.path.exists():
             return []
         rows = [row for row in read_metrics(self.path) if row["step"] <= step]
+        self.columns = tuple(dict.fromkeys([*self.columns, *(name for row in rows for name in row)]))
         with replacing(self.path) as kept, kept.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()

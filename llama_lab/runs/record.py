@@ -1,6 +1,6 @@
 """The record of a run: its folder, read."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +8,12 @@ import yaml
 from omegaconf import OmegaConf
 
 from llama_lab.config.components import flatten
+from llama_lab.config.older import CHOICES
 from llama_lab.config.trust import stored_config
 from llama_lab.errors import ConfigError
 
 from .evaluation import Evaluation
-from .folder import OVERRIDES, RESOLVED
+from .folder import BEFORE, OVERRIDES, RESOLVED
 from .metrics import read_metrics
 from .stored import Environment, Status, Summary, WarmStart, reading
 
@@ -76,6 +77,8 @@ def read_record(path: Path) -> Record:
         raise ConfigError(f"{path}: holds no run; name folders of runs or studies, such as runs/llama/base/seed=1")
     status = Status.load(path)
     environment = Environment.load(path, needs=("arm", "seed"))
+    if environment.choices:
+        environment = replace(environment, choices=CHOICES | environment.choices)
     metrics = path / "metrics.csv"
     summary = Summary.load(path).metrics if status.status == "done" else {}
     evaluation = Evaluation.load(path) if summary and (path / Evaluation.FILE).exists() else Evaluation()
@@ -86,7 +89,7 @@ def read_record(path: Path) -> Record:
         status=status.status,
         message=status.message,
         overrides=read_overrides(path),
-        config=flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True)),
+        config=BEFORE | flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True)),
         environment=environment,
         summary=summary,
         metrics=read_metrics(metrics) if metrics.exists() else [],

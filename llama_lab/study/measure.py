@@ -3,6 +3,7 @@
 The speeds that runs log are measured at different times, on a machine that may be busy with other work.
 """
 
+import gc
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,11 +19,12 @@ from llama_lab.config.trust import Trust, stored_config
 from llama_lab.data.module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.open import Dataset, is_probe, open_dataset
 from llama_lab.devices.hardware import check_started, current_rank
+from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
 from llama_lab.devices.throughput import synchronize
 from llama_lab.display import open_display, quiet_libraries
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.evaluate import place
-from llama_lab.evaluation.speed import NEW_TOKENS, decoding
+from llama_lab.evaluation.speed import NEW_TOKENS, decoding, reading
 from llama_lab.runs.folder import RESOLVED, RunFolder
 from llama_lab.timing import alternating, time_in_turn
 from llama_lab.training.compiling import check_compiler
@@ -96,9 +98,16 @@ def measure_in_turn(jobs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmS
     arms = {name: ArmSpeed([], []) for name in jobs}
     for number in range(ROUNDS):
         for name in alternating(jobs, number):  # a slowdown affects all arms
-            arms[name].train.append(training_speed(jobs[name], dataset))
-            if current_rank() == 0:
-                arms[name].decode.append(decoding_speed(jobs[name], dataset))
+            found, device = arms[name], jobs[name].hardware.torch_device
+            if device.type == "cuda":
+                gc.collect()  # what the arm before left in cycles of references
+                reset_peak_memory(device)
+            found.train.append(training_speed(jobs[name], dataset))
+            if device.type == "cuda":
+                found.memory.append(peak_memory_bytes(device))
+            if current_rank() == 0 and (speeds := generation_speeds(jobs[name], dataset)):
+                found.decode.append(speeds[0])
+                found.prefill.append(speeds[1])
         if current_rank() == 0:
             print(f"measuring the speed of {len(jobs)} arms in turn: round {number + 1} of {ROUNDS}", flush=True)
     return arms
@@ -107,8 +116,8 @@ def measure_in_turn(jobs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmS
 def training_speed(job: Run, dataset: Dataset) -> float:
     """Training tokens per second over all devices: the median of `STEPS` steps after a warm-up."""
     cfg = job.cfg
-    model = build_model(cfg, dataset.index.vocab_size)
-    module = build_module(job, model, dataset.index.val.bytes)
+    model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
+    module = build_module(job, model, dataset.bytes_per_token)
     seq_len, train = cfg.model.max_seq_len, cfg.train
     data = TokenDataModule(dataset, seq_len, train.batch_size, train.micro_batch_size, cfg.data.seed)
     times = StepTimes()
@@ -138,9 +147,16 @@ class StepTimes(L.Callback):
         self._began = now
 
 
-def decoding_speed(job: Run, dataset: Dataset) -> float:
-    """Decoding tokens per second of one sequence at the end of the context, with the KV cache, not compiled."""
-    model = place(build_model(job.cfg, dataset.index.vocab_size), job.hardware)
-    new_tokens = min(NEW_TOKENS, model.max_seq_len)
-    decode = decoding(model, batch_size=1, context=model.max_seq_len, new_tokens=new_tokens)
-    return new_tokens / time_in_turn({"decode": decode}, rounds=1)["decode"].median
+def generation_speeds(job: Run, dataset: Dataset) -> tuple[float, float] | None:
+    """Tokens per second of one sequence, not compiled: decoding at the end of the context, and reading all of it.
+
+    With the KV cache; None for a model that cannot decode with one.
+    """
+    model = place(build_model(job.cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id), job.hardware)
+    if not model.decodes:
+        return None
+    context = model.max_seq_len
+    new_tokens = min(NEW_TOKENS, context)
+    parts = {"decode": decoding(model, 1, context, new_tokens), "prefill": reading(model, 1, context)}
+    timed = time_in_turn(parts, rounds=1)
+    return new_tokens / timed["decode"].median, context / timed["prefill"].median

@@ -21,7 +21,8 @@ TEXT = ("data.files", "data.source", "data.val_tokens", "tokenizer.sample_bytes"
 INIT = "init_from"  # runs of one seed are checked to start from the same weights, wherever these are
 OWN = (*CHANGEABLE, "name", "arm", "study", "seed", *SEEDS, INIT)  # of each run
 MODEL = ("model", "size")
-COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
+# A longer context lowers the loss of any model, and so does a prefix, whose tokens are not predicted.
+COMPARED = ("model.max_seq_len", "model.attention.prefix")
 WIDTH = "model.hidden_dim"  # solved for by matching
 MATCHED = ("params", "flops")
 RATE = "optim.lr"
@@ -38,6 +39,7 @@ GROUPS = {
     "ffn": ("model.ffn", WIDTH),
     "embedding": ("model.embedding",),
     "init": ("model.init",),
+    "pattern": ("pattern", "model.layers"),
     "size": (
         "size",
         "model.dim",
@@ -68,6 +70,10 @@ FOLLOWS = {
 }
 
 
+# What layers that differ have copies of.
+COPIED = ("attention", "n_kv_heads", "ffn", "hidden_dim", "position", "norm", "block", "n_layers", "max_seq_len")
+
+
 def different_settings(reference: Record, record: Record, is_swept: bool) -> dict[str, tuple[Any, Any]]:
     """(reference's value, record's value) by setting in which two runs differ, without names, seeds and hardware.
 
@@ -82,8 +88,10 @@ def different_settings(reference: Record, record: Record, is_swept: bool) -> dic
     return groups | {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def planned_settings(axes: Collection[str], match: str, configs: Sequence[DictConfig]) -> list[dict[str, Any]]:
-    """Each arm's values of the keys in which the arms of a plan differ; see `Arm.settings`.
+def planned_settings(
+    axes: Collection[str], match: str, configs: Sequence[DictConfig], is_swept: bool = False
+) -> list[dict[str, Any]]:
+    """Each arm's values of the keys in which the arms of a plan differ; see `Arm.settings`, `_own`.
 
     Includes only keys that an axis sets, or that all arms compute from other keys in the same way: any other difference
     is a mistake, which a plan does not excuse.
@@ -98,7 +106,7 @@ def planned_settings(axes: Collection[str], match: str, configs: Sequence[DictCo
     apart = [
         key
         for key in keys
-        if not belongs(key, (*OWN, *TEXT))
+        if not belongs(key, (*_own(is_swept), *TEXT))
         and is_varied(key, values)
         and (_movers(key, axes, match, keys) or not is_varied(key, written))
     ]
@@ -199,7 +207,8 @@ def _movers(key: str, axes: Collection[str], match: str, keys: Sequence[str]) ->
     """The axes that may change a setting, directly or through a key that it follows. keys: of all configs."""
     if key == WIDTH and match in MATCHED:
         return tuple(sorted(axes))
-    through = {axis for followed in FOLLOWS.get(key, ()) for axis in _movers(followed, axes, match, keys)}
+    copied = tuple(f"model.{part}" for part in COPIED) if key == "model.layers" else ()
+    through = {axis for followed in FOLLOWS.get(key, copied) for axis in _movers(followed, axes, match, keys)}
 
     def moves(axis: str) -> bool:
         if axis in GROUPS:
@@ -240,8 +249,12 @@ def _keys(records: Sequence[Record]) -> list[str]:
 
 
 def _different(records: Sequence[Record], keys: Sequence[str]) -> dict[str, str]:
-    """The keys in which runs differ, with a text of which runs have which value."""
-    found = {key: disagreement(records, [text_of(record.config, key) for record in records]) for key in keys}
+    """The keys in which runs differ, with a text of which runs have which value; null is as if it were not there."""
+    found = {
+        key: disagreement(records, [text_of(record.config, key) for record in records])
+        for key in keys
+        if any(record.config.get(key) is not None for record in records)
+    }
     return {key: values for key, values in found.items() if values}
 
 

@@ -1,6 +1,7 @@
 """speed.json: the speeds of a study's arms, measured in turn."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import ClassVar
@@ -10,15 +11,28 @@ from llama_lab.runs.stored import Stored
 
 @dataclass(frozen=True)
 class ArmSpeed:
-    """Tokens per second in every round: of training, on all devices, and of decoding one sequence, on one device."""
+    """What was measured in every round, tokens per second first; what older versions did not measure is empty.
+
+    train: of training, on all devices. decode, prefill: of decoding one sequence, and of reading one as long as the
+    context, on one device. memory: peak bytes that training allocates on the first GPU; empty on other devices, whose
+    processes hold much else.
+    """
 
     train: list[float]
     decode: list[float]
+    prefill: list[float] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
 
     @property
     def costs(self) -> dict[str, float]:
         """The medians by metric name."""
-        return {"perf/tokens_per_second": median(self.train), "decode_tokens_per_second": median(self.decode)}
+        rounds: dict[str, Sequence[float]] = {
+            "perf/tokens_per_second": self.train,
+            "decode_tokens_per_second": self.decode,
+            "prefill_tokens_per_second": self.prefill,
+            "perf/peak_memory_bytes": self.memory,
+        }
+        return {name: median(values) for name, values in rounds.items() if values}
 
 
 @dataclass(frozen=True)

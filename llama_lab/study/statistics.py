@@ -2,7 +2,8 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise
@@ -111,10 +112,11 @@ class PairedDifference(Estimate):
 class Effect:
     """A main effect or an interaction of a factorial study: the mean over seeds of the effect within each seed.
 
-    axes: one name for a main effect, two for an interaction. change: with the interval and p of the family of all
-    effects; its mean is the change of the loss from the base's option to the target's, averaged over all settings of
-    the other axes, or, for an interaction, half the change of one effect from one option of the other axis to the
-    other. aliases: interactions that a fraction of the design cannot separate from this effect.
+    axes: one name for a main effect, two for an interaction: of the axis, or, where some axis has more than two
+    options, `axis=option`. change: with the interval and p of the family of all effects; its mean is the change of the
+    loss from the first option of the axis to this one, averaged over all settings of the other axes, or, for an
+    interaction, half the change of one effect from the first option of the other axis to this one. aliases:
+    interactions that a fraction of the design cannot separate from this effect.
     """
 
     axes: tuple[str, ...]
@@ -143,6 +145,12 @@ def estimate(values: Sequence[float]) -> Estimate:
         return Estimate(n, mean, 0.0, mean, mean)
     low, high = stats.t.interval(1 - LEVEL, n - 1, mean, sd / math.sqrt(n))
     return Estimate(n, mean, sd, float(low), float(high))
+
+
+def geometric_mean(values: Sequence[float]) -> Estimate:
+    """The geometric mean of at least one positive value, with the t interval of its logarithm; sd is that of logs."""
+    logs = estimate([math.log(value) for value in values])
+    return Estimate(logs.n, math.exp(logs.mean), logs.sd, math.exp(logs.low), math.exp(logs.high))
 
 
 def paired_difference(values: Sequence[float], reference: Sequence[float]) -> PairedDifference:
@@ -236,11 +244,12 @@ def _bias_of_median(to_residuals: Columns, members: Columns, df: Columns) -> flo
     return float(np.median(variances, axis=1).mean() / variances.mean()) if len(df) else math.nan
 
 
-def judge(fit: Fit, weights: Columns) -> list[Contrast]:
+def judge(fit: Fit, weights: Columns, correlation: Columns | None = None) -> list[Contrast]:
     """Test a family of contrasts against zero by single-step max-t.
 
-    weights: (contrasts, values). The degrees of freedom are Satterthwaite's, with the uncertainty of the prior that of
-    all residuals together, and at most those of the residuals.
+    weights: (contrasts, values). correlation: of the contrasts; default: that of sums of independent values. The
+    degrees of freedom are Satterthwaite's, with the uncertainty of the prior that of all residuals together, and at
+    most those of the residuals.
     """
     covariance = weights * fit.variances @ weights.T
     members = (fit.groups[:, None] == np.unique(fit.groups)).astype(float)
@@ -248,6 +257,9 @@ def judge(fit: Fit, weights: Columns) -> list[Contrast]:
     of_prior = weights**2 @ fit.shrunk
     spread = of_groups**2 @ (1 / fit.df[np.unique(fit.groups)]) + of_prior**2 / fit.total_df
     df = np.minimum(np.diag(covariance) ** 2 / spread, fit.total_df)
+    if correlation is not None:
+        errors = np.sqrt(np.diag(covariance))
+        covariance = correlation * np.outer(errors, errors)
     return max_t(weights @ fit.values, covariance, df)
 
 
@@ -297,15 +309,15 @@ def seeds_needed(contrast: Contrast, n: int, family: int) -> SeedRange:
     return fewest, enough
 
 
-def smallest_difference(arms: int, seeds: int) -> float:
+def smallest_difference(arms: int, seeds: int, comparisons: int) -> float:
     """The difference that a study of equally noisy arms detects with 80% power, in standard deviations of a run.
 
-    For one of `arms - 1` comparisons, at Bonferroni's level, which is slightly conservative. Needs two arms and seeds.
+    For one of so many comparisons, at Bonferroni's level, which is slightly conservative. Needs two arms and seeds.
     """
     total = (arms - 1) * (seeds - 1)
     own = PRIOR_DF + total / arms
     df = min(4 / (2 / own + (2 * PRIOR_DF / own) ** 2 / total), total)
-    needed = stats.t.isf(LEVEL / 2 / (arms - 1), df)
+    needed = stats.t.isf(LEVEL / 2 / comparisons, df)
     reach = brentq(lambda shift: stats.nct.sf(needed, df, shift) - POWER, needed / 2, 4 * needed)
     return float(reach * math.sqrt(2 / seeds))
 
@@ -323,42 +335,74 @@ def _seeds_for(effect: float, df_per_seed: float, level: float) -> int | None:
     return few[index] if index < len(few) else None
 
 
-def factorial_effects(levels: Sequence[dict[str, int]], seeds: Sequence[int], values: Sequence[float]) -> list[Effect]:
+def factorial_effects(
+    options: Mapping[str, Sequence[object]],
+    levels: Sequence[Mapping[str, object]],
+    seeds: Sequence[int],
+    values: Sequence[float],
+) -> list[Effect]:
     """Main effects and pairwise interactions, estimated by least squares within each seed and averaged over seeds.
 
-    levels, seeds, values: one entry per run; levels are -1 or +1 for each axis. A seed whose runs cannot separate an
-    effect from the others does not contribute to it. Effects that the design cannot separate are reported once, a main
-    effect before an interaction, with the others as its aliases; an effect that never varies, or that no seed can
-    estimate, is left out. Interactions of three or more axes are assumed to be zero. All effects are one family; the
-    variance of each over seeds is shrunk towards the typical one, as an arm's is.
+    options: those of each axis, the one that others are compared with first. levels, seeds, values: one entry per run;
+    levels are its option on each axis. A seed whose runs cannot separate an effect from the others does not contribute
+    to it. Effects that the design cannot separate are reported once, a main effect before an interaction, with the
+    others as its aliases; an effect that never varies, or that no seed can estimate, is left out. Interactions of three
+    or more axes are assumed to be zero. All effects are one family; the variance of each over seeds is shrunk towards
+    the typical one, as an arm's is, in units of what equal noise of all runs would give it.
     """
     blocks = np.array([[float(seed == block) for block in sorted(set(seeds))] for seed in seeds])
-    axes = list(levels[0])
-    every: list[Term] = [*((axis,) for axis in axes), *combinations(axes, 2)]
-    columns = {term: np.array([math.prod(run[axis] for axis in term) for run in levels], dtype=float) for term in every}
+    columns = _effect_columns(options, levels)
     kept, aliases = _estimable(blocks, columns)
     design = np.column_stack([*(columns[term] for term in kept), np.ones(len(seeds))])
     losses = np.asarray(values, dtype=float)
-    changes = []  # of the loss, from -1 to +1 of each column, (seeds, terms); nan if a seed cannot estimate it
+    changes, covariances = [], []  # of the terms, (seeds, terms), nan if a seed cannot estimate one; at variance 1
     for block in blocks.T > 0:
         inverse = np.linalg.pinv(design[block])
         is_estimable = np.isclose(np.diag(inverse @ design[block]), 1)  # inseparable columns share their weight
-        changes.append(np.where(is_estimable, 2 * (inverse @ losses[block]), math.nan))
-    within = np.array(changes)
+        weights = np.where(is_estimable[:, None], inverse, math.nan)[:-1]  # the last one is the intercept
+        changes.append(weights @ losses[block])
+        covariances.append(weights @ weights.T)
+    within, covariance = np.array(changes), np.nansum(covariances, axis=0)
     scale = float(np.abs(losses).max())
     found = {
         term: describe(known, scale)
-        for term, of_seeds in zip(kept, within.T, strict=False)  # the last one is the intercept
+        for term, of_seeds in zip(kept, within.T, strict=True)
         if (known := of_seeds[~np.isnan(of_seeds)]).size
     }
-    tested = [term for term, effect in found.items() if effect.sd > 0]
-    if tested:
-        of_terms = within[:, [kept.index(term) for term in tested]].T
-        terms, places = np.nonzero(~np.isnan(of_terms))
+    if tested := [term for term, effect in found.items() if effect.sd > 0]:
+        places = [kept.index(term) for term in tested]
+        of_terms = within[:, places].T
+        terms, of_seed = np.nonzero(~np.isnan(of_terms))
+        sums = covariance[np.ix_(places, places)]
+        units = np.sqrt(np.diag(sums) / np.bincount(terms))  # of each effect, if all runs were equally noisy
+        correlation = sums / np.sqrt(np.outer(np.diag(sums), np.diag(sums)))
         design = (terms[:, None] == np.arange(len(tested))).astype(float)
-        contrasts = judge(moderate(of_terms[terms, places], terms, design), (design / design.sum(axis=0)).T)
-        found |= {term: found[term].with_test(contrast) for term, contrast in zip(tested, contrasts, strict=True)}
+        fit = moderate(of_terms[terms, of_seed] / units[terms], terms, design)
+        contrasts = judge(fit, (design / design.sum(axis=0)).T, correlation)
+        for term, unit, contrast in zip(tested, units, contrasts, strict=True):
+            low, high = unit * contrast.low, unit * contrast.high
+            found[term] = replace(found[term], low=low, high=high, p=contrast.p)
     return [Effect(term, effect, tuple(aliases[term])) for term, effect in found.items()]
+
+
+def _effect_columns(
+    options: Mapping[str, Sequence[object]], levels: Sequence[Mapping[str, object]]
+) -> dict[Term, Columns]:
+    """The column of each term, (runs,), whose coefficient is the effect.
+
+    Columns of an axis are zero on average over its options, so that an effect is an average over the other axes.
+    """
+    is_two_level = all(len(known) <= 2 for known in options.values())
+    main = {
+        (axis, axis if is_two_level else f"{axis}={option}"): np.array(
+            [(run[axis] == option) - 1 / len(known) for run in levels]
+        )
+        for axis, known in options.items()
+        for option in known[1:]
+    }
+    columns: dict[Term, Columns] = {(name,): column for (_, name), column in main.items()}
+    pairs = ((one, other) for one, other in combinations(main, 2) if one[0] != other[0])
+    return columns | {(one[1], other[1]): 2 * main[one] * main[other] for one, other in pairs}
 
 
 def _estimable(blocks: Columns, columns: dict[Term, Columns]) -> tuple[list[Term], dict[Term, list[Term]]]:
@@ -377,6 +421,16 @@ def _estimable(blocks: Columns, columns: dict[Term, Columns]) -> tuple[list[Term
             if abs(weight) > 1e-9:
                 aliases[alias].append(term)
     return kept, aliases
+
+
+def rank_intervals(names: Sequence[str], differ: Collection[tuple[str, str]]) -> dict[str, tuple[int, int]]:
+    """The lowest and the highest rank that the data allows each arm; all hold together with the level of the tests.
+
+    differ: (lower, higher) loss of each significant pair in a family of all pairs. Rank 1 has the lowest loss. Al
+    Mohamad, Goeman & van Zwet 2022, Biometrics 78, section 3.
+    """
+    below, above = Counter(higher for _, higher in differ), Counter(lower for lower, _ in differ)
+    return {name: (1 + below[name], len(names) - above[name]) for name in names}
 
 
 def pareto_front(costs: Sequence[float], losses: Sequence[float]) -> list[bool]:

@@ -70,7 +70,8 @@ class Study:
     design: ladder, leave_one_out, ...; "comparison" for runs that were grouped afterwards. match: params, flops or
     none; "" if unknown. notes: caveats, as sentences. margin: the largest change of the loss that does not matter, in
     the unit in which arms are judged; None if not given. looks: reports that were written on fewer seeds. title: of the
-    report; default: see `heading`.
+    report; default: see `heading`. compare: "all": all pairs of arms are tested as one family; "baseline": each arm
+    with the one that it is a step from, or else with the baseline.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Study:
     margin: float | None = None
     looks: int = 0
     title: str = ""
+    compare: str = "baseline"
 
     @property
     def heading(self) -> str:
@@ -90,6 +92,11 @@ class Study:
         others = len(self.arms) - 1
         arms = f" and {others} other {'arm' if others == 1 else 'arms'}" if others else ""
         return self.title or f"{self.design.replace('_', ' ').capitalize()}: {self.baseline}{arms}"
+
+    @property
+    def is_factorial(self) -> bool:
+        """Whether its arms are combinations of the options of several axes, which are judged by their effects."""
+        return self.design == "factorial" or (self.design == "options" and len(self.arms[0].axes) > 1)
 
     @property
     def is_chain(self) -> bool:

@@ -17,26 +17,32 @@ from llama_lab.model import Decoder
 from llama_lab.model.generate import prefill
 
 VOCAB, BATCH, LENGTH = 61, 2, 11  # unlike each other and unlike usual sizes, so that swapped dimensions do not fit
+BORDER = 3  # a token in the midst of the first sequence
 HOOKS = ("forward", "bias", "rotation", "embed")  # of a part, and of a position encoding
 Outputs = dict[str, Tensor]  # of every part, in the order in which they act
 
 
 def check_components(cfg: DictConfig, hardware: Hardware) -> None:
-    """Build, train, decode and cost a model of two layers if a component is not ours; else do nothing.
+    """Build, train, decode and cost a model of few layers, of each kind, if a component is not ours; else do nothing.
 
     Raises ConfigError for what the components return, and leaves what they raise to `report_component_errors`.
     """
     theirs = users_targets(OmegaConf.to_container(cfg.model))
     if not theirs:
         return
-    changes = {"n_layers": min(cfg.model.n_layers, 2), "vocab_size": VOCAB}
+    kinds = [[layer in one["at"] for one in cfg.model.layers] for layer in range(cfg.model.n_layers)]
+    of_each_kind = 1 + max(kinds.index(kind) for kind in kinds)
+    n_layers = min(cfg.model.n_layers, max(2, of_each_kind))
+    changes = {"n_layers": n_layers, "vocab_size": VOCAB, "layers": cfg.model.layers}
+    if cfg.model.attention.get("prefix") is not None:
+        changes["attention"] = {"prefix": None}  # within which it is not causal
     small = OmegaConf.merge(cfg, {"model": changes})
     assert isinstance(small, DictConfig)
     tolerance = 1e-3 if hardware.precision.startswith("32") else 0.05
     device = hardware.torch_device
     generators = [device] if device.type == "cuda" else []
     with component_errors_of(theirs), torch.random.fork_rng(devices=generators), hardware.autocast():
-        model: Decoder = build_model(small, VOCAB).to(device)
+        model: Decoder = build_model(small, VOCAB, BORDER).to(device)
         tokens = torch.arange(BATCH * LENGTH, device=device).view(BATCH, LENGTH) % VOCAB
         tokens = tokens[:, : cfg.model.max_seq_len]
         check_positions(model, tokens.shape[1], cfg.model.n_heads)
@@ -44,7 +50,7 @@ def check_components(cfg: DictConfig, hardware: Hardware) -> None:
         with torch.no_grad():
             check_reading(model.eval(), tokens, tolerance)
         with torch.device("meta"):
-            model_cost(build_model(small, VOCAB))
+            model_cost(build_model(small, VOCAB, BORDER))
 
 
 @contextmanager
@@ -68,7 +74,7 @@ def fault(name: str, module: nn.Module, what: str) -> ConfigError:
 def check_positions(model: Decoder, length: int, n_heads: int) -> None:
     """Raise ConfigError for biases of the wrong shape."""
     positions, wanted = torch.arange(length, device=model.embedding.tokens.weight.device), (n_heads, length, length)
-    for position in {model.position.at_layer(i) for i in range(len(model.blocks))}:
+    for position in {model.position_at(i) for i in range(len(model.blocks))}:
         bias = position.bias(positions, positions)
         if bias is None:
             continue
@@ -121,7 +127,7 @@ def check_reading(model: Decoder, tokens: Tensor, tolerance: float) -> None:
     begin = outputs_of(model, [tokens[:, : length // 2 + 1]], lambda chunk: model(chunk))
     if found := first_difference(model, whole, begin, tolerance):
         raise fault(*found, "gives a token something else when other tokens follow it; it must be causal")
-    if length == 1 or not all(mixer.has_state for mixer in model.mixers):
+    if length == 1 or not model.decodes:
         return
     check_state_bytes(model, length)
     state = model.new_state(len(tokens), length)

@@ -17,6 +17,7 @@ from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import belongs
 from llama_lab.runs.metrics import MetricsCSV
 from llama_lab.runs.stored import Facts, Summary
+from llama_lab.runs.telemetry import QUANTITIES, layer_metric
 
 from .logger_check import LONGEST_TAG
 from .run import Run
@@ -35,6 +36,8 @@ FINAL = (
     "perf/peak_memory_bytes",
     "kv_cache/bytes_per_token",
 )
+# On its page "custom scalars": a line for each layer.
+LAYER_CHARTS = {quantity: ["Multiline", [layer_metric(quantity, 0)[:-2]]] for quantity in QUANTITIES}
 
 
 class TensorBoard(TensorBoardLogger):
@@ -87,13 +90,17 @@ def open_loggers(run: Run, checkpoint: Path | None, facts: Facts) -> Iterator[li
         yield []
         return
     settings, title = run.cfg.logger, run.title
-    table = MetricsCSV(run.folder.metrics, facts.epochs)
+    telemetry = run.cfg.train.telemetry
+    table = MetricsCSV(run.folder.metrics, facts.epochs, run.cfg.model.n_layers if telemetry else 0)
     history = table.forget_after(checkpoint_step(checkpoint))
     config: dict[str, Any] = {**OmegaConf.to_container(run.cfg, resolve=True), **facts.to_json()}  # type: ignore[dict-item]
     loggers: list[Logger] = [table]
     with ExitStack() as ends:
         if settings.tensorboard:
-            loggers.append(TensorBoard(run.folder.path, history))
+            board = TensorBoard(run.folder.path, history)
+            if telemetry:
+                board.experiment.add_custom_scalars({"telemetry": LAYER_CHARTS})
+            loggers.append(board)
         if settings.trackio:
             trackio = TrackioMetrics(run.folder, settings.project, title, run.name, config, history)
             ends.callback(trackio.run.finish)

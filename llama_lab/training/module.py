@@ -22,8 +22,8 @@ class LanguageModel(L.LightningModule):
 
     optimizer: makes an optimizer for the model. schedule: maps step and number of steps to a multiple of its learning
     rate. grad_clip: largest norm of the gradient; None for no limit. z_loss: weight of the squared log-partition.
-    val_bytes: UTF-8 bytes of the validation text, for bits per byte. seed: of dropout. with_accuracy: validation also
-    counts the targets that get the largest logit.
+    bytes_per_token: of the validation text, for bits per byte. seed: of dropout. with_accuracy: validation also counts
+    the targets that get the largest logit.
 
     A training batch is the micro-batches of one optimizer step, each `(inputs, targets)`, both int64 `(B, T)`. All of
     them hold equally many targets other than `IGNORE`, so that the mean over micro-batches and ranks is the mean over
@@ -38,7 +38,7 @@ class LanguageModel(L.LightningModule):
         optimizer: Callable[[nn.Module], Optimizer],
         schedule: Callable[[int, int], float],
         steps: int,
-        val_bytes: int,
+        bytes_per_token: float,
         grad_clip: float | None = None,
         z_loss: float = 0.0,
         seed: int = 0,
@@ -49,7 +49,7 @@ class LanguageModel(L.LightningModule):
         self.steps = steps
         self.grad_clip = grad_clip
         self.z_loss = z_loss
-        self.val_bytes = val_bytes
+        self.bytes_per_token = bytes_per_token
         self.seed = seed
         self.with_accuracy = with_accuracy
         self.grad_norm: Tensor | None = None
@@ -82,6 +82,7 @@ class LanguageModel(L.LightningModule):
 
     def loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss of a micro-batch in nats per token, and the objective: the same plus the z-loss."""
+        targets = self.model.predictable(targets)
         nll, objective = self.model.loss(inputs, targets, self.z_loss)
         predicted = (targets != IGNORE).sum()
         return nll / predicted, objective / predicted
@@ -94,7 +95,7 @@ class LanguageModel(L.LightningModule):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int, dataloader_idx: int = 0) -> None:
         """Add a batch to the sums of this rank, for the part of a mixture with this index."""
-        inputs, targets = batch
+        inputs, targets = batch[0], self.model.predictable(batch[1])
         # Eager, since the last batch is smaller, and compiling for it would take longer than it saves.
         with torch.compiler.set_stance("force_eager"):
             nll = self.model.loss(inputs, targets)[0].item()
@@ -113,7 +114,8 @@ class LanguageModel(L.LightningModule):
             sums = self.trainer.strategy.reduce(sums.to(self.device), reduce_op="sum")
         self._val_sums = []
         nll, tokens, correct = sums.sum(0).tolist()
-        metrics = {"val/loss": nll / tokens, "val/bits_per_byte": nll / math.log(2) / self.val_bytes}
+        loss = nll / tokens
+        metrics = {"val/loss": loss, "val/bits_per_byte": loss / math.log(2) / self.bytes_per_token}
         if self.with_accuracy:
             metrics["val/accuracy"] = correct / tokens
         of_parts = zip(parts, sums.tolist(), strict=False)  # the only part of other text than a mixture has no name

@@ -28,6 +28,8 @@ class Monitor(L.Callback):
     tokens_per_step: over all devices. cost: the model's; every row has its KV cache's. peak_flops: of one device, None
     if not known. Speed leaves out the first `slow_steps`, evaluation, and whatever runs inside `stopwatch.paused()`.
     parts: names of a mixture's, whose losses are logged too. Raises DivergedError when the loss is not finite.
+
+    extra: metrics that another callback, before this one, adds to the row of the step.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Monitor(L.Callback):
         self.display = display
         self.stopwatch = stopwatch or Stopwatch()
         self.speed = Speed()
+        self.extra: dict[str, float] = {}
         self._resumed_seconds = 0.0
         self._first_step = 0
         self._slow_seconds = 0.0  # of the first SLOW_STEPS
@@ -80,11 +83,16 @@ class Monitor(L.Callback):
             self.speed.mark(step * self.tokens_per_step, self.stopwatch.seconds)
             self._slow_seconds = self.stopwatch.seconds - self._resumed_seconds
         metrics = {}
-        if step % self.log_every == 0 or step in (1, trainer.max_steps):
+        if self.logs(step, trainer.max_steps):
             assert isinstance(pl_module, LanguageModel)
             metrics = self._train_metrics(trainer, pl_module, step)
-            self._log(trainer, metrics)
+            self._log(trainer, metrics | self.extra)
+            self.extra = {}
         self.display.update(step, metrics)
+
+    def logs(self, step: int, last: int) -> bool:
+        """Whether a step, counted from 1 to `last`, is logged."""
+        return step % self.log_every == 0 or step in (1, last)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the clock."""

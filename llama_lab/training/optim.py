@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
 
 from llama_lab.errors import ConfigError
@@ -52,11 +51,15 @@ def adafactor(model: nn.Module, lr: float, beta2_decay: float, clip: float, weig
         raise ConfigError(f"optim.beta2_decay={beta2_decay}: must be a negative number; the paper's is -0.8")
     if not clip:
         raise ConfigError("optim.clip=0: nothing would be learned; the paper's is 1")
-    if any(isinstance(p, DTensor) for p in model.parameters()):
+    return Adafactor(groups(model, weight_decay), lr=lr, beta2_decay=beta2_decay, d=clip)
+
+
+def check_shards(target: str) -> None:
+    """Raise ConfigError for an optimizer of this module that cannot hold sharded parameters. target: its full name."""
+    if target == f"{__name__}.{adafactor.__name__}":
         raise ConfigError(
             "optim=adafactor: PyTorch's cannot hold sharded parameters; choose trainer=ddp, or optim=adamw"
         )
-    return Adafactor(groups(model, weight_decay), lr=lr, beta2_decay=beta2_decay, d=clip)
 
 
 def lion(model: nn.Module, lr: float, beta1: float, beta2: float, weight_decay: float) -> Optimizer:

@@ -44,6 +44,7 @@ def requested_run(
     """
     check_job(cfg, choices)
     check_measuring(cfg, overrides)
+    check_pattern(cfg, overrides)
     from llama_lab.runs.folder import UNNAMED, arm_name, belongs
     from llama_lab.runs.naming import short_name
 
@@ -74,6 +75,16 @@ def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
     for key in ("device", "estimate_mfu"):
         if not cfg.estimate and cfg[key] != defaults[key]:
             raise ConfigError(f"{key}={cfg[key]}: is for an estimate; add estimate=true, or leave it out to train")
+
+
+def check_pattern(cfg: DictConfig, overrides: list[str]) -> None:
+    """Raise ConfigError for a pattern on the command line after which all layers are alike.
+
+    A recipe's may be left without effect by another choice, such as one of attention without a window.
+    """
+    asked = [override for override in overrides if override_key(override).partition(".")[0] == "pattern"]
+    if asked and cfg.pattern and not cfg.model.layers:
+        raise ConfigError(f"{asked[0]}: changes nothing, since all layers have that already; leave it out")
 
 
 def check_measuring(cfg: DictConfig, overrides: list[str]) -> None:

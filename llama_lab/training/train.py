@@ -43,11 +43,13 @@ from .loggers import log_hparams, open_loggers
 from .longer_budget import warn_of_differences
 from .module import LanguageModel
 from .monitor import SLOW_STEPS, DivergedError, Monitor
+from .optim import check_shards
 from .profile import STEPS as PROFILED
 from .profile import Profile
 from .run import Outcome, Run, check_folder, spare_devices
 from .schedule import steps_alike
 from .stop import StopRequest
+from .telemetry import Telemetry
 from .warm_start import describe, warm_start
 
 
@@ -78,14 +80,14 @@ def train_on_disk(run: Run) -> Outcome:
             dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed
         )
         with linear_on_meta(run.hardware.sharded and not cfg.init_from):
-            model = build_model(cfg, dataset.index.vocab_size)
+            model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
         cost = model_cost(model)
         start = warm_start(cfg, run.folder, model, dataset)
         if cfg.trainer.compile == "auto":
             run = run.with_compile(decide(run.flops(cost), run.hardware))
         if cfg.train.sample_tokens and not is_probe(cfg):
             check_decodes(model, f"train.sample_tokens={cfg.train.sample_tokens}", "set this to 0")
-        module = build_module(run, model, dataset.index.val.bytes)
+        module = build_module(run, model, dataset.bytes_per_token)
         facts = run_facts(run, dataset, model, cost, start)
         if facts.epochs:
             display.print_line(describe_epochs(facts.epochs))
@@ -110,7 +112,7 @@ def train_on_disk(run: Run) -> Outcome:
                     return outcome
                 consolidate(run.folder.checkpoint)
                 if run.hardware.sharded:
-                    model = build_model(cfg, dataset.index.vocab_size)
+                    model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
                     model.load_state_dict(model_weights(load_checkpoint(run.folder.checkpoint)))
                 if isinstance(dataset, ProbeDataset):
                     model.to(run.hardware.torch_device).eval()
@@ -133,13 +135,17 @@ def as_begun(run: Run) -> Run:
     return run if begun is None else run.with_compile(begun)
 
 
-def build_module(run: Run, model: Decoder, val_bytes: int) -> LanguageModel:
+def build_module(run: Run, model: Decoder, bytes_per_token: float) -> LanguageModel:
     """The module that trains `model` as the run's config says. Raises ConfigError for a setting that cannot work."""
     cfg = run.cfg
+    if run.hardware.sharded:
+        check_shards(cfg.optim._target_)
     recompute(model, cfg.train.recompute)
     optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
     clip, z_loss = cfg.train.grad_clip, cfg.train.z_loss
-    module = LanguageModel(model, optimizer, schedule, run.steps, val_bytes, clip, z_loss, cfg.seed, is_probe(cfg))
+    module = LanguageModel(
+        model, optimizer, schedule, run.steps, bytes_per_token, clip, z_loss, cfg.seed, is_probe(cfg)
+    )
     module.configure_optimizers()  # so that a bad setting is refused before anything is written
     return module
 
@@ -238,7 +244,8 @@ def fit(
         steps_alike(build(cfg.schedule, "schedule"), run.steps),
     )
     profiled = [Profile(folder.path, monitor.stopwatch)] if cfg.trainer.profile and current_rank() == 0 else []
-    callbacks = [*profiled, monitor, checkpointing]
+    watching = [Telemetry(monitor)] if cfg.train.telemetry else []
+    callbacks = [*profiled, *watching, monitor, checkpointing]
     trainer = make_trainer(run, module, callbacks, logger=loggers, val_check_interval=evaluate_every)
     outcome: Outcome
     try:

@@ -112,7 +112,7 @@ def test_one_more_block_that_is_recomputed_takes_its_input_alone() -> None:
     [
         ("arch=llama3",),
         ("arch=gemma2",),
-        ("attention=gqa_window", "model.attention.global_every=3"),
+        ("attention=gqa_window", "pattern=global_every_2nd", "pattern.global.at=2::3"),
         ("arch=gemma2", "train.recompute=attention"),
         ("arch=gemma2", "train.recompute=block"),
     ],
@@ -178,7 +178,7 @@ def test_a_parameter_takes_16_bytes_in_bf16_mixed_and_8_in_bf16_true() -> None:
 @pytest.mark.parametrize("embedding", ["tied", "untied"])
 def test_weights_gradients_and_states_are_those_that_a_run_has_after_a_step(embedding: str, tiny: list[str]) -> None:
     run = planned(*tiny, f"embedding={embedding}")
-    trained = build_module(run, decoder(f"embedding={embedding}", vocab_size=257), val_bytes=1)
+    trained = build_module(run, decoder(f"embedding={embedding}", vocab_size=257), bytes_per_token=1)
     optimizer = trained.configure_optimizers()["optimizer"]
     tokens = torch.zeros(8, 32, dtype=torch.long)
     torch.autograd.backward(trained.loss(tokens, tokens)[1])

@@ -30,7 +30,7 @@ CONTEXT = 32  # of size=pico
 ENDLESS = [position for position in options("position") if position != "learned"]
 ATTENTION = {
     "plain": ["attention=gqa"],
-    "window": ["attention=gqa", "model.attention.window=5", "model.attention.global_every=2"],
+    "window": ["attention=gqa", "model.attention.window=5", "pattern=global_every_2nd"],
     "soft-capped": ["attention=gqa_gemma2", "model.attention.window=16"],  # its own follows the model's context
 }
 

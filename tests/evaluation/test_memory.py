@@ -15,7 +15,7 @@ from tests.evaluation.test_lengths import stream
 MODELS = {
     "plain": ["attention=gqa"],
     "window": ["attention=gqa", "model.attention.window=5"],
-    "global every other": ["attention=gqa", "model.attention.window=5", "model.attention.global_every=2"],
+    "global every other": ["attention=gqa", "model.attention.window=5", "pattern=global_every_2nd"],
     "window of 1": ["attention=mqa", "model.attention.window=1"],
     "learned positions": ["position=learned"],
 }

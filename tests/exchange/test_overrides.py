@@ -18,7 +18,11 @@ EXPECTED = {
     "gpt2": ["embedding=tied", "block=prenorm", "norm=layernorm", "position=learned", "ffn=gelu_tanh_bias"],
     "llama, llama3 scaling": ["position=rope_llama3", "model.position.scaling.factor=4.0", "ffn=swiglu"],
     "ctrl": ["position=sinusoidal_concatenated", "embedding=scaled_bias"],
-    "gemma2": ["attention=gqa_gemma2", "model.attention.window=7", "model.attention.softcap=2.0"],
+    "gemma2": ["+pattern.other1={at:[1],attention:{window:null}}", "model.attention.softcap=2.0"],
+    "gemma3": ["model.attention.qk_norm=head", "position=rope", "block=sandwich"],
+    "gemma3, scaled": ["model.position.theta=500.0", "position=rope_linear"],
+    "exaone4": ["block=reordered", "model.attention.window=7"],
+    "smollm3, listed": ["position=none"],
     "glm": ["model.position.interleaved=true", "model.attention.output_bias=false"],
     "mpt": ["position=alibi", "model.norm.bias=false"],
 }

@@ -30,6 +30,7 @@ GPT = {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_position
 FALCON = {key: value for key, value in ALL_HEADS.items() if key != "intermediate_size"}
 BLOOM = {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6, "seq_length": CONTEXT}
 MPT = {"vocab_size": VOCAB, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": CONTEXT}
+FULL, SLIDING = "full_attention", "sliding_attention"
 OPT = FALCON | {"ffn_dim": 80}
 
 
@@ -69,6 +70,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"max_position_embeddings": 40},
     ),
     "mistral": ("mistral", LLAMA | {"sliding_window": 7}),
+    "ministral": ("ministral", LLAMA | {"sliding_window": 7, "layer_types": [SLIDING, FULL, SLIDING]}),
     "gpt1": ("openai-gpt", GPT),
     "gpt2": ("gpt2", GPT),
     "gpt2, unscaled scores": ("gpt2", GPT | {"scale_attn_weights": False}),
@@ -92,6 +94,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"final_logit_softcapping": 3.0},
     ),
     "gemma2, scores scaled as in the 27B": ("gemma2", WIDE_HEADS | {"query_pre_attn_scalar": 5}),
+    "gemma3": ("gemma3_text", WIDE_HEADS | {"query_pre_attn_scalar": 12, "sliding_window": 7, "num_hidden_layers": 7}),
+    "gemma3, scaled": (
+        "gemma3_text",
+        WIDE_HEADS
+        | {"query_pre_attn_scalar": 12, "sliding_window": 7, "layer_types": [FULL, SLIDING, FULL]}
+        | {
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 500.0},
+                SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+            }
+        },
+    ),
+    "olmo3": ("olmo3", LLAMA | {"sliding_window": 7, "num_hidden_layers": 5}),
+    "exaone4": ("exaone4", WIDE_HEADS | {"sliding_window": 7, "num_hidden_layers": 5}),
+    "exaone4, no windows": ("exaone4", LLAMA | {"sliding_window": None, "layer_types": [FULL] * 3}),
+    "smollm3": ("smollm3", LLAMA | {"num_hidden_layers": 5}),
+    "smollm3, listed": ("smollm3", LLAMA | {"no_rope_layers": [0, 1, 0]}),
+    "qwen2, some windows": (
+        "qwen2",
+        LLAMA | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
+    ),
     "qwen2": ("qwen2", LLAMA),
     "qwen2, windows": (
         "qwen2",

@@ -12,7 +12,7 @@ from llama_lab.bench.gpu_kernels import FUSED, fused_kernels, measure_attention
 from llama_lab.config.components import build_model
 from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.model.generate import compiled_step, eager_step
-from tests.composing import compose_config, decoder, lively, options
+from tests.composing import END_OF_TEXT, compose_config, decoder, lively, options
 
 pytestmark = pytest.mark.gpu
 
@@ -52,6 +52,18 @@ def test_gradients_of_every_recipe_are_those_of_a_cpu(arch: str, gpu: torch.devi
         assert own.grad is not None
         assert expected.grad is not None
         assert difference(own.grad, expected.grad) < 2e-3, name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "learned", "alibi"])
+@pytest.mark.parametrize("rule", ["model.attention.chunk=5", "model.attention.prefix=7", "data.document_mask=true"])
+def test_masks_are_those_of_a_cpu(rule: str, position: str, gpu: torch.device) -> None:
+    model = lively("arch=llama3", f"position={position}", rule)
+    ours, tokens = on(gpu, model), TOKENS.clone()
+    tokens[:, 11] = END_OF_TEXT
+    assert difference(ours(tokens.to(gpu)), model(tokens)) < 1e-3
+    if "prefix" not in rule:
+        assert texts(ours, compiled=True) == texts(model)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ import torch
 from llama_lab.bench.gpu_training import estimate_error, measure_ladder, train_steps
 from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.runs.stored import Status, Summary
+from llama_lab.study.speed import StudySpeed
 from llama_lab.training.checkpointing import Checkpointing
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.train import train
@@ -176,3 +177,12 @@ def test_a_ladder_runs_in_slots_of_one_gpu(tiny: list[str], gpu: torch.device) -
     found = {finding.name: finding for finding in measure_ladder(gpu, {"tiny": [*tiny, "study.axes=[norm]"]}, slots=2)}
     assert found["ladder at tiny: runs that are done"].value == 2
     assert found["ladder at tiny: has its report"].value is True
+
+
+def test_a_study_measures_the_memory_that_training_each_arm_allocates(run_train: RunTrain, tiny: list[str]) -> None:
+    recipes = ("study=recipes", "study.recipes=[gpt2,llama2]", "study.learning_rates=null", "study.extend_rates=false")
+    ran = run_train(*tiny, *recipes, "study.seeds=[1]", "train.tokens=2560", "name=pick", fresh=True)
+    assert (ran.code, ran.err) == (0, "")
+    for arm in StudySpeed.load(ran.cwd / "runs" / "pick").arms.values():
+        assert len(arm.memory) == len(arm.train)
+        assert 0 < max(arm.memory) < 1.1 * min(arm.memory)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from llama_lab.model.attention import GroupedQueryAttention, must_repeat_heads, reference_attention
 from llama_lab.model.factory import call
 from llama_lab.model.layout import Layout
+from llama_lab.model.mask import Mask
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.position import Alibi, Position
 from tests.composing import compose_config, decoder, lively, options
@@ -48,9 +49,7 @@ def test_fused_attention_equals_the_reference(position: str, attention: str, win
         torch.manual_seed(n_kv_heads)
         encoding = call(component("position", position), dim=DIM, n_heads=N_HEADS, head_dim=HEAD_DIM, max_seq_len=32)
         sizes = {"dim": DIM, "n_heads": N_HEADS, "n_kv_heads": n_kv_heads, "head_dim": HEAD_DIM}
-        layer = component("attention", attention)(
-            **sizes, norm=RMSNorm, layer=0, window=window, global_every=None, softcap=None
-        )
+        layer = component("attention", attention)(**sizes, norm=RMSNorm, window=window, softcap=None)
         randomise(layer, encoding)
         x = torch.randn(2, T, DIM, requires_grad=True)
         fused, reference = (outputs_and_gradients(layer, encoding, x, kernel) for kernel in ("sdpa", "reference"))
@@ -81,7 +80,7 @@ def test_reference_attention_equals_a_naive_loop(n_kv_heads: int, softcap: float
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5])
 def test_a_query_sees_itself_and_the_window_before_it(window: int | None) -> None:
-    visible = Layout(Position(), torch.arange(3, 9)).mask(torch.arange(3, 9), window) == 0
+    visible = Layout(Position(), torch.arange(3, 9)).mask(Mask(window)) == 0
     for query in range(6):
         assert visible[query].nonzero().flatten().tolist() == [
             key for key in range(6) if key <= query and (window is None or query - key < window)
@@ -89,8 +88,10 @@ def test_a_query_sees_itself_and_the_window_before_it(window: int | None) -> Non
 
 
 def test_every_nth_layer_ignores_the_window() -> None:
-    model = decoder("model.n_layers=6", "model.attention.window=4", "model.attention.global_every=3")
-    assert [block.attention.window for block in model.blocks] == [4, 4, None, 4, 4, None]
+    model = decoder(
+        "model.n_layers=6", "model.attention.window=4", "pattern=global_every_2nd", "pattern.global.at=2::3"
+    )
+    assert [block.attention.mask.window for block in model.blocks] == [4, 4, None, 4, 4, None]
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])
@@ -138,7 +139,7 @@ def test_softcap_bounds_the_scores() -> None:
 
 def test_alibi_attends_alike_wherever_the_text_starts() -> None:
     torch.manual_seed(0)
-    layer = component("attention", "mha")(DIM, N_HEADS, N_HEADS, HEAD_DIM, norm=RMSNorm, layer=0)
+    layer = component("attention", "mha")(DIM, N_HEADS, N_HEADS, HEAD_DIM, norm=RMSNorm)
     x, encoding = torch.randn(1, T, DIM), Alibi(N_HEADS)
     near, far = (layer(x, Layout(encoding, torch.arange(start, start + T))) for start in (0, 4000))
     torch.testing.assert_close(near, far)

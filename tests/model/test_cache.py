@@ -20,7 +20,8 @@ VARIANTS = {
     "plain": ["attention=gqa"],
     "window": ["attention=gqa", "model.attention.window=5"],
     "window of 1": ["attention=mqa", "model.attention.window=1"],
-    "global every other": ["attention=gqa", "model.attention.window=5", "model.attention.global_every=2"],
+    "global every other": ["attention=gqa", "model.attention.window=5", "pattern=global_every_2nd"],
+    "chunk": ["attention=gqa", "model.attention.chunk=5"],
     "reference": ["attention=gqa", "model.attention.window=5", "model.attention.kernel=reference"],
     "gemma2": ["attention=gqa_gemma2"],
     "qk norm": ["attention=mha_qk_norm"],
@@ -72,10 +73,10 @@ FACTORS = {
     "norm": ["layernorm", "rmsnorm", "rmsnorm_offset", "none"],
 }
 WINDOWS = {
-    "none": ["model.attention.window=null", "model.attention.global_every=null"],
-    "1": ["model.attention.window=1", "model.attention.global_every=null"],
-    "5": ["model.attention.window=5", "model.attention.global_every=null"],
-    "5 on every other layer": ["model.attention.window=5", "model.attention.global_every=2"],
+    "none": ["model.attention.window=null"],
+    "1": ["model.attention.window=1"],
+    "5": ["model.attention.window=5"],
+    "5 on every other layer": ["model.attention.window=5", "pattern=global_every_2nd"],
 }
 Choice = dict[str, str]
 Pair = tuple[tuple[str, str], tuple[str, str]]
@@ -253,7 +254,7 @@ def test_a_ring_shows_the_last_positions_and_the_new_ones(sizes: list[int], slot
         values = positions.float().view(1, 1, size, 1)
         lookup = Lookup(positions, slots, start)
         keys, returned = ring.update(-values, values, lookup)
-        where = lookup.key_positions[0]
+        where = lookup.key_places[0]
         seen = where >= 0
         assert sorted(where[seen].tolist()) == sorted(set(where[seen].tolist()))
         assert set(where[seen].tolist()) >= set(range(max(0, start + 1 - slots), start + size))

@@ -8,14 +8,12 @@ from typing import Any
 import hydra
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Gemma2Config, Gemma2ForCausalLM, Olmo2Config, Olmo2ForCausalLM, PreTrainedModel
 
 from llama_lab.model import Decoder, measure_cost
-from llama_lab.model.attention import GroupedQueryAttention, mean_visible_keys
+from llama_lab.model.attention import GroupedQueryAttention
 from llama_lab.model.position import Position
 from tests.composing import compose_config, decoder
 
@@ -163,13 +161,6 @@ def test_flops_count_only_the_keys_that_a_query_sees(window: int | None) -> None
     seen = sum(min(t + 1, window or T) for t in range(T)) / T
     assert cost.flops_per_token_dense - cost.flops_per_token == pytest.approx(3 * 4 * width * (T - seen))
     assert cost.train_flops_per_token == 3 * cost.flops_per_token
-
-
-@given(st.integers(1, 300), st.integers(1, 300))
-def test_mean_visible_keys_equals_brute_force(length: int, window: int) -> None:
-    window = min(window, length)  # as `context` has it
-    visible = [key for query in range(length) for key in range(length) if 0 <= query - key < window]
-    assert mean_visible_keys(length, window) == pytest.approx(len(visible) / length)
 
 
 @pytest.mark.parametrize(

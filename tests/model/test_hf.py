@@ -127,7 +127,7 @@ NO_SWITCH: dict[str, tuple[str, dict[str, Any]]] = {
     "scale_attn_by_inverse_layer_idx=True: no switch": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
     "attn_config.qk_ln=True: no switch": ("mpt", {"attn_config": {"qk_ln": True}}),
     "quantization_config.bits=4: is no setting of llama": ("llama", {"quantization_config": {"bits": 4}}),
-    "layer_types=": ("qwen2", {"num_hidden_layers": 3, "use_sliding_window": True, "max_window_layers": 1}),
+    "layer_types=": ("qwen2", {"num_hidden_layers": 3, "layer_types": ["linear_attention"] * 3}),
 }
 
 

@@ -4,8 +4,8 @@ A family is a tiny random model of theirs, the overrides that compose ours, and 
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -28,6 +28,8 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -41,7 +43,7 @@ from transformers import (
 )
 
 from llama_lab.model import Decoder, Sampling, generate, hf, hf_families
-from tests.composing import compose_config, decoder
+from tests.composing import END_OF_TEXT, compose_config, decoder
 
 transformers.logging.set_verbosity_error()
 
@@ -322,6 +324,35 @@ def mistral() -> Family:
     )
 
 
+def llama4() -> Family:
+    """Its local layers, of chunks, around a global one, without what is beside them in Llama 4: experts and QK-norm."""
+    config = Llama4TextConfig(
+        vocab_size=VOCAB,
+        hidden_size=DIM,
+        intermediate_size_mlp=GATED,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        moe_layers=[],
+        use_qk_norm=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        no_rope_layers=[1] * LAYERS,
+        layer_types=["chunked_attention", "full_attention", "chunked_attention"],
+        attention_chunk_size=7,
+        max_position_embeddings=LENGTH,
+        pad_token_id=None,
+        attn_implementation="eager",
+    )
+    chunks = ["model.attention.chunk=7", "+pattern.global={at: '1::2', attention: {chunk: null}}"]
+    return Family(
+        Llama4ForCausalLM(config),
+        ["arch=llama2", *chunks, "model.position.interleaved=true"],
+        replace(hf_families.LLAMA, renamed={"feed_forward": "mlp"}),
+        near_misses=["model.attention.chunk=8", "pattern.global.at=[2]", "model.position.interleaved=false"],
+    )
+
+
 def olmo2() -> Family:
     config = Olmo2Config(
         vocab_size=VOCAB,
@@ -373,7 +404,7 @@ def gemma2() -> Family:
         hf_families.GEMMA2,
         near_misses=[
             "model.attention.window=8",
-            "model.attention.global_every=3",
+            "pattern.global.at=2::3",
             "model.attention.softcap=null",
             "model.embedding.logit_softcap=null",
             "model.embedding.scale=1",
@@ -447,6 +478,7 @@ FAMILIES = (
     llama_with_linear_scaling,
     llama_with_yarn_scaling,
     mistral,
+    llama4,
     olmo2,
     gemma2,
     vanilla,
@@ -569,3 +601,22 @@ def test_parity_breaks_at_every_near_miss(family: Family, tokens: Tensor) -> Non
     expected = their_logits(family, tokens)
     missed_by = {o: largest_difference(our_model(family, o)(tokens), expected) for o in family.near_misses}
     assert not {override: missed for override, missed in missed_by.items() if missed < NOTICED}
+
+
+@pytest.mark.parametrize("build", [llama, mistral, llama4], ids=lambda build: build.__name__)
+def test_packed_documents_equal_those_of_the_independent_implementation(build: Callable[[], Family]) -> None:
+    """Theirs finds the borders where positions start again, if it keeps no cache."""
+    torch.manual_seed(0)
+    family = build()
+    tokens = torch.randint(1, VOCAB, (2, LENGTH))
+    tokens[0, [3, 14]] = tokens[1, 0] = tokens[1, 9] = END_OF_TEXT
+    starts = [[0, 3, 14], [0, 9]]
+    positions = torch.tensor([[t - max(s for s in row if s <= t) for t in range(LENGTH)] for row in starts])
+    model = our_model(family, "data.document_mask=true")
+    expected = family.theirs.eval()(tokens, position_ids=positions, use_cache=False).logits
+    assert largest_difference(model(tokens), expected) <= TOLERANCE
+    gradients = next_token_gradients(model, model(tokens), tokens)
+    theirs = family.as_ours(next_token_gradients(family.theirs, expected, tokens))
+    for name, gradient in gradients.items():
+        assert largest_difference(gradient, theirs[name]) <= 1e-4 * theirs[name].abs().max().item(), name
+    assert largest_difference(our_model(family)(tokens), expected) > NOTICED

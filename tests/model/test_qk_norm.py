@@ -73,7 +73,7 @@ def test_a_norm_after_the_rotation_undoes_what_a_rotation_does_to_lengths() -> N
         overrides = ["model.attention.qk_norm=head", "model.attention.qk_gain=none", "norm=rmsnorm"]
         model = decoder("position=rope_yarn", *overrides, f"model.attention.qk_norm_rotated={rotated}")
         layer, seen = model.blocks[0].attention, []
-        layer._attend = lambda query, *rest, seen=seen: seen.append(query) or query  # type: ignore[method-assign]
+        layer.attend = lambda query, *rest, seen=seen: seen.append(query) or query  # type: ignore[method-assign]
         layer(100 * torch.randn(1, T, 32), Layout(model.position, torch.arange(T)))
         lengths[rotated] = seen[0].square().mean(-1)
     torch.testing.assert_close(lengths["true"], torch.ones(1, HEADS, T), rtol=1e-2, atol=0)

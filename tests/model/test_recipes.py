@@ -52,7 +52,9 @@ def component(cfg: DictConfig, group: str) -> dict[str, Any]:
 def test_recipes_choose_one_option_in_every_group_and_nothing_else(arch: str) -> None:
     body = OmegaConf.to_container(OmegaConf.load(CONF_DIR / "arch" / f"{arch}.yaml"))
     assert body.keys() == {"defaults"}
-    assert [key for choice in body["defaults"] for key in choice] == [f"override /{group}" for group in GROUPS]
+    assert [key for choice in body["defaults"] for key in choice] == [
+        f"override /{group}" for group in (*GROUPS, "pattern")
+    ]
 
 
 @pytest.mark.parametrize(("group", "option"), SWITCHES)

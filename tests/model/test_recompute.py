@@ -15,7 +15,7 @@ from tests.composing import decoder, lively, options
 
 TOKENS = torch.randint(97, (2, 33), generator=torch.Generator().manual_seed(0))
 PARTS = ["attention", "block"]
-SOFTCAPPED = ("arch=gemma2", "model.attention.window=8", "model.attention.global_every=2", "model.dropout=0.2")
+SOFTCAPPED = ("arch=gemma2", "model.attention.window=8", "pattern=global_every_2nd", "model.dropout=0.2")
 CASES = {
     **{block: (f"block={block}", "model.dropout=0.2") for block in options("block")},
     **{position: (f"position={position}",) for position in options("position") if position != "relative"},

@@ -31,7 +31,6 @@ NEEDS = {"rope_yarn": ["model.position.scaling.original_max_seq_len=4096"]}  # e
 SUITABLE: dict[str, Any] = {
     "fraction": 0.5,
     "offset": 2,
-    "global_every": 1,
     "window": 3,
     "qk_norm": "head",
     "qk_gain": "none",
@@ -121,7 +120,7 @@ def test_every_setting_of_every_component_changes_something_or_is_refused(group:
 
 def test_every_size_changes_something_or_is_refused() -> None:
     cfg = compose_config(*BASE, "arch=mistral")
-    components = {node for nodes in NODES.values() for node in nodes}
+    components = {node for nodes in NODES.values() for node in nodes} | {"model.layers"}
     nodes = [f"model.{key}" for key in cfg.model if f"model.{key}" not in components]
     assert inert_settings(cfg, ["size", *nodes, "model.hidden_dim", "model.n_kv_heads"]) == []
 
@@ -162,11 +161,6 @@ REFUSED = {
     "no bucket": (["position=relative", "model.position.n_buckets=1"], "model.position.n_buckets=1: must be"),
     "window long": (["model.attention.window=32"], "model.attention.window=32: hides nothing at model.max_seq_len=32"),
     "window empty": (["model.attention.window=0"], "model.attention.window=0: must be at least 1, or null for none"),
-    "global": (["model.attention.global_every=2"], "model.attention.global_every=2: there is no window to ignore; set"),
-    "global 0": (
-        ["model.attention.window=4", "model.attention.global_every=0"],
-        "model.attention.global_every=0: must be at least 1",
-    ),
     "qk_norm": (
         ["model.attention.qk_norm=heads"],
         "model.attention.qk_norm=heads: unknown; choose head, projection or",

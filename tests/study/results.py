@@ -3,9 +3,11 @@
 import math
 import random
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 from llama_lab.runs.record import Record
+from llama_lab.runs.telemetry import OF_SCORES, QUANTITIES
 from llama_lab.study.report.result import (
     ArmResult,
     CacheSize,
@@ -23,6 +25,7 @@ from llama_lab.study.report.result import (
     Result,
     Speed,
     Spread,
+    Telemetry,
 )
 from llama_lab.study.statistics import Effect, Estimate, PairedDifference
 from llama_lab.study.study import Arm, Member, Study
@@ -322,6 +325,24 @@ def inference(arm: str, longest: int, heads: int, slower: float) -> Inference:
     )
 
 
+def watched() -> Result:
+    """Telemetry of two arms: one of six layers, and one of four without attention scores."""
+
+    def rows(layers: int) -> list[list[float]]:
+        return [[(1 + layer) / (1 + step) for layer in range(layers)] for step in range(4)]
+
+    tokens = [TOKENS * share for share in (0.01, 0.34, 0.67, 1)]
+    of_scores = dict.fromkeys(OF_SCORES, rows(6))
+    of_parts = [name for name in QUANTITIES if name not in OF_SCORES]
+    return replace(
+        ladder(),
+        telemetry=(
+            Telemetry("vanilla", tokens, dict.fromkeys(of_parts, rows(6)) | of_scores),
+            Telemetry("ffn=swiglu", tokens, dict.fromkeys(of_parts, rows(4))),
+        ),
+    )
+
+
 def measured() -> Result:
     """Inference, measured in most arms: one of them at shorter contexts, one with smaller caches."""
     arms = [
@@ -333,14 +354,18 @@ def measured() -> Result:
 
 def everything() -> Result:
     """Every section in one."""
+    arms = warned().arms
     return replace(
         warned(),
+        pairs=tuple(comparison(a.name, b.name, a.loss.mean - b.loss.mean) for b, a in combinations(arms, 2)),
+        ranks={arm.name: (1, len(arms)) for arm in arms},
         inference=measured().inference,
         effects=factorial().effects,
         interactions=factorial().interactions,
         learning_rates=swept().learning_rates,
         divergences=swept().divergences,
         lengths=long().lengths,
+        telemetry=watched().telemetry,
     )
 
 
@@ -404,4 +429,5 @@ def unknown() -> Result:
         interactions=(),
         learning_rates=(LearningRates("vanilla", [nan] * 5, [nothing] * 5, [0] * 5, nan, False, nan),),
         lengths=(Lengths("vanilla", 256, [256], [nothing], {256: (nans, nans)}),),
+        telemetry=(Telemetry("vanilla", [1.0], {"block_grad_norm": [[nan]], "ffn_grad_norm": [[nan]]}),),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from llama_lab.cli import compare_command
+from llama_lab.model import Decoder
 from llama_lab.study import measure
 from llama_lab.study.speed import StudySpeed
 from tests.conftest import Command, Ran, RunTrain
@@ -72,8 +73,9 @@ def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
     assert (found.device, found.devices, found.precision) == ("cpu", 1, "32-true")
     assert list(found.arms) == there
     for arm in found.arms.values():
-        assert len(arm.train) == len(arm.decode) == measure.ROUNDS
-        assert min(*arm.train, *arm.decode) > 0
+        assert len(arm.train) == len(arm.decode) == len(arm.prefill) == measure.ROUNDS
+        assert min(*arm.train, *arm.decode, *arm.prefill) > 0
+        assert arm.memory == []  # of a process that holds much else
     assert not (unmeasured / "lightning_logs").exists()
 
 
@@ -104,6 +106,16 @@ def test_a_measurement_that_fails_is_reported_and_the_report_written(
     monkeypatch.setattr(measure, "training_speed", broken)
     ran = study()
     assert "the arms' speeds could not be measured: no clock" in ran.err
+    assert (unmeasured / "report.html").exists()
+
+
+def test_models_that_cannot_decode_are_measured_in_training_alone(
+    study: Callable[..., Ran], unmeasured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Decoder, "decodes", False)
+    assert study().code == 0
+    for arm in StudySpeed.load(unmeasured).arms.values():
+        assert (len(arm.train), arm.decode, arm.prefill) == (measure.ROUNDS, [], [])
     assert (unmeasured / "report.html").exists()
 
 
@@ -171,6 +183,7 @@ def test_the_report_has_the_measured_speeds_and_names_what_is_wrong_with_them(
     columns = ("perf/tokens_per_second", "perf/tokens_per_second_low", "perf/tokens_per_second_high")
     assert [float(rows["vanilla"][column]) for column in columns] == [200.0, 100.0, 300.0]
     assert float(rows["vanilla"]["decode_tokens_per_second"]) == 8.0
+    assert "prefill_tokens_per_second" not in rows["vanilla"]  # which older versions did not measure
     printed = " ".join(ran.out.split())
     assert "Speeds were measured on 1 x NVIDIA H100, 32-true" in printed
     assert "runs trained on other hardware: 1 x cpu, 32-true" in printed

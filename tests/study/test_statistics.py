@@ -4,7 +4,9 @@ import itertools
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
+import statsmodels.formula.api as smf
 from pyDOE3 import fracfact
 from scipy import stats
 
@@ -22,6 +24,7 @@ from llama_lab.study.statistics import (
     moderate,
     paired_difference,
     pareto_front,
+    rank_intervals,
     seeds_needed,
     smallest_difference,
 )
@@ -308,10 +311,54 @@ def test_a_step_of_five_run_sds_is_found_in_95_percent_of_ladders_of_seven_steps
     assert np.mean([blocked(study, steps)[3].p < 0.05 for study in losses]) >= 0.95
 
 
+def test_many_seeds_of_equally_noisy_arms_are_judged_by_tukeys_studentized_range() -> None:
+    """The textbook's test of all pairs in complete blocks; with many seeds the prior of the variances hardly counts."""
+    arms, seeds, noise = 5, 400, 0.005
+    losses = simulated(0.0, arms, seeds)[0] + 0.0009 * np.arange(arms)[:, None]
+    pairs = list(itertools.combinations(range(arms), 2))
+    found = blocked(losses, [(later, arm) for arm, later in pairs])
+    residuals = losses - losses.mean(axis=0) - losses.mean(axis=1, keepdims=True) + losses.mean()
+    df = (arms - 1) * (seeds - 1)
+    error = math.sqrt((residuals**2).sum() / df / seeds)
+    means = losses.mean(axis=1)
+    for (arm, later), contrast in zip(pairs, found, strict=True):
+        expected = stats.studentized_range.sf(abs(means[later] - means[arm]) / error, arms, df)
+        assert contrast.mean == pytest.approx(means[later] - means[arm])
+        assert contrast.p == pytest.approx(expected, rel=0.25, abs=0.01)
+        half = error * stats.studentized_range.ppf(0.95, arms, df)
+        assert contrast.high - contrast.mean == pytest.approx(half, rel=0.06)
+    assert {contrast.p < 0.05 for contrast in found} == {True, False}
+    assert error == pytest.approx(noise / math.sqrt(seeds), rel=0.1)
+
+
+def test_the_ranks_of_an_arm_are_those_that_the_significant_pairs_allow() -> None:
+    assert rank_intervals("abcd", []) == dict.fromkeys("abcd", (1, 4))
+    found = rank_intervals("abcd", [("b", "a"), ("b", "c"), ("b", "d"), ("c", "a")])
+    assert found == {"b": (1, 1), "c": (2, 3), "d": (2, 4), "a": (3, 4)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0], ids=lambda spread: f"{spread} run-sd apart")
+def test_the_intervals_of_all_ranks_hold_together_in_93_percent_of_studies(spread: float) -> None:
+    """Of tied arms, each may have any of the ranks that they share; then every interval must have all of them."""
+    arms = 6
+    means = spread * 0.005 * np.arange(arms)
+    names = "abcdef"
+    hold = []
+    for losses in simulated(0.0, arms) + means[:, None]:
+        pairs = list(itertools.combinations(range(arms), 2))
+        contrasts = blocked(losses, pairs)
+        clear = [(pair, c.mean < 0) for pair, c in zip(pairs, contrasts, strict=True) if c.p < 0.05]
+        found = rank_intervals(names, [tuple(names[i] for i in (pair if less else pair[::-1])) for pair, less in clear])
+        true = {name: (1, arms) if spread == 0 else (i + 1, i + 1) for i, name in enumerate(names)}
+        hold.append(all(found[name][0] <= true[name][0] and true[name][1] <= found[name][1] for name in names))
+    assert np.mean(hold) >= 0.93
+
+
 @pytest.mark.parametrize(("arms", "seeds"), [(2, 3), (8, 3), (5, 5)])
 def test_the_smallest_difference_is_found_in_80_percent_of_studies(arms: int, seeds: int) -> None:
     losses = simulated(0.0, arms, seeds)[:200]
-    losses[:, 1] += 0.005 * smallest_difference(arms, seeds)
+    losses[:, 1] += 0.005 * smallest_difference(arms, seeds, arms - 1)
     pairs = [(i, 0) for i in range(1, arms)]
     assert 0.72 <= np.mean([blocked(study, pairs)[0].p < 0.05 for study in losses]) <= 0.93
 
@@ -329,7 +376,12 @@ def effects_of(design: list[tuple[int, ...]], noise: float = 0.0, seeds: tuple[i
     random = np.random.default_rng(RANDOM_SEED)
     runs = [(dict(zip(AXES, levels, strict=False)), seed) for levels in design for seed in seeds]
     losses = [planted_loss(run, seed) + noise * random.standard_normal() for run, seed in runs]
-    return factorial_effects([run for run, _ in runs], [seed for _, seed in runs], losses)
+    return two_level_effects([run for run, _ in runs], [seed for _, seed in runs], losses)
+
+
+def two_level_effects(runs: list[dict[str, int]], seeds: list[int], losses: list[float]) -> list[Effect]:
+    """Of runs whose levels are -1 and 1."""
+    return factorial_effects(dict.fromkeys(runs[0], (-1, 1)), runs, seeds, losses)
 
 
 def test_a_full_factorial_gives_back_every_effect_and_interaction() -> None:
@@ -377,7 +429,7 @@ def test_effects_are_means_over_seeds_with_limmas_variance_and_the_studentized_m
     seeds = (1, 2, 3)
     runs = [(dict(zip(AXES, levels, strict=False)), seed) for levels in design for seed in seeds]
     losses = np.random.default_rng(RANDOM_SEED).normal(3.7, 0.1, len(runs))
-    found = {e.axes: e.change for e in factorial_effects([r for r, _ in runs], [s for _, s in runs], list(losses))}
+    found = {e.axes: e.change for e in two_level_effects([r for r, _ in runs], [s for _, s in runs], list(losses))}
     of_run = np.array([seed for _, seed in runs])
 
     def contrasts(axes: tuple[str, ...]) -> np.ndarray:
@@ -407,9 +459,57 @@ def test_effects_that_vary_over_seeds_are_found_in_at_most_7_percent_of_studies_
     for _ in range(STUDIES):
         slopes = 0.01 / 2 * random.standard_normal((3, len(AXES)))  # each seed's own effects, around zero
         losses = [slopes[s] @ list(run.values()) + 0.01 * random.standard_normal() for run, s in runs]
-        effects = factorial_effects([run for run, _ in runs], [seed for _, seed in runs], losses)
+        effects = two_level_effects([run for run, _ in runs], [seed for _, seed in runs], losses)
         reported.append(any(effect.change.significant for effect in effects))
     assert 0.02 <= np.mean(reported) <= 0.07
+
+
+OPTIONS = {"ffn": ("relu", "swiglu", "geglu"), "norm": ("layernorm", "rmsnorm"), "block": ("prenorm", "postnorm")}
+CELLS = [dict(zip(OPTIONS, cell, strict=True)) for cell in itertools.product(*OPTIONS.values())]
+
+
+@pytest.mark.parametrize("missing", [[], [4], [4, 20]], ids=["complete", "a run lost", "two runs lost"])
+def test_effects_of_many_options_are_contrasts_of_least_squares_means(missing: list[int]) -> None:
+    """Of statsmodels' fit within each seed: its means of all combinations, averaged over the other axes."""
+    random = np.random.default_rng(RANDOM_SEED)
+    table = pd.DataFrame([run | {"seed": seed, "loss": random.normal(3.7, 0.1)} for seed in (1, 2, 3) for run in CELLS])
+    table = table.drop(index=missing)
+    runs = table[list(OPTIONS)].to_dict("records")
+    effects = factorial_effects(OPTIONS, runs, table["seed"].tolist(), table["loss"].tolist())
+    expected: dict[tuple[str, ...], list[float]] = {}
+    for _, own in table.groupby("seed"):
+        fit = smf.ols("loss ~ (C(ffn, Sum) + C(norm, Sum) + C(block, Sum)) ** 2", own).fit()
+        grid = pd.DataFrame(CELLS)
+        grid["mean"] = fit.predict(grid)
+        for axis, (first, *others) in OPTIONS.items():
+            means = grid.groupby(axis)["mean"].mean()
+            for option in others:
+                expected.setdefault((f"{axis}={option}",), []).append(means[option] - means[first])
+        for one, other in itertools.combinations(OPTIONS, 2):
+            cells = grid.groupby([one, other])["mean"].mean().unstack(other)
+            for a, b in itertools.product(OPTIONS[one][1:], OPTIONS[other][1:]):
+                base, against = OPTIONS[one][0], OPTIONS[other][0]
+                twice = cells[b][a] - cells[b][base] - cells[against][a] + cells[against][base]
+                expected.setdefault((f"{one}={a}", f"{other}={b}"), []).append(twice / 2)
+    assert {effect.axes for effect in effects} == set(expected)
+    for effect in effects:
+        assert effect.change.mean == pytest.approx(np.mean(expected[effect.axes]))
+        assert effect.change.sd == pytest.approx(np.std(expected[effect.axes], ddof=1))
+        assert effect.change.low < effect.change.mean < effect.change.high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sd", [0.0, 0.005], ids=["of runs alike", "of seeds too"])
+def test_of_factorials_of_many_options_without_an_effect_at_most_7_percent_report_one(sd: float) -> None:
+    random = np.random.default_rng(RANDOM_SEED)
+    runs = [(run, seed) for run in CELLS for seed in (0, 1, 2)]
+    reported = []
+    for _ in range(STUDIES):
+        own = {(seed, option): sd * random.standard_normal() for seed in range(3) for option in OPTIONS["ffn"]}
+        losses = [own[seed, run["ffn"]] + 0.01 * random.standard_normal() for run, seed in runs]
+        effects = factorial_effects(OPTIONS, [run for run, _ in runs], [seed for _, seed in runs], losses)
+        reported.append(any(effect.change.significant for effect in effects))
+    assert np.mean(reported) <= 0.07
 
 
 def test_a_seed_whose_runs_cannot_estimate_an_effect_is_left_out_of_it() -> None:
@@ -417,7 +517,7 @@ def test_a_seed_whose_runs_cannot_estimate_an_effect_is_left_out_of_it() -> None
     runs = [(dict(zip(AXES, levels, strict=False)), seed) for levels in design for seed in (1, 2, 3)]
     losses = [planted_loss(run, seed) + 0.001 * seed * run["norm"] for run, seed in runs]
     kept = [i for i, (run, seed) in enumerate(runs) if seed != 3 or run != {"norm": 1, "block": 1}]
-    effects = factorial_effects([runs[i][0] for i in kept], [runs[i][1] for i in kept], [losses[i] for i in kept])
+    effects = two_level_effects([runs[i][0] for i in kept], [runs[i][1] for i in kept], [losses[i] for i in kept])
     assert effects[0].axes == ("norm",)
     assert effects[0].change.mean == pytest.approx(-0.1 + 2 * 0.0015)  # of seeds 1 and 2
 

@@ -198,6 +198,15 @@ def test_the_same_command_again_trains_nothing_and_reports_the_same(study: Calla
     assert (climb / "summary.csv").read_text() == table
 
 
+def test_all_pairs_are_compared_on_request_without_training_again(study: Callable[..., Ran], climb: Path) -> None:
+    before = written(climb)
+    ran = study(*LADDER, "study.compare=all")
+    assert ran.code == 0
+    assert written(climb) == before
+    assert "of 3 pairs of arms" in ran.out.lower()
+    assert "max-t over the 3 pairs of arms" in (climb / "report.html").read_text(encoding="utf-8")
+
+
 def test_another_seed_trains_that_seed_alone(study: Callable[..., Ran], climb: Path) -> None:
     before = written(climb)
     assert study(*LADDER, "study.seeds=[1,2,3]").code == 0
@@ -505,6 +514,26 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         ),
         (["study=learning_rate", "study.learning_rates=1e-3"], "study.learning_rates=0.001: must be a list"),
         (["study=kv_heads", "study.kv_heads=[]"], r"study.kv_heads=\[\]: must be one or more"),
+        (
+            ["study=recipes", "arch=gpt2"],
+            "arch=gpt2: a study's recipes are study.base and study.target, or study.recip",
+        ),
+        (["study=recipes", "study.recipes=[gpt2]"], r"study.recipes=\[gpt2\]: must be two or more distinct levels"),
+        (
+            ["study=recipes", "study.recipes=[gpt2,llama2]", "model.dim=48", "model.n_heads=3"],
+            r"model.n_kv_heads=2: does not divide n_heads=3; choose one of 1, 3 \(arm llama2\)",
+        ),
+        (
+            ["study=recipes", "study.recipes=[gpt2,llama]", "model.head_dim=7"],
+            r"model.position.fraction=1.0: turns 7 of head_dim=7 dimensions.*\(arm llama\)",
+        ),
+        (
+            ["study=recipes", "study.recipes=[gpt2,llama2,llama3]", "position=rope"],
+            "study: arms llama2 and llama3 have the same settings; leave one of them out",
+        ),
+        (["study=recipes", "train.eval_lengths=[2]"], r"train.eval_lengths=\[2\]: the study sets train.eval_lengths"),
+        (["study=add_one", "study.compare=pairs"], "study.compare=pairs: unknown; choose baseline or all"),
+        (["study=factorial", "study.compare=all"], "study.compare=all: a factorial tests its effects, not pairs"),
         (["study=ladder", "study.margin=0"], "study.margin=0: must be a positive change of the loss"),
         (["study=ladder", "study.axes=[norm,1]"], "study.axes: 1 is not an axis"),
         (["study=ladder", "study.axes=[]"], r"study.axes=\[\]: is empty; leave it out, or choose among block, "),

@@ -90,7 +90,7 @@ def test_the_validation_set_is_read_as_often_as_asked_and_last_at_the_end(settin
 
 
 def language_model(model: Decoder, z_loss: float = 0.0) -> LanguageModel:
-    return LanguageModel(model, sgd(1.0), lambda step, steps: 1.0, steps=1, val_bytes=1, z_loss=z_loss)
+    return LanguageModel(model, sgd(1.0), lambda step, steps: 1.0, steps=1, bytes_per_token=1, z_loss=z_loss)
 
 
 def test_z_loss_adds_its_weight_times_the_mean_squared_log_partition() -> None:

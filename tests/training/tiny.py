@@ -69,11 +69,11 @@ def pieces(*overrides: str, stopwatch: Stopwatch | None = None, **replaced: Any)
     )
     arguments: dict[str, Any] = {
         "kind": LanguageModel,
-        "model": build_model(cfg, dataset.index.vocab_size),
+        "model": build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id),
         "optimizer": build(cfg.optim, "optim"),
         "schedule": build(cfg.schedule, "schedule"),
         "steps": run.steps,
-        "val_bytes": dataset.index.val.bytes,
+        "bytes_per_token": dataset.bytes_per_token,
         "grad_clip": cfg.train.grad_clip,
         "z_loss": cfg.train.z_loss,
         "seed": cfg.seed,

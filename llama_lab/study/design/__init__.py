@@ -2,6 +2,7 @@
 
 from .continued import Extend, Uptrain
 from .designs import AddOne, Context, Depth, Factorial, KVHeads, Ladder, LeaveOneOut, Recipes
+from .options import Options
 
 __all__ = [
     "AddOne",
@@ -12,6 +13,7 @@ __all__ = [
     "KVHeads",
     "Ladder",
     "LeaveOneOut",
+    "Options",
     "Recipes",
     "Uptrain",
 ]

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,16 @@ from llama_lab.config.components import build, override_key
 from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.errors import ConfigError
 from llama_lab.runs.folder import arm_name
+from llama_lab.study.study import Arm
 from llama_lab.training.prepare import check_complete, folder_name
 
 from .designs import Design
 from .matching import MATCHED
+from .options import shown
 
 # Settings that a study sets for each run, and what to use instead.
 RESERVED = {
-    "arch": "a study's recipes are study.base and study.target",
+    "arch": "a study's recipes are study.base and study.target, or study.recipes",
     "seed": "a study's seeds are study.seeds",
     "arm": "a study names its arms",
     "resume": "run the same command again to resume a study",
@@ -35,8 +37,19 @@ RESERVED = {
     "overwrite": "study.overwrite=true retrains the runs whose settings have changed",
 }
 # The keys of every study; all others are its design's. UNNAMED ones do not become part of the study's name.
-COMMON = ("seeds", "learning_rates", "tuning_seeds", "extend_rates", "margin", "measure_speed", "dry_run", "overwrite")
+COMMON = (
+    "seeds",
+    "learning_rates",
+    "tuning_seeds",
+    "extend_rates",
+    "compare",
+    "margin",
+    "measure_speed",
+    "dry_run",
+    "overwrite",
+)
 UNNAMED = tuple(f"study.{key}" for key in COMMON if key != "learning_rates")
+COMPARISONS = ("baseline", "all")
 TUNING_SEED = 1000  # added to the judged seed by default
 
 
@@ -44,7 +57,8 @@ TUNING_SEED = 1000  # added to the judged seed by default
 class StudyCommand:
     """The settings of a study. option: of the group `study`. name: of its folder. shared: overrides of all runs.
 
-    tuning_seeds: by judged seed; empty if no learning rates are searched. launcher: option of `hydra/launcher`.
+    learning_rates: a grid for all arms, or by arm or option. tuning_seeds: by judged seed; empty if no learning rates
+    are searched. launcher: option of `hydra/launcher`.
     """
 
     option: str
@@ -52,13 +66,25 @@ class StudyCommand:
     runs_dir: str
     design: Design
     seeds: tuple[int, ...]
-    learning_rates: tuple[float, ...] | None
+    learning_rates: tuple[float, ...] | dict[str, tuple[float, ...]] | None
     tuning_seeds: dict[int, int]
     extend_rates: bool
+    compare: str
     margin: float | None
     match: str
     shared: tuple[str, ...]
     launcher: str
+
+    def rates_of(self, arm: Arm) -> tuple[float, ...]:
+        """The arm's grid of learning rates; empty if none are searched. Raises ConfigError unless it has one grid."""
+        if not isinstance(self.learning_rates, dict):
+            return self.learning_rates or ()
+        names = dict.fromkeys((arm.name, *arm.axes.values()))
+        found = [name for name in names if name in self.learning_rates]
+        if len(found) != 1:
+            has = f"has grids by {' and '.join(found)}" if found else f"has no grid for {' or '.join(names)}"
+            raise ConfigError(f"study.learning_rates: arm {arm.name} {has}; give one grid for each arm or option")
+        return self.learning_rates[found[0]]
 
 
 def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str) -> StudyCommand:
@@ -86,7 +112,7 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
             f"match={cfg.match}: gives arms other widths than the weights of init_from have; use match=none"
         )
     naming = arm_name([a.removeprefix("study.") for a, key in keys.items() if key not in ("study", *UNNAMED)])
-    seeds, rates = checked_seeds(cfg.study.seeds), checked_rates(cfg.study.learning_rates)
+    seeds, rates = checked_seeds(cfg.study.seeds), checked_grids(cfg.study.learning_rates)
     if rates is None and "study.extend_rates" in keys.values() and cfg.study.extend_rates:
         raise ConfigError("study.extend_rates=true: there is no grid to extend; give study.learning_rates")
     return StudyCommand(
@@ -98,6 +124,7 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
         learning_rates=rates,
         tuning_seeds=checked_tuning_seeds(cfg.study.tuning_seeds, seeds, rates),
         extend_rates=cfg.study.extend_rates,
+        compare=checked_comparison(cfg.study.compare),
         margin=checked_margin(cfg.study.margin),
         match=cfg.match,
         shared=tuple(
@@ -124,7 +151,7 @@ def checked_seeds(seeds: Sequence[Any], key: str = "seeds") -> tuple[int, ...]:
 
 
 def checked_tuning_seeds(
-    wanted: Sequence[Any] | None, seeds: Sequence[int], rates: Sequence[float] | None
+    wanted: Sequence[Any] | None, seeds: Sequence[int], rates: Sequence[float] | Mapping[str, Any] | None
 ) -> dict[int, int]:
     """The tuning seed of each judged seed; empty without a grid. Raises ConfigError unless all seeds are distinct."""
     if rates is None:
@@ -147,15 +174,32 @@ def checked_tuning_seeds(
     return dict(zip(seeds, tuning, strict=True))
 
 
-def checked_rates(rates: Sequence[Any] | None) -> tuple[float, ...] | None:
-    """The sorted rates, or None. Raises ConfigError unless they are distinct positive numbers, at least two."""
-    if rates is None:
-        return None
-    if len(set(rates)) < max(2, len(rates)) or not all(isinstance(rate, int | float) and rate > 0 for rate in rates):
+def checked_grids(
+    rates: Sequence[Any] | Mapping[Any, Any] | None,
+) -> tuple[float, ...] | dict[str, tuple[float, ...]] | None:
+    """One sorted grid for all arms, or several by name, or None. Raises ConfigError; see `checked_rates`."""
+    if isinstance(rates, Mapping):
+        return {shown(name): checked_rates(grid, f".{name}") for name, grid in rates.items()}
+    return None if rates is None else checked_rates(rates)
+
+
+def checked_rates(rates: Any, name: str = "") -> tuple[float, ...]:
+    """The sorted rates. Raises ConfigError unless they are distinct positive numbers, at least two."""
+    is_list = isinstance(rates, Sequence) and not isinstance(rates, str)
+    wanted = list(rates) if is_list else []
+    if len(set(wanted)) < max(2, len(wanted)) or not all(isinstance(rate, int | float) and rate > 0 for rate in wanted):
         raise ConfigError(
-            f"study.learning_rates={list(rates)}: must be two or more positive numbers, each once; null takes optim.lr"
+            f"study.learning_rates{name}={wanted or rates}: must be two or more positive numbers, each once; "
+            f"study.learning_rates=null takes optim.lr"
         )
-    return tuple(sorted(float(rate) for rate in rates))
+    return tuple(sorted(float(rate) for rate in wanted))
+
+
+def checked_comparison(compare: str) -> str:
+    """What is compared. Raises ConfigError for anything but "baseline" and "all"."""
+    if compare not in COMPARISONS:
+        raise ConfigError(f"study.compare={compare}: unknown; choose {' or '.join(COMPARISONS)}")
+    return compare
 
 
 def checked_margin(margin: Any) -> float | None:
@@ -184,7 +228,11 @@ class Composer:
 
     def recipes(self) -> list[str]:
         """The options of `arch`, including those in the user's own folders."""
-        return self._loader.get_group_options("arch")
+        return self.options("arch")
+
+    def options(self, group: str) -> list[str]:
+        """The options of a group, including those in the user's own folders."""
+        return self._loader.get_group_options(group)
 
     def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
         """The config of a run, and its choice per group. Raises ConfigError for a key that the run does not have."""

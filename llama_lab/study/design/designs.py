@@ -6,7 +6,7 @@ Each design is a class and an option in `conf/study/`. To add one, write a class
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from omegaconf import DictConfig
 
@@ -34,6 +34,9 @@ class Configs(Protocol):
 
     def recipes(self) -> list[str]:
         """The names of the recipes."""
+
+    def options(self, group: str) -> list[str]:
+        """The names of a group's options."""
 
     def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
         """The config with these overrides, and its option of every group."""
@@ -202,20 +205,25 @@ def fraction_generators(n_axes: int, halvings: int) -> str:
 
 @dataclass(frozen=True)
 class Recipes:
-    """Two whole recipes."""
+    """Whole recipes at one size, matched to the first.
 
-    base: str
-    target: str
+    lengths: multiples of the context at which every run is evaluated; default: none.
+    """
+
+    recipes: Sequence[str]
+    lengths: Sequence[float] | None = None
 
     def variants(self, configs: Configs) -> Variants:
-        """The base and the target."""
-        if self.base == self.target:
-            raise ConfigError(f"study.target={self.target}: is the same as study.base")
+        """An arm per recipe."""
+        check_levels("recipes", self.recipes, str, least=2)
+        lengths = () if self.lengths is None else (eval_lengths(self.lengths),)
         arms = []
-        for key, recipe in (("base", self.base), ("target", self.target)):
-            compose_recipe(recipe, key, configs)
-            arms.append(Arm(recipe, {"arch": recipe}, overrides=(f"arch={recipe}",), reference=self.base))
-        return Variants(tuple(arms), title=f"{self.target} compared with {self.base}")
+        for recipe in self.recipes:
+            compose_recipe(recipe, "recipes", configs)
+            overrides = (f"arch={recipe}", *lengths)
+            arms.append(Arm(recipe, {"arch": recipe}, overrides=overrides, reference=self.recipes[0]))
+        note = "Recipes are compared at one size and budget; at others they may rank otherwise."
+        return Variants(tuple(arms), (note,), f"{conjoin(self.recipes)} compared")
 
 
 @dataclass(frozen=True)
@@ -321,8 +329,7 @@ class Context:
         """An arm per position encoding."""
         compose_recipe(self.base, "base", configs)
         check_levels("positions", self.positions, str)
-        check_levels("lengths", self.lengths, float)
-        lengths = f"train.eval_lengths=[{','.join(f'{length:g}' for length in self.lengths)}]"
+        lengths = eval_lengths(self.lengths)
         arms = []
         for position in self.positions:
             overrides = (f"arch={self.base}", f"position={position}", lengths)
@@ -330,8 +337,14 @@ class Context:
         return Variants(tuple(arms), title=f"{conjoin(self.positions)} at the trained context and beyond")
 
 
-def check_levels(key: str, levels: Sequence[object], kind: type) -> None:
-    """Raise ConfigError for levels that are empty, repeat a level, or are not all of `kind`."""
-    if not levels or len(set(levels)) < len(levels) or not all(is_kind(level, kind) for level in levels):
-        shown = f"study.{key}=[{','.join(map(str, levels))}]"
-        raise ConfigError(f"{shown}: must be one or more distinct levels, each {WORDS[kind]}")
+def eval_lengths(lengths: Sequence[float]) -> str:
+    """The override that evaluates runs at these multiples of the context. Raises ConfigError if one repeats."""
+    check_levels("lengths", lengths, float)
+    return f"train.eval_lengths=[{','.join(f'{length:g}' for length in lengths)}]"
+
+
+def check_levels(key: str, levels: Sequence[object], kind: type, least: Literal[1, 2] = 1) -> None:
+    """Raise ConfigError for fewer levels than `least`, a repeated one, or one that is not of `kind`."""
+    if len(set(levels)) < max(least, len(levels)) or not all(is_kind(level, kind) for level in levels):
+        shown, number = f"study.{key}=[{','.join(map(str, levels))}]", {1: "one", 2: "two"}[least]
+        raise ConfigError(f"{shown}: must be {number} or more distinct levels, each {WORDS[kind]}")

@@ -74,11 +74,13 @@ def power(plan: Plan) -> list[str]:
     seeds = len({run.member.seed for run in plan.runs})
     if seeds == 1:
         return ["one seed: nothing will be tested; study.seeds=[1,2,3] or more are"]
-    if plan.study.design == "factorial" or len(plan.arms) == 1:
+    if plan.study.is_factorial or len(plan.arms) == 1:
         return []
     from llama_lab.study.statistics import smallest_difference  # SciPy takes a second
 
-    smallest = smallest_difference(len(plan.arms), seeds)
+    others = len(plan.arms) - 1
+    comparisons = others * (others + 1) // 2 if plan.study.compare == "all" else others
+    smallest = smallest_difference(len(plan.arms), seeds, comparisons)
     return [
         f"{seeds} seeds would find a difference of {smallest:.1f} run-sd (80% power): {0.005 * smallest:.3f} nats per "
         f"token if runs of an arm differ by 0.005 beyond what their seeds share"
@@ -93,10 +95,10 @@ def flops_per_second(plan: Plan) -> float | None:
     run = arm.runs[0].run
     device = run.hardware.torch_device
     batch = run.cfg.train.micro_batch_size or run.cfg.train.batch_size
-    model = build_model(run.cfg, plan.dataset.index.vocab_size).to(device)
+    model = build_model(run.cfg, plan.dataset.index.vocab_size, plan.dataset.tokenizer.eot_id).to(device)
     if run.hardware.precision == "bf16-true":
         model.bfloat16()
-    optimizer = build_module(run, model, plan.dataset.index.val.bytes).configure_optimizers()["optimizer"]
+    optimizer = build_module(run, model, plan.dataset.bytes_per_token).configure_optimizers()["optimizer"]
     tokens = torch.randint(model.vocab_size, (batch, model.max_seq_len + 1), device=device)
     times = []
     with torch.autocast(device.type, torch.bfloat16, enabled=run.hardware.precision == "bf16-mixed"):

@@ -1,9 +1,11 @@
 """The plan of a study: every arm composed, checked, built on the meta device and matched before any run trains."""
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,16 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.arguments import quote
-from llama_lab.config.components import build_model, model_cost, override_key
+from llama_lab.config.components import build_model, flatten, model_cost, override_key
 from llama_lab.data.open import Dataset, open_dataset
 from llama_lab.data.tokenizer import encode_prompt
 from llama_lab.devices.site import Site
 from llama_lab.display import open_display
-from llama_lab.errors import ConfigError
+from llama_lab.errors import ConfigError, suggestion
+from llama_lab.formatting import conjoin
 from llama_lab.model import Cost, Decoder
 from llama_lab.runs.checkpoint import existing
-from llama_lab.runs.folder import CHANGEABLE, check_no_file
+from llama_lab.runs.folder import CHANGEABLE, check_no_file, resolved
 from llama_lab.runs.record import is_run
 from llama_lab.study.settings import planned_settings
 from llama_lab.study.study import Arm, Member, Study
@@ -89,14 +92,20 @@ class Plan:
     def study(self) -> Study:
         """The study as study.yaml records it."""
         command, axes = self.command, {axis for planned in self.arms for axis in planned.arm.axes}
-        settings = planned_settings(axes, command.match, [arm.runs[0].run.cfg for arm in self.arms])
+        is_swept = command.learning_rates is not None
+        settings = planned_settings(axes, command.match, [arm.runs[0].run.cfg for arm in self.arms], is_swept)
         notes = list(self.variants.notes)
         if command.learning_rates is not None:
-            low, high = min(command.learning_rates), max(command.learning_rates)
+            grids: dict[tuple[float, ...], list[str]] = {}
+            for one in self.arms:
+                grids.setdefault(command.rates_of(one.arm), []).append(one.arm.name)
+            tried = [f"{len(grid)} from {grid[0]:g} to {grid[-1]:g}" for grid in grids]
+            if len(grids) > 1:
+                tried = [f"{what} for {conjoin(names)}" for what, names in zip(tried, grids.values(), strict=True)]
             further = ", and beyond them where the best is an end of the grid" if command.extend_rates else ""
             notes.append(
                 f"Each judged run has the learning rate that is best on a tuning seed of its own, of "
-                f"{len(command.learning_rates)} from {low:g} to {high:g}{further}."
+                f"{'; '.join(tried)}{further}."
             )
         arms = [
             replace(one.arm, members=tuple(run.member for run in (*one.runs, *one.tuning)), settings=own)
@@ -110,6 +119,7 @@ class Plan:
             match=command.match,
             notes=tuple(notes),
             margin=command.margin,
+            compare=command.compare,
             title=self.variants.title,
         )
 
@@ -129,7 +139,10 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
     variants = command.design.variants(composer)
     folder = Path(command.runs_dir) / command.name
     check_no_file(folder, command.runs_dir)
+    if command.compare == "all" and Study("", command.option, "", variants.arms).is_factorial:
+        raise ConfigError("study.compare=all: a factorial tests its effects, not pairs of arms; leave it out")
     check_free(command, variants.arms)
+    check_grids(command, variants.arms)
     drafts = {}
     for arm in variants.arms:  # all checks that need neither data nor model come first
         cfg, choices = composer.compose(*arm.overrides)
@@ -138,6 +151,8 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
         drafts[arm.name] = draft = requested_run(cfg, choices, [], site)
         if draft.compiled:
             check_compiler(draft.hardware)
+    check_distinct(drafts)
+    check_budget(drafts)
     with open_display(steps=1, rank=0) as display:
         dataset = open_dataset(drafts[variants.arms[0].name].cfg, display)
     planned: dict[str, PlannedArm] = {}
@@ -208,6 +223,46 @@ def check_free(command: StudyCommand, arms: Sequence[Arm]) -> None:
             or_fix = ", or search none with study.learning_rates=null" if key == "optim.lr" else ""
             raise ConfigError(f"{argument}: the study sets {key} itself, arm by arm; leave it out{or_fix}")
 
+    for arm in arms:
+        for key in map(override_key, arm.overrides):
+            if key == "optim.lr" and command.learning_rates:
+                raise ConfigError(f"{key}: is an axis, and study.learning_rates searches it; set these to null")
+            if key in ("model.hidden_dim", "size.mlp_ratio", "size") and command.match != "none":
+                raise ConfigError(f"{key}: is an axis, and match={command.match} would undo it; use match=none")
+
+
+def check_grids(command: StudyCommand, arms: Sequence[Arm]) -> None:
+    """Raise ConfigError unless each arm has one grid of learning rates, if they are searched, and each grid an arm."""
+    names = {name for arm in arms for name in (arm.name, *arm.axes.values())}
+    for name in command.learning_rates if isinstance(command.learning_rates, dict) else ():
+        if name not in names:
+            raise ConfigError(
+                f"study.learning_rates: {name} is no arm and no option{suggestion(name, names)}; choose among "
+                f"{', '.join(sorted(names))}"
+            )
+    for arm in arms:
+        command.rates_of(arm)
+
+
+def check_distinct(drafts: Mapping[str, Run]) -> None:
+    """Raise ConfigError for two arms with the same settings."""
+    settings = {name: flatten(resolved(draft.cfg)) for name, draft in drafts.items()}
+    for one, other in combinations(settings, 2):
+        if settings[one] == settings[other]:
+            raise ConfigError(f"study: arms {one} and {other} have the same settings; leave one of them out")
+
+
+def check_budget(drafts: Mapping[str, Run]) -> None:
+    """Raise ConfigError for a budget that arms whose steps differ in size cannot all use up."""
+    budgets = {int(draft.cfg.train.tokens) for draft in drafts.values()}
+    sizes = sorted({draft.tokens_per_step for draft in drafts.values()})
+    tokens, common = min(budgets), math.lcm(*sizes)
+    if len(budgets) == 1 and len(sizes) > 1 and tokens % common:
+        raise ConfigError(
+            f"train.tokens={tokens}: is no whole number of steps of {conjoin(list(map(str, sizes)))} tokens, so that "
+            f"arms would train unequally; give train.tokens={max(tokens // common, 1) * common}"
+        )
+
 
 def plan_arm(
     command: StudyCommand,
@@ -227,7 +282,7 @@ def plan_arm(
         width, cost, residual = match_width(lambda w: cost_at(cfg, dataset, w), width, command.match, reference)
     planned = with_runs(command, PlannedArm(replace(arm, residual=residual), draft, site, width, cost))
     first = planned.runs[0].run
-    build_module(first, meta_model(first.cfg, dataset), dataset.index.val.bytes)
+    build_module(first, meta_model(first.cfg, dataset), dataset.bytes_per_token)
     return planned
 
 
@@ -238,7 +293,7 @@ def with_runs(command: StudyCommand, planned: PlannedArm) -> PlannedArm:
     tuning = tuple(
         plan_tuning(command, planned, rate, by, seed)
         for seed, by in command.tuning_seeds.items()
-        for rate in command.learning_rates or ()
+        for rate in command.rates_of(planned.arm)
     )
     return replace(planned, runs=runs, tuning=tuning)
 
@@ -268,7 +323,7 @@ def plan_run(command: StudyCommand, planned: PlannedArm, member: Member) -> Plan
 def meta_model(cfg: DictConfig, dataset: Dataset) -> Decoder:
     """A run's model on the meta device."""
     with torch.device("meta"):
-        model: Decoder = build_model(cfg, dataset.index.vocab_size)
+        model: Decoder = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
     return model
 
 

@@ -45,9 +45,9 @@ def resolve_rates(plan: Plan, status: Callable[[PlannedRun], str]) -> tuple[Plan
     command = plan.command
     if not command.learning_rates:
         return plan, plan.runs
-    most = len(command.learning_rates) + (MOST_EXTENSIONS if command.extend_rates else 0)
     arms, judged = [], []
     for arm in plan.arms:
+        most = len(command.rates_of(arm.arm)) + (MOST_EXTENSIONS if command.extend_rates else 0)
         tuning: list[PlannedRun] = []
         for run in arm.runs:
             runs = [one for one in arm.tuning if one.member.tunes == run.member.seed]

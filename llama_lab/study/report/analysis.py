@@ -29,10 +29,12 @@ from llama_lab.study.statistics import (
     factorial_effects,
     first_reach,
     fit_blocked,
+    geometric_mean,
     judge,
     paired_contrast,
     paired_difference,
     pareto_front,
+    rank_intervals,
     seeds_needed,
 )
 from llama_lab.study.study import Study
@@ -41,6 +43,7 @@ from .cautions import cautions
 from .confounds import confounds, one_rate
 from .environment import environment
 from .inference import inference
+from .ranking import rankings
 from .result import (
     FIXED_COSTS,
     MEASURED_COSTS,
@@ -62,6 +65,7 @@ from .result import (
     common_losses,
     final_losses,
 )
+from .telemetry import telemetry
 from .verdict import answer
 
 MAX_POINTS = 200  # of a curve
@@ -90,10 +94,12 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     blocks = _blocks(judged, losses[metric])
     compared = _comparisons(study, judged, losses, blocks, metric, is_final=True)
     arms = _arm_results(study, judged, metric, compared, speed, is_swept=bool(rates))
-    effects = _effects(study, losses[metric]) if study.design == "factorial" else ()
+    effects = _effects(study, losses[metric]) if study.is_factorial else ()
     tests = _tests(study, compared, effects)
+    pairs = tuple(c for pair in _family(study) if (c := compared.get(pair))) if study.compare == "all" else ()
+    ranks = _ranks(study, pairs)
     lengths = tuple(found for name, own in judged.items() if (found := _lengths(name, own)))
-    verdict, sentences = answer(study, arms, effects, lengths, metric, tests)
+    verdict, sentences = answer(study, arms, effects, pairs, ranks, lengths, metric, tests)
     return Result(
         study=study,
         metric=metric,
@@ -120,6 +126,10 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         speed=speed,
         difference_curves=_difference_curves(study, judged, losses, metric),
         interactions=_interactions(study, arms, metric) if effects else (),
+        telemetry=tuple(filter(None, (telemetry(arm.name, _shown(arm.records)) for arm in arms))),
+        pairs=pairs,
+        ranks=ranks,
+        rankings=rankings(study, arms, pairs, speed, metric),
         records=tuple(records),
     )
 
@@ -246,16 +256,40 @@ def _difference(
 
 
 def _family(study: Study) -> list[Pair]:
-    """The pairs that are tested together, as one family that answers the question of the design."""
-    if study.design == "factorial":  # its family is that of its effects
+    """The pairs that are tested together, as one family: those of the design's question, or all.
+
+    All pairs take their direction from the comparisons to the baseline and to the step before.
+    """
+    if study.compare != "all":
+        return _question(study)
+    others = [(later.name, arm.name) for arm, later in combinations(study.arms, 2)]
+    return list({frozenset(pair): pair for pair in (*others, *_to_baseline(study), *_question(study))}.values())
+
+
+def _question(study: Study) -> list[Pair]:
+    """The pairs that answer the question of the design."""
+    if study.is_factorial:  # its family is that of its effects
         return []
     steps = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
-    return steps or [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
+    return steps or _to_baseline(study)
+
+
+def _to_baseline(study: Study) -> list[Pair]:
+    return [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
 
 
 def _ends(study: Study) -> list[Pair]:
-    """The last arm of a ladder against its first, a family of its own; empty for a ladder of one step."""
-    return [(study.arms[-1].name, study.baseline)] if study.is_chain and len(study.arms) > 2 else []
+    """The last arm of a ladder against its first, a family of its own; empty for a ladder of one step, or all pairs."""
+    is_own = study.is_chain and len(study.arms) > 2 and study.compare != "all"
+    return [(study.arms[-1].name, study.baseline)] if is_own else []
+
+
+def _ranks(study: Study, pairs: Sequence[Comparison]) -> dict[str, tuple[int, int]]:
+    """See Result.ranks."""
+    clear = [(c.change.mean, c.arm, c.against) for c in pairs if c.change.significant]
+    differ = [(arm, against) if mean < 0 else (against, arm) for mean, arm, against in clear]
+    tested = {name for c in pairs if c.change.is_tested for name in (c.arm, c.against)}
+    return rank_intervals([arm.name for arm in study.arms if arm.name in tested], differ)
 
 
 @dataclass(frozen=True)
@@ -281,12 +315,12 @@ class Blocks:
 def _comparisons(
     study: Study, judged: Judged, losses: Table, blocks: Blocks | None, metric: Metric, is_final: bool
 ) -> dict[Pair, Comparison]:
-    """Every arm against the one before it and against the baseline; pairs without a common seed are left out.
+    """Every arm against the one before it, the baseline and, if asked, all others, unless they share no seed.
 
     is_final: whether to estimate how many seeds are needed, which takes longer than everything else.
     """
     pairs = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
-    pairs += [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
+    pairs += [*_to_baseline(study), *_family(study)]
     found = {pair: c for pair in pairs if (c := _compare(*pair, judged, losses, metric))}
     testable = {pair: c for pair, c in found.items() if not c.untested and c.change.sd > 0}
     family = {pair: testable[pair] for pair in _family(study) if pair in testable}
@@ -347,6 +381,8 @@ def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Eff
     ]
     known_effects = sum(effect.change.is_tested for effect in effects)
     noun, to = ("step", "") if any(arm.previous for arm in study.arms) else ("comparison", " to the baseline")
+    if study.compare == "all":
+        noun, to = "pair", " of arms"
     families = [f"max-t over the {count(sizes[0], noun)}{to}"] if sizes[0] else []
     families += [f"max-t over the {count(known_effects, 'effect')}"] if known_effects else []
     families += ["a paired t-test of the last arm against the first"] if sizes[1] else []
@@ -388,9 +424,7 @@ def _reach(records: Sequence[Record], metric: Metric, baseline: Mapping[int, Rec
             censored |= {record.seed} if own is None else set()
     if not ratios:
         return None
-    logs = estimate([math.log(ratio) for ratio in ratios.values()])
-    mean = Estimate(logs.n, math.exp(logs.mean), logs.sd, math.exp(logs.low), math.exp(logs.high))
-    return Reach(ratios, frozenset(censored), None if censored else mean)
+    return Reach(ratios, frozenset(censored), None if censored else geometric_mean([*ratios.values()]))
 
 
 def _costs(records: Sequence[Record], speed: ArmSpeed | None) -> dict[str, float]:
@@ -428,7 +462,7 @@ def _curves(arm: str, records: Sequence[Record], metric: Metric) -> Iterator[Cur
 
     The training loss is left out if arms are judged in bits per byte.
     """
-    shown = _finished(records) or [record for record in records if record.metrics]
+    shown = _shown(records)
     drawn: tuple[CurveMetric, ...] = (metric, "train/loss") if metric == "val/loss" else (metric,)
     for one in drawn if shown else ():
         rows = _logged(shown, one).groupby("tokens")
@@ -438,6 +472,11 @@ def _curves(arm: str, records: Sequence[Record], metric: Metric) -> Iterator[Cur
         flops = [n * shown[0].costs["train_flops_per_token"] for n in tokens]
         if tokens:
             yield Curve(arm, one, tokens, flops, **{name: points[name].tolist() for name in points})
+
+
+def _shown(records: Sequence[Record]) -> list[Record]:
+    """The finished runs, or, if none finished, those that logged anything."""
+    return _finished(records) or [record for record in records if record.metrics]
 
 
 def _thin(xs: list[float], most: int) -> list[float]:
@@ -465,12 +504,12 @@ def _difference_curves(study: Study, judged: Judged, final: Table, metric: Metri
         if (then := at[tokens]) is not None:
             tables = {unit: then.pivot_table(unit, "seed", "arm", aggfunc="last") for unit in METRICS}
             losses = {unit: table.reindex(columns=list(judged)) for unit, table in tables.items()}
-        if study.design == "factorial":
+        if study.is_factorial:
             found = {(effect.name, ""): effect.change for effect in _effects(study, losses[metric])}
         else:
             blocks = _blocks(judged, losses[metric])
             compared = _comparisons(study, judged, losses, blocks, metric, is_final=False)
-            found = {pair: compared[pair].change for pair in _family(study) if pair in compared}
+            found = {pair: compared[pair].change for pair in _question(study) if pair in compared}
         for pair, difference in found.items():
             points.setdefault(pair, []).append((tokens, difference))
     return tuple(
@@ -483,15 +522,14 @@ def _interactions(study: Study, arms: Sequence[ArmResult], metric: Metric) -> tu
     """For each pair of axes all of whose combinations were run, over the seeds that all arms have finished."""
     means = common_losses(arms, metric).mean()
     axes = pd.DataFrame({arm.name: arm.axes for arm in study.arms}).T
-    base = axes.loc[study.baseline]
-    others = {axis: axes[axis][axes[axis] != base[axis]] for axis in axes}
-    levels = {axis: (base[axis], other.iloc[0]) for axis, other in others.items() if len(other)}
+    varied = {axis: options for axis, options in _options(study).items() if len(options) > 1}
     found = []
-    for first, second in combinations(levels, 2):
-        cells = means.groupby([axes[first], axes[second]]).mean()
-        a, b, c, d = (float(cells.get(cell, math.nan)) for cell in product(levels[first], levels[second]))
-        if not math.isnan(a + b + c + d):
-            found.append(Interaction((first, second), (levels[first], levels[second]), ((a, b), (c, d))))
+    for pair in combinations(varied, 2):
+        levels = varied[pair[0]], varied[pair[1]]
+        cells = means.groupby([axes[axis] for axis in pair]).mean().reindex(list(product(*levels)))
+        if cells.notna().all():
+            rows = cells.to_numpy(dtype=float).reshape(len(levels[0]), len(levels[1]))
+            found.append(Interaction(pair, levels, tuple(map(tuple, rows.tolist()))))
     return tuple(found)
 
 
@@ -504,13 +542,17 @@ def _best_trades(arms: Sequence[ArmResult], metric: Metric, cost: str, sign: int
 
 
 def _effects(study: Study, losses: pd.DataFrame) -> tuple[Effect, ...]:
-    """The effects of a two-level factorial: -1 is the baseline's option, +1 the other."""
-    base = next(arm for arm in study.arms if arm.name == study.baseline).axes
+    """The effects of a factorial, from the options of the baseline."""
     runs = [(arm.axes, seed, loss) for arm in study.arms for seed, loss in losses[arm.name].dropna().items()]
     if not runs:
         return ()
-    levels = [{axis: -1 if axes[axis] == option else 1 for axis, option in base.items()} for axes, _, _ in runs]
-    return tuple(factorial_effects(levels, [seed for _, seed, _ in runs], [loss for _, _, loss in runs]))
+    return tuple(factorial_effects(_options(study), *map(list, zip(*runs, strict=True))))
+
+
+def _options(study: Study) -> dict[str, tuple[str, ...]]:
+    """The options of each axis, the baseline's first."""
+    arms = sorted(study.arms, key=lambda arm: arm.name != study.baseline)
+    return {axis: tuple(dict.fromkeys(arm.axes[axis] for arm in arms)) for axis in arms[0].axes}
 
 
 def _divergence(run: Any) -> Divergence:

@@ -20,6 +20,7 @@ from llama_lab import formatting as fmt
 from llama_lab.study.statistics import Estimate, PairedDifference, term_name
 
 from .result import Curve, DifferenceCurve, Finding, Interaction, Result, Spread
+from .telemetry import LINEAR, names
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is invisible on white.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
@@ -208,8 +209,8 @@ def interactions(result: Result) -> go.Figure:
     figure = make_subplots(rows, columns, shared_yaxes="all", subplot_titles=titles, **gaps)
     for i, found in enumerate(shown):
         place = {"row": i // columns + 1, "col": i % columns + 1}
-        figure.add_traces(_interaction(found), rows=[place["row"]] * 2, cols=[place["col"]] * 2)
-        figure.update_xaxes(AXIS, range=[-0.25, 1.9], showgrid=False, **place)
+        figure.add_traces(_interaction(found), rows=place["row"], cols=place["col"])
+        figure.update_xaxes(AXIS, range=[-0.25, len(found.levels[0]) - 0.1], showgrid=False, **place)
         figure.update_yaxes(AXIS, title={"text": fmt.UNITS[result.metric]} if i % columns == 0 else None, **place)
     means = [mean for found in shown for row in found.means for mean in row]
     space = 0.15 * (max(means) - min(means)) or 0.1
@@ -377,6 +378,32 @@ def positions(result: Result) -> go.Figure:
     return _mark_trained(_octaves(figure, fmt.number), {arm.trained for arm in result.lengths})
 
 
+def telemetry(result: Result) -> go.Figure:
+    """What was logged of every layer, over depth: a line for each of some steps, the stronger the later."""
+    looks = styles(result)
+    quantities = list(dict.fromkeys(quantity for arm in result.telemetry for quantity in arm.values))
+    views = {quantity: names(quantity) for quantity in quantities}
+    traces = [
+        _line(arm.arm, looks[arm.arm], range(len(row)), map(_round, row)).update(
+            meta={"arm": arm.arm, "view": views[quantity]},
+            visible=views[quantity] == views[quantities[0]],
+            opacity=(i + 1) / len(rows),
+            hovertemplate=f"%{{fullData.name}}<br>layer %{{x}}, {tokens:,.0f} tokens: %{{y:.3~g}}<extra></extra>",
+        )
+        for arm in result.telemetry
+        for quantity, rows in arm.values.items()
+        for i, (tokens, row) in enumerate(zip(arm.tokens, rows, strict=True))
+    ]
+    titles, parts = (list(dict.fromkeys(view[i] for view in views.values() if len(view) > i)) for i in (0, 1))
+    axes = {
+        title: {"yaxis.title.text": title, "yaxis.type": "linear" if title in LINEAR else "log"} for title in titles
+    }
+    figure = _figure(traces, "Layers over training", "layer, from the input", titles[0] if titles else "", height=430)
+    figure.update_yaxes(type="log", nticks=8)
+    figure.layout.meta = {"choices": {"Show": axes, "Of": {part: {} for part in parts}}}
+    return figure
+
+
 def _figure(traces: list[Any], title: str, x: str, y: str | None, height: int) -> go.Figure:
     return _dress(go.Figure(traces), title, height).update_layout(
         xaxis={**AXIS, "title": {"text": x, "standoff": 8}},
@@ -422,22 +449,22 @@ def _end(found: PairedDifference, end: float, is_all: bool) -> str:
 
 def _interaction(found: Interaction) -> list[go.Scatter]:
     """A line for each level of the second axis over those of the first, labelled at its end."""
-    ends = found.means[1]
+    ends = found.means[-1]
+    highest = max(range(len(ends)), key=lambda j: (ends[j], j))
+    looks = _styles(found.levels[1])
     return [
         go.Scatter(
             x=[escape(level) for level in found.levels[0]],
-            y=[found.means[0][j], found.means[1][j]],
-            text=["", escape(level)],
+            y=list(means),
+            text=[*[""] * (len(means) - 1), escape(level)],
             mode="lines+markers+text",
-            textposition="top right" if (ends[j], j) > (ends[1 - j], 1 - j) else "bottom right",
+            textposition="top right" if j == highest else "bottom right",
             cliponaxis=False,
-            line={"color": colour, "dash": dash, "width": 2},
-            marker={"symbol": symbol, "size": 8},
+            line={"color": looks[level].colour, "dash": looks[level].dash, "width": 2},
+            marker={"symbol": looks[level].symbol, "size": 8},
             hovertemplate=f"%{{x}}, {escape(level)}: %{{y:.4f}}<extra></extra>",
         )
-        for j, (level, (colour, dash, symbol)) in enumerate(
-            zip(found.levels[1], ((INK, "solid", "circle"), (BETTER, "dash", "square")), strict=True)
-        )
+        for j, (level, means) in enumerate(zip(found.levels[1], zip(*found.means, strict=True), strict=True))
     ]
 
 

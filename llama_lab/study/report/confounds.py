@@ -16,6 +16,7 @@ from .environment import unequal_environments
 from .inference import TIMED
 from .result import ArmResult, LearningRates
 
+OPTIMIZER = "optim"
 MOST_RESIDUAL = 0.005  # of matching, as a fraction
 MOST_UNMATCHED = 0.01  # difference in parameters without matching, as a fraction
 MOST_UNQUIET = 1.5  # slowest over fastest round of one measurement
@@ -122,6 +123,18 @@ def _mistuned(
                 f"{named([record], ())} is judged at the learning rate {learning_rate(own)}, where its tuning runs "
                 f"choose {learning_rate(best)}."
             )
+    if not rates and OPTIMIZER in {axis for arm in study.arms for axis in arm.axes}:
+        own = {
+            arm.axes[OPTIMIZER]: learning_rate(r.config.get(RATE))
+            for arm in study.arms
+            for r in records
+            if r.arm == arm.name
+        }
+        listed = ", ".join(f"{name} {rate}" for name, rate in own.items())
+        yield (
+            f"Each optimizer had one learning rate, which was not searched ({listed}): a difference may be that of the "
+            f"rates; study.learning_rates searches them."
+        )
     if on_judged := [of_arm.arm for of_arm in rates if not of_arm.chosen]:
         yield (
             f"The learning rate of {enumerate_some(on_judged, MOST_NAMES)} was chosen on the runs that are compared, "
@@ -154,7 +167,7 @@ def _doubtful_speeds(speed: StudySpeed, arms: Sequence[ArmResult], records: Sequ
     places.pop(here, None)
     if places:
         yield f"Speeds were measured on {here}, but runs trained on other hardware: {values_in(places, records)}."
-    if unquiet := [name for name, arm in speed.arms.items() if _is_unquiet(arm.train) or _is_unquiet(arm.decode)]:
+    if unquiet := [n for n, arm in speed.arms.items() if any(map(_is_unquiet, (arm.train, arm.decode, arm.prefill)))]:
         spread = f"rounds differ more than {MOST_UNQUIET}{TIMES} in {enumerate_some(unquiet, MOST_NAMES)}"
         yield f"The machine was not quiet while speeds were measured: {spread}."
     if logged := [arm.name for arm in arms if arm.name not in speed.arms and "perf/tokens_per_second" in arm.costs]:

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from plotly import graph_objects as go
 
 from llama_lab import formatting as fmt
@@ -23,6 +23,7 @@ from llama_lab.study.statistics import term_name
 from . import charts
 from .charts import Style
 from .result import CurveMetric, Finding, Result
+from .telemetry import PARTS, TITLES
 
 WIDTH = 3.35  # inches, of a column in most two-column styles
 DPI = 300
@@ -131,11 +132,11 @@ def interactions(result: Result) -> Figure | None:
     for panel, found in zip(panels, shown, strict=True):
         levels, names = found.levels
         for name, losses, colour, mark in zip(
-            names, zip(*found.means, strict=True), (charts.INK, charts.WORSE), "os", strict=True
+            names, zip(*found.means, strict=True), cycle(charts.COLOURS), cycle("osD^v"), strict=False
         ):
-            panel.plot((0, 1), losses, color=colour, marker=mark, label=name)
-        panel.set_xticks((0, 1), levels)
-        panel.set_xlim(-0.3, 1.3)
+            panel.plot(range(len(levels)), losses, color=colour, marker=mark, label=name)
+        panel.set_xticks(range(len(levels)), levels)
+        panel.set_xlim(-0.3, len(levels) - 0.7)
         above: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.2}
         panel.legend(title=term_name(found.axes), handlelength=1.2, **above)
     return figure
@@ -210,6 +211,23 @@ def cache_sizes(result: Result) -> Figure | None:
     return _draw(result, chart, contexts, in_bytes)
 
 
+def layer_gradients(result: Result) -> Figure | None:
+    """The norms of the gradients of attention and feed-forwards over depth, at some steps."""
+    chart = charts.telemetry(result)
+    views = [view for view in _views(chart) if view[0] == TITLES["grad_norm"] and view[1] != PARTS["block"]]
+
+    def layers(axis: Axis) -> None:
+        axis.set_major_locator(MaxNLocator(6, integer=True))
+
+    def sizes(axis: Axis) -> None:
+        axis.axes.set_yscale("log")
+        axis.set_major_locator(LogLocator(subs=(1, 3)))
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_locator(NullLocator())
+
+    return _draw(result, chart, layers, sizes, views, title=lambda view: view[1]) if views else None
+
+
 INTERVALS = (
     "Bars: simultaneous 95% intervals. Filled: significant at 5% (max-t). Hollow: not. Arrow: the interval continues."
 )
@@ -219,13 +237,14 @@ SEEDS = "Bars: 95% intervals over seeds."
 FIGURES: dict[Callable[[Result], Figure | None], str] = {
     steps: f"Change at each step: mean over seeds of the paired difference to the step before. {INTERVALS}",
     differences: f"Mean over seeds of the paired difference to the baseline. {INTERVALS}",
-    effects: "Main effects, the change from one level of an axis to the other, averaged over all settings of the other "
-    f"axes, and interactions, half the change of one effect when the other axis changes. {INTERVALS}",
+    effects: "Main effects, the change from the first level of an axis to another, averaged over all settings of the "
+    f"other axes, and interactions, half the change of one effect when the other axis changes. {INTERVALS}",
     interactions: "Mean loss at each combination of the levels of two axes, averaged over the others.",
     difference_curves: "Difference over training, mean over seeds. Bands: simultaneous 95% intervals at each "
     f"evaluation, of the {charts.MOST_BANDS} that end furthest from zero.",
     validation_loss: "Validation loss, mean over seeds. Bands: from the lowest to the highest seed.",
     training_loss: "Training loss, mean over seeds. Bands: from the lowest to the highest seed.",
+    layer_gradients: "Norm of the gradient over depth, mean over seeds, at four logged steps, the first the faintest.",
     kv_cache_front: f"Loss against KV-cache size. Dotted: the arms that no other one beats in both. {SEEDS}",
     speed_front: f"Loss against training speed. Dotted: the arms that no other one beats in both. {SEEDS}",
     learning_rates: f"Loss over learning rate. Rings: each arm's best. Crosses: rates at which runs diverged. {SEEDS}",
@@ -341,7 +360,7 @@ def _trace(panel: Axes, trace: go.Scatter, look: Style | None) -> None:
     elif trace.mode == "markers":  # a ring
         panel.plot(trace.x, trace.y, "o", markersize=8, markerfacecolor="none", color=look.colour)
     else:  # a line with a few marks that distinguish arms of equal colour and dash
-        panel.plot(trace.x, trace.y, **_style(look), markevery=max(1, len(trace.x) // 8))
+        panel.plot(trace.x, trace.y, **_style(look), alpha=trace.opacity, markevery=max(1, len(trace.x) // 8))
 
 
 def _panels(

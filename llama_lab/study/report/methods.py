@@ -28,7 +28,9 @@ DESIGNS = {
     "add_one": "one change at a time: each arm is the baseline with one change",
     "leave_one_out": "leave-one-out: each arm is the baseline with one change reverted",
     "factorial": "a two-level factorial",
-    "learning_rate": "two recipes, each over a grid of learning rates",
+    "options": "a comparison of options",
+    "learning_rate": "whole recipes, each over a grid of learning rates",
+    "recipes": "whole recipes at one size, ranked by loss, speed, memory and loss at longer contexts",
     "kv_heads": "one model with different numbers of key and value heads",
     "depth": "blocks at several depths, with several lengths of warm-up",
     "context": "position encodings, evaluated at contexts longer than those that they were trained on",
@@ -207,11 +209,14 @@ def _data(runs: Sequence[Record]) -> list[Sentence]:
         held_out = f"Validation is on {_by_run(runs, list(map(_validation, runs)))}"
     bounds = [record.config.get("data.val_tokens") for record in runs]
     read = [f"at most {bound:,} tokens of them are read" if bound else "all of them are read" for bound in bounds]
+    masked = [record.config.get("data.document_mask") for record in runs]
+    seen = ["only their own document, from position 0 on" if alone else "earlier documents too" for alone in masked]
     sizes = [number(record.environment.vocab_size or None) for record in runs]
     lengths = [three_digits(record.environment.bytes_per_token or None) for record in runs]
     return [
         (f"The text is {_by_run(runs, list(map(_text, runs)))}, with the hash {hashes['data_hash']}.",),
         (f"{held_out}; {_by_run(runs, read)}.",),
+        *([(f"Tokens see {_by_run(runs, seen)}.",)] if any(masked) else []),
         (
             f"The tokenizer is {_by_run(runs, kinds)}",
             _sources(runs, "tokenizer"),
@@ -315,7 +320,7 @@ def _statistics(result: Result) -> list[Sentence]:
         ),
         ("The intervals of an arm's loss are 95% intervals over seeds by Student's t.",),
     ]
-    is_max_t, is_factorial = "max-t" in result.tests, result.study.design == "factorial"
+    is_max_t, is_factorial = "max-t" in result.tests, result.study.is_factorial
     if result.tests == "none":
         found.append(("Differences are means over the seeds that both arms have finished, and were not tested.",))
     elif is_max_t and is_factorial:
@@ -337,6 +342,10 @@ def _statistics(result: Result) -> list[Sentence]:
                 "; p is adjusted for the family, and its 95% intervals are simultaneous.",
             )
         )
+    if result.ranks:
+        found.append(("Intervals of ranks follow from the significant pairs and hold together", references.RANKS, "."))
+        if result.speed:
+            found.append(("Speeds are ranked by the same tests of their logarithms, paired by round.",))
     if result.study.margin is not None:
         margin = f"{result.study.margin:g} {UNITS[result.metric]}"
         tests = f"Changes of less than {margin} count as equivalent, by two one-sided tests"

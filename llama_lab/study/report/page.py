@@ -15,6 +15,7 @@ from llama_lab.study.speed import StudySpeed
 from llama_lab.study.study import FILE, SUMMARY
 
 from . import charts
+from .guide import guide
 from .result import Finding, Result
 from .tables import Table, tables
 
@@ -147,8 +148,10 @@ def _sections(result: Result) -> list[Section]:
     sections = [
         section("Main effects and interactions", _effects(result, found), "effects", "interactions", folds=False),
         section("Arms", _differences(result), "arms", folds=False),
-        section("Findings", (), "differences", "losses", "seeds", text=result.answer),
+        section("Which to choose", (), "rankings", text=guide(result), folds=False),
+        section("Findings", (), "differences", "pairs", "losses", "seeds", text=result.answer),
         section("Training", _training(result, found), "starts", "reach"),
+        section("Telemetry", _telemetry(result, found), "telemetry"),
         section("Cost", _cost(result, found), "costs"),
         section("Inference", _inference(result, found), "decoding", "caches"),
         section("Learning rate", _learning_rates(result, found), "learning_rates"),
@@ -182,7 +185,7 @@ def _forest(result: Result, rows: Sequence[Finding], title: str, caption: str) -
 def _effects(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
     if rows := charts.effect_rows(result):
         caption = (
-            "Main effect: the change of the loss from the baseline's option of one axis to the other option, averaged "
+            "Main effect: the change of the loss from the baseline's option of one axis to another option, averaged "
             "over all settings of the other axes. Interaction: half the change of one axis's effect when the other "
             f"axis changes. {SIGNIFICANT}"
         )
@@ -228,6 +231,15 @@ def _training(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
         "drag over the chart to zoom, double-click to go back."
     )
     yield _lines(result, charts.curves(result), found.get("losses"), (), caption, wide=True)
+
+
+def _telemetry(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
+    caption = (
+        "Means over seeds; faint: the first logged step, strong: the last, two in between. Gradients are those before "
+        "clipping, updates those of the optimizer step. Activations are what blocks (the residual stream), attention "
+        "and feed-forwards return, without dropout."
+    )
+    yield _lines(result, charts.telemetry(result), found.get("telemetry"), (), caption, wide=True)
 
 
 def _cost(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:

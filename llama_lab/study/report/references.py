@@ -131,6 +131,7 @@ SOURCES: dict[str, dict[str, str]] = {
 MAX_T: Keys = ("hothorn2008simultaneous", "hasler2008heteroscedasticity")
 MODERATION: Keys = ("smyth2004moderated", "horn1975heteroscedastic")
 DEGREES_OF_FREEDOM: Keys = ("satterthwaite1946",)
+RANKS: Keys = ("mohamad2022ranks",)
 EQUIVALENCE: Keys = ("schuirmann1987equivalence",)
 SENSITIVITY: Keys = ("wortsman2023proxies",)
 Z_LOSS: Keys = ("chowdhery2022palm",)

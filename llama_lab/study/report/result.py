@@ -17,6 +17,7 @@ from llama_lab.study.study import Arm, Study
 
 Metric = Literal["val/loss", "val/bits_per_byte"]
 METRICS: tuple[Metric, ...] = ("val/loss", "val/bits_per_byte")
+Quantity = Literal["loss", "train", "decode", "prefill", "memory", "cache", "longest"]
 CurveMetric = Literal["val/loss", "train/loss", "val/bits_per_byte"]
 
 # Costs that follow from the config, and those that are measured.
@@ -185,19 +186,19 @@ class DifferenceCurve:
 class Interaction:
     """The mean loss at each combination of two axes of a factorial.
 
-    levels: each axis's option in the baseline, and the other one. means: `means[i][j]` at level i of the first axis and
-    j of the second.
+    levels: each axis's options, the baseline's first. means: `means[i][j]` at level i of the first axis and j of the
+    second.
     """
 
     axes: tuple[str, str]
-    levels: tuple[tuple[str, str], tuple[str, str]]
-    means: tuple[tuple[float, float], tuple[float, float]]
+    levels: tuple[tuple[str, ...], tuple[str, ...]]
+    means: tuple[tuple[float, ...], ...]
 
     @property
     def size(self) -> float:
-        """The absolute interaction: half the change of one axis's effect between the levels of the other."""
-        (a, b), (c, d) = self.means
-        return abs(d - c - b + a) / 2
+        """The largest absolute interaction: half the change of one axis's effect between two levels of the other."""
+        rows = [[mean - row[0] for mean in row] for row in self.means]
+        return max(abs(mean - first) / 2 for row in rows for mean, first in zip(row, rows[0], strict=True))
 
 
 @dataclass(frozen=True)
@@ -321,6 +322,58 @@ class Inference:
 
 
 @dataclass(frozen=True)
+class Telemetry:
+    """What the runs of one arm logged of each layer, see `train.telemetry`.
+
+    tokens: of a few logged steps, the first and the last among them. values: of each quantity, a row for each of these
+    with a value for each layer, means over seeds; nan where a layer has none.
+    """
+
+    arm: str
+    tokens: list[float]
+    values: dict[str, list[list[float]]]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An arm's value of a quantity and its rank, 1 being the best.
+
+    value: with its 95% interval, which exact values do not have; None if unknown. ranks: the interval of the rank, see
+    rank_intervals; None if the arm is not ranked, and `reason` says why.
+    """
+
+    arm: str
+    value: Estimate | None
+    ranks: tuple[int, int] | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """All arms by one quantity.
+
+    quantity: the loss; tokens per second of training, decoding and prefill, means over rounds; bytes that training
+    allocates on a GPU, and of the KV cache of a full context; the loss at the longest evaluated context, of `context`
+    tokens. better: the pairs of arms of which the first is better than the second, significantly unless values are
+    exact.
+    """
+
+    quantity: Quantity
+    standings: tuple[Standing, ...]
+    better: frozenset[tuple[str, str]]
+    context: int | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any arm has a value."""
+        return any(standing.value for standing in self.standings)
+
+    def standing(self, arm: str) -> Standing:
+        """The standing of the arm of this name."""
+        return next(standing for standing in self.standings if standing.arm == arm)
+
+
+@dataclass(frozen=True)
 class Provenance:
     """How the study was run. environment: for each fact, its values with the number of runs that had them."""
 
@@ -336,7 +389,8 @@ class Result:
     metric: what arms are judged by: "val/loss", or "val/bits_per_byte" if tokenizers differ. verdict: one sentence.
     answer: several. tests: which comparisons were tested together, and how. warnings: what was not controlled, in
     sentences. notes: other remarks. speed: of the arms side by side; None if not measured, when costs have the speeds
-    that the runs logged. records: one per member of the study, in their order, tuning runs included.
+    that the runs logged. records: one per member of the study, in their order, tuning runs included. pairs, ranks:
+    of all arms, with the interval of each rank (see rank_intervals); empty unless the study compares all pairs.
     """
 
     study: Study
@@ -358,4 +412,8 @@ class Result:
     notes: tuple[str, ...] = ()
     difference_curves: tuple[DifferenceCurve, ...] = ()
     interactions: tuple[Interaction, ...] = ()
+    telemetry: tuple[Telemetry, ...] = ()
+    pairs: tuple[Comparison, ...] = ()
+    ranks: dict[str, tuple[int, int]] = field(default_factory=dict)
+    rankings: tuple[Ranking, ...] = ()
     records: tuple[Record, ...] = ()

@@ -14,7 +14,8 @@ from llama_lab.study.settings import RATE
 from llama_lab.study.speed import StudySpeed
 from llama_lab.study.statistics import Estimate
 
-from .result import FIXED_COSTS, MEASURED_COSTS, ArmResult, Comparison, Inference, Result, Spread
+from .guide import grid, guide
+from .result import FIXED_COSTS, MEASURED_COSTS, ArmResult, Comparison, Inference, Ranking, Result, Spread
 
 REACHED = ("tokens", "flops", "seconds")
 ESTIMATE = ("mean", "sd", "low", "high")
@@ -26,6 +27,8 @@ def summary_rows(result: Result) -> list[dict[str, Any]]:
     inference = {found.arm: found for found in result.inference}
     rows = [
         _row(arm, axes, result.provenance.seeds)
+        | (_rank_columns(result.ranks.get(arm.name)) if result.pairs else {})
+        | _ranking_columns(result.rankings, arm.name)
         | _inference_columns(inference.get(arm.name))
         | _speed_columns(result.speed, arm.name)
         for arm in result.arms
@@ -70,7 +73,10 @@ def print_table(result: Result) -> None:
     console.print(f"{UNITS[result.metric]}, ± half the 95% interval; lower and higher: significant at 5% (max-t)\n")
     for sentence in dict.fromkeys((result.verdict, *result.answer)):
         console.print(sentence)
-    for title, sentences in (("Not controlled", result.warnings), ("Notes", result.notes)):
+    if result.rankings:
+        console.print("", grid(result))
+    listed = (("Which to choose", guide(result)), ("Not controlled", result.warnings), ("Notes", result.notes))
+    for title, sentences in listed:
         if sentences:
             console.print(f"\n{title}:")
         for sentence in sentences:
@@ -117,6 +123,21 @@ def _comparison_columns(name: str, c: Comparison | None) -> dict[str, Any]:
     }
 
 
+def _rank_columns(ranks: tuple[int, int] | None) -> dict[str, int | None]:
+    best, worst = ranks or (None, None)
+    return {"rank_from": best, "rank_to": worst}
+
+
+def _ranking_columns(rankings: Sequence[Ranking], arm: str) -> dict[str, float | None]:
+    """The value and the rank by everything but the loss, which has its columns, with their intervals."""
+    columns: dict[str, float | None] = {}
+    for ranking in (one for one in rankings if one.quantity != "loss"):
+        standing = ranking.standing(arm)
+        own = _columns("value", standing.value, "mean", "low", "high") | _rank_columns(standing.ranks)
+        columns |= {f"{ranking.quantity}:{name}": value for name, value in own.items()}
+    return columns
+
+
 def _inference_columns(inference: Inference | None) -> dict[str, float | None]:
     """For one sequence at the largest context; the cache has the first element type that was measured."""
     speed = inference.speed(1) if inference else None
@@ -135,4 +156,5 @@ def _speed_columns(speed: StudySpeed | None, arm: str) -> dict[str, float | None
     found = speed.arms.get(arm) if speed else None
     low, high = (min(found.train), max(found.train)) if found else (None, None)
     columns = {"perf/tokens_per_second_low": low, "perf/tokens_per_second_high": high}
-    return columns | ({"decode_tokens_per_second": found.costs["decode_tokens_per_second"]} if found else {})
+    generation = ("decode_tokens_per_second", "prefill_tokens_per_second")
+    return columns | {name: found.costs[name] for name in generation if found and name in found.costs}

@@ -12,6 +12,7 @@ import pandas as pd
 from llama_lab import formatting as fmt
 from llama_lab.study.statistics import Effect, Estimate, term_name
 
+from .guide import ranked, title
 from .result import (
     ArmResult,
     CacheSize,
@@ -26,6 +27,9 @@ from .result import (
     final_losses,
     first_losses,
 )
+from .telemetry import names
+
+ENDS = ((0, "First"), (-1, "Last"))
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,14 @@ def tables(result: Result) -> dict[str, Table]:
         "effects": _effects(result),
         "interactions": _interactions(result),
         "arms": _arms(result),
+        "rankings": _rankings(result),
         "differences": _differences(result),
+        "pairs": _pairs(result),
         "losses": _losses(result),
         "seeds": _seed_losses(result),
         "starts": _starts(result),
         "reach": _to_reach(result),
+        "telemetry": _telemetry(result),
         "costs": _costs(result),
         "decoding": _decoding(result.inference),
         "caches": _caches(result.inference),
@@ -105,6 +112,39 @@ def _differences(result: Result) -> Table:
         "Seeds needed: for 80% power, if the difference is within its own 80% interval."
     )
     return _table(caption, distinct.values(), columns, ("Compared with", "Verdict", "Why not tested"))
+
+
+def _pairs(result: Result) -> Table:
+    """A row and a column per arm; empty unless all pairs are compared."""
+    found = {(c.arm, c.against): c.change for c in result.pairs}
+
+    def cell(against: str, arm: ArmResult) -> str:
+        change = found.get((arm.name, against))
+        return f"{change.text}\n{fmt.p_value(change.p) or change.verdict}" if change else fmt.UNKNOWN
+
+    caption = (
+        f"The arm of the row minus that of the column, {fmt.UNITS[result.metric]}: negative is better. Intervals and p "
+        f"are simultaneous ({result.tests}). Rank: by loss, as far as the significant differences determine it."
+    )
+    against = [arm.name for arm in result.arms if result.pairs]
+    columns: dict[str, Callable[[ArmResult], str]] = {
+        "Rank": lambda arm: fmt.rank(result.ranks.get(arm.name)),
+        **{name: partial(cell, name) for name in against},
+    }
+    return _arm_table(result, caption, columns)
+
+
+def _rankings(result: Result) -> Table:
+    columns = {title(found): partial(ranked, found) for found in result.rankings if found.is_known}
+    caption = (
+        f"Loss in {fmt.UNITS[result.metric]}, with 95% intervals over seeds. Speeds: geometric means over rounds, each "
+        "of which measured every arm, with their 95% intervals; of decoding and prefill for one sequence that fills "
+        "the context. Training memory: the most that PyTorch allocates on a GPU. KV cache: with 16-bit elements. "
+        "Rank: 1 is the best; its interval is as narrow as the significant differences of all pairs make it (max-t, "
+        "each column on its own), or the numbers of bytes, which are exact. Arms are tested within seeds or rounds, so "
+        "that they may differ though their intervals overlap."
+    )
+    return _arm_table(result, caption, columns)
 
 
 def _losses(result: Result) -> Table:
@@ -198,6 +238,7 @@ def _costs(result: Result) -> Table:
         "FLOPs per token, forward": lambda arm: fmt.short(arm.costs.get("flops_per_token")),
         "Tokens per second, training": lambda arm: _speed(result, arm, "train", "perf/tokens_per_second"),
         "Decoding": lambda arm: _speed(result, arm, "decode", "decode_tokens_per_second"),
+        "Prefill": lambda arm: _speed(result, arm, "prefill", "prefill_tokens_per_second"),
         "MFU": lambda arm: fmt.percent(arm.costs.get("perf/mfu")),
         "Peak memory": lambda arm: fmt.in_bytes(arm.costs.get("perf/peak_memory_bytes")),
         "KV cache, full context": _full_cache,
@@ -207,11 +248,12 @@ def _costs(result: Result) -> Table:
     return _arm_table(result, caption, columns)
 
 
-def _speed(result: Result, arm: ArmResult, kind: Literal["train", "decode"], cost: str) -> str:
+def _speed(result: Result, arm: ArmResult, kind: Literal["train", "decode", "prefill"], cost: str) -> str:
     """The median and range of the rounds if speeds were measured side by side, else what the runs logged."""
-    if result.speed is None or arm.name not in result.speed.arms:
+    found = result.speed.arms.get(arm.name) if result.speed else None
+    rounds = getattr(found, kind, [])
+    if not rounds:
         return fmt.number(arm.costs.get(cost))
-    rounds = getattr(result.speed.arms[arm.name], kind)
     return _spread(Spread(arm.costs[cost], min(rounds), max(rounds)), fmt.number)
 
 
@@ -223,8 +265,8 @@ def _speed_note(result: Result) -> str:
     hardware = f"{speed.devices} x {speed.device} in {speed.precision} with {speed.threads} CPU threads"
     return (
         f"Speeds: median, lowest and highest of {rounds} rounds after the runs, each of which measured every arm, on "
-        f"{hardware}. Decoding: tokens per second of one sequence on one device, at the end of the context, with the "
-        "KV cache, not compiled."
+        f"{hardware}. Decoding and prefill: tokens per second of one sequence on one device, at the end of the context "
+        "with the KV cache, and reading all of it; not compiled."
     )
 
 
@@ -279,14 +321,16 @@ def _effects(result: Result) -> Table:
 def _interactions(result: Result) -> Table:
     digits = min((fmt.decimals(e.change.low, e.change.high) for e in result.effects), default=4)
     caption = (
-        f"Mean loss, {fmt.UNITS[result.metric]}, over the seeds that all arms have finished, with neither, one or both "
-        "of two axes changed from the baseline."
+        f"Mean loss, {fmt.UNITS[result.metric]}, over the seeds that all arms have finished, at each combination of "
+        "the options of two axes, averaged over the others."
     )
     rows = [
-        [term_name(found.axes), *(fmt.number(found.means[i][j], digits) for i, j in ((0, 0), (1, 0), (0, 1), (1, 1)))]
+        [term_name(found.axes), first, second, fmt.number(mean, digits)]
         for found in result.interactions
+        for first, means in zip(found.levels[0], found.means, strict=True)
+        for second, mean in zip(found.levels[1], means, strict=True)
     ]
-    return Table(caption, ["Axes", "Neither changed", "First changed", "Second changed", "Both changed"], rows)
+    return Table(caption, ["Axes", "First", "Second", "Loss"], rows, frozenset({"First", "Second"}))
 
 
 def _learning_rates(result: Result) -> Table:
@@ -325,6 +369,17 @@ def _lengths(result: Result) -> Table:
         for arm in result.lengths
     ]
     return Table(caption, ["Arm", "Trained at", *(f"{length:,} tokens" for length in lengths)], rows)
+
+
+def _telemetry(result: Result) -> Table:
+    places = {f"{step} step, {layer.lower()} layer": (t, i) for t, step in ENDS for i, layer in ENDS}
+    rows = [
+        [arm.arm, ", ".join(names(quantity)), *(fmt.three_digits(values[t][i]) for t, i in places.values())]
+        for arm in result.telemetry
+        for quantity, values in arm.values.items()
+    ]
+    caption = "Means over seeds; gradients before clipping, updates of the optimizer step after it."
+    return Table(caption, ["Arm", "Quantity", *places], rows, frozenset({"Quantity"}))
 
 
 def _environment(result: Result) -> Table:

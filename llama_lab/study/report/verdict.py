@@ -1,6 +1,6 @@
 """The verdict of a study in one sentence, and its findings in several."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from llama_lab.formatting import UNITS, conjoin, count, decimals, enumerate_some, number, p_value, seed_range
 from llama_lab.study.naming import divergence
@@ -19,6 +19,8 @@ def answer(
     study: Study,
     arms: Sequence[ArmResult],
     effects: Sequence[Effect],
+    pairs: Sequence[Comparison],
+    ranks: Mapping[str, tuple[int, int]],
     lengths: Sequence[Lengths],
     metric: Metric,
     tests: str,
@@ -49,6 +51,7 @@ def answer(
         *_significant(findings, noun, against, metric),
         *_not_significant(findings, metric),
         *_within(study, findings, metric),
+        *_pairs(pairs, ranks),
         *_untested(findings),
         *(final if len(compared) > 1 else ()),
         *([f"Significance is at 5%, by {tests}; the intervals are those of these tests."] if tests != "none" else []),
@@ -136,6 +139,17 @@ def _within(study: Study, findings: Sequence[Finding], metric: Metric) -> list[s
     if not within:
         return [f"No change is shown to be within {margin}."]
     return [f"{conjoin(within)} {'changes' if len(within) == 1 else 'change'} the loss by less than {margin}."]
+
+
+def _pairs(pairs: Sequence[Comparison], ranks: Mapping[str, tuple[int, int]]) -> list[str]:
+    """How many pairs of arms differ, and which arms may be the lowest."""
+    tested = {name for c in pairs if c.change.is_tested for name in (c.arm, c.against)}
+    if not tested:
+        return []
+    clear = sum(c.change.significant for c in pairs)
+    first = [name for name, (best, _) in ranks.items() if best == 1 and name in tested]
+    differ = f"{clear or 'none'} {'differs' if clear == 1 else 'differ'} significantly"
+    return [f"Of {count(len(pairs), 'pair')} of arms, {differ}; no arm is significantly below {conjoin(first)}."]
 
 
 def _untested(findings: Sequence[Finding]) -> list[str]:

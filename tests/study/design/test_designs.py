@@ -37,6 +37,9 @@ class Composed:
     def recipes(self) -> list[str]:
         return options("arch")
 
+    def options(self, group: str) -> list[str]:
+        return options(group)
+
     def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             cfg = compose("config", overrides=list(overrides), return_hydra_config=True)
@@ -89,7 +92,7 @@ def test_add_one_and_leave_one_out_turn_each_axis_once() -> None:
         first, *arms = [components(arm.overrides) for arm in variants.arms]
         assert first == whole
         turned = [[g for g in COMPONENTS if arm[g] != whole[g]] for arm in arms]
-        assert turned == [[group] for group in COMPONENTS]
+        assert turned == [[group] for group in COMPONENTS if group != "pattern"], "neither has one"
         assert all(arm[group] == other[group] for arm, (group,) in zip(arms, turned, strict=True))
 
 
@@ -147,6 +150,15 @@ def test_depth_crosses_blocks_depths_and_warm_up_and_matches_within_a_depth() ->
         assert reference.axes["n_layers"] == arm.axes["n_layers"]
 
 
+def test_recipes_are_whole_and_evaluated_beyond_their_context() -> None:
+    variants = Recipes(["gpt2", "bloom", "mistral"], [1, 2]).variants(CONFIGS)
+    assert names(variants) == ["gpt2", "bloom", "mistral"]
+    assert {arm.reference for arm in variants.arms} == {"gpt2"}
+    for arm in variants.arms:
+        assert components(arm.overrides) == components((f"arch={arm.name}",))
+        assert compose_config(*arm.overrides).train.eval_lengths == [1, 2]
+
+
 def test_context_trains_short_and_evaluates_long() -> None:
     variants = Context("llama", ["rope", "alibi"], [1, 1.5, 4]).variants(CONFIGS)
     assert names(variants) == ["rope", "alibi"]
@@ -169,8 +181,10 @@ def test_context_trains_short_and_evaluates_long() -> None:
         ),
         (Ladder("gpt2", "mistral", ["block"]), r"is the same as study.base=gpt2 on block; they differ on norm, "),
         (Ladder("llama", "llama"), r"study.target=llama: is the same as study.base=llama"),
-        (Recipes("llama", "llama"), "is the same as study.base"),
-        (Recipes("llama", "lama"), "study.target=lama: no such recipe"),
+        (Recipes(["llama"]), r"study.recipes=\[llama\]: must be two or more distinct levels, each text"),
+        (Recipes(["llama", "llama"]), r"study.recipes=\[llama,llama\]: must be two or more distinct levels"),
+        (Recipes(["llama", "lama"]), r"study.recipes=lama: no such recipe \(did you mean llama\?\)"),
+        (Recipes(["llama", "gpt2"], [1, 1]), r"study.lengths=\[1,1\]: must be one or more distinct levels"),
         (
             KVHeads("llama"),
             "study.base=llama: its attention has a fixed number of key and value heads; add attention=gqa",
@@ -199,7 +213,7 @@ def test_what_cannot_be_is_refused_by_its_key(design: Any, message: str) -> None
             Factorial("vanilla", "llama2", ["block", "norm", "ffn"], 0.5),
             "Block, norm and ffn between vanilla and llama2: 1 in 2 combinations",
         ),
-        (Recipes("vanilla", "llama2"), "llama2 compared with vanilla"),
+        (Recipes(["gpt2", "llama", "mistral"]), "gpt2, llama and mistral compared"),
         (KVHeads("llama2", [4, 1]), "llama2 with 4 and 1 key and value heads"),
         (Depth("vanilla", ["postnorm", "prenorm"], [2, 4], [0.0]), "postnorm and prenorm at 2 and 4 layers"),
         (Context("vanilla", ["rope", "alibi"], [1, 2]), "rope and alibi at the trained context and beyond"),

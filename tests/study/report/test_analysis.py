@@ -4,15 +4,18 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from llama_lab.formatting import MINUS
+from llama_lab.formatting import MINUS, p_value
 from llama_lab.study.report.analysis import analyse
 from llama_lab.study.report.result import ArmResult, Result
+from llama_lab.study.report.summary import summary_rows
+from llama_lab.study.report.tables import tables
 from llama_lab.study.statistics import fit_blocked, judge
 from llama_lab.study.study import Study
 from tests.study.synthetic import (
@@ -80,6 +83,63 @@ def test_a_ladder_has_one_family_of_its_steps_and_one_comparison_of_its_ends(lad
     interval = paired.confidence_interval()
     assert (ends.low, ends.high, ends.p) == pytest.approx((interval.low, interval.high, paired.pvalue))
     assert result.tests == ("max-t over the 4 steps and, on its own, a paired t-test of the last arm against the first")
+
+
+@pytest.fixture(scope="module")
+def all_pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """The ladder's runs, each arm compared with every other one."""
+    folder = tmp_path_factory.mktemp("pairs")
+    study = replace(write_study(folder, LADDER), compare="all")
+    study.save(folder)
+    return folder, analyse(Study.load(folder), folder)
+
+
+def test_all_pairs_are_one_family(all_pairs: tuple[Path, Result]) -> None:
+    folder, result = all_pairs
+    losses = np.array([final_losses(folder, name) for name in LADDER])
+    pairs = [(c.arm, c.against) for c in result.pairs]
+    assert {frozenset(pair) for pair in pairs} == {frozenset(pair) for pair in combinations(LADDER, 2)}
+    names = list(LADDER)
+    weights = [np.eye(5)[names.index(arm)] - np.eye(5)[names.index(against)] for arm, against in pairs]
+    contrasts = judge(fit_blocked(losses), np.repeat(weights, 3, axis=1) / 3)
+    for contrast, comparison in zip(contrasts, result.pairs, strict=True):
+        assert (comparison.change.mean, comparison.change.p) == pytest.approx((contrast.mean, contrast.p))
+        assert (comparison.change.low, comparison.change.high) == pytest.approx((contrast.low, contrast.high))
+    for found in result.arms[1:]:
+        assert {found.to_previous, found.to_baseline} <= set(result.pairs)
+    assert result.tests == "max-t over the 10 pairs of arms"
+    assert {(curve.name, curve.against) for curve in result.difference_curves} == set(pairwise(names[::-1]))
+
+
+def test_ranks_are_what_the_significant_pairs_allow_and_the_answer_names_who_may_be_first(
+    all_pairs: tuple[Path, Result],
+) -> None:
+    _, result = all_pairs
+    clear = [c.change.mean for c in result.pairs if c.change.significant]
+    assert 0 < len(clear) < 10
+    assert sum(best - 1 for best, _ in result.ranks.values()) == len(clear)
+    assert sum(5 - worst for _, worst in result.ranks.values()) == len(clear)
+    lowest = min(result.arms, key=lambda found: found.loss.mean)
+    assert result.ranks[lowest.name][0] == 1
+    (said,) = (sentence for sentence in result.answer if "pairs of arms" in sentence and sentence.startswith("Of"))
+    assert said.startswith(f"Of 10 pairs of arms, {len(clear)} differ significantly; no arm is significantly below ")
+    assert lowest.name in said
+    table = tables(result)["pairs"]
+    assert table.head == ["Arm", "Rank", *list(LADDER)[:-1]]
+    first = table.rows[1][2]
+    comparison = next(c for c in result.pairs if (c.arm, c.against) == ("prenorm", "vanilla"))
+    assert first == f"{comparison.change.text}\n{p_value(comparison.change.p)}"
+    assert summary_rows(result)[0]["rank_from"] == result.ranks["vanilla"][0]
+
+
+def test_a_study_without_that_field_compares_with_the_baseline(ladder: tuple[Path, Result], tmp_path: Path) -> None:
+    folder, result = ladder
+    kept = (folder / "study.yaml").read_text()
+    assert "compare: baseline\n" in kept
+    (tmp_path / "study.yaml").write_text(kept.replace("compare: baseline\n", ""))
+    assert Study.load(tmp_path) == Study.load(folder)
+    assert (result.pairs, result.ranks) == ((), {})
+    assert "rank_from" not in summary_rows(result)[0]
 
 
 def test_what_is_in_no_family_is_described_and_not_tested(ladder: tuple[Path, Result]) -> None:

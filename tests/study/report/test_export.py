@@ -273,7 +273,7 @@ def test_no_group_of_options_is_forgotten() -> None:
 def test_every_entry_of_the_bibliography_is_complete_and_cited() -> None:
     lists = [*(keys.split() for found in references.SOURCES.values() for keys in found.values())]
     lists += [*references.DESIGNS.values(), references.MAX_T, references.MODERATION, references.DEGREES_OF_FREEDOM]
-    lists += [references.EQUIVALENCE, references.SENSITIVITY, references.Z_LOSS]
+    lists += [references.EQUIVALENCE, references.SENSITIVITY, references.Z_LOSS, references.RANKS]
     found = references.entries()
     assert {key for keys in lists for key in keys} == set(found)
     assert len(found) == references.FILE.read_text().count("\n@")

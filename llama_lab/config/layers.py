@@ -1,0 +1,167 @@
+"""Patterns over layers: from the rules of the config group `pattern` to the layers that differ, checked.
+
+A rule names layers and what they have instead, by the keys of `model` or by an option of a group:
+
+    pattern:
+      global: {at: "5::6", attention: {window: null}, position: {theta: 1e6}}
+      nope: {at: [0, -1], position: none}
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from llama_lab.errors import ConfigError, suggestion
+
+from . import CONF_DIR
+from .components import flatten
+
+# What a layer may have of its own: components, each with the sizes that its options set, and sizes.
+SLOTS: dict[str, tuple[str, ...]] = {
+    "attention": ("n_kv_heads",),
+    "ffn": ("hidden_dim",),
+    "position": (),
+    "norm": (),
+    "block": (),
+}
+SIZES = ("n_kv_heads", "hidden_dim")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """layers: in ascending order. parts: what they have instead, by key of `Decoder`. keys: below `model`, changed."""
+
+    name: str
+    layers: list[int]
+    parts: dict[str, Any]
+    keys: set[str]
+
+
+def different_layers(pattern: Any, *, _root_: DictConfig) -> ListConfig:
+    """What `Decoder.layers` takes: for each rule, the layers that it is `at`, and all that they have instead.
+
+    Raises ConfigError for a rule that names no layer, leaves a setting of the others idle, or changes what another rule
+    changes in the same layer.
+    """
+    asked: Any = OmegaConf.to_container(pattern, resolve=True) if pattern else {}
+    rules = [read_rule(str(name), rule, _root_.model) for name, rule in asked.items()]
+    for one, other in combinations(rules, 2):
+        parts, layers = one.parts.keys() & other.parts.keys(), sorted({*one.layers} & {*other.layers})
+        if parts and layers:
+            raise ConfigError(
+                f"pattern.{other.name}: layer {layers[0]} has its {min(parts)} from pattern.{one.name} already; give "
+                f"them other layers, or make one rule of them"
+            )
+    for key in sorted({key for rule in rules for key in rule.keys}, key=len):
+        if len({layer for rule in rules if key in rule.keys for layer in rule.layers}) == _root_.model.n_layers:
+            raise ConfigError(
+                f"pattern: changes {key} in every layer, and leaves model.{key} idle; set that instead, or leave a "
+                f"layer out"
+            )
+    return OmegaConf.create([{"at": rule.layers} | rule.parts for rule in rules if rule.parts], parent=_root_.model)
+
+
+def read_rule(name: str, rule: Any, model: DictConfig) -> Rule:
+    """A rule as it is written, checked by itself."""
+    if not isinstance(rule, dict) or "at" not in rule or len(rule) < 2:
+        example = '{at: "3::4", position: none}'
+        raise ConfigError(f"pattern.{name}={rule}: must say which layers have what, such as {example}")
+    layers = layers_at(f"pattern.{name}.at", rule.pop("at"), model.n_layers)
+    parts: dict[str, Any] = {}
+    keys: set[str] = set()
+    for slot in sorted(rule, key=SIZES.__contains__):  # a size wins over that of an option
+        own = rule[slot]
+        new = of_slot(f"pattern.{name}.{slot}", str(slot), own, model)
+        if not new:
+            continue
+        parts |= new
+        is_whole = not isinstance(own, dict) or "_target_" in own
+        keys |= {slot, *flatten(written(model)[slot], slot)} if is_whole else flatten(own, slot).keys()
+    return Rule(name, layers, parts, keys)
+
+
+def layers_at(key: str, at: Any, n_layers: int) -> list[int]:
+    """The layers that `at` names: Python's slice, such as "3::4", or numbers from 0, negative ones from the end."""
+    of = f"the layers are 0 to {n_layers - 1}"
+    if isinstance(at, str) and at.count(":") in (1, 2):
+        try:
+            layers = sorted(range(n_layers)[slice(*(int(part) if part.strip() else None for part in at.split(":")))])
+        except ValueError:
+            raise ConfigError(f"{key}={at}: is no slice; write begin:end:step, such as 3::4") from None
+    else:
+        numbers = at if isinstance(at, list) else [at]
+        if not all(type(n) is int for n in numbers):
+            raise ConfigError(f'{key}={at}: must be a slice such as "3::4", or numbers of layers such as [0, 5, -1]')
+        if beyond := [n for n in numbers if not -n_layers <= n < n_layers]:
+            raise ConfigError(f"{key}={at}: there is no layer {beyond[0]}; {of}")
+        layers = sorted({n % n_layers for n in numbers})
+        if len(layers) < len(numbers):
+            raise ConfigError(f"{key}={at}: names a layer twice; {of}")
+    if not layers:
+        raise ConfigError(f"{key}={at}: names no layer; {of}")
+    return layers
+
+
+def of_slot(key: str, slot: str, own: Any, model: DictConfig) -> dict[str, Any]:
+    """What a layer has instead in one slot: a size, an option's component and its sizes, or other settings of its own.
+
+    Nothing if that is what the others have, as where a recipe's pattern stands beside another choice. Interpolations
+    are kept, and follow the run's config.
+    """
+    if slot in SIZES:
+        return {} if own == model[slot] else {slot: own}
+    if slot not in SLOTS:
+        known = (*SLOTS, *SIZES)
+        raise ConfigError(f"{key}: a layer has no such part{suggestion(slot, known)}; choose of {', '.join(known)}")
+    usual = written(model)[slot]
+    if isinstance(own, str):
+        chosen = option(slot, own, key)
+        return {} if resolved(chosen[slot], model) == resolved(usual, model) else chosen
+    if not isinstance(own, dict):
+        raise ConfigError(f"{key}={own}: must be an option of {slot}, or settings of its own such as {{key: value}}")
+    if "_target_" in own:
+        return {slot: own}
+    settings = flatten(usual)
+    for name in flatten(own):
+        if not any(f"{name}.".startswith(f"{known}.") or known.startswith(f"{name}.") for known in settings):
+            raise ConfigError(f"{key}.{name}: model.{slot} has no such key{suggestion(name, settings)}")
+    if all(value == OmegaConf.select(model, f"{slot}.{name}") for name, value in flatten(own).items()):
+        return {}
+    return {slot: OmegaConf.to_container(OmegaConf.merge(usual, own))}
+
+
+def written(node: DictConfig) -> Any:
+    """A node as a plain container, with its interpolations."""
+    return OmegaConf.to_container(node)
+
+
+def resolved(node: dict[str, Any], model: DictConfig) -> Any:
+    """A component's node without interpolations, as below `model`."""
+    root = OmegaConf.create({"node": node}, flags={"allow_objects": True})
+    root._set_parent(model._get_root())
+    return OmegaConf.to_container(root.node, resolve=True)
+
+
+def option(group: str, name: str, key: str) -> dict[str, Any]:
+    """The component of a group's option, and the sizes that it sets. Raises ConfigError if there is none."""
+    is_ready = GlobalHydra.instance().is_initialized()
+    with nullcontext() if is_ready else hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        known = loader.get_group_options(group)
+        if name not in known:
+            raise ConfigError(f"{key}={name}: {group} has no such option{suggestion(name, known)}")
+        return composed(group, name, loader)
+
+
+@cache
+def composed(group: str, name: str, loader: Any) -> dict[str, Any]:
+    """See `option`. loader: Hydra's current one, which knows the user's folders."""
+    model = OmegaConf.to_container(hydra.compose("config", overrides=[f"{group}={name}"]).model, resolve=False)
+    assert isinstance(model, dict)
+    return {part: model[part] for part in (group, *SLOTS[group])}

@@ -1,0 +1,190 @@
+"""Layers that differ, in flat settings: where they do, the value of a setting is a list, one for each layer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .hf_settings import MODEL, ROPE, RotaryPosition, Settings, below, flatten, nest
+
+NOPE: Settings = {"position._target_": f"{MODEL}.position.Position"}
+ABSENT = "absent"  # of a layer whose component does not have the setting
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def with_layers(node: Mapping[str, Any]) -> Settings:
+    """The flat settings of a model node."""
+    usual = {key: value for key, value in node.items() if key != "layers"}
+    different = node.get("layers") or ()
+    layers = []
+    for layer in range(node["n_layers"] if different else 1):
+        own = dict(usual)
+        for one in different:
+            own |= {key: value for key, value in one.items() if key != "at"} if layer in one["at"] else {}
+        flat = flatten(own)
+        layers.append({key: tuple(value) if isinstance(value, list) else value for key, value in flat.items()})
+    return by_layer(layers)
+
+
+def without_layers(settings: Settings) -> dict[str, Any]:
+    """The model node of flat settings, which has `layers`; the inverse of `with_layers`."""
+    nodes = [nest(at_layer(settings, layer)) for layer in range(settings["n_layers"])]
+    groups: dict[str, list[int]] = {}  # of equal layers, by what they have
+    for layer, node in enumerate(nodes):
+        groups.setdefault(str(node), []).append(layer)
+    most = max(groups.values(), key=len)
+    usual = nodes[most[0]]
+    layers = [
+        {"at": group} | {part: own for part, own in nodes[group[0]].items() if own != usual[part]}
+        for group in groups.values()
+        if group is not most
+    ]
+    return usual | {"layers": layers}
+
+
+def by_layer(layers: Sequence[Settings]) -> Settings:
+    """The settings of each layer as flat settings of all."""
+    keys = dict.fromkeys(key for own in layers for key in own)
+    columns = {key: [own.get(key, ABSENT) for own in layers] for key in keys}
+    return {key: values[0] if all(v == values[0] for v in values) else values for key, values in columns.items()}
+
+
+def at_layer(settings: Settings, layer: int) -> Settings:
+    """The flat settings of one layer."""
+    own = {key: value[layer] if isinstance(value, list) else value for key, value in settings.items()}
+    return {key: value for key, value in own.items() if value != ABSENT}
+
+
+def each(settings: Settings, key: str) -> list[Any]:
+    """A setting in each layer."""
+    return [at_layer(settings, layer).get(key) for layer in range(settings["n_layers"])]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Which layers attend through a sliding window.
+
+    default: their `sliding_window` where it is absent. gated: they ignore it unless `use_sliding_window`. every: of a
+    file without `layer_types`, every n-th layer sees all. listed: whether they have `layer_types`; those that are gated
+    or have `every` do. nullable: whether they can do without a window if no layer has one.
+    """
+
+    default: int | None
+    gated: bool = False
+    every: int | None = None
+    listed: bool = False
+    nullable: bool = False
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All their names of it."""
+        pattern = ("sliding_window_pattern", "_sliding_window_pattern")
+        return ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", *pattern)
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        window = config.get("sliding_window", self.default)
+        if self.gated and not config.get("use_sliding_window", False):
+            window = None
+        if window is not None and window >= ours["max_seq_len"]:  # which hides nothing
+            window = None
+        kinds = self.kinds(config, ours)
+        return by_layer([{"attention.window": window if kind == SLIDING else None} for kind in kinds])
+
+    def kinds(self, config: Settings, ours: Settings) -> list[str]:
+        """The kind of each layer."""
+        first = config.get("max_window_layers", 28) if self.gated else 0
+        every = config.get("sliding_window_pattern", self.every)
+        is_full = [i < first or (every and (i + 1) % every == 0) for i in range(ours["n_layers"])]
+        kinds: list[str] = config.get("layer_types") or [FULL if full else SLIDING for full in is_full]
+        if unknown := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
+            raise ValueError(f"layer_types={kinds}: no switch for {unknown[0]}")
+        return kinds
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        windows = each(ours, "attention.window")
+        widest = max((window for window in windows if window is not None), default=None)
+        written: Settings = {"sliding_window": widest}
+        if self.gated:
+            written |= {"use_sliding_window": widest is not None, "max_window_layers": 0}
+        if self.gated or self.every or self.listed:
+            written["layer_types"] = [FULL if window is None else SLIDING for window in windows]
+            # A model of full layers alone has no use for a window, but Gemma 2 cannot be without
+            is_missing = widest is None and self.every and not self.nullable
+            written["sliding_window"] = ours["max_seq_len"] if is_missing else widest
+        return written
+
+
+@dataclass(frozen=True)
+class RotaryByKind:
+    """RoPE with a theta and a scaling for each kind of layer, by `rope_parameters` of each kind.
+
+    windows: which layers are of which kind. full, sliding: theta where it is absent. Older files scale full layers.
+    """
+
+    windows: Windows
+    full: float
+    sliding: float
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All their names of it."""
+        return (*RotaryPosition().names, "rope_local_base_freq")
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        nested = nest(below(config, self.names))
+        rope = nested.pop("rope_parameters", None) or {}
+        local = nested.pop("rope_local_base_freq", self.sliding)
+        of_kind = {
+            FULL: flatten({"rope_parameters": rope.get(FULL) or {}} | nested),
+            SLIDING: flatten({"rope_parameters": {"rope_theta": local} | (rope.get(SLIDING) or {})}),
+        }
+        found = {
+            kind: RotaryPosition(theta).read(of_kind[kind], ours)
+            for kind, theta in ((FULL, self.full), (SLIDING, self.sliding))
+        }
+        return by_layer([found[kind] for kind in self.windows.kinds(config, ours)])
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        kinds = self.windows.write(ours)["layer_types"]
+        written: Settings = {}
+        for kind in (FULL, SLIDING):
+            own = at_layer(ours, kinds.index(kind) if kind in kinds else 0)
+            rope = nest(RotaryPosition().write(own)).get("rope_parameters", {})
+            written |= {f"rope_parameters.{kind}.{key}": value for key, value in rope.items()}
+        return written
+
+
+@dataclass(frozen=True)
+class SomeRotary:
+    """RoPE in some layers, and no position encoding in the others.
+
+    turned: by their config and our settings, whether each layer has RoPE. listed: their list of the same, if any.
+    """
+
+    rotary: RotaryPosition
+    turned: Callable[[Settings, Settings], list[bool]]
+    listed: Sequence[str] = ()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All their names of it."""
+        return (*self.rotary.names, *self.listed)
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        rope = self.rotary.read(config, ours)
+        return by_layer([rope if has_rope else NOPE for has_rope in self.turned(config, ours)])
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        turned = [target == ROPE for target in each(ours, "position._target_")]
+        if self.listed:
+            written: Settings = {self.listed[0]: [int(has_rope) for has_rope in turned]}
+        else:  # layers with RoPE are those with windows, which may be as long as the context
+            has_windows = any(each(ours, "attention.window")) or all(turned)
+            kinds = [SLIDING if has_rope else FULL for has_rope in turned]
+            written = {} if has_windows else {"layer_types": kinds, "sliding_window": ours["max_seq_len"]}
+        return written | (self.rotary.write(at_layer(ours, turned.index(True))) if any(turned) else {})

@@ -1,0 +1,138 @@
+"""A design whose arms are options of any one setting, or all combinations of the options of several."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from llama_lab.config.arguments import quote
+from llama_lab.config.components import flatten
+from llama_lab.config.keys import groups, nearest
+from llama_lab.errors import ConfigError, suggestion
+from llama_lab.formatting import conjoin
+from llama_lab.runs.folder import CHANGEABLE, belongs
+from llama_lab.study.settings import INIT, SEEDS
+from llama_lab.study.study import Arm
+
+from .designs import Configs, Variants, compose_recipe
+
+# What cannot be an axis, and why.
+REFUSED = {
+    "arch": "study=recipes compares whole recipes",
+    "study": "is of the study, not of its runs",
+    "match": "is of the study, not of its runs",
+    "experiment": "may set anything; name the keys that differ",
+    "name": "names the runs",
+    "arm": "names the runs",
+    INIT: "arms start from the same weights",
+    **dict.fromkeys(("seed", *SEEDS), "study.seeds repeats every arm at each seed"),
+    "train.tokens": "arms have equal budgets; study=scaling compares budgets",
+    "train.eval_lengths": "is no part of what is trained; it holds for all arms",
+    "data": "losses on different texts cannot be compared",
+    "tokenizer": "all arms of a study read the same tokens; llama-lab-compare compares runs with other ones",
+    "trainer": "says where a run computes, not what",
+    **dict.fromkeys(CHANGEABLE, "says where a run computes, not what"),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of an axis, each compared with the first, or all combinations of those of several axes.
+
+    axis: a group or a key, or several. options: of the axis; of several, a list for each.
+    """
+
+    base: str
+    axis: str | Sequence[str]
+    options: Sequence[Any]
+
+    def variants(self, configs: Configs) -> Variants:
+        """An arm per option or combination."""
+        cfg, _ = compose_recipe(self.base, "base", configs)
+        axes = self.axes()
+        for axis, options in axes.items():
+            check_axis(axis, self.base, cfg)
+            check_options(axis, options, configs)
+        arms: dict[str, Arm] = {}
+        for combination in product(*axes.values()):
+            chosen = dict(zip(axes, combination, strict=True))
+            name = "+".join(label(axis, option, axes) for axis, option in chosen.items())
+            overrides = (f"arch={self.base}", *(f"{axis}={written(option)}" for axis, option in chosen.items()))
+            levels = {axis: shown(option) for axis, option in chosen.items()}
+            arms[name] = Arm(name, levels, overrides=overrides, reference=next(iter(arms), name))
+        listed = {axis: conjoin([shown(option) for option in options]) for axis, options in axes.items()}
+        title = "; ".join(f"{axis}: {options}" for axis, options in listed.items())
+        return Variants(tuple(arms.values()), title=f"{self.base} with {title}")
+
+    def axes(self) -> dict[str, list[Any]]:
+        """The options of each axis. Raises ConfigError unless each is named once and has two options, each once."""
+        names, lists = list(self.axis), list(self.options)
+        if isinstance(self.axis, str):
+            names, lists = [self.axis], [self.options]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"study.axis=[{','.join(map(str, names))}]: must name one or more axes, each once")
+        if len(lists) != len(names) or any(isinstance(one, str) or not isinstance(one, Sequence) for one in lists):
+            raise ConfigError(
+                f"study.options={shown(self.options)}: must be a list for each of {len(names)} axes, such as "
+                f"[[relu,swiglu],[layernorm,rmsnorm]]"
+            )
+        axes = {name: list(options) for name, options in zip(names, lists, strict=True)}
+        for name, options in axes.items():
+            texts = [shown(option) for option in options]
+            if len(options) < 2:
+                raise ConfigError(f"study.options={shown(options)}: {name} needs two or more to compare")
+            if repeated := [text for text in texts if texts.count(text) > 1]:
+                raise ConfigError(f"study.options={shown(options)}: has {repeated[0]} twice; name every option once")
+        return axes
+
+
+def check_axis(axis: str, base: str, cfg: DictConfig) -> None:
+    """Raise ConfigError for an axis that the base has not, or that a study sets itself. cfg: of the base."""
+    if why := next((why for key, why in REFUSED.items() if belongs(axis, (key,))), None):
+        raise ConfigError(f"study.axis={axis}: {why}; choose another group or key")
+    keys = flatten(OmegaConf.to_container(cfg))
+    if axis in groups() or axis in keys:
+        return
+    if any(key.startswith(f"{axis}.") for key in keys):
+        group = axis.rpartition(".")[2]
+        fix = f"choose the group {group}" if group in groups() else f"name one of its keys, such as {axis}.<key>"
+        raise ConfigError(f"study.axis={axis}: is not a single setting; {fix}")
+    close = nearest(axis, [*keys, *groups()])
+    guess = f" (did you mean {close}?)" if close else ""
+    raise ConfigError(f"study.axis={axis}: is no group, and no key with arch={base}{guess}")
+
+
+def check_options(axis: str, options: Sequence[Any], configs: Configs) -> None:
+    """Raise ConfigError for an option that a group does not have."""
+    known = configs.options(axis) if axis in groups() else []
+    for option in options:
+        if known and option not in known:
+            guess = suggestion(str(option), known)
+            raise ConfigError(f"study.options: {axis} has no option {option}{guess}; choose among {', '.join(known)}")
+
+
+def label(axis: str, option: Any, axes: dict[str, list[Any]]) -> str:
+    """The option as part of an arm's name, with the last part of its axis where it would be ambiguous."""
+    text = re.sub(r"[^\w.+-]+", "_", shown(option)).strip("_")
+    is_clear = axis in groups() and axis not in ("embedding", "init") and text != "none"
+    shared = sum(option in options for options in axes.values()) > 1
+    return text if is_clear and not shared else f"{axis.rpartition('.')[2]}={text}"
+
+
+def shown(option: Any) -> str:
+    """An option as people write it: 1000000, 0.1, null, [1,2]."""
+    if isinstance(option, bool) or option is None:
+        return {True: "true", False: "false", None: "null"}[option]
+    if isinstance(option, float):
+        return f"{option:.10g}"
+    if isinstance(option, Sequence) and not isinstance(option, str):
+        return f"[{','.join(map(shown, option))}]"
+    return str(option)
+
+
+def written(option: Any) -> str:
+    """An option in Hydra's grammar."""
+    return quote(option) if isinstance(option, str) and not re.fullmatch(r"[\w.+-]+", option) else shown(option)

@@ -1,0 +1,201 @@
+"""Telemetry: what happens in every layer at the logged steps, without a change to what is trained.
+
+The gradient is that of the whole step, of all micro-batches and devices, before it is clipped. An update is the weights
+after the optimizer step minus those before it, decay included; its ratio is its norm over that of the weights. Both are
+of a part's trained parameters taken together.
+
+Activations and attention's scores come from a forward pass of its own before the step, as in evaluation: without
+dropout, not compiled, in the run's precision, over the first micro-batch of each device. A block's output is the
+residual stream after it. The root mean squares and the entropies are means over all devices, the rest their maxima.
+Only softmax attention has an entropy and logits; other mixers have no such metrics.
+
+A logged step takes that forward pass more, and a copy of the blocks' weights (of this device's shards) between its
+backward pass and its optimizer step, when its activations are gone. No speed counts that time.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.strategies import Strategy
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from llama_lab.devices.throughput import synchronize
+from llama_lab.model import Decoder
+from llama_lab.model.attention import GroupedQueryAttention, attention_scores
+from llama_lab.model.layout import Layout
+from llama_lab.model.mask import Mask
+from llama_lab.runs.telemetry import PARTS, layer_metric
+
+from .module import LanguageModel
+from .monitor import Monitor
+
+CHUNK = 2**24  # attention scores that are in memory at once
+
+Place = tuple[str, int]  # a part of a block, and its layer
+Readings = dict[str, Tensor]  # by the name of the metric
+
+
+class Telemetry(L.Callback):
+    """Adds the metrics of every layer to the rows of `monitor`, which must come after it in the list of callbacks."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self.monitor = monitor
+        self._backward_passes = 0  # that the gradient of a logged step still lacks
+        self._weights: dict[nn.Parameter, Tensor] = {}  # of a logged step, before its update
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Sequence[Any], batch_idx: int
+    ) -> None:
+        """Before a step that will be logged: read its activations."""
+        if not self.monitor.logs(trainer.global_step + 1, trainer.max_steps):
+            return
+        assert isinstance(pl_module, LanguageModel)
+        self._backward_passes = len(batch)
+        with self._untimed(pl_module), trainer.precision_plugin.val_step_context():
+            self._add(read_activations(pl_module.model, batch[0], trainer.strategy))
+
+    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """After the last backward pass of such a step: read its gradients, and keep its weights."""
+        if not self._backward_passes:
+            return
+        self._backward_passes -= 1
+        if self._backward_passes:
+            return
+        assert isinstance(pl_module, LanguageModel)
+        with self._untimed(pl_module):
+            groups = parameters(pl_module.model)
+            grads = norms(groups, lambda p: p.grad, trainer.strategy)
+            self._add({layer_metric(f"{part}_grad_norm", layer): norm for (part, layer), norm in grads.items()})
+            self._weights = {p: p.detach().clone() for own in groups.values() for p in own}
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """After such a step: read its update."""
+        if not self._weights:
+            return
+        assert isinstance(pl_module, LanguageModel)
+        weights, self._weights = self._weights, {}
+        with self._untimed(pl_module):
+            groups = parameters(pl_module.model)
+            steps = norms(groups, lambda p: p.detach() - weights[p], trainer.strategy)
+            sizes = norms(groups, weights.__getitem__, trainer.strategy)
+            self._add({layer_metric(f"{part}_update_ratio", i): steps[part, i] / sizes[part, i] for part, i in groups})
+
+    def _add(self, readings: Readings) -> None:
+        values = torch.stack(list(readings.values())).tolist()
+        self.monitor.extra |= dict(zip(readings, values, strict=True))
+
+    @contextmanager
+    def _untimed(self, module: LanguageModel) -> Iterator[None]:
+        """Keep what happens inside out of all speeds."""
+        synchronize(module.device)
+        with self.monitor.stopwatch.paused():
+            yield
+            synchronize(module.device)
+
+
+def places(model: Decoder) -> Iterator[tuple[Place, nn.Module]]:
+    """The blocks of a model and their parts, as far as they have them."""
+    for layer, block in enumerate(model.blocks):
+        yield ("block", layer), block
+        yield from (((name, layer), part) for name, part in block.named_children() if name in PARTS)
+
+
+def parameters(model: Decoder) -> dict[Place, list[nn.Parameter]]:
+    """The trained parameters of every place that has any."""
+    found = {place: [p for p in module.parameters() if p.requires_grad] for place, module in places(model)}
+    return {place: own for place, own in found.items() if own}
+
+
+def norms(
+    groups: Mapping[Place, Sequence[nn.Parameter]],
+    value: Callable[[nn.Parameter], Tensor | None],
+    strategy: Strategy,
+) -> dict[Place, Tensor]:
+    """The norm, float32, of the values of each group's parameters taken together; None counts as zero.
+
+    Of shards, over all devices.
+    """
+
+    def square(p: nn.Parameter) -> Tensor:
+        tensor = value(p)
+        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return torch.zeros((), device=p.device) if own is None else torch.linalg.vector_norm(own.float()).square()
+
+    squares = torch.stack([torch.stack([square(p) for p in own]).sum() for own in groups.values()])
+    if any(isinstance(p, DTensor) for own in groups.values() for p in own):
+        squares = strategy.reduce(squares, reduce_op="sum")
+    return dict(zip(groups, squares.sqrt().unbind(), strict=True))
+
+
+@torch.no_grad()
+def read_activations(model: Decoder, batch: tuple[Tensor, Tensor], strategy: Strategy) -> Readings:
+    """Activations and attention's scores of every layer on inputs and targets `(B, T)`, over all devices."""
+    means: Readings = {}
+    maxima: Readings = {}
+    was_training = model.training
+    # As in validation: on shards, it is `loss` that gathers them, and it never holds all logits.
+    with watched(model.eval(), means, maxima), torch.compiler.set_stance("force_eager"):
+        model.loss(*batch)
+    model.train(was_training)
+    reduced = [
+        dict(zip(own, strategy.reduce(torch.stack(list(own.values())), reduce_op=how).unbind(), strict=True))
+        for own, how in ((means, "mean"), (maxima, "max"))
+    ]
+    return reduced[0] | reduced[1]
+
+
+@contextmanager
+def watched(model: Decoder, means: Readings, maxima: Readings) -> Iterator[None]:
+    """Inside, a forward pass leaves what it finds in `means` and `maxima`."""
+
+    def read_output(place: Place, module: nn.Module, args: object, output: Tensor) -> None:
+        part, layer = place
+        means[layer_metric(f"{part}_activation_rms", layer)] = output.float().square().mean().sqrt()
+        maxima[layer_metric(f"{part}_activation_max", layer)] = output.abs().max().float()
+
+    def read_scores(layer: int, mixer: GroupedQueryAttention, *args: Any) -> Tensor:
+        query, key, _, layout, _ = args
+        entropy, largest = score_statistics(query, key, layout, mixer.mask, mixer.softcap, mixer.scale)
+        means[layer_metric("attention_entropy", layer)] = entropy
+        maxima[layer_metric("attention_logit_max", layer)] = largest
+        return type(mixer).attend(mixer, *args)
+
+    with ExitStack() as hooks:
+        for place, module in places(model):
+            hooks.enter_context(module.register_forward_hook(partial(read_output, place)))
+        for layer, mixer in enumerate(model.mixers):
+            # A subclass that attends in another way may have no softmax.
+            if isinstance(mixer, GroupedQueryAttention) and type(mixer).attend is GroupedQueryAttention.attend:
+                mixer.attend = partial(read_scores, layer, mixer)  # type: ignore[method-assign]
+                hooks.callback(delattr, mixer, "attend")
+        yield
+
+
+def score_statistics(
+    query: Tensor, key: Tensor, layout: Layout, rule: Mask, softcap: float | None, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The mean entropy of attention, in nats, and the largest score that enters its softmax.
+
+    `query (B, H, T, Dh)`, `key (B, Hkv, T, Dh)`; the mean is over sequences, heads and queries. A few queries at a
+    time, since the scores of all would take `B * H * T * T` numbers.
+    """
+    B, H, T, _ = query.shape
+    rows = max(1, CHUNK // (B * H * T))
+    entropy, largest = [], []
+    with torch.autocast(query.device.type, enabled=False):
+        key = key.float()
+        for start in range(0, T, rows):
+            part = slice(start, start + rows)
+            starts = None if layout.starts is None else layout.starts[..., part]
+            mask = Layout(layout.position, layout.places[..., part], starts=starts).mask_of(rule, layout.places)
+            scores = attention_scores(query[:, :, part].float(), key, mask, softcap, scale)
+            largest.append(scores.max())
+            entropy.append(torch.special.entr(scores.softmax(-1)).sum())
+    return torch.stack(entropy).sum() / (B * H * T), torch.stack(largest).max()

@@ -1,0 +1,117 @@
+"""Patterns over layers: which layers have what, and one line for a pattern that cannot be meant."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from llama_lab.config.layers import layers_at
+from llama_lab.errors import ConfigError
+from llama_lab.training.prepare import check_complete, check_pattern
+from tests.composing import compose_config, decoder, options
+
+FOUR = ("size=nano",)
+WINDOWED = (*FOUR, "attention=gqa_window", "model.attention.window=5")
+
+
+@given(n=st.integers(1, 40), begin=st.integers(-45, 45), end=st.integers(-45, 45), step=st.integers(1, 9))
+def test_a_slice_names_the_layers_that_python_names(n: int, begin: int, end: int, step: int) -> None:
+    expected = list(range(n))[begin:end:step]
+    if expected:
+        assert layers_at("at", f"{begin}:{end}:{step}", n) == expected
+        assert layers_at("at", [layer - n for layer in expected], n) == expected
+
+
+@pytest.mark.parametrize("option", options("pattern"))
+@pytest.mark.parametrize("n_layers", [2, 3, 8, 13])
+def test_every_packaged_pattern_fits_any_depth(option: str, n_layers: int) -> None:
+    cfg = compose_config("size=nano", "attention=gqa_window", f"model.n_layers={n_layers}", f"pattern={option}")
+    for one in cfg.model.layers:
+        assert 0 < len(one["at"]) < n_layers
+
+
+def test_an_option_in_a_layer_brings_the_sizes_that_it_sets() -> None:
+    model = decoder(*FOUR, "+pattern.odd={at: '1::2', attention: mqa, ffn: gelu}")
+    assert [block.attention.n_kv_heads for block in model.blocks] == [4, 1, 4, 1]
+    assert [block.ffn.down.in_features for block in model.blocks] == [344, 512, 344, 512]
+
+
+def test_a_size_of_a_layers_own_wins_over_that_of_its_option() -> None:
+    model = decoder(*FOUR, "+pattern.odd={at: '1::2', n_kv_heads: 2, attention: gqa_window}")
+    assert [block.attention.n_kv_heads for block in model.blocks] == [4, 2, 4, 2]
+
+
+def test_settings_of_a_layer_follow_those_of_the_run() -> None:
+    windows = compose_config(*FOUR, "model.max_seq_len=64", "+pattern.local={at: 0, attention: gqa_window}")
+    assert windows.model.layers[0].attention.window == 32
+
+
+def test_a_stored_config_needs_no_options_to_build_its_layers() -> None:
+    cfg = compose_config(*FOUR, "+pattern.nope={at: -1, position: none}")
+    stored = OmegaConf.create(OmegaConf.to_container(cfg.model, resolve=True))
+    assert OmegaConf.to_container(stored.layers) == [
+        {"at": [3], "position": {"_target_": "llama_lab.model.position.Position", "_partial_": True}}
+    ]
+
+
+REFUSED = {
+    "no layer": (["+pattern.a={at: '7::2', position: none}"], "pattern.a.at=7::2: names no layer; the layers are 0 to"),
+    "beyond the last": (["+pattern.a={at: [0,9], position: none}"], "pattern.a.at=[0, 9]: there is no layer 9; the"),
+    "twice": (["+pattern.a={at: [3,-1], position: none}"], "pattern.a.at=[3, -1]: names a layer twice"),
+    "no number": (["+pattern.a={at: x, position: none}"], "pattern.a.at=x: must be a slice such as"),
+    "no slice": (["+pattern.a={at: 'a:b', position: none}"], "pattern.a.at=a:b: is no slice; write begin:end:step"),
+    "step 0": (["+pattern.a={at: '::0', position: none}"], "pattern.a.at=::0: is no slice"),
+    "every layer": (["+pattern.a={at: ':', position: none}"], "pattern: changes position in every layer, and leaves"),
+    "all windows": (
+        [*WINDOWED, "+pattern.a={at: ':2', attention: {window: null}}", "+pattern.b={at: '2:', attention: mha}"],
+        "pattern: changes attention.window in every layer, and leaves model.attention.window idle",
+    ),
+    "overlap": (
+        ["+pattern.a={at: '::2', position: none}", "+pattern.b={at: [0], position: alibi}"],
+        "pattern.b: layer 0 has its position from pattern.a already; give them other layers",
+    ),
+    "overlap of sizes": (
+        ["+pattern.a={at: '::2', attention: mqa}", "+pattern.b={at: 0, n_kv_heads: 2}"],
+        "pattern.b: layer 0 has its n_kv_heads from pattern.a already",
+    ),
+    "no option": (["+pattern.a={at: 1, ffn: swigluu}"], "pattern.a.ffn=swigluu: ffn has no such option (did you mean"),
+    "no key": (["+pattern.a={at: 1, position: {thta: 3}}"], "pattern.a.position.thta: model.position has no such key"),
+    "no part": (["+pattern.a={at: 1, dim: 3}"], "pattern.a.dim: a layer has no such part; choose of attention,"),
+    "no settings": (["+pattern.a={at: 1, position: 3}"], "pattern.a.position=3: must be an option of position, or"),
+    "nothing": (["+pattern.a={at: '::2'}"], "pattern.a={'at': '::2'}: must say which layers have what"),
+    "no rule": (["+pattern.a=3"], "pattern.a=3: must say which layers have what"),
+    "added": (
+        ["position=learned", "pattern=nope_every_4th"],
+        "model.layers: Learned positions are added to the embeddings, before all layers",
+    ),
+    "long window": (
+        [*FOUR, "+pattern.a={at: 1, attention: {window: 256}}"],
+        "model.attention.window=256: hides nothing at model.max_seq_len=256",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_pattern_that_cannot_be_meant_is_refused_in_one_line(case: str) -> None:
+    overrides, message = REFUSED[case]
+    with pytest.raises(ConfigError) as caught:
+        build(*FOUR, *overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["{at: 1, position: rope}", "{at: 1, position: {theta: 1e4}}", "{at: 1, n_kv_heads: 4}", "{at: 1, attention: mha}"],
+)
+def test_a_pattern_that_was_asked_for_and_changes_nothing_is_refused(rule: str) -> None:
+    asked = f"+pattern.a={rule}"
+    cfg = compose_config(*FOUR, asked)
+    with pytest.raises(ConfigError, match="changes nothing, since all layers have that already; leave it out"):
+        check_pattern(cfg, [asked])
+    check_pattern(cfg, [])  # of a recipe whose other part was chosen otherwise
+
+
+def build(*overrides: str) -> None:
+    check_complete(compose_config(*overrides))
+    decoder(*overrides)

@@ -1,0 +1,243 @@
+"""Masks: one rule says which keys a query sees, for every kernel, with and without a cache, within documents."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from llama_lab.config.components import build_model
+from llama_lab.errors import ConfigError
+from llama_lab.model import Decoder, measure_cost
+from llama_lab.model.generate import _static_step, prefill
+from llama_lab.model.layout import Layout
+from llama_lab.model.mask import Mask
+from llama_lab.model.mixer import Mixer
+from llama_lab.model.state import State
+from tests.composing import END_OF_TEXT, compose_config, decoder, lively
+
+LENGTH = 24
+POSITIONS = ["none", "learned", "sinusoidal", "rope", "alibi", "relative"]
+KERNELS = ["sdpa", "reference"]
+CHUNK, WINDOW, PREFIX = Mask(chunk=5), Mask(window=5), Mask(prefix=7)
+DOCUMENTS = ["data.document_mask=true"]
+STARTS = (0, 3, 14)  # of the documents in `packed`
+
+
+def packed() -> Tensor:
+    """A sequence that begins within a document, and holds one that is longer than the windows and chunks here."""
+    tokens = torch.randint(1, 97, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    tokens[0, STARTS[1:]] = END_OF_TEXT
+    return tokens
+
+
+def documents(tokens: Tensor) -> list[Tensor]:
+    return list(tokens.split([b - a for a, b in zip(STARTS, (*STARTS[1:], LENGTH), strict=True)], 1))
+
+
+def model_of(position: str, rule: Mask, kernel: str = "sdpa", border: int | None = None, layers: int = 2) -> Decoder:
+    """A lively model in float64 whose layers have this rule; it is built once, since that takes longest."""
+    model = deepcopy(lively("arch=llama3", f"position={position}")).double()
+    model.blocks, model.border = model.blocks[:layers], border
+    for mixer in model.mixers:
+        mixer.mask, mixer.kernel = rule, kernel
+    return model
+
+
+def influence(model: Decoder, tokens: Tensor, readers: slice) -> list[bool]:
+    """Whether each token of a sequence has any influence on the output at some positions."""
+    embeddings = model.embedding.tokens(tokens).detach().requires_grad_()
+    model.embedding.tokens.forward = lambda _: embeddings  # so that gradients reach every position by itself
+    (found,) = torch.autograd.grad(model(tokens)[0, readers].square().sum(), embeddings)
+    return (found[0] != 0).any(-1).tolist()
+
+
+@given(
+    length=st.integers(1, 40),
+    window=st.none() | st.integers(1, 12),
+    chunk=st.none() | st.integers(1, 12),
+    prefix=st.none() | st.integers(2, 30),
+)
+def test_a_query_sees_what_all_settings_let_it_see(
+    length: int, window: int | None, chunk: int | None, prefix: int | None
+) -> None:
+    rule, places = Mask(window, chunk, prefix), torch.arange(length)
+    seen = [
+        [
+            (k <= q or k < (prefix or 0))
+            and (window is None or k > q - window)
+            and (chunk is None or k // chunk == q // chunk)
+            for k in range(length)
+        ]
+        for q in range(length)
+    ]
+    assert rule.sees(places[:, None], places).tolist() == seen
+    assert not rule.sees(places, places - length).any(), "negative positions are never seen"
+    if window is None or chunk is None:
+        assert rule.mean_keys(length) == sum(map(sum, seen)) / length
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@torch.no_grad()
+def test_every_kernel_has_the_same_rule(position: str) -> None:
+    for rule in (Mask(), WINDOW, CHUNK, PREFIX, Mask(window=4, prefix=7), Mask(chunk=5, prefix=7)):
+        for border in (None, END_OF_TEXT):
+            fused, reference = (model_of(position, rule, kernel, border)(packed()) for kernel in KERNELS)
+            torch.testing.assert_close(fused, reference, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_with_one_layer_a_token_is_influenced_by_what_it_sees_alone(position: str, kernel: str) -> None:
+    for rule, reader, seen in (
+        (CHUNK, 17, range(15, 18)),
+        (PREFIX, 17, range(18)),
+        (PREFIX, 2, range(7)),
+        (Mask(window=4, prefix=7), 5, range(2, 7)),
+        (Mask(chunk=5, prefix=7), 2, range(5)),
+    ):
+        model = model_of(position, rule, kernel, layers=1)
+        assert influence(model, packed(), slice(reader, reader + 1)) == [k in seen for k in range(LENGTH)]
+
+
+@pytest.mark.parametrize("rule", [PREFIX, Mask(window=4, prefix=7), Mask(chunk=5, prefix=7)], ids=str)
+@torch.no_grad()
+def test_decoding_after_a_prefix_equals_the_full_forward(rule: Mask) -> None:
+    model, tokens = model_of("rope", rule), packed()
+    cache = model.new_state(1, LENGTH)
+    logits = torch.cat([model(piece, cache) for piece in tokens.split([9, 4, *[1] * 11], 1)], 1)
+    torch.testing.assert_close(logits, model(tokens), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("position", POSITIONS)
+@torch.no_grad()
+def test_a_packed_document_gives_what_it_gives_alone(position: str, kernel: str) -> None:
+    for rule in (Mask(), WINDOW, CHUNK):
+        alone = model_of(position, rule, kernel)
+        apart = torch.cat([alone(document) for document in documents(packed())], 1)
+        together = model_of(position, rule, kernel, END_OF_TEXT)(packed())
+        tolerance = 1e-12 if kernel == "sdpa" else 1e-6  # the reference has scores in float32
+        assert (together - apart).abs().max() <= tolerance * apart.abs().max()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_no_gradient_crosses_a_border(position: str, kernel: str) -> None:
+    for start, end in zip(STARTS, (*STARTS[1:], LENGTH), strict=True):
+        model = model_of(position, Mask(), kernel, END_OF_TEXT)
+        assert influence(model, packed(), slice(start, end)) == [start <= t < end for t in range(LENGTH)]
+    assert any(influence(model_of(position, Mask(), kernel), packed(), slice(14, None))[:14])
+
+
+@pytest.mark.parametrize("rule", [Mask(), WINDOW, CHUNK], ids=str)
+@pytest.mark.parametrize("position", POSITIONS)
+@torch.no_grad()
+def test_decoding_knows_where_documents_start(position: str, rule: Mask) -> None:
+    model, tokens = model_of(position, rule, border=END_OF_TEXT), packed()
+    for sizes in ([1] * LENGTH, [2, 9, 7, 6], [16, *[1] * 8]):
+        cache = model.new_state(1, LENGTH)
+        logits = torch.cat([model(piece, cache) for piece in tokens.split(sizes, 1)], 1)
+        torch.testing.assert_close(logits, model(tokens), rtol=1e-5, atol=1e-5)
+
+
+class Shift(Mixer):
+    """Hands each token what the one before it in its document was."""
+
+    documents = True
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.value = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+        before = F.pad(x, (0, 0, 1, 0))[:, :-1]
+        return self.value(before.masked_fill(layout.positions[..., None] == 0, 0))
+
+    def flops_per_token(self, seq_len: int) -> float:
+        return 2 * self.value.weight.numel()
+
+
+@torch.no_grad()
+def test_another_mixer_learns_from_positions_where_documents_start() -> None:
+    cfg = compose_config("size=pico", "position=none", *DOCUMENTS)
+    cfg.model.attention = {"_target_": f"{__name__}.Shift", "_partial_": True}
+    model: Decoder = build_model(cfg, 97, END_OF_TEXT)
+    together, model.border = model(packed()), None
+    apart = torch.cat([model(document) for document in documents(packed())], 1)
+    torch.testing.assert_close(together, apart)
+    assert not torch.allclose(model(packed()), apart)
+
+
+@torch.no_grad()
+def test_documents_end_for_each_sequence_of_a_batch_by_itself_in_a_compiled_step_too() -> None:
+    model = model_of("rope", CHUNK, border=END_OF_TEXT)
+    texts = [packed()[0, 1:17].tolist(), packed()[0, 10:22].tolist()]
+    for step in ("eager", "static"):
+        cache = model.new_state(2, LENGTH)
+        logits = [prefill(model, [text[:9] for text in texts], cache)]
+        positions = cache.lengths[:, None].clone()
+        for i in (9, 10):
+            tokens = torch.tensor([[text[i]] for text in texts])
+            read = (
+                model(tokens, cache)[:, -1]
+                if step == "eager"
+                else _static_step(model, tokens, positions + i - 9, cache)
+            )
+            logits.append(read)
+        whole = [model(torch.tensor([text[:11]]))[0, 8:] for text in texts]
+        torch.testing.assert_close(torch.stack(logits, 1), torch.stack(whole), rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_prefix_shows_is_not_predicted() -> None:
+    model = decoder("model.attention.prefix=7")
+    targets = torch.arange(LENGTH)[None]
+    assert model.predictable(targets).tolist() == [[-100] * 6 + list(range(6, LENGTH))]
+    assert decoder().predictable(targets) is targets
+
+
+def test_a_prefix_of_every_layer_costs_the_keys_that_it_adds() -> None:
+    plain, prefix = (measure_cost(decoder(*rule), LENGTH) for rule in ([], ["model.attention.prefix=7"]))
+    pairs = 7 * 6 / 2
+    assert prefix.flops_per_token - plain.flops_per_token == pytest.approx(2 * 4 * 32 * pairs / LENGTH)
+    assert prefix.kv_bytes == plain.kv_bytes
+
+
+def test_layers_of_chunks_keep_one_chunk_and_global_ones_all() -> None:
+    model = decoder("model.attention.chunk=5", "+pattern.global={at: '1::2', attention: {chunk: null}}")
+    state = model.new_state(1, LENGTH)
+    assert [layer.slots for layer in state.layers] == [5, LENGTH]
+    assert [mixer.full_after for mixer in model.mixers] == [5, None]
+
+
+REFUSED = {
+    "chunk and window": (
+        ["model.attention.chunk=4", "model.attention.window=4"],
+        "model.attention.chunk=4: there is attention.window=4 too; set one of them to null",
+    ),
+    "chunk long": (["model.attention.chunk=32"], "model.attention.chunk=32: hides nothing at model.max_seq_len=32; "),
+    "chunk empty": (["model.attention.chunk=0"], "model.attention.chunk=0: must be at least 1, or null for none"),
+    "prefix of one": (["model.attention.prefix=1"], "model.attention.prefix=1: must be at least 2, or null for none"),
+    "prefix long": (["model.attention.prefix=32"], "model.attention.prefix=32: max_seq_len=32 ends there; make it"),
+    "prefix of documents": (
+        ["model.attention.prefix=4", *DOCUMENTS],
+        "model.attention.prefix=4: with documents, sequences would predict unequally many tokens; set it to null, or",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_in_one_line(case: str) -> None:
+    overrides, beginning = REFUSED[case]
+    with pytest.raises(ConfigError) as error:
+        decoder(*overrides)
+    assert str(error.value).startswith(beginning)
+    assert "\n" not in str(error.value)
+
+
+def test_a_document_mask_needs_the_token_with_which_documents_start() -> None:
+    with pytest.raises(ConfigError, match=r"^data.document_mask=true: documents start with the end-of-text token"):
+        build_model(compose_config("size=pico", *DOCUMENTS), 97)

@@ -1,0 +1,271 @@
+"""Options of one axis, or the combinations of several: what is an arm, what is refused, and whole studies of them."""
+
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_lab.errors import ConfigError
+from llama_lab.study.design.options import Options
+from llama_lab.study.report.analysis import analyse
+from llama_lab.study.study import Study
+from tests.conftest import Command, Ran
+from tests.study.design.test_designs import CONFIGS, Composed
+
+DRY = ("study=options", "study.dry_run=true", "study.seeds=[1]", "train.tokens=16384", "name=tried")
+QUICK = ("study.measure_speed=false", "study.seeds=[1,2]", "train.tokens=5120", "train.evaluations=2", "name=tried")
+
+SHARDS = ("trainer=fsdp", "trainer.devices=2", "trainer.accelerator=cpu", "hydra/launcher=local_gpus")
+
+
+@pytest.fixture
+def study(command: Command, tiny: list[str]) -> Callable[..., Ran]:
+    """Run a tiny study inside this process."""
+    return partial(command, *tiny)
+
+
+def over(axis: str, *options: str) -> tuple[str, str]:
+    return f"study.axis={axis}", f"study.options=[{','.join(options)}]"
+
+
+def test_an_arm_is_an_option_and_the_first_is_what_others_are_compared_with() -> None:
+    found = Options("gpt2", "ffn", ["relu", "swiglu", "geglu"]).variants(CONFIGS)
+    assert [arm.name for arm in found.arms] == ["relu", "swiglu", "geglu"]
+    assert {arm.reference for arm in found.arms} == {"relu"}
+    assert found.arms[1].overrides == ("arch=gpt2", "ffn=swiglu")
+    assert found.arms[1].axes == {"ffn": "swiglu"}
+    assert found.title == "gpt2 with ffn: relu, swiglu and geglu"
+
+
+def test_several_axes_make_every_combination_the_first_options_first() -> None:
+    options = [["relu", "swiglu", "geglu"], ["layernorm", "none"], [0.0, 0.1]]
+    found = Options("llama", ["ffn", "norm", "model.dropout"], options).variants(CONFIGS)
+    assert len(found.arms) == 12
+    assert found.arms[0].name == "relu+layernorm+dropout=0"
+    assert found.arms[-1].name == "geglu+norm=none+dropout=0.1"
+    assert found.arms[-1].overrides == ("arch=llama", "ffn=geglu", "norm=none", "model.dropout=0.1")
+    assert found.arms[-1].axes == {"ffn": "geglu", "norm": "none", "model.dropout": "0.1"}
+
+
+@pytest.mark.parametrize(
+    "axis",
+    [
+        ("position", "rope", "alibi"),
+        ("size", "pico", "nano", "match=none"),
+        ("optim", "adamw", "muon"),
+        ("model.position.theta", "1e4", "5e5"),
+        ("model.attention.qk_norm", "null", "head"),
+        ("train.batch_size", "4", "16"),
+        *(
+            pytest.param(slow, marks=pytest.mark.slow)
+            for slow in (
+                ("norm", "rmsnorm", "none"),
+                ("block", "prenorm", "parallel"),
+                ("attention", "mha", "mqa"),
+                ("ffn", "relu", "swiglu"),
+                ("embedding", "untied", "tied"),
+                ("init", "normal", "scaled"),
+                ("schedule", "cosine", "noam"),
+                ("model.dropout", "0.0", "0.1"),
+                ("model.n_layers", "2", "1", "match=none"),
+                ("model.init.std", "0.02", "0.006"),
+                ("model.max_seq_len", "32", "64"),
+                ("train.z_loss", "0.0", "1e-4"),
+                ("train.grad_clip", "null", "1.0"),
+                ("schedule.warmup", "0.0", "0.05"),
+                ("optim.weight_decay", "0.0", "0.1"),
+                ("optim.lr", "1e-3", "2e-3"),
+            )
+        ),
+    ],
+    ids=" ".join,
+)
+def test_any_group_and_any_key_is_an_axis(command: Command, tiny: list[str], axis: tuple[str, ...]) -> None:
+    name, first, second, *more = axis
+    ours = [argument for argument in tiny if not argument.startswith(f"{name}=")]
+    ran = command(*ours, *DRY, *over(name, first, second), *more)
+    assert (ran.code, ran.err) == (0, "")
+    assert "tried: 2 arms, 2 runs" in ran.out
+    assert not (ran.cwd / "runs").exists()
+
+
+class Cached(Composed):
+    """Composes the base of all tests once."""
+
+    compose = staticmethod(cache(CONFIGS.compose))
+
+
+@pytest.mark.parametrize(
+    ("axis", "options", "message"),
+    [
+        ("ffn", ["relu", "relu"], r"study.options=\[relu,relu\]: has relu twice; name every option once"),
+        ("ffn", ["relu"], r"study.options=\[relu\]: ffn needs two or more to compare"),
+        ("fnn", ["relu", "gelu"], r"study.axis=fnn: is no group, and no key with arch=llama \(did you mean ffn\?\)"),
+        ("model.theta", [1, 2], r"study.axis=model.theta: is no group.*\(did you mean model.position.theta\?\)"),
+        ("model.position", [1, 2], "study.axis=model.position: is not a single setting; choose the group position"),
+        ("ffn", ["relu", "swigl"], r"study.options: ffn has no option swigl \(did you mean swiglu\?\); choose among "),
+        ("seed", [1, 2], "study.axis=seed: study.seeds repeats every arm at each seed"),
+        ("arch", ["gpt2", "llama"], "study.axis=arch: study=recipes compares whole recipes"),
+        ("study.margin", [1, 2], "study.axis=study.margin: is of the study, not of its runs"),
+        ("train.tokens", [5120, 10240], "study.axis=train.tokens: arms have equal budgets; study=scaling"),
+        ("data", ["stdlib", "text"], "study.axis=data: losses on different texts cannot be compared"),
+        ("trainer.devices", [1, 2], "study.axis=trainer.devices: says where a run computes, not what"),
+        ("model.position.theta", [1e4, 10000], r"study.options=\[10000,10000\]: has 10000 twice"),
+        (["ffn", "ffn"], [["relu", "gelu"]] * 2, r"study.axis=\[ffn,ffn\]: must name one or more axes, each once"),
+        (["ffn", "norm"], ["relu", "gelu"], r"study.options=\[relu,gelu\]: must be a list for each of 2 axes"),
+        (["ffn", "norm"], [["relu", "gelu"]], "study.options=.*: must be a list for each of 2 axes"),
+    ],
+)
+def test_what_is_no_axis_and_no_option_is_refused(axis: Any, options: list[Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        Options("llama", axis, options).variants(Cached())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (over("model.hidden_dim", "32", "64"), "model.hidden_dim: is an axis, and match=params would undo it"),
+        (
+            (*over("optim.lr", "1e-3", "2e-3"), "study.learning_rates=[1e-3,2e-3]"),
+            "optim.lr: is an axis, and study.learning_rates searches it; set these to null",
+        ),
+        (
+            (*over("model.max_seq_len", "32", "48"), "train.tokens=6000"),
+            "train.tokens=6000: is no whole number of steps of 256 and 384 tokens, .*; give train.tokens=5376",
+        ),
+        (
+            (*over("[ffn,norm]", "[relu,gelu]", "[rmsnorm,none]"), "study.compare=all"),
+            "study.compare=all: a factorial tests its effects, not pairs",
+        ),
+        ((*over("ffn", "relu", "gelu"), "ffn=glu"), "ffn=glu: the study sets ffn itself, arm by arm"),
+        (
+            (*over("optim", "adamw", "lion"), "study.learning_rates={adamw:[1e-3,2e-3]}"),
+            "study.learning_rates: arm lion has no grid for lion; give one grid for each arm or option",
+        ),
+        (
+            (*over("optim", "adamw", "lion"), "study.learning_rates={adamw:[1e-3,2e-3],loin:[1e-4,2e-4]}"),
+            r"study.learning_rates: loin is no arm and no option \(did you mean lion\?\); choose among adamw, lion",
+        ),
+        (
+            (*over("optim", "adamw", "lion"), "study.learning_rates={adamw:[1e-3,2e-3],lion:[1e-4]}"),
+            r"study.learning_rates.lion=\[0.0001\]: must be two or more positive numbers",
+        ),
+        (
+            (
+                *over("[optim,norm]", "[adamw,lion]", "[none,rmsnorm]"),
+                "study.learning_rates={adamw:[1,2],lion:[1,2],none:[1,2]}",
+            ),
+            "study.learning_rates: arm adamw.norm=none has grids by adamw and none",
+        ),
+        (
+            (*over("optim", "adamw", "adafactor"), *SHARDS),
+            r"optim=adafactor: PyTorch's cannot hold sharded parameters; .* \(arm adafactor\)",
+        ),
+        (over("model.n_kv_heads", "2", "null"), "model.n_kv_heads=null: must be a whole number"),
+    ],
+)
+def test_what_cannot_be_is_reported_in_one_line_before_training(
+    study: Callable[..., Ran], arguments: tuple[str, ...], message: str
+) -> None:
+    ran = study(*DRY, *arguments)
+    assert ran.code == 2
+    assert re.match(f"error: {message}", ran.err), ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_an_option_that_is_another_one_with_another_name_is_refused(study: Callable[..., Ran], tmp_path: Path) -> None:
+    option = tmp_path / "my_conf" / "schedule" / "mine.yaml"
+    option.parent.mkdir(parents=True)
+    text = (
+        "# @package schedule\n_target_: llama_lab.training.schedule.cosine\n_partial_: true\nwarmup: 0.05\nfinal: 0.1\n"
+    )
+    option.write_text(text)
+    ran = study("--config-dir=my_conf", *DRY, *over("schedule", "cosine", "mine"))
+    assert ran.err == "error: study: arms cosine and mine have the same settings; leave one of them out\n"
+    option.write_text(text.replace("0.1", "0.2"))
+    assert study("--config-dir=my_conf", *DRY, *over("schedule", "cosine", "mine")).code == 0
+
+
+def test_three_options_are_trained_and_compared_with_the_first_and_with_each_other(study: Callable[..., Ran]) -> None:
+    ran = study("study=options", *over("ffn", "relu", "swiglu", "geglu"), "study.compare=all", *QUICK)
+    assert (ran.code, ran.err) == (0, "")
+    folder = ran.cwd / "runs" / "tried"
+    result = analyse(Study.load(folder), folder)
+    assert [arm.name for arm in result.arms] == ["relu", "swiglu", "geglu"]
+    assert result.tests == "max-t over the 3 pairs of arms"
+    assert all(c.change.is_tested for c in result.pairs)
+    assert {arm.to_baseline for arm in result.arms[1:]} < set(result.pairs)
+    sizes = {arm.costs["params_non_embedding"] for arm in result.arms}
+    assert max(sizes) / min(sizes) < 1.01
+    expected = ("One learning rate", "Logged speeds", "The code had", "Matching left", "Two seeds")
+    assert [w for w in result.warnings if not w.startswith(expected) and "learned little else" not in w] == []
+
+
+def test_a_key_is_an_axis_that_the_report_accuses_of_nothing(command: Command, tiny: list[str]) -> None:
+    ours = [argument for argument in tiny if not argument.startswith("train.batch_size")]
+    ran = command(*ours, "study=options", *over("train.batch_size", "4", "8", "16"), *QUICK, "train.tokens=6144")
+    assert (ran.code, ran.err) == (0, "")
+    folder = ran.cwd / "runs" / "tried"
+    result = analyse(Study.load(folder), folder)
+    assert [arm.name for arm in result.arms] == ["batch_size=4", "batch_size=8", "batch_size=16"]
+    assert len({record.summary["tokens"] for record in result.records}) == 1
+    expected = ("Logged speeds", "The code had", "Two seeds", "Runs differ in")
+    assert [w for w in result.warnings if not w.startswith(expected) and "learned little else" not in w] == []
+
+
+@pytest.mark.slow
+def test_several_axes_are_judged_by_the_effects_of_their_options(study: Callable[..., Ran]) -> None:
+    axes = over("[ffn,norm]", "[relu,swiglu,geglu]", "[layernorm,rmsnorm]")
+    ran = study("study=options", *axes, *QUICK, "study.seeds=[1,2,3]", "train.tokens=2560")
+    assert (ran.code, ran.err) == (0, "")
+    folder = ran.cwd / "runs" / "tried"
+    result = analyse(Study.load(folder), folder)
+    assert [effect.name for effect in result.effects] == [
+        "ffn=swiglu",
+        "ffn=geglu",
+        "norm=rmsnorm",
+        "ffn=swiglu \u00d7 norm=rmsnorm",
+        "ffn=geglu \u00d7 norm=rmsnorm",
+    ]
+    assert result.tests == "max-t over the 5 effects"
+    loss = {arm.name: arm.loss.mean for arm in result.arms if arm.loss}
+    geglu, relu = (loss[f"{ffn}+layernorm"] + loss[f"{ffn}+rmsnorm"] for ffn in ("geglu", "relu"))
+    change = (geglu - relu) / 2
+    assert result.effects[1].change.mean == pytest.approx(change)
+    (interaction,) = result.interactions
+    assert interaction.levels == (("relu", "swiglu", "geglu"), ("layernorm", "rmsnorm"))
+    assert "ffn=geglu \u00d7 norm=rmsnorm" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("extends", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_each_optimizer_is_tuned_over_its_own_grid(study: Callable[..., Ran], extends: bool) -> None:
+    grids = "study.learning_rates={adamw:[1e-3,2e-3],lion:[1e-4,3e-4]}"
+    more = (f"study.extend_rates={str(extends).lower()}", *QUICK, "study.seeds=[1]", "train.tokens=2560")
+    ran = study("study=options", *over("optim", "adamw", "lion"), grids, *more)
+    assert (ran.code, ran.err) == (0, "")
+    folder = ran.cwd / "runs" / "tried"
+    kept = Study.load(folder)
+    tried = {arm.name: {member.learning_rate for member in arm.tuning} for arm in kept.arms}
+    for arm, grid in {"adamw": {1e-3, 2e-3}, "lion": {1e-4, 3e-4}}.items():
+        assert tried[arm] > grid if extends else tried[arm] == grid  # the best of two is at an end
+    assert any("2 from 0.001 to 0.002 for adamw; 2 from 0.0001 to 0.0003 for lion" in note for note in kept.notes)
+    result = analyse(kept, folder)
+    assert {sweep.arm: set(sweep.rates) for sweep in result.learning_rates} == tried
+    assert [w for w in result.warnings if "optim" in w or "searched" in w] == []
+
+
+def test_optimizers_at_one_rate_each_are_warned_of(study: Callable[..., Ran]) -> None:
+    ran = study("study=options", *over("optim", "adamw", "sgd"), *QUICK, "study.seeds=[1]", "train.tokens=2560")
+    assert ran.code == 0
+    assert "Each optimizer had one learning rate, which was not searched (adamw 0.002, sgd 0.3)" in " ".join(
+        ran.out.split()
+    )
+
+
+def test_a_grid_may_be_given_by_any_option(study: Callable[..., Ran]) -> None:
+    grids = "study.learning_rates={1e4:[1e-3,2e-3],5e5:[2e-3,4e-3,8e-3]}"
+    ran = study(*DRY, *over("model.position.theta", "1e4", "5e5"), grids)
+    assert "2 arms, 2 runs, 5 runs to tune them" in ran.out

@@ -1,0 +1,324 @@
+"""Telemetry says of every layer what hooks written out here find, and changes nothing that is trained."""
+
+import copy
+import math
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
+
+from llama_lab.devices.throughput import Stopwatch
+from llama_lab.model import Decoder
+from llama_lab.model.attention import MultiHeadAttention
+from llama_lab.model.mixer import Mixer
+from llama_lab.runs.folder import arm_name
+from llama_lab.runs.telemetry import layer_metrics
+from llama_lab.training import telemetry
+from llama_lab.training.module import LanguageModel
+from llama_lab.training.train import train
+from tests.conftest import RunTrain
+from tests.training.tiny import Pieces, identical, pieces, planned, repeatable, rows, trained_state
+
+STEP = 256  # tokens
+ON = ["train.telemetry=true", "train.log_every=3", "train.evaluations=1", "train.sample_tokens=0", "logger=none"]
+SHORT = [*ON, f"train.tokens={8 * STEP}"]
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
+Row = dict[str, float]
+
+
+class Keeping(LanguageModel):
+    """Keeps the micro-batches of its last step."""
+
+    def training_step(self, micro_batches: Sequence[tuple[Tensor, Tensor]], step: int) -> None:
+        self.micro_batches = micro_batches
+        super().training_step(micro_batches, step)
+
+
+def of_telemetry(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name.startswith("telemetry/")}
+
+
+def norm(tensors: Sequence[Tensor]) -> float:
+    return math.sqrt(sum(float((t.double() ** 2).sum()) for t in tensors))
+
+
+def expected(before: Decoder, after: Decoder, micro_batches: Sequence[tuple[Tensor, Tensor]]) -> Row:
+    """What telemetry should say of a step, in float64, by hooks and names alone."""
+    model = copy.deepcopy(before).double()
+    outputs: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda _, inputs, output, name=name: outputs.__setitem__(name, output))
+    model.eval()(micro_batches[0][0])
+    seen = {name: output.detach() for name, output in outputs.items()}
+    for inputs, targets in micro_batches:
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()) / len(micro_batches)
+        loss.backward()  # type: ignore[no-untyped-call]
+    old, new = dict(before.named_parameters()), dict(after.named_parameters())
+    row: Row = {}
+    for i in range(len(model.blocks)):
+        for part, prefix in {
+            "block": f"blocks.{i}",
+            "attention": f"blocks.{i}.attention",
+            "ffn": f"blocks.{i}.ffn",
+        }.items():
+            own = [name for name in old if name.startswith(f"{prefix}.")]
+            row[f"telemetry/{part}_grad_norm/layer_0{i}"] = norm([model.get_parameter(n).grad for n in own])  # type: ignore[misc]
+            update = norm([new[n].detach().double() - old[n].detach().double() for n in own])
+            row[f"telemetry/{part}_update_ratio/layer_0{i}"] = update / norm([old[n].detach() for n in own])
+            row[f"telemetry/{part}_activation_rms/layer_0{i}"] = float((seen[prefix] ** 2).mean()) ** 0.5
+            row[f"telemetry/{part}_activation_max/layer_0{i}"] = float(seen[prefix].abs().max())
+        scores = scores_by_hand(model, i, seen)
+        entropies = [-(p * p.log()).sum() for p in (s.softmax(0) for s in scores)]
+        row[f"telemetry/attention_entropy/layer_0{i}"] = float(torch.stack(entropies).mean())
+        row[f"telemetry/attention_logit_max/layer_0{i}"] = max(float(s.max()) for s in scores)
+    return row
+
+
+def scores_by_hand(model: Decoder, layer: int, seen: dict[str, Tensor]) -> list[Tensor]:
+    """The scores of the keys that each query of each head and sequence sees, one vector for each."""
+    mixer: Any = model.mixers[layer]
+    place = f"blocks.{layer}.attention"
+    B, T, _ = seen[place].shape
+    query, key = (seen[f"{place}.{name}"].view(B, T, -1, mixer.head_dim) for name in ("query", "key"))
+    H, Dh = query.shape[2:]
+    if type(model.position).__name__ == "Rope":
+        frequencies = 1e4 ** (-torch.arange(0, Dh, 2).double() / Dh)
+        turns = torch.exp(1j * torch.outer(torch.arange(T).double(), frequencies))[:, None]
+        turned = (torch.complex(*x.chunk(2, -1)) * turns for x in (query, key))
+        query, key = (torch.cat((x.real, x.imag), -1) for x in turned)
+    found = []
+    for b, h, t in product(range(B), range(H), range(T)):
+        first = 0 if mixer.mask.window is None else max(0, t - mixer.mask.window + 1)
+        scores = key[b, first : t + 1, h * key.shape[2] // H] @ query[b, t, h] / math.sqrt(Dh)
+        if mixer.softcap is not None:
+            scores = mixer.softcap * (scores / mixer.softcap).tanh()
+        if type(model.position).__name__ == "Alibi":
+            scores = scores - 2.0 ** (-8 * (h + 1) / H) * torch.arange(t - first, -1, -1)
+        found.append(scores)
+    return found
+
+
+def one_step(*overrides: str, tokens: int = STEP) -> tuple[Decoder, Pieces]:
+    """The model before its first and only step, and the run."""
+    run = pieces(*overrides, *ON, f"train.tokens={tokens}", kind=Keeping)
+    before = copy.deepcopy(run.module.model)
+    assert run.fit() == "done"
+    return before, run
+
+
+CASES = {
+    "rotated, grouped, in a window": ["attention=gqa", "model.n_kv_heads=2", "model.attention.window=9"],
+    "post-norm, with biases": ["arch=gpt2", "block=postnorm"],
+    "biased scores, capped": ["arch=bloom", "model.attention.softcap=0.05"],
+    "clipped, in several micro-batches": ["train.micro_batch_size=2", "train.grad_clip=0.01"],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_metrics_are_those_of_hooks_written_out_in_float64(
+    case: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "CHUNK", 5000)  # so that queries come in several chunks
+    before, run = one_step(*tiny, *CASES[case], f"runs_dir={tmp_path}")
+    assert isinstance(run.module, Keeping)
+    found = of_telemetry(run.rows[0])
+    assert found == pytest.approx(expected(before, run.module.model, run.module.micro_batches), rel=2e-4)
+    assert found.keys() == {*layer_metrics(2)}
+
+
+def trained(tmp_path: Path, *overrides: str) -> Path:
+    """The folder of a finished run."""
+    run = planned(*overrides, f"runs_dir={tmp_path}")
+    with patch.dict(os.environ, LOOPBACK):  # Lightning leaves a rank in it
+        assert train(run) == "done"
+    return run.folder.path
+
+
+def without(found: list[Row]) -> list[Row]:
+    return [{name: value for name, value in row.items() if name not in of_telemetry(row)} for row in found]
+
+
+def test_a_run_with_it_leaves_the_same_weights_and_losses_to_the_last_bit(tiny: list[str], tmp_path: Path) -> None:
+    common = [*tiny, *SHORT, "model.dropout=0.1", "train.micro_batch_size=4"]
+    watched, plain = (trained(tmp_path / str(on), *common, f"train.telemetry={on}") for on in (True, False))
+    assert identical(trained_state(watched), trained_state(plain))
+    assert without(repeatable(watched)) == repeatable(plain)
+    assert [row["step"] for row in rows(watched) if of_telemetry(row)] == [1, 3, 6, 8]
+    assert "telemetry" not in (plain / "metrics.csv").read_text()
+
+
+def test_it_reads_the_same_where_activations_are_dropped_or_recomputed(tiny: list[str], tmp_path: Path) -> None:
+    plain, dropped, again = (
+        of_telemetry(one_step(*tiny, *more, f"runs_dir={tmp_path / str(i)}")[1].rows[0])
+        for i, more in enumerate(([], ["model.dropout=0.3"], ["train.recompute=block"]))
+    )
+    of_forward = [name for name in plain if "activation" in name or "entropy" in name or "logit" in name]
+    assert len(of_forward) == 2 * 8
+    assert [dropped[name] for name in of_forward] == [plain[name] for name in of_forward]
+    assert dropped["telemetry/block_grad_norm/layer_00"] != plain["telemetry/block_grad_norm/layer_00"]
+    assert again == plain
+
+
+def before(work: Callable[..., Any], notice: Callable[[], None]) -> Callable[..., Any]:
+    """The same work, with a notice each time."""
+
+    def noticed(*args: Any) -> Any:
+        notice()
+        return work(*args)
+
+    return noticed
+
+
+def test_steps_that_are_not_logged_do_no_more_than_without_it(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    for name in ("read_activations", "norms"):
+        monkeypatch.setattr(telemetry, name, before(getattr(telemetry, name), partial(done.append, name)))
+    assert pieces(*tiny, *SHORT, "train.log_every=100", f"runs_dir={tmp_path}").fit() == "done"
+    assert done == ["read_activations", "norms", "norms", "norms"] * 2, "the first step and the last"
+
+
+def test_its_time_counts_in_no_speed(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def wait() -> None:
+        now[0] += 1000.0
+
+    for name in ("read_activations", "norms"):
+        monkeypatch.setattr(telemetry, name, before(getattr(telemetry, name), wait))
+    run = pieces(*tiny, *SHORT, f"runs_dir={tmp_path}", stopwatch=Stopwatch(lambda: now[0]))
+    assert run.fit() == "done"
+    assert now[0] == 4 * 4 * 1000.0
+    assert run.rows[-1]["seconds"] == 0.0
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_it_may_be_switched_when_a_run_goes_on_and_keeps_what_was_logged(
+    begins: bool, tiny: list[str], tmp_path: Path
+) -> None:
+    assert arm_name(["train.telemetry=true", "seed=3"]) == "base"
+    common = [*tiny, *SHORT, "train.log_every=1", f"runs_dir={tmp_path}"]
+    folder = trained(tmp_path, *common, f"train.telemetry={begins}")
+    trained(tmp_path, *common, f"train.telemetry={not begins}", f"resume='{folder}'", f"train.tokens={12 * STEP}")
+    assert [row["step"] for row in rows(folder) if "train/loss" in row] == [*range(1, 13)]
+    with_it = [row["step"] for row in rows(folder) if of_telemetry(row)]
+    assert with_it == [*(range(1, 9) if begins else range(9, 13))]
+
+
+class Mean(Mixer):
+    """The mean of the tokens so far: no softmax, no parameters."""
+
+    def forward(self, x: Tensor, layout: Any, state: Any = None) -> Tensor:
+        return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
+
+    def flops_per_token(self, seq_len: int) -> float:
+        return 0.0
+
+
+class Sigmoid(MultiHeadAttention):
+    """Attends with another function than softmax."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Any, lookup: Any) -> Tensor:
+        return (query @ key.transpose(-1, -2)).sigmoid().tril() @ value
+
+
+@pytest.mark.parametrize("mixer", [Mean, Sigmoid])
+def test_a_mixer_without_softmax_has_no_entropy_and_no_logits(
+    mixer: type[Mixer], tiny: list[str], tmp_path: Path
+) -> None:
+    run = pieces(*tiny, *ON, f"train.tokens={STEP}", f"runs_dir={tmp_path}")
+    of_first: Any = run.module.model.blocks[0]
+    if mixer is Mean:
+        of_first.attention = Mean()
+    else:
+        of_first.attention.__class__ = mixer
+    assert run.fit() == "done"
+    lacking = {f"telemetry/attention_{name}/layer_00" for name in ("entropy", "logit_max")}
+    if mixer is Mean:
+        lacking |= {f"telemetry/attention_{name}/layer_00" for name in ("grad_norm", "update_ratio")}
+    assert of_telemetry(run.rows[0]).keys() == {*layer_metrics(2)} - lacking
+
+
+SHARDED = ["trainer=fsdp", "trainer.accelerator=cpu"]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_one_shard_reads_what_one_device_reads(precision: str, tiny: list[str], tmp_path: Path) -> None:
+    common = [*tiny, *SHORT, f"train.tokens={2 * STEP}", f"trainer.precision={precision}", "train.micro_batch_size=4"]
+    alone, shard = (rows(trained(tmp_path / str(len(more)), *common, *more)) for more in ([], SHARDED))
+    tolerance = 1e-4 if precision == "32-true" else 0.05
+    for ours, theirs in zip(shard, alone, strict=True):
+        assert of_telemetry(ours) == pytest.approx(of_telemetry(theirs), rel=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["ddp", "fsdp"])
+def test_two_devices_read_the_gradients_and_updates_of_one(
+    trainer: str, tiny: list[str], tmp_path: Path, run_train: RunTrain
+) -> None:
+    common = [*tiny, *SHORT, "trainer.accelerator=cpu", "train.micro_batch_size=4"]
+    ran = run_train(*common, f"trainer={trainer}", "trainer.devices=2", **LOOPBACK)
+    assert (ran.code, ran.err) == (0, "")
+    # One device reads the whole batch at once: its root mean square is not the mean of those of two halves.
+    alone = rows(trained(tmp_path, *common, "train.micro_batch_size=null"))
+    for ours, theirs in zip(rows(ran.run), alone, strict=True):
+        for name, value in of_telemetry(theirs).items():
+            assert ours[name] == pytest.approx(value, rel=0.02 if "_rms" in name else 1e-3)
+
+
+@pytest.mark.slow
+def test_a_compiled_run_reads_what_an_eager_one_reads_and_trains_as_without(tiny: list[str], tmp_path: Path) -> None:
+    common = [*tiny, *SHORT]
+    eager, compiled, plain = (
+        repeatable(
+            trained(tmp_path / f"{compiles}{on}", *common, f"trainer.compile={compiles}", f"train.telemetry={on}")
+        )
+        for compiles, on in ((False, True), (True, True), (True, False))
+    )
+    assert torch._dynamo.utils.counters["frames"]["ok"] > 0
+    for ours, theirs in zip(compiled, eager, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
+    assert without(compiled) == plain
+
+
+def test_gradients_grow_towards_the_output_in_post_norm_and_fall_in_pre_norm(tiny: list[str], tmp_path: Path) -> None:
+    """Xiong et al. 2020, figure 3, and theorem 1 of the last layer: O(1) at any depth, and O(1 / sqrt(depth))."""
+
+    def first_and_last(block: str, depth: int) -> tuple[float, float]:
+        settings = [
+            "arch=vanilla",
+            f"block={block}",
+            f"model.n_layers={depth}",
+            "model.dim=64",
+            "model.max_seq_len=128",
+        ]
+        _, run = one_step(*tiny, *settings, f"runs_dir={tmp_path / block / str(depth)}", tokens=4 * STEP)
+        first, last = (run.rows[0][f"telemetry/ffn_grad_norm/layer_{layer:02d}"] for layer in (0, depth - 1))
+        return first, last
+
+    (post_first, post), (pre_first, pre) = (first_and_last(block, 16) for block in ("postnorm", "prenorm"))
+    assert post > 1.5 * post_first
+    assert pre < 0.6 * pre_first
+    (_, post_shallow), (_, pre_shallow) = (first_and_last(block, 4) for block in ("postnorm", "prenorm"))
+    assert post == pytest.approx(post_shallow, rel=0.3)
+    assert pre < 0.8 * pre_shallow
+
+
+def test_tensorboard_has_a_chart_of_all_layers_for_each_quantity(tiny: list[str], tmp_path: Path) -> None:
+    folder = trained(tmp_path, *tiny, *SHORT, "logger=tensorboard")
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    assert {*layer_metrics(2)} <= {*events.Tags()["scalars"]}
+    (layout,) = events.Tensors("custom_scalars__config__")
+    text = str(layout.tensor_proto.string_val[0])
+    assert text.count("telemetry/") == len(layer_metrics(2)) / 2
+    assert "telemetry/ffn_grad_norm/layer_" in text

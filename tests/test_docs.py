@@ -24,6 +24,7 @@ from llama_lab.bench.__main__ import parser as bench_parser
 from llama_lab.cli import compare_command, convert_command, tensorboard_command
 from llama_lab.config.arguments import to_hydra
 from llama_lab.config.components import CONF_DIR, override_key
+from llama_lab.config.explain import read_help
 from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.model import measure_cost
 from llama_lab.model.hf_families import FAMILIES
@@ -79,7 +80,8 @@ def values_of(override: Override) -> list[Any]:
 
 def check_train(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
     """Compose every run, and check its settings as the program does before it trains."""
-    given = get_args_parser().parse_args(to_hydra(arguments))
+    words = to_hydra(arguments)
+    given = get_args_parser().parse_args(read_help(words)[1] or words)
     for overrides in jobs(given.overrides) if given.multirun else [given.overrides]:
         cfg = compose("config", overrides=overrides, return_hydra_config=True)
         choices = dict(cfg.hydra.runtime.choices)

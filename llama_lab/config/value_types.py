@@ -27,6 +27,8 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "init_kv_heads": (str,),
     "measure": (str,),
     "device": (str,),
+    "draw": (str,),
+    "draw_against": (str,),
     "logger.entity": (str,),
     "logger.notes": (str,),
     "study.axes": (list,),

@@ -41,6 +41,7 @@ from llama_lab.study.study import Study
 
 from .cautions import cautions
 from .confounds import confounds, one_rate
+from .drawings import drawings
 from .environment import environment
 from .inference import inference
 from .ranking import rankings
@@ -131,6 +132,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         ranks=ranks,
         rankings=rankings(study, arms, pairs, speed, metric),
         records=tuple(records),
+        drawings=drawings(arms, study.is_chain, trust),
     )
 
 

@@ -97,6 +97,7 @@ class Section:
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
     command: str = ""
+    drawings: Mapping[str, Markup] = field(default_factory=dict)
     folds: bool = True  # whether long tables are collapsed
 
 
@@ -152,6 +153,7 @@ def _sections(result: Result) -> list[Section]:
         section("Findings", (), "differences", "pairs", "losses", "seeds", text=result.answer),
         section("Training", _training(result, found), "starts", "reach"),
         section("Telemetry", _telemetry(result, found), "telemetry"),
+        section("Architectures", (), drawings={title: Markup(svg) for title, svg in result.drawings.items()}),
         section("Cost", _cost(result, found), "costs"),
         section("Inference", _inference(result, found), "decoding", "caches"),
         section("Learning rate", _learning_rates(result, found), "learning_rates"),
@@ -159,7 +161,7 @@ def _sections(result: Result) -> list[Section]:
         section("Runs that did not finish", (), "unfinished"),
         section("How it was made", (), "settings", "environment", command=result.study.command),
     ]
-    return [one for one in sections if one.text or one.charts or one.tables or one.command]
+    return [one for one in sections if one.text or one.charts or one.tables or one.command or one.drawings]
 
 
 def _alt(what: str, found: Iterable[str]) -> str:

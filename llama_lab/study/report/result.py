@@ -391,6 +391,7 @@ class Result:
     sentences. notes: other remarks. speed: of the arms side by side; None if not measured, when costs have the speeds
     that the runs logged. records: one per member of the study, in their order, tuning runs included. pairs, ranks:
     of all arms, with the interval of each rank (see rank_intervals); empty unless the study compares all pairs.
+    drawings: pictures of architectures, as SVG by title.
     """
 
     study: Study
@@ -417,3 +418,4 @@ class Result:
     ranks: dict[str, tuple[int, int]] = field(default_factory=dict)
     rankings: tuple[Ranking, ...] = ()
     records: tuple[Record, ...] = ()
+    drawings: Mapping[str, str] = field(default_factory=dict)

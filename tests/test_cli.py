@@ -483,6 +483,11 @@ BAD: dict[str, tuple[list[str], str, str]] = {
         "model.position.fraction=0.3: 2.4 of model.head_dim=8 dimensions cannot turn; ",
         "choose 0.25 (2) or 0.5 (4)",
     ),
+    "rotated": (
+        ["position=alibi", "model.attention.qk_norm=head", "model.attention.qk_norm_rotated=true"],
+        "model.attention.qk_norm_rotated=true: the position encoding rotates nothing; ",
+        "set it to false, or choose position=rope\n",
+    ),
     "rotary too small": (["model.position.fraction=0.1"], "model.position.fraction=0.1: 0.8 of ", "choose 0.25 (2)\n"),
     "rotary too large": (["model.position.fraction=0.9"], "model.position.fraction=0.9: 7.2 of ", "0.75 (6) or 1 (8)"),
     # the data

@@ -56,7 +56,11 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "model.attention.window": (int,),
     "model.attention.chunk": (int,),
     "model.attention.prefix": (int,),
+    "model.attention.scale": (float,),
+    "model.attention.temperature": (dict,),
+    "model.attention.clip_qkv": (float,),
     "model.attention.qk_norm": (str,),
+    "model.attention.qk_bias": (bool,),
     "model.attention.softcap": (float,),
     "model.embedding.logit_softcap": (float,),
     "cache_dtype": (str,),
@@ -70,6 +74,8 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "eval.limit": (int,),
 }
 NOT_NULLABLE: dict[str, tuple[Kind, ...]] = {
+    "model.position.scaling.short_factors": (float, list),
+    "model.position.scaling.long_factors": (float, list),
     "run": (str,),
     "data.files": (list, str),
     "study.axis": (str, list),

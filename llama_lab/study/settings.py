@@ -62,11 +62,15 @@ FOLLOWS = {
     WIDTH: ("model.dim", "size.mlp_ratio"),
     "model.n_kv_heads": ("model.n_heads", "size.n_kv_heads"),
     "model.attention.window": ("model.max_seq_len",),
+    "model.attention.temperature.length": ("model.max_seq_len",),
+    "model.attention.temperature.step": ("model.max_seq_len",),
+    "model.block.residual_scale": ("model.n_layers",),
     "model.embedding.std": ("model.dim",),
     "model.embedding.scale": ("model.dim",),
     "model.position.amplitude": ("model.embedding.std", "model.embedding.scale", "model.embedding.norm_input"),
     "model.position.std": ("model.embedding.std", "model.embedding.scale", "model.embedding.norm_input"),
     "model.position.scaling.original_max_seq_len": ("model.max_seq_len",),
+    "model.position.scaling.max_seq_len": ("model.max_seq_len",),
 }
 
 

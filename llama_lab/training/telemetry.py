@@ -162,7 +162,7 @@ def watched(model: Decoder, means: Readings, maxima: Readings) -> Iterator[None]
 
     def read_scores(layer: int, mixer: GroupedQueryAttention, *args: Any) -> Tensor:
         query, key, _, layout, _ = args
-        entropy, largest = score_statistics(query, key, layout, mixer.mask, mixer.softcap)
+        entropy, largest = score_statistics(query, key, layout, mixer.mask, mixer.softcap, mixer.scale)
         means[layer_metric("attention_entropy", layer)] = entropy
         maxima[layer_metric("attention_logit_max", layer)] = largest
         return type(mixer).attend(mixer, *args)
@@ -179,7 +179,7 @@ def watched(model: Decoder, means: Readings, maxima: Readings) -> Iterator[None]
 
 
 def score_statistics(
-    query: Tensor, key: Tensor, layout: Layout, rule: Mask, softcap: float | None
+    query: Tensor, key: Tensor, layout: Layout, rule: Mask, softcap: float | None, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """The mean entropy of attention, in nats, and the largest score that enters its softmax.
 
@@ -195,7 +195,7 @@ def score_statistics(
             part = slice(start, start + rows)
             starts = None if layout.starts is None else layout.starts[..., part]
             mask = Layout(layout.position, layout.places[..., part], starts=starts).mask_of(rule, layout.places)
-            scores = attention_scores(query[:, :, part].float(), key, mask, softcap)
+            scores = attention_scores(query[:, :, part].float(), key, mask, softcap, scale)
             largest.append(scores.max())
             entropy.append(torch.special.entr(scores.softmax(-1)).sum())
     return torch.stack(entropy).sum() / (B * H * T), torch.stack(largest).max()

@@ -127,6 +127,13 @@ COUNTED = {
     "olmo2": ["arch=olmo2"],
     "relative": ["position=relative", "attention=gqa"],
     "falcon": ["arch=falcon", "model.n_layers=3"],
+    "scalars": [
+        "attention=mha_log_temperature",
+        "model.attention.qk_norm=head",
+        "model.block.learned_scale=true",
+        "model.embedding.logit_scale=0.5",
+        "position=rope_alibi",
+    ],
 }
 
 

@@ -30,13 +30,22 @@ NEEDS = {"rope_yarn": ["model.position.scaling.original_max_seq_len=4096"]}  # e
 # What to change a setting to where it is null, or where the generic change is refused or lost in rounding.
 SUITABLE: dict[str, Any] = {
     "fraction": 0.5,
+    "offset": 2,
     "window": 3,
     "qk_norm": "head",
+    "qk_gain": "none",
+    "qk_bias": False,
+    "scale": 0.3,
+    "minimum": 0.5,
+    "clip_qkv": 0.1,
+    "temperature": {"_target_": "llama_lab.model.temperature.LogTemperature", "length": 9},
     "softcap": 1.0,
     "logit_softcap": 1.0,
     "scaling": {"_target_": "llama_lab.model.position.LinearScaling", "factor": 2.0},
     "vocab_size": 100,
+    "model.position.scaling.max_seq_len": 64,
 }
+OWN_TESTS = ("model.attention.kernel", "model.position.scaling.short_factors")  # idle in what the others are tested by
 OTHER_WORD = {"none": "tanh", "tanh": "none"}  # of GELU's `approximate`
 
 
@@ -53,9 +62,9 @@ def settings_of(cfg: DictConfig, nodes: list[str]) -> dict[str, Any]:
 
 def changed(key: str, value: Any) -> Any:
     """Another value for a setting."""
-    name = key.split(".")[-1]
-    if name in SUITABLE:
-        return SUITABLE[name]
+    for name in (key, key.split(".")[-1]):
+        if name in SUITABLE:
+            return SUITABLE[name]
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -87,11 +96,11 @@ def differ(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 def inert_settings(cfg: DictConfig, nodes: list[str]) -> list[str]:
-    """The settings whose change is neither seen nor refused; the kernel's has a test of its own."""
+    """The settings whose change is neither seen nor refused."""
     before, inert = behaviour(cfg), []
     assert not differ(before, behaviour(cfg)), "the measure itself is not repeatable"
     for key, value in settings_of(cfg, nodes).items():
-        if key == "model.attention.kernel":
+        if key in OWN_TESTS:
             continue
         other = cfg.copy()
         OmegaConf.update(other, key, changed(key, value), merge=False)
@@ -114,6 +123,15 @@ def test_every_size_changes_something_or_is_refused() -> None:
     components = {node for nodes in NODES.values() for node in nodes} | {"model.layers"}
     nodes = [f"model.{key}" for key in cfg.model if f"model.{key}" not in components]
     assert inert_settings(cfg, ["size", *nodes, "model.hidden_dim", "model.n_kv_heads"]) == []
+
+
+def test_each_length_s_factors_of_longrope_act_in_a_context_of_that_length() -> None:
+    for name, original in (("short_factors", LENGTH), ("long_factors", LENGTH - 1)):
+        chosen = (*BASE, "position=rope_long", f"model.position.scaling.original_max_seq_len={original}")
+        before = behaviour(compose_config(*chosen))
+        for other in ("short_factors", "long_factors"):
+            after = behaviour(compose_config(*chosen, f"model.position.scaling.{other}=1.5"))
+            assert differ(before, after) == (name == other)
 
 
 @pytest.mark.parametrize("option", options("attention"))

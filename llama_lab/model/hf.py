@@ -22,6 +22,8 @@ ATTENTION = {
     "attention._target_": f"{MODEL}.attention.GroupedQueryAttention",
     **dict.fromkeys((f"attention.{part}_bias" for part in ("query", "key", "value", "output")), False),
     **dict.fromkeys(f"attention.{part}" for part in ("window", "chunk", "prefix", "qk_norm", "softcap")),
+    **dict.fromkeys(("attention.gate", "attention.value_residual")),
+    "attention.sinks": False,
 }
 EMBEDDING = {
     "embedding._target_": f"{MODEL}.embedding.Embedding",

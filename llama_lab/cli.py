@@ -4,7 +4,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from llama_lab.config.arguments import is_launched, to_hydra
 from llama_lab.config.component_errors import report_component_errors
 from llama_lab.config.components import CONF_DIR, override_key, register_resolvers
+from llama_lab.config.explain import explain, read_help
 from llama_lab.config.help import share_config_sources
 from llama_lab.config.keys import groups
 from llama_lab.config.messages import USER_ERRORS, exit_with, one_line
@@ -61,6 +62,16 @@ def hydra_command(job: Callable[[DictConfig], object], config: str, on_interrupt
         share_config_sources()
     try:
         sys.argv[1:] = to_hydra(sys.argv[1:])
+        names, composing = read_help(sys.argv[1:])
+        if names:
+            sys.argv[1:] = composing
+
+            def job(cfg: DictConfig) -> None:
+                try:
+                    explain(cfg, config, names)
+                except USER_ERRORS as error:
+                    exit_with(error)
+
         with report_component_errors(), report_disk_errors("the working directory or a folder of the command"):
             hydra.main(str(CONF_DIR), config, version_base="1.3")(job)()
     except USER_ERRORS as error:
@@ -153,6 +164,9 @@ def convert_command() -> None:
     exporting.add_argument(
         "--trust", default="", metavar="PACKAGE,PACKAGE", help="packages whose components the run uses"
     )
+    exporting.add_argument(
+        "--weights", default="last", choices=("last", "ema"), help="ema: the average that a run with train.ema keeps"
+    )
     for direction in (importing, exporting):
         direction.add_argument("dest", type=Path, metavar="DEST", help="folder to write")
         direction.add_argument(
@@ -176,7 +190,7 @@ def convert_command() -> None:
                 print(import_model(args.source, args.dest, dtype, limit))
             else:
                 trust = Trust(tuple(one for one in args.trust.split(",") if one))
-                print(export_model(args.source, args.dest, dtype, limit, trust))
+                print(export_model(args.source, args.dest, dtype, limit, trust, args.weights))
     except ConfigError as error:
         exit_with(error)
 
@@ -256,6 +270,9 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> float | None:
     if cfg.estimate is True:
         print_costs(cfg)
         return None
+    if cfg.draw and not in_sweep:
+        draw_architecture(cfg, choices)
+        return None
     if in_sweep:
         check_devices(cfg, choices["hydra/launcher"])
     run = requested_run(cfg, choices, list(job.overrides.task))
@@ -306,6 +323,29 @@ def measure(job: "Run") -> None:
     measure_study(job)
     if current_rank() == 0:
         write_report(job.folder.path, Trust.of_command(tuple(job.cfg.trust)))
+
+
+def draw_architecture(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
+    """Draw the model, beside that of the same command with the overrides of `draw_against` if there are any."""
+    check_job(cfg, choices)
+    from llama_lab.drawing.command import draw  # after the checks: torch takes seconds to import
+
+    def name(overrides: list[str], choices: Mapping[str, str | None]) -> str:
+        named = [f"{group}={choices[group]}" for group in ("arch", "size")]
+        ours = [o for o in overrides if override_key(o) not in ("arch", "size", "draw", "draw_against")]
+        return " ".join([*named, *ours])
+
+    overrides, against = list(HydraConfig.get().overrides.task), None
+    if cfg.draw_against:
+        theirs = to_hydra(shlex.split(cfg.draw_against))
+        keys = {override_key(o) for o in theirs} | {"draw", "draw_against"}
+        both = [*(o for o in overrides if override_key(o) not in keys), *theirs]
+        other = hydra.compose("config", overrides=both, return_hydra_config=True)
+        other_choices = dict(other.hydra.runtime.choices)
+        del other.hydra
+        check_job(other, other_choices)
+        against = (other, name(both, other_choices))
+    print(f"the picture is {draw(cfg, name(overrides, choices), against)}")
 
 
 def print_costs(cfg: DictConfig) -> None:

@@ -21,6 +21,7 @@ from llama_lab.runs.stored import Summary
 SHOWN = {
     "train/loss": "loss {:.3f}",
     "val/loss": "val {:.3f}",
+    "val/ema_loss": "ema {:.3f}",
     "val/accuracy": "accuracy {:.1%}",
     "perf/tokens_per_second": "{:,.0f} tokens/s",
 }
@@ -172,7 +173,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     metrics = summary.metrics
     active, speed = metrics["params_active"], metrics.get("perf/tokens_per_second")
     compiling = metrics.get("perf/compile_seconds")
-    floor, accuracy = summary.entropy_floor, metrics.get("val/accuracy")
+    floor, accuracy, ema = summary.entropy_floor, metrics.get("val/accuracy"), metrics.get("val/ema_loss")
     unit = "nats/token" if floor is None else "nats/answer"
     return [
         ("parameters", f"{metrics['params']:,}"),
@@ -180,6 +181,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         *([("  active per token", f"{active:,}")] if active < metrics["params"] else []),
         ("tokens seen", f"{metrics['tokens']:,.0f}"),
         ("val loss", f"{metrics['val/loss']:.4f} {unit}"),
+        *([("  of the averaged weights", f"{ema:.4f} {unit}")] if ema is not None else []),
         ("  of unigram frequencies", f"{summary.unigram_entropy:.4f} {unit}"),
         *([("  of the best predictor", f"{floor:.4f} {unit}")] if floor is not None else []),
         *([("val accuracy", f"{accuracy:.2%}")] if accuracy is not None else []),

@@ -278,7 +278,6 @@ def test_a_multirun_trains_one_run_after_the_other(command: Command, tiny: list[
         "optim.lr=1",
         "train.grad_clip=null",
         "train.tokens=300.5",
-        "data.text_field=body",
     ],
 )
 def test_a_value_of_another_type_than_the_default_s_is_taken_where_it_has_a_meaning(
@@ -484,6 +483,11 @@ BAD: dict[str, tuple[list[str], str, str]] = {
         "model.position.fraction=0.3: 2.4 of model.head_dim=8 dimensions cannot turn; ",
         "choose 0.25 (2) or 0.5 (4)",
     ),
+    "rotated": (
+        ["position=alibi", "model.attention.qk_norm=head", "model.attention.qk_norm_rotated=true"],
+        "model.attention.qk_norm_rotated=true: the position encoding rotates nothing; ",
+        "set it to false, or choose position=rope\n",
+    ),
     "rotary too small": (["model.position.fraction=0.1"], "model.position.fraction=0.1: 0.8 of ", "choose 0.25 (2)\n"),
     "rotary too large": (["model.position.fraction=0.9"], "model.position.fraction=0.9: 7.2 of ", "0.75 (6) or 1 (8)"),
     # the data
@@ -494,6 +498,11 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "other encoding": (["data.files=[latin.txt]"], "data.files=[", "give UTF-8 text"),
     "short file": (["data.files=[short.txt]"], "data.val_fraction=0.05: training and validation need", "add text"),
     "no list": (["data.files=5"], "data.files=5: ", ""),
+    "field": (
+        ["data.text_field=body"],
+        "data.text_field=body: names a field of rows, and none of data.files",
+        "leave it",
+    ),
     "short validation": (
         ["data.files=[lines.txt]", "data.document_chars=20", "data.val_fraction=0.0001"],
         "data.val_fraction=0.0001: the validation text has ",
@@ -521,6 +530,11 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "clip abc": (["train.grad_clip=abc"], "train.grad_clip=abc: ", ""),
     "clip nan": (["train.grad_clip=nan"], "train.grad_clip=nan: ", ""),
     "z-loss": (["train.z_loss=abc"], "train.z_loss=abc: ", ""),
+    "ema 1": (["train.ema=1"], "train.ema=1: must be at least 0 and less than 1", "such as 0.99"),
+    "ema -0.1": (["train.ema=-0.1"], "train.ema=-0.1: must be at least 0", ""),
+    "ema true": (["train.ema=true"], "train.ema=", ""),
+    "ema abc": (["train.ema=abc"], "train.ema=abc: must be a number", ""),
+    "ema 16": (["train.ema=0.9", "trainer.precision=bf16-true"], "train.ema=0.9: an average in 16", "bf16-mixed"),
     "sample": (["train.sample_tokens=2.5"], "train.sample_tokens=2.5: ", ""),
     "seed": (["seed=abc"], "seed=abc: ", ""),
     "seed 1.5": (["seed=1.5"], "seed=1.5: ", ""),

@@ -24,6 +24,7 @@ from llama_lab.bench.__main__ import parser as bench_parser
 from llama_lab.cli import compare_command, convert_command, tensorboard_command
 from llama_lab.config.arguments import to_hydra
 from llama_lab.config.components import CONF_DIR, override_key
+from llama_lab.config.explain import read_help
 from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.model import measure_cost
 from llama_lab.model.hf_families import FAMILIES
@@ -79,7 +80,8 @@ def values_of(override: Override) -> list[Any]:
 
 def check_train(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
     """Compose every run, and check its settings as the program does before it trains."""
-    given = get_args_parser().parse_args(to_hydra(arguments))
+    words = to_hydra(arguments)
+    given = get_args_parser().parse_args(read_help(words)[1] or words)
     for overrides in jobs(given.overrides) if given.multirun else [given.overrides]:
         cfg = compose("config", overrides=overrides, return_hydra_config=True)
         choices = dict(cfg.hydra.runtime.choices)
@@ -268,7 +270,7 @@ def test_the_table_of_families_holds_every_one_of_them() -> None:
 
 
 # Options that the table of the README leaves to --help: variants of one that it names.
-VARIANTS = re.compile(r"_bias|_1e-6|_offset|_window|_gemma2|_qk_norm|_tanh|_500k|_quarter|_concatenated")
+VARIANTS = re.compile(r"_bias|_temperature|_1e-6|_offset|_window|_gemma2|_qk_norm|_tanh|_500k|_quarter|_concatenated")
 
 
 @pytest.mark.parametrize(

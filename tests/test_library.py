@@ -78,6 +78,18 @@ def test_options_of_the_user_s_own_are_found(tmp_path: Path) -> None:
         llama_lab.load_config(["norm=mine"], config_dir="nowhere")
 
 
+def test_an_edited_option_is_read_again_as_a_part_of_a_mixture(tmp_path: Path) -> None:
+    option = tmp_path / "data" / "mine.yaml"
+    option.parent.mkdir()
+    found = []
+    for characters in (500, 700):
+        option.write_text(f"# @package data\ndefaults: [text, _self_]\nfiles: [a.txt]\ndocument_chars: {characters}\n")
+        mix = ["data=mix", "data.mix={mine: 0.5, stdlib: 0.5}"]
+        cfg = llama_lab.load_config(mix, config_dir=tmp_path)
+        found.append(cfg.data.sources.mine.document_chars)
+    assert found == [500, 700]
+
+
 def test_costs_of_a_config_are_those_of_its_model_and_take_no_memory() -> None:
     cfg = llama_lab.load_config(["size=pico", "tokenizer=byte"])
     assert llama_lab.cost(cfg) == llama_lab.cost(llama_lab.build_model(cfg)) == measure_cost(decoder(vocab_size=257))

@@ -16,8 +16,9 @@ from .components import override_key
 from .trust import escape
 
 TYPED = "LLAMA_LAB_COMMAND"  # variable of a launched run: the command line of its launcher, as JSON
-TEXTS = ("run", "prompt", "resume", "measure", "train.prompt", "logger.notes")  # any value is plain text
-FOLDERS = ("run", "resume", "init_from", "measure", "runs_dir")  # only here is ~ expanded
+# Any value of these is plain text.
+TEXTS = ("run", "prompt", "resume", "measure", "draw_against", "train.prompt", "logger.notes")
+FOLDERS = ("run", "resume", "init_from", "measure", "draw", "runs_dir")  # or a file; only here is ~ expanded
 PATHS = (*FOLDERS, "data.files", "data.cache_dir")
 QUOTED = r"""(['"])((?!\1)[^\\]|\\.)*\1"""  # as a whole: not `"a" or "b"`
 ITEM = r"(?:\[[^][]*\]|[^][,])+"  # of a list of paths; brackets inside belong to a glob pattern

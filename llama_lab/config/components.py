@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from llama_lab.model import Cost, Decoder
 
-ROPE = "llama_lab.model.position.Rope"
+ROPE, ROPE_ALIBI = "llama_lab.model.position.Rope", "llama_lab.model.position.RopeAlibi"
 
 
 def head_dim(dim: int, n_heads: int) -> int:
@@ -58,6 +58,11 @@ def token_signal(std: float, scale: float, norm_input: bool) -> float:
     return 1.0 if norm_input else std * scale
 
 
+def deepnorm_scale(n_layers: int) -> float:
+    """1 / alpha of DeepNorm's norm(alpha x + f(x)), for decoders (Wang et al. 2022, figure 2)."""
+    return float((2 * n_layers) ** -0.25)
+
+
 def unless(setting: object, otherwise: Any) -> Any:
     """`otherwise`, but null where the setting that takes its place is given."""
     return otherwise if setting is None else None
@@ -88,6 +93,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.gated_width": gated_width,
     "lab.ungated_width": ungated_width,
     "lab.token_signal": token_signal,
+    "lab.deepnorm_scale": deepnorm_scale,
     "lab.power": lambda base, exponent: base**exponent,
     "lab.unless": unless,
     "lab.parts": parts,
@@ -170,9 +176,14 @@ def check_decodes(model: "Decoder", setting: str, otherwise: str, dtype: "torch.
 
 def check_idle(model: DictConfig) -> None:
     """Raise ConfigError for settings without effect. For new runs only: older ones may have such settings."""
-    position = model.position
-    if position.get("_target_") == ROPE:
+    attention, position = model.attention, model.position
+    if position.get("_target_") in (ROPE, ROPE_ALIBI):
         check_rotary_fraction(position.fraction, model.head_dim)
+    elif attention.get("qk_norm_rotated") and str(position.get("_target_")).startswith("llama_lab."):
+        raise ConfigError(
+            "model.attention.qk_norm_rotated=true: the position encoding rotates nothing; set it to false, or "
+            "choose position=rope"
+        )
 
 
 def check_rotary_fraction(fraction: float, head_dim: int) -> None:

@@ -4,11 +4,12 @@ import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from fractions import Fraction
-from functools import cache
+from functools import lru_cache
 from math import lcm
 from typing import Any
 
 import hydra
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -36,7 +37,8 @@ def mixture_parts(mix: Any, parts: Any) -> DictConfig | None:
         raise ConfigError(f"data.parts={settings}: must be settings by part, such as {{mine: {{files: [a.txt]}}}}")
     if unknown := [str(name) for name in settings if name not in shares]:
         raise ConfigError(f"data.parts.{unknown[0]}: is no part of data.mix, which has {', '.join(shares)}")
-    return OmegaConf.create({name: json.loads(_part(name, json.dumps(settings.get(name, {})))) for name in shares})
+    own = {name: json.dumps(settings.get(name, {})) for name in shares}
+    return OmegaConf.create({name: json.loads(_part(name, own[name], _loader())) for name in shares})
 
 
 def exact_shares(mix: Any) -> dict[str, Fraction]:
@@ -65,9 +67,19 @@ def exact_shares(mix: Any) -> dict[str, Fraction]:
     return shares
 
 
-@cache
-def _part(name: str, settings: str) -> str:
-    """The resolved config of a part, as JSON."""
+def _loader() -> ConfigLoader | None:
+    """Hydra's config loader; after it, when a config is still read, the last one; None before."""
+    if GlobalHydra.instance().is_initialized():
+        _loaders[:] = [GlobalHydra.instance().config_loader()]
+    return _loaders[0] if _loaders else None
+
+
+_loaders: list[ConfigLoader] = []
+
+
+@lru_cache(maxsize=256)
+def _part(name: str, settings: str, loader: ConfigLoader | None) -> str:
+    """The resolved config of a part, as JSON; another `loader` may find other files."""
     own = json.loads(settings)
     option = own.pop("data", name)
     is_ready = GlobalHydra.instance().is_initialized()

@@ -119,6 +119,7 @@ def stored_config(file: Path) -> DictConfig:
 def read_stored(file: Path) -> DictConfig:
     """Read a stored config with every `${...}` as text, so that it cannot read environment variables.
 
+    Settings that its version lacked are added.
     Raises YAML's errors, and ValueError for a file that holds no settings.
     """
     content = OmegaConf.load(file)
@@ -126,7 +127,8 @@ def read_stored(file: Path) -> DictConfig:
         raise ValueError("it holds no settings")
     stored = OmegaConf.to_container(content)
     assert isinstance(stored, dict)
-    return DictConfig(with_text(upgraded({str(key): value for key, value in stored.items()}), escape_new))
+    newest = upgraded({str(key): value for key, value in stored.items()})
+    return DictConfig(with_text(newest, escape_new))
 
 
 def with_text(node: Any, change: Callable[[str], str]) -> Any:

@@ -106,6 +106,9 @@ class StandardLibrary(_Files):
         return sorted(paths)
 
 
+TEXT_FIELD = "text"
+
+
 class TextFiles(_Files):
     """Local files: `.parquet` and `.json`/`.jsonl` hold one document per row, any other file is UTF-8 text.
 
@@ -116,10 +119,12 @@ class TextFiles(_Files):
     at the end of a paragraph, line or word, so that a single book can be split into training and validation; None
     keeps each text file whole.
 
-    Raises ConfigError, on first use, for a file that cannot be read as text.
+    Raises ConfigError, on first use, for a file that cannot be read as text, and for a `text_field` that no file has.
     """
 
-    def __init__(self, files: str | Iterable[str], text_field: str = "text", document_chars: int | None = 16384):
+    def __init__(
+        self, files: str | Iterable[str], text_field: str = TEXT_FIELD, document_chars: int | None = 16384
+    ) -> None:
         if document_chars is not None and document_chars < 1:
             raise ConfigError(f"data.document_chars={document_chars}: must be at least 1, or null for whole files")
         self._patterns = [files] if isinstance(files, str) else list(files)
@@ -145,6 +150,11 @@ class TextFiles(_Files):
         for path in paths:
             if path.stat().st_size == 0:
                 raise ConfigError(f"data.files=[{path}]: the file is empty; leave it out")
+        if self._text_field != TEXT_FIELD and not any(path.suffix.lower() in _ROW_FORMATS for path in paths):
+            raise ConfigError(
+                f"data.text_field={self._text_field}: names a field of rows, and none of data.files is a .jsonl, .json "
+                f"or .parquet file; leave it out"
+            )
         return list(paths)
 
 

@@ -136,11 +136,12 @@ class FullySharded(DataParallel):
     def model_to_device(self) -> None:
         """Shard the model, and move it to this device: at no time does this process hold the whole of it."""
         assert self.lightning_module is not None
-        model: Decoder = self.lightning_module.model  # type: ignore[assignment]
-        if not isinstance(model, FSDPModule):
+        models: list[Any] = [*self.lightning_module.children()]  # the model, and with `train.ema` the average
+        if not isinstance(models[0], FSDPModule):
             mesh = init_device_mesh(self.root_device.type, (self.world_size,))
-            shard(model, mesh, mixed=self.precision_plugin.precision == "bf16-mixed")
-            materialise(model, model.weight_init, self.root_device)
+            for model in models:
+                shard(model, mesh, mixed=self.precision_plugin.precision == "bf16-mixed")
+                materialise(model, model.weight_init, self.root_device)
         super().model_to_device()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:

@@ -2,7 +2,7 @@
 
 The memory of a device is the sum of what it holds at the peak of a step (Rajbhandari et al. 2020, ZeRO, section 3):
 weights, gradients, optimizer states, and the activations of one micro-batch. In bf16-mixed, Lightning keeps the first
-three in float32: 16 bytes per parameter with AdamW. bf16-true halves that.
+three in float32: 16 bytes per parameter with AdamW. bf16-true halves that. `train.ema` adds a copy of the weights.
 
 DDP: every device holds everything, and PyTorch's reducer a second copy of the gradients, its buckets. Autocast keeps a
 bf16 copy of the weights of all linear layers from the forward pass to the backward pass, but for those in parts that
@@ -36,7 +36,7 @@ from llama_lab.errors import ConfigError, suggestion
 from llama_lab.model import Cost, Decoder
 from llama_lab.model.cost import count
 from llama_lab.model.recompute import PARTS, recomputed_flops
-from llama_lab.training.run import budget_steps
+from llama_lab.training.run import budget_steps, check_ema
 
 from .activations import Footprint
 
@@ -64,9 +64,14 @@ class Setup:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device. buckets: DDP's gradients. working: bf16 copies of weights, or FSDP's gathered blocks."""
+    """Bytes on one device.
+
+    ema: the average of the weights. buckets: DDP's gradients. working: bf16 copies of weights, or FSDP's gathered
+    blocks.
+    """
 
     weights: int
+    ema: int
     gradients: int
     buckets: int
     optimizer: int
@@ -76,7 +81,9 @@ class Memory:
     @property
     def total(self) -> int:
         """Sum of all parts."""
-        return self.weights + self.gradients + self.buckets + self.optimizer + self.working + self.activations
+        return (
+            self.weights + self.ema + self.gradients + self.buckets + self.optimizer + self.working + self.activations
+        )
 
 
 class MemoryModel:
@@ -85,7 +92,7 @@ class MemoryModel:
     def __init__(self, cfg: DictConfig, vocab_size: int, steps: int, precision: str) -> None:
         self.cfg, self.vocab_size, self.steps = cfg, vocab_size, steps
         self.mixed = precision == "bf16-mixed"
-        self.dtype = torch.float32 if self.mixed else torch.bfloat16
+        self.dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
         self._footprint, self._activations = cache(self._new_footprint), cache(self._measure)
         own = self._footprint(self.dtype, cfg.model.max_seq_len)
         self.model = own.model
@@ -113,6 +120,7 @@ class MemoryModel:
         gathered = 2 * (2 * self.outside + 3 * self.largest_block)
         return Memory(
             weights=weights,
+            ema=0 if self.cfg.train.ema is None else weights,
             gradients=weights,
             buckets=weights if setup.layout == "DDP" else 0,
             optimizer=math.ceil(self.optimizer / shards),
@@ -219,6 +227,7 @@ def estimate_training(cfg: DictConfig) -> Estimate:
     precision = choose_precision(cfg.trainer.precision, "gpu", has_bf16=True)
     if not precision.startswith("bf16"):
         raise ConfigError(f"trainer.precision={precision}: only peaks of bf16 are known; choose auto or bf16-true")
+    check_ema(cfg.train.ema, precision)
     setup = asked_setup(cfg)
     vocab_size, vocabulary = expected_vocabulary(cfg)
     steps = budget_steps(cfg, setup.batch_size)

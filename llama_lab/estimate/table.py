@@ -13,6 +13,7 @@ from .estimate import USABLE, Column, Estimate, Memory, Setup
 
 ROWS = {
     "weights": "weights",
+    "ema": "  and their average",
     "gradients": "gradients",
     "buckets": "  and DDP's buckets of them",
     "optimizer": "optimizer",

@@ -23,7 +23,7 @@ def print_evaluation(found: Evaluation, path: Path) -> None:
         if table.rows:
             console.print(table)
     print_sample(console, found.sample)
-    console.print(Text(f"everything is in {path / found.FILE} and eval.png"), soft_wrap=True)
+    console.print(Text(f"everything is in {path / found.FILE} and {Path(found.FILE).stem}.png"), soft_wrap=True)
 
 
 def losses(found: Evaluation) -> Table:

@@ -20,12 +20,12 @@ from llama_lab.display import quiet_libraries
 from llama_lab.errors import ConfigError, suggestion
 from llama_lab.formatting import conjoin
 from llama_lab.model import Decoder
-from llama_lab.runs.evaluation import Evaluation
+from llama_lab.runs.evaluation import EmaEvaluation, Evaluation
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status
 
 from .lengths import batch_tokens, check_multiples, evaluating_on, evaluation, surroundings
-from .load import TrainedRun, load_run
+from .load import TrainedRun, check_weights, load_run
 from .memory import cache_losses, cache_sizes
 from .probes import answers_text
 from .speed import generation_speed
@@ -122,6 +122,8 @@ DECODING = {"cache", "speed", "sample"}  # the parts that need the model's state
 def evaluate(path: Path, settings: DictConfig) -> Evaluation:
     """Evaluate the run in a folder, write what was found into its eval.json, and return all that this holds.
 
+    With `weights=ema`, eval_ema.json.
+
     Written part by part, so that what was found before an interruption stays; parts that were found earlier, of the
     same step and on the same device, stay too. Raises ConfigError, for an unfinished run too.
     """
@@ -140,7 +142,8 @@ def evaluate(path: Path, settings: DictConfig) -> Evaluation:
         encode_prompts(
             run.tokenizer, run.model, [run.cfg.train.prompt], settings
         )  # the last part's errors, before the first
-    found = kept_parts(path, surroundings(job.hardware, run.step))
+    here = surroundings(job.hardware, run.step)
+    found = kept_parts(path, here if settings.weights == "last" else EmaEvaluation(**vars(here)))
     asked = [name for name in PARTS if name in settings.eval.parts]  # losses need the weights as they were trained
     for part, names in groupby(asked, PARTS.__getitem__):
         print(f"{path}: {next(names)}", flush=True)
@@ -179,7 +182,7 @@ def check_done(folder: RunFolder) -> None:
 def open_job(path: Path, settings: DictConfig) -> Job:
     """The run in a folder, and one device in the precision that the settings ask for. Raises ConfigError."""
     quiet_libraries()
-    run = load_run(path, Trust.of_command(tuple(settings.trust)))
+    run = load_run(path, Trust.of_command(tuple(settings.trust)), settings.weights)
     wanted = {key: value for key, value in settings.trainer.items() if value != AS_TRAINED}
     here = OmegaConf.merge(run.cfg.trainer, wanted, {"devices": 1, "num_nodes": 1, "strategy": "auto"})
     assert isinstance(here, DictConfig)
@@ -194,11 +197,11 @@ def place(model: Decoder, hardware: Hardware) -> Decoder:
 
 def kept_parts(path: Path, here: Evaluation) -> Evaluation:
     """What an earlier evaluation found of the same step, in the same surroundings; otherwise `here`, with a message."""
-    file = path / Evaluation.FILE
+    file = path / here.FILE
     if not file.exists():
         return here
     try:
-        earlier = Evaluation.load(path)
+        earlier = here.load(path)
     except ConfigError:
         print(f"{file}: is damaged; replaced", file=sys.stderr)
         return here
@@ -210,6 +213,7 @@ def kept_parts(path: Path, here: Evaluation) -> Evaluation:
 
 def check_settings(settings: DictConfig, typed: Collection[str]) -> None:
     """Raise ConfigError for a setting out of range, or a key in `typed` that nothing asked for reads."""
+    check_weights(settings.weights)
     chosen = settings.eval
     if not chosen.parts:
         raise ConfigError(f"eval.parts=[]: evaluates nothing; choose of {', '.join(PARTS)}")

@@ -12,7 +12,7 @@ from llama_lab.data.tokenizer import TextTokenizer
 from llama_lab.display import open_display
 from llama_lab.errors import ConfigError, first_line
 from llama_lab.model import Decoder
-from llama_lab.runs.checkpoint import model_weights, read_checkpoint
+from llama_lab.runs.checkpoint import WEIGHTS, model_weights, read_checkpoint
 from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
 from llama_lab.runs.stored import Environment, reading
 
@@ -21,7 +21,7 @@ PARTS = ("data", "model", "tokenizer", "train", "trainer")  # of a config, that 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run's config, tokenizer, and model with the weights of its last checkpoint, after `step` optimizer steps."""
+    """A run's config, tokenizer, and model with weights of its last checkpoint, after `step` optimizer steps."""
 
     folder: RunFolder
     cfg: DictConfig
@@ -47,12 +47,15 @@ class TrainedRun:
         return dataset
 
 
-def load_run(path: Path, trust: Trust = Trust()) -> TrainedRun:  # noqa: B008, it cannot be changed
+def load_run(path: Path, trust: Trust = Trust(), weights: str = "last") -> TrainedRun:  # noqa: B008, it is frozen
     """Load a run, finished or not, onto the CPU. Raises ConfigError if the folder does not hold a whole one.
+
+    weights: `last`, or `ema` for the average that a run with `train.ema` keeps.
 
     Checkpoints are read as plain weights, and a config that names code which is not trusted is refused: a folder from
     elsewhere can run nothing.
     """
+    check_weights(weights)
     folder = RunFolder(path)
     if not (path / RESOLVED).exists():
         raise ConfigError(f"run={path}: holds no run; name a run's folder, such as runs/llama/base/seed=1")
@@ -71,11 +74,20 @@ def load_run(path: Path, trust: Trust = Trust()) -> TrainedRun:  # noqa: B008, i
     with reading(path, RESOLVED):
         model: Decoder = build_model(cfg, environment.vocab_size, tokenizer.eot_id)
     checkpoint = read_checkpoint(folder.checkpoint)
+    state = model_weights(checkpoint, weights)
+    if weights != "last" and not state:
+        raise ConfigError(f"weights={weights}: {path} kept no average of its weights; train with train.ema=0.99")
     try:
-        model.load_state_dict(model_weights(checkpoint))
+        model.load_state_dict(state)
     except RuntimeError as error:
         raise ConfigError(
             f"run={path}: its checkpoint does not fit the model of its {RESOLVED}, {first_line(error)}; "
             f"restore the two files that belong together"
         ) from error
     return TrainedRun(folder, cfg, environment, tokenizer, model.eval(), checkpoint["global_step"])
+
+
+def check_weights(weights: str) -> None:
+    """Raise ConfigError unless there is a kind of weights of this name."""
+    if weights not in WEIGHTS:
+        raise ConfigError(f"weights={weights}: unknown; choose {' | '.join(WEIGHTS)}")

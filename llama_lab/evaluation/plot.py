@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from llama_lab.plots import PALETTE, save, style
 from llama_lab.runs.evaluation import Evaluation
 
-from .display import smallest_caches
+from .display import predicted, smallest_caches
 
 
 def plot_evaluation(found: Evaluation, folder: Path) -> None:
-    """Write eval.png into a run's folder: a panel for each thing that was found."""
+    """Write eval.png, or eval_ema.png, into a run's folder: a panel for each thing that was found."""
     panels = [draw for part, draw in PANELS if any(getattr(e, "loss", 0) is not None for e in getattr(found, part))]
     if not panels:
         return
@@ -26,7 +26,7 @@ def plot_evaluation(found: Evaluation, folder: Path) -> None:
         axes = figure.add_subplot(rows, columns, number)
         axes.set_prop_cycle(color=PALETTE)
         draw(found, axes)
-    save(figure, folder / "eval.png")
+    save(figure, (folder / found.FILE).with_suffix(".png"))
 
 
 def by_position(found: Evaluation, axes: Axes) -> None:
@@ -35,7 +35,7 @@ def by_position(found: Evaluation, axes: Axes) -> None:
         if entry.loss is not None:
             before = [position + 1 for position in entry.positions]
             axes.plot(before, entry.losses, linewidth=1.2, label=f"{entry.length:,} tokens")
-    style(axes, "Loss by position", "tokens that a prediction has before it", "nats per token")
+    style(axes, "Loss by position", "tokens that a prediction has before it", f"nats per {predicted(found)}")
     octaves(axes, found)
     legend(axes, "context")
 
@@ -44,7 +44,7 @@ def by_length(found: Evaluation, axes: Axes) -> None:
     """Loss over the context length."""
     losses = {entry.length: entry.loss for entry in found.lengths if entry.loss is not None}
     axes.plot(list(losses), list(losses.values()), marker="o")
-    style(axes, "Loss by context length", "tokens", "nats per token")
+    style(axes, "Loss by context length", "tokens", f"nats per {predicted(found)}")
     octaves(axes, found)
     if ends := [f"{entry.length:,}" for entry in found.lengths if entry.loss is None]:
         axes.text(0.98, 0.02, f"no loss at {', '.join(ends)}", transform=axes.transAxes, ha="right", va="bottom")

@@ -53,12 +53,14 @@ def export_model(
     dtype: torch.dtype | None = None,
     max_shard_bytes: int | None = None,
     trust: Trust = Trust(),  # noqa: B008, it cannot be changed
+    weights: str = "last",
 ) -> str:
     """Write a run, or what was imported, into `dest` as transformers loads it; return what was done.
 
+    weights: see `load`.
     A model that no class of transformers can hold is written in our own layout, which `load` reads.
     """
-    loaded = load(run, trust)
+    loaded = load(run, trust, weights)
     settings = settings_of(loaded)
     family, obstacles = nearest_family(loaded, settings)
     with building(dest) as fresh:

@@ -49,8 +49,10 @@ class Loaded:
         return (self.path / RESOLVED).exists() and not has_weights(self.path)
 
 
-def load(path: str | Path, trust: Trust = Trust()) -> Loaded:  # noqa: B008, it cannot be changed
+def load(path: str | Path, trust: Trust = Trust(), weights: str = "last") -> Loaded:  # noqa: B008, it is frozen
     """The model in the folder `path`: a run's, what `llama-lab-convert` wrote, or one of transformers.
+
+    weights: of a run with `train.ema`, `ema` for the moving average of its weights in place of the last ones.
 
     Nothing in the folder is run: weights are read from safetensors or as plain tensors, and a config that names code
     outside our components is refused unless `trust` has it. Raises ConfigError for a folder that is none of these, or
@@ -60,16 +62,20 @@ def load(path: str | Path, trust: Trust = Trust()) -> Loaded:  # noqa: B008, it 
     if not folder.is_dir():
         raise ConfigError(f"{path}: is no folder; name a run, or a folder with {CONFIG} and safetensors; "
                           f"llama-lab-convert import takes the name of a repository, too")  # fmt: skip
+    if (folder / RESOLVED).exists() and not has_weights(folder):
+        return load_trained(folder, trust, weights)
+    if weights != "last":
+        raise ConfigError(f"weights={weights}: {folder} is no run, and has one kind of weights; leave it out")
     if (folder / RESOLVED).exists():
-        return load_ours(folder, trust) if has_weights(folder) else load_trained(folder, trust)
+        return load_ours(folder, trust)
     if (folder / CONFIG).exists():
         return load_transformers(folder)
     raise ConfigError(f"{folder}: holds neither {RESOLVED} of a run nor {CONFIG} of transformers; name another folder")
 
 
-def load_trained(folder: Path, trust: Trust) -> Loaded:
-    """A run, with the weights of its last checkpoint."""
-    run = load_run(folder, trust)
+def load_trained(folder: Path, trust: Trust, weights: str) -> Loaded:
+    """A run, with these weights of its last checkpoint."""
+    run = load_run(folder, trust, weights)
     eot_id = run.tokenizer.eot_id
     ids = {"bos_token_id": eot_id, "eos_token_id": eot_id, "pad_token_id": None}  # every document follows an end
     model_type = RECIPES.get(run.environment.choices.get("arch", ""))

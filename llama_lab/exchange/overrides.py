@@ -9,7 +9,7 @@ from llama_lab.config.components import register_resolvers
 from llama_lab.config.keys import COMPONENTS, option_file, options
 from llama_lab.model.hf import flat_settings
 from llama_lab.model.hf_layers import without_layers
-from llama_lab.model.hf_settings import FOLDED, Settings, equal, flatten, nest, shown
+from llama_lab.model.hf_settings import Settings, equal, flatten, nest, shown
 
 SIZES = ("dim", "n_layers", "n_heads", "head_dim", "n_kv_heads", "hidden_dim", "max_seq_len", "vocab_size")
 
@@ -20,7 +20,7 @@ def overrides_of(settings: Settings) -> list[str]:
     Each group's option is the one that leaves the fewest keys to set. Layers that differ get a pattern of their own.
     """
     register_resolvers()
-    node = without_layers({key: value for key, value in settings.items() if not key.startswith(FOLDED)})
+    node = without_layers(settings)
     different = node.pop("layers")
     settings = flatten(node)
     chosen: dict[str, str] = {}

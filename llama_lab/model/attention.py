@@ -5,35 +5,40 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cache import LayerCache, Lookup, new_layer_cache
-from .init import ResidualOutput
-from .layout import Layout
+from .init import ResidualOutput, check_positive
+from .layout import Layout, for_heads
 from .mask import Mask
 from .mixer import Mixer
 from .norm import Norm
 from .packing import together
 from .position import rotate
+from .qk_norm import check_qk_norm, norm_of_heads
 from .sinks import Sinks
 from .state import State
+from .temperature import Temperature
 from .value_residual import VALUES, ValueResidual
 
 
 def reference_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softcap: float | None = None
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softcap: float | None = None, scale: float | None = None
 ) -> Tensor:
     """Attention written out (Vaswani et al. 2017, eq. 1): the fused kernel's reference, and soft-capped.
 
     `query (B, H, Tq, Dh)`, `key` and `value (B, Hkv, Tk, Dh)`, additive `mask` that broadcasts to `(B, H, Tq, Tk)`.
-    `softcap` bounds the scores to ±softcap by a tanh before the mask (Gemma 2, section 2). Softmax runs in float32.
+    `scale` multiplies the scores (None: 1 / sqrt(Dh)), and `softcap` bounds them to ±softcap by a tanh before the mask
+    (Gemma 2, section 2). Softmax runs in float32.
     """
-    weights: Tensor = attention_scores(query, key, mask, softcap).softmax(-1)
+    weights: Tensor = attention_scores(query, key, mask, softcap, scale).softmax(-1)
     value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
     return weights.type_as(value) @ value
 
 
-def attention_scores(query: Tensor, key: Tensor, mask: Tensor, softcap: float | None = None) -> Tensor:
+def attention_scores(
+    query: Tensor, key: Tensor, mask: Tensor, softcap: float | None = None, scale: float | None = None
+) -> Tensor:
     """What the softmax of attention is taken of, float32 `(B, H, Tq, Tk)`; arguments as of `reference_attention`."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    scores: Tensor = (query @ key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
+    scores: Tensor = (query @ key.transpose(-1, -2)).float() * (query.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     return scores + mask
@@ -43,8 +48,14 @@ class GroupedQueryAttention(Mixer):
     """Attention in which n_heads / n_kv_heads query heads share a key and value head (Ainslie et al. 2023, sec. 2.2).
 
     window, chunk, prefix: which keys a query sees beside the rule that they precede it, see `Mask`; None: any.
-    qk_norm: normalise queries and keys with the model's norm before rotation: "head" over each head (Qwen 3, Gemma 3),
+    scale: multiplies the scores (muP, Yang et al. 2022, definition 4.1: 1 / head_dim); None: 1 / sqrt(head_dim).
+    temperature: factors of the queries by position; see `temperature.py`.
+    clip_qkv: bound the projected queries, keys and values to ±clip_qkv (MPT, DBRX, OLMo).
+    qk_norm: normalise queries and keys with the model's norm (Henry et al. 2020): "head" over each head (Qwen 3),
         "projection" over all heads at once (OLMo 2); None does not.
+    qk_gain: of that norm: "shared" by all heads, "heads" for one per head (Cohere, StableLM 2), "none" (Llama 4).
+    qk_bias: whether that norm has a bias; None: as the model's.
+    qk_norm_rotated: normalise each head after the rotation instead of before (nanochat).
     softcap: bound the scores to ±softcap (Gemma 2); needs the reference, since fused kernels cannot.
     gate: multiply what each head mixed, before the output projection, by a sigmoid of the layer's input (Qiu et al.
         2025, section 2.2, G1): "head" with one number per head, "element" with one per dimension (Qwen3-Next).
@@ -56,6 +67,7 @@ class GroupedQueryAttention(Mixer):
     int8_state = True
     documents = True
     packs = ("query", "key", "value")
+    scores = ("query", "key", "output_gate")  # the maps that do not scale what attention adds
 
     def __init__(
         self,
@@ -71,7 +83,13 @@ class GroupedQueryAttention(Mixer):
         window: int | None = None,
         chunk: int | None = None,
         prefix: int | None = None,
+        scale: float | None = None,
+        temperature: Temperature | None = None,
+        clip_qkv: float | None = None,
         qk_norm: str | None = None,
+        qk_gain: str = "shared",
+        qk_bias: bool | None = None,
+        qk_norm_rotated: bool = False,
         softcap: float | None = None,
         gate: str | None = None,
         sinks: bool = False,
@@ -96,8 +114,9 @@ class GroupedQueryAttention(Mixer):
             raise ValueError(f"attention.softcap={softcap}: must be positive, or null for none")
         if kernel == "sdpa" and softcap is not None:
             raise ValueError("attention.kernel=sdpa: it cannot cap scores; choose auto, or attention.softcap=null")
-        if qk_norm not in (None, "head", "projection"):
-            raise ValueError(f"attention.qk_norm={qk_norm}: unknown; choose head, projection or null")
+        for name, number in {"scale": scale, "clip_qkv": clip_qkv}.items():
+            if number is not None:
+                check_positive(f"attention.{name}", number)
         if gate not in (None, "head", "element"):
             raise ValueError(f"attention.gate={gate}: unknown; choose head, element or null")
         if value_residual is not None and n_layers == 1:
@@ -106,7 +125,7 @@ class GroupedQueryAttention(Mixer):
             )
         self.mask = Mask(window, chunk, prefix)
         self.full_after, self.prefix = self.mask.reach, prefix or 0
-        self.softcap = softcap
+        self.scale, self.temperature, self.clip_qkv, self.softcap = scale, temperature, clip_qkv, softcap
         self.kernel = ("sdpa" if softcap is None else "reference") if kernel == "auto" else kernel
         self.query = nn.Linear(dim, n_heads * head_dim, bias=query_bias)
         self.key = nn.Linear(dim, n_kv_heads * head_dim, bias=key_bias)
@@ -119,12 +138,11 @@ class GroupedQueryAttention(Mixer):
         mixing = None if value_residual is None else ValueResidual(value_residual)
         self.value_residual = mixing if layer else None
         self.keeps_values = False
-        self.qk_norm = qk_norm
+        check_qk_norm(qk_norm, qk_gain, qk_bias, qk_norm_rotated)
+        self.qk_norm, self.qk_norm_rotated = qk_norm, qk_norm_rotated
         if qk_norm is not None:
-            self.query_norm = norm(head_dim if qk_norm == "head" else n_heads * head_dim)
-            self.key_norm = norm(head_dim if qk_norm == "head" else n_kv_heads * head_dim)
-            if not list(self.query_norm.parameters()):
-                raise ValueError(f"attention.qk_norm={qk_norm}: the model's norm does nothing; choose a norm, or null")
+            self.query_norm = norm_of_heads(norm, n_heads, head_dim, qk_norm, qk_gain, qk_bias)
+            self.key_norm = norm_of_heads(norm, n_kv_heads, head_dim, qk_norm, qk_gain, qk_bias)
 
     def check_heads(self) -> None:
         """Raise ValueError unless the kv heads divide the heads."""
@@ -143,6 +161,10 @@ class GroupedQueryAttention(Mixer):
             value = self.value_residual(value, layout.shared[VALUES])
         if layout.rotation is not None:
             query, key = rotate(layout.rotation, query, key)
+        if self.qk_norm_rotated:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if self.temperature is not None:
+            query = (query * self.temperature(for_heads(layout.positions, 1))[..., None]).type_as(query)
         lookup = None
         if state is not None:
             assert isinstance(state, LayerCache)
@@ -192,16 +214,19 @@ class GroupedQueryAttention(Mixer):
 
     def _flops(self, keys: float) -> float:
         """FLOPs of the projections, and of both products with `keys` keys: scores, and weighted values."""
+        keys += self.sinks is not None
         projections = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
         return 2 * projections + 2 * 2 * self.n_heads * self.head_dim * keys
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project `x (B, T, D)` to query `(B, H, T, Dh)`, key and value `(B, Hkv, T, Dh)`."""
         query, key, value = together(x, self.query, self.key, self.value)
+        if self.clip_qkv is not None:
+            query, key, value = (p.clamp(-self.clip_qkv, self.clip_qkv) for p in (query, key, value))
         if self.qk_norm == "projection":
             query, key = self.query_norm(query), self.key_norm(key)
         query, key, value = (p.view(*p.shape[:-1], -1, self.head_dim).transpose(1, 2) for p in (query, key, value))
-        if self.qk_norm == "head":
+        if self.qk_norm == "head" and not self.qk_norm_rotated:
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
 
@@ -214,21 +239,22 @@ class GroupedQueryAttention(Mixer):
             key, value, mask = self.sinks(key, value, mask)
         if not is_fused:
             assert mask is not None
-            return reference_attention(query, key, value, mask, self.softcap)
+            return reference_attention(query, key, value, mask, self.softcap, self.scale)
         if lookup is None or query.shape[2] > 1:
             shared = self.n_kv_heads != self.n_heads
             if shared and must_repeat_heads(query, needs_mask):
                 key, value = (x.repeat_interleave(self.n_heads // self.n_kv_heads, 1) for x in (key, value))
                 shared = False
             return F.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=not needs_mask, enable_gqa=shared
+                query, key, value, attn_mask=mask, is_causal=not needs_mask, scale=self.scale, enable_gqa=shared
             )
         # A single token leaves the time dimension free for the heads that share a key head, so that the kernel reads
         # each key once and copies none.
         if mask is not None and (layout.biased or self.sinks is not None):
             mask = mask.reshape(mask.shape[0], self.n_kv_heads, -1, mask.shape[-1])
         groups = query.reshape(query.shape[0], self.n_kv_heads, -1, self.head_dim)  # (B, Hkv, H / Hkv, Dh)
-        return F.scaled_dot_product_attention(groups, key, value, attn_mask=mask).flatten(1, 2).unsqueeze(2)
+        mixed = F.scaled_dot_product_attention(groups, key, value, attn_mask=mask, scale=self.scale)
+        return mixed.flatten(1, 2).unsqueeze(2)
 
 
 def must_repeat_heads(query: Tensor, masked: bool) -> bool:

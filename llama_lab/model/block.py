@@ -1,8 +1,9 @@
 """Decoder blocks `(B, T, dim) -> (B, T, dim)`: where the norms and the residual connections sit."""
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from .layout import Layout
@@ -15,21 +16,60 @@ NewMixer = Callable[[], Mixer]
 NewModule = Callable[[], nn.Module]
 
 
+class Scale(nn.Module):
+    """Multiplies what a branch adds to the residual stream by a number, which is constant or `learned` from there."""
+
+    def __init__(self, value: float, learned: bool) -> None:
+        super().__init__()
+        self.value = value
+        self.weight = nn.Parameter(torch.empty(1)) if learned else None
+
+    def reset_parameters(self) -> None:
+        """Initialise a learned number."""
+        assert self.weight is not None
+        nn.init.constant_(self.weight, self.value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply `x (B, T, D)`."""
+        return x * (self.value if self.weight is None else self.weight.type_as(x))
+
+
+def scale(value: float, learned: bool) -> nn.Module:
+    """A `Scale`, or nothing for a constant 1."""
+    return Scale(value, learned) if learned or value != 1 else nn.Identity()
+
+
 class Block(nn.Module):
     """Base class of blocks: a mixer, a feed-forward, a norm for each, and dropout on the output of each.
 
     The mixer is called `attention` in configs and in the names of parameters.
+    residual_scale: multiplies what each branch adds to the residual stream: a constant (Granite; DeepNorm, Wang et al.
+        2022, figure 2, divided by its alpha), or where a learned number starts (0: ReZero, Bachlechner et al. 2020).
+    learned_scale: whether each branch learns its own.
     final_norm: whether the decoder normalises the output of the last block, which is not normalised otherwise.
     """
 
     final_norm: ClassVar[bool] = True
 
-    def __init__(self, dim: int, attention: NewMixer, ffn: NewModule, norm: Norm, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        dim: int,
+        attention: NewMixer,
+        ffn: NewModule,
+        norm: Norm,
+        dropout: float = 0.0,
+        residual_scale: float = 1.0,
+        learned_scale: bool = False,
+    ) -> None:
         super().__init__()
+        if residual_scale < 0 or (residual_scale == 0 and not learned_scale):
+            raise ValueError(f"block.residual_scale={residual_scale}: must be positive, or 0 with learned_scale=true")
         self.attention = attention()
         self.attention_norm = norm(dim)
+        self.attention_scale = scale(residual_scale, learned_scale)
         self.ffn = ffn()
         self.ffn_norm = norm(dim)
+        self.ffn_scale = scale(residual_scale, learned_scale)
         self.dropout = nn.Dropout(dropout)
 
     def attend(self, x: Tensor, layout: Layout, state: State | None) -> Tensor:
@@ -48,8 +88,8 @@ class PostNorm(Block):
 
     def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
-        x = self.attention_norm(x + self.attend(x, layout, state))
-        return self.ffn_norm(x + self.feed(x))  # type: ignore[no-any-return]
+        x = self.attention_norm(x + self.attention_scale(self.attend(x, layout, state)))
+        return self.ffn_norm(x + self.ffn_scale(self.feed(x)))  # type: ignore[no-any-return]
 
 
 class PreNorm(Block):
@@ -57,8 +97,8 @@ class PreNorm(Block):
 
     def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
-        x = x + self.attend(self.attention_norm(x), layout, state)
-        return x + self.feed(self.ffn_norm(x))
+        x = x + self.attention_scale(self.attend(self.attention_norm(x), layout, state))
+        return x + self.ffn_scale(self.feed(self.ffn_norm(x)))  # type: ignore[no-any-return]
 
 
 class Reordered(Block):
@@ -66,22 +106,22 @@ class Reordered(Block):
 
     def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
-        x = x + self.attention_norm(self.attend(x, layout, state))
-        return x + self.ffn_norm(self.feed(x))  # type: ignore[no-any-return]
+        x = x + self.attention_scale(self.attention_norm(self.attend(x, layout, state)))
+        return x + self.ffn_scale(self.ffn_norm(self.feed(x)))  # type: ignore[no-any-return]
 
 
 class Sandwich(Block):
     """x + norm(f(norm(x))): a norm on both sides (CogView, Ding et al. 2021, section 2.4; Gemma 2)."""
 
-    def __init__(self, dim: int, attention: NewMixer, ffn: NewModule, norm: Norm, dropout: float = 0.0) -> None:
-        super().__init__(dim, attention, ffn, norm, dropout)
+    def __init__(self, dim: int, attention: NewMixer, ffn: NewModule, norm: Norm, **others: Any) -> None:
+        super().__init__(dim, attention, ffn, norm, **others)
         self.attention_post_norm = norm(dim)
         self.ffn_post_norm = norm(dim)
 
     def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
-        x = x + self.attention_post_norm(self.attend(self.attention_norm(x), layout, state))
-        return x + self.ffn_post_norm(self.feed(self.ffn_norm(x)))  # type: ignore[no-any-return]
+        x = x + self.attention_scale(self.attention_post_norm(self.attend(self.attention_norm(x), layout, state)))
+        return x + self.ffn_scale(self.ffn_post_norm(self.feed(self.ffn_norm(x))))  # type: ignore[no-any-return]
 
 
 class Parallel(Block):
@@ -89,17 +129,19 @@ class Parallel(Block):
 
     def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
-        return x + self.attend(self.attention_norm(x), layout, state) + self.feed(self.ffn_norm(x))
+        attended = self.attention_scale(self.attend(self.attention_norm(x), layout, state))
+        return x + attended + self.ffn_scale(self.feed(self.ffn_norm(x)))  # type: ignore[no-any-return]
 
 
 class ParallelSharedNorm(Block):
     """x + attention(norm(x)) + ffn(norm(x)): in parallel, behind one norm (GPT-J; PaLM, section 2; Falcon 7B)."""
 
-    def __init__(self, dim: int, attention: NewMixer, ffn: NewModule, norm: Norm, dropout: float = 0.0) -> None:
-        super().__init__(dim, attention, ffn, norm, dropout)
+    def __init__(self, dim: int, attention: NewMixer, ffn: NewModule, norm: Norm, **others: Any) -> None:
+        super().__init__(dim, attention, ffn, norm, **others)
         del self.ffn_norm
 
     def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
         normed = self.attention_norm(x)
-        return x + self.attend(normed, layout, state) + self.feed(normed)
+        attended = self.attention_scale(self.attend(normed, layout, state))
+        return x + attended + self.ffn_scale(self.feed(normed))  # type: ignore[no-any-return]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from .init import Table, check_positive
-from .norm import Norm
+from .norm import NoNorm, Norm
 from .packing import together
 
 
@@ -16,6 +16,7 @@ class Embedding(nn.Module):
     scale: multiplies the embeddings, not the head (Vaswani et al. 2017, section 3.4: sqrt(dim)).
     norm_input: normalise the embeddings with the model's norm (BLOOM, section 3.2).
     head_bias: add a bias to the logits (CTRL).
+    logit_scale: multiplies the logits, before a bias and the cap (Cohere; the multiplier of muP, Yang et al. 2022).
     logit_softcap: bound the logits to ±logit_softcap by a tanh (Gemma 2, section 2).
     """
 
@@ -31,18 +32,21 @@ class Embedding(nn.Module):
         scale: float = 1.0,
         norm_input: bool = False,
         head_bias: bool = False,
+        logit_scale: float = 1.0,
         logit_softcap: float | None = None,
     ) -> None:
         super().__init__()
         check_positive("embedding.std", std)
+        check_positive("embedding.logit_scale", logit_scale)
         self.scale = scale
+        self.logit_scale = logit_scale
         self.logit_softcap = logit_softcap
         self.tokens = Table(vocab_size, dim, std)
         self.norm = norm(dim) if norm_input else None
         self.head = nn.Linear(dim, vocab_size, bias=head_bias)
         if tied:
             self.head.weight = self.tokens.weight
-        if self.norm is not None and not list(self.norm.parameters()):
+        if isinstance(self.norm, NoNorm):
             raise ValueError("embedding.norm_input=true: the model's norm does nothing; choose a norm, or false")
         if logit_softcap is not None and logit_softcap <= 0:
             raise ValueError(f"embedding.logit_softcap={logit_softcap}: must be positive, or null for none")
@@ -54,7 +58,11 @@ class Embedding(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Score the vocabulary: `x (B, T, D)` to `(B, T, V)`."""
-        (logits,) = together(x, self.head)
+        (logits,) = together(self.scaled(x), self.head)
         if self.logit_softcap is None:
             return logits
         return self.logit_softcap * torch.tanh(logits / self.logit_softcap)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """What the head reads of `x (B, T, D)`, smaller than logits: the map is linear, and scales with its input."""
+        return x if self.logit_scale == 1 else x * self.logit_scale

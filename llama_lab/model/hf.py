@@ -13,24 +13,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .hf_layers import with_layers, without_layers
-from .hf_settings import FOLDED, MODEL, Setting, Settings, equal, flatten, nest, shown
+from .hf_settings import MODEL, Setting, Settings, equal, flatten, nest, shown
 
 ATTENTION = {
     "attention._target_": f"{MODEL}.attention.GroupedQueryAttention",
     **dict.fromkeys((f"attention.{part}_bias" for part in ("query", "key", "value", "output")), False),
-    **dict.fromkeys(f"attention.{part}" for part in ("window", "chunk", "prefix", "qk_norm", "softcap")),
-    **dict.fromkeys(("attention.gate", "attention.value_residual")),
+    **dict.fromkeys(f"attention.{part}" for part in ("window", "chunk", "prefix", "softcap", "gate", "value_residual")),
+    **dict.fromkeys(f"attention.{part}" for part in ("scale", "temperature", "clip_qkv", "qk_norm", "qk_bias")),
+    "attention.qk_gain": "shared",
+    "attention.qk_norm_rotated": False,
     "attention.sinks": False,
 }
+BLOCK = {"block.residual_scale": 1.0, "block.learned_scale": False}
 EMBEDDING = {
     "embedding._target_": f"{MODEL}.embedding.Embedding",
     "embedding.tied": False,
     "embedding.scale": 1.0,
     "embedding.norm_input": False,
     "embedding.head_bias": False,
+    "embedding.logit_scale": 1.0,
     "embedding.logit_softcap": None,
 }
 # Of the initial values, of training and of speed: they change no trained model's output.
@@ -66,7 +71,7 @@ def flat_settings(node: Mapping[str, Any]) -> Settings:
 
 def model_node(settings: Settings) -> dict[str, Any]:
     """The model node that `settings` are of, to be instantiated by Hydra; the inverse of `flat_settings`."""
-    node = without_layers({key: value for key, value in settings.items() if not key.startswith(FOLDED)})
+    node = without_layers(settings)
     for own in (node, *node["layers"]):
         for part in own.keys() & {"norm", "position", "attention", "ffn", "embedding", "block"}:
             own[part]["_partial_"] = True
@@ -97,7 +102,8 @@ class Family:
 
     prefix: before most names of their weights; files of the base model lack it.
     recipe: our settings that it always has, some derived from others. settings: the others.
-    weights: our parameters to their tensors. `#` stands for the number of a layer, `*` for weight and bias.
+    weights: our parameters to their tensors. `#` stands for the number of a layer, `*` for weight and bias, and `%` for
+        the number of a head, of which they have a tensor each.
     variant: their settings that tell it from other families of the same `model_type`.
     renamed: the names of their tensors in files that were saved under others, by regular expressions.
     idle: tensors in files that hold no weights.
@@ -127,7 +133,7 @@ class Family:
                     f"{name}={value}: is no setting of {self.model_type} that we know; if it changes no logits, delete "
                     f"it from the file"
                 )
-        ours: Settings = {**EMBEDDING, **ATTENTION}
+        ours: Settings = {**EMBEDDING, **ATTENTION, **BLOCK}
         ours |= {key: value for key, value in self.recipe.items() if not callable(value)}
         for setting in self.settings:
             ours |= setting.read(theirs, ours)
@@ -146,7 +152,6 @@ class Family:
             nearest = self.read_config(self.write_config(ours))
         except (ValueError, TypeError, KeyError) as error:  # of values that their settings cannot have
             return [str(error)]
-        nearest = {key: value for key, value in nearest.items() if not key.startswith(FOLDED)}
         differing = [key for key in nearest | ours if not equal(ours.get(key), nearest.get(key))]
         replaced = {key.removesuffix("_target_") for key in differing if key.endswith("._target_")}
         return [
@@ -157,18 +162,25 @@ class Family:
 
     def to_theirs(self, ours: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
         """Their tensors of our parameters, which it keeps where it can."""
-        theirs = {}
+        theirs: dict[str, Tensor] = {}
         for our_names, their_name, fusion in self.entries(settings):
             if our_names[0] in ours:
-                theirs[their_name] = fusion.join([ours[name] for name in our_names], settings)
+                joined = fusion.join([ours[name] for name in our_names], settings)
+                heads = (
+                    [h.clone() for h in torch.split(joined, settings["head_dim"])] if "%" in their_name else [joined]
+                )
+                theirs |= {their_name.replace("%", str(head)): tensor for head, tensor in enumerate(heads)}
         return theirs
 
     def to_ours(self, theirs: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
         """Our parameters of their tensors, of which it may use views."""
         ours: dict[str, Tensor] = {}
         for our_names, their_name, fusion in self.entries(settings):
-            if their_name in theirs:
-                ours |= zip(our_names, fusion.split(theirs[their_name], settings), strict=True)
+            heads = range(settings["n_heads"]) if "%" in their_name else (0,)
+            names = [name for head in heads if (name := their_name.replace("%", str(head))) in theirs]
+            if names:
+                tensor = torch.cat([theirs[name] for name in names]) if names[1:] else theirs[names[0]]
+                ours |= zip(our_names, fusion.split(tensor, settings), strict=True)
         return ours
 
     def entries(self, settings: Settings) -> Iterator[tuple[tuple[str, ...], str, Fusion]]:

@@ -10,15 +10,16 @@ from torch import Tensor
 from .hf import Family, Fusion, Weights
 from .hf_layers import SLIDING, RotaryByKind, SomeRotary, Windows
 from .hf_settings import (
-    FOLDED,
     MODEL,
     Choice,
     Derived,
     Fixed,
-    Folded,
     MultiQuery,
+    Reciprocal,
     RotaryDim,
+    RotaryOrAlibi,
     RotaryPosition,
+    ScoreScale,
     Setting,
     Settings,
     Unread,
@@ -26,8 +27,9 @@ from .hf_settings import (
 )
 
 # What components are called in a config, and all that they have besides their sizes.
-LAYER_NORM: Settings = {"norm._target_": f"{MODEL}.norm.LayerNorm", "norm.bias": True}
-RMS_NORM: Settings = {"norm._target_": f"{MODEL}.norm.RMSNorm", "norm.unit_offset": False}
+GAIN: Settings = {"norm.gain": True, "norm.unit_offset": False}
+LAYER_NORM: Settings = {"norm._target_": f"{MODEL}.norm.LayerNorm", "norm.bias": True, **GAIN}
+RMS_NORM: Settings = {"norm._target_": f"{MODEL}.norm.RMSNorm", **GAIN}
 GEMMA_NORM: Settings = RMS_NORM | {"norm.unit_offset": True}
 PLAIN: Settings = {
     "ffn._target_": f"{MODEL}.feedforward.FeedForward",
@@ -38,7 +40,11 @@ GATED: Settings = {
     **dict.fromkeys(("ffn.gate_bias", "ffn.up_bias", "ffn.down_bias"), False),
 }
 LEARNED: Settings = {"position._target_": f"{MODEL}.position.Learned"}
-ALIBI: Settings = {"position._target_": f"{MODEL}.position.Alibi"}
+ALIBI: Settings = {
+    "position._target_": f"{MODEL}.position.Alibi",
+    "position.max_exponent": 8.0,
+    "position.slope_scale": 1.0,
+}
 QKV_BIASES = ("attention.query_bias", "attention.key_bias", "attention.value_bias")
 ATTENTION_BIASES = (*QKV_BIASES, "attention.output_bias")
 FFN_BIASES = ("ffn.up_bias", "ffn.down_bias")
@@ -161,20 +167,22 @@ GATE_UP = Fusion(lambda tensor, _: tensor.chunk(2), lambda parts, _: torch.cat(l
 AFTER_PADDING = Fusion(
     lambda tensor, _: (tensor[2:],), lambda parts, _: torch.cat((torch.zeros_like(parts[0][:2]), parts[0]))
 )
-# Nemotron's gain of a LayerNorm is stored as its distance from one.
-DISTANCE_FROM_ONE = Fusion(lambda tensor, _: (tensor + 1.0,), lambda parts, _: parts[0] - 1.0)
+# Cohere's gains, one per head, are a matrix there.
+ROW_PER_HEAD = Fusion(
+    lambda tensor, _: (tensor.flatten(),), lambda parts, settings: parts[0].view(-1, settings["head_dim"])
+)
 
 
-def scaled(scalar: str, power: int = 1) -> Fusion:
-    """A weight that a `Folded` scalar of theirs, or its inverse, is folded into, in float32 unless it is one."""
-
-    def split(tensor: Tensor, settings: Settings) -> Sequence[Tensor]:
-        factor = settings[f"{FOLDED}{scalar}"] ** power
-        return (tensor if factor == 1 else tensor.float() * factor,)
-
-    return Fusion(split, lambda parts, _: parts[0])
+def other_way_round(tensor: Tensor, settings: Settings) -> Tensor:
+    """The halves of each head exchanged, which are the pairs that RoPE turns: so they turn the other way (nanochat)."""
+    heads = tensor.view(-1, 2, settings["head_dim"] // 2, *tensor.shape[1:])
+    return heads.flip(1).reshape(tensor.shape)
 
 
+TURNED_BACK = Fusion(
+    lambda tensor, settings: (other_way_round(tensor, settings),),
+    lambda parts, settings: other_way_round(parts[0], settings),
+)
 QUERY_KEY_VALUE = ("blocks.#.attention.query.*", "blocks.#.attention.key.*", "blocks.#.attention.value.*")
 HEAD: Weights = {"embedding.head.*": "lm_head.*"}
 LLAMA_ATTENTION: Weights = {
@@ -217,6 +225,10 @@ def llama_settings(
     )
 
 
+QK_NORM_PER_HEAD: dict[bool, Settings] = {
+    False: {"attention.qk_norm": None},
+    True: {"attention.qk_norm": "head", "attention.qk_gain": "heads"},
+}
 ATTENTION_BIAS = Value("attention_bias", ATTENTION_BIASES, False)
 MLP_BIAS = Value("mlp_bias", ("ffn.gate_bias", *FFN_BIASES), False)
 
@@ -276,7 +288,7 @@ GPT_SETTINGS: tuple[Setting, ...] = (
     *gpt_sizes(50257, 768, 12, 12, 1024),
     Value("n_inner", "hidden_dim", times_dim(4)),
     Value("layer_norm_epsilon", "norm.eps", 1e-5),
-    Fixed("scale_attn_weights", True),
+    Choice("scale_attn_weights", True, {True: {"attention.scale": None}, False: {"attention.scale": 1.0}}),
     Fixed("add_cross_attention", False),
     NO_DROPOUT,
     TIED,
@@ -371,6 +383,7 @@ CTRL = Family(
         "position.theta": 10000.0,
         "position.interleaved": False,
         "position.amplitude": 1.0,
+        "position.offset": 0,
         "embedding.scale": root_of_dim,
         "embedding.head_bias": True,
     },
@@ -471,9 +484,8 @@ FALCON_SETTINGS: tuple[Setting, ...] = (
     Value("layer_norm_epsilon", "norm.eps", 1e-5),
     Value("bias", (*ATTENTION_BIASES, *FFN_BIASES), False),
     Choice("activation", "gelu", ACTIVATIONS),
-    Fixed("alibi", False),  # they divide its slopes by the root of head_dim
     Fixed("apply_residual_connection_post_layernorm", False),
-    RotaryPosition(),
+    RotaryOrAlibi(),
     TIED,
 )
 FALCON_WEIGHTS: Weights = {
@@ -642,7 +654,7 @@ GEMMA2 = Family(
         Unread(("hidden_act",)),
         RotaryPosition(),
         *GEMMA_SETTINGS,
-        Fixed("query_pre_attn_scalar", like("head_dim"), 256),
+        ScoreScale("query_pre_attn_scalar", 256, of_width=True),
         Value("attn_logit_softcapping", "attention.softcap", 50.0, nullable=True),
         Value("final_logit_softcapping", "embedding.logit_softcap", 30.0, nullable=True),
         Windows(4096, every=2),
@@ -672,7 +684,7 @@ GEMMA3 = Family(
         GEMMA3_WINDOWS,
         RotaryByKind(GEMMA3_WINDOWS, full=1_000_000.0, sliding=10_000.0),
         *GEMMA_SETTINGS,
-        Fixed("query_pre_attn_scalar", like("head_dim"), 256),
+        ScoreScale("query_pre_attn_scalar", 256, of_width=True),
         Value("attn_logit_softcapping", "attention.softcap", None, nullable=True),
         Value("final_logit_softcapping", "embedding.logit_softcap", None, nullable=True),
     ),
@@ -726,11 +738,15 @@ STABLELM = Family(
         Choice("hidden_act", "silu", ACTIVATIONS),
         Choice("use_parallel_residual", False, {False: block("PreNorm"), True: block("ParallelSharedNorm")}),
         Value("use_qkv_bias", QKV_BIASES, False),
-        Fixed("qk_layernorm", False),
+        Choice("qk_layernorm", False, QK_NORM_PER_HEAD | {True: QK_NORM_PER_HEAD[True] | {"attention.qk_bias": False}}),
         RotaryPosition(fraction=0.25),
         UNTIED,
     ),
-    LLAMA_WEIGHTS,
+    {
+        **LLAMA_WEIGHTS,
+        "blocks.#.attention.query_norm.weight": "model.layers.#.self_attn.q_layernorm.norms.%.weight",
+        "blocks.#.attention.key_norm.weight": "model.layers.#.self_attn.k_layernorm.norms.%.weight",
+    },
 )
 STARCODER2 = Family(
     "starcoder2",
@@ -775,13 +791,15 @@ PHI = Family(
         KV_HEADS,
         Value("layer_norm_eps", "norm.eps", 1e-5),
         Choice("hidden_act", "gelu_new", ACTIVATIONS),
-        Fixed("qk_layernorm", False),
+        Choice("qk_layernorm", False, {False: {"attention.qk_norm": None}, True: {"attention.qk_norm": "head"}}),
         RotaryPosition(fraction=0.5),
         UNTIED,
     ),
     {
         **LLAMA_ENDS,
         "blocks.#.attention_norm.*": "model.layers.#.input_layernorm.*",
+        "blocks.#.attention.query_norm.*": "model.layers.#.self_attn.q_layernorm.*",
+        "blocks.#.attention.key_norm.*": "model.layers.#.self_attn.k_layernorm.*",
         "blocks.#.attention.query.*": "model.layers.#.self_attn.q_proj.*",
         "blocks.#.attention.key.*": "model.layers.#.self_attn.k_proj.*",
         "blocks.#.attention.value.*": "model.layers.#.self_attn.v_proj.*",
@@ -803,7 +821,7 @@ PHI3 = Family(
         RotaryPosition(),
         UNTIED,
         Windows(None),
-        Unread(("original_max_position_embeddings", "attention_bias")),
+        Unread(("attention_bias",)),
     ),
     {
         **LLAMA_ENDS,
@@ -873,12 +891,12 @@ MPT = Family(
         Fixed("no_bias", True),
         Fixed("logit_scale", None),
         Fixed("attn_config.alibi", True),
-        Fixed("attn_config.alibi_bias_max", 8),
+        Fixed("attn_config.alibi_bias_max", 8),  # which transformers does not read
         Fixed("attn_config.attn_type", "multihead_attention"),
-        Fixed("attn_config.clip_qkv", None),
+        Value("attn_config.clip_qkv", "attention.clip_qkv", None),
         Fixed("attn_config.prefix_lm", False),
         Fixed("attn_config.qk_ln", False),
-        Fixed("attn_config.softmax_scale", None),
+        ScoreScale("attn_config.softmax_scale"),
         Unread(("learned_pos_emb", "embedding_fraction", "norm_type", "verbose", "init_config")),
         TIED,
     ),
@@ -931,23 +949,17 @@ GRANITE = Family(
         ATTENTION_BIAS,
         MLP_BIAS,
         Value("embedding_multiplier", "embedding.scale", 1.0),
-        Folded("residual_multiplier", 1.0),
-        Folded("logits_scaling", 1.0),
-        Folded("attention_multiplier", lambda ours: head_width(ours) ** -0.5),
+        Value("residual_multiplier", "block.residual_scale", 1.0),
+        Reciprocal("logits_scaling", "embedding.logit_scale"),
+        ScoreScale("attention_multiplier", 1.0),
     ),
-    {
-        **LLAMA_WEIGHTS,
-        "blocks.#.attention.query.*": ("model.layers.#.self_attn.q_proj.*", scaled("attention_multiplier")),
-        "blocks.#.attention.output.*": ("model.layers.#.self_attn.o_proj.*", scaled("residual_multiplier")),
-        "blocks.#.ffn.down.*": ("model.layers.#.mlp.down_proj.*", scaled("residual_multiplier")),
-        "norm.*": ("model.norm.*", scaled("logits_scaling", -1)),
-    },
+    LLAMA_WEIGHTS,
 )
 NEMOTRON = Family(
     "nemotron",
     "NemotronForCausalLM",
     "model.",
-    {**LAYER_NORM, **PLAIN, **block("PreNorm")},
+    {**LAYER_NORM, "norm.unit_offset": True, **PLAIN, **block("PreNorm")},
     (
         *sizes(256000, 6144, 32, 48, 4096),
         Value("intermediate_size", "hidden_dim", 24576),
@@ -963,14 +975,90 @@ NEMOTRON = Family(
     {
         **LLAMA_ENDS,
         **LLAMA_ATTENTION,
-        "blocks.#.attention_norm.weight": ("model.layers.#.input_layernorm.weight", DISTANCE_FROM_ONE),
-        "blocks.#.attention_norm.bias": "model.layers.#.input_layernorm.bias",
-        "blocks.#.ffn_norm.weight": ("model.layers.#.post_attention_layernorm.weight", DISTANCE_FROM_ONE),
-        "blocks.#.ffn_norm.bias": "model.layers.#.post_attention_layernorm.bias",
+        **LLAMA_NORMS,
         "blocks.#.ffn.up.*": "model.layers.#.mlp.up_proj.*",
         "blocks.#.ffn.down.*": "model.layers.#.mlp.down_proj.*",
-        "norm.weight": ("model.norm.weight", DISTANCE_FROM_ONE),
-        "norm.bias": "model.norm.bias",
+    },
+)
+OLMO = Family(
+    "olmo",
+    "OlmoForCausalLM",
+    "model.",
+    {
+        "head_dim": head_width,
+        **LAYER_NORM,
+        **dict.fromkeys(("norm.bias", "norm.gain"), False),
+        "norm.eps": 1e-5,
+        **GATED,
+        **block("PreNorm"),
+    },
+    (
+        *sizes(50304, 4096, 32, 32, 2048),
+        Value("intermediate_size", "hidden_dim", 11008),
+        KV_HEADS,
+        Choice("hidden_act", "silu", ACTIVATIONS),
+        RotaryPosition(),
+        UNTIED,
+        ATTENTION_BIAS,
+        Value("clip_qkv", "attention.clip_qkv", None),
+    ),
+    {**LLAMA_ENDS, **LLAMA_ATTENTION, **LLAMA_FFN},
+)
+COHERE = Family(
+    "cohere",
+    "CohereForCausalLM",
+    "model.",
+    {"head_dim": head_width, **LAYER_NORM, "norm.bias": False, **GATED, **block("ParallelSharedNorm")},
+    (
+        *sizes(256000, 8192, 40, 64, 8192),
+        Value("intermediate_size", "hidden_dim", 22528),
+        KV_HEADS,
+        Choice("hidden_act", "silu", ACTIVATIONS),
+        Value("layer_norm_eps", "norm.eps", 1e-5),
+        Value("logit_scale", "embedding.logit_scale", 0.0625),
+        Choice("use_qk_norm", False, QK_NORM_PER_HEAD),
+        RotaryPosition(theta=500000.0, interleaved=True),
+        TIED,
+        ATTENTION_BIAS,
+    ),
+    {
+        **LLAMA_WEIGHTS,
+        "blocks.#.attention.query_norm.weight": ("model.layers.#.self_attn.q_norm.weight", ROW_PER_HEAD),
+        "blocks.#.attention.key_norm.weight": ("model.layers.#.self_attn.k_norm.weight", ROW_PER_HEAD),
+    },
+)
+NANOCHAT = Family(
+    "nanochat",
+    "NanoChatForCausalLM",
+    "model.",
+    {
+        "head_dim": head_width,
+        **RMS_NORM,
+        "norm.gain": False,
+        **PLAIN,
+        **block("PreNorm"),
+        "attention.qk_norm": "head",
+        "attention.qk_norm_rotated": True,
+        "embedding.norm_input": True,
+    },
+    (
+        *sizes(50304, 768, 12, 6, 2048),
+        Value("intermediate_size", "hidden_dim", 8192),
+        KV_HEADS,
+        Choice("hidden_act", "relu2", ACTIVATIONS),
+        Value("rms_norm_eps", "norm.eps", 1e-6),
+        Value("final_logit_softcapping", "embedding.logit_softcap", 15.0, nullable=True),
+        RotaryPosition(),
+        UNTIED,
+        ATTENTION_BIAS,
+    ),
+    {
+        **LLAMA_ENDS,
+        **LLAMA_ATTENTION,
+        "blocks.#.attention.query.*": ("model.layers.#.self_attn.q_proj.*", TURNED_BACK),
+        "blocks.#.attention.key.*": ("model.layers.#.self_attn.k_proj.*", TURNED_BACK),
+        "blocks.#.ffn.up.*": "model.layers.#.mlp.fc1.*",
+        "blocks.#.ffn.down.*": "model.layers.#.mlp.fc2.*",
     },
 )
 
@@ -1006,6 +1094,9 @@ FAMILIES: tuple[Family, ...] = (
     GLM,
     GRANITE,
     NEMOTRON,
+    OLMO,
+    COHERE,
+    NANOCHAT,
 )
 # The `model_type` of each recipe that has one; the first Transformer has none.
 RECIPES = {

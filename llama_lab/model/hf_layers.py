@@ -20,7 +20,8 @@ def with_layers(node: Mapping[str, Any]) -> Settings:
         own = dict(usual)
         for one in different:
             own |= {key: value for key, value in one.items() if key != "at"} if layer in one["at"] else {}
-        layers.append(flatten(own))
+        flat = flatten(own)
+        layers.append({key: tuple(value) if isinstance(value, list) else value for key, value in flat.items()})
     return by_layer(layers)
 
 

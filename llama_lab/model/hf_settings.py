@@ -58,6 +58,14 @@ def derive(value: Any, ours: Settings) -> Any:
     return value(ours) if callable(value) else value
 
 
+def numbers(name: str, value: Any) -> Any:
+    """A setting of theirs that is a number, or a list of them, or null. Raises ValueError.
+
+    A list becomes a tuple: in flat settings, a list has a value for each layer.
+    """
+    return tuple(number(name, item) for item in value) if isinstance(value, list | tuple) else number(name, value)
+
+
 def number(name: str, value: Any) -> Any:
     """A setting of theirs that is a number, a boolean or null. Raises ValueError: a list could hold code to run."""
     if not isinstance(value, bool | int | float | None):
@@ -175,15 +183,12 @@ class Unread:
         return {} if self.written is None else dict.fromkeys(self.names, self.written)
 
 
-FOLDED = "folded."  # scalars of theirs that are no setting of ours: weights are multiplied by them
-
-
 @dataclass(frozen=True)
-class Folded:
-    """A scalar of theirs that is folded into weights by `scaled`, and written as the `neutral` value."""
+class Reciprocal:
+    """A number of theirs that divides where ours multiplies."""
 
     name: str
-    neutral: float | Derived
+    ours: str
     default: float = 1.0
 
     @property
@@ -193,14 +198,49 @@ class Folded:
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
-        return {f"{FOLDED}{self.name}": config.get(self.name, self.default) / derive(self.neutral, ours)}
+        return {self.ours: 1 / (number(self.name, config.get(self.name)) or self.default)}
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
-        return {self.name: derive(self.neutral, ours)}
+        return {self.name: 1 / ours[self.ours]}
+
+
+@dataclass(frozen=True)
+class ScoreScale:
+    """What multiplies the scores; null where it is the usual 1 / sqrt(head_dim).
+
+    default: transformers' own; None for the usual one. of_width: theirs is the whole number whose root divides.
+    """
+
+    name: str
+    default: float | None = None
+    of_width: bool = False
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their name of it."""
+        return (self.name,)
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        scale = number(self.name, config.get(self.name)) or self.default
+        if scale is not None and self.of_width:
+            scale **= -0.5
+        return {"attention.scale": None if scale is None or equal(scale, usual_scale(ours)) else scale}
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        scale = ours.get("attention.scale") or (None if self.default is None else usual_scale(ours))
+        return {self.name: round(scale**-2) if scale is not None and self.of_width else scale}
+
+
+def usual_scale(ours: Settings) -> float:
+    """1 / sqrt(head_dim)."""
+    return float(ours.get("head_dim", ours["dim"] / ours["n_heads"]) ** -0.5)
 
 
 ROPE = f"{MODEL}.position.Rope"
+ORIGINAL = "original_max_position_embeddings"
 # Their type of RoPE scaling: our class, and their names of its fields with transformers' defaults.
 SCALINGS: dict[str, tuple[str, dict[str, tuple[str, Any]]]] = {
     "linear": ("LinearScaling", {"factor": ("factor", None)}),
@@ -208,16 +248,25 @@ SCALINGS: dict[str, tuple[str, dict[str, tuple[str, Any]]]] = {
         "YarnScaling",
         {
             "factor": ("factor", None),
-            "original_max_seq_len": ("original_max_position_embeddings", None),
+            "original_max_seq_len": (ORIGINAL, None),
             "beta_fast": ("beta_fast", 32.0),
             "beta_slow": ("beta_slow", 1.0),
+        },
+    ),
+    "longrope": (
+        "LongRopeScaling",
+        {
+            "factor": ("factor", None),
+            "original_max_seq_len": (ORIGINAL, None),
+            "short_factors": ("short_factor", None),
+            "long_factors": ("long_factor", None),
         },
     ),
     "llama3": (
         "Llama3Scaling",
         {
             "factor": ("factor", None),
-            "original_max_seq_len": ("original_max_position_embeddings", None),
+            "original_max_seq_len": (ORIGINAL, None),
             "low_freq_factor": ("low_freq_factor", None),
             "high_freq_factor": ("high_freq_factor", None),
         },
@@ -241,7 +290,7 @@ class RotaryPosition:
     @property
     def names(self) -> Sequence[str]:
         """All their names of it."""
-        top = ("rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base")
+        top = ("rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base", ORIGINAL)
         return (*top, "partial_rotary_factor", "rotary_pct", "rope_ratio")
 
     def read(self, config: Settings, ours: Settings) -> Settings:
@@ -251,6 +300,8 @@ class RotaryPosition:
         theta = rope.pop("rope_theta", nested.get("rope_theta", nested.get("rotary_emb_base", self.theta)))
         fraction = nested.get("partial_rotary_factor", nested.get("rotary_pct", self.fraction))
         fraction = rope.pop("partial_rotary_factor", fraction)
+        if nested.get(ORIGINAL) is not None:  # Phi-3's, which goes before the other
+            rope[ORIGINAL] = nested[ORIGINAL]
         if nested.get("rope_ratio", 1) != 1:
             raise ValueError(f"rope_ratio={nested['rope_ratio']}: no switch; only 1 is expressed")
         return {
@@ -265,6 +316,7 @@ class RotaryPosition:
         """Our settings of the scaling, by what `rope` holds besides theta."""
         older = rope.pop("type", "default")
         kind = rope.pop("rope_type", older)
+        kind = "longrope" if kind == "su" else kind
         if kind in ("default", "dynamic"):
             if by_layer := [name for name, value in rope.items() if isinstance(value, Mapping)]:
                 raise ValueError(f"rope_parameters {', '.join(by_layer)}: no switch for positions by kind of layer")
@@ -273,15 +325,21 @@ class RotaryPosition:
             raise ValueError(f"rope_scaling type {kind}: no switch; we have {', '.join(SCALINGS)} and dynamic")
         scaling, fields = SCALINGS[kind]
         found: Settings = {"position.scaling._target_": f"{MODEL}.position.{scaling}"}
+        original = numbers(f"rope_scaling {ORIGINAL}", rope.get(ORIGINAL)) or ours["max_seq_len"]
+        derived = {ORIGINAL: original, "factor": ours["max_seq_len"] / original if kind == "longrope" else None}
         for name, (theirs, default) in fields.items():
-            value = number(f"rope_scaling {theirs}", rope.pop(theirs, None))
-            if value is None and theirs == "original_max_position_embeddings":
-                default = ours["max_seq_len"]
-            value = default if value is None else value
+            value = numbers(f"rope_scaling {theirs}", rope.pop(theirs, None))
+            value = derived.get(theirs, default) if value is None else value
             if value is None:
                 raise ValueError(f"rope_scaling type {kind}: has no {theirs}; add it to config.json")
             found[f"position.scaling.{name}"] = value
-        neutral = {"attention_factor": attention_factor(found), "truncate": True}
+        neutral = {"truncate": True, ORIGINAL: original}
+        if kind == "longrope":
+            found["position.scaling.max_seq_len"] = ours["max_seq_len"]
+            factor = max(found["position.scaling.factor"], 1.0)
+            neutral["attention_factor"] = math.sqrt(1 + math.log(factor) / math.log(original))
+        if kind == "yarn":
+            found |= read_sharpness(rope, found["position.scaling.factor"])
         for theirs, value in rope.items():
             if value is not None and not equal(value, neutral.get(theirs)):
                 raise ValueError(f"rope_scaling {theirs}={value}: no switch; only {neutral.get(theirs)} is expressed")
@@ -301,15 +359,55 @@ class RotaryPosition:
                 rope["rope_type"] = kind
                 rope |= {theirs: ours[f"position.scaling.{name}"] for name, (theirs, _) in fields.items()}
         older = dict(zip(self.older, (theta, fraction), strict=True))
+        if rope["rope_type"] == "yarn":
+            rope |= write_sharpness(ours)
         if rope["rope_type"] != "default":
             older |= {f"rope_scaling.{key}": value for key, value in rope.items()}
+        if rope["rope_type"] == "longrope":
+            older[ORIGINAL] = rope[ORIGINAL]
         return older | {f"rope_parameters.{key}": value for key, value in rope.items()}
 
 
-def attention_factor(scaling: Settings) -> float | None:
-    """What transformers computes by itself for YaRN."""
-    factor = float(scaling["position.scaling.factor"])
-    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+def read_sharpness(rope: dict[str, Any], factor: float) -> Settings:
+    """How much YaRN sharpens the softmax: the ratio of two scales, or one number; taken from `rope`."""
+    names = ("mscale", "mscale_all_dim", "attention_factor")
+    scale, of_all_dim, whole = (number(f"rope_scaling {name}", rope.pop(name, None)) for name in names)
+    if whole is not None:
+        if factor <= 1 or whole < 1:
+            raise ValueError(f"rope_scaling attention_factor={whole}: no switch; it must be at least 1, as factor is")
+        scale, of_all_dim = (whole - 1) / (0.1 * math.log(factor)), 0.0
+    elif not (scale and of_all_dim):
+        scale, of_all_dim = 1.0, 0.0
+    return {"position.scaling.mscale": scale, "position.scaling.mscale_all_dim": of_all_dim}
+
+
+def write_sharpness(ours: Settings) -> Settings:
+    """Their settings of the same; none for the paper's."""
+    scale, of_all_dim = ours["position.scaling.mscale"], ours["position.scaling.mscale_all_dim"]
+    if scale and of_all_dim:
+        return {"mscale": scale, "mscale_all_dim": of_all_dim}
+    return {} if scale == 1 else {"attention_factor": 0.1 * scale * math.log(ours["position.scaling.factor"]) + 1}
+
+
+@dataclass(frozen=True)
+class RotaryOrAlibi(RotaryPosition):
+    """Falcon's: RoPE, or with `alibi` ALiBi whose slopes are divided, as the scores are, by the root of head_dim."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All their names of it."""
+        return ("alibi", *super().names)
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        if not config.get("alibi", False):
+            return super().read(config, ours)
+        slopes = {"position.max_exponent": 8.0, "position.slope_scale": usual_scale(ours)}
+        return {"position._target_": f"{MODEL}.position.Alibi", **slopes}
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        return {"alibi": ours.get("position._target_") == f"{MODEL}.position.Alibi", **super().write(ours)}
 
 
 @dataclass(frozen=True)
@@ -375,4 +473,6 @@ def shown(value: Any) -> str:
     """A setting as a user types it, a component by its class."""
     if isinstance(value, str) and value.startswith((f"{MODEL}.", "torch.")):
         return value.rpartition(".")[2]
+    if isinstance(value, tuple):
+        return str(list(value))
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -54,6 +54,14 @@ class Xavier:
         nn.init.xavier_uniform_(weight, self.gain, generator=generator)
 
 
+class DeepNorm(Xavier):
+    """Xavier, times (8 n_layers)^(-1/4) on a block's matrices but queries' and keys' (Wang et al. 2022, figure 2)."""
+
+    def __init__(self, n_layers: int, gain: float = 1.0) -> None:
+        super().__init__(gain)
+        self.branch_gain = (8 * n_layers) ** -0.25
+
+
 class Truncated:
     """N(0, std) truncated at `cutoff` standard deviations (OLMo-core, `init.py`)."""
 
@@ -135,6 +143,7 @@ def draw_weights(
 ) -> None:
     """The part of `initialise` for linear maps and tables. `keep` is called with each weight and its initial value."""
     drawn: set[Tensor] = set()
+    branch_gain, branches = getattr(weight_init, "branch_gain", 1.0), branch_maps(model)
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear | nn.Embedding) or module.weight.is_meta:
             continue
@@ -148,7 +157,15 @@ def draw_weights(
                 value.normal_(0.0, module.std, generator=generator)
             else:
                 weight_init(value, isinstance(module, ResidualOutput), generator)
+                value *= branch_gain if module in branches else 1.0
             keep(module.weight, value)
+
+
+def branch_maps(model: nn.Module) -> set[nn.Module]:
+    """The linear maps of all blocks that scale what the branches add: all but those whose product is the scores."""
+    modules = {module for block in getattr(model, "blocks", ()) for module in block.modules()}
+    scores = {getattr(module, name) for module in modules for name in getattr(module, "scores", ())}
+    return {module for module in modules - scores if isinstance(module, nn.Linear)}
 
 
 @contextmanager

@@ -32,6 +32,7 @@ class LatentAttention(Mixer):
 
     documents = True
     packs = ("query", "latent")
+    scores = ("query", "query_up", "latent")
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ def head_loss(embedding: Embedding, x: Tensor, targets: Tensor, z_loss: float = 
     head = embedding.head
     if type(embedding).logits is not Embedding.logits or not is_plain(head):
         return plain_loss(embedding.logits(x), targets, z_loss)
-    inputs = [x.flatten(0, -2), head.weight, head.bias]
+    inputs = [embedding.scaled(x).flatten(0, -2), head.weight, head.bias]
     if not torch.is_grad_enabled():  # which the function cannot see: it would compute gradients for nobody
         inputs = [p if p is None else p.detach() for p in inputs]
     nll, objective = ChunkedLoss.apply(  # type: ignore[no-untyped-call]

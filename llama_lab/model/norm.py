@@ -8,47 +8,95 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-Norm = Callable[[int], nn.Module]  # a factory, of the width
+Norm = Callable[..., nn.Module]  # a factory, of the width
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer normalisation (Ba et al. 2016, eq. 4): subtract the mean, divide by the standard deviation."""
+    """Layer normalisation (Ba et al. 2016, eq. 4): subtract the mean, divide by the standard deviation.
 
-    def __init__(self, dim: int, eps: float = 1e-5, bias: bool = True) -> None:
-        check_eps(eps)
-        super().__init__(dim, eps, bias=bias)
+    gain, bias: whether it learns them; OLMo does neither (Groeneveld et al. 2024, section 2.1).
+    unit_offset, heads: see `RMSNorm`; the offset is NeMo's `layernorm1p` (Nemotron).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 1e-5,
+        bias: bool = True,
+        gain: bool = True,
+        unit_offset: bool = False,
+        heads: int = 1,
+    ) -> None:
+        check_norm(eps, gain, bias=bias, unit_offset=unit_offset)
+        self.unit_offset, self.heads = unit_offset, heads  # first, since `reset_parameters` reads it
+        super().__init__(heads * dim, eps, elementwise_affine=gain, bias=bias)
+
+    def reset_parameters(self) -> None:
+        """Initialise as plain normalisation, with a gain of one and a bias of zero."""
+        reset_gain(self)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise `x (..., dim)`."""
-        bias = None if self.bias is None else self.bias.float()
-        return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), bias, self.eps).type_as(x)
+        """Normalise `x (..., dim)`, or `(..., heads, T, dim)`."""
+        gain, bias = gain_of(self), None if self.bias is None else self.bias.float()
+        if self.heads == 1:
+            return F.layer_norm(x.float(), self.normalized_shape, gain, bias, self.eps).type_as(x)
+        normed = F.layer_norm(x.float(), x.shape[-1:], None, None, self.eps)
+        return per_head(normed, self.heads, gain, bias).type_as(x)
 
 
 class RMSNorm(nn.RMSNorm):
     """Root-mean-square normalisation (Zhang & Sennrich 2019, eq. 4).
 
-    `unit_offset` stores the gain as its distance from one (Gemma), so that weight decay pulls towards the identity.
+    gain: whether it learns one; Llama 4's queries and keys have none.
+    unit_offset: store the gain as its distance from one (Gemma), so that weight decay pulls towards the identity.
+    heads: how many heads have a gain (and a bias) of their own.
     """
 
     eps: float
 
-    def __init__(self, dim: int, eps: float = 1e-5, unit_offset: bool = False) -> None:
-        check_eps(eps)
-        self.unit_offset = unit_offset  # first, since `reset_parameters` reads it
-        super().__init__(dim, eps)
+    def __init__(
+        self, dim: int, eps: float = 1e-5, unit_offset: bool = False, gain: bool = True, heads: int = 1
+    ) -> None:
+        check_norm(eps, gain, unit_offset=unit_offset)
+        self.unit_offset, self.heads = unit_offset, heads  # first, since `reset_parameters` reads it
+        super().__init__(heads * dim, eps, elementwise_affine=gain)
 
     def reset_parameters(self) -> None:
         """Initialise as plain normalisation, with a gain of one."""
-        nn.init.constant_(self.weight, 0.0 if self.unit_offset else 1.0)
+        reset_gain(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise `x (..., dim)`."""
-        gain = self.weight.float() + 1.0 if self.unit_offset else self.weight.float()
+        """Normalise `x (..., dim)`, or `(..., heads, T, dim)`."""
+        gain, width = gain_of(self), x.shape[-1:]
+        shared = gain if self.heads == 1 else None
         # GPUs and compilers have kernels of their own, and for a single token one call is faster than parts.
         if x.is_cuda or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return F.rms_norm(x.float(), self.normalized_shape, gain, self.eps).type_as(x)
-        normed: Tensor = RootMeanSquare.apply(x.float(), gain, self.eps)  # type: ignore[no-untyped-call]
-        return normed.type_as(x)
+            normed = F.rms_norm(x.float(), width, shared, self.eps)
+        else:
+            ones = x.new_ones(width, dtype=torch.float32) if shared is None else shared
+            normed = RootMeanSquare.apply(x.float(), ones, self.eps)  # type: ignore[no-untyped-call]
+        return (normed if self.heads == 1 else per_head(normed, self.heads, gain)).type_as(x)
+
+
+def reset_gain(norm: LayerNorm | RMSNorm) -> None:
+    """Set the gain, if there is one, to one."""
+    if norm.weight is not None:
+        nn.init.constant_(norm.weight, 0.0 if norm.unit_offset else 1.0)
+
+
+def gain_of(norm: LayerNorm | RMSNorm) -> Tensor | None:
+    """The gain that a norm multiplies by, float32."""
+    if norm.weight is None:
+        return None
+    return norm.weight.float() + 1.0 if norm.unit_offset else norm.weight.float()
+
+
+def per_head(x: Tensor, heads: int, gain: Tensor | None, bias: Tensor | None = None) -> Tensor:
+    """Multiply `x (..., heads, T, dim)` by the gain, and add the bias, of its head; both `(heads * dim,)`."""
+    x = x if gain is None else x * gain.view(heads, 1, -1)
+    return x if bias is None else x + bias.view(heads, 1, -1)
 
 
 class RootMeanSquare(torch.autograd.Function):
@@ -82,7 +130,10 @@ class NoNorm(nn.Identity):
     """No normalisation: the identity, for any width."""
 
 
-def check_eps(eps: float) -> None:
-    """Raise ValueError for a negative epsilon: the variance plus epsilon could be negative."""
+def check_norm(eps: float, gain: bool, **others: bool) -> None:
+    """Raise ValueError for a negative epsilon, with which the root could be of a negative number, and idle settings."""
     if eps < 0:
         raise ValueError(f"norm.eps={eps}: must not be negative")
+    for name, is_set in others.items():
+        if is_set and not gain:
+            raise ValueError(f"norm.{name}=true: a norm without a gain has none; set norm.gain=true, or this to false")

@@ -7,8 +7,9 @@ all sequences, `(B, T)` where each has its own.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -121,20 +122,27 @@ class Sinusoidal(Position):
     `amplitude` multiplies the table: 1 (the paper) fits token embeddings of unit variance; the configs use the standard
     deviation of the token embeddings, since a larger table would drown tokens drawn at 0.02.
     `interleaved` alternates sine and cosine, as in the paper; otherwise all sines come first (its code, CTRL).
+    `offset` is the number of the first position: fairseq's models start at 2, after the rows of its padding.
     """
 
-    def __init__(self, dim: int, theta: float = 10000.0, interleaved: bool = True, amplitude: float = 1.0) -> None:
+    def __init__(
+        self, dim: int, theta: float = 10000.0, interleaved: bool = True, amplitude: float = 1.0, offset: int = 0
+    ) -> None:
         super().__init__()
+        if offset < 0:
+            raise ValueError(f"position.offset={offset}: must not be negative")
         if dim % 2:
             raise ValueError(f"dim={dim}: sinusoidal positions need an even dim; use {dim + 1}")
         self.dim = dim
         self.theta = theta
         self.interleaved = interleaved
         self.amplitude = amplitude
+        self.offset = offset
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Add the sines and cosines, computed in float32."""
-        angles = positions.float()[..., None] * inverse_frequencies(self.dim, self.theta, positions.device)
+        frequencies = inverse_frequencies(self.dim, self.theta, positions.device)
+        angles = (positions + self.offset).float()[..., None] * frequencies
         waves = (angles.sin(), angles.cos())  # `(..., T, dim / 2)` each
         table = torch.stack(waves, -1).flatten(-2) if self.interleaved else torch.cat(waves, -1)
         return x + (self.amplitude * table).type_as(x)
@@ -165,13 +173,16 @@ def inverse_frequencies(dim: int, theta: float, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class RopeScaling(ABC):
-    """Frequencies for texts `factor` times as long. Raises ValueError unless every field is positive."""
+    """Frequencies for texts `factor` times as long. Raises ValueError unless every field is positive, or `may_be_0`."""
+
+    may_be_0: ClassVar[tuple[str, ...]] = ()
 
     factor: float
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            check_positive(f"position.scaling.{name}", value)
+            if name not in self.may_be_0 or value != 0:
+                check_positive(f"position.scaling.{name}", value)
 
     @property
     def attention_factor(self) -> float:
@@ -204,17 +215,23 @@ class YarnScaling(RopeScaling):
     """NTK by parts with a sharper softmax (Peng et al. 2023, sections 3.2 and 3.4).
 
     Frequencies that turn more than `beta_fast` times within `original_max_seq_len` stay, those that turn less than
-    `beta_slow` times are divided by `factor`, and a ramp joins them.
+    `beta_slow` times are divided by `factor`, and a ramp joins them. How much sharper is the ratio of `mscale` and
+    `mscale_all_dim` (DeepSeek-V2's code); with 1 and 0 it is the paper's.
     """
+
+    may_be_0 = ("mscale", "mscale_all_dim")
 
     original_max_seq_len: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
 
     @property
     def attention_factor(self) -> float:
-        """sqrt(1 / t) of section 3.4."""
-        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+        """sqrt(1 / t) of section 3.4, in the general form of DeepSeek-V2's `yarn_get_mscale`."""
+        growth = 0.1 * math.log(max(self.factor, 1.0))
+        return (self.mscale * growth + 1.0) / (self.mscale_all_dim * growth + 1.0)
 
     def __call__(self, dim: int, theta: float, device: torch.device) -> Tensor:
         """Scaled inverse frequencies `(dim / 2,)`."""
@@ -257,6 +274,42 @@ class Llama3Scaling(RopeScaling):
         return frequencies * kept + frequencies / self.factor * (1 - kept)
 
 
+@dataclass(frozen=True)
+class LongRopeScaling(RopeScaling):
+    """LongRoPE: every frequency divided by a factor of its own, which a search found (Ding et al. 2024, section 3).
+
+    `long_factors` act if the context, `max_seq_len`, exceeds `original_max_seq_len`, and `short_factors` otherwise: one
+    for each frequency, or a number for all. `factor` sets the attention factor alone, as in Phi-3, section 2.
+    """
+
+    original_max_seq_len: int
+    max_seq_len: int
+    short_factors: float | Sequence[float]
+    long_factors: float | Sequence[float]
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            for number in value if isinstance(value, Sequence) else (value,):
+                check_positive(f"position.scaling.{name}", number)
+        if self.original_max_seq_len < 2:
+            raise ValueError("position.scaling.original_max_seq_len=1: has no logarithm to divide by; raise it")
+
+    @property
+    def attention_factor(self) -> float:
+        """sqrt(1 + ln(factor) / ln(original length))."""
+        return math.sqrt(1 + math.log(max(self.factor, 1.0)) / math.log(self.original_max_seq_len))
+
+    def __call__(self, dim: int, theta: float, device: torch.device) -> Tensor:
+        """Scaled inverse frequencies `(dim / 2,)`."""
+        name = "long_factors" if self.max_seq_len > self.original_max_seq_len else "short_factors"
+        factors = torch.tensor(getattr(self, name), dtype=torch.float32, device="cpu")
+        if factors.ndim and len(factors) != dim // 2:
+            raise ValueError(
+                f"position.scaling.{name}: has {len(factors)} numbers for {dim // 2} frequencies; give all"
+            )
+        return inverse_frequencies(dim, theta, device) / factors.to(device, non_blocking=True)
+
+
 class Rope(Position):
     """Rotary positions (Su et al. 2021, section 3.2.2): scores depend on the distance of query and key alone.
 
@@ -283,6 +336,8 @@ class Rope(Position):
             raise ValueError(f"position.theta={theta}: must exceed 1")
         if isinstance(scaling, NTKScaling) and self.rotary_dim < 4:
             raise ValueError(f"position.fraction={fraction}: NTK scaling needs 4 rotary dimensions; raise it")
+        if scaling is not None:
+            scaling(self.rotary_dim, theta, torch.device("cpu"))  # raises what does not fit
         self.theta = theta
         self.interleaved = interleaved
         self.scaling = scaling
@@ -299,20 +354,38 @@ class Alibi(Position):
     """Scores fall linearly with distance, each head with its own slope (Press et al. 2021, section 3). No parameters.
 
     The slopes are the geometric sequence 2^(-8/n), ..., 2^-8. If the number of heads is not a power of two, they are
-    the sequence of the power below, then every other term of the one above, as in the authors' code.
+    the sequence of the power below, then every other term of the one above, as in the authors' code. `max_exponent` is
+    the 8 of these (MPT's `alibi_bias_max`), and `slope_scale` multiplies all slopes (Falcon: 1 / sqrt(head_dim)).
     """
 
-    def __init__(self, n_heads: int) -> None:
+    def __init__(self, n_heads: int, max_exponent: float = 8.0, slope_scale: float = 1.0) -> None:
         super().__init__()
+        check_positive("position.max_exponent", max_exponent)
+        check_positive("position.slope_scale", slope_scale)
         power = 2 ** math.floor(math.log2(n_heads))
-        self.slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
-        self.slopes += [2 ** (-4 * (2 * i + 1) / power) for i in range(n_heads - power)]
+        exponents = [(i + 1) / power for i in range(power)] + [(i + 0.5) / power for i in range(n_heads - power)]
+        self.slopes = [slope_scale * 2 ** (-max_exponent * exponent) for exponent in exponents]
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Float32 `(..., H, Tq, Tk)`: minus slope times distance."""
         slopes = torch.tensor(self.slopes, dtype=torch.float32).to(query_positions.device, non_blocking=True)
         distance = query_positions[..., :, None] - key_positions[..., None, :]
         return -slopes[:, None, None] * distance.float()[..., None, :, :]
+
+
+class RopeAlibi(Rope):
+    """RoPE and ALiBi at once, as one encoding: queries and keys turn, and scores fall with distance.
+
+    Both are relative, and neither has parameters; the arguments are theirs.
+    """
+
+    def __init__(self, n_heads: int, max_exponent: float = 8.0, slope_scale: float = 1.0, **rope: Any) -> None:
+        super().__init__(**rope)
+        self.alibi = Alibi(n_heads, max_exponent, slope_scale)
+
+    def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """Float32 `(..., H, Tq, Tk)`: ALiBi's."""
+        return self.alibi.bias(query_positions, key_positions)
 
 
 class Relative(Position):

@@ -109,7 +109,8 @@ def first_names(model: nn.Module) -> dict[str, Tensor]:
 
 def gain_offset(model: nn.Module, name: str) -> float:
     """What a norm adds to the gain that it stores: see `RMSNorm.unit_offset`."""
-    return 1.0 if getattr(model.get_submodule(name.rpartition(".")[0]), "unit_offset", False) else 0.0
+    module, _, kind = name.rpartition(".")
+    return 1.0 if kind == "weight" and getattr(model.get_submodule(module), "unit_offset", False) else 0.0
 
 
 def patterns(names: Iterable[str], n_layers: int) -> list[str]:

@@ -19,6 +19,9 @@ from llama_lab.files import discard
 
 from .shards import Join, join_parts, part_files, write_file
 
+WEIGHTS = {"last": "model.", "ema": "ema."}
+"""The weights that a run may leave, the last ones and the moving average of all, and how their names begin."""
+
 
 def read_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
     """The content of a checkpoint, its tensors memory-mapped. Raises ConfigError if it is damaged, or not ours.
@@ -64,9 +67,10 @@ def load_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # type: ignore[no-any-return]
 
 
-def model_weights(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """The weights in a checkpoint, by their names in the `Decoder`."""
-    return {name.removeprefix("model."): weight for name, weight in checkpoint["state_dict"].items()}
+def model_weights(checkpoint: dict[str, Any], weights: str = "last") -> dict[str, Any]:
+    """The weights in a checkpoint, by their names in the `Decoder`; none if it has no such `weights`, of WEIGHTS."""
+    prefix = WEIGHTS[weights]
+    return {n.removeprefix(prefix): weight for n, weight in checkpoint["state_dict"].items() if n.startswith(prefix)}
 
 
 def checkpoint_step(checkpoint: Path | None) -> int:

@@ -110,3 +110,10 @@ class Evaluation(Stored):
     def to_json(self) -> dict[str, Any]:
         """The content of the file, without empty parts."""
         return {key: value for key, value in super().to_json().items() if value not in (None, [])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmaEvaluation(Evaluation):
+    """The same of the average of a run's weights; see `train.ema`."""
+
+    FILE: ClassVar[str] = "eval_ema.json"

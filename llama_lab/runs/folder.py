@@ -55,6 +55,8 @@ CHANGEABLE = (
     "estimate_mfu",
     "plan",  # the names of `estimate` and `estimate_mfu` in older runs
     "plan_mfu",
+    "draw",
+    "draw_against",
     "measure",
     "trust",
     "data.cache_dir",

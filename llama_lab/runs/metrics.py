@@ -19,6 +19,7 @@ COLUMNS = (
     "val/loss",
     "val/bits_per_byte",
     "val/accuracy",
+    "val/ema_loss",
     "optim/lr",
     "optim/grad_norm",
     "perf/tokens_per_second",

@@ -4,6 +4,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from inspect import signature
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +15,14 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig
 from optuna.trial import Trial, TrialState
 
 from llama_lab.config.arguments import quote
 from llama_lab.config.components import override_key
 from llama_lab.config.messages import USER_ERRORS, one_line
+from llama_lab.config.value_types import WORDS, is_kind
 from llama_lab.errors import INTERRUPTED, ConfigError, FinishedRunError, RunFailedError, first_line
 from llama_lab.files import discard, report_disk_errors
 from llama_lab.formatting import conjoin
@@ -36,7 +38,7 @@ from .pruning import Evaluations, pruning
 from .results import FOLDER, MESSAGE, STATUS, Results, print_line
 from .settings import TRIALS, SearchSettings, setting_error
 from .space import Parameter, read_space
-from .storage import open_study
+from .storage import ANEW, open_study
 
 # Settings that make a trial's run, and why a search cannot have them.
 RESERVED = {
@@ -45,6 +47,13 @@ RESERVED = {
     "estimate": "a search trains; leave out the sweeper to estimate one of its runs",
     "measure": "a search trains; leave out the sweeper to measure a study",
 }
+TYPES = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "str": str,
+    "None": type(None),
+}  # of a sampler's settings, as their class declares them
 NO_ARM = ("name", "arm", *CHANGEABLE)  # settings that give a run no folder of its own
 
 
@@ -86,9 +95,22 @@ def read_settings(cfg: DictConfig) -> SearchSettings:
     for part in ("sampler", "pruner"):
         if not isinstance(node[part], DictConfig):
             raise setting_error(part, node[part], f"choose it as hydra/sweeper/{part}={node[part]}")
+        check_types(part, node[part])
     settings = SearchSettings(**{name: node[name] for name in vars(SearchSettings())})
     settings.check_metric(COLUMNS[1:])
     return settings
+
+
+def check_types(part: str, node: DictConfig) -> None:
+    """Raise ConfigError for a setting of a sampler or pruner of another type than its class declares."""
+    parameters = signature(get_class(node._target_)).parameters
+    for name in parameters.keys() & node.keys():
+        declared = parameters[name].annotation  # text in some of Optuna's files
+        kinds = str(getattr(declared, "__name__", declared)).split(" | ")
+        if not {*kinds} <= TYPES.keys() or any(is_kind(node[name], TYPES[kind]) for kind in kinds):
+            continue
+        wanted = " or ".join("null" if kind == "None" else WORDS[TYPES[kind]] for kind in kinds)
+        raise setting_error(f"{part}.{name}", node[name], f"must be {wanted}")
 
 
 def check_command(cfg: DictConfig) -> None:
@@ -147,7 +169,8 @@ class Search:
         self._study = open_study(folder, settings, instantiate(cfg.hydra.sweeper.pruner), definition, cfg.overwrite)
         self._results = Results(self._study, folder, cfg, settings.metric, space, fixed)
         self._had: set[int] = set()  # trials of this command
-        self._cleared: set[Path] = set()  # folders of their runs
+        # Folders of runs that this search has begun, in this command or an earlier one.
+        self._begun = {Path(one.user_attrs[FOLDER]) for one in self._study.trials if FOLDER in one.user_attrs}
 
     def work(self) -> None:
         """Run batches of trials until the search has had all, and print the best."""
@@ -244,11 +267,12 @@ class Search:
         return planned
 
     def _clear(self, folder: RunFolder) -> None:
-        """With overwrite=true, delete a run of earlier times; two trials of this command may share one."""
-        if self._cfg.overwrite and folder.path not in self._cleared and (folder.path / Status.FILE).exists():
+        """In a search that began with overwrite=true, delete a run from before it; two of its trials may share one."""
+        is_old = self._study.user_attrs.get(ANEW, False) and folder.path not in self._begun
+        if is_old and (folder.path / Status.FILE).exists():
             with locked(folder.path):
                 folder.clear()
-        self._cleared.add(folder.path)
+        self._begun.add(folder.path)
 
     def _collect(self, planned: Planned, result: JobReturn) -> None:
         """Tell Optuna how a run ended that was launched."""

@@ -13,7 +13,9 @@ from llama_lab.errors import ConfigError, first_line
 from .settings import SearchSettings, setting_error
 
 JOURNAL = "optuna.journal"
-DEFINITION = "definition"  # of the search: an attribute of Optuna's study
+# Attributes of Optuna's study.
+DEFINITION = "definition"  # of the search
+ANEW = "anew"  # whether it began with overwrite=true
 
 
 def open_study(
@@ -44,6 +46,8 @@ def open_study(
             f"on, another name=, or start over with overwrite=true"
         )
     study.set_user_attr(DEFINITION, wanted)
+    if anew:
+        study.set_user_attr(ANEW, True)
     return study
 
 

@@ -88,7 +88,8 @@ def job_of(run: Path, job: Run) -> Run:
         cfg.data.cache_dir = job.cfg.data.cache_dir
     cfg.trainer.compile = compiled
     train = cfg.train
-    train.setdefault("recompute", "none")  # which older runs lack
+    for key, default in (("recompute", "none"), ("ema", None)):  # which older runs lack
+        train.setdefault(key, default)
     micro_batches_per_step(train.batch_size, train.micro_batch_size, job.hardware.world_size)  # for its checks
     return replace(job, cfg=cfg, steps=SLOW_STEPS + STEPS)
 

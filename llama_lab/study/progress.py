@@ -50,7 +50,7 @@ class StudyProgress:
         """The difference to the previous arm, or the baseline, at the same seed and learning rate, if that is done."""
         arm = self._arms[folder]
         own = next(member for member in arm.members if member.folder == folder)
-        against = next(a for a in self._study.arms if a.name == (arm.previous or self._study.baseline))
+        against = next(a for a in self._study.arms if a.name == (arm.previous or arm.reference or self._study.baseline))
         for member in against.members:
             same = (member.seed, member.learning_rate) == (own.seed, own.learning_rate)
             if same and arm != against and (other := self._loss(member.folder)) is not None:

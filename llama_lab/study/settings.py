@@ -26,6 +26,7 @@ COMPARED = ("model.max_seq_len", "model.attention.prefix")
 WIDTH = "model.hidden_dim"  # solved for by matching
 MATCHED = ("params", "flops")
 RATE = "optim.lr"
+TOKENS = "train.tokens"
 # What follows if runs differ in a setting, where that is not plain.
 CONSEQUENCES = {"trainer.compile": "their speeds and last digits differ for another reason than their architecture"}
 UNSET = "unset"
@@ -52,6 +53,9 @@ GROUPS = {
     ),
 }
 
+# The keys that the axes of a design set which are named after no group or key.
+DERIVED = {"tokens_per_parameter": (TOKENS,)}
+
 # Keys whose values some option computes from other keys.
 FOLLOWS = {
     "model.head_dim": ("model.dim", "model.n_heads"),
@@ -61,11 +65,15 @@ FOLLOWS = {
     "model.attention.kv_rank": ("model.head_dim",),
     "model.attention.nope_dim": ("model.head_dim",),
     "model.attention.value_dim": ("model.head_dim",),
+    "model.attention.temperature.length": ("model.max_seq_len",),
+    "model.attention.temperature.step": ("model.max_seq_len",),
+    "model.block.residual_scale": ("model.n_layers",),
     "model.embedding.std": ("model.dim",),
     "model.embedding.scale": ("model.dim",),
     "model.position.amplitude": ("model.embedding.std", "model.embedding.scale", "model.embedding.norm_input"),
     "model.position.std": ("model.embedding.std", "model.embedding.scale", "model.embedding.norm_input"),
     "model.position.scaling.original_max_seq_len": ("model.max_seq_len",),
+    "model.position.scaling.max_seq_len": ("model.max_seq_len",),
 }
 
 
@@ -114,7 +122,7 @@ def planned_settings(
 
 def unequal_settings(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
     """A sentence for every setting that differs between runs but should not."""
-    axes, planned, own = _axes(study), _planned(study), (*_own(is_swept), *TEXT, "train.tokens")
+    axes, planned, own = _axes(study), _planned(study), (*_own(is_swept), *TEXT, TOKENS)
     shared = [  # settings that neither an axis nor the study's plan sets
         key
         for key in _keys(records)
@@ -210,8 +218,8 @@ def _movers(key: str, axes: Collection[str], match: str, keys: Sequence[str]) ->
     through = {axis for followed in FOLLOWS.get(key, copied) for axis in _movers(followed, axes, match, keys)}
 
     def moves(axis: str) -> bool:
-        if axis in GROUPS:
-            return belongs(key, GROUPS[axis])
+        if axis in (keys_of := GROUPS | DERIVED):
+            return belongs(key, keys_of[axis])
         if axis == "arch":
             return belongs(key, tuple(_keys_set_by(GROUPS.keys() - {"size"})))
         is_key = any(_is_named(other, axis) and not belongs(other, OWN) for other in keys)

@@ -36,7 +36,8 @@ class Arm:
     from, if any. residual: the relative difference to the reference that matching left; None if unmatched.
     settings: the arm's values of the config keys in which the planned arms differ, such as `{"model.norm.eps": 1e-6}`;
     None if no plan recorded them. overrides: those that make the arm, in addition to the shared ones. reference: the
-    arm whose size it is matched to; its own name for none. Both are empty if the arm is not of a design.
+    arm whose size it is matched to; its own name for none. Both are empty if the arm is not of a design. tuned_by: the
+    arm whose tuning runs choose this one's learning rates; empty: its own.
     """
 
     name: str
@@ -47,6 +48,12 @@ class Arm:
     settings: dict[str, Any] | None = None
     overrides: tuple[str, ...] = ()
     reference: str = ""
+    tuned_by: str = ""
+
+    @property
+    def tuner(self) -> str:
+        """The name of the arm whose tuning runs choose its learning rates."""
+        return self.tuned_by or self.name
 
     @property
     def judged(self) -> tuple[Member, ...]:

@@ -30,6 +30,7 @@ FINAL = (
     "val/loss",
     "val/bits_per_byte",
     "val/accuracy",
+    "val/ema_loss",
     "params",
     "flops_per_token",
     "perf/tokens_per_second",

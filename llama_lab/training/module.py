@@ -1,5 +1,6 @@
 """The decoder as a LightningModule: the loss, the training step, the optimizer, exact validation."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -8,13 +9,16 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from llama_lab.data import IGNORE
 from llama_lab.devices.strategy import unsynchronized
 from llama_lab.model import Decoder
+from llama_lab.model.loss import plain_loss
 
 
 class LanguageModel(L.LightningModule):
@@ -23,7 +27,8 @@ class LanguageModel(L.LightningModule):
     optimizer: makes an optimizer for the model. schedule: maps step and number of steps to a multiple of its learning
     rate. grad_clip: largest norm of the gradient; None for no limit. z_loss: weight of the squared log-partition.
     bytes_per_token: of the validation text, for bits per byte. seed: of dropout. with_accuracy: validation also counts
-    the targets that get the largest logit.
+    the targets that get the largest logit. ema: decay per optimizer step of an exponential moving average of the
+    weights (Polyak & Juditsky 1992), which begins at the initial ones and is validated, too; None for no average.
 
     A training batch is the micro-batches of one optimizer step, each `(inputs, targets)`, both int64 `(B, T)`. All of
     them hold equally many targets other than `IGNORE`, so that the mean over micro-batches and ranks is the mean over
@@ -43,9 +48,14 @@ class LanguageModel(L.LightningModule):
         z_loss: float = 0.0,
         seed: int = 0,
         with_accuracy: bool = False,
+        ema: float | None = None,
     ) -> None:
         super().__init__()
         self.model = model
+        # A submodule, which is moved, sharded, saved and restored as the model is. Lightning's WeightAveraging would
+        # evaluate the average alone, and save it as the weights.
+        self.ema = None if ema is None else copy.deepcopy(model).requires_grad_(False)
+        self._update_ema = get_ema_multi_avg_fn(ema or 0.0)  # type: ignore[no-untyped-call]
         self.steps = steps
         self.grad_clip = grad_clip
         self.z_loss = z_loss
@@ -55,7 +65,7 @@ class LanguageModel(L.LightningModule):
         self.grad_norm: Tensor | None = None
         self._make_optimizer, self._schedule = optimizer, schedule
         self._losses: list[Tensor] = []  # of the steps since they were logged
-        self._val_sums: list[list[float]] = []  # nats, tokens and right ones of each part
+        self._val_sums: list[list[float]] = []  # nats, tokens, right ones and the average's nats of each part
 
     def training_step(self, micro_batches: Sequence[tuple[Tensor, Tensor]], step: int) -> None:
         """One optimizer step, on the mean gradient of all micro-batches and devices, clipped."""
@@ -76,6 +86,8 @@ class LanguageModel(L.LightningModule):
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         optimizer.step()
+        if self.ema is not None:
+            self._update_ema([*self.ema.parameters()], [*self.model.parameters()], None)
         optimizer.zero_grad()
         schedule.step()
         self._losses.append(torch.stack(losses).mean())
@@ -98,28 +110,39 @@ class LanguageModel(L.LightningModule):
         inputs, targets = batch[0], self.model.predictable(batch[1])
         # Eager, since the last batch is smaller, and compiling for it would take longer than it saves.
         with torch.compiler.set_stance("force_eager"):
-            nll = self.model.loss(inputs, targets)[0].item()
-            correct = int((self.model(inputs).argmax(-1) == targets).sum()) if self.with_accuracy else 0
-        found = (nll, int((targets != IGNORE).sum()), correct)
-        self._val_sums += [[0.0, 0, 0] for _ in range(len(self._val_sums), dataloader_idx + 1)]
+            if self.with_accuracy:
+                logits = self.model(inputs)
+                nll, correct = plain_loss(logits, targets)[0].item(), int((logits.argmax(-1) == targets).sum())
+            else:
+                nll, correct = self.model.loss(inputs, targets)[0].item(), 0
+            ema_nll = self.ema.loss(inputs, targets)[0].item() if self.ema is not None else 0.0
+        found = (nll, int((targets != IGNORE).sum()), correct, ema_nll)
+        self._val_sums += [[0.0] * len(found) for _ in range(len(self._val_sums), dataloader_idx + 1)]
         self._val_sums[dataloader_idx] = [a + b for a, b in zip(self._val_sums[dataloader_idx], found, strict=True)]
 
-    def pop_val_metrics(self, parts: Iterable[str] = ()) -> dict[str, float]:
-        """Loss, bits per byte and, if it is counted, accuracy of the whole validation set; the loss of each of `parts`.
+    def on_validation_epoch_end(self) -> None:
+        """Free what a sharded average has gathered, as a backward pass does of a model."""
+        if isinstance(self.ema, FSDPModule):
+            self.ema.reshard()
 
-        Over all ranks, which have equally many parts.
+    def pop_val_metrics(self, parts: Iterable[str] = ()) -> dict[str, float]:
+        """Loss, bits per byte and, if they are found, accuracy and the average's loss of the whole validation set.
+
+        And the loss of each of `parts`. Over all ranks, which have equally many parts.
         """
         sums = torch.tensor(self._val_sums, dtype=torch.float64)
         if self.trainer.world_size > 1:  # on the device only then, since Apple's have no float64
             sums = self.trainer.strategy.reduce(sums.to(self.device), reduce_op="sum")
         self._val_sums = []
-        nll, tokens, correct = sums.sum(0).tolist()
+        nll, tokens, correct, ema_nll = sums.sum(0).tolist()
         loss = nll / tokens
         metrics = {"val/loss": loss, "val/bits_per_byte": loss / math.log(2) / self.bytes_per_token}
         if self.with_accuracy:
             metrics["val/accuracy"] = correct / tokens
+        if self.ema is not None:
+            metrics["val/ema_loss"] = ema_nll / tokens
         of_parts = zip(parts, sums.tolist(), strict=False)  # the only part of other text than a mixture has no name
-        return metrics | {f"val/loss/{name}": nll / tokens for name, (nll, tokens, _) in of_parts}
+        return metrics | {f"val/loss/{name}": nll / tokens for name, (nll, tokens, *_) in of_parts}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the losses not yet logged, averaged over all ranks, so that a resumed run logs the same mean."""

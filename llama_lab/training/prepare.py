@@ -43,6 +43,11 @@ def requested_run(
     site: where it trains; default: on this machine, in this process.
     """
     check_job(cfg, choices)
+    if cfg.draw:
+        raise ConfigError(
+            f"draw={cfg.draw}: draws one architecture and trains nothing; leave it out here: a study's report has "
+            f"pictures of its arms"
+        )
     check_measuring(cfg, overrides)
     check_pattern(cfg, overrides)
     from llama_lab.runs.folder import UNNAMED, arm_name, belongs
@@ -75,6 +80,11 @@ def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
     for key in ("device", "estimate_mfu"):
         if not cfg.estimate and cfg[key] != defaults[key]:
             raise ConfigError(f"{key}={cfg[key]}: is for an estimate; add estimate=true, or leave it out to train")
+    if cfg.draw_against and not cfg.draw:
+        raise ConfigError(f"draw_against={cfg.draw_against}: is for a picture; add draw=FILE.svg, or leave it out")
+    if cfg.draw and (cfg.estimate or cfg.measure):
+        other = "estimate=true" if cfg.estimate else f"measure={cfg.measure}"
+        raise ConfigError(f"draw={cfg.draw}: {other} does something else; give one of them")
 
 
 def check_pattern(cfg: DictConfig, overrides: list[str]) -> None:

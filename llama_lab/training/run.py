@@ -82,6 +82,7 @@ def new_run(
     steps = budget_steps(cfg, cfg.train.batch_size)
     micro_batches = cfg.train.batch_size // (cfg.train.micro_batch_size or 1)
     hardware = (site.hardware if site else choose_hardware)(cfg.trainer, micro_batches)
+    check_ema(cfg.train.ema, hardware.precision)
     micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)  # for its checks
     folder = RunFolder(Path(cfg.measure or cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if cfg.resume:
@@ -143,7 +144,19 @@ def check_train(train: DictConfig) -> None:
         raise ConfigError(f"train.grad_clip={train.grad_clip}: must be positive, or null for no clipping")
     if train.recompute not in PARTS:
         raise ConfigError(f"train.recompute={train.recompute}: unknown; choose {' | '.join(PARTS)}")
+    if train.ema is not None and not 0 <= train.ema < 1:
+        raise ConfigError(
+            f"train.ema={train.ema}: must be at least 0 and less than 1, such as 0.99; null keeps no average"
+        )
     check_multiples("train.eval_lengths", train.eval_lengths)
+
+
+def check_ema(decay: float | None, precision: str) -> None:
+    """Raise ConfigError for an average of the weights in a precision that rounds its small steps away."""
+    if decay is not None and precision == "bf16-true":
+        raise ConfigError(
+            f"train.ema={decay}: an average in 16 bits stands still; set trainer.precision=bf16-mixed, or leave it out"
+        )
 
 
 def spare_devices(run: Run) -> str:

@@ -142,9 +142,9 @@ def build_module(run: Run, model: Decoder, bytes_per_token: float) -> LanguageMo
         check_shards(cfg.optim._target_)
     recompute(model, cfg.train.recompute)
     optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
-    clip, z_loss = cfg.train.grad_clip, cfg.train.z_loss
+    clip, z_loss, ema = cfg.train.grad_clip, cfg.train.z_loss, cfg.train.ema
     module = LanguageModel(
-        model, optimizer, schedule, run.steps, bytes_per_token, clip, z_loss, cfg.seed, is_probe(cfg)
+        model, optimizer, schedule, run.steps, bytes_per_token, clip, z_loss, cfg.seed, is_probe(cfg), ema
     )
     module.configure_optimizers()  # so that a bad setting is refused before anything is written
     return module

@@ -169,8 +169,20 @@ def has_source(cfg: DictConfig) -> bool:
 
 
 def init_hash(cfg: DictConfig) -> str | None:
-    """The hash of the weights that `init_from` names now; None if they are gone."""
-    return hash_of(load_source(cfg).model.state_dict()) if has_source(cfg) else None
+    """The hash of the weights that `init_from` names now; None if they are gone.
+
+    Runs of one process share it as long as no file of the source changes: to read a large source takes minutes.
+    """
+    if not has_source(cfg):
+        return None
+    files = [(str(file), file.stat()) for file in sorted(Path(cfg.init_from).absolute().rglob("*")) if file.is_file()]
+    version = tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in files)
+    if version not in _hashes:
+        _hashes[version] = hash_of(load_source(cfg).model.state_dict())
+    return _hashes[version]
+
+
+_hashes: dict[tuple[tuple[str, int, int, int], ...], str] = {}  # by the version of a source's files
 
 
 def check_unchanged(cfg: DictConfig, folder: RunFolder) -> None:

@@ -139,7 +139,8 @@ def test_fingerprint_follows_files_and_settings() -> None:
     before = TextFiles("a.txt").fingerprint()
     assert TextFiles("a.txt").fingerprint() == before
     assert TextFiles("a.txt", document_chars=5).fingerprint() != before
-    assert TextFiles("a.txt", text_field="body").fingerprint() != before
+    both = ["a.txt", write_rows("b.jsonl", [{"text": "x", "body": "y"}])]
+    assert TextFiles(both, text_field="body").fingerprint() != TextFiles(both).fingerprint()
     Path("a.txt").write_text("two")
     os.utime("a.txt", ns=(0, 1))
     assert TextFiles("a.txt").fingerprint() != before
@@ -196,6 +197,13 @@ def test_a_missing_file_is_named() -> None:
 
 def test_a_pattern_without_match_is_named() -> None:
     assert refusal("b/*.txt").startswith("data.files=[b/*.txt]: the pattern matches no file")
+
+
+def test_a_field_of_rows_is_refused_where_no_file_has_rows() -> None:
+    Path("a.txt").write_text("one")
+    assert refusal("a.txt", text_field="body").startswith("data.text_field=body: names a field of rows, and none of ")
+    rows = write_rows("b.jsonl", [{"body": "two"}])
+    assert list(TextFiles(["a.txt", rows], text_field="body").documents()) == ["one", "two"]
 
 
 def test_a_folder_is_answered_with_a_pattern() -> None:

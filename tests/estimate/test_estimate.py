@@ -175,9 +175,12 @@ def test_a_parameter_takes_16_bytes_in_bf16_mixed_and_8_in_bf16_true() -> None:
         assert memory.optimizer == pytest.approx(2 * size * model.params, rel=1e-3)
 
 
+@pytest.mark.parametrize("ema", ["null", "0.9"])
 @pytest.mark.parametrize("embedding", ["tied", "untied"])
-def test_weights_gradients_and_states_are_those_that_a_run_has_after_a_step(embedding: str, tiny: list[str]) -> None:
-    run = planned(*tiny, f"embedding={embedding}")
+def test_weights_gradients_and_states_are_those_that_a_run_has_after_a_step(
+    embedding: str, ema: str, tiny: list[str]
+) -> None:
+    run = planned(*tiny, f"embedding={embedding}", f"train.ema={ema}")
     trained = build_module(run, decoder(f"embedding={embedding}", vocab_size=257), bytes_per_token=1)
     optimizer = trained.configure_optimizers()["optimizer"]
     tokens = torch.zeros(8, 32, dtype=torch.long)
@@ -185,7 +188,7 @@ def test_weights_gradients_and_states_are_those_that_a_run_has_after_a_step(embe
     optimizer.step()
     states = sum(x.nbytes for state in optimizer.state.values() for x in state.values())
     memory = MemoryModel(run.cfg, 257, run.steps, "bf16-mixed").memory(Setup(False, 1, 8, 8, 32))
-    assert memory.weights == sum(p.nbytes for p in trained.parameters())
+    assert memory.weights + memory.ema == sum(p.nbytes for p in trained.parameters())
     assert memory.gradients == sum(p.grad.nbytes for p in trained.parameters() if p.grad is not None)
     assert memory.optimizer == states
 

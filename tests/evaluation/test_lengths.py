@@ -71,8 +71,10 @@ def paid_by_hand(model: Decoder, tokens: Tokens, length: int) -> list[list[float
 @pytest.mark.parametrize("position", ENDLESS)
 def test_a_longer_context_costs_what_a_model_built_for_it_pays_through_its_cache(position: str, attention: str) -> None:
     settings = [f"position={position}", *ATTENTION[attention]]
-    if position == "rope_yarn":
+    if position in ("rope_yarn", "rope_long"):
         settings.append(f"model.position.scaling.original_max_seq_len={CONTEXT}")
+    if position == "rope_long":
+        settings.append(f"model.position.scaling.max_seq_len={CONTEXT}")
     model, tokens = lively(*settings), stream(225)  # three windows of 64, and half of one
     built_for_it = decoder(*settings, f"model.max_seq_len={2 * CONTEXT}").eval()
     built_for_it.load_state_dict(model.state_dict())

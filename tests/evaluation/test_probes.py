@@ -126,6 +126,11 @@ def test_a_study_reports_the_accuracy(command: Command, tmp_path: Path) -> None:
     report = (folder / "report.html").read_text()
     assert "Of the best predictor" in report
     assert "Accuracy" in report
+    assert "nats per answer" in report
+    assert "Nats per answer" in report
+    assert "nats per token" not in report.lower()
+    assert "nats per answer" in ran.out
+    assert "nats per token" not in ran.out
 
 
 @pytest.mark.slow

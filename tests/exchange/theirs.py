@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from llama_lab.model import Decoder, Sampling, generate
 
@@ -39,6 +39,8 @@ def rope(kind: str, **settings: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **settings}}
 
 
+LONGROPE = rope("longrope", short_factor=[1.0, 1.1, 1.3, 1.6], long_factor=[1.5, 2.0, 3.0, 5.0])
+
 # A case is a family's model_type, and settings beside its sizes.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
@@ -54,6 +56,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | rope("yarn", factor=4.0, original_max_position_embeddings=10, beta_fast=2.0, beta_slow=0.01)
         | {"max_position_embeddings": 40},
     ),
+    "llama, yarn, mscale": (
+        "llama",
+        LLAMA
+        | rope("yarn", factor=4.0, mscale=0.7, mscale_all_dim=1.4, beta_slow=0.01)
+        | {"max_position_embeddings": 40},
+    ),
+    "llama, yarn, attention factor": ("llama", LLAMA | rope("yarn", factor=4.0, attention_factor=1.7)),
     "llama, llama3 scaling": (
         "llama",
         LLAMA
@@ -64,6 +73,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": ("ministral", LLAMA | {"sliding_window": 7, "layer_types": [SLIDING, FULL, SLIDING]}),
     "gpt1": ("openai-gpt", GPT),
     "gpt2": ("gpt2", GPT),
+    "gpt2, unscaled scores": ("gpt2", GPT | {"scale_attn_weights": False}),
     "gpt2, untied": ("gpt2", GPT | {"tie_word_embeddings": False, "n_inner": 80}),
     "opt": ("opt", OPT),
     "opt, post-norm, without biases": ("opt", OPT | {"do_layer_norm_before": False, "enable_bias": False}),
@@ -73,6 +83,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", BLOOM),
     "falcon": ("falcon", FALCON),
     "falcon, all heads": ("falcon", FALCON | {"multi_query": False, "bias": True, "parallel_attn": False}),
+    "falcon, alibi": ("falcon", FALCON | {"alibi": True, "parallel_attn": False}),
     "falcon 40B": ("falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "olmo2": ("olmo2", LLAMA),
     "gemma": ("gemma", WIDE_HEADS),
@@ -82,6 +93,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"query_pre_attn_scalar": 12, "sliding_window": 7, "attn_logit_softcapping": 2.0}
         | {"final_logit_softcapping": 3.0},
     ),
+    "gemma2, scores scaled as in the 27B": ("gemma2", WIDE_HEADS | {"query_pre_attn_scalar": 5}),
     "gemma3": ("gemma3_text", WIDE_HEADS | {"query_pre_attn_scalar": 12, "sliding_window": 7, "num_hidden_layers": 7}),
     "gemma3, scaled": (
         "gemma3_text",
@@ -114,13 +126,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "stablelm",
         LLAMA | {"use_parallel_residual": True, "use_qkv_bias": True} | rope("default", partial_rotary_factor=0.5),
     ),
+    "stablelm, QK norm": ("stablelm", LLAMA | {"qk_layernorm": True}),
     "starcoder2": ("starcoder2", LLAMA | {"sliding_window": 7}),
     "gpt_bigcode": ("gpt_bigcode", GPT),
     "gpt_bigcode, all heads": ("gpt_bigcode", GPT | {"multi_query": False}),
     "phi": ("phi", LLAMA | rope("default", partial_rotary_factor=0.5)),
+    "phi, QK norm": ("phi", LLAMA | {"qk_layernorm": True}),
+    "phi3, longrope, long": (
+        "phi3",
+        LLAMA
+        | LONGROPE
+        | {
+            "max_position_embeddings": 4 * CONTEXT,
+            "original_max_position_embeddings": PROMPT - 1,
+            "eos_token_id": None,
+        },
+    ),
+    "phi3, longrope, short": (
+        "phi3",
+        LLAMA | LONGROPE | {"original_max_position_embeddings": CONTEXT, "eos_token_id": None},
+    ),
     "phi3": ("phi3", LLAMA | {"eos_token_id": None}),
     "gptj": ("gptj", GPT | {"rotary_dim": 4}),
     "mpt": ("mpt", MPT),
+    "mpt, clipped": (
+        "mpt",
+        MPT | {"attn_config": {"clip_qkv": 0.4, "softmax_scale": 0.6}},
+    ),
     "glm": ("glm", WIDE_HEADS | {"eos_token_id": None} | rope("default", partial_rotary_factor=0.5)),
     "granite": (
         "granite",
@@ -128,9 +160,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"embedding_multiplier": 3.0, "residual_multiplier": 0.22}
         | {"attention_multiplier": 0.3, "logits_scaling": 0.25},
     ),
+    "olmo": ("olmo", LLAMA),
+    "olmo, clipped": ("olmo", LLAMA | {"clip_qkv": 0.4}),
+    "cohere": ("cohere", LLAMA | {"logit_scale": 0.8}),
+    "cohere, QK norm": ("cohere", LLAMA | {"use_qk_norm": True, "logit_scale": 1.5}),
+    "nanochat": ("nanochat", LLAMA | {"final_logit_softcapping": 3.0}),
     "nemotron": ("nemotron", WIDE_HEADS | rope("default", partial_rotary_factor=0.5)),
 }
-FOLDED = {"granite", "nemotron"}  # whose scalars are folded into weights, which rounds them
 
 
 def their_model(case: str) -> PreTrainedModel:
@@ -140,15 +176,21 @@ def their_model(case: str) -> PreTrainedModel:
     config = AutoConfig.for_model(model_type, **ends | settings)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=kernel_of(config)).eval()
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
 
+def kernel_of(config: PreTrainedConfig) -> str:
+    """Their written-out attention; with ALiBi, Falcon's would add the biases twice (transformers 5.23)."""
+    return "sdpa" if getattr(config, "alibi", False) else "eager"
+
+
 def reload(folder: Path) -> PreTrainedModel:
     """The model that transformers loads from a folder, with every weight in it, and no other."""
-    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
+    kernel = kernel_of(AutoConfig.from_pretrained(folder))
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, attn_implementation=kernel)
     assert not any(info.values()), info
     return model.eval()
 

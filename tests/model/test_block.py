@@ -40,7 +40,13 @@ def parallel_two_norms(x: Tensor, block: Block, attention: Callable[[Tensor], Te
     return x + attention(block.attention_norm(x)) + block.ffn(block.ffn_norm(x))
 
 
-FORMULAS = {f.__name__: f for f in (postnorm, prenorm, reordered, sandwich, parallel, parallel_two_norms)}
+def deepnorm(x: Tensor, block: Block, attention: Callable[[Tensor], Tensor]) -> Tensor:
+    scale = (2 * 2) ** -0.25  # of pico's two layers
+    x = block.attention_norm(x + scale * attention(x))
+    return block.ffn_norm(x + scale * block.ffn(x))
+
+
+FORMULAS = {f.__name__: f for f in (postnorm, deepnorm, prenorm, reordered, sandwich, parallel, parallel_two_norms)}
 NORMS = {"sandwich": 4, "parallel": 1}  # per block; the others have 2
 
 
@@ -59,9 +65,51 @@ def test_blocks_equal_their_formulas(option: str, norm: str) -> None:
 
 
 @pytest.mark.parametrize("option", options("block"))
+def test_a_scale_multiplies_what_each_branch_adds(option: str) -> None:
+    """By residual streams: scaling what the maps, or the norms on their outputs, end in is the same."""
+    plain, scaled = (decoder(f"block={option}", f"model.block.residual_scale={scale}") for scale in (1.0, 0.25))
+    for name, p in scaled.named_parameters():
+        last = "_post_norm." if option == "sandwich" else "_norm." if option == "reordered" else ("output.", "down.")
+        if any(part in name for part in ([last] if isinstance(last, str) else last)):
+            plain.get_parameter(name).data.copy_(0.25 * p)
+    tokens = torch.arange(20)[None]
+    torch.testing.assert_close(plain.read(tokens), scaled.read(tokens))
+
+
+def test_a_learned_scale_is_a_number_per_branch_that_starts_where_it_is_set() -> None:
+    constant = decoder("block=sandwich", "model.block.residual_scale=0.25")
+    learned = decoder("block=sandwich", "model.block.residual_scale=0.25", "model.block.learned_scale=true")
+    tokens = torch.arange(20)[None]
+    torch.testing.assert_close(learned(tokens), constant(tokens))
+    count = sum(p.numel() for p in learned.parameters()) - sum(p.numel() for p in constant.parameters())
+    assert count == 2 * len(learned.blocks)
+    learned(tokens).square().sum().backward()
+    assert all(block.attention_scale.weight.grad != 0 for block in learned.blocks)
+
+
+def test_rezero_starts_as_the_identity() -> None:
+    model = decoder("model.block.residual_scale=0", "model.block.learned_scale=true", "norm=none")
+    tokens = torch.arange(20)[None]
+    assert torch.equal(model.read(tokens), model.embedding(tokens))
+
+
+@torch.no_grad()
+def test_deepnorm_equals_its_formula() -> None:
+    """LN(alpha x + f(x)), alpha = (2 layers)^(1/4); ours divides by alpha, which only epsilon sees."""
+    model = decoder("block=deepnorm", "norm=layernorm", "model.norm.eps=0", "model.n_layers=5")
+    layout, alpha = Layout(model.position, torch.arange(7)), 10**0.25
+    x = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(0))
+    for block in model.blocks:
+        y = block.attention_norm(alpha * x + block.attention(x, layout))
+        expected = block.ffn_norm(alpha * y + block.ffn(y))
+        x = block(x, layout)
+        torch.testing.assert_close(x, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("option", options("block"))
 def test_only_postnorm_leaves_out_the_final_norm(option: str) -> None:
     model = decoder(f"block={option}")
-    assert (model.norm is None) == (option == "postnorm")
+    assert (model.norm is None) == (option in ("postnorm", "deepnorm"))
     tokens, streams = torch.arange(20)[None], []
     model.blocks[-1].register_forward_hook(lambda _module, _args, x: streams.append(x))
     logits = model(tokens)

@@ -120,6 +120,11 @@ COUNTED = {
     "mqa": ["attention=mqa"],
     "ungated, tied": ["ffn=relu", "embedding=tied"],
     "window": ["attention=gqa_window"],
+    "gate per head": ["model.attention.gate=head", "model.attention.value_residual=learned"],
+    "gate per element": ["attention=gqa", "model.attention.gate=element", "model.attention.value_residual=0.3"],
+    "sinks": ["attention=gqa", "model.attention.sinks=true"],
+    "latent": ["attention=mla", "model.attention.kv_rank=12", "model.attention.nope_dim=6"],
+    "latent queries": ["attention=mla", "model.attention.query_rank=10", "model.attention.value_dim=5"],
     "gemma2": ["arch=gemma2"],
     "vanilla": ["arch=vanilla"],
     "bloom": ["arch=bloom"],
@@ -127,6 +132,13 @@ COUNTED = {
     "olmo2": ["arch=olmo2"],
     "relative": ["position=relative", "attention=gqa"],
     "falcon": ["arch=falcon", "model.n_layers=3"],
+    "scalars": [
+        "attention=mha_log_temperature",
+        "model.attention.qk_norm=head",
+        "model.block.learned_scale=true",
+        "model.embedding.logit_scale=0.5",
+        "position=rope_alibi",
+    ],
 }
 
 

@@ -119,6 +119,16 @@ def test_xavier_has_its_variance_and_bound(gain: float) -> None:
         assert weight.abs().max().item() == pytest.approx(std * math.sqrt(3), rel=0.01), name
 
 
+@pytest.mark.parametrize("n_layers", [4, 9])
+def test_deepnorm_shrinks_all_of_a_block_but_queries_and_keys(n_layers: int) -> None:
+    """Wang et al. 2022, figure 2: values, outputs and feed-forwards by (8 layers)^(-1/4)."""
+    model = wide("init=deepnorm", f"model.n_layers={n_layers}", "ffn=geglu", "attention=gqa")
+    for name, weight in weights(model).items():
+        shrunk = any(part in name for part in ("value", "output", "gate", "up", "down"))
+        std = math.sqrt(2 / sum(weight.shape)) * ((8 * n_layers) ** -0.25 if shrunk else 1)
+        assert weight.std().item() == pytest.approx(std, rel=0.03), name
+
+
 @pytest.mark.parametrize("cutoff", [1.0, 2.0, 3.0])
 def test_trunc_stays_within_its_cutoff(cutoff: float) -> None:
     density, mass = math.exp(-(cutoff**2) / 2) / math.sqrt(2 * math.pi), math.erf(cutoff / math.sqrt(2))

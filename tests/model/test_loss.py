@@ -36,7 +36,7 @@ def results(
     return [*run, *torch.autograd.grad(0.3 * run[1], [x, *parameters])]
 
 
-OPTIONS: list[dict[str, Any]] = [{}, {"tied": True}, {"head_bias": True}, {"logit_softcap": 2.0}]
+OPTIONS: list[dict[str, Any]] = [{}, {"tied": True}, {"head_bias": True}, {"logit_softcap": 2.0}, {"logit_scale": 0.3}]
 
 
 @pytest.mark.parametrize("tokens", [(3, 7), (1, 2)])

@@ -1,8 +1,12 @@
 """Norms equal PyTorch's own, computed in float64."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
 
 from llama_lab.model.norm import LayerNorm, NoNorm, RMSNorm
 
@@ -39,6 +43,47 @@ def test_rmsnorm_equals_pytorchs(unit_offset: bool, eps: float) -> None:
     ours.load_state_dict({"weight": GAIN - 1 if unit_offset else GAIN})
     oracle.load_state_dict({"weight": GAIN})
     agree(ours, oracle)
+
+
+def test_an_offset_layernorm_equals_nemotrons() -> None:
+    ours, oracle = LayerNorm(12, 0.1, unit_offset=True), NemotronLayerNorm1P(12, 0.1)
+    for module in (ours, oracle):
+        module.load_state_dict({"weight": GAIN - 1, "bias": BIAS})
+    agree(ours, oracle)
+    start = LayerNorm(12, unit_offset=True)
+    assert torch.equal(start(X), LayerNorm(12)(X))
+
+
+@pytest.mark.parametrize(("ours", "oracle"), [(LayerNorm, nn.LayerNorm), (RMSNorm, nn.RMSNorm)])
+def test_norms_without_a_gain_learn_nothing(ours: type[nn.Module], oracle: type[nn.Module]) -> None:
+    options = {"bias": False} if ours is LayerNorm else {}
+    norm = ours(12, 0.1, gain=False, **options)
+    assert not list(norm.parameters())
+    agree(norm, oracle(12, 0.1, elementwise_affine=False))
+    with torch.no_grad():
+        torch.testing.assert_close(norm(X), ours(12, 0.1)(X))
+
+
+@pytest.mark.parametrize(
+    "norm", [LayerNorm, RMSNorm, partial(LayerNorm, unit_offset=True), partial(RMSNorm, gain=True)]
+)
+def test_gains_of_heads_equal_a_norm_for_each(norm: Callable[..., nn.Module]) -> None:
+    ours, each = norm(4, 0.1, heads=3), [norm(4, 0.1) for _ in range(3)]
+    values = {"weight": GAIN, "bias": BIAS}
+    ours.load_state_dict({name: values[name] for name in ours.state_dict()})
+    for head, one in enumerate(each):
+        one.load_state_dict({name: values[name].view(3, 4)[head] for name in ours.state_dict()})
+    x = X.view(4, 5, 3, 4).transpose(1, 2).requires_grad_()
+    by_head = torch.cat([one(x[:, [head]]) for head, one in enumerate(each)], 1)
+    weights = torch.arange(4.0)
+    results = [(y, *torch.autograd.grad((y * weights).sum(), x)) for y in (ours(x), by_head)]
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("idle", ["bias", "unit_offset"])
+def test_what_goes_with_a_gain_is_refused_without_one(idle: str) -> None:
+    with pytest.raises(ValueError, match=rf"^norm\.{idle}=true: a norm without a gain has none; set norm.gain=true"):
+        LayerNorm(12, gain=False, **{"bias": False, idle: True})
 
 
 @pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])

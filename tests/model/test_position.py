@@ -1,6 +1,7 @@
 """Position encodings: what each promises, against independent implementations and closed forms."""
 
 import math
+import re
 from functools import cache
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from llama_lab.model.position import (
@@ -19,6 +21,7 @@ from llama_lab.model.position import (
     Learned,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     NTKScaling,
     Position,
     Relative,
@@ -67,7 +70,7 @@ def test_rope_turns_its_fraction_and_keeps_norms(option: str, fraction: float, i
     x = torch.randn(HEAD_DIM, generator=torch.Generator().manual_seed(0))
     y = turn(encoding, x, data.draw(st.integers(0, 8192)))
     rotary = int(fraction * HEAD_DIM)
-    gain = 0.1 * math.log(2) + 1 if option == "rope_yarn" else 1.0
+    gain = {"rope_yarn": 0.1 * math.log(2) + 1, "rope_long": math.sqrt(1 + math.log(2) / math.log(16))}.get(option, 1.0)
     torch.testing.assert_close(y[:rotary].norm(), gain * x[:rotary].norm())
     assert torch.equal(y[rotary:], x[rotary:])
 
@@ -136,6 +139,14 @@ HF_ROPE = {
         YarnScaling(8.0, 4096, 20.0, 2.0),
         {"original_max_position_embeddings": 4096, "beta_fast": 20.0, "beta_slow": 2.0},
     ),
+    "yarn, mscale": (
+        YarnScaling(8.0, 4096, mscale=0.7, mscale_all_dim=1.3),
+        {"original_max_position_embeddings": 4096, "mscale": 0.7, "mscale_all_dim": 1.3},
+    ),
+    "longrope": (
+        LongRopeScaling(4.0, 4096, 4096, short_factors=3.0, long_factors=7.0),
+        {"original_max_position_embeddings": 4096, "short_factor": [3.0], "long_factor": [7.0]},
+    ),
     "llama3": (
         Llama3Scaling(8.0, 8192),
         {"original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
@@ -152,7 +163,7 @@ HF_ROPE = {
 @pytest.mark.parametrize("name", HF_ROPE)
 def test_rope_scaling_equals_transformers(name: str, head_dim: int, theta: float) -> None:
     scaling, parameters = HF_ROPE[name]
-    kind = name.split()[0]
+    kind = re.split("[ ,]", name)[0]
     config = LlamaConfig(
         hidden_size=head_dim,
         num_attention_heads=1,
@@ -195,6 +206,50 @@ def test_alibi_slopes_equal_blooms(n_heads: int) -> None:
     bias = Alibi(n_heads).bias(torch.tensor([1]), torch.arange(2))[:, 0]
     expected = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long), n_heads, torch.float32)[:, 0]
     torch.testing.assert_close(bias - bias[:, :1], expected)
+
+
+@pytest.mark.parametrize("max_exponent", [3, 8, 16])
+@pytest.mark.parametrize("n_heads", [1, 6, 8, 71])
+def test_alibi_slopes_equal_mpts_at_its_exponent(n_heads: int, max_exponent: int) -> None:
+    bias = Alibi(n_heads, max_exponent, slope_scale=0.5).bias(torch.tensor([4]), torch.arange(5))
+    torch.testing.assert_close(bias, 0.5 * build_mpt_alibi_tensor(n_heads, 5, max_exponent))
+
+
+def test_rope_alibi_is_both_at_once() -> None:
+    """The scores of a layer are RoPE's plus ALiBi's, and both numbers of heads and their dimensions reach it."""
+    both = decoder("position=rope_alibi", "model.position.fraction=0.5", "model.position.slope_scale=3").position
+    rope = decoder("position=rope", "model.position.fraction=0.5").position
+    alibi = decoder("position=alibi", "model.position.slope_scale=3").position
+    positions = torch.arange(9)
+    assert all(
+        torch.equal(a, b) for a, b in zip(both.rotation(positions)[:2], rope.rotation(positions)[:2], strict=True)
+    )
+    assert torch.equal(both.bias(positions, positions), alibi.bias(positions, positions))
+
+
+def test_longrope_chooses_its_factors_by_the_models_context() -> None:
+    plain = Rope(8).rotation(torch.arange(5))
+    for context, factor in ((16, 2.0), (17, 5.0)):
+        scaling = LongRopeScaling(1.0, 16, context, [2.0] * 4, [5.0] * 4)
+        chosen = Rope(8, scaling=scaling).rotation(torch.arange(5))
+        torch.testing.assert_close(chosen.cos, Rope(8, scaling=LinearScaling(factor)).rotation(torch.arange(5)).cos)
+        assert not torch.equal(chosen.cos, plain.cos)
+
+
+def test_longrope_needs_a_factor_for_every_frequency() -> None:
+    with pytest.raises(
+        ValueError, match=r"^position\.scaling\.long_factors: has 3 numbers for 4 frequencies; give all"
+    ):
+        Rope(8, scaling=LongRopeScaling(2.0, 16, 32, 1.0, [1.0, 2.0, 3.0]))
+    with pytest.raises(ValueError, match=r"^position\.scaling\.short_factors=0: must be positive"):
+        LongRopeScaling(2.0, 16, 32, [1.0, 0], 1.0)
+
+
+def test_sinusoidal_positions_start_at_their_offset() -> None:
+    zeros, positions = torch.zeros(1, 4, 12), torch.arange(4)
+    shifted = Sinusoidal(12, offset=2).embed(zeros, positions)
+    assert torch.equal(shifted, Sinusoidal(12).embed(zeros, positions + 2))
+    assert not torch.equal(shifted, Sinusoidal(12).embed(zeros, positions))
 
 
 def test_alibi_falls_linearly_with_distance() -> None:
@@ -248,7 +303,7 @@ def test_only_learned_positions_end(option: str) -> None:
 
 
 @pytest.mark.parametrize("option", options("position"))
-def test_a_position_encoding_has_exactly_one_hook(option: str) -> None:
+def test_a_position_encoding_has_one_hook_or_says_that_it_is_two(option: str) -> None:
     kind = type(decoder(f"position={option}").position)
     overridden = [hook for hook in ("embed", "rotation", "bias") if getattr(kind, hook) is not getattr(Position, hook)]
-    assert len(overridden) == (option != "none")
+    assert len(overridden) == {"none": 0, "rope_alibi": 2}.get(option, 1)

@@ -30,13 +30,27 @@ NEEDS = {"rope_yarn": ["model.position.scaling.original_max_seq_len=4096"]}  # e
 # What to change a setting to where it is null, or where the generic change is refused or lost in rounding.
 SUITABLE: dict[str, Any] = {
     "fraction": 0.5,
+    "offset": 2,
     "window": 3,
+    "chunk": 5,
+    "prefix": 3,
     "qk_norm": "head",
+    "qk_gain": "none",
+    "qk_bias": False,
+    "scale": 0.3,
+    "minimum": 0.5,
+    "clip_qkv": 0.1,
+    "temperature": {"_target_": "llama_lab.model.temperature.LogTemperature", "length": 9},
     "softcap": 1.0,
+    "gate": "element",
+    "value_residual": 0.5,
+    "query_rank": 4,
     "logit_softcap": 1.0,
     "scaling": {"_target_": "llama_lab.model.position.LinearScaling", "factor": 2.0},
     "vocab_size": 100,
+    "model.position.scaling.max_seq_len": 64,
 }
+OWN_TESTS = ("model.attention.kernel", "model.position.scaling.short_factors")  # idle in what the others are tested by
 OTHER_WORD = {"none": "tanh", "tanh": "none"}  # of GELU's `approximate`
 
 
@@ -53,9 +67,9 @@ def settings_of(cfg: DictConfig, nodes: list[str]) -> dict[str, Any]:
 
 def changed(key: str, value: Any) -> Any:
     """Another value for a setting."""
-    name = key.split(".")[-1]
-    if name in SUITABLE:
-        return SUITABLE[name]
+    for name in (key, key.split(".")[-1]):
+        if name in SUITABLE:
+            return SUITABLE[name]
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -87,11 +101,11 @@ def differ(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 def inert_settings(cfg: DictConfig, nodes: list[str]) -> list[str]:
-    """The settings whose change is neither seen nor refused; the kernel's has a test of its own."""
+    """The settings whose change is neither seen nor refused."""
     before, inert = behaviour(cfg), []
     assert not differ(before, behaviour(cfg)), "the measure itself is not repeatable"
     for key, value in settings_of(cfg, nodes).items():
-        if key == "model.attention.kernel":
+        if key in OWN_TESTS:
             continue
         other = cfg.copy()
         OmegaConf.update(other, key, changed(key, value), merge=False)
@@ -116,11 +130,20 @@ def test_every_size_changes_something_or_is_refused() -> None:
     assert inert_settings(cfg, ["size", *nodes, "model.hidden_dim", "model.n_kv_heads"]) == []
 
 
+def test_each_length_s_factors_of_longrope_act_in_a_context_of_that_length() -> None:
+    for name, original in (("short_factors", LENGTH), ("long_factors", LENGTH - 1)):
+        chosen = (*BASE, "position=rope_long", f"model.position.scaling.original_max_seq_len={original}")
+        before = behaviour(compose_config(*chosen))
+        for other in ("short_factors", "long_factors"):
+            after = behaviour(compose_config(*chosen, f"model.position.scaling.{other}=1.5"))
+            assert differ(before, after) == (name == other)
+
+
 @pytest.mark.parametrize("option", options("attention"))
 def test_the_kernel_setting_chooses_the_kernel(option: str) -> None:
     for kernel in ("auto", "reference"):
         for block in decoder(f"attention={option}", f"model.attention.kernel={kernel}").blocks:
-            plain = kernel == "reference" or block.attention.softcap is not None
+            plain = kernel == "reference" or option == "gqa_gemma2"
             assert block.attention.kernel == ("reference" if plain else "sdpa")
 
 
@@ -164,6 +187,29 @@ REFUSED = {
         "model.attention.kernel=sdpa: it cannot cap",
     ),
     "softcap": (["model.attention.softcap=0"], "model.attention.softcap=0: must be"),
+    "gate": (["model.attention.gate=heads"], "model.attention.gate=heads: unknown; choose head, element or null"),
+    "value residual": (
+        ["model.attention.value_residual=1.0"],
+        "model.attention.value_residual=1.0: must be above 0 and below 1, or learned, or null",
+    ),
+    "value residual alone": (
+        ["model.attention.value_residual=0.5", "model.n_layers=1"],
+        "model.attention.value_residual=0.5: the only layer is the first; set it to null",
+    ),
+    "value residual of other heads": (
+        ["model.attention.value_residual=0.5", "+pattern.few={at: [0], attention: mqa}"],
+        "model.attention.value_residual: the first layer has not 4 heads of 8 values",
+    ),
+    "value residual of a latent": (
+        ["model.attention.value_residual=0.5", "+pattern.latent={at: [0], attention: mla}"],
+        "model.attention.value_residual: the first layer has not 4 heads of 8 values",
+    ),
+    "latent kv heads": (
+        ["attention=mla", "model.n_kv_heads=2"],
+        "model.n_kv_heads=2: attention=mla has keys and values for each head, 4; leave n_kv_heads out",
+    ),
+    "latent of no width": (["attention=mla", "model.attention.kv_rank=0"], "model.attention.kv_rank=0: must be a"),
+    "latent kernel": (["attention=mla", "model.attention.kernel=flash"], "model.attention.kernel=flash: unknown;"),
     "logit_softcap": (["model.embedding.logit_softcap=-1"], "model.embedding.logit_softcap=-1: must be"),
     "vocab_size": (["model.vocab_size=50"], "model.vocab_size=50: the tokenizer has 97 ids; raise it to at least that"),
     "dropout": (["model.dropout=1"], "model.dropout=1: must be at least 0 and less than 1"),

@@ -120,6 +120,13 @@ def test_gains_that_are_stored_as_a_distance_from_one_stay_the_same_gains() -> N
     torch.testing.assert_close(back.norm.weight, source.norm.weight)
 
 
+def test_biases_of_norms_with_an_offset_are_taken_as_they_are() -> None:
+    source, target = lively("norm=layernorm"), decoder("norm=layernorm_offset")
+    transfer(source, target)
+    tokens = torch.arange(12)[None]
+    torch.testing.assert_close(target.eval()(tokens), source(tokens), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("rows", [48, 16])
 def test_tables_of_tokens_and_of_learned_positions_share_their_first_rows(rows: int) -> None:
     source = lively("position=learned")

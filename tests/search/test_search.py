@@ -128,6 +128,22 @@ def test_a_search_that_starts_over_trains_each_of_its_runs_once_more(
     assert "overwrite" not in ran.out.splitlines()[-1], "the best as a command must not delete it"
 
 
+def test_a_search_that_started_over_and_was_stopped_goes_on_without_the_runs_from_before_it(
+    command: Command, tiny: list[str]
+) -> None:
+    wanted = (*tiny, *SEARCH, *SHORT, NORMS, "hydra/sweeper/sampler=grid")  # a run for each of two norms
+    command(*wanted)
+    marks = [Path(trial["folder"]) / "mine" for trial in trials(Path())]
+    for mark in marks:
+        mark.touch()
+    command(*wanted, "overwrite=true", "hydra.sweeper.n_trials=1")
+    assert sorted(mark.exists() for mark in marks) == [False, True]
+    ran = command(*wanted)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.count("everything is in") == 1, "the first trial's run was trained again"
+    assert not any(mark.exists() for mark in marks)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(), SLOTS])
 def test_a_bad_learning_rate_is_pruned(launcher: tuple[str, ...], run_train: RunTrain, tiny: list[str]) -> None:
@@ -258,6 +274,18 @@ def test_a_search_can_be_kept_in_a_database(command: Command, tiny: list[str]) -
         ([RATES, "hydra.sweeper.storage=a.db"], "hydra.sweeper.storage=a.db: must be an Optuna URL"),
         ([RATES, "hydra.sweeper.storage=no://a"], "hydra.sweeper.storage=no://a: cannot be opened"),
         ([RATES, "hydra.sweeper.sampler=grid"], "hydra.sweeper.sampler=grid: choose it as hydra/sweeper/sampler=grid"),
+        (
+            [RATES, "hydra.sweeper.sampler.n_startup_trials=abc"],
+            "hydra.sweeper.sampler.n_startup_trials=abc: must be a whole number",
+        ),
+        (
+            [RATES, "hydra.sweeper.pruner.n_startup_trials=1.5"],
+            "hydra.sweeper.pruner.n_startup_trials=1.5: must be a whole number",
+        ),
+        (
+            [RATES, "+hydra.sweeper.sampler.multivariate=3"],
+            "hydra.sweeper.sampler.multivariate=3: must be true or false",
+        ),
         ([RATES, "hydra/sweeper/pruner=medin"], "hydra/sweeper/pruner=medin: no such option (did you mean median?)"),
         (
             [NORMS, "hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=3"],

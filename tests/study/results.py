@@ -3,8 +3,11 @@
 import math
 import random
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from pathlib import Path
+
+import numpy as np
 
 from llama_lab.runs.record import Record
 from llama_lab.runs.telemetry import OF_SCORES, QUANTITIES
@@ -27,8 +30,10 @@ from llama_lab.study.report.result import (
     Spread,
     Telemetry,
 )
+from llama_lab.study.scaling_law import Scaling, scale
 from llama_lab.study.statistics import Effect, Estimate, PairedDifference
 from llama_lab.study.study import Arm, Member, Study
+from tests.study.simulate_scaling import CONDITIONS, draw
 
 TOKENS = 1_597_440
 LADDER = {
@@ -365,8 +370,16 @@ def everything() -> Result:
         learning_rates=swept().learning_rates,
         divergences=swept().divergences,
         lengths=long().lengths,
+        scaling=scaling(),
         telemetry=watched().telemetry,
     )
+
+
+@cache
+def scaling() -> Scaling:
+    """Two options at four sizes and three budgets, the second worth 1.5 times the compute."""
+    reference, option = draw(CONDITIONS[0], np.random.default_rng(0))
+    return scale({"relu": reference, "swiglu": option})
 
 
 def many() -> Result:

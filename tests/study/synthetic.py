@@ -62,7 +62,7 @@ CONFIG: dict[str, Any] = {
         "n_heads": 4,
         "max_seq_len": 256,
         "vocab_size": None,
-        "norm": {"_target_": "llama_lab.model.norm.RMSNorm", "_partial_": True, "eps": 1e-05},
+        "norm": {"_target_": "llama_lab.model.norm.RMSNorm", "_partial_": True, "eps": 1e-05, "unit_offset": False},
         "block": {"_target_": "llama_lab.model.block.PreNorm", "_partial_": True},
         "position": {"_target_": "llama_lab.model.position.Rope", "_partial_": True, "theta": 10000.0, "scaling": None},
         "n_kv_heads": 4,

@@ -86,6 +86,20 @@ def test_the_validation_set_is_read_as_often_as_asked_and_last_at_the_end(settin
     assert evaluated[-1] == 22
 
 
+def test_a_validation_that_counts_right_answers_runs_the_model_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, read = decoder("size=pico", vocab_size=9), []
+    transform = Decoder.transform
+    monkeypatch.setattr(Decoder, "transform", lambda self, *rest: read.append(rest) or transform(self, *rest))
+    module = LanguageModel(model, sgd(1.0), lambda step, steps: 1.0, steps=1, bytes_per_token=1, with_accuracy=True)
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        module.validation_step((tokens, tokens), 0)
+        assert len(read) == 1
+        ((nll, count, correct, _),) = module._val_sums
+        assert nll == pytest.approx(model.loss(tokens, tokens)[0].item())
+        assert (count, correct) == (8, int((model(tokens).argmax(-1) == tokens).sum()))
+
+
 # Training
 
 

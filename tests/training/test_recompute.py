@@ -20,6 +20,7 @@ RUN = [
     "train.micro_batch_size=4",
     "train.evaluations=2",
     "train.log_every=2",
+    "train.ema=0.9",
 ]
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
 

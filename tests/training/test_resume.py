@@ -28,6 +28,7 @@ RUN = [
     "train.evaluations=4",
     "train.checkpoint_every=4",
     "model.dropout=0.1",
+    "train.ema=0.9",
 ]
 
 

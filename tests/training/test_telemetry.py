@@ -103,6 +103,8 @@ def scores_by_hand(model: Decoder, layer: int, seen: dict[str, Tensor]) -> list[
             scores = mixer.softcap * (scores / mixer.softcap).tanh()
         if type(model.position).__name__ == "Alibi":
             scores = scores - 2.0 ** (-8 * (h + 1) / H) * torch.arange(t - first, -1, -1)
+        if mixer.sinks is not None:
+            scores = torch.cat((scores, scores.new_zeros(1)))
         found.append(scores)
     return found
 
@@ -119,6 +121,7 @@ CASES = {
     "rotated, grouped, in a window": ["attention=gqa", "model.n_kv_heads=2", "model.attention.window=9"],
     "post-norm, with biases": ["arch=gpt2", "block=postnorm"],
     "biased scores, capped": ["arch=bloom", "model.attention.softcap=0.05"],
+    "with sinks": ["model.attention.sinks=true"],
     "clipped, in several micro-batches": ["train.micro_batch_size=2", "train.grad_clip=0.01"],
 }
 

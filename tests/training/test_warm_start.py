@@ -18,9 +18,10 @@ from llama_lab.evaluation.load import load_run
 from llama_lab.exchange.convert import export_model
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Environment, WarmStart
+from llama_lab.training import warm_start
 from llama_lab.training.monitor import Monitor
 from llama_lab.training.train import train
-from llama_lab.training.warm_start import hash_of, load_source, start_from
+from llama_lab.training.warm_start import hash_of, init_hash, load_source, start_from
 from tests.conftest import Command, RunTrain, last_of_each
 from tests.training.test_resume import at
 from tests.training.tiny import identical, planned, rows, trained_state
@@ -64,6 +65,20 @@ def test_a_run_begins_where_its_source_ended_and_trains_on(settings: list[str], 
     assert begin["val/loss"] == rows(source)[-1]["val/loss"]
     assert end["val/loss"] < begin["val/loss"]
     assert [row["step"] for row in rows(folder) if "val/loss" in row] == [0, 10, 20]
+
+
+def test_a_source_is_hashed_once_by_a_process_until_its_files_change(
+    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg, hashed = planned(*settings).cfg, []
+    monkeypatch.setattr(warm_start, "hash_of", lambda weights: hashed.append(1) or hash_of(weights))
+    before = [init_hash(cfg) for _ in range(3)]
+    assert len(hashed) == 1
+    change_weights(tmp_path / "source", 7.0)
+    after = [init_hash(cfg) for _ in range(3)]
+    assert len(hashed) == 2
+    assert {*before} != {*after}
+    assert len({*before, *after}) == 2
 
 
 def test_without_a_source_nothing_is_evaluated_before_the_first_step(source: Path) -> None:

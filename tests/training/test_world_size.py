@@ -29,6 +29,7 @@ RUN = [
     "train.micro_batch_size=2",
     "train.log_every=1",
     "train.evaluations=3",  # the last of them after the last step, which is no multiple
+    "train.ema=0.9",
 ]
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
 

@@ -77,6 +77,7 @@ def pieces(*overrides: str, stopwatch: Stopwatch | None = None, **replaced: Any)
         "grad_clip": cfg.train.grad_clip,
         "z_loss": cfg.train.z_loss,
         "seed": cfg.seed,
+        "ema": cfg.train.ema,
     } | replaced
     display = LogDisplay(Console(quiet=True), run.steps)
     cost = measure_cost(arguments["model"])

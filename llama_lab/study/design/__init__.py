@@ -3,6 +3,7 @@
 from .continued import Extend, Uptrain
 from .designs import AddOne, Context, Depth, Factorial, KVHeads, Ladder, LeaveOneOut, Recipes
 from .options import Options
+from .scaling import Scaling
 
 __all__ = [
     "AddOne",
@@ -15,5 +16,6 @@ __all__ = [
     "LeaveOneOut",
     "Options",
     "Recipes",
+    "Scaling",
     "Uptrain",
 ]

@@ -83,7 +83,7 @@ def compose_recipe(recipe: str, key: str, configs: Configs) -> tuple[DictConfig,
     known = configs.recipes()
     if recipe not in known:
         raise ConfigError(
-            f"study.{key}={recipe}: no such recipe{suggestion(recipe, known)}; choose {' | '.join(known)}"
+            f"study.{key}={recipe}: no such recipe{suggestion(str(recipe), known)}; choose {' | '.join(known)}"
         )
     return configs.compose(f"arch={recipe}")
 

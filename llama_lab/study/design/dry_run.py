@@ -81,9 +81,10 @@ def power(plan: Plan) -> list[str]:
     others = len(plan.arms) - 1
     comparisons = others * (others + 1) // 2 if plan.study.compare == "all" else others
     smallest = smallest_difference(len(plan.arms), seeds, comparisons)
+    unit = "token" if plan.dataset.entropy_floor is None else "answer"
     return [
         f"{seeds} seeds would find a difference of {smallest:.1f} run-sd (80% power): {0.005 * smallest:.3f} nats per "
-        f"token if runs of an arm differ by 0.005 beyond what their seeds share"
+        f"{unit} if runs of an arm differ by 0.005 beyond what their seeds share"
     ]
 
 

@@ -35,6 +35,7 @@ from llama_lab.training.warm_start import fit_weights, has_source, hash_of, load
 from .command import Composer, StudyCommand
 from .designs import Variants
 from .matching import match_width
+from .memory import check_memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +142,8 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
     check_no_file(folder, command.runs_dir)
     if command.compare == "all" and Study("", command.option, "", variants.arms).is_factorial:
         raise ConfigError("study.compare=all: a factorial tests its effects, not pairs of arms; leave it out")
+    if command.compare == "all" and command.option == "scaling":
+        raise ConfigError("study.compare=all: arms are compared within one size and budget; leave it out")
     check_free(command, variants.arms)
     check_grids(command, variants.arms)
     drafts = {}
@@ -223,11 +226,15 @@ def check_free(command: StudyCommand, arms: Sequence[Arm]) -> None:
             or_fix = ", or search none with study.learning_rates=null" if key == "optim.lr" else ""
             raise ConfigError(f"{argument}: the study sets {key} itself, arm by arm; leave it out{or_fix}")
 
+    by_name = {arm.name: arm for arm in arms}
     for arm in arms:
-        for key in map(override_key, arm.overrides):
+        reference = by_name.get(arm.reference, arm)
+        for override in arm.overrides:
+            key = override_key(override)
+            is_shared = override in reference.overrides  # with the arm that it is matched to
             if key == "optim.lr" and command.learning_rates:
                 raise ConfigError(f"{key}: is an axis, and study.learning_rates searches it; set these to null")
-            if key in ("model.hidden_dim", "size.mlp_ratio", "size") and command.match != "none":
+            if key in ("model.hidden_dim", "size.mlp_ratio", "size") and command.match != "none" and not is_shared:
                 raise ConfigError(f"{key}: is an axis, and match={command.match} would undo it; use match=none")
 
 
@@ -282,6 +289,8 @@ def plan_arm(
         width, cost, residual = match_width(lambda w: cost_at(cfg, dataset, w), width, command.match, reference)
     planned = with_runs(command, PlannedArm(replace(arm, residual=residual), draft, site, width, cost))
     first = planned.runs[0].run
+    if "size" in arm.axes and arm.tuner == arm.name:  # another budget takes no more memory
+        check_memory(first, dataset)
     build_module(first, meta_model(first.cfg, dataset), dataset.bytes_per_token)
     return planned
 
@@ -295,7 +304,7 @@ def with_runs(command: StudyCommand, planned: PlannedArm) -> PlannedArm:
         for seed, by in command.tuning_seeds.items()
         for rate in command.rates_of(planned.arm)
     )
-    return replace(planned, runs=runs, tuning=tuning)
+    return replace(planned, runs=runs, tuning=tuning if planned.arm.tuner == name else ())
 
 
 def plan_tuning(command: StudyCommand, planned: PlannedArm, rate: float, seed: int, tunes: int) -> PlannedRun:

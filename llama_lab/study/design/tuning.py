@@ -10,7 +10,7 @@ from llama_lab.runs.record import is_run
 from llama_lab.runs.stored import Environment, Summary
 from llama_lab.study.learning_rate import Losses, best_rate, rate_beyond
 
-from .plan import Plan, PlannedRun, by_seed, plan_run, plan_tuning
+from .plan import Plan, PlannedArm, PlannedRun, by_seed, plan_run, plan_tuning
 
 MOST_EXTENSIONS = 6  # of one grid; the report says if the best rate is still at its edge
 
@@ -45,18 +45,25 @@ def resolve_rates(plan: Plan, status: Callable[[PlannedRun], str]) -> tuple[Plan
     command = plan.command
     if not command.learning_rates:
         return plan, plan.runs
-    arms, judged = [], []
+    arms: list[PlannedArm] = []
+    found: dict[tuple[str, int], Losses] = {}  # by arm and judged seed
     for arm in plan.arms:
         most = len(command.rates_of(arm.arm)) + (MOST_EXTENSIONS if command.extend_rates else 0)
         tuning: list[PlannedRun] = []
-        for run in arm.runs:
+        for run in arm.runs if arm.tuning else ():
             runs = [one for one in arm.tuning if one.member.tunes == run.member.seed]
             while (losses := final_losses(runs, status)) and len(losses) < most and (rate := rate_beyond(losses)):
                 runs.append(plan_tuning(command, arm, rate, runs[0].member.seed, run.member.seed))
             if losses:
-                judged.append(plan_run(command, arm, replace(run.member, learning_rate=best_rate(losses))))
+                found[arm.arm.name, run.member.seed] = losses
             tuning += runs
         arms.append(replace(arm, tuning=tuple(tuning)))
+    judged = [
+        plan_run(command, arm, replace(run.member, learning_rate=best_rate(losses)))
+        for arm in arms
+        for run in arm.runs
+        if (losses := found.get((arm.arm.tuner, run.member.seed)))
+    ]
     return replace(plan, arms=tuple(arms)), by_seed(judged)
 
 

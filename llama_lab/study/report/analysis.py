@@ -41,6 +41,7 @@ from llama_lab.study.study import Study
 
 from .cautions import cautions
 from .confounds import confounds, one_rate
+from .drawings import drawings
 from .environment import environment
 from .inference import inference
 from .ranking import rankings
@@ -65,6 +66,7 @@ from .result import (
     common_losses,
     final_losses,
 )
+from .scaling import scaled, scaling_sentences
 from .telemetry import telemetry
 from .verdict import answer
 
@@ -100,6 +102,10 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     ranks = _ranks(study, pairs)
     lengths = tuple(found for name, own in judged.items() if (found := _lengths(name, own)))
     verdict, sentences = answer(study, arms, effects, pairs, ranks, lengths, metric, tests)
+    scaling = scaled(arms, metric) if study.design == "scaling" else None
+    if scaling:
+        scales = scaling_sentences(scaling)
+        verdict, sentences = scales[0], (*scales, *sentences)
     return Result(
         study=study,
         metric=metric,
@@ -131,6 +137,8 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         ranks=ranks,
         rankings=rankings(study, arms, pairs, speed, metric),
         records=tuple(records),
+        drawings=drawings(arms, study.is_chain, trust),
+        scaling=scaling,
     )
 
 
@@ -216,6 +224,8 @@ def _arm_results(
 ) -> tuple[ArmResult, ...]:
     speeds = speed.arms if speed else {}
     finished = {record.seed: record for record in _finished(judged[study.baseline])}
+    if study.design == "scaling":  # whose baseline is of another size
+        finished = {}
     return tuple(
         ArmResult(
             arm=arm,
@@ -224,6 +234,7 @@ def _arm_results(
             loss=_estimate(judged[arm.name], "val/loss"),
             bits=_estimate(judged[arm.name], "val/bits_per_byte"),
             accuracy=_estimate(judged[arm.name], "val/accuracy"),
+            ema=_estimate(judged[arm.name], "val/ema_loss"),
             to_previous=compared.get((arm.name, arm.previous)) if arm.previous else None,
             to_baseline=compared.get((arm.name, study.baseline)) if arm.name != study.baseline else None,
             to_reach=_to_reach(judged[arm.name], metric, finished, speeds.get(arm.name)),
@@ -243,7 +254,7 @@ def _finished(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record.done]
 
 
-def _estimate(records: Sequence[Record], metric: Metric | Literal["val/accuracy"]) -> Estimate | None:
+def _estimate(records: Sequence[Record], metric: Metric | Literal["val/accuracy", "val/ema_loss"]) -> Estimate | None:
     found = [record.summary[metric] for record in _finished(records) if metric in record.summary]
     return estimate(found) if found else None
 
@@ -275,6 +286,8 @@ def _question(study: Study) -> list[Pair]:
 
 
 def _to_baseline(study: Study) -> list[Pair]:
+    if study.design == "scaling":  # whose arms are compared within one size and budget
+        return []
     return [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.components import build_model, model_cost
+from llama_lab.config.components import build_model
 from llama_lab.config.trust import Trust, stored_config
+from llama_lab.drawing.anatomy import Anatomy, anatomy
 from llama_lab.errors import ConfigError, first_line
 from llama_lab.formatting import enumerate_some, number, three_digits
 from llama_lab.model import Cost
@@ -43,8 +44,8 @@ def misrecorded(study: Study, records: Sequence[Record], trust: Trust) -> Iterat
     yield from _of_another_size(started, trust)
 
 
-def recomputed(record: Record, trust: Trust) -> Cost | str:
-    """The cost of the model that a run's config describes, or why it cannot be computed."""
+def rebuilt(record: Record, trust: Trust) -> Anatomy | str:
+    """The parts of the model that a run's config describes, with its cost, or why it cannot be built and counted."""
     model = stored_config(record.path / RESOLVED).get("model")
     if not isinstance(model, DictConfig):
         return f"{RESOLVED} has no model"
@@ -56,14 +57,16 @@ def recomputed(record: Record, trust: Trust) -> Cost | str:
         return str(error)
     model = model.copy()
     model.seed = 0  # a model on the meta device has no initial values, and one cache entry serves all seeds
-    return _cost(OmegaConf.to_yaml(model), record.environment.vocab_size)
+    return _rebuilt(OmegaConf.to_yaml(model), record.environment.vocab_size)
 
 
 @lru_cache(maxsize=256)
-def _cost(model: str, vocab_size: int) -> Cost | str:
+def _rebuilt(model: str, vocab_size: int) -> Anatomy | str:
+    cfg = OmegaConf.create({"model": OmegaConf.create(model)})
     try:
         with torch.device("meta"):
-            return model_cost(build_model(OmegaConf.create({"model": OmegaConf.create(model)}), vocab_size))
+            decoder = build_model(cfg, vocab_size)
+        return anatomy("", decoder, cfg.model)
     except Exception as error:  # a config may name any class, which may raise anything
         return first_line(error)
 
@@ -75,11 +78,11 @@ def _of_another_size(records: Sequence[Record], trust: Trust) -> Iterator[str]:
         return str((sorted(settings.items()), record.environment.vocab_size))
 
     models = by_value(records, [model(record) for record in records])
-    costs = {run.path: cost for runs in models.values() for cost in [recomputed(runs[0], trust)] for run in runs}
+    costs = {run.path: found for runs in models.values() for found in [rebuilt(runs[0], trust)] for run in runs}
     unknown = [record for record in records if isinstance(costs[record.path], str)]
     for why, runs in by_value(unknown, [str(costs[record.path]) for record in unknown]).items():
         yield f"The sizes on record of {named(runs, records)} cannot be checked: {why}."
-    wrong = {run.path: _misstated(run, cost) for run in records if isinstance(cost := costs[run.path], Cost)}
+    wrong = {run.path: _misstated(run, found.cost) for run in records if isinstance(found := costs[run.path], Anatomy)}
     known = [record for record in records if record.path in wrong]
     for what, runs in by_value(known, [wrong[record.path] for record in known]).items():
         if what:

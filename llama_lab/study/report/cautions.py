@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from llama_lab.formatting import TIMES, count, number
 from llama_lab.study.study import Study
 
-from .result import ArmResult, Metric
+from .result import ArmResult, Metric, unit_of
 
 MOST_NOISE = 3.0  # standard deviation of an arm over the typical one; see docs/statistics.md
 UNIGRAM = 0.97  # fraction of the entropy of token frequencies that a useful loss is below
@@ -32,11 +32,12 @@ def cautions(study: Study, arms: Sequence[ArmResult], metric: Metric, noise: Map
                 f"{name} varies {number(ratio, 1)}{TIMES} as much over seeds as the typical arm: comparisons with such "
                 f"an arm are falsely significant in more than 5% of studies (docs/statistics.md)."
             )
+    unit = unit_of(arms, "val/loss")
     for arm in arms:
         entropies = [entropy for r in arm.records if r.done and (entropy := r.environment.unigram_entropy)]
         if arm.loss and entropies and arm.loss.mean > UNIGRAM * min(entropies):
             yield (
-                f"{arm.name} ends at {number(arm.loss.mean, 3)} nats per token, where token frequencies alone give "
+                f"{arm.name} ends at {number(arm.loss.mean, 3)} {unit}, where token frequencies alone give "
                 f"{number(min(entropies), 3)}: it has learned little else, and differences to it mean little."
             )
     lengths = {

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import compress
 from typing import Any, Literal
 
 import pandas as pd
@@ -17,9 +18,10 @@ from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
 from llama_lab import formatting as fmt
-from llama_lab.study.statistics import Estimate, PairedDifference, term_name
+from llama_lab.study.statistics import Estimate, PairedDifference, estimate, term_name
 
-from .result import Curve, DifferenceCurve, Finding, Interaction, Result, Spread
+from .result import Curve, DifferenceCurve, Finding, Interaction, Result, Spread, unit_of
+from .scaling import Line, iso_flop_lines, law_lines
 from .telemetry import LINEAR, names
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is invisible on white.
@@ -94,14 +96,14 @@ def foremost_curves(result: Result) -> set[str]:
     return set(ends.abs().dropna().nlargest(MOST_BANDS).index)
 
 
-def axis_of(metric: str) -> str:
+def axis_of(result: Result, metric: str) -> str:
     """The title of a loss's axis."""
-    return f"{LOSS[metric]}, {fmt.UNITS[metric]}"
+    return f"{LOSS[metric]}, {unit_of(result.arms, metric)}"
 
 
-def change_axis(metric: str) -> str:
+def change_axis(result: Result) -> str:
     """The title of an axis of differences."""
-    return f"change of validation loss, {fmt.UNITS[metric]}"
+    return f"change of validation loss, {result.unit}"
 
 
 Against = Literal["previous", "baseline"]
@@ -189,7 +191,7 @@ def difference_curves(result: Result) -> go.Figure:
         shown = [fmt.with_interval(curve.mean[i], curve.low[i], curve.high[i], is_difference=True) for i in points]
         hover = "%{fullData.name}<br>%{customdata} at %{x:.3s}<extra></extra>"
         traces[-1].update(customdata=shown, hovertemplate=hover)
-    figure = _figure(traces, "Difference over training", "tokens", change_axis(result.metric), height=430)
+    figure = _figure(traces, "Difference over training", "tokens", change_axis(result), height=430)
     figure.update_xaxes(exponentformat="SI", nticks=7)
     # Covers lines and bands of the curves visible at first, and the lines of the others.
     bounds = [(curve.tokens, curve.mean) for curve in result.difference_curves]
@@ -211,7 +213,7 @@ def interactions(result: Result) -> go.Figure:
         place = {"row": i // columns + 1, "col": i % columns + 1}
         figure.add_traces(_interaction(found), rows=place["row"], cols=place["col"])
         figure.update_xaxes(AXIS, range=[-0.25, len(found.levels[0]) - 0.1], showgrid=False, **place)
-        figure.update_yaxes(AXIS, title={"text": fmt.UNITS[result.metric]} if i % columns == 0 else None, **place)
+        figure.update_yaxes(AXIS, title={"text": result.unit} if i % columns == 0 else None, **place)
     means = [mean for found in shown for row in found.means for mean in row]
     space = 0.15 * (max(means) - min(means)) or 0.1
     figure.update_yaxes(range=[min(means) - space, max(means) + space])
@@ -239,13 +241,14 @@ def curves(result: Result) -> go.Figure:
         traces.append(_mean(curve.arm, looks[curve.arm], curve, points))
         hover = "%{fullData.name}<br>%{y:.4f} at %{x:.3s}<extra></extra>"
         traces[-1].update(meta=_over(curve, points), hovertemplate=hover, visible=curve.metric == first)
-    figure = _figure(traces, "Loss over training", "tokens", axis_of(first), height=430)
+    figure = _figure(traces, "Loss over training", "tokens", axis_of(result, first), height=430)
     lines = [(c.metric, c.tokens, line) for c in result.curves for line in (c.mean, c.low, c.high)]
     late = {metric: _late_range((tokens, line) for key, tokens, line in lines if key == metric) for metric in present}
     figure.update_xaxes(exponentformat="SI", nticks=7)
     figure.update_yaxes(range=late.get(first))
     losses = {
-        name: {"yaxis.range": late[metric], "yaxis.title.text": axis_of(metric)} for metric, name in present.items()
+        name: {"yaxis.range": late[metric], "yaxis.title.text": axis_of(result, metric)}
+        for metric, name in present.items()
     }
     axes = {"tokens": "tokens", "training FLOPs": "training FLOPs", "seconds": "seconds of training"}
     figure.layout.meta = {
@@ -335,7 +338,7 @@ def learning_rates(result: Result) -> go.Figure:
         cross = {"symbol": "x-thin", "size": 8, "line": {"width": 2.5, "color": looks[sweep.arm].colour}}
         marks = _marks(sweep.arm, [rate for rate, _ in bad], [line] * len(bad), cross, "%{fullData.name}: %{text}")
         traces.append(marks.update(text=[f"{fmt.count(n, 'run')} diverged" for _, n in bad], yaxis="y2"))
-    figure = _figure(traces, "Loss over learning rate", "learning rate", axis_of(result.metric), height=400)
+    figure = _figure(traces, "Loss over learning rate", "learning rate", axis_of(result, result.metric), height=400)
     strip = min(0.4, 0.05 * (len(diverged) + 1)) if diverged else 0
     figure.update_layout(yaxis_domain=[0, 1 - strip])
     if diverged:
@@ -355,7 +358,7 @@ def context_lengths(result: Result) -> go.Figure:
         hover = f"%{{fullData.name}}<br>%{{x:.3g}}{fmt.TIMES} the trained length: %{{text}}<extra></extra>"
         traces.append(_means(arm.arm, looks[arm.arm], found).update(hovertemplate=hover))
     axis = "context length / trained length"
-    figure = _figure(traces, "Loss over context length", axis, "validation loss, nats per token", height=380)
+    figure = _figure(traces, "Loss over context length", axis, axis_of(result, "val/loss"), height=380)
     ratios = sorted({length / arm.trained for arm in result.lengths for length in arm.lengths})
     return _mark_trained(_ticks(figure, ratios, lambda ratio: f"{ratio:.3g}{fmt.TIMES}"), {1})
 
@@ -373,9 +376,85 @@ def positions(result: Result) -> go.Figure:
         for arm in result.lengths
         if length in arm.by_position
     ]
-    figure = _figure(traces, "Loss by position", "position in the context", "validation loss, nats per token", 380)
+    figure = _figure(traces, "Loss by position", "position in the context", axis_of(result, "val/loss"), 380)
     _choose(figure, "Context")
     return _mark_trained(_octaves(figure, fmt.number), {arm.trained for arm in result.lengths})
+
+
+def scaling_losses(result: Result) -> go.Figure:
+    """Loss over training FLOPs, with each option's law along the sizes of every budget."""
+    looks = option_styles(result)
+    traces = []
+    for option in result.scaling.options if result.scaling else ():
+        for line in law_lines(option):
+            traces += _law(option.option, looks[option.option], line)
+        points = ((point.flops, estimate(list(point.losses.values()))) for point in option.points)
+        hover = "%{fullData.name}<br>%{text} at %{x:.3s}FLOPs<extra></extra>"
+        traces.append(_means(option.option, looks[option.option], points).update(mode="markers", hovertemplate=hover))
+    figure = _figure(traces, "Loss over compute", "training FLOPs", axis_of(result, result.metric), height=460)
+    figure.update_xaxes(type="log", exponentformat="power")
+    return figure.update_yaxes(type="log", nticks=8)
+
+
+def iso_flop(result: Result) -> go.Figure:
+    """The loss by each option's law over parameters, at some amounts of compute, with a ring where it is lowest."""
+    looks, options = option_styles(result), result.scaling.options if result.scaling else ()
+    traces = []
+    for option in options:
+        for flops, line in iso_flop_lines(option, options[0]):
+            best = min(range(len(line.mean)), key=line.mean.__getitem__)
+            ring = {"symbol": "circle-open", "size": 19, "color": looks[option.option].colour, "line": {"width": 2}}
+            hover = "%{fullData.name}<br>lowest at %{x:.3s} parameters: %{y:.4f}"
+            own = _law(option.option, looks[option.option], line)
+            if 0 < best < len(line.mean) - 1:
+                own.append(_marks(option.option, [line.x[best]], [line.mean[best]], ring, hover))
+            traces += [one.update(meta={"arm": option.option, "view": [f"{fmt.short(flops)}FLOPs"]}) for one in own]
+    figure = _figure(traces, "Loss at equal compute", "parameters", axis_of(result, result.metric), height=400)
+    figure.update_xaxes(type="log", exponentformat="power")
+    return _choose(figure, "Compute")
+
+
+def gains(result: Result) -> go.Figure:
+    """The compute-equivalent gain of each option over the reference, over training FLOPs, with the joint fit."""
+    scaling, looks = result.scaling, option_styles(result)
+    traces = []
+    for option in scaling.options if scaling else ():
+        if option.gains:
+            at = sorted(
+                compress(range(len(option.gains.cells)), option.gains.inside), key=option.gains.flops.__getitem__
+            )
+            flops = [option.gains.flops[i] for i in at]
+            ends = ([getattr(option.gains.line[i], end) for i in at] for end in ("mean", "low", "high"))
+            own = _law(option.option, looks[option.option], Line(flops, *ends))
+            found = ((option.gains.flops[i], option.gains.points[i]) for i in at)
+            points = _means(option.option, looks[option.option], found)
+            hover = "%{fullData.name}<br>%{text} at %{x:.3s}FLOPs<extra></extra>"
+            traces += [*own, points.update(mode="markers", hovertemplate=hover)]
+    title = f"gain over {scaling.options[0].option}" if scaling else ""
+    figure = _figure(traces, "Compute-equivalent gain", "training FLOPs", title, height=400)
+    figure.add_hline(y=1, line={"color": INK, "width": 1.5}, layer="below")
+    figure.update_xaxes(type="log", exponentformat="power")
+    return figure.update_yaxes(type="log", nticks=8)
+
+
+def option_styles(result: Result) -> dict[str, Style]:
+    """A style for each option of a scaling study."""
+    return _styles([option.option for option in result.scaling.options] if result.scaling else [])
+
+
+def _law(name: str, style: Style, line: Line) -> list[go.Scatter]:
+    """A fitted line with its band."""
+    band = go.Scatter(
+        x=[*line.x, *reversed(line.x)],
+        y=[_round(y) for y in (*line.low, *reversed(line.high))],
+        fill="toself",
+        fillcolor=style.colour,
+        opacity=0.15,
+        mode="none",
+        hoverinfo="skip",
+        meta={"arm": name},
+    )
+    return [band, _line(name, style, line.x, map(_round, line.mean)).update(mode="lines", line={"width": 1.5})]
 
 
 def telemetry(result: Result) -> go.Figure:
@@ -539,7 +618,7 @@ def _front(
         )
         for name, point in points.items()
     ]
-    return _figure([line, *arms], "", "", axis_of(result.metric), height=380)
+    return _figure([line, *arms], "", "", axis_of(result, result.metric), height=380)
 
 
 def _line(arm: str, style: Style, x: Iterable[float], y: Iterable[float]) -> go.Scatter:

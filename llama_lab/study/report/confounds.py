@@ -7,7 +7,7 @@ from llama_lab.config.trust import Trust
 from llama_lab.formatting import TIMES, count, enumerate_some, learning_rate, number, percent
 from llama_lab.runs.record import MISSING, Record
 from llama_lab.study.naming import MOST_NAMES, by_value, disagreement, named, sentence, values_in
-from llama_lab.study.settings import RATE, SEEDS, unequal_settings
+from llama_lab.study.settings import RATE, SEEDS, TOKENS, unequal_settings
 from llama_lab.study.speed import StudySpeed
 from llama_lab.study.study import Study
 
@@ -42,7 +42,7 @@ def confounds(
     return (
         *_missing(study, arms, records),
         *unequal_environments(started),
-        *_unequal_tokens(started),
+        *_unequal_tokens(study, started),
         *unequal_settings(study, started, is_swept=bool(rates)),
         *misrecorded(study, records, trust),
         *unequal_speeds([arm for arm in study.arms if not (speed and arm.name in speed.arms)], started),
@@ -73,13 +73,15 @@ def _missing(study: Study, arms: Sequence[ArmResult], records: Sequence[Record])
         yield f"Only one seed: {enumerate_some(single, MOST_NAMES)}. The variation over seeds is unknown."
 
 
-def _unequal_tokens(records: Sequence[Record]) -> Iterator[str]:
-    """Different budgets, or, with equal budgets, different numbers of tokens in finished runs."""
-    finished = [record for record in records if record.done]
-    budgets = disagreement(records, [f"{record.config['train.tokens']:,.0f}" for record in records])
-    trained = disagreement(finished, [f"{record.summary['tokens']:,.0f}" for record in finished])
-    if values := budgets or trained:
-        yield sentence(f"Training tokens differ: {values}", "more training alone lowers the loss")
+def _unequal_tokens(study: Study, records: Sequence[Record]) -> Iterator[str]:
+    """Different budgets, or, with equal budgets, different numbers of tokens in finished runs, but for planned ones."""
+    planned = {arm.name: str((arm.settings or {}).get(TOKENS)) for arm in study.arms}
+    for runs in by_value(records, [planned[record.arm] for record in records]).values():
+        finished = [record for record in runs if record.done]
+        budgets = disagreement(runs, [f"{record.config[TOKENS]:,.0f}" for record in runs])
+        trained = disagreement(finished, [f"{record.summary['tokens']:,.0f}" for record in finished])
+        if values := budgets or trained:
+            yield sentence(f"Training tokens differ: {values}", "more training alone lowers the loss")
 
 
 def _same_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
@@ -98,11 +100,12 @@ def _unmatched(study: Study, arms: Sequence[ArmResult]) -> Iterator[str]:
             yield f"Matching left {arm.name} {percent(arm.arm.residual)} off in {study.match or 'size'}."
     if study.match in ("none", ""):
         sizes = {arm.name: arm.costs["params_non_embedding"] for arm in arms if "params_non_embedding" in arm.costs}
-        reference = sizes.get(study.baseline) or math.nan  # comparisons with nan are false
+        references = {arm.name: arm.arm.reference or study.baseline for arm in arms}
         for name, size in sizes.items():
+            reference = sizes.get(references[name]) or math.nan  # comparisons with nan are false
             if abs(excess := size / reference - 1) > MOST_UNMATCHED:
                 more = f"{percent(abs(excess))} {'more' if excess > 0 else 'fewer'}"
-                yield f"{name} has {more} parameters without embeddings than {study.baseline}."
+                yield f"{name} has {more} parameters without embeddings than {references[name]}."
 
 
 def _mistuned(
@@ -116,8 +119,9 @@ def _mistuned(
         if values := disagreement(records, grids):
             yield f"Learning rates searched differ: {values}; the best of more rates is lower by chance alone."
     chosen = {(of_arm.arm, seed): rate for of_arm in rates for seed, rate in of_arm.chosen.items()}
+    tuners = {arm.name: arm.tuner for arm in study.arms}
     for record in (record for arm in arms for record in arm.records if record.status != MISSING):
-        own, best = record.config.get(RATE), chosen.get((record.arm, record.seed))
+        own, best = record.config.get(RATE), chosen.get((tuners[record.arm], record.seed))
         if best is not None and own != best:
             yield (
                 f"{named([record], ())} is judged at the learning rate {learning_rate(own)}, where its tuning runs "

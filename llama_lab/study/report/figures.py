@@ -127,7 +127,7 @@ def interactions(result: Result) -> Figure | None:
         return None
     rows = math.ceil(len(shown) / 2)
     figure, panels = _panels(
-        [""] * len(shown), "", charts.axis_of(result.metric), min(2, len(shown)), height=0.2 + 1.9 * rows
+        [""] * len(shown), "", charts.axis_of(result, result.metric), min(2, len(shown)), height=0.2 + 1.9 * rows
     )
     for panel, found in zip(panels, shown, strict=True):
         levels, names = found.levels
@@ -197,6 +197,21 @@ def positions(result: Result) -> Figure | None:
     return _draw(result, chart, partial(_octaves, text=fmt.number, most=4), views=_views(chart)[::-1])
 
 
+def scaling(result: Result) -> Figure | None:
+    """Loss over training FLOPs, with each option's law along the sizes of every budget."""
+    return _draw(result, charts.scaling_losses(result), _powers, _logarithmic, looks=charts.option_styles(result))
+
+
+def gains(result: Result) -> Figure | None:
+    """The compute-equivalent gain of each option over the reference."""
+    return _draw(result, charts.gains(result), _powers, _logarithmic, looks=charts.option_styles(result))
+
+
+def iso_flop(result: Result) -> Figure | None:
+    """The loss by each option's law over parameters, at some amounts of compute."""
+    return _draw(result, charts.iso_flop(result), _powers, looks=charts.option_styles(result))
+
+
 def decoding_speed(result: Result) -> Figure | None:
     """Tokens per second over context length, for each batch size, with and without the KV cache."""
     contexts, chart = partial(_octaves, text=fmt.number), charts.decoding_speeds(result)
@@ -247,6 +262,11 @@ FIGURES: dict[Callable[[Result], Figure | None], str] = {
     layer_gradients: "Norm of the gradient over depth, mean over seeds, at four logged steps, the first the faintest.",
     kv_cache_front: f"Loss against KV-cache size. Dotted: the arms that no other one beats in both. {SEEDS}",
     speed_front: f"Loss against training speed. Dotted: the arms that no other one beats in both. {SEEDS}",
+    scaling: "Loss over compute. Points: mean over seeds, with 95% intervals. Lines and bands: the law along the sizes "
+    "of each budget, with its 95% interval.",
+    gains: "Compute-equivalent gain over the reference. Points: by the differences at one size and budget. Line: the "
+    "joint fit. With 95% intervals.",
+    iso_flop: "Loss at equal compute, by the law, with 95% intervals. Rings: the best size.",
     learning_rates: f"Loss over learning rate. Rings: each arm's best. Crosses: rates at which runs diverged. {SEEDS}",
     context_lengths: f"Loss over context length. A line ends where the position encoding ends. {SEEDS}",
     positions: "Loss by position in the context, mean over seeds. Dotted: the end of the trained context.",
@@ -266,7 +286,7 @@ def _forest(rows: Sequence[Finding], result: Result) -> Figure | None:
     labels = list(_labels([row.name for row in rows], LABEL_LENGTH).values())
     lines = [1 + label.count("\n") for label in labels]
     places = [sum(lines[:i]) + (own - 1) / 2 for i, own in enumerate(lines)]
-    x = charts.change_axis(result.metric).replace(", ", ",\n")
+    x = charts.change_axis(result).replace(", ", ",\n")
     figure, (panel,) = _panels([""], x, "", height=0.5 + 1.1 * LINE * max(sum(lines), 3))
     least, most = charts.axis_range(rows)
     for y, found in zip(places, (row.change for row in rows), strict=True):
@@ -359,6 +379,8 @@ def _trace(panel: Axes, trace: go.Scatter, look: Style | None) -> None:
         panel.errorbar(trace.x, trace.y, [trace.error_y.arrayminus, trace.error_y.array], elinewidth=0.8, **style)
     elif trace.mode == "markers":  # a ring
         panel.plot(trace.x, trace.y, "o", markersize=8, markerfacecolor="none", color=look.colour)
+    elif trace.mode == "lines":  # of a law
+        panel.plot(trace.x, trace.y, **_style(look) | {"marker": ""})
     else:  # a line with a few marks that distinguish arms of equal colour and dash
         panel.plot(trace.x, trace.y, **_style(look), alpha=trace.opacity, markevery=max(1, len(trace.x) // 8))
 
@@ -426,6 +448,19 @@ def _style(look: Style) -> dict[str, Any]:
 def _tokens(axis: Axis) -> None:
     axis.set_major_formatter(EngFormatter(sep=""))
     axis.set_major_locator(MaxNLocator(5))
+
+
+def _powers(axis: Axis) -> None:
+    axis.axes.set_xscale("log")
+    axis.set_major_formatter(lambda value, _: fmt.short(value))
+    axis.set_minor_formatter(lambda *_: "")
+
+
+def _logarithmic(axis: Axis) -> None:
+    axis.axes.set_yscale("log")
+    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_locator(NullLocator())
 
 
 def _numbers(axis: Axis) -> None:

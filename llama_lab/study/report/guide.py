@@ -8,7 +8,7 @@ from rich.table import Table
 
 from llama_lab import formatting as fmt
 
-from .result import ArmResult, Metric, Quantity, Ranking, Result, Standing
+from .result import ArmResult, Quantity, Ranking, Result, Standing
 
 NO_CHOICE = "the evidence does not carry a choice"
 
@@ -55,16 +55,16 @@ def _value(ranking: Ranking, standing: Standing) -> str:
 
 def guide(result: Result) -> tuple[str, ...]:
     """A sentence for every quantity: the best arm, those that are not significantly worse, or why there is neither."""
-    return tuple(_advice(ranking, result.metric) for ranking in result.rankings)
+    return tuple(_advice(ranking, result.unit) for ranking in result.rankings)
 
 
-def _advice(ranking: Ranking, metric: Metric) -> str:
+def _advice(ranking: Ranking, unit: str) -> str:
     words, left = WORDINGS[ranking.quantity], _left_out(ranking)
     need = f"{words.need} at {fmt.number(ranking.context)} tokens" if ranking.context else words.need
     ranked = [standing for standing in ranking.standings if standing.ranks]
     if not ranked:
         return f"{need}: {NO_CHOICE}: {left}."
-    unit = "" if words.is_bytes else " tokens/s" if words.is_speed else f" {fmt.UNITS[metric]}"
+    unit = "" if words.is_bytes else " tokens/s" if words.is_speed else f" {unit}"
     return f"{need}: {_choice(ranking, ranked, words, unit)}.{f' Not ranked: {left}.' if left else ''}"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from llama_lab.formatting import UNITS, conjoin, count, duration, learning_rate, number, percent, three_digits
+from llama_lab.formatting import conjoin, count, duration, learning_rate, number, percent, three_digits
 from llama_lab.runs.record import MISSING, Record
 from llama_lab.study.naming import disagreement
 from llama_lab.study.settings import RATE, SEEDS
@@ -34,6 +34,7 @@ DESIGNS = {
     "kv_heads": "one model with different numbers of key and value heads",
     "depth": "blocks at several depths, with several lengths of warm-up",
     "context": "position encodings, evaluated at contexts longer than those that they were trained on",
+    "scaling": "options over sizes and budgets, with power laws and compute-equivalent gains",
     "uptrain": "training on from one model with fewer key and value heads, which start in several ways",
     "extend": "training on from one model at a longer context, with several scalings of its rotary positions",
     "comparison": "a comparison of existing runs",
@@ -277,6 +278,11 @@ def _optimization(runs: Sequence[Record]) -> list[Sentence]:
     ]
     if any(record.config.get("train.z_loss") for record in runs):
         found.append((f"The weight of the z-loss is {_of_config(runs, 'train.z_loss')}", references.Z_LOSS, "."))
+    if any(record.config.get("train.ema") is not None for record in runs):
+        decay = _of_config(runs, "train.ema")
+        found.append(
+            (f"An exponential moving average of the weights with a decay of {decay} per step is evaluated, too.",)
+        )
     return found
 
 
@@ -315,7 +321,7 @@ def _learning_rates(result: Result, runs: Sequence[Record]) -> list[Sentence]:
 def _statistics(result: Result) -> list[Sentence]:
     found: list[Sentence] = [
         (
-            f"Arms are judged by their final validation loss in {UNITS[result.metric]}, the mean over all validation "
+            f"Arms are judged by their final validation loss in {result.unit}, the mean over all validation "
             "tokens that are read.",
         ),
         ("The intervals of an arm's loss are 95% intervals over seeds by Student's t.",),
@@ -342,12 +348,20 @@ def _statistics(result: Result) -> list[Sentence]:
                 "; p is adjusted for the family, and its 95% intervals are simultaneous.",
             )
         )
+    if result.scaling and not result.scaling.lacking:
+        found.append(
+            (
+                "A power law of parameters and tokens was fitted to each option by Huber's loss of log losses; "
+                "compute-equivalent gains follow from the paired differences of log losses by one fit to all options. "
+                "Their 95% intervals are by parametric bootstrap.",
+            )
+        )
     if result.ranks:
         found.append(("Intervals of ranks follow from the significant pairs and hold together", references.RANKS, "."))
         if result.speed:
             found.append(("Speeds are ranked by the same tests of their logarithms, paired by round.",))
     if result.study.margin is not None:
-        margin = f"{result.study.margin:g} {UNITS[result.metric]}"
+        margin = f"{result.study.margin:g} {result.unit}"
         tests = f"Changes of less than {margin} count as equivalent, by two one-sided tests"
         found.append((tests, references.EQUIVALENCE, "."))
     return found

@@ -97,6 +97,7 @@ class Section:
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
     command: str = ""
+    drawings: Mapping[str, Markup] = field(default_factory=dict)
     folds: bool = True  # whether long tables are collapsed
 
 
@@ -146,12 +147,14 @@ def _sections(result: Result) -> list[Section]:
         return Section(title, charts=shown, tables=tuple(found[slug] for slug in slugs if slug in found), **settings)
 
     sections = [
+        section("Scaling", _scaling(result), "laws", "scaling", folds=False),
         section("Main effects and interactions", _effects(result, found), "effects", "interactions", folds=False),
         section("Arms", _differences(result), "arms", folds=False),
         section("Which to choose", (), "rankings", text=guide(result), folds=False),
         section("Findings", (), "differences", "pairs", "losses", "seeds", text=result.answer),
         section("Training", _training(result, found), "starts", "reach"),
         section("Telemetry", _telemetry(result, found), "telemetry"),
+        section("Architectures", (), drawings={title: Markup(svg) for title, svg in result.drawings.items()}),
         section("Cost", _cost(result, found), "costs"),
         section("Inference", _inference(result, found), "decoding", "caches"),
         section("Learning rate", _learning_rates(result, found), "learning_rates"),
@@ -159,7 +162,7 @@ def _sections(result: Result) -> list[Section]:
         section("Runs that did not finish", (), "unfinished"),
         section("How it was made", (), "settings", "environment", command=result.study.command),
     ]
-    return [one for one in sections if one.text or one.charts or one.tables or one.command]
+    return [one for one in sections if one.text or one.charts or one.tables or one.command or one.drawings]
 
 
 def _alt(what: str, found: Iterable[str]) -> str:
@@ -177,9 +180,28 @@ def _lines(
 
 
 def _forest(result: Result, rows: Sequence[Finding], title: str, caption: str) -> Chart:
-    axis = charts.change_axis(result.metric)
+    axis = charts.change_axis(result)
     alt = _alt(f"{title}, {axis}", map(charts.in_words, rows))
     return Chart(charts.differences(rows, title, axis), alt, caption)
+
+
+def _scaling(result: Result) -> Iterator[Chart]:
+    if not result.scaling:
+        return
+    looks = charts.option_styles(result)
+    sentences = (result.verdict,)
+    laws = "" if result.scaling.lacking else " Lines: the law along the sizes of each budget, with its 95% interval."
+    caption = f"Points: mean over seeds, with its 95% interval.{laws}"
+    yield Chart(charts.scaling_losses(result), _alt("Loss over compute", sentences), caption, looks, wide=True)
+    if not result.scaling.lacking:
+        caption = (
+            f"The training FLOPs that {result.scaling.options[0].option} would need for the same loss over those "
+            "spent; above 1 is better. Points: by the differences at one size and budget. Line: the joint fit. With "
+            "95% intervals, where the reference reached such a loss."
+        )
+        yield Chart(charts.gains(result), _alt("Compute-equivalent gain", sentences), caption, looks, wide=True)
+        caption = "By the law, within the tokens of the study. Rings: the best size for that compute. 95% intervals."
+        yield Chart(charts.iso_flop(result), _alt("Loss at equal compute", sentences), caption, looks, wide=True)
 
 
 def _effects(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:

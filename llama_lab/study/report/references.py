@@ -13,11 +13,14 @@ Keys = tuple[str, ...]
 SOURCES: dict[str, dict[str, str]] = {
     "norm": {
         **dict.fromkeys(("layernorm", "layernorm_1e-6"), "ba2016layernorm"),
-        **dict.fromkeys(("rmsnorm", "rmsnorm_1e-6"), "zhang2019rmsnorm"),
+        "layernorm_offset": "ba2016layernorm parmar2024nemotron",
+        "layernorm_plain": "ba2016layernorm groeneveld2024olmo",
+        **dict.fromkeys(("rmsnorm", "rmsnorm_1e-6", "rmsnorm_plain"), "zhang2019rmsnorm"),
         "none": "",
         "rmsnorm_offset": "zhang2019rmsnorm gemma2024",
     },
     "block": {
+        "deepnorm": "vaswani2017attention wang2022deepnet",
         "parallel": "wang2021gptj almazrouei2023falcon",
         "parallel_two_norms": "black2022neox",
         "postnorm": "vaswani2017attention",
@@ -31,9 +34,11 @@ SOURCES: dict[str, dict[str, str]] = {
         "none": "kazemnejad2023nope",
         "relative": "raffel2020t5",
         "rope": "su2021rope",
+        "rope_alibi": "su2021rope press2022alibi",
         "rope_500k": "su2021rope grattafiori2024llama3",
         "rope_linear": "su2021rope chen2023interpolation",
         "rope_llama3": "su2021rope grattafiori2024llama3",
+        "rope_long": "su2021rope ding2024longrope",
         "rope_ntk": "su2021rope bloc97ntk",
         "rope_quarter": "su2021rope black2022neox",
         "rope_yarn": "su2021rope peng2023yarn",
@@ -45,6 +50,8 @@ SOURCES: dict[str, dict[str, str]] = {
         "gqa_gemma2": "ainslie2023gqa gemma2024two",
         "gqa_window": "ainslie2023gqa beltagy2020longformer jiang2023mistral",
         **dict.fromkeys(("mha", "mha_bias"), "vaswani2017attention"),
+        "mha_log_temperature": "vaswani2017attention chiang2022overcoming",
+        "mha_step_temperature": "vaswani2017attention nakanishi2025softmax",
         "mha_qk_norm": "vaswani2017attention henry2020qknorm olmo2024two",
         "mqa": "shazeer2019mqa",
     },
@@ -65,6 +72,7 @@ SOURCES: dict[str, dict[str, str]] = {
         "untied": "",
     },
     "init": {
+        "deepnorm": "glorot2010xavier wang2022deepnet",
         "normal": "radford2018gpt",
         "scaled": "radford2019gpt2",
         "trunc": "olmo2024two",
@@ -131,6 +139,7 @@ DESIGNS: dict[str, Keys] = {
     "factorial": ("box2005experimenters",),
     "depth": ("xiong2020layernorm", "wang2022deepnet"),
     "context": ("press2022alibi",),
+    "scaling": ("hoffmann2022chinchilla", "besiroglu2024chinchilla"),
 }
 
 

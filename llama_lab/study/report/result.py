@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from llama_lab.formatting import UNKNOWN
+from llama_lab.formatting import UNITS, UNKNOWN
 from llama_lab.runs.record import Record
+from llama_lab.study.scaling_law import Scaling
 from llama_lab.study.speed import StudySpeed
 from llama_lab.study.statistics import Effect, Estimate, PairedDifference, SeedRange
 from llama_lab.study.study import Arm, Study
@@ -84,7 +85,8 @@ class ArmResult:
     """An arm at the learning rates it is judged at.
 
     learning_rates: of its runs, each once. records: its runs at these rates, finished or not. loss, bits: over the
-    finished ones; None without any. accuracy: the same of a probe's answers. to_reach: "tokens", "flops" (of training)
+    finished ones; None without any. accuracy: the same of a probe's answers. ema: of the average of the weights,
+    where they have one. to_reach: "tokens", "flops" (of training)
     and "seconds" to the baseline's final loss at the same seed, means over seeds; empty unless every seed reached it.
     reach: the tokens seed by seed. costs: the known ones of FIXED_COSTS, and means over seeds of MEASURED_COSTS.
     difference: config groups and keys that differ from the arm before, or else from the baseline, with (its value, this
@@ -103,6 +105,7 @@ class ArmResult:
     costs: dict[str, float] = field(default_factory=dict)
     difference: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     accuracy: Estimate | None = None
+    ema: Estimate | None = None
 
     @property
     def name(self) -> str:
@@ -129,6 +132,12 @@ class ArmResult:
     def judged(self, metric: Metric) -> Estimate | None:
         """The loss that the arm is judged by."""
         return self.loss if metric == "val/loss" else self.bits
+
+
+def unit_of(arms: Sequence[ArmResult], metric: str) -> str:
+    """The unit of a loss of these arms: that of a probe is a mean over its answers alone."""
+    is_probe = any(arm.entropy_floor is not None for arm in arms)
+    return UNITS[metric].replace("token", "answer") if is_probe else UNITS[metric]
 
 
 def final_losses(runs: Mapping[str, Sequence[Record]], metric: Metric) -> pd.DataFrame:
@@ -391,6 +400,7 @@ class Result:
     sentences. notes: other remarks. speed: of the arms side by side; None if not measured, when costs have the speeds
     that the runs logged. records: one per member of the study, in their order, tuning runs included. pairs, ranks:
     of all arms, with the interval of each rank (see rank_intervals); empty unless the study compares all pairs.
+    drawings: pictures of architectures, as SVG by title. scaling: of a study over sizes and budgets.
     """
 
     study: Study
@@ -417,3 +427,10 @@ class Result:
     ranks: dict[str, tuple[int, int]] = field(default_factory=dict)
     rankings: tuple[Ranking, ...] = ()
     records: tuple[Record, ...] = ()
+    drawings: Mapping[str, str] = field(default_factory=dict)
+    scaling: Scaling | None = None
+
+    @property
+    def unit(self) -> str:
+        """The unit of `metric`."""
+        return unit_of(self.arms, self.metric)

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from llama_lab.formatting import UNITS, UNKNOWN, number, plus_minus, short, three_digits
+from llama_lab.formatting import UNKNOWN, number, plus_minus, short, three_digits
 from llama_lab.study.settings import RATE
 from llama_lab.study.speed import StudySpeed
 from llama_lab.study.statistics import Estimate
@@ -70,7 +70,7 @@ def print_table(result: Result) -> None:
             three_digits(arm.costs.get("perf/tokens_per_second")),
         )
     console.print(table)
-    console.print(f"{UNITS[result.metric]}, ± half the 95% interval; lower and higher: significant at 5% (max-t)\n")
+    console.print(f"{result.unit}, ± half the 95% interval; lower and higher: significant at 5% (max-t)\n")
     for sentence in dict.fromkeys((result.verdict, *result.answer)):
         console.print(sentence)
     if result.rankings:
@@ -95,6 +95,7 @@ def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str,
         **_columns("val_loss", arm.loss, *ESTIMATE),
         **_columns("val_bits_per_byte", arm.bits, *ESTIMATE),
         **_columns("val_accuracy", arm.accuracy, *ESTIMATE),
+        **_columns("val_ema_loss", arm.ema, *ESTIMATE),
         "entropy_floor": arm.entropy_floor,
         **_comparison_columns("previous", arm.to_previous),
         **_comparison_columns("baseline", arm.to_baseline),

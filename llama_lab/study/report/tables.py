@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from llama_lab import formatting as fmt
+from llama_lab.study.scaling_law import Scaled
 from llama_lab.study.statistics import Effect, Estimate, term_name
 
 from .guide import ranked, title
@@ -26,7 +27,9 @@ from .result import (
     common_losses,
     final_losses,
     first_losses,
+    unit_of,
 )
+from .scaling import relative_speeds
 from .telemetry import names
 
 ENDS = ((0, "First"), (-1, "Last"))
@@ -50,6 +53,8 @@ class Table:
 def tables(result: Result) -> dict[str, Table]:
     """The tables that are not empty, by slug, in the page's order."""
     found = {
+        "scaling": _scaling(result),
+        "laws": _laws(result),
         "effects": _effects(result),
         "interactions": _interactions(result),
         "arms": _arms(result),
@@ -87,7 +92,7 @@ def _arms(result: Result) -> Table:
         "KV cache per token": lambda arm: fmt.in_bytes(arm.costs.get("kv_cache/bytes_per_token")),
     }
     caption = (
-        f"Loss: final validation loss, {fmt.UNITS[result.metric]}, \u00b1 half its 95% interval over seeds. "
+        f"Loss: final validation loss, {result.unit}, \u00b1 half its 95% interval over seeds. "
         "Difference: mean over seeds of the paired difference with its simultaneous 95% interval where it is tested; "
         "negative is better. FLOPs: of matrix products, in training. KV cache: with 16-bit elements."
     )
@@ -108,7 +113,7 @@ def _differences(result: Result) -> Table:
         "Why not tested": lambda c: c.untested or fmt.UNKNOWN,
     }
     caption = (
-        f"Differences in {fmt.UNITS[result.metric]}; intervals and p are simultaneous ({result.tests}). "
+        f"Differences in {result.unit}; intervals and p are simultaneous ({result.tests}). "
         "Seeds needed: for 80% power, if the difference is within its own 80% interval."
     )
     return _table(caption, distinct.values(), columns, ("Compared with", "Verdict", "Why not tested"))
@@ -123,7 +128,7 @@ def _pairs(result: Result) -> Table:
         return f"{change.text}\n{fmt.p_value(change.p) or change.verdict}" if change else fmt.UNKNOWN
 
     caption = (
-        f"The arm of the row minus that of the column, {fmt.UNITS[result.metric]}: negative is better. Intervals and p "
+        f"The arm of the row minus that of the column, {result.unit}: negative is better. Intervals and p "
         f"are simultaneous ({result.tests}). Rank: by loss, as far as the significant differences determine it."
     )
     against = [arm.name for arm in result.arms if result.pairs]
@@ -137,7 +142,7 @@ def _pairs(result: Result) -> Table:
 def _rankings(result: Result) -> Table:
     columns = {title(found): partial(ranked, found) for found in result.rankings if found.is_known}
     caption = (
-        f"Loss in {fmt.UNITS[result.metric]}, with 95% intervals over seeds. Speeds: geometric means over rounds, each "
+        f"Loss in {result.unit}, with 95% intervals over seeds. Speeds: geometric means over rounds, each "
         "of which measured every arm, with their 95% intervals; of decoding and prefill for one sequence that fills "
         "the context. Training memory: the most that PyTorch allocates on a GPU. KV cache: with 16-bit elements. "
         "Rank: 1 is the best; its interval is as narrow as the significant differences of all pairs make it (max-t, "
@@ -149,7 +154,8 @@ def _rankings(result: Result) -> Table:
 
 def _losses(result: Result) -> Table:
     columns: dict[str, Callable[[ArmResult], str]] = {
-        "Nats per token": lambda arm: _text(arm.loss),
+        unit_of(result.arms, "val/loss").capitalize(): lambda arm: _text(arm.loss),
+        "Of averaged weights": lambda arm: _text(arm.ema),
         "Of the best predictor": lambda arm: fmt.number(arm.entropy_floor, 4),
         "Accuracy": lambda arm: _text(arm.accuracy),
         "Bits per byte": lambda arm: _text(arm.bits),
@@ -157,7 +163,7 @@ def _losses(result: Result) -> Table:
         "Seeds": _seeds,
         "Learning rate": lambda arm: ", ".join(map(fmt.learning_rate, arm.learning_rates)) or fmt.UNKNOWN,
     }
-    caption = f"Final validation loss with its 95% interval over seeds; SD in {fmt.UNITS[result.metric]}."
+    caption = f"Final validation loss with its 95% interval over seeds; SD in {result.unit}."
     return _arm_table(result, caption, columns)
 
 
@@ -172,7 +178,7 @@ def _seed_losses(result: Result) -> Table:
         return f"{shown}\n{fmt.signed(loss - reference)}" if fmt.known(loss) and fmt.known(reference) else shown
 
     caption = (
-        f"Every seed: final validation loss, {fmt.UNITS[result.metric]}, and below it the difference to the step "
+        f"Every seed: final validation loss, {result.unit}, and below it the difference to the step "
         "before, or else to the baseline, at the same seed."
     )
     seeds = result.provenance.seeds
@@ -225,7 +231,7 @@ def _starts(result: Result) -> Table:
         "Recovered at the end": partial(recovered, end),
     }
     caption = (
-        f"Weights from init_from. Losses: in validation, {fmt.UNITS[result.metric]}, before the first step and after "
+        f"Weights from init_from. Losses: in validation, {result.unit}, before the first step and after "
         "the last, means over the seeds that all arms have finished. Recovered: of the loss between fresh key and "
         f"value heads and those of {result.study.baseline}, the share that an arm's way to start them makes up for."
     )
@@ -312,16 +318,66 @@ def _effects(result: Result) -> Table:
     }
     known = [(effect.name, effect) for effect in result.effects if fmt.known(effect.change.mean)]
     caption = (
-        f"In {fmt.UNITS[result.metric]}; negative is better. Intervals and p are simultaneous ({result.tests}). "
+        f"In {result.unit}; negative is better. Intervals and p are simultaneous ({result.tests}). "
         "Aliased: effects that a fraction of the combinations cannot separate."
     )
     return _table(caption, known, columns, ("Verdict", "Aliased with"), head="Effect")
 
 
+def _scaling(result: Result) -> Table:
+    """A row per point, with the gain where the reference reached its loss."""
+    if not result.scaling:
+        return Table("", [], [])
+    rows = []
+    reference = result.scaling.options[0]
+    for option in result.scaling.options:
+        gains = option.gains
+        places = {cell: i for i, cell in enumerate(gains.cells) if gains.inside[i]} if gains else {}
+        speeds = relative_speeds(option, reference)
+        for point in option.points:
+            cells = [point.size, f"{point.budget:g}", fmt.short(point.params), fmt.short(point.tokens)]
+            cells += [fmt.short(point.flops), fmt.number(math.exp(point.log_loss), 4)]
+            if gains and (i := places.get(point.cell)) is not None:
+                timed = fmt.number(gains.line[i].mean * speeds[i], 2)
+                cells += [gains.points[i].text, gains.line[i].text, timed]
+            rows.append([option.option, *cells, *[fmt.UNKNOWN] * (9 - len(cells))])
+    caption = (
+        f"Loss: mean over seeds, {fmt.UNITS[result.metric]}. Gain: the training FLOPs that {reference.option} would "
+        "need for the same loss at as many tokens per parameter, over those spent, where it reached such a loss: by "
+        "the differences at this size and budget alone, by the joint fit, and the latter in time, at measured speeds."
+    )
+    head = ["Option", "Size", "Tokens per parameter", "Parameters", "Tokens", "Training FLOPs", "Loss"]
+    head += ["Gain", "By the fit", "In time"] if not result.scaling.lacking else []
+    return Table(caption, head, [row[: len(head)] for row in rows], frozenset({"Size"}))
+
+
+def _laws(result: Result) -> Table:
+    options = result.scaling.options if result.scaling else ()
+    titles = {"\u03b1": "alpha", "\u03b2": "beta"} | {key: key for key in ("E", "A", "B")} | {"\u03b3": "gamma"}
+
+    def coefficient(key: str, option: Scaled) -> str:
+        if not option.law:
+            return fmt.UNKNOWN
+        found = option.law.estimate(key)
+        if key in ("A", "B"):  # of any order of magnitude
+            return f"{found.mean:.3g} [{found.low:.2g},\u00a0{found.high:.2g}]"
+        return found.text
+
+    columns: dict[str, Callable[[Scaled], str]] = {title: partial(coefficient, key) for title, key in titles.items()}
+    columns["Gain changes by, per tenfold compute"] = lambda option: (
+        option.gains.growth.text if option.gains else fmt.UNKNOWN
+    )
+    caption = (
+        "L = E + A / N^\u03b1 + B / D^\u03b2, of N parameters and D tokens. With compute C that is spent best, the "
+        "loss above E falls as 1 / C^\u03b3. 95% intervals by parametric bootstrap."
+    )
+    return _table(caption, [(option.option, option) for option in options if option.law], columns, head="Option")
+
+
 def _interactions(result: Result) -> Table:
     digits = min((fmt.decimals(e.change.low, e.change.high) for e in result.effects), default=4)
     caption = (
-        f"Mean loss, {fmt.UNITS[result.metric]}, over the seeds that all arms have finished, at each combination of "
+        f"Mean loss, {result.unit}, over the seeds that all arms have finished, at each combination of "
         "the options of two axes, averaged over the others."
     )
     rows = [
@@ -361,7 +417,9 @@ def _unfinished(result: Result) -> Table:
 
 
 def _lengths(result: Result) -> Table:
-    caption = f"Validation loss in nats per token; {fmt.UNKNOWN} beyond the end of the position encoding."
+    caption = (
+        f"Validation loss in {unit_of(result.arms, 'val/loss')}; {fmt.UNKNOWN} beyond the end of the position encoding."
+    )
     lengths = sorted({length for arm in result.lengths for length in arm.lengths})
     losses = {arm.arm: dict(zip(arm.lengths, arm.loss, strict=True)) for arm in result.lengths}
     rows = [

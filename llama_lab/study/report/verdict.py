@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from llama_lab.formatting import UNITS, conjoin, count, decimals, enumerate_some, number, p_value, seed_range
+from llama_lab.formatting import conjoin, count, decimals, enumerate_some, number, p_value, seed_range
 from llama_lab.study.naming import divergence
 from llama_lab.study.statistics import Effect, PairedDifference, term_name
 from llama_lab.study.study import Study
 
-from .result import ArmResult, Comparison, Finding, Lengths, Metric, common_losses
+from .result import ArmResult, Comparison, Finding, Lengths, Metric, common_losses, unit_of
 
 MOST_NAMED = 6  # arms with their numbers in one sentence
 MOST_LIMITS = 3  # excluded changes in one sentence
@@ -32,12 +32,15 @@ def answer(
     steps = [arm.to_previous for arm in arms if arm.to_previous]
     others = [arm.to_baseline for arm in arms if arm.to_baseline]
     compared = steps or others
+    unit = unit_of(arms, metric)
     diverged = [
         f"{how}: it is not tested over the others." for arm in arms if (how := divergence(arm.name, arm.records))
     ]
-    final = _first_to_last(study, arms, metric) if study.is_chain else _lowest(arms, metric)
+    final = _first_to_last(study, arms, unit) if study.is_chain else _lowest(arms, metric)
+    if study.design == "scaling":  # the largest arm
+        final = []
     # Nats per token of different tokenizers cannot be ranked.
-    at_longest = _at_longest(lengths) if metric == "val/loss" else []
+    at_longest = _at_longest(lengths, unit) if metric == "val/loss" else []
     if not compared:
         return UNCOMPARED, (*diverged, UNCOMPARED, *at_longest)
     if max(comparison.bits.n for comparison in compared) == 1:
@@ -46,11 +49,11 @@ def answer(
     findings: Sequence[Finding] = compared
     if any(effect.change.is_tested for effect in effects):
         noun, against, findings = "effect", "", effects
-    return _verdict(findings, noun, against, metric), (
+    return _verdict(findings, noun, against, unit), (
         *diverged,
-        *_significant(findings, noun, against, metric),
-        *_not_significant(findings, metric),
-        *_within(study, findings, metric),
+        *_significant(findings, noun, against, unit),
+        *_not_significant(findings, unit),
+        *_within(study, findings, unit),
         *_pairs(pairs, ranks),
         *_untested(findings),
         *(final if len(compared) > 1 else ()),
@@ -65,7 +68,7 @@ def _name(found: Finding) -> str:
     return f"{found.name} (aliased with {conjoin(aliases)})" if aliases else found.name
 
 
-def _verdict(findings: Sequence[Finding], noun: str, against: str, metric: Metric) -> str:
+def _verdict(findings: Sequence[Finding], noun: str, against: str, unit: str) -> str:
     """How many findings lowered and raised the loss, and which changed it most."""
     tested = [f for f in findings if f.change.is_tested]
     clear = sorted((f for f in tested if f.change.significant), key=lambda f: -abs(f.change.mean))
@@ -74,7 +77,7 @@ def _verdict(findings: Sequence[Finding], noun: str, against: str, metric: Metri
     if len(findings) == 1:
         change = {"lower": "lowered the loss", "higher": "raised the loss"}
         verb = change.get(tested[0].change.verdict, "did not change the loss significantly")
-        return f"{against}{_name(tested[0])} {verb}: {tested[0].change.text} {UNITS[metric]}."
+        return f"{against}{_name(tested[0])} {verb}: {tested[0].change.text} {unit}."
     if not clear:
         return f"{against}{'no' if against else 'No'} {noun} changed the loss significantly."
     verbs = {"lower": "lowered the loss", "higher": "raised it"}
@@ -83,23 +86,23 @@ def _verdict(findings: Sequence[Finding], noun: str, against: str, metric: Metri
         verbs["higher"] = "raised the loss"
     totals = conjoin([f"{n} {verbs[verdict]}" for verdict, n in counts.items() if n])
     most = f"{_name(clear[0])} {'changed it most' if len(clear) > 1 else 'did'}"
-    return f"Of {count(len(findings), noun)}, {totals}; {most}: {clear[0].change.text} {UNITS[metric]}."
+    return f"Of {count(len(findings), noun)}, {totals}; {most}: {clear[0].change.text} {unit}."
 
 
-def _change(found: PairedDifference, metric: Metric) -> str:
-    return ", ".join(filter(None, [f"{found.text} {UNITS[metric]}", p_value(found.p)]))
+def _change(found: PairedDifference, unit: str) -> str:
+    return ", ".join(filter(None, [f"{found.text} {unit}", p_value(found.p)]))
 
 
-def _significant(findings: Sequence[Finding], noun: str, against: str, metric: Metric) -> list[str]:
+def _significant(findings: Sequence[Finding], noun: str, against: str, unit: str) -> list[str]:
     """Which findings significantly lowered or raised the loss."""
     sentences = []
     for verb, sign in (("lowered", -1), ("raised", 1)):
         clear = [f for f in findings if f.change.significant and f.change.mean * sign > 0]
         if len(clear) > MOST_NAMED:
             clear.sort(key=lambda f: -abs(f.change.mean))
-        chosen = [f"{_name(f)} ({_change(f.change, metric)})" for f in clear]
+        chosen = [f"{_name(f)} ({_change(f.change, unit)})" for f in clear]
         if chosen and len(findings) == 1:
-            sentences.append(f"{against}{_name(clear[0])} {verb} the loss: {_change(clear[0].change, metric)}.")
+            sentences.append(f"{against}{_name(clear[0])} {verb} the loss: {_change(clear[0].change, unit)}.")
         elif chosen:
             named = conjoin(chosen) if len(chosen) <= MOST_NAMED else enumerate_some(chosen, MOST_NAMED)
             subject = f"{len(chosen)} of {count(len(findings), noun)}"
@@ -107,7 +110,7 @@ def _significant(findings: Sequence[Finding], noun: str, against: str, metric: M
     return sentences
 
 
-def _not_significant(findings: Sequence[Finding], metric: Metric) -> list[str]:
+def _not_significant(findings: Sequence[Finding], unit: str) -> list[str]:
     """Which findings are not significant, the changes that are excluded, and the seeds that would be needed."""
     unclear = [f for f in findings if f.change.is_tested and not f.change.significant]
     if not unclear:
@@ -121,7 +124,7 @@ def _not_significant(findings: Sequence[Finding], metric: Metric) -> list[str]:
     names = conjoin([_name(f) for f in unclear])
     sentences = [
         f"{names} {'is' if len(unclear) == 1 else 'are'} not significant with {seeds}; a change of more than "
-        f"{conjoin([number(limit, digits) for limit, digits in limits])} {UNITS[metric]} is excluded{in_order}."
+        f"{conjoin([number(limit, digits) for limit, digits in limits])} {unit} is excluded{in_order}."
     ]
     needed = [seed_range(f.seeds_needed) for f in unclear if isinstance(f, Comparison) and f.seeds_needed]
     if needed and len(unclear) <= MOST_LIMITS:
@@ -130,11 +133,11 @@ def _not_significant(findings: Sequence[Finding], metric: Metric) -> list[str]:
     return sentences
 
 
-def _within(study: Study, findings: Sequence[Finding], metric: Metric) -> list[str]:
+def _within(study: Study, findings: Sequence[Finding], unit: str) -> list[str]:
     """Which changes are below the margin, by two one-sided tests: an interval within the margin passes both."""
     if study.margin is None:
         return []
-    margin = f"study.margin={study.margin:g} {UNITS[metric]}"
+    margin = f"study.margin={study.margin:g} {unit}"
     within = [_name(f) for f in findings if f.change.is_tested and max(-f.change.low, f.change.high) < study.margin]
     if not within:
         return [f"No change is shown to be within {margin}."]
@@ -168,7 +171,7 @@ def _untested(findings: Sequence[Finding]) -> list[str]:
     return sentences
 
 
-def _first_to_last(study: Study, arms: Sequence[ArmResult], metric: Metric) -> list[str]:
+def _first_to_last(study: Study, arms: Sequence[ArmResult], unit: str) -> list[str]:
     last = arms[-1].to_baseline
     if last is None:
         return []
@@ -179,7 +182,7 @@ def _first_to_last(study: Study, arms: Sequence[ArmResult], metric: Metric) -> l
         verdict = ", which may be noise"
     elif last.change.significant or last.change.sd == 0:
         verdict = ""
-    change = _change(last.change, metric)
+    change = _change(last.change, unit)
     return [f"From the first arm, {study.baseline}, to the last, {last.arm}, the loss changed by {change}{verdict}."]
 
 
@@ -193,10 +196,10 @@ def _lowest(arms: Sequence[ArmResult], metric: Metric) -> list[str]:
     name = losses.mean().idxmin()
     loss = next(loss for arm in arms if arm.name == name and (loss := arm.judged(metric)))
     mean = number(losses[name].mean(), decimals(loss.low, loss.high))
-    return [f"The lowest mean loss is that of {name}{over}: {mean} {UNITS[metric]}."]
+    return [f"The lowest mean loss is that of {name}{over}: {mean} {unit_of(arms, metric)}."]
 
 
-def _at_longest(lengths: Sequence[Lengths]) -> list[str]:
+def _at_longest(lengths: Sequence[Lengths], unit: str) -> list[str]:
     """Which arms' losses change least and most from the trained length to the longest evaluated context."""
     longer = [
         (n, arm.arm, change)
@@ -206,9 +209,7 @@ def _at_longest(lengths: Sequence[Lengths]) -> list[str]:
     ]
     longest = max((n for n, _, change in longer if change), default=None)
     at_longest = {arm: change for n, arm, change in longer if n == longest}
-    known = sorted(
-        (c.mean, f"{name} ({c.text} {UNITS['val/loss']}, {count(c.n, 'seed')})") for name, c in at_longest.items() if c
-    )
+    known = sorted((c.mean, f"{name} ({c.text} {unit}, {count(c.n, 'seed')})") for name, c in at_longest.items() if c)
     if longest is None:
         return []
     (_, least), (_, most) = known[0], known[-1]

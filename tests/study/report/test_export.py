@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from llama_lab.cli import compare_command
 from llama_lab.config.keys import groups, options
 from llama_lab.errors import ConfigError
+from llama_lab.formatting import UNKNOWN
 from llama_lab.study.report import export, figures, references
 from llama_lab.study.report.analysis import analyse
 from llama_lab.study.report.export import CONTENTS, write_export
@@ -496,3 +497,17 @@ def test_one_seed_is_exported(tmp_path: Path) -> None:
     assert len(rows(tmp_path / "paper" / "runs.csv")) == 2
     assert "were not tested" in (tmp_path / "paper" / "methods.md").read_text(encoding="utf-8")
     assert (tmp_path / "paper" / "figures" / "differences.svg").exists()
+
+
+def test_an_average_of_the_weights_has_a_column_where_runs_keep_one(tmp_path: Path) -> None:
+    study = synthetic.write_study(tmp_path, {"base": 0.0, "arm": -0.1})
+    assert "Of averaged weights" not in tables(analyse(study, tmp_path))["losses"].head
+    for seed, loss in ((1, 3.5), (2, 3.6), (3, 3.7)):
+        for arm in ("base", "arm"):
+            synthetic.plant_config(synthetic.run_folder(tmp_path, study, arm, seed), train__ema=0.99)
+        synthetic.plant_facts(synthetic.run_folder(tmp_path, study, "arm", seed), **{"val/ema_loss": loss})
+    result = analyse(study, tmp_path)
+    column = tables(result)["losses"].cells("Of averaged weights")
+    assert column[0].endswith(UNKNOWN)
+    assert column[1].startswith("arm 3.60 [3.35")
+    assert "moving average of the weights with a decay of 0.99" in methods_markdown(methods(result))

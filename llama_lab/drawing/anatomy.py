@@ -1,0 +1,291 @@
+"""The parts of a decoder, each with its settings, shapes and costs, as a picture shows them."""
+
+import inspect
+from collections import ChainMap, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from string import ascii_uppercase
+from typing import Any, cast
+
+import torch
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from llama_lab import formatting as fmt
+from llama_lab.config.components import model_cost
+from llama_lab.model import Cost, Decoder
+from llama_lab.model.cost import ask, cost_units, count, flops_per_token, reports_cost
+from llama_lab.model.mixer import Mixer
+from llama_lab.model.position import Position
+
+from .wiring import UNSEEN, Stage, wiring
+
+# What people call our classes; others go by their own name.
+NAMES = {
+    "MultiHeadAttention": "Multi-head attention",
+    "GroupedQueryAttention": "Grouped-query attention",
+    "MultiQueryAttention": "Multi-query attention",
+    "FeedForward": "Feed-forward",
+    "GatedFeedForward": "Gated feed-forward",
+    "SquaredReLU": "ReLU\u00b2",
+    "Identity": "no activation",
+    "Rope": "RoPE",
+    "Alibi": "ALiBi",
+    "Learned": "Learned positions",
+    "Sinusoidal": "Sinusoids",
+    "Relative": "Relative positions",
+    "Embedding": "Token embedding",
+    "PreNorm": "Pre-norm block",
+    "PostNorm": "Post-norm block",
+    "Sandwich": "Sandwich-norm block",
+    "Reordered": "Reordered-norm block",
+    "Parallel": "Parallel block",
+    "ParallelSharedNorm": "Parallel block, shared norm",
+}
+INITIAL = ("std",)  # settings of the initial weights
+MOST_MATRICES = 6  # lines of them in a part
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a decoder. kind: embedding, position, norm, mixer or ffn, by which it is coloured.
+
+    settings: those that differ from the defaults of its class. shapes: of its matrices. active: parameters that a token
+    uses. flops: of one token's forward pass. state: bytes at the context; None if it cannot decode.
+    """
+
+    kind: str
+    title: str
+    settings: str = ""
+    shapes: tuple[str, ...] = ()
+    params: int = 0
+    active: int = 0
+    flops: float = 0.0
+    state: int | None = 0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A kind of block. parts: by their names in it. own: what belongs to none of them. stages: see `wiring`."""
+
+    title: str
+    parts: Mapping[str, Part]
+    own: Part
+    stages: tuple[Stage, ...] | None
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """A decoder's parts. added: whether the position encoding is added to the embeddings; others act in the mixers.
+
+    layers: each kind of block once, with the numbers of its layers, counted from 1.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    cost: Cost
+    embedding: Part
+    position: Part | None
+    added: bool
+    layers: tuple[tuple[Layer, tuple[int, ...]], ...]
+    norm: Part | None
+    head: Part
+
+    @property
+    def parts(self) -> Iterator[tuple[Part, int]]:
+        """Every part and how often it is there."""
+        yield from ((part, 1) for part in (self.embedding, self.position, self.norm, self.head) if part)
+        for layer, numbers in self.layers:
+            yield from ((part, len(numbers)) for part in (layer.own, *layer.parts.values()))
+
+    def differs(self, other: "Anatomy") -> bool:
+        """Whether a picture beside another one would mark anything."""
+        return replace(self, name="") != replace(other, name="")
+
+    @property
+    def order(self) -> str:
+        """The kinds of layers in their order: `(A B) × 13`; empty if there is one kind."""
+        kinds = {n: ascii_uppercase[i % 26] for i, (_, numbers) in enumerate(self.layers) for n in numbers}
+        return pattern([kinds[n] for n in sorted(kinds)]) if len(self.layers) > 1 else ""
+
+
+def anatomy(name: str, model: Decoder, settings: DictConfig) -> Anatomy:
+    """The parts of a decoder that was built, on any device, from the settings `cfg.model`. Raises ConfigError."""
+    cost = model_cost(model)
+    reader = Reader(model, settings)
+    tokens, head = model.embedding.tokens, model.embedding.head
+    tied = head.weight is tokens.weight
+    embedding = reader.part("embedding", model.embedding, "embedding", without=head)
+    position = None
+    if acting := [one for one in (model.position, *model.other_positions) if type(one) is not Position]:
+        position = reader.part("position", acting[0], "position")
+        position = replace(position, params=position.params + sum(reader.fresh(one) for one in acting[1:]))
+        position = replace(position, active=position.params)
+    kinds: defaultdict[str, list[int]] = defaultdict(list)
+    layers: dict[str, Layer] = {}
+    for i, block in enumerate(model.blocks):
+        layer = reader.layer(i, block)
+        layers.setdefault(str(layer), layer)
+        kinds[str(layer)].append(i + 1)
+    norm = None if model.norm is None or isinstance(model.norm, UNSEEN) else reader.part("norm", model.norm, "norm")
+    out = reader.part("embedding.head", head, "embedding")
+    return Anatomy(
+        name=name,
+        sizes={"dim": model.dim, "context": model.max_seq_len, "vocabulary": model.vocab_size},
+        cost=cost,
+        embedding=embedding,
+        position=position,
+        added=type(model.position).embed is not Position.embed,
+        layers=tuple((layers[key], tuple(numbers)) for key, numbers in kinds.items()),
+        norm=norm,
+        head=replace(out, title="Head, tied to the token table" if tied else "Head"),
+    )
+
+
+class Reader:
+    """Reads parts off a decoder, and counts every parameter once."""
+
+    def __init__(self, model: Decoder, settings: DictConfig) -> None:
+        self.model = model
+        self.seen: set[Tensor] = set()
+        self.units = cost_units(model)
+        config: Any = OmegaConf.to_container(settings, resolve=True)
+        self.config: dict[str, Any] = config
+        self.settings: Mapping[str, Mapping[str, Any]] = by_class(config)
+
+    def part(self, name: str, module: nn.Module, kind: str, without: nn.Module | None = None) -> Part:
+        """A module as a part. name: of the module in the decoder. without: a module in it that is a part of its own."""
+        others = {} if without is None else dict.fromkeys(without.parameters())
+        tables = {p for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+        fresh = [p for p in module.parameters() if p not in self.seen and (p not in others or p in tables)]
+        self.seen |= {*fresh}
+        params = sum(p.numel() for p in fresh)
+        inner = "" if without is None else next(f"{name}.{key}" for key, m in module.named_modules() if m is without)
+        units = [(key, unit) for key, unit in self.units if belongs(key, name) and not (inner and belongs(key, inner))]
+        idle = sum(count(unit) - ask(key, unit, "active_params") for key, unit in units if reports_cost(unit))
+        return Part(
+            kind=kind,
+            title=NAMES.get(type(module).__name__, type(module).__name__),
+            settings=described(module, self.settings.get(type(module).__name__, {})),
+            shapes=shapes(module, without),
+            params=params,
+            active=params - idle,
+            flops=flops_per_token(units, self.model.max_seq_len),
+            state=state_bytes(module, self.model.max_seq_len),
+        )
+
+    def fresh(self, module: nn.Module) -> int:
+        """Parameters of a module that are in no part yet."""
+        new = {*module.parameters()} - self.seen
+        self.seen |= new
+        return sum(p.numel() for p in new)
+
+    def layer(self, index: int, block: nn.Module) -> Layer:
+        """A block with its children as parts, and what is left of its cost."""
+        name = f"blocks.{index}"
+        others = [by_class(one) for one in self.config.get("layers") or () if index in one["at"]]
+        self.settings = ChainMap(*others[::-1], by_class(self.config))
+        parts = {}
+        for key, child in block.named_children():
+            if not isinstance(child, UNSEEN):
+                kind = "mixer" if isinstance(child, Mixer) else "norm" if "norm" in key else "ffn"
+                parts[key] = self.part(f"{name}.{key}", child, kind)
+                if isinstance(child, Mixer):
+                    parts[key] = self.with_position(index, parts[key])
+        whole = self.part(name, block, "block")
+        active = whole.active + total(parts, "params") - total(parts, "active")
+        own = replace(whole, shapes=(), active=int(active), flops=whole.flops - total(parts, "flops"))
+        return Layer(whole.title, parts, own, wiring(block))
+
+    def with_position(self, index: int, mixer: Part) -> Part:
+        """A mixer that says which positions it has, if other layers have others."""
+        position = self.model.position_at(index)
+        if position is self.model.position:
+            return mixer
+        title = type(position).__name__
+        own = described(position, self.settings.get(title, {}))
+        name = "no positions" if type(position) is Position else " ".join(filter(None, (NAMES.get(title, title), own)))
+        return replace(mixer, settings=", ".join(filter(None, (mixer.settings, name))))
+
+
+def by_class(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The components of a config by the names of their classes."""
+    found = [node for node in config.values() if isinstance(node, dict) and "_target_" in node]
+    return {str(node["_target_"]).rpartition(".")[2]: node for node in found}
+
+
+def total(parts: Mapping[str, Part], what: str) -> float:
+    """A sum over parts."""
+    return float(sum(getattr(part, what) for part in parts.values()))
+
+
+def belongs(name: str, parent: str) -> bool:
+    """Whether a module is another one, or in it."""
+    return name == parent or name.startswith(f"{parent}.")
+
+
+def state_bytes(module: nn.Module, context: int) -> int | None:
+    """Bytes of a mixer's state in 16 bits; None if it cannot decode, and 0 for other modules."""
+    if not isinstance(module, Mixer):
+        return 0
+    if not module.has_state:
+        return None
+    return cast(int, ask(type(module).__name__, module, "state_bytes", context, torch.bfloat16))
+
+
+def described(module: nn.Module, node: Mapping[str, Any]) -> str:
+    """A module's heads, and its settings that are not the defaults of its class: `8 heads of 64, window 128`."""
+    heads, kv_heads, width = (getattr(module, key, None) for key in ("n_heads", "n_kv_heads", "head_dim"))
+    shared = f", {fmt.count(kv_heads, 'kv head')}" if kv_heads not in (None, heads) else ""
+    first = [f"{fmt.count(heads, 'head')}{shared} of {width}"] if heads and width else []
+    # No line may break inside a setting.
+    return ", ".join(one.replace(" ", "\u00a0") for one in (*first, *changed(node, type(module), module)))
+
+
+def changed(node: Mapping[str, Any], kind: Any, module: nn.Module | None = None) -> Iterator[str]:
+    """The settings in a node of a config that are not the defaults of its class, but for what a layer leaves out."""
+    defaults = {key: one.default for key, one in inspect.signature(kind).parameters.items()}
+    for key, written in node.items():
+        value = None if getattr(module, key, written) is None else written
+        if key[0] == "_" or key in INITIAL or value == defaults.get(key, inspect.Parameter.empty):
+            continue
+        if isinstance(value, dict) and "_target_" in value:
+            name = str(value["_target_"]).rpartition(".")[2]
+            found = ", ".join(changed(value, get_object(value["_target_"])))
+            yield NAMES.get(name, name) + (f" ({found})" if found else "")
+        elif isinstance(value, bool):
+            yield key if value else f"no {key}"
+        else:
+            yield f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+
+
+def shapes(module: nn.Module, without: nn.Module | None) -> tuple[str, ...]:
+    """The matrices of a module, those of one shape in one line: `key, value 512 → 128`."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name, p in module.named_parameters():
+        owner = module.get_submodule(name.rpartition(".")[0])
+        if p.ndim > 1 and owner is not without:
+            sizes = [f"{size:,}" for size in p.shape]
+            shape = " → ".join(sizes[::-1]) if isinstance(owner, nn.Linear) else f" {fmt.TIMES} ".join(sizes)
+            found[shape].append(name.removesuffix("weight").removesuffix("."))
+    lines = [f"{', '.join(names)} {shape}".strip() for shape, names in found.items()]
+    more = [f"and {len(lines) - MOST_MATRICES} more shapes"] if len(lines) > MOST_MATRICES else []
+    return (*lines[:MOST_MATRICES], *more)
+
+
+def pattern(letters: Sequence[str]) -> str:
+    """A sequence in short: `(A×5 B) × 4, A×2`."""
+    n = len(letters)
+    period = next(p for p in range(1, n + 1) if all(letters[i] == letters[i - p] for i in range(p, n)))
+    times, rest = divmod(n, period)
+    if times == 1:
+        return runs(letters)
+    return ", ".join([f"({runs(letters[:period])}) {fmt.TIMES} {times}", *([runs(letters[-rest:])] if rest else [])])
+
+
+def runs(letters: Sequence[str]) -> str:
+    """`A×5 B`."""
+    counted = [(letter, len([*group])) for letter, group in groupby(letters)]
+    return " ".join(letter if n == 1 else f"{letter}{fmt.TIMES}{n}" for letter, n in counted)

@@ -1,0 +1,402 @@
+"""Scaling laws of a study's options, and how much compute each of them is worth. docs/statistics.md has their coverage.
+
+The loss of a model of N parameters after D tokens is L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022,
+section 3.3), fitted to the log of the losses, each the mean over the seeds of one size and budget, by Huber's loss from
+a grid of starts. Besiroglu et al. (2024) show what happens where a fit ends before its minimum, or where an interval
+is that of the optimiser: fits run to convergence, and intervals are of refits to data drawn from the fitted law.
+
+A gain compares an option with the reference at one budget, in tokens per parameter: the compute with which the
+reference would reach the option's loss, over the option's own. The paired difference of the two log losses says how
+much lower the option is, the reference's law what that is worth in compute along sizes with the same tokens per
+parameter. In the joint fit of all options, log gain = g0 + g1 log compute.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
+
+import numpy as np
+import numpy.typing as npt
+
+from .statistics import LEVEL, Estimate
+
+SIZES, BUDGETS = 4, 3  # fewer say nothing about a law of five parameters
+HUBER = 1e-3  # of log losses, as in Hoffmann et al.
+DRAWS = 1_000  # refits behind an interval
+STEPS, ENOUGH = 300, 1e-12  # iterations of a fit, and the relative decrease below which it ends
+STARTS = [(e, alpha, beta) for e in (0.1, 0.5, 0.9) for alpha in (0.1, 0.3, 0.6, 1.0) for beta in (0.1, 0.3, 0.6, 1.0)]
+LOWEST, HIGHEST = 0.01, 4.0  # of the exponents
+WIDEST = math.log(1e4)  # of a gain
+HOLDS = 1.1  # a change of the gain with every tenfold of compute that is smaller is none
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Point:
+    """The finished runs of one option at one size and budget, which differ in seed alone.
+
+    budget: nominal, in tokens per parameter. flops: of the whole training. losses: by seed. flops_per_second: of
+    training; nan if it was not measured.
+    """
+
+    size: str
+    budget: float
+    params: float
+    tokens: float
+    flops: float
+    losses: Mapping[int, float]
+    flops_per_second: float = math.nan
+
+    @property
+    def cell(self) -> tuple[str, float]:
+        """What points of several options have in common."""
+        return self.size, self.budget
+
+    @property
+    def log_loss(self) -> float:
+        """The log of the mean loss over seeds."""
+        return math.log(np.mean(list(self.losses.values())))
+
+
+def lacking(points: Sequence[Point]) -> str:
+    """Why no law can be fitted to these points; empty if one can."""
+    sizes, budgets = len({point.size for point in points}), len({point.budget for point in points})
+    if sizes >= SIZES and budgets >= BUDGETS and len(points) >= SIZES * BUDGETS:
+        return ""
+    return f"{len(points)} points of {sizes} sizes and {budgets} budgets, where a law needs {SIZES} by {BUDGETS}"
+
+
+@dataclass(frozen=True)
+class Law:
+    """L(N, D), and refits of it. theta: log E, A, B at the `centre` (of log N and log D), then the two exponents.
+
+    draws: the same of each refit, (draws, 5).
+    """
+
+    theta: Floats
+    draws: Floats
+    centre: tuple[float, float]
+
+    def estimate(self, name: str) -> Estimate:
+        """E, A, B, alpha, beta, or gamma: with compute C that is spent best, the loss is E + c / C^gamma."""
+        return interval(self._value(self.theta, name), self._value(self.draws, name))
+
+    def _value(self, theta: Floats, name: str) -> Floats:
+        alpha, beta = theta[..., 3], theta[..., 4]
+        exponents = {"alpha": alpha, "beta": beta, "gamma": alpha * beta / (alpha + beta)}
+        if name in exponents:
+            return exponents[name]
+        place = "EAB".index(name)
+        moved = (0.0, alpha * self.centre[0], beta * self.centre[1])[place]
+        return np.asarray(np.exp(theta[..., place] + moved))
+
+    def losses(self, params: Floats, tokens: Floats) -> tuple[Floats, Floats, Floats]:
+        """The loss at each pair of parameters and tokens, and the ends of its 95% interval."""
+        n, d = np.log(params) - self.centre[0], np.log(tokens) - self.centre[1]
+        drawn = np.exp(_log_loss(self.draws, n, d)[0])
+        low, high = np.quantile(drawn, (LEVEL / 2, 1 - LEVEL / 2), axis=0)
+        return np.exp(_log_loss(self.theta[None], n, d)[0][0]), low, high
+
+
+@dataclass(frozen=True)
+class Gains:
+    """The compute-equivalent gains of one option over the reference.
+
+    cells: where both have finished. inside: whether the option's loss there is one that the reference reached at that
+    budget. points: the gain by the paired difference of that cell alone. line: by the joint fit. growth: the factor by
+    which the gain changes with every tenfold of compute.
+    """
+
+    cells: tuple[tuple[str, float], ...]
+    flops: tuple[float, ...]
+    inside: tuple[bool, ...]
+    points: tuple[Estimate, ...]
+    line: tuple[Estimate, ...]
+    growth: Estimate
+
+    @property
+    def central(self) -> int | None:
+        """The place of the cell in the middle of those inside, by compute; None without any."""
+        places = sorted(compress(range(len(self.cells)), self.inside), key=lambda place: self.flops[place])
+        return places[len(places) // 2] if places else None
+
+    @property
+    def trend(self) -> str:
+        """`grows`, `shrinks`, `holds`, or empty where it cannot be told."""
+        if self.growth.low > 1:
+            return "grows"
+        if self.growth.high < 1:
+            return "shrinks"
+        return "holds" if self.growth.low > 1 / HOLDS and self.growth.high < HOLDS else ""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """An option of a scaling study. law: None where no law can be fitted. gains: None of the reference, too."""
+
+    option: str
+    points: tuple[Point, ...]
+    law: Law | None = None
+    gains: Gains | None = None
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The options of a scaling study, the reference first. lacking: why no law is fitted, in words; empty if it is."""
+
+    options: tuple[Scaled, ...]
+    lacking: str = ""
+
+
+def scale(points: Mapping[str, Sequence[Point]]) -> Scaling:
+    """The laws and gains of a study, if each option has enough points. points: by option, the reference first."""
+    for option, own in points.items():
+        if why := lacking(own):
+            return Scaling(tuple(Scaled(name, tuple(its)) for name, its in points.items()), f"{option} has {why}")
+    rng = np.random.default_rng(0)
+    reference, *others = points
+    gains = [None, *fit_gains(points[reference], [points[other] for other in others], rng)]
+    return Scaling(
+        tuple(
+            Scaled(option, tuple(own), fit_law(own, rng), gain)
+            for (option, own), gain in zip(points.items(), gains, strict=True)
+        )
+    )
+
+
+def interval(value: Floats | float, draws: Floats, level: float = LEVEL) -> Estimate:
+    """A value with the percentile interval of its refits."""
+    low, high = np.quantile(draws, (level / 2, 1 - level / 2))
+    return Estimate(len(draws), float(value), float(draws.std()), float(low), float(high))
+
+
+def fit_law(points: Sequence[Point], rng: np.random.Generator, draws: int = DRAWS) -> Law:
+    """The law of one option. points: enough for one, see `lacking`."""
+    rows = Rows.of(points)
+    theta = rows.fit_first()
+    return Law(theta, rows.refit(theta, rng, draws), rows.centre)
+
+
+def fit_gains(
+    reference: Sequence[Point], others: Sequence[Sequence[Point]], rng: np.random.Generator, draws: int = DRAWS
+) -> list[Gains]:
+    """The gains of the other options by one fit to all of them; their intervals hold for all of them together.
+
+    reference: enough points for a law, see `lacking`. others: the points of each option; those without a point of the
+    reference at the same size, budget and seed do not count.
+    """
+    rows = Rows.of(reference, others)
+    theta = rows.fit_first()
+    refits, level = rows.refit(theta, rng, draws), LEVEL / len(others)
+    found = []
+    for k in range(1, len(others) + 1):
+        own = rows.option == k
+        n, d, x = rows.n[own], rows.d[own], rows.compute[own]
+        slopes = rows.slopes[:, own]
+        noise = rows.noise(theta, rng, draws)[:, own]
+        at_points = _invert(theta[None], n, d, slopes, rows.values[own][None])[0]
+        drawn = _invert(refits, n, d, slopes, rows.values[own] + noise)
+        (g0, g1), g_draws = theta[3 + 2 * k : 5 + 2 * k], refits[:, 3 + 2 * k : 5 + 2 * k]
+        lines, line_draws = g0 + g1 * x, g_draws[:, :1] + g_draws[:, 1:] * x
+        found.append(
+            Gains(
+                cells=tuple(cell for cell, is_own in zip(rows.cells, own, strict=True) if is_own),
+                flops=tuple(np.exp(x + rows.middle)),
+                inside=tuple(rows.inside[own].tolist()),
+                points=tuple(
+                    interval(np.exp(one), np.exp(many), level) for one, many in zip(at_points, drawn.T, strict=True)
+                ),
+                line=tuple(
+                    interval(np.exp(one), np.exp(many), level) for one, many in zip(lines, line_draws.T, strict=True)
+                ),
+                growth=interval(10**g1, 10 ** g_draws[:, 1], level),
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a fit is to. The rows of option 0 are its log losses, those of others the paired differences to option 0.
+
+    n, d: log parameters and log tokens, of option 0, minus `centre`. compute: log FLOPs minus `middle`. slopes: how log
+    parameters and log tokens grow with log FLOPs along the sizes of one budget, (2, rows). inside: see Gains.
+    """
+
+    values: Floats
+    option: npt.NDArray[np.intp]
+    cells: list[tuple[str, float]]
+    n: Floats
+    d: Floats
+    compute: Floats
+    slopes: Floats
+    inside: npt.NDArray[np.bool_]
+    centre: tuple[float, float]
+    middle: float
+
+    @classmethod
+    def of(cls, reference: Sequence[Point], others: Iterable[Sequence[Point]] = ()) -> "Rows":
+        """The rows of a law alone, or of a law and gains."""
+        at = {point.cell: point for point in reference}
+        slopes = {cell: _slopes(point, reference) for cell, point in at.items()}
+        rows = [(0, point, point.log_loss, True) for point in reference]
+        for k, points in enumerate(others, 1):
+            for point in points:
+                if point.cell in at and (seeds := sorted(point.losses.keys() & at[point.cell].losses.keys())):
+                    own, base = ([one.losses[seed] for seed in seeds] for one in (point, at[point.cell]))
+                    change = math.log(np.mean(own) / np.mean(base))
+                    rows.append((k, point, change, _is_reached(point, reference)))
+        found = [at[point.cell] for _, point, _, _ in rows]
+        n, d, compute = (np.log([getattr(p, key) for p in found]) for key in ("params", "tokens", "flops"))
+        centre = float(n.mean()), float(d.mean())
+        own_compute = np.log([point.flops for _, point, _, _ in rows])
+        middle = float(compute[: len(reference)].mean())
+        return cls(
+            values=np.array([value for _, _, value, _ in rows]),
+            option=np.array([k for k, _, _, _ in rows]),
+            cells=[point.cell for point in found],
+            n=n - centre[0],
+            d=d - centre[1],
+            compute=own_compute - middle,
+            slopes=np.array([slopes[point.cell] for point in found]).T,
+            inside=np.array([is_inside for _, _, _, is_inside in rows]),
+            centre=centre,
+            middle=middle,
+        )
+
+    @cached_property
+    def parameters(self) -> int:
+        """Five of the law, two for each other option."""
+        return 5 + 2 * int(self.option.max())
+
+    def fit_first(self) -> Floats:
+        """The best fit from all starts."""
+        losses = np.exp(self.values[self.option == 0])
+        starts = np.zeros((len(STARTS), self.parameters))
+        for start, (share, alpha, beta) in zip(starts, STARTS, strict=True):
+            rest = math.log((losses.mean() - share * losses.min()) / 2)
+            start[:5] = math.log(share * losses.min()), rest, rest, alpha, beta
+        fitted, costs = self._minimise(starts, np.broadcast_to(self.values, (len(starts), len(self.values))))
+        return np.asarray(fitted[np.argmin(costs)])
+
+    def refit(self, theta: Floats, rng: np.random.Generator, draws: int) -> Floats:
+        """Fits to losses that are drawn from a fit, (draws, parameters): the parametric bootstrap."""
+        drawn = self.predict(theta[None])[0] + self.noise(theta, rng, draws)
+        return self._minimise(np.tile(theta, (draws, 1)), drawn)[0]
+
+    def noise(self, theta: Floats, rng: np.random.Generator, draws: int) -> Floats:
+        """Normal errors with the spread of the residuals around a fit, (draws, rows).
+
+        The spread is itself drawn from its distribution, which makes intervals of linear functions those of Student's
+        t: the residuals of a dozen points do not determine it better.
+        """
+        residuals = self.values - self.predict(theta[None])[0][0]
+        errors = rng.standard_normal((draws, len(residuals)))
+        for k in np.unique(self.option):
+            own = self.option == k
+            df = max(int(own.sum()) - (5 if k == 0 else 2), 1)
+            errors[:, own] *= np.sqrt((residuals[own] ** 2).sum() / rng.chisquare(df, (draws, 1)))
+        return np.asarray(errors)
+
+    def predict(self, theta: Floats) -> tuple[Floats, Floats]:
+        """The value of every row, (fits, rows), and its derivatives, (fits, rows, parameters)."""
+        value, slope = _log_loss(theta, self.n, self.d)
+        jacobian = np.zeros((*value.shape, self.parameters))
+        jacobian[..., :5] = slope
+        for k in range(1, int(self.option.max()) + 1):
+            own, g = self.option == k, 3 + 2 * k
+            x = self.compute[own]
+            shift = theta[:, g, None] + theta[:, g + 1, None] * x
+            moved, own_slope = _log_loss(theta, *_moved(self.n[own], self.d[own], self.slopes[:, own], shift))
+            by_shift = -(theta[:, 3, None] * own_slope[..., 1] * self.slopes[0, own])
+            by_shift -= theta[:, 4, None] * own_slope[..., 2] * self.slopes[1, own]
+            value[:, own] = moved - value[:, own]
+            jacobian[:, own, :5] = own_slope - jacobian[:, own, :5]
+            jacobian[:, own, g], jacobian[:, own, g + 1] = by_shift, by_shift * x
+        return value, jacobian
+
+    def _minimise(self, theta: Floats, values: Floats) -> tuple[Floats, Floats]:
+        """Minimise Huber's loss of the residuals from each start, by Levenberg and Marquardt; also returns the losses.
+
+        theta: (fits, parameters). values: (fits, rows).
+        """
+        lowest = np.full(self.parameters, -np.inf)
+        highest = np.full(self.parameters, np.inf)
+        lowest[:3], lowest[3:5], highest[3:5] = math.log(float(np.exp(self.values.max()))) - 12, LOWEST, HIGHEST
+        damping = np.full((len(theta), 1), 1e-3)
+        predicted, jacobian = self.predict(theta)
+        residuals = values - predicted
+        costs = _huber(residuals)
+        active = np.ones(len(theta), dtype=bool)
+        for _ in range(STEPS):
+            weights = HUBER / np.maximum(np.abs(residuals[active]), HUBER)
+            weighted = jacobian[active] * weights[..., None]
+            normal = np.einsum("frp,frq->fpq", weighted, jacobian[active])
+            gradient = np.einsum("frp,fr->fp", weighted, residuals[active])
+            diagonal = np.einsum("fpp->fp", normal)
+            diagonal += damping[active] * diagonal + 1e-15
+            tried = np.clip(theta[active] + np.linalg.solve(normal, gradient[..., None])[..., 0], lowest, highest)
+            predicted, slope = self.predict(tried)
+            rest = values[active] - predicted
+            cost = _huber(rest)
+            better = cost < costs[active]
+            gained = costs[active] - cost
+            where = np.flatnonzero(active)
+            kept = where[better]
+            theta[kept], residuals[kept], jacobian[kept] = tried[better], rest[better], slope[better]
+            ended = np.where(better, gained < ENOUGH * costs[where], damping[where, 0] > 1e9)
+            costs[kept] = cost[better]
+            damping[where] *= np.where(better, 0.2, 5.0)[:, None]
+            active[where[ended]] = False
+            if not active.any():
+                break
+        return theta, costs
+
+
+def _log_loss(theta: Floats, n: Floats, d: Floats) -> tuple[Floats, Floats]:
+    """log L(N, D) and its derivatives by the five parameters. theta: (fits, parameters). n, d: (fits or none, rows)."""
+    e, a, b, alpha, beta = (theta[:, i, None] for i in range(5))
+    terms = np.stack(np.broadcast_arrays(e + 0 * n, a - alpha * n, b - beta * d))
+    value = np.logaddexp.reduce(terms)
+    shares = np.exp(terms - value)
+    return value, np.stack([*shares, -shares[1] * n, -shares[2] * d], axis=-1)
+
+
+def _moved(n: Floats, d: Floats, slopes: Floats, shift: Floats) -> tuple[Floats, Floats]:
+    """Log parameters and tokens with `shift` more log compute at the same tokens per parameter."""
+    return n + slopes[0] * shift, d + slopes[1] * shift
+
+
+def _invert(theta: Floats, n: Floats, d: Floats, slopes: Floats, changes: Floats) -> Floats:
+    """The log gains that change the log loss by `changes`, (fits, rows), by Newton's method."""
+    shift = np.zeros_like(changes)
+    start = _log_loss(theta, n, d)[0]
+    for _ in range(50):
+        value, slope = _log_loss(theta, *_moved(n, d, slopes, shift))
+        by_shift = -(theta[:, 3, None] * slope[..., 1] * slopes[0] + theta[:, 4, None] * slope[..., 2] * slopes[1])
+        shift = np.clip(shift - (value - start - changes) / np.minimum(by_shift, -1e-9), -WIDEST, WIDEST)
+    return shift
+
+
+def _huber(residuals: Floats) -> Floats:
+    size = np.abs(residuals)
+    return np.asarray(np.where(size <= HUBER, size**2 / 2, HUBER * (size - HUBER / 2)).sum(axis=-1))
+
+
+def _slopes(point: Point, reference: Sequence[Point]) -> tuple[float, float]:
+    """How log parameters and log tokens grow with log FLOPs along the sizes of the point's budget, at the point."""
+    line = sorted((one for one in reference if one.budget == point.budget), key=lambda one: one.flops)
+    if len(line) < 2:
+        return 0.5, 0.5
+    flops, params, tokens = (np.log([getattr(one, key) for one in line]) for key in ("flops", "params", "tokens"))
+    place = next(i for i, one in enumerate(line) if one.cell == point.cell)
+    return float(np.gradient(params, flops)[place]), float(np.gradient(tokens, flops)[place])
+
+
+def _is_reached(point: Point, reference: Sequence[Point]) -> bool:
+    """Whether the point's loss is between the lowest and the highest that the reference has at the point's budget."""
+    reached = [one.log_loss for one in reference if one.budget == point.budget]
+    return min(reached) <= point.log_loss <= max(reached)

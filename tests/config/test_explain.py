@@ -1,0 +1,128 @@
+"""`--help NAME`: groups, options and keys, explained by the comments of the YAML files."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llama_lab.config.components import CONF_DIR
+from llama_lab.config.explain import comment, nodes
+from llama_lab.config.keys import groups, keys_of, option_file, options
+from tests.conftest import Command
+
+REPEATED = ("data.source", "data.probe", "model.ffn.activation")  # hold what other keys say
+
+
+def comments(text: str) -> dict[str, str]:
+    return {key: comment(text.splitlines(), name, value) for key, name, value in nodes(yaml.compose(text), "")}
+
+
+def test_a_group_shows_its_options_and_the_keys_of_the_chosen_one(command: Command) -> None:
+    ran = command("--help", "attention", "arch=llama2")
+    assert (ran.code, ran.err) == (0, "")
+    assert "attention=mqa          Multi-query: one key and value head for all" in ran.out
+    assert "Of attention=gqa, which is chosen:" in ran.out
+    assert "model.attention.window=null        a query sees itself" in ran.out
+    assert "arch=llama2: Llama 2" in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    {
+        "optim=muon": ["optim.momentum=0.95          decay of the average of gradients"],
+        "arch=gpt2": ["norm=layernorm", "position=learned"],  # a recipe's choices
+        "study=ladder": ["study.base=vanilla", "study.dry_run=false", "match=params"],  # which is not run
+        "position=rope_yarn": ["model.position.scaling.factor=2.0", "by which the context grows"],
+        "train.batch_size": ["train.batch_size=16  sequences per optimizer step, over all devices"],
+        "size=llama_7b": ["model.dim=4096          width of the residual stream"],  # which only another option says
+        "data=hub": ["data.path=???", "data.val_fraction=0.05     of the documents"],
+    }.items(),
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_option_or_a_key_shows_values_and_comments(name: str, lines: list[str], command: Command) -> None:
+    ran = command(name, "--help")
+    assert (ran.code, ran.err) == (0, "")
+    for line in lines:
+        assert line in ran.out
+    assert "_partial_" not in ran.out
+    assert not list(ran.cwd.iterdir())
+
+
+def test_what_only_repeats_another_key_is_left_out(command: Command) -> None:
+    assert "data.source.path" not in command("--help", "data=hub").out
+
+
+def test_the_user_s_own_options_are_explained_like_ours(command: Command, tmp_path: Path) -> None:
+    for group, text in {
+        "norm": "# @package model.norm\n# The largest becomes one\n_target_: mylab.MaxNorm\n_partial_: true\n"
+        "# Added to\n# the largest\neps: 1e-6\n",
+        "experiment": "# @package _global_\n# A longer run\ntrain:\n  tokens: 7e6  # twice\n",
+    }.items():
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "mine.yaml").write_text(text)
+    folder = ["--config-dir", str(tmp_path)]
+    assert "norm=mine            The largest becomes one" in command(*folder, "--help", "norm").out
+    assert "model.norm.eps=1e-06  Added to the largest" in command(*folder, "--help", "norm=mine").out
+    assert "train.tokens=7000000.0  twice" in command(*folder, "--help", "experiment=mine").out
+    searched = command("--help", "norm", f"hydra.searchpath=[file://{tmp_path}]")
+    assert "norm=mine" in searched.out
+
+
+def test_the_settings_of_an_evaluation_are_explained(evaluating: Command) -> None:
+    assert "eval.rounds=5                 of measuring speed" in evaluating("--help", "eval").out
+    assert "top_k=null  keep the k likeliest tokens" in evaluating("--help", "top_k").out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    {
+        "atention": "--help atention: no such group, option or key (did you mean attention?); `--help` alone",
+        "rope_theta": "(did you mean model.position.theta?)",
+        "norm=rms": "norm=rms: no such option",
+    }.items(),
+)
+def test_an_unknown_name_is_one_line_with_a_suggestion(name: str, message: str, command: Command) -> None:
+    ran = command("--help", name)
+    assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1)
+    assert message in ran.err
+
+
+def test_comments_are_read_behind_a_value_and_above_a_key() -> None:
+    text = """\
+# The head of the file
+a: 1  # behind
+# above,
+# two lines
+b: "# no comment"
+c: {d: 2}  # of a flow mapping
+e:  # of a block
+  # inside
+  f: [1, 2]
+g: |-  # of a text
+  # no comment
+h: ~
+"""
+    assert comments(text) == {
+        "a": "behind",
+        "b": "above, two lines",
+        "c": "of a flow mapping",
+        "c.d": "",
+        "e": "of a block",
+        "e.f": "inside",
+        "g": "of a text",
+        "h": "",
+    }
+
+
+@pytest.mark.parametrize("group", groups())
+def test_every_key_of_a_group_has_a_comment_in_one_of_its_options(group: str) -> None:
+    """Write one behind the key, `lr: 2e-3  # peak learning rate`: `--help` prints it."""
+    said: set[str] = set()
+    inherited = (CONF_DIR / "any_study.yaml").read_text(encoding="utf-8") if group == "study" else ""
+    for option in options(group):
+        text = option_file(group, option).read_text(encoding="utf-8")
+        said |= {key.rpartition(".")[2] for key, what in comments(text + inherited).items() if what}
+    keys = {key for option in options(group) for key in keys_of(option_file(group, option))}
+    ours = {key for key in keys if not key.startswith((*REPEATED, "hydra.")) and "._" not in key}
+    assert {key for key in ours if not {*key.split(".")[-2:]} & said} == set()

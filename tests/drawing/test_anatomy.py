@@ -1,0 +1,162 @@
+"""The parts of a decoder: their costs are the decoder's, and their wiring is what its blocks compute."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from llama_lab.drawing.anatomy import Anatomy, anatomy, pattern
+from llama_lab.drawing.wiring import SCALE, Sum, wiring
+from llama_lab.model.block import Block, PreNorm
+from llama_lab.model.mixer import Mixer
+from tests.composing import compose_config, decoder
+
+
+def anatomy_of(*overrides: str) -> Anatomy:
+    return anatomy("one", decoder(*overrides, device="meta"), compose_config("size=pico", *overrides).model)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("arch=vanilla", "position=relative"),  # tied; a table that all layers share
+        ("arch=gpt2", "model.n_layers=3"),  # positions with parameters, biases
+        ("arch=bloom",),  # a norm on the embeddings
+        ("arch=falcon",),  # one norm for two parts
+        ("arch=gemma2", "model.n_layers=4", "model.max_seq_len=64"),  # two kinds of layers
+    ],
+    ids=" ".join,
+)
+def test_the_costs_of_all_parts_add_up_to_the_model_s(overrides: tuple[str, ...]) -> None:
+    found = anatomy_of(*overrides)
+    cost = found.cost
+    assert sum(part.params * n for part, n in found.parts) == cost.params
+    assert sum(part.active * n for part, n in found.parts) == cost.params_active
+    assert sum(part.flops * n for part, n in found.parts) == pytest.approx(cost.flops_per_token, rel=1e-12)
+    assert sum((part.state or 0) * n for part, n in found.parts) == cost.kv_bytes
+
+
+def test_equal_layers_are_one_and_others_stand_in_their_order() -> None:
+    (layer, numbers), *others = anatomy_of("arch=llama", "model.n_layers=5").layers
+    assert (layer.title, numbers, others) == ("Pre-norm block", (1, 2, 3, 4, 5), [])
+    found = anatomy_of("arch=gemma2", "model.n_layers=5")
+    assert [numbers for _, numbers in found.layers] == [(1, 3, 5), (2, 4)]
+    local, everywhere = (layer.parts["attention"] for layer, _ in found.layers)
+    assert "window" in local.settings
+    assert "window" not in everywhere.settings
+    assert local.state is not None
+    assert everywhere.state is not None
+    assert local.state < everywhere.state
+    assert found.order == "(A B) \u00d7 2, A"
+
+
+def test_a_pattern_of_layers_is_short() -> None:
+    assert pattern("ABABAB") == "(A B) \u00d7 3"
+    assert pattern("AAAAABAAAAABAA") == "(A\u00d75 B) \u00d7 2, A\u00d72"
+    assert pattern("ABBB") == "A B\u00d73"
+
+
+def test_a_part_has_its_heads_shapes_and_the_settings_that_are_not_the_default() -> None:
+    found = anatomy_of("arch=llama2", "attention=gqa", "model.n_kv_heads=2", "model.attention.qk_norm=head")
+    ((layer, _),) = found.layers
+    attention = layer.parts["attention"]
+    assert attention.settings.replace("\u00a0", " ") == "4 heads, 2 kv heads of 8, qk_norm head"
+    assert attention.shapes == ("query, output 32 → 32", "key, value 32 → 16")
+    assert layer.parts["ffn"].settings == "SiLU"
+    assert found.head.title == "Head"
+    assert "tied" in anatomy_of("arch=gpt2").head.title
+
+
+CHAINS: dict[str, tuple[Any, ...]] = {
+    "prenorm": (Sum((), (), (("attention_norm", "attention"),)), Sum((), (), (("ffn_norm", "ffn"),))),
+    "postnorm": (Sum((), (), (("attention",),)), "attention_norm", Sum((), (), (("ffn",),)), "ffn_norm"),
+    "reordered": (Sum((), (), (("attention", "attention_norm"),)), Sum((), (), (("ffn", "ffn_norm"),))),
+    "sandwich": (
+        Sum((), (), (("attention_norm", "attention", "attention_post_norm"),)),
+        Sum((), (), (("ffn_norm", "ffn", "ffn_post_norm"),)),
+    ),
+    "parallel": (Sum((), ("attention_norm",), (("attention",), ("ffn",))),),
+    "parallel_two_norms": (Sum((), (), (("attention_norm", "attention"), ("ffn_norm", "ffn"))),),
+}
+
+
+@pytest.mark.parametrize("block", CHAINS)
+def test_the_wiring_of_a_block_is_that_of_its_forward_pass(block: str) -> None:
+    (built, *_) = decoder(f"block={block}", "model.dropout=0.1", device="meta").blocks
+    assert wiring(built) == CHAINS[block]
+
+
+class Scaled(PreNorm):
+    """A user's block: a residual stream that is scaled, and a branch that is."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.gain)
+
+    def forward(self, x: Tensor, layout: Any, state: Any = None) -> Tensor:
+        x = 2.0 * x + self.attend(self.attention_norm(x), layout, state)
+        return x + self.gain * self.feed(self.ffn_norm(x))
+
+
+class Deciding(PreNorm):
+    """A user's block that no tracer can follow."""
+
+    def forward(self, x: Tensor, layout: Any, state: Any = None) -> Tensor:
+        return super().forward(x, layout, state) if x.sum() > 0 else x
+
+
+class Averaging(Mixer):
+    """A user's mixer, without a state."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.value = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, layout: Any, state: Any = None) -> Tensor:
+        return self.value(x).cumsum(1)  # type: ignore[no-any-return]
+
+    def flops_per_token(self, seq_len: int) -> float:
+        return 2 * self.value.weight.numel()
+
+
+def of_the_user(block: type[Block]) -> Anatomy:
+    overrides = ("size=pico", f"model.block._target_={__name__}.{block.__name__}")
+    return anatomy("mine", decoder(*overrides), compose_config(*overrides).model)
+
+
+def test_a_block_of_the_user_s_own_is_read_like_ours_and_what_it_owns_is_counted() -> None:
+    found = of_the_user(Scaled)
+    ((layer, numbers),) = found.layers
+    assert layer.stages == (
+        Sum((SCALE,), (), (("attention_norm", "attention"),)),
+        Sum((), (), (("ffn_norm", "ffn", SCALE),)),
+    )
+    assert (layer.title, layer.own.params, len(numbers)) == ("Scaled", 1, 2)
+    assert sum(part.params * n for part, n in found.parts) == found.cost.params
+
+
+def test_a_block_that_cannot_be_traced_has_no_wiring() -> None:
+    (block, *_) = decoder("size=pico", f"model.block._target_={__name__}.Deciding").blocks
+    assert wiring(block) is None
+
+
+def test_a_mixer_of_the_user_s_own_is_a_part_with_its_matrices() -> None:
+    model = decoder("size=pico", "position=none")
+    for block in model.blocks:
+        block.attention = Averaging(model.dim)
+    found = anatomy("mine", model, compose_config("size=pico", "position=none").model)
+    part = found.layers[0][0].parts["attention"]
+    assert (part.kind, part.title, part.shapes, part.state) == ("mixer", "Averaging", ("value 32 → 32",), None)
+    assert found.cost.kv_bytes is None
+    assert found.position is None
+
+
+def test_two_of_one_architecture_do_not_differ() -> None:
+    one = anatomy_of("arch=llama")
+    assert not one.differs(replace(one, name="two"))
+    assert one.differs(anatomy_of("arch=llama", "norm=layernorm"))

@@ -1,0 +1,55 @@
+"""Temperatures of queries: their formulas, and that they multiply the scores of each query."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from llama_lab.model.layout import Layout
+from llama_lab.model.position import Position
+from llama_lab.model.temperature import LogTemperature, StepTemperature
+from tests.composing import decoder
+
+POSITIONS = torch.tensor([0, 1, 7, 8, 15, 16, 4095])
+
+
+def test_a_logarithmic_temperature_is_one_at_its_length() -> None:
+    factors = LogTemperature(16)(POSITIONS).tolist()
+    assert factors == pytest.approx([math.log(p + 1) / math.log(16) for p in POSITIONS.tolist()])
+    assert factors[4] == pytest.approx(1)  # the query that sees 16 keys
+    assert LogTemperature(16, minimum=1)(POSITIONS).tolist() == pytest.approx([max(1.0, f) for f in factors])
+
+
+def test_a_step_temperature_equals_llama_4s() -> None:
+    expected = torch.log1p(torch.floor((POSITIONS.float() + 1.0) / 8)) * 0.1 + 1.0  # Llama4TextAttention.forward
+    torch.testing.assert_close(StepTemperature(0.1, 8)(POSITIONS), expected)
+
+
+@pytest.mark.parametrize("positions", [torch.arange(3, 9), torch.stack((torch.arange(6), torch.arange(4, 10)))])
+def test_a_temperature_multiplies_the_scores_of_its_query(positions: torch.Tensor) -> None:
+    """Positions of all sequences, or of each: attention to one query's keys is that of a scale of its own."""
+    model = decoder("attention=mha_step_temperature", "model.attention.temperature.step=4")
+    layer, x = model.blocks[0].attention, torch.randn(2, 6, 32)
+    for p in layer.parameters():
+        nn.init.normal_(p, 0.0, 0.5)
+    mixed = layer(x, Layout(Position(), positions, 0, int(positions.max())))
+    temperature, layer.temperature = layer.temperature, None
+    for row in range(2):
+        for i, position in enumerate(positions[row] if positions.ndim > 1 else positions):
+            layer.scale = 8**-0.5 * float(temperature(position[None]))
+            alone = layer(x[[row]], Layout(Position(), positions[row] if positions.ndim > 1 else positions))
+            torch.testing.assert_close(mixed[row, i], alone[0, i], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: LogTemperature(1), r"^attention\.temperature\.length=1: must be at least 2"),
+        (lambda: LogTemperature(9, -1), r"^attention\.temperature\.minimum=-1: must not be negative"),
+        (lambda: StepTemperature(0.1, 0), r"^attention\.temperature\.step=0: must be positive"),
+    ],
+)
+def test_numbers_without_sense_are_refused(build, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=message):
+        build()

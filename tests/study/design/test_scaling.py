@@ -1,0 +1,89 @@
+"""The design of scaling studies, and the memory that its sizes need."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llama_lab.errors import ConfigError
+from llama_lab.study.design import Scaling, memory
+from llama_lab.study.design.memory import check_memory
+from llama_lab.training.run import new_run
+from tests.composing import compose_config, options
+
+from .test_designs import CONFIGS
+
+DESIGN: dict[str, Any] = {
+    "axis": "ffn",
+    "options": ["relu", "swiglu"],
+    "sizes": ["pico", "nano"],
+    "budgets": [5, 20, 10],
+}
+
+
+def test_arms_of_one_size_and_budget_have_equal_tokens_and_are_compared_there() -> None:
+    arms = Scaling(**DESIGN).variants(CONFIGS).arms
+    assert len(arms) == 12
+    configs = {arm.name: compose_config(*arm.overrides) for arm in arms}
+    for arm in arms:
+        option, size, budget = arm.name.split("-")
+        assert list(arm.axes.values()) == [option, size, budget]
+        assert arm.reference == f"relu-{size}-{budget}"
+        assert arm.previous == (arm.reference if option == "swiglu" else None)
+        assert configs[arm.name].train.tokens == configs[arm.reference].train.tokens
+        assert arm.tuned_by == f"{option}-{size}-10", "the middle budget"
+    small, large = (configs[f"relu-pico-{budget}"].train.tokens for budget in (5, 20))
+    assert large == 4 * small
+    assert small == pytest.approx(5 * (2 * 4096 * 32 + 12 * 2 * 32**2), rel=0.02), "embeddings and head count"
+
+
+def test_sizes_of_several_contexts_get_the_shortest() -> None:
+    variants = Scaling(**DESIGN | {"budgets": [1]}).variants(CONFIGS)
+    assert {compose_config(*arm.overrides).model.max_seq_len for arm in variants.arms} == {32}
+    assert variants.notes[-1] == "All sizes have the shortest of their contexts, 32 tokens."
+    same = Scaling(**DESIGN | {"sizes": ["nano", "micro"], "budgets": [1]}).variants(CONFIGS)
+    assert len(same.notes) == 1
+    assert not any("max_seq_len" in override for arm in same.arms for override in arm.overrides)
+
+
+@pytest.mark.parametrize("axis", ["arch", "attention", "optim", "schedule"])
+def test_axes_are_recipes_parts_of_the_model_and_of_the_training(axis: str) -> None:
+    two = options(axis)[:2]
+    arms = Scaling(axis, two, ["pico", "nano"], [1]).variants(CONFIGS).arms
+    _, choices = CONFIGS.compose(*arms[-1].overrides)
+    assert (choices[axis], choices["size"]) == (two[1], "nano") == (arms[-1].axes[axis], arms[-1].axes["size"])
+
+
+def test_the_base_is_the_recipe_of_the_other_groups() -> None:
+    arms = Scaling(**DESIGN, base="gpt2").variants(CONFIGS).arms
+    assert CONFIGS.compose(*arms[-1].overrides)[1]["position"] == "learned"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"axis": "fnn"}, r"^study\.axis=fnn: is no axis of a scaling study \(did you mean ffn\?\); choose among arch"),
+        ({"axis": "arch", "options": ["gpt2", "llama"], "base": "llama"}, r"^study\.base=llama: study\.axis=arch has"),
+        ({"base": "lama"}, r"^study\.base=lama: no such recipe \(did you mean llama\?\)"),
+        ({"options": ["relu"]}, r"^study\.options=\[relu\]: compares nothing; give two or more"),
+        ({"options": ["relu", "relu"]}, r"^study\.options=\[relu,relu\]: must be one or more distinct levels"),
+        ({"sizes": ["pico"]}, r"^study\.sizes=\[pico\]: compares nothing"),
+        ({"sizes": ["pico", "pico"]}, r"^study\.sizes=\[pico,pico\]: must be one or more distinct levels"),
+        ({"budgets": [5, 5]}, r"^study\.budgets=\[5,5\]: must be one or more distinct levels"),
+        ({"budgets": [0, 5]}, r"^study\.budgets: 0 tokens per parameter; must be positive"),
+        ({"budgets": []}, r"^study\.budgets=\[\]: must be one or more distinct levels"),
+    ],
+)
+def test_settings_that_make_no_scaling_study_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Scaling(**DESIGN | wrong).variants(CONFIGS)
+
+
+def test_a_size_that_exceeds_the_memory_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg, choices = CONFIGS.compose("size=pico", "tokenizer=byte")
+    run = new_run(cfg, "name", "arm", [], choices)
+    dataset = SimpleNamespace(index=SimpleNamespace(vocab_size=257))
+    check_memory(run, dataset)
+    monkeypatch.setattr(memory, "device_memory", lambda _: 2**20)
+    with pytest.raises(ConfigError, match=r"^size=pico: a device would need [\d.]+ MiB by the estimate, and has 972"):
+        check_memory(run, dataset)

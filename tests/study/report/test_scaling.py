@@ -1,0 +1,129 @@
+"""The report of a scaling study: from arms to laws, gains, sentences, tables and charts."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llama_lab.formatting import UNKNOWN
+from llama_lab.runs.record import Record
+from llama_lab.runs.stored import Environment
+from llama_lab.study.report import charts
+from llama_lab.study.report.page import page
+from llama_lab.study.report.result import ArmResult
+from llama_lab.study.report.scaling import iso_flop_lines, relative_speeds, scaled, scaling_sentences
+from llama_lab.study.report.tables import tables
+from llama_lab.study.scaling_law import Point
+from llama_lab.study.study import Arm
+from tests.study import results
+from tests.study.simulate_scaling import Condition, draw
+
+GAIN = Condition("a gain that holds", noise=1e-3, gain=1.4)
+
+
+def arms_of(option: str, points: Sequence[Point], speed: float = 100.0) -> list[ArmResult]:
+    """The arms that have these points, as an analysis finds them."""
+    found = []
+    for point in points:
+        name = f"{option}-{point.size}-{point.budget:g}"
+        costs = {"params": point.params, "train_flops_per_token": point.flops / point.tokens}
+        records = tuple(
+            Record(
+                Path(name),
+                name,
+                seed,
+                "done",
+                environment=Environment(metrics=costs),
+                summary={"val/loss": loss, "tokens": point.tokens},
+            )
+            for seed, loss in point.losses.items()
+        )
+        arm = Arm(name, {"ffn": option, "size": point.size, "tokens_per_parameter": f"{point.budget:g}"})
+        found.append(ArmResult(arm, (), records, None, None, costs=costs | {"perf/tokens_per_second": speed}))
+    return found
+
+
+@pytest.fixture
+def arms() -> list[ArmResult]:
+    """Those of a study whose second option is worth 1.4 times the compute, and trains half as fast."""
+    reference, option = draw(GAIN, np.random.default_rng(0))
+    return [*arms_of("relu", reference), *arms_of("swiglu", option, speed=50.0)]
+
+
+def test_arms_become_the_points_of_their_options(arms: list[ArmResult]) -> None:
+    found = scaled(arms, "val/loss")
+    reference, option = draw(GAIN, np.random.default_rng(0))
+    for own, points in zip(found.options, (reference, option), strict=True):
+        assert [(p.cell, p.losses) for p in own.points] == [(p.cell, p.losses) for p in points]
+        assert [(p.params, p.tokens) for p in own.points] == [(p.params, p.tokens) for p in points]
+    assert relative_speeds(found.options[1], found.options[0]) == [0.5] * 12
+
+
+def test_an_arm_with_a_diverged_run_gives_no_point(arms: list[ArmResult]) -> None:
+    first, *others = arms[0].records
+    diverged = replace(arms[0], records=(replace(first, status="diverged"), *others))
+    found = scaled([diverged, *arms[1:]], "val/loss")
+    assert len(found.options[0].points) == 11
+    assert found.lacking == "relu has 11 points of 4 sizes and 3 budgets, where a law needs 4 by 3"
+
+
+def test_the_verdict_states_the_gain_also_in_time_and_its_trend(arms: list[ArmResult]) -> None:
+    verdict, explained = scaling_sentences(scaled(arms, "val/loss"))
+    assert re.match(r"swiglu is worth 1\.(39|4)\d* \[1\.3\d*,\s1\.4\d*\] times the compute of relu at 960 TF", verdict)
+    assert "; with measured training speeds, 0.70 times the time" in verdict
+    assert re.search(r"the gain holds within 10% \(\S+ \[0\.9\d*,\s1\.0\d*\] with every tenfold of compute\)", verdict)
+    assert explained.startswith("A gain is the training FLOPs that relu would need")
+
+
+def test_a_gain_that_lies_beyond_the_reference_is_not_stated(arms: list[ArmResult]) -> None:
+    worse = [replace(arm, records=tuple(scaled_by(record, 3.0) for record in arm.records)) for arm in arms[12:]]
+    verdict, *_ = scaling_sentences(scaled([*arms[:12], *worse], "val/loss"))
+    assert verdict.startswith("What swiglu is worth in compute is unknown: none of its losses is one that relu reached")
+
+
+def scaled_by(record: Record, factor: float) -> Record:
+    return replace(record, summary=record.summary | {"val/loss": factor * record.summary["val/loss"]})
+
+
+def test_the_report_shows_laws_and_gains_where_they_are_known(arms: list[ArmResult]) -> None:
+    result = replace(results.ladder(), scaling=scaled(arms, "val/loss"))
+    found = tables(result)
+    assert found["laws"].head[:7] == ["Option", "\u03b1", "\u03b2", "E", "A", "B", "\u03b3"]
+    rows = {tuple(row[:3]): row for row in found["scaling"].rows}
+    assert rows["swiglu", "1e+06", "5"][7][:3] in ("1.3", "1.4")
+    assert rows["swiglu", "6.4e+07", "20"][7:] == [UNKNOWN] * 3, "the reference has no such loss"
+    assert rows["relu", "1e+06", "5"][7:] == [UNKNOWN] * 3
+    titles = ["Loss over compute", "Compute-equivalent gain", "Loss at equal compute"]
+    assert all(title in page(result) for title in titles)
+    points = [trace for trace in charts.gains(result).data if trace.mode == "markers"]
+    assert [len(trace.x) for trace in points] == [9]
+
+
+def test_few_points_are_shown_without_a_law(arms: list[ArmResult]) -> None:
+    few = [arm for arm in arms if arm.arm.axes["size"] in ("1e+06", "4e+06")]
+    result = replace(results.ladder(), scaling=scaled(few, "val/loss"))
+    assert result.scaling is not None
+    (sentence,) = scaling_sentences(result.scaling)
+    assert sentence.startswith("No power law is fitted: relu has 6 points of 2 sizes and 3 budgets")
+    drawn = charts.scaling_losses(result).data
+    assert [(trace.mode, len(trace.x)) for trace in drawn] == [("markers", 6)] * 2
+    assert "laws" not in tables(result)
+    assert "Gain" not in tables(result)["scaling"].head
+    assert "Compute-equivalent gain" not in page(result)
+
+
+def test_an_iso_flop_curve_spends_its_compute_on_tokens_that_were_trained(arms: list[ArmResult]) -> None:
+    reference = scaled(arms, "val/loss").options[0]
+    tokens = [point.tokens for point in reference.points]
+    for flops, line in iso_flop_lines(reference, reference):
+        spent = [flops / 6 / params for params in line.x]
+        assert min(tokens) <= min(spent)
+        assert max(spent) <= max(tokens)
+        truth = [1.7 + 400 / n**0.34 + 410 / d**0.28 for n, d in zip(line.x, spent, strict=True)]
+        assert line.mean == pytest.approx(truth, rel=2e-3)
+        assert all(low <= mean <= high for _, mean, low, high in zip(*line, strict=True))
+        assert math.isclose(line.x[0] * spent[0] * 6, flops, rel_tol=1e-9)

@@ -58,7 +58,7 @@ def expected(before: Decoder, after: Decoder, micro_batches: Sequence[tuple[Tens
     for name, module in model.named_modules():
         module.register_forward_hook(lambda _, inputs, output, name=name: outputs.__setitem__(name, output))
     model.eval()(micro_batches[0][0])
-    seen = {name: output.detach() for name, output in outputs.items()}
+    seen = {name: output.detach() for name, output in outputs.items() if isinstance(output, Tensor)}
     for inputs, targets in micro_batches:
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()) / len(micro_batches)
         loss.backward()  # type: ignore[no-untyped-call]

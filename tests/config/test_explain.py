@@ -17,13 +17,18 @@ def comments(text: str) -> dict[str, str]:
     return {key: comment(text.splitlines(), name, value) for key, name, value in nodes(yaml.compose(text), "")}
 
 
+def words(text: str) -> str:
+    """Text without its columns, whose width depends on the longest name."""
+    return " ".join(text.split())
+
+
 def test_a_group_shows_its_options_and_the_keys_of_the_chosen_one(command: Command) -> None:
     ran = command("--help", "attention", "arch=llama2")
     assert (ran.code, ran.err) == (0, "")
-    assert "attention=mqa          Multi-query: one key and value head for all" in ran.out
-    assert "Of attention=gqa, which is chosen:" in ran.out
-    assert "model.attention.window=null        a query sees itself" in ran.out
-    assert "arch=llama2: Llama 2" in ran.out
+    assert "attention=mqa Multi-query: one key and value head for all" in words(ran.out)
+    assert "Of attention=gqa, which is chosen:" in words(ran.out)
+    assert "model.attention.window=null a query sees itself" in words(ran.out)
+    assert "arch=llama2: Llama 2" in words(ran.out)
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
@@ -44,13 +49,13 @@ def test_an_option_or_a_key_shows_values_and_comments(name: str, lines: list[str
     ran = command(name, "--help")
     assert (ran.code, ran.err) == (0, "")
     for line in lines:
-        assert line in ran.out
+        assert words(line) in words(ran.out)
     assert "_partial_" not in ran.out
     assert not list(ran.cwd.iterdir())
 
 
 def test_what_only_repeats_another_key_is_left_out(command: Command) -> None:
-    assert "data.source.path" not in command("--help", "data=hub").out
+    assert "data.source.path" not in words(command("--help", "data=hub").out)
 
 
 def test_the_user_s_own_options_are_explained_like_ours(command: Command, tmp_path: Path) -> None:
@@ -62,16 +67,16 @@ def test_the_user_s_own_options_are_explained_like_ours(command: Command, tmp_pa
         (tmp_path / group).mkdir()
         (tmp_path / group / "mine.yaml").write_text(text)
     folder = ["--config-dir", str(tmp_path)]
-    assert "norm=mine            The largest becomes one" in command(*folder, "--help", "norm").out
-    assert "model.norm.eps=1e-06  Added to the largest" in command(*folder, "--help", "norm=mine").out
-    assert "train.tokens=7000000.0  twice" in command(*folder, "--help", "experiment=mine").out
+    assert "norm=mine The largest becomes one" in words(command(*folder, "--help", "norm").out)
+    assert "model.norm.eps=1e-06 Added to the largest" in words(command(*folder, "--help", "norm=mine").out)
+    assert "train.tokens=7000000.0 twice" in words(command(*folder, "--help", "experiment=mine").out)
     searched = command("--help", "norm", f"hydra.searchpath=[file://{tmp_path}]")
-    assert "norm=mine" in searched.out
+    assert "norm=mine" in words(searched.out)
 
 
 def test_the_settings_of_an_evaluation_are_explained(evaluating: Command) -> None:
-    assert "eval.rounds=5                 of measuring speed" in evaluating("--help", "eval").out
-    assert "top_k=null  keep the k likeliest tokens" in evaluating("--help", "top_k").out
+    assert "eval.rounds=5 of measuring speed" in words(evaluating("--help", "eval").out)
+    assert "top_k=null keep the k likeliest tokens" in words(evaluating("--help", "top_k").out)
 
 
 @pytest.mark.parametrize(

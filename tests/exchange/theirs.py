@@ -70,7 +70,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"max_position_embeddings": 40},
     ),
     "mistral": ("mistral", LLAMA | {"sliding_window": 7}),
-    "ministral": ("ministral", LLAMA | {"sliding_window": 7, "layer_types": [SLIDING, FULL, SLIDING]}),
+    "ministral": ("ministral", WIDE_HEADS | {"sliding_window": 7, "layer_types": [SLIDING, FULL, SLIDING]}),
     "gpt1": ("openai-gpt", GPT),
     "gpt2": ("gpt2", GPT),
     "gpt2, unscaled scores": ("gpt2", GPT | {"scale_attn_weights": False}),

@@ -137,7 +137,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         ranks=ranks,
         rankings=rankings(study, arms, pairs, speed, metric),
         records=tuple(records),
-        drawings=drawings(arms, study.is_chain, trust),
+        drawings=drawings(study, arms, trust),
         scaling=scaling,
     )
 

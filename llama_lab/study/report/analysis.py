@@ -393,7 +393,9 @@ def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Eff
         for pairs in (_family(study), _ends(study))
     ]
     known_effects = sum(effect.change.is_tested for effect in effects)
-    noun, to = ("step", "") if any(arm.previous for arm in study.arms) else ("comparison", " to the baseline")
+    noun, to = ("step" if study.is_chain else "comparison"), ""
+    if not any(arm.previous for arm in study.arms):
+        to = " to the baseline"
     if study.compare == "all":
         noun, to = "pair", " of arms"
     families = [f"max-t over the {count(sizes[0], noun)}{to}"] if sizes[0] else []

@@ -1,5 +1,6 @@
 """The report of a scaling study: from arms to laws, gains, sentences, tables and charts."""
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -149,3 +150,23 @@ def test_a_ladder_of_which_all_pairs_are_compared_has_no_test_of_its_ends_alone(
     ladder = results.ladder()
     assert "separate paired t-test" in page(ladder)
     assert "separate paired t-test" not in page(replace(ladder, study=replace(ladder.study, compare="all")))
+
+
+def test_what_a_seed_does_at_one_size_is_no_noise_of_comparisons_at_another(tmp_path: Path) -> None:
+    names = [f"{option}-{size}-1" for size in ("nano", "micro", "mini") for option in ("relu", "swiglu")]
+    axes = {name: dict(zip(("ffn", "size", "tokens_per_parameter"), name.split("-"), strict=True)) for name in names}
+    effects = {name: -0.1 if name.startswith("swiglu") else 0.0 for name in names}
+    study = write_study(tmp_path, effects, design="scaling", match="none", axes=axes, noise=0.001)
+    for size, sign in (("nano", 1), ("mini", -1)):
+        for path in tmp_path.glob(f"*-{size}-1/seed=*/summary.json"):
+            summary = json.loads(path.read_text())
+            summary["val/loss"] += 0.2 * sign * int(path.parent.name[-1])
+            path.write_text(json.dumps(summary))
+    first = {name: name.replace("swiglu", "relu") for name in names}
+    arms = tuple(replace(a, previous=first[a.name] if a.name != first[a.name] else None) for a in study.arms)
+    steps = [step.change for arm in analyse(replace(study, arms=arms), tmp_path).arms if (step := arm.to_previous)]
+    assert len(steps) == 3
+    for change in steps:
+        assert change.mean == pytest.approx(-0.1, abs=0.01)
+        assert change.significant
+        assert change.high - change.low < 0.05

@@ -6,7 +6,7 @@ CHOICES = {"pattern": "none"}  # of groups that earlier versions did not have
 # Settings of components that they did not have, with the values that do what those versions did.
 MODEL = "llama_lab.model"
 ATTENTION = {
-    **dict.fromkeys(("chunk", "prefix", "scale", "temperature", "clip_qkv", "qk_bias")),
+    **dict.fromkeys(("scale", "temperature", "clip_qkv", "qk_bias")),
     "qk_gain": "shared",
     "qk_norm_rotated": False,
 }

@@ -53,6 +53,7 @@ SOURCES: dict[str, dict[str, str]] = {
         "mha_log_temperature": "vaswani2017attention chiang2022overcoming",
         "mha_step_temperature": "vaswani2017attention nakanishi2025softmax",
         "mha_qk_norm": "vaswani2017attention henry2020qknorm olmo2024two",
+        "mla": "deepseek2024v2",
         "mqa": "shazeer2019mqa",
     },
     "ffn": {

@@ -195,10 +195,10 @@ def fit_gains(
     for k in range(1, len(others) + 1):
         own = rows.option == k
         n, d, x = rows.n[own], rows.d[own], rows.compute[own]
-        slopes = rows.slopes[:, own]
+        slopes, excess = rows.slopes[:, own], rows.excess[own]
         noise = rows.noise(theta, rng, draws)[:, own]
-        at_points = _invert(theta[None], n, d, slopes, rows.values[own][None])[0]
-        drawn = _invert(refits, n, d, slopes, rows.values[own] + noise)
+        at_points = _invert(theta[None], n, d, slopes, rows.values[own][None])[0] - excess
+        drawn = _invert(refits, n, d, slopes, rows.values[own] + noise) - excess
         (g0, g1), g_draws = theta[3 + 2 * k : 5 + 2 * k], refits[:, 3 + 2 * k : 5 + 2 * k]
         lines, line_draws = g0 + g1 * x, g_draws[:, :1] + g_draws[:, 1:] * x
         found.append(
@@ -222,8 +222,9 @@ def fit_gains(
 class Rows:
     """What a fit is to. The rows of option 0 are its log losses, those of others the paired differences to option 0.
 
-    n, d: log parameters and log tokens, of option 0, minus `centre`. compute: log FLOPs minus `middle`. slopes: how log
-    parameters and log tokens grow with log FLOPs along the sizes of one budget, (2, rows). inside: see Gains.
+    n, d: log parameters and log tokens, of option 0, minus `centre`. compute: log FLOPs minus `middle`. excess: by how
+    much these exceed the log FLOPs of option 0. slopes: how log parameters and log tokens grow with log FLOPs along the
+    sizes of one budget, (2, rows). inside: see Gains.
     """
 
     values: Floats
@@ -232,6 +233,7 @@ class Rows:
     n: Floats
     d: Floats
     compute: Floats
+    excess: Floats
     slopes: Floats
     inside: npt.NDArray[np.bool_]
     centre: tuple[float, float]
@@ -261,6 +263,7 @@ class Rows:
             n=n - centre[0],
             d=d - centre[1],
             compute=own_compute - middle,
+            excess=own_compute - compute,
             slopes=np.array([slopes[point.cell] for point in found]).T,
             inside=np.array([is_inside for _, _, _, is_inside in rows]),
             centre=centre,
@@ -309,7 +312,7 @@ class Rows:
         for k in range(1, int(self.option.max()) + 1):
             own, g = self.option == k, 3 + 2 * k
             x = self.compute[own]
-            shift = theta[:, g, None] + theta[:, g + 1, None] * x
+            shift = theta[:, g, None] + theta[:, g + 1, None] * x + self.excess[own]
             moved, own_slope = _log_loss(theta, *_moved(self.n[own], self.d[own], self.slopes[:, own], shift))
             by_shift = -(theta[:, 3, None] * own_slope[..., 1] * self.slopes[0, own])
             by_shift -= theta[:, 4, None] * own_slope[..., 2] * self.slopes[1, own]

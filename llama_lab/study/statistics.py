@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise
@@ -199,13 +199,16 @@ class Fit:
     noise: Columns
 
 
-def fit_blocked(losses: Columns) -> Fit:
+def fit_blocked(losses: Columns, strata: Sequence[Hashable] | None = None) -> Fit:
     """Fit loss = arm + seed + noise, with a noise variance per arm.
 
-    losses: (arms, seeds), nan for a missing run. The values of the fit are the others, row by row.
+    losses: (arms, seeds), nan for a missing run. The values of the fit are the others, row by row. strata: of each arm,
+    each with seeds of its own; default: all arms share them.
     """
     arms, seeds = np.nonzero(~np.isnan(losses))
-    design = np.column_stack([arms[:, None] == np.unique(arms), seeds[:, None] == np.unique(seeds)]).astype(float)
+    places = {stratum: i for i, stratum in enumerate(dict.fromkeys(strata or ()))}
+    blocks = seeds + losses.shape[1] * np.array([places[one] for one in strata])[arms] if strata else seeds
+    design = np.column_stack([arms[:, None] == np.unique(arms), blocks[:, None] == np.unique(blocks)]).astype(float)
     return moderate(losses[arms, seeds], arms, design)
 
 

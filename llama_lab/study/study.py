@@ -110,6 +110,11 @@ class Study:
         """Whether each arm is a step from the one before it."""
         return all(arm.previous == before.name for before, arm in pairwise(self.arms))
 
+    @property
+    def before(self) -> str:
+        """What an arm's `previous` is to it, in words."""
+        return "the step before" if self.is_chain else "its reference"
+
     def save(self, folder: Path) -> None:
         """Write study.yaml atomically."""
         write_yaml(asdict(self), folder / FILE)

@@ -78,6 +78,16 @@ def test_a_gain_and_its_growth_are_found() -> None:
     assert (gains.growth.mean, gains.trend) == (pytest.approx(1.2, rel=0.01), "grows")
 
 
+def test_the_compute_that_an_option_needs_beyond_the_reference_lowers_its_gain() -> None:
+    condition = replace(NOISELESS, gain=1.4)
+    reference, option = points(condition)
+    dear = [replace(point, flops=2 * point.flops) for point in option]  # per token, as a longer window needs
+    (gains,) = fit_gains(reference, [dear], random(), draws=50)
+    for found in (*gains.points, *gains.line):
+        assert found.mean == pytest.approx(1.4 / 2, rel=0.01)
+        assert found.low < 1.4 / 2 < found.high
+
+
 def test_a_gain_is_given_only_where_the_reference_reached_the_loss() -> None:
     better, worse = (replace(NOISELESS, gain=gain) for gain in (1.4, 0.7))
     for condition, outside in ((better, "6.4e+07"), (worse, "1e+06")):

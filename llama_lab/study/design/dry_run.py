@@ -79,7 +79,8 @@ def power(plan: Plan) -> list[str]:
     from llama_lab.study.statistics import smallest_difference  # SciPy takes a second
 
     others = len(plan.arms) - 1
-    comparisons = others * (others + 1) // 2 if plan.study.compare == "all" else others
+    steps = sum(arm.previous is not None for arm in plan.study.arms)  # fewer than arms over depths or sizes
+    comparisons = others * (others + 1) // 2 if plan.study.compare == "all" else steps or others
     smallest = smallest_difference(len(plan.arms), seeds, comparisons)
     unit = "token" if plan.dataset.entropy_floor is None else "answer"
     return [

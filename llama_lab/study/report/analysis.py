@@ -93,7 +93,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     judged: Judged = {name: _judged(own)["record"].tolist() for name, own in of_arm.items()}
     losses = {unit: final_losses(judged, unit) for unit in METRICS}
     speed = measured_speed(folder)
-    blocks = _blocks(judged, losses[metric])
+    blocks = _blocks(study, judged, losses[metric])
     compared = _comparisons(study, judged, losses, blocks, metric, is_final=True)
     arms = _arm_results(study, judged, metric, compared, speed, is_swept=bool(rates))
     effects = _effects(study, losses[metric]) if study.is_factorial else ()
@@ -137,7 +137,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         ranks=ranks,
         rankings=rankings(study, arms, pairs, speed, metric),
         records=tuple(records),
-        drawings=drawings(arms, study.is_chain, trust),
+        drawings=drawings(study, arms, trust),
         scaling=scaling,
     )
 
@@ -364,12 +364,17 @@ def _compare(arm: str, against: str, judged: Judged, losses: Table, metric: Metr
     return Comparison(arm, against, seeds, nats if metric == "val/loss" else None, bits, untested=untested)
 
 
-def _blocks(judged: Judged, losses: pd.DataFrame) -> Blocks | None:
-    """None if every arm diverged in some run, or none finished."""
+def _blocks(study: Study, judged: Judged, losses: pd.DataFrame) -> Blocks | None:
+    """None if every arm diverged in some run, or none finished.
+
+    What a seed does differs from size to size: in a scaling study only arms of one size and budget share it.
+    """
     diverged = [name for name, records in judged.items() if any(r.status == "diverged" for r in records)]
     kept = losses.drop(columns=diverged).dropna(how="all")
     cells = [(kept.columns[arm], kept.index[seed]) for arm, seed in np.argwhere(kept.T.notna().to_numpy())]
-    return Blocks(fit_blocked(kept.T.to_numpy()), cells) if cells else None
+    references = {arm.name: arm.previous or arm.name for arm in study.arms}
+    strata = [references[name] for name in kept] if study.design == "scaling" else None
+    return Blocks(fit_blocked(kept.T.to_numpy(), strata), cells) if cells else None
 
 
 def _tested(comparison: Comparison, contrast: Contrast, family: int, is_final: bool) -> Comparison:
@@ -393,7 +398,9 @@ def _tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Eff
         for pairs in (_family(study), _ends(study))
     ]
     known_effects = sum(effect.change.is_tested for effect in effects)
-    noun, to = ("step", "") if any(arm.previous for arm in study.arms) else ("comparison", " to the baseline")
+    noun, to = ("step" if study.is_chain else "comparison"), ""
+    if not any(arm.previous for arm in study.arms):
+        to = " to the baseline"
     if study.compare == "all":
         noun, to = "pair", " of arms"
     families = [f"max-t over the {count(sizes[0], noun)}{to}"] if sizes[0] else []
@@ -520,7 +527,7 @@ def _difference_curves(study: Study, judged: Judged, final: Table, metric: Metri
         if study.is_factorial:
             found = {(effect.name, ""): effect.change for effect in _effects(study, losses[metric])}
         else:
-            blocks = _blocks(judged, losses[metric])
+            blocks = _blocks(study, judged, losses[metric])
             compared = _comparisons(study, judged, losses, blocks, metric, is_final=False)
             found = {pair: compared[pair].change for pair in _question(study) if pair in compared}
         for pair, difference in found.items():

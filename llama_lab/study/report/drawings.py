@@ -1,4 +1,4 @@
-"""Pictures of a study's architectures: each arm beside the arm before in a chain, or else beside the baseline."""
+"""Pictures of a study's architectures: each arm beside the one that it is a step from, or else the baseline."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,23 +7,30 @@ from llama_lab.config.trust import Trust
 from llama_lab.drawing.anatomy import Anatomy
 from llama_lab.drawing.picture import picture
 from llama_lab.runs.record import MISSING
+from llama_lab.study.study import Study
 
 from .audit import rebuilt
 from .result import ArmResult
 
 
-def drawings(arms: Sequence[ArmResult], is_chain: bool, trust: Trust) -> dict[str, str]:
+def drawings(study: Study, arms: Sequence[ArmResult], trust: Trust) -> dict[str, str]:
     """SVG by title, for each arm that differs from its reference; the baseline alone if none does.
 
-    Arms without runs, and those whose model cannot be rebuilt, which the audit reports, are left out.
+    Arms without runs, and those whose model cannot be rebuilt, which the audit reports, are left out, and so are pairs
+    of architectures that are drawn already.
     """
-    found = [one for arm in arms if (one := _anatomy(arm, trust))]
+    found = {arm.name: one for arm in arms if (one := _anatomy(arm, trust))}
     if not found:
         return {}
-    references = found if is_chain else [found[0]] * len(found)
-    pairs = zip(references, found[1:], strict=False)
-    beside = {f"{one.name} and {other.name}": picture(other, one) for one, other in pairs if other.differs(one)}
-    return beside or {found[0].name: picture(found[0])}
+    baseline = found.get(study.baseline, next(iter(found.values())))
+    drawn: list[tuple[Anatomy, Anatomy]] = []
+    for arm in (arm for arm in arms if arm.name in found):
+        one, other = found.get(arm.arm.previous or study.baseline, baseline), found[arm.name]
+        is_drawn = any(not one.differs(left) and not other.differs(right) for left, right in drawn)
+        drawn += [] if is_drawn or not other.differs(one) else [(one, other)]
+    return {f"{one.name} and {other.name}": picture(other, one) for one, other in drawn} or {
+        baseline.name: picture(baseline)
+    }
 
 
 def _anatomy(arm: ArmResult, trust: Trust) -> Anatomy | None:

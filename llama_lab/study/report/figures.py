@@ -250,7 +250,8 @@ SEEDS = "Bars: 95% intervals over seeds."
 
 # Each figure with its caption.
 FIGURES: dict[Callable[[Result], Figure | None], str] = {
-    steps: f"Change at each step: mean over seeds of the paired difference to the step before. {INTERVALS}",
+    steps: "Change at each step: mean over seeds of the paired difference to the step before, or to the arm's "
+    f"reference. {INTERVALS}",
     differences: f"Mean over seeds of the paired difference to the baseline. {INTERVALS}",
     effects: "Main effects, the change from the first level of an axis to another, averaged over all settings of the "
     f"other axes, and interactions, half the change of one effect when the other axis changes. {INTERVALS}",

@@ -221,17 +221,21 @@ def _effects(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
 
 
 def _differences(result: Result) -> Iterator[Chart]:
-    is_long = result.study.is_chain and len(result.arms) > 2
+    is_long = result.study.is_chain and len(result.arms) > 2 and result.study.compare != "all"
     ends = "; only the first step and, by a separate paired t-test, the last arm are tested" if is_long else ""
-    note = SIGNIFICANT  # below the first chart
+    note, shown = SIGNIFICANT, list[Finding]()  # below the first chart, and in it
+    steps = ("Change at each step", "Each arm against the one before. ")
+    if not result.study.is_chain:
+        steps = ("Change from its reference", "Each arm against the first option at otherwise equal settings. ")
     kinds: tuple[tuple[charts.Against, str, str], ...] = (
-        ("previous", "Change at each step", "Each arm against the one before. "),
+        ("previous", *steps),
         ("baseline", f"Change from {result.study.baseline}", f"Each arm against {result.study.baseline}{ends}. "),
     )
     for against, title, caption in kinds if not result.effects else ():
-        if rows := charts.difference_rows(result, against):
+        rows = [row for row in charts.difference_rows(result, against) if result.study.is_chain or row not in shown]
+        if rows:
             yield _forest(result, rows, title, caption + note)
-            note = ""
+            note, shown = "", rows
 
 
 def _training(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:

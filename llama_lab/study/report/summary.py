@@ -49,11 +49,11 @@ def write_csv(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
 def print_table(result: Result) -> None:
     """Print the arms, the findings and the warnings; 80 columns are enough."""
     console = Console(highlight=False, markup=False, emoji=False)
-    is_ladder = any(arm.to_previous for arm in result.arms)
+    reference = result.study.before.split(maxsplit=1)[1] if any(arm.to_previous for arm in result.arms) else "baseline"
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=result.study.heading, title_justify="left")
     table.add_column("arm", overflow="fold")
     loss_unit = "val loss" if result.metric == "val/loss" else "bits/byte"
-    for title in (loss_unit, "to step before" if is_ladder else "to baseline"):
+    for title in (loss_unit, f"to {reference}"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("verdict", min_width=11)  # "not significant" in two lines
     for title in ("params", "KV B/\ntoken", "tokens/s"):

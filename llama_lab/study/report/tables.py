@@ -79,7 +79,7 @@ def tables(result: Result) -> dict[str, Table]:
 
 
 def _arms(result: Result) -> Table:
-    reference = "the step before" if any(arm.to_previous for arm in result.arms) else result.study.baseline
+    reference = result.study.before if any(arm.to_previous for arm in result.arms) else result.study.baseline
     columns: dict[str, Callable[[ArmResult], str]] = {
         "Parameters": lambda arm: fmt.number(arm.costs.get("params")),
         "FLOPs per token": lambda arm: fmt.short(arm.costs.get("train_flops_per_token")),
@@ -178,8 +178,8 @@ def _seed_losses(result: Result) -> Table:
         return f"{shown}\n{fmt.signed(loss - reference)}" if fmt.known(loss) and fmt.known(reference) else shown
 
     caption = (
-        f"Every seed: final validation loss, {result.unit}, and below it the difference to the step "
-        "before, or else to the baseline, at the same seed."
+        f"Every seed: final validation loss, {result.unit}, and below it the difference to "
+        f"{result.study.before}, or else to the baseline, at the same seed."
     )
     seeds = result.provenance.seeds
     return _arm_table(result, caption, {f"Seed {seed}": partial(cell, seed) for seed in seeds})

@@ -45,7 +45,9 @@ def answer(
         return UNCOMPARED, (*diverged, UNCOMPARED, *at_longest)
     if max(comparison.bits.n for comparison in compared) == 1:
         return NOTHING, (*diverged, NOTHING, *(final if study.is_chain else ()), *at_longest)
-    noun, against = ("step", "") if steps else ("arm", f"Compared with {study.baseline}, ")
+    noun, against = (
+        ("step" if study.is_chain else "comparison", "") if steps else ("arm", f"Compared with {study.baseline}, ")
+    )
     findings: Sequence[Finding] = compared
     if any(effect.change.is_tested for effect in effects):
         noun, against, findings = "effect", "", effects

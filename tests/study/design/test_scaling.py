@@ -7,8 +7,11 @@ import pytest
 
 from llama_lab.errors import ConfigError
 from llama_lab.study.design import Scaling, memory
+from llama_lab.study.design.dry_run import power
 from llama_lab.study.design.memory import check_memory
 from llama_lab.study.design.scaling import parameters
+from llama_lab.study.statistics import smallest_difference
+from llama_lab.study.study import Study
 from llama_lab.training.run import new_run
 from tests.composing import compose_config, options
 
@@ -41,6 +44,14 @@ def test_arms_of_one_size_and_budget_have_equal_tokens_and_are_compared_there() 
 def test_documents_that_are_apart_change_no_size() -> None:
     one, apart = (compose_config("size=pico", f"data.document_mask={mask}") for mask in ("false", "true"))
     assert parameters(one) == parameters(apart)
+
+
+def test_the_dry_runs_power_counts_only_comparisons_within_one_size_and_budget() -> None:
+    arms = Scaling(**DESIGN).variants(CONFIGS).arms
+    runs = [SimpleNamespace(member=SimpleNamespace(seed=seed)) for seed in (1, 2, 3)]
+    study, dataset = Study("", "scaling", arms[0].name, arms), SimpleNamespace(entropy_floor=None)
+    plan: Any = SimpleNamespace(study=study, arms=arms, runs=runs, dataset=dataset)
+    assert f"a difference of {smallest_difference(12, 3, comparisons=6):.1f} run-sd" in power(plan)[0]
 
 
 def test_sizes_of_several_contexts_get_the_shortest() -> None:

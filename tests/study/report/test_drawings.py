@@ -33,6 +33,17 @@ def test_a_ladder_draws_each_arm_beside_the_one_before_and_others_beside_the_bas
     assert list(drawn(tmp_path / "apart", "add_one")) == ["base and heads", "base and deep"]
 
 
+def test_arms_over_sizes_and_budgets_are_drawn_beside_those_of_their_own_size_once(tmp_path: Path) -> None:
+    names = [f"{option}-{size}-{budget}" for size in "ab" for budget in (5, 10) for option in ("mha", "gqa")]
+    sizes = {"a": {}, "b": {"model.n_layers": 3}}
+    heads = {"mha": {}, "gqa": {"model.n_kv_heads": 2}}
+    config = {name: heads[name[:3]] | sizes[name[4]] for name in names}
+    study = write_study(tmp_path, dict.fromkeys(names, 0.0), design="depth", match="none", config=config)
+    steps = [replace(arm, previous=arm.name.replace("gqa", "mha")) if "gqa" in arm.name else arm for arm in study.arms]
+    found = analyse(replace(study, arms=tuple(steps)), tmp_path)
+    assert list(found.drawings) == ["mha-a-5 and gqa-a-5", "mha-a-5 and mha-b-5", "mha-b-5 and gqa-b-5"]
+
+
 def test_arms_of_one_architecture_have_one_picture(tmp_path: Path) -> None:
     config = {"warm": {"schedule.warmup": 0.2}}
     found = analyse(write_study(tmp_path, {"base": 0.0, "warm": 0.1}, config=config), tmp_path)

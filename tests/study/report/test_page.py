@@ -134,7 +134,7 @@ def own_text(file: Path) -> str:
 @in_browser
 def test_a_report_draws_every_chart_and_neither_complains_nor_asks_the_network(opened: Open) -> None:
     report = opened(results.everything())
-    assert report.charts() == report.figures() == 12
+    assert report.charts() == report.figures() == 15
     assert report.complaints == []
     assert report.requests == [report.file.as_uri()]
 
@@ -345,7 +345,7 @@ def test_print_keeps_all_charts_within_the_paper_and_opens_the_config(opened: Op
     report = opened(results.everything())
     report.page.emulate_media(media="print")
     report.page.set_viewport_size({"width": 680, "height": 1000})
-    assert report.charts() == report.figures() == 12
+    assert report.charts() == report.figures() == 15
     assert report.page.evaluate("document.documentElement.scrollWidth") <= 680
     widest = "all => Math.max(...all.map(svg => svg.getBoundingClientRect().right))"
     assert report.page.eval_on_selector_all(".main-svg", widest) <= 680
@@ -364,7 +364,7 @@ def test_an_arm_with_a_hostile_name_is_shown_and_does_nothing(opened: Open, arm:
     assert report.page.locator("img").count() == 0
     assert report.complaints == []
     assert report.requests == [report.file.as_uri()]
-    assert report.charts() == report.figures() == 12
+    assert report.charts() == report.figures() == 15
     assert report.page.locator("tbody th", has_text="<script>").count() > 3
     assert report.page.locator(".legend button", has_text="<script>").count() > 3
     figure = report.page.locator("figure").nth(report.figure("Loss over training"))

@@ -1,5 +1,6 @@
 """The report of a scaling study: from arms to laws, gains, sentences, tables and charts."""
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from llama_lab.formatting import UNKNOWN
 from llama_lab.runs.record import Record
 from llama_lab.runs.stored import Environment
 from llama_lab.study.report import charts
+from llama_lab.study.report.analysis import analyse
 from llama_lab.study.report.page import page
 from llama_lab.study.report.result import ArmResult
 from llama_lab.study.report.scaling import iso_flop_lines, relative_speeds, scaled, scaling_sentences
@@ -21,6 +23,7 @@ from llama_lab.study.scaling_law import Point
 from llama_lab.study.study import Arm
 from tests.study import results
 from tests.study.simulate_scaling import Condition, draw
+from tests.study.synthetic import write_study
 
 GAIN = Condition("a gain that holds", noise=1e-3, gain=1.4)
 
@@ -127,3 +130,43 @@ def test_an_iso_flop_curve_spends_its_compute_on_tokens_that_were_trained(arms: 
         assert line.mean == pytest.approx(truth, rel=2e-3)
         assert all(low <= mean <= high for _, mean, low, high in zip(*line, strict=True))
         assert math.isclose(line.x[0] * spent[0] * 6, flops, rel_tol=1e-9)
+
+
+def test_arms_over_sizes_are_compared_with_their_reference_and_not_with_a_step(tmp_path: Path) -> None:
+    names = [f"{option}-{size}-1" for size in ("nano", "micro") for option in ("relu", "swiglu", "gelu")]
+    axes = {name: dict(zip(("ffn", "size", "tokens_per_parameter"), name.split("-"), strict=True)) for name in names}
+    study = write_study(tmp_path, dict.fromkeys(names, 0.0), design="scaling", match="none", axes=axes)
+    first = {name: f"relu-{name.split('-')[1]}-1" for name in names}
+    arms = tuple(replace(a, previous=first[a.name] if a.name != first[a.name] else None) for a in study.arms)
+    result = analyse(replace(study, arms=arms), tmp_path)
+    shown = page(result)
+    assert result.tests == "max-t over the 4 comparisons"
+    assert "Difference to its reference" in tables(result)["arms"].head
+    assert shown.count('aria-label="Change from') == 1
+    assert not re.search(r"the (step|one) before", shown)
+
+
+def test_a_ladder_of_which_all_pairs_are_compared_has_no_test_of_its_ends_alone() -> None:
+    ladder = results.ladder()
+    assert "separate paired t-test" in page(ladder)
+    assert "separate paired t-test" not in page(replace(ladder, study=replace(ladder.study, compare="all")))
+
+
+def test_what_a_seed_does_at_one_size_is_no_noise_of_comparisons_at_another(tmp_path: Path) -> None:
+    names = [f"{option}-{size}-1" for size in ("nano", "micro", "mini") for option in ("relu", "swiglu")]
+    axes = {name: dict(zip(("ffn", "size", "tokens_per_parameter"), name.split("-"), strict=True)) for name in names}
+    effects = {name: -0.1 if name.startswith("swiglu") else 0.0 for name in names}
+    study = write_study(tmp_path, effects, design="scaling", match="none", axes=axes, noise=0.001)
+    for size, sign in (("nano", 1), ("mini", -1)):
+        for path in tmp_path.glob(f"*-{size}-1/seed=*/summary.json"):
+            summary = json.loads(path.read_text())
+            summary["val/loss"] += 0.2 * sign * int(path.parent.name[-1])
+            path.write_text(json.dumps(summary))
+    first = {name: name.replace("swiglu", "relu") for name in names}
+    arms = tuple(replace(a, previous=first[a.name] if a.name != first[a.name] else None) for a in study.arms)
+    steps = [step.change for arm in analyse(replace(study, arms=arms), tmp_path).arms if (step := arm.to_previous)]
+    assert len(steps) == 3
+    for change in steps:
+        assert change.mean == pytest.approx(-0.1, abs=0.01)
+        assert change.significant
+        assert change.high - change.low < 0.05

@@ -241,14 +241,13 @@ def described(module: nn.Module, node: Mapping[str, Any]) -> str:
     shared = f", {fmt.count(kv_heads, 'kv head')}" if kv_heads not in (None, heads) else ""
     first = [f"{fmt.count(heads, 'head')}{shared} of {width}"] if heads and width else []
     # No line may break inside a setting.
-    return ", ".join(one.replace(" ", "\u00a0") for one in (*first, *changed(node, type(module), module)))
+    return ", ".join(one.replace(" ", "\u00a0") for one in (*first, *changed(node, type(module))))
 
 
-def changed(node: Mapping[str, Any], kind: Any, module: nn.Module | None = None) -> Iterator[str]:
-    """The settings in a node of a config that are not the defaults of its class, but for what a layer leaves out."""
+def changed(node: Mapping[str, Any], kind: Any) -> Iterator[str]:
+    """The settings in a node of a config that are not the defaults of its class."""
     defaults = {key: one.default for key, one in inspect.signature(kind).parameters.items()}
-    for key, written in node.items():
-        value = None if getattr(module, key, written) is None else written
+    for key, value in node.items():
         if key[0] == "_" or key in INITIAL or value == defaults.get(key, inspect.Parameter.empty):
             continue
         if isinstance(value, dict) and "_target_" in value:

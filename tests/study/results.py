@@ -423,6 +423,7 @@ def unknown() -> Result:
     spread_out = Spread(nan, nan, nan)
     return replace(
         found,
+        scaling=None,
         arms=arms,
         curves=tuple(
             replace(c, mean=[nan] * len(c.mean), low=[nan] * len(c.mean), high=[nan] * len(c.mean))

@@ -62,6 +62,7 @@ FOLLOWS = {
     WIDTH: ("model.dim", "size.mlp_ratio"),
     "model.n_kv_heads": ("model.n_heads", "size.n_kv_heads"),
     "model.attention.window": ("model.max_seq_len",),
+    "model.attention.scale": ("model.head_dim", "model.dim", "model.n_heads"),
     "model.attention.temperature.length": ("model.max_seq_len",),
     "model.attention.temperature.step": ("model.max_seq_len",),
     "model.block.residual_scale": ("model.n_layers",),

@@ -31,9 +31,12 @@ class Scale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply `x (B, T, D)`."""
-        if self.weight is not None:
-            return x * self.weight.type_as(x)
-        return x if self.value == 1 else x * self.value
+        return x * (self.value if self.weight is None else self.weight.type_as(x))
+
+
+def scale(value: float, learned: bool) -> nn.Module:
+    """A `Scale`, or nothing for a constant 1."""
+    return Scale(value, learned) if learned or value != 1 else nn.Identity()
 
 
 class Block(nn.Module):
@@ -63,10 +66,10 @@ class Block(nn.Module):
             raise ValueError(f"block.residual_scale={residual_scale}: must be positive, or 0 with learned_scale=true")
         self.attention = attention()
         self.attention_norm = norm(dim)
-        self.attention_scale = Scale(residual_scale, learned_scale)
+        self.attention_scale = scale(residual_scale, learned_scale)
         self.ffn = ffn()
         self.ffn_norm = norm(dim)
-        self.ffn_scale = Scale(residual_scale, learned_scale)
+        self.ffn_scale = scale(residual_scale, learned_scale)
         self.dropout = nn.Dropout(dropout)
 
     def attend(self, x: Tensor, layout: Layout, state: State | None) -> Tensor:

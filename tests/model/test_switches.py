@@ -29,9 +29,11 @@ BASE = ("size=pico", f"model.max_seq_len={LENGTH}", "model.head_dim=64")
 NEEDS = {"rope_yarn": ["model.position.scaling.original_max_seq_len=4096"]}  # else its ramp starts at 0 whatever is set
 # What to change a setting to where it is null, or where the generic change is refused or lost in rounding.
 SUITABLE: dict[str, Any] = {
-    "fraction": 0.5,
+    "fraction": 0.75,
     "offset": 2,
     "window": 3,
+    "chunk": 3,
+    "prefix": 3,
     "qk_norm": "head",
     "qk_gain": "none",
     "qk_bias": False,

@@ -48,7 +48,7 @@ SUITABLE: dict[str, Any] = {
     "model.position.scaling.max_seq_len": 64,
 }
 OWN_TESTS = ("model.attention.kernel", "model.position.scaling.short_factors")  # idle in what the others are tested by
-OTHER_WORD = {"none": "tanh", "tanh": "none"}  # of GELU's `approximate`
+OTHER_WORD = {"none": "tanh", "tanh": "none", "head": "projection"}  # of GELU's `approximate`, and of `qk_norm`
 
 
 def settings_of(cfg: DictConfig, nodes: list[str]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def settings_of(cfg: DictConfig, nodes: list[str]) -> dict[str, Any]:
 def changed(key: str, value: Any) -> Any:
     """Another value for a setting."""
     for name in (key, key.split(".")[-1]):
-        if name in SUITABLE:
+        if name in SUITABLE and SUITABLE[name] != value:
             return SUITABLE[name]
     if isinstance(value, bool):
         return not value

@@ -100,6 +100,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.layers": layers,
     "lab.every": every,
     "lab.half": lambda n: n // 2,
+    "lab.times": lambda factor, n: factor * n,
 }
 
 

@@ -6,9 +6,10 @@ CHOICES = {"pattern": "none"}  # of groups that earlier versions did not have
 # Settings of components that they did not have, with the values that do what those versions did.
 MODEL = "llama_lab.model"
 ATTENTION = {
-    **dict.fromkeys(("scale", "temperature", "clip_qkv", "qk_bias")),
+    **dict.fromkeys(("chunk", "prefix", "scale", "temperature", "clip_qkv", "qk_bias", "gate", "value_residual")),
     "qk_gain": "shared",
     "qk_norm_rotated": False,
+    "sinks": False,
 }
 BLOCKS = ("PostNorm", "PreNorm", "Reordered", "Sandwich", "Parallel", "ParallelSharedNorm")
 ADDED: dict[str, dict[str, Any]] = {

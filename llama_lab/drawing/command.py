@@ -42,5 +42,5 @@ def anatomy_of(cfg: DictConfig, name: str) -> Anatomy:
     """The parts of the model that a config describes. Raises ConfigError for one that cannot be built or counted."""
     vocab_size, _ = expected_vocabulary(cfg)
     with torch.device("meta"):
-        model = build_model(cfg, vocab_size)
+        model = build_model(cfg, vocab_size, eot_id=0)
     return anatomy(name, model, cfg.model)

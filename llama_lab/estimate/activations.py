@@ -111,10 +111,10 @@ class Footprint:
 
     @cached_property
     def _period(self) -> int:
-        """Number of layers after which they repeat, by the attributes of their modules."""
+        """Number of layers after which they repeat, by the attributes of their modules; the first may differ."""
         model = self.model
         kinds = [(model.position_at(i), *map(traits, block.modules())) for i, block in enumerate(model.blocks)]
-        return next(p for p in range(1, len(kinds) + 1) if kinds[p:] == kinds[:-p])
+        return next(p for p in range(1, len(kinds) + 1) if kinds[1 + p :] == kinds[1:-p])
 
     def _optimizer_bytes(self, layers: int) -> int:
         """`optimizer_bytes` of the first `layers` layers."""

@@ -13,8 +13,10 @@ from .norm import Norm
 from .packing import together
 from .position import rotate
 from .qk_norm import check_qk_norm, norm_of_heads
+from .sinks import Sinks
 from .state import State
 from .temperature import Temperature
+from .value_residual import VALUES, ValueResidual
 
 
 def reference_attention(
@@ -55,13 +57,17 @@ class GroupedQueryAttention(Mixer):
     qk_bias: whether that norm has a bias; None: as the model's.
     qk_norm_rotated: normalise each head after the rotation instead of before (nanochat).
     softcap: bound the scores to ±softcap (Gemma 2); needs the reference, since fused kernels cannot.
+    gate: multiply what each head mixed, before the output projection, by a sigmoid of the layer's input (Qiu et al.
+        2025, section 2.2, G1): "head" with one number per head, "element" with one per dimension (Qwen3-Next).
+    sinks: one more key of zeros with a trained score per head; see `Sinks`.
+    value_residual: weight of the first layer's values in those of later layers; see `ValueResidual`.
     kernel: "sdpa" is PyTorch's fused attention, "reference" the written-out one, "auto" the fused one if possible.
     """
 
     int8_state = True
     documents = True
     packs = ("query", "key", "value")
-    scores = ("query", "key")  # the maps whose product is the scores
+    scores = ("query", "key", "output_gate")  # the maps that do not scale what attention adds
 
     def __init__(
         self,
@@ -85,7 +91,12 @@ class GroupedQueryAttention(Mixer):
         qk_bias: bool | None = None,
         qk_norm_rotated: bool = False,
         softcap: float | None = None,
+        gate: str | None = None,
+        sinks: bool = False,
+        value_residual: float | str | None = None,
         kernel: str = "auto",
+        layer: int = 0,
+        n_layers: int = 1,
     ) -> None:
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
@@ -106,6 +117,12 @@ class GroupedQueryAttention(Mixer):
         for name, number in {"scale": scale, "clip_qkv": clip_qkv}.items():
             if number is not None:
                 check_positive(f"attention.{name}", number)
+        if gate not in (None, "head", "element"):
+            raise ValueError(f"attention.gate={gate}: unknown; choose head, element or null")
+        if value_residual is not None and n_layers == 1:
+            raise ValueError(
+                f"attention.value_residual={value_residual}: the only layer is the first; set it to null, or add layers"
+            )
         self.mask = Mask(window, chunk, prefix)
         self.full_after, self.prefix = self.mask.reach, prefix or 0
         self.scale, self.temperature, self.clip_qkv, self.softcap = scale, temperature, clip_qkv, softcap
@@ -114,6 +131,13 @@ class GroupedQueryAttention(Mixer):
         self.key = nn.Linear(dim, n_kv_heads * head_dim, bias=key_bias)
         self.value = nn.Linear(dim, n_kv_heads * head_dim, bias=value_bias)
         self.output = ResidualOutput(n_heads * head_dim, dim, bias=output_bias)
+        self.output_gate: nn.Linear | None = None
+        if gate is not None:
+            self.output_gate = nn.Linear(dim, n_heads * (1 if gate == "head" else head_dim), bias=False)
+        self.sinks = Sinks(n_heads) if sinks else None
+        mixing = None if value_residual is None else ValueResidual(value_residual)
+        self.value_residual = mixing if layer else None
+        self.keeps_values = False
         check_qk_norm(qk_norm, qk_gain, qk_bias, qk_norm_rotated)
         self.qk_norm, self.qk_norm_rotated = qk_norm, qk_norm_rotated
         if qk_norm is not None:
@@ -131,6 +155,10 @@ class GroupedQueryAttention(Mixer):
     def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
         """Attend from each token of `x (B, T, D)` to the keys it may see, in `x` and in `state`."""
         query, key, value = self._heads(x)
+        if self.keeps_values:
+            layout.shared[VALUES] = value
+        if self.value_residual is not None:
+            value = self.value_residual(value, layout.shared[VALUES])
         if layout.rotation is not None:
             query, key = rotate(layout.rotation, query, key)
         if self.qk_norm_rotated:
@@ -142,8 +170,22 @@ class GroupedQueryAttention(Mixer):
             assert isinstance(state, LayerCache)
             lookup = layout.lookup(state.slots)
             key, value = (seen.type_as(query) for seen in state.update(key, value, lookup))
-        mixed = self.attend(query, key, value, layout, lookup)
-        return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        mixed = self.attend(query, key, value, layout, lookup).transpose(1, 2)
+        if self.output_gate is not None:
+            mixed = mixed * self.output_gate(x).sigmoid().unflatten(2, (self.n_heads, -1))
+        return self.output(mixed.flatten(2))  # type: ignore[no-any-return]
+
+    def follow(self, first: Mixer) -> None:
+        """Have the first layer keep its values, if this one mixes them into its own."""
+        if self.value_residual is None:
+            return
+        sizes = (self.n_kv_heads, self.head_dim)
+        if not isinstance(first, GroupedQueryAttention) or (first.n_kv_heads, first.head_dim) != sizes:
+            raise ValueError(
+                f"attention.value_residual: the first layer has not {self.n_kv_heads} heads of {self.head_dim} values, "
+                f"as a later one has; give them the same attention and n_kv_heads, or set it to null"
+            )
+        first.keeps_values = True
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> LayerCache:
         """An empty cache for `length` tokens, of which a layer with a window or chunks keeps as many as these hold."""
@@ -172,6 +214,7 @@ class GroupedQueryAttention(Mixer):
 
     def _flops(self, keys: float) -> float:
         """FLOPs of the projections, and of both products with `keys` keys: scores, and weighted values."""
+        keys += self.sinks is not None
         projections = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
         return 2 * projections + 2 * 2 * self.n_heads * self.head_dim * keys
 
@@ -189,11 +232,14 @@ class GroupedQueryAttention(Mixer):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup | None) -> Tensor:
         """Mix values `(B, H, Tq, Dh)`; without a mask where none is needed, since kernels are faster then."""
-        if self.kernel == "reference":
-            hidden = layout.mask(self.mask, lookup)
-            return reference_attention(query, key, value, hidden, self.softcap, self.scale)
-        needs_mask = layout.needs_mask(self.mask, lookup)
-        mask = layout.mask(self.mask, lookup, query.dtype) if needs_mask else None
+        is_fused = self.kernel == "sdpa"
+        needs_mask = not is_fused or self.sinks is not None or layout.needs_mask(self.mask, lookup)
+        mask = layout.mask(self.mask, lookup, query.dtype if is_fused else torch.float32) if needs_mask else None
+        if self.sinks is not None:
+            key, value, mask = self.sinks(key, value, mask)
+        if not is_fused:
+            assert mask is not None
+            return reference_attention(query, key, value, mask, self.softcap, self.scale)
         if lookup is None or query.shape[2] > 1:
             shared = self.n_kv_heads != self.n_heads
             if shared and must_repeat_heads(query, needs_mask):
@@ -204,7 +250,7 @@ class GroupedQueryAttention(Mixer):
             )
         # A single token leaves the time dimension free for the heads that share a key head, so that the kernel reads
         # each key once and copies none.
-        if mask is not None and layout.biased:
+        if mask is not None and (layout.biased or self.sinks is not None):
             mask = mask.reshape(mask.shape[0], self.n_kv_heads, -1, mask.shape[-1])
         groups = query.reshape(query.shape[0], self.n_kv_heads, -1, self.head_dim)  # (B, Hkv, H / Hkv, Dh)
         mixed = F.scaled_dot_product_attention(groups, key, value, attn_mask=mask, scale=self.scale)

@@ -48,8 +48,14 @@ class LayerCache(State):
     def update(self, keys: Tensor, values: Tensor, lookup: Lookup) -> tuple[Tensor, Tensor]:
         """Write `keys, values (B, Hkv, T, Dh)`; return those at `lookup.key_places`, `(B, Hkv, Tk, Dh)`."""
         dtype = self.tensors[0].dtype
-        is_int8 = dtype == torch.int8
-        new = [*quantise(keys), *quantise(values)] if is_int8 else [keys.to(dtype), values.to(dtype)]
+        if dtype == torch.int8:
+            seen = self.write([*quantise(keys), *quantise(values)], lookup)
+            return seen[0] * seen[1], seen[2] * seen[3]
+        seen = self.write([keys.to(dtype), values.to(dtype)], lookup)
+        return seen[0], seen[1]
+
+    def write(self, new: list[Tensor], lookup: Lookup) -> list[Tensor]:
+        """Write `new`, `(B, Hkv, T, ...)` for each tensor; return those at `lookup.key_places`, `(B, Hkv, Tk, ...)`."""
         seen = [tensor[:, :, : lookup.filled] for tensor in self.tensors]  # views, so they show what is written below
         if not lookup.in_place:
             seen = [torch.cat(pair, 2) for pair in zip(seen, new, strict=True)]
@@ -57,9 +63,7 @@ class LayerCache(State):
         for tensor, source in zip(self.tensors, new, strict=True):
             kept = source[:, :, -index.shape[2] :]
             tensor.scatter_(2, index.expand(kept.shape), kept)
-        if is_int8:
-            seen = [seen[0] * seen[1], seen[2] * seen[3]]
-        return seen[0], seen[1]
+        return seen
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,13 +74,22 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def new_layer_cache(
-    batch_size: int, n_kv_heads: int, slots: int, head_dim: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    batch_size: int,
+    n_kv_heads: int,
+    slots: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    parts: int = 2,
 ) -> LayerCache:
-    """An empty cache. Raises ValueError unless `dtype` is int8, or a floating dtype of 16 bits or more."""
+    """An empty cache of keys and values, or of as many `parts`.
+
+    Raises ValueError unless `dtype` is int8, or a floating dtype of 16 bits or more.
+    """
     if dtype != torch.int8 and (not dtype.is_floating_point or dtype.itemsize < 2):
         raise ValueError(f"dtype={dtype}: cannot hold keys and values; choose a float of 16 bits or more, or int8")
     columns = [(head_dim, dtype)]
     if dtype == torch.int8:
         columns.append((1, torch.float32))  # the scales
     shape = (batch_size, n_kv_heads, slots)
-    return LayerCache([torch.zeros(*shape, width, dtype=kind, device=device) for width, kind in columns * 2])
+    return LayerCache([torch.zeros(*shape, width, dtype=kind, device=device) for width, kind in columns * parts])

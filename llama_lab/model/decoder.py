@@ -88,6 +88,8 @@ class Decoder(nn.Module):
                     f"attention={class_name(mixer)}: tokens see other documents; set data.document_mask=false, or have "
                     f"it start anew where layout.positions is 0, and say so with `documents = True`"
                 )
+        for mixer in self.mixers[1:]:
+            mixer.follow(self.mixers[0])
         self.prefix = max(mixer.prefix for mixer in self.mixers)
         if self.prefix >= max_seq_len:
             raise ValueError(f"attention.prefix={self.prefix}: max_seq_len={max_seq_len} ends there; make it smaller")

@@ -22,10 +22,11 @@ from .hf_settings import MODEL, Setting, Settings, equal, flatten, nest, shown
 ATTENTION = {
     "attention._target_": f"{MODEL}.attention.GroupedQueryAttention",
     **dict.fromkeys((f"attention.{part}_bias" for part in ("query", "key", "value", "output")), False),
-    **dict.fromkeys(f"attention.{part}" for part in ("window", "chunk", "prefix", "softcap")),
+    **dict.fromkeys(f"attention.{part}" for part in ("window", "chunk", "prefix", "softcap", "gate", "value_residual")),
     **dict.fromkeys(f"attention.{part}" for part in ("scale", "temperature", "clip_qkv", "qk_norm", "qk_bias")),
     "attention.qk_gain": "shared",
     "attention.qk_norm_rotated": False,
+    "attention.sinks": False,
 }
 BLOCK = {"block.residual_scale": 1.0, "block.learned_scale": False}
 EMBEDDING = {

@@ -17,6 +17,7 @@ class Layout:
     are equally long.
     starts: the places at which their documents start, `(B, T)`; None if tokens see other documents.
     positions: those of the tokens in their documents, or the places.
+    shared: what later layers take of earlier ones, by name.
     shortest, longest: bounds on the lengths of the sequences before this pass; shapes may depend on them.
     Masks are cached by rule and dtype, because all layers with the same rule see the same keys.
     """
@@ -30,6 +31,7 @@ class Layout:
         self.shortest, self.longest = shortest, longest
         self.rotation = position.rotation(for_heads(self.positions, 1))
         self.biased = type(position).bias is not Position.bias
+        self.shared: dict[str, Tensor] = {}
         self._others: dict[Position, Layout] = {}
         self._lookups: dict[int, Lookup] = {}
         self._masks: dict[tuple[Mask, torch.dtype], Tensor] = {}
@@ -40,6 +42,7 @@ class Layout:
             return self
         if position not in self._others:
             self._others[position] = Layout(position, self.places, self.shortest, self.longest, self.starts)
+            self._others[position].shared = self.shared
         return self._others[position]
 
     def unshared(self) -> "Layout":

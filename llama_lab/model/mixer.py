@@ -44,6 +44,12 @@ class Mixer(nn.Module, ABC):
         """The same with every key counted for every query, as kernels may compute it; default: `flops_per_token`."""
         return self.flops_per_token(seq_len)
 
+    def follow(self, first: "Mixer") -> None:
+        """Called when the model is built, with the first layer's mixer, by those of later layers; default: nothing.
+
+        What a later layer takes of it goes by `Layout.shared`. Raises ValueError for a mixer that has no such thing.
+        """
+
     def active_params(self) -> int:
         """Parameters that one token uses; default: all."""
         return sum(p.numel() for p in self.parameters())

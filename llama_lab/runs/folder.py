@@ -321,7 +321,8 @@ def changes(before: Any, now: Any, changeable: tuple[str, ...]) -> list[tuple[st
     """(key, value before, value now) of every setting in which two `resolved` configs differ and may not."""
     old, new = BEFORE | flatten(before), BEFORE | flatten(now)
     added = [key for key in ADDED if key not in old]
-    keys = [key for key in sorted(old.keys() | new.keys() - added) if not belongs(key, changeable)]
+    ignored = (*changeable, "pattern")  # of which model.layers is made
+    keys = [key for key in sorted(old.keys() | new.keys() - added) if not belongs(key, ignored)]
     return [
         (key, old.get(key), new.get(key))
         for key in keys

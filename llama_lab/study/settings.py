@@ -20,7 +20,7 @@ SEEDS = ("data.seed", "model.seed")
 TEXT = ("data.files", "data.source", "data.val_tokens", "tokenizer.sample_bytes")
 INIT = "init_from"  # runs of one seed are checked to start from the same weights, wherever these are
 OWN = (*CHANGEABLE, "name", "arm", "study", "seed", *SEEDS, INIT)  # of each run
-MODEL = ("model", "size")
+MODEL = ("model", "size", "pattern")
 # A longer context lowers the loss of any model, and so does a prefix, whose tokens are not predicted.
 COMPARED = ("model.max_seq_len", "model.attention.prefix")
 WIDTH = "model.hidden_dim"  # solved for by matching
@@ -63,6 +63,9 @@ FOLLOWS = {
     "model.n_kv_heads": ("model.n_heads", "size.n_kv_heads"),
     "model.attention.window": ("model.max_seq_len",),
     "model.attention.scale": ("model.head_dim", "model.dim", "model.n_heads"),
+    "model.attention.kv_rank": ("model.head_dim",),
+    "model.attention.nope_dim": ("model.head_dim",),
+    "model.attention.value_dim": ("model.head_dim",),
     "model.attention.temperature.length": ("model.max_seq_len",),
     "model.attention.temperature.step": ("model.max_seq_len",),
     "model.block.residual_scale": ("model.n_layers",),

@@ -88,6 +88,8 @@ class LanguageModel(L.LightningModule):
         optimizer.step()
         if self.ema is not None:
             self._update_ema([*self.ema.parameters()], [*self.model.parameters()], None)
+            for last, own in zip(self.model.buffers(), self.ema.buffers(), strict=True):  # a component's, not averaged
+                own.copy_(last)
         optimizer.zero_grad()
         schedule.step()
         self._losses.append(torch.stack(losses).mean())

@@ -28,7 +28,6 @@ from llama_lab.devices.throughput import synchronize
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention, attention_scores
 from llama_lab.model.layout import Layout
-from llama_lab.model.mask import Mask
 from llama_lab.runs.telemetry import PARTS, layer_metric
 
 from .module import LanguageModel
@@ -162,7 +161,7 @@ def watched(model: Decoder, means: Readings, maxima: Readings) -> Iterator[None]
 
     def read_scores(layer: int, mixer: GroupedQueryAttention, *args: Any) -> Tensor:
         query, key, _, layout, _ = args
-        entropy, largest = score_statistics(query, key, layout, mixer.mask, mixer.softcap, mixer.scale)
+        entropy, largest = score_statistics(query, key, layout, mixer)
         means[layer_metric("attention_entropy", layer)] = entropy
         maxima[layer_metric("attention_logit_max", layer)] = largest
         return type(mixer).attend(mixer, *args)
@@ -178,10 +177,8 @@ def watched(model: Decoder, means: Readings, maxima: Readings) -> Iterator[None]
         yield
 
 
-def score_statistics(
-    query: Tensor, key: Tensor, layout: Layout, rule: Mask, softcap: float | None, scale: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """The mean entropy of attention, in nats, and the largest score that enters its softmax.
+def score_statistics(query: Tensor, key: Tensor, layout: Layout, mixer: GroupedQueryAttention) -> tuple[Tensor, Tensor]:
+    """The mean entropy of attention, in nats, and the largest score that enters its softmax, sinks included.
 
     `query (B, H, T, Dh)`, `key (B, Hkv, T, Dh)`; the mean is over sequences, heads and queries. A few queries at a
     time, since the scores of all would take `B * H * T * T` numbers.
@@ -194,8 +191,11 @@ def score_statistics(
         for start in range(0, T, rows):
             part = slice(start, start + rows)
             starts = None if layout.starts is None else layout.starts[..., part]
-            mask = Layout(layout.position, layout.places[..., part], starts=starts).mask_of(rule, layout.places)
-            scores = attention_scores(query[:, :, part].float(), key, mask, softcap, scale)
+            mask = Layout(layout.position, layout.places[..., part], starts=starts).mask_of(mixer.mask, layout.places)
+            keys = key
+            if mixer.sinks is not None:
+                keys, _, mask = mixer.sinks(key, key, mask)
+            scores = attention_scores(query[:, :, part].float(), keys, mask, mixer.softcap, mixer.scale)
             largest.append(scores.max())
             entropy.append(torch.special.entr(scores.softmax(-1)).sum())
     return torch.stack(entropy).sum() / (B * H * T), torch.stack(largest).max()

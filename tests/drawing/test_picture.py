@@ -32,6 +32,11 @@ def test_a_command_draws_shapes_and_costs_and_trains_nothing(command: Command) -
     assert marked(ran.cwd / "one.svg") == set()
 
 
+def test_a_model_whose_documents_are_apart_is_drawn_too(command: Command) -> None:
+    ran = command("data.document_mask=true", "draw=one.svg", "model.n_layers=1")
+    assert (ran.code, ran.err) == (0, "")
+
+
 def test_two_stand_side_by_side_and_only_what_differs_is_marked(command: Command) -> None:
     ran = command("norm=layernorm", "draw=two.svg", "draw_against=norm=rmsnorm", "model.n_layers=2")
     assert (ran.code, ran.err) == (0, "")

@@ -113,6 +113,7 @@ def test_one_more_block_that_is_recomputed_takes_its_input_alone() -> None:
         ("arch=llama3",),
         ("arch=gemma2",),
         ("attention=gqa_window", "pattern=global_every_2nd", "pattern.global.at=2::3"),
+        ("model.attention.value_residual=learned",),
         ("arch=gemma2", "train.recompute=attention"),
         ("arch=gemma2", "train.recompute=block"),
     ],

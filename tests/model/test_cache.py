@@ -25,6 +25,8 @@ VARIANTS = {
     "reference": ["attention=gqa", "model.attention.window=5", "model.attention.kernel=reference"],
     "gemma2": ["attention=gqa_gemma2"],
     "qk norm": ["attention=mha_qk_norm"],
+    "gate and values": ["attention=gqa", "model.attention.gate=head", "model.attention.value_residual=learned"],
+    "sinks": ["attention=gqa", "model.attention.sinks=true", "model.attention.window=5"],
     "scalars": [
         "attention=mha_log_temperature",
         "model.attention.window=5",

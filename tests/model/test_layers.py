@@ -1,5 +1,7 @@
 """Layers that differ: each behaves as a model of its kind does, decodes with a cache and costs what it says."""
 
+import copy
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -7,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from llama_lab.config.older import upgraded
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.generate import _static_step, prefill
+from llama_lab.runs.folder import changes, resolved
 from tests.composing import compose_config, decoder, lively
 
 TOKENS = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -98,3 +101,15 @@ def test_a_run_of_an_earlier_version_has_the_layers_that_it_had() -> None:
     assert upgraded(old)["model"]["layers"] == [{"at": [1, 3], "attention": {"window": None, "_target_": "a"}}]
     assert upgraded(old)["model"]["attention"] == {"window": 5, "_target_": "a"}
     assert upgraded(upgraded(old)) == upgraded(old)
+
+
+def test_an_earlier_run_goes_on_with_the_pattern_that_has_taken_the_place_of_its_setting() -> None:
+    now = resolved(
+        compose_config(*FOUR, "attention=gqa_window", "model.attention.window=5", "pattern=global_every_2nd")
+    )
+    before = copy.deepcopy(now)
+    del before["pattern"], before["model"]["layers"]
+    for setting in ("chunk", "prefix"):
+        del before["model"]["attention"][setting]
+    before["model"]["attention"]["global_every"] = 2
+    assert changes(upgraded(before), now, ()) == []

@@ -21,6 +21,14 @@ CASES = {
     **{position: (f"position={position}",) for position in options("position") if position != "relative"},
     "window": ("attention=gqa_window", "model.attention.window=8", "model.dropout=0.2"),
     "softcap": SOFTCAPPED,
+    "values of the first layer": (
+        "model.attention.value_residual=learned",
+        "model.attention.gate=element",
+        "model.n_layers=3",
+        "+pattern.mixed={at: [1], position: none}",
+    ),
+    "fixed weight of them": ("model.attention.value_residual=0.3",),
+    "latent": ("attention=mla", "model.dropout=0.2"),
     "alibi in a window": ("position=alibi", "model.attention.window=8", "model.n_layers=3"),
 }
 

@@ -32,7 +32,7 @@ SUITABLE: dict[str, Any] = {
     "fraction": 0.75,
     "offset": 2,
     "window": 3,
-    "chunk": 3,
+    "chunk": 5,
     "prefix": 3,
     "qk_norm": "head",
     "qk_gain": "none",
@@ -42,6 +42,9 @@ SUITABLE: dict[str, Any] = {
     "clip_qkv": 0.1,
     "temperature": {"_target_": "llama_lab.model.temperature.LogTemperature", "length": 9},
     "softcap": 1.0,
+    "gate": "element",
+    "value_residual": 0.5,
+    "query_rank": 4,
     "logit_softcap": 1.0,
     "scaling": {"_target_": "llama_lab.model.position.LinearScaling", "factor": 2.0},
     "vocab_size": 100,
@@ -140,7 +143,7 @@ def test_each_length_s_factors_of_longrope_act_in_a_context_of_that_length() -> 
 def test_the_kernel_setting_chooses_the_kernel(option: str) -> None:
     for kernel in ("auto", "reference"):
         for block in decoder(f"attention={option}", f"model.attention.kernel={kernel}").blocks:
-            plain = kernel == "reference" or block.attention.softcap is not None
+            plain = kernel == "reference" or option == "gqa_gemma2"
             assert block.attention.kernel == ("reference" if plain else "sdpa")
 
 
@@ -184,6 +187,29 @@ REFUSED = {
         "model.attention.kernel=sdpa: it cannot cap",
     ),
     "softcap": (["model.attention.softcap=0"], "model.attention.softcap=0: must be"),
+    "gate": (["model.attention.gate=heads"], "model.attention.gate=heads: unknown; choose head, element or null"),
+    "value residual": (
+        ["model.attention.value_residual=1.0"],
+        "model.attention.value_residual=1.0: must be above 0 and below 1, or learned, or null",
+    ),
+    "value residual alone": (
+        ["model.attention.value_residual=0.5", "model.n_layers=1"],
+        "model.attention.value_residual=0.5: the only layer is the first; set it to null",
+    ),
+    "value residual of other heads": (
+        ["model.attention.value_residual=0.5", "+pattern.few={at: [0], attention: mqa}"],
+        "model.attention.value_residual: the first layer has not 4 heads of 8 values",
+    ),
+    "value residual of a latent": (
+        ["model.attention.value_residual=0.5", "+pattern.latent={at: [0], attention: mla}"],
+        "model.attention.value_residual: the first layer has not 4 heads of 8 values",
+    ),
+    "latent kv heads": (
+        ["attention=mla", "model.n_kv_heads=2"],
+        "model.n_kv_heads=2: attention=mla has keys and values for each head, 4; leave n_kv_heads out",
+    ),
+    "latent of no width": (["attention=mla", "model.attention.kv_rank=0"], "model.attention.kv_rank=0: must be a"),
+    "latent kernel": (["attention=mla", "model.attention.kernel=flash"], "model.attention.kernel=flash: unknown;"),
     "logit_softcap": (["model.embedding.logit_softcap=-1"], "model.embedding.logit_softcap=-1: must be"),
     "vocab_size": (["model.vocab_size=50"], "model.vocab_size=50: the tokenizer has 97 ids; raise it to at least that"),
     "dropout": (["model.dropout=1"], "model.dropout=1: must be at least 0 and less than 1"),

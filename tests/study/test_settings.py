@@ -251,6 +251,13 @@ def warnings_of(study: Study, folder: Path) -> list[str]:
     return [w for w in analyse(study, folder).warnings if not w.startswith("One learning rate")]
 
 
+def test_the_pattern_of_a_recipe_is_part_of_the_model_that_arms_compare(tmp_path: Path) -> None:
+    axes = {name: {"arch": name} for name in ("llama", "gemma2")}
+    config = {"gemma2": {"pattern.global.at": "1::2", "model.layers": [{"at": [1]}]}}
+    study = write_study(tmp_path, {"llama": 0.0, "gemma2": -0.02}, axes=axes, config=config)
+    assert warnings_of(study, tmp_path) == []
+
+
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize(
     ("key", "value", "shown"),

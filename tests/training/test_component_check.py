@@ -131,6 +131,11 @@ def assert_refused(ran: Ran, message: str) -> None:
     assert not list((ran.cwd / "runs").rglob("metrics.csv"))
 
 
+def test_a_prefix_in_some_layers_is_no_fault_of_theirs(mine: list[str], command: Command) -> None:
+    ran = command(*mine, "ffn=wide", "model.n_layers=2", "+pattern.a={at: 1, attention: {prefix: 9}}")
+    assert ran.code == 0, ran.err
+
+
 def test_parts_of_a_user_s_own_train_though_their_yamls_set_no_size(mine: list[str], command: Command) -> None:
     ran = command(*mine, "attention=sum", "ffn=wide", "position=none")
     assert ran.code == 0, ran.err

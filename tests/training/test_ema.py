@@ -15,6 +15,7 @@ from torch import Tensor
 import llama_lab
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.load import load_run
+from llama_lab.model import Decoder
 from llama_lab.runs.stored import Summary
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.train import train
@@ -42,6 +43,18 @@ class Watched(LanguageModel):
         self.seen.append(copied(self.model.state_dict()))
 
 
+class Counting(LanguageModel):
+    """A model with a buffer, which counts optimizer steps."""
+
+    def __init__(self, model: Decoder, **others: Any) -> None:
+        model.norm.register_buffer("steps", torch.zeros(1))  # type: ignore[union-attr]
+        super().__init__(model, **others)
+
+    def training_step(self, *batch: Any) -> None:
+        self.model.get_buffer("norm.steps").add_(1)
+        super().training_step(*batch)
+
+
 def copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.double() for name, tensor in state.items()}
 
@@ -62,6 +75,14 @@ def test_it_is_the_exponential_average_over_optimizer_steps_from_the_initial_wei
     assert ema.embedding.head.weight is ema.embedding.tokens.weight
     assert parts.rows[-1]["val/ema_loss"] == pytest.approx(mean_by_hand(ema, parts.dataset), rel=1e-5)
     assert parts.rows[-1]["val/loss"] == pytest.approx(mean_by_hand(parts.module.model, parts.dataset), rel=1e-5)
+
+
+def test_what_a_component_counts_in_a_buffer_is_in_the_average_as_it_was_last(tiny: list[str], tmp_path: Path) -> None:
+    parts = pieces(*tiny, *RUN, f"train.ema={DECAY}", f"runs_dir={tmp_path}", kind=Counting)
+    assert parts.fit() == "done"
+    ema = parts.module.ema
+    assert ema is not None
+    assert int(ema.get_buffer("norm.steps")) == int(parts.module.model.get_buffer("norm.steps")) == 20
 
 
 def mean_by_hand(model: Any, dataset: Any) -> float:

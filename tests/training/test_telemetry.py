@@ -58,7 +58,7 @@ def expected(before: Decoder, after: Decoder, micro_batches: Sequence[tuple[Tens
     for name, module in model.named_modules():
         module.register_forward_hook(lambda _, inputs, output, name=name: outputs.__setitem__(name, output))
     model.eval()(micro_batches[0][0])
-    seen = {name: output.detach() for name, output in outputs.items()}
+    seen = {name: output.detach() for name, output in outputs.items() if isinstance(output, Tensor)}
     for inputs, targets in micro_batches:
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()) / len(micro_batches)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -103,6 +103,8 @@ def scores_by_hand(model: Decoder, layer: int, seen: dict[str, Tensor]) -> list[
             scores = mixer.softcap * (scores / mixer.softcap).tanh()
         if type(model.position).__name__ == "Alibi":
             scores = scores - 2.0 ** (-8 * (h + 1) / H) * torch.arange(t - first, -1, -1)
+        if mixer.sinks is not None:
+            scores = torch.cat((scores, scores.new_zeros(1)))
         found.append(scores)
     return found
 
@@ -119,6 +121,7 @@ CASES = {
     "rotated, grouped, in a window": ["attention=gqa", "model.n_kv_heads=2", "model.attention.window=9"],
     "post-norm, with biases": ["arch=gpt2", "block=postnorm"],
     "biased scores, capped": ["arch=bloom", "model.attention.softcap=0.05"],
+    "with sinks": ["model.attention.sinks=true"],
     "clipped, in several micro-batches": ["train.micro_batch_size=2", "train.grad_clip=0.01"],
 }
 

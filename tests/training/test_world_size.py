@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from llama_lab.data import ValWindows
 from llama_lab.data.open import open_dataset
+from llama_lab.runs.checkpoint import model_weights
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
 from llama_lab.training.train import train
@@ -165,8 +166,7 @@ def test_the_validation_windows_divide_by_no_number_of_devices_and_each_is_read_
     windows = len(ValWindows(dataset.val, 28))
     assert windows % 2, "the devices would share the windows evenly, and the test above would prove less"
     model = decoder("model.max_seq_len=28", vocab_size=257)
-    weights = torch.load(RunFolder(one).checkpoint, weights_only=True)["state_dict"]
-    model.load_state_dict({name.removeprefix("model."): weight for name, weight in weights.items()})
+    model.load_state_dict(model_weights(torch.load(RunFolder(one).checkpoint, weights_only=True)))
     paid = nll_by_hand(model, dataset.val.tolist())
     assert len(paid) == len(dataset.val) - 1
     assert rows(one)[-1]["val/loss"] == pytest.approx(sum(paid) / len(paid), abs=1e-6)

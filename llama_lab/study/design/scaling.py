@@ -98,4 +98,4 @@ class Scaling:
 def parameters(cfg: DictConfig) -> int:
     """All parameters of the model, embeddings included, before matching. Raises ConfigError as the estimate does."""
     with torch.device("meta"):
-        return int(model_cost(build_model(cfg, expected_vocabulary(cfg)[0])).params)
+        return int(model_cost(build_model(cfg, expected_vocabulary(cfg)[0], eot_id=0)).params)

@@ -64,6 +64,7 @@ SOURCES: dict[str, dict[str, str]] = {
         "mha_step_temperature": "vaswani2017attention nakanishi2025softmax",
         "mha_qk_norm": "vaswani2017attention henry2020qknorm olmo2024two",
         "mha_qk_norm_rotated": "vaswani2017attention henry2020qknorm karpathy2025nanochat",
+        "mla": "deepseek2024v2",
         "mqa": "shazeer2019mqa",
     },
     "ffn": {

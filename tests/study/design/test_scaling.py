@@ -8,6 +8,7 @@ import pytest
 from llama_lab.errors import ConfigError
 from llama_lab.study.design import Scaling, memory
 from llama_lab.study.design.memory import check_memory
+from llama_lab.study.design.scaling import parameters
 from llama_lab.training.run import new_run
 from tests.composing import compose_config, options
 
@@ -35,6 +36,11 @@ def test_arms_of_one_size_and_budget_have_equal_tokens_and_are_compared_there() 
     small, large = (configs[f"relu-pico-{budget}"].train.tokens for budget in (5, 20))
     assert large == 4 * small
     assert small == pytest.approx(5 * (2 * 4096 * 32 + 12 * 2 * 32**2), rel=0.02), "embeddings and head count"
+
+
+def test_documents_that_are_apart_change_no_size() -> None:
+    one, apart = (compose_config("size=pico", f"data.document_mask={mask}") for mask in ("false", "true"))
+    assert parameters(one) == parameters(apart)
 
 
 def test_sizes_of_several_contexts_get_the_shortest() -> None:

@@ -1,0 +1,156 @@
+"""Multi-head latent attention `(B, T, dim) -> (B, T, dim)`: the KV cache is one small latent vector per token."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .attention import must_repeat_heads, reference_attention, require_kv_heads
+from .cache import LayerCache, Lookup, new_layer_cache
+from .init import ResidualOutput
+from .layout import Layout
+from .mask import CAUSAL
+from .mixer import Mixer
+from .norm import Norm
+from .packing import together
+from .position import rotate
+from .state import State
+
+
+class LatentAttention(Mixer):
+    """Keys and values of all heads come from one latent per token (DeepSeek-V2, DeepSeek-AI 2024, section 2.1).
+
+    A head's query and key have two parts: `nope_dim` without rotation, of keys from the latent, and `head_dim` that
+    RoPE rotates, of keys from the input and shared by all heads (section 2.1.3). The cache holds latent and shared key.
+
+    kv_rank: width of the latent, which the model's norm normalises.
+    query_rank: width of a latent of its own for queries; None: they come from the input.
+    value_dim: width of a head's values.
+    kernel: "sdpa" is PyTorch's fused attention, "reference" the written-out one, "auto" the fused one.
+    """
+
+    documents = True
+    packs = ("query", "latent")
+    scores = ("query", "query_up", "latent")
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        norm: Norm,
+        kv_rank: int,
+        nope_dim: int,
+        value_dim: int,
+        query_rank: int | None = None,
+        kernel: str = "auto",
+    ) -> None:
+        super().__init__()
+        require_kv_heads(n_kv_heads, n_heads, f"attention=mla has keys and values for each head, {n_heads}")
+        for name, size in {
+            "kv_rank": kv_rank,
+            "query_rank": query_rank,
+            "nope_dim": nope_dim,
+            "value_dim": value_dim,
+        }.items():
+            if size is not None and size < 1:
+                raise ValueError(f"attention.{name}={size}: must be a positive whole number")
+        if kernel not in ("auto", "sdpa", "reference"):
+            raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
+        self.n_heads, self.head_dim, self.kv_rank = n_heads, head_dim, kv_rank
+        self.nope_dim, self.value_dim = nope_dim, value_dim
+        self.kernel = "sdpa" if kernel == "auto" else kernel
+        width = n_heads * (nope_dim + head_dim)
+        self.query_up: nn.Linear | None = None
+        if query_rank is None:
+            self.query = nn.Linear(dim, width, bias=False)
+        else:
+            self.query = nn.Linear(dim, query_rank, bias=False)
+            self.query_norm = norm(query_rank)
+            self.query_up = nn.Linear(query_rank, width, bias=False)
+        self.latent = nn.Linear(dim, kv_rank + head_dim, bias=False)
+        self.latent_norm = norm(kv_rank)
+        self.latent_up = nn.Linear(kv_rank, n_heads * (nope_dim + value_dim), bias=False)
+        self.output = ResidualOutput(n_heads * value_dim, dim, bias=False)
+
+    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+        """Attend from each token of `x (B, T, D)` to those before it, in `x` and in `state`."""
+        query, latent = together(x, self.query, self.latent)
+        if self.query_up is not None:
+            query = self.query_up(self.query_norm(query))
+        query = query.view(*x.shape[:2], self.n_heads, -1).transpose(1, 2)
+        plain, turned = query.split_with_sizes((self.nope_dim, self.head_dim), 3)
+        latent, shared = latent.unsqueeze(1).split_with_sizes((self.kv_rank, self.head_dim), 3)  # of a single head
+        latent = self.latent_norm(latent)
+        if layout.rotation is not None:
+            turned, shared = rotate(layout.rotation, turned, shared)
+        lookup = None
+        if state is not None:
+            assert isinstance(state, LayerCache)
+            lookup = layout.lookup(state.slots)
+            (seen,) = state.write([torch.cat((latent, shared), 3).to(state.tensors[0].dtype)], lookup)
+        if lookup is None or (layout.longest == 0 and x.shape[1] > 1):  # all keys are new
+            mixed = self._attend_expanded(plain, turned, latent, shared, layout, lookup)
+        else:
+            mixed = self._attend_absorbed(plain, turned, seen.type_as(x), layout, lookup)
+        return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _attend_expanded(
+        self, plain: Tensor, turned: Tensor, latent: Tensor, shared: Tensor, layout: Layout, lookup: Lookup | None
+    ) -> Tensor:
+        """Mix values `(B, H, T, Dv)` with keys and values of each head, which is fewer FLOPs where all are new."""
+        heads = self.latent_up(latent[:, 0]).unflatten(2, (self.n_heads, -1)).transpose(1, 2)
+        key, value = heads.split_with_sizes((self.nope_dim, self.value_dim), 3)
+        key = torch.cat((key, shared.expand(-1, self.n_heads, -1, -1)), 3)
+        return self.attend(torch.cat((plain, turned), 3), key, value, layout, lookup)
+
+    def _attend_absorbed(self, plain: Tensor, turned: Tensor, seen: Tensor, layout: Layout, lookup: Lookup) -> Tensor:
+        """The same with what the cache holds as the only key and value of all heads, `seen (B, 1, S, kv_rank + Dh)`.
+
+        The maps from latents to keys and values apply to queries and to what was mixed instead (section 2.1.2).
+        """
+        up = self.latent_up.weight.view(self.n_heads, -1, self.kv_rank)
+        to_key, to_value = up.split_with_sizes((self.nope_dim, self.value_dim), 1)
+        query = torch.cat((torch.einsum("bhtn,hnr->bhtr", plain, to_key), turned), 3)
+        query = query * math.sqrt(query.shape[3] / (self.nope_dim + self.head_dim))  # kernels scale by the width
+        mixed = self.attend(query, seen, seen, layout, lookup)[..., : self.kv_rank]
+        return torch.einsum("bhtr,hvr->bhtv", mixed, to_value)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup | None) -> Tensor:
+        """Mix values `(B, H or 1, Tk, Dv)`, of which a key is at least as wide."""
+        if self.kernel == "reference":
+            return reference_attention(query, key, value, layout.mask(CAUSAL, lookup))
+        needs_mask = layout.needs_mask(CAUSAL, lookup)
+        mask = layout.mask(CAUSAL, lookup, query.dtype) if needs_mask else None
+        if query.shape[2] == 1 and key.shape[1] == 1:  # heads stand in for queries, so that no key is copied for them
+            mask = None if mask is None else mask.transpose(1, 2)
+            mixed = F.scaled_dot_product_attention(query.transpose(1, 2), key, value, attn_mask=mask)
+            return mixed.transpose(1, 2)
+        if key.shape[1] < self.n_heads and must_repeat_heads(query, needs_mask):
+            key, value = (x.expand(-1, self.n_heads, -1, -1) for x in (key, value))
+        width = value.shape[3]
+        value = F.pad(value, (0, max(0, key.shape[3] - width)))  # fused kernels want values as wide as keys
+        shared = key.shape[1] < self.n_heads
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=not needs_mask, enable_gqa=shared
+        )
+        return mixed[..., :width]
+
+    def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> LayerCache:
+        """An empty cache for `length` tokens."""
+        return new_layer_cache(batch_size, 1, length, self.kv_rank + self.head_dim, dtype, device, parts=1)
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Forward FLOPs per token, averaged over a sequence of `seq_len` tokens, counting visible keys only."""
+        return self._flops(CAUSAL.mean_keys(seq_len))
+
+    def flops_per_token_dense(self, seq_len: int) -> float:
+        """The same with all `seq_len` keys counted for every query."""
+        return self._flops(seq_len)
+
+    def _flops(self, keys: float) -> float:
+        """FLOPs of the projections, and of both products with `keys` keys."""
+        projections = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        return 2 * projections + 2 * self.n_heads * (self.nope_dim + self.head_dim + self.value_dim) * keys

@@ -1,0 +1,166 @@
+"""Output gates, sinks and value residuals: as independent implementations and hand-written sums have them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GptOssConfig, Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
+
+from llama_lab.model import Decoder, hf, hf_families
+from llama_lab.model.attention import GroupedQueryAttention
+from llama_lab.model.layout import Layout
+from llama_lab.model.norm import RMSNorm
+from llama_lab.model.position import Position
+from llama_lab.training.compiling import compile_in_place
+from tests.composing import decoder, lively
+
+from . import test_parity as parity
+
+TOKENS = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+def split_gate(tensor: Tensor, settings: dict[str, Any]) -> list[Tensor]:
+    """For each head in turn, its query and its gate."""
+    heads = tensor.view(settings["n_heads"], 2, settings["head_dim"], -1)
+    return [heads[:, 0].flatten(0, 1), heads[:, 1].flatten(0, 1)]
+
+
+def test_a_gate_per_element_is_that_of_qwen3_next() -> None:
+    """Its layers of softmax attention, without experts."""
+    torch.manual_seed(0)
+    config = Qwen3NextConfig(
+        vocab_size=parity.VOCAB,
+        hidden_size=parity.DIM,
+        intermediate_size=parity.GATED,
+        num_hidden_layers=parity.LAYERS,
+        num_attention_heads=parity.HEADS,
+        num_key_value_heads=parity.KV_HEADS,
+        head_dim=parity.HEAD_DIM,
+        layer_types=["full_attention"] * parity.LAYERS,
+        mlp_only_layers=[*range(parity.LAYERS)],
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        max_position_embeddings=parity.LENGTH,
+        pad_token_id=None,
+        attn_implementation="eager",
+    )
+    both = ("blocks.#.attention.query.*", "blocks.#.attention.output_gate.*")
+    fused = (both, ("model.layers.#.self_attn.q_proj.*", hf.Fusion(split_gate, lambda parts, _: parts[0])))
+    weights = dict(item for item in hf_families.QWEN3.weights.items() if item[0] != both[0]) | dict([fused])
+    family = parity.Family(
+        Qwen3NextForCausalLM(config).eval(),
+        [
+            *("arch=llama2", "attention=gqa", "norm=rmsnorm_offset", "model.norm.eps=1e-6"),
+            *("model.attention.qk_norm=head", "model.attention.gate=element", "model.position.fraction=0.5"),
+        ],
+        replace(hf_families.QWEN3, weights=weights),
+        near_misses=[],
+    )
+    with torch.no_grad():
+        for p in family.theirs.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    expected, model = parity.their_logits(family, TOKENS), parity.our_model(family)
+    logits = model(TOKENS)
+    assert parity.largest_difference(logits, expected) <= parity.TOLERANCE
+    theirs = family.as_ours(parity.next_token_gradients(family.theirs, expected, TOKENS))
+    for name, gradient in parity.next_token_gradients(model, logits, TOKENS).items():
+        assert parity.largest_difference(gradient, theirs[name]) <= 1e-4 * theirs[name].abs().max().item(), name
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "reference"])
+def test_sinks_are_those_of_gpt_oss(kernel: str) -> None:
+    torch.manual_seed(0)
+    T, H, G, Dh, D = 12, 6, 2, 8, 40
+    config = GptOssConfig(
+        hidden_size=D, num_attention_heads=H, num_key_value_heads=G, head_dim=Dh, layer_types=["full_attention"] * 36
+    )
+    config._attn_implementation = "eager"
+    theirs = GptOssAttention(config, 0)
+    biases = dict.fromkeys(("query_bias", "key_bias", "value_bias", "output_bias"), True)
+    ours = GroupedQueryAttention(D, H, G, Dh, RMSNorm, **biases, sinks=True, kernel=kernel)
+    parts = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+    pairs = {f"{a}.{kind}": f"{b}.{kind}" for a, b in parts.items() for kind in ("weight", "bias")}
+    pairs["sinks.logits"] = "sinks"
+    for p in theirs.parameters():
+        torch.nn.init.normal_(p, 0.0, 0.5)
+    ours.load_state_dict({a: theirs.state_dict()[b] for a, b in pairs.items()})
+    x = torch.randn(2, T, D)
+    turned = torch.ones(1, T, Dh // 2), torch.zeros(1, T, Dh // 2)  # by no angle
+    hidden = torch.full((T, T), float("-inf")).triu(1)[None, None]
+    expected = theirs(x, turned, hidden)[0]
+    actual = ours(x, Layout(Position(), torch.arange(T)))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    actual.square().sum().backward()
+    expected.square().sum().backward()
+    found, wanted = dict(ours.named_parameters()), dict(theirs.named_parameters())
+    for a, b in pairs.items():
+        torch.testing.assert_close(found[a].grad, wanted[b].grad, rtol=1e-3, atol=1e-3)
+
+
+def values_by_layer(model: Decoder) -> tuple[list[Tensor], list[Tensor]]:
+    """Of each layer, what its map to values gives, and the values that it attends to, both `(B, T, dim)`."""
+    own: list[Tensor] = []
+    mixed: list[Tensor] = []
+    for mixer in model.mixers:
+        mixer.value.register_forward_hook(lambda _module, _args, output: own.append(output))
+        attend = mixer.attend
+
+        def seen(query: Tensor, key: Tensor, value: Tensor, *rest: Any, attend: Any = attend) -> Tensor:
+            mixed.append(value.transpose(1, 2).flatten(2))
+            return attend(query, key, value, *rest)
+
+        mixer.attend = seen  # type: ignore[method-assign]
+    model(TOKENS)
+    return own, mixed
+
+
+@pytest.mark.parametrize(("weight", "first", "later"), [("0.3", 0.3, 0.7), ("learned", 0.5, 0.5)])
+def test_later_layers_mix_in_the_values_of_the_first(weight: str, first: float, later: float) -> None:
+    own, mixed = values_by_layer(decoder(f"model.attention.value_residual={weight}", "model.n_layers=3"))
+    torch.testing.assert_close(mixed[0], own[0])
+    for layer in (1, 2):
+        torch.testing.assert_close(mixed[layer], later * own[layer] + first * own[0])
+
+
+def test_a_pattern_chooses_the_layers_that_mix_and_the_first_keeps_its_values_for_them() -> None:
+    one = "+pattern.mixing={at: [2], attention: {value_residual: 0.3}}"
+    own, mixed = values_by_layer(decoder("model.n_layers=3", one))
+    torch.testing.assert_close(mixed[1], own[1])
+    torch.testing.assert_close(mixed[2], 0.7 * own[2] + 0.3 * own[0])
+
+
+def test_a_gate_per_head_multiplies_heads_by_a_sigmoid_of_the_input() -> None:
+    layer = lively("model.attention.gate=head").blocks[0].attention
+    plain = lively("attention=mha").blocks[0].attention
+    plain.load_state_dict({k: v for k, v in layer.state_dict().items() if k != "output_gate.weight"})
+    plain.output, output = torch.nn.Identity(), layer.output
+    x, layout = torch.randn(2, 7, 32), Layout(Position(), torch.arange(7))
+    gates = torch.sigmoid(x @ layer.output_gate.weight.T).repeat_interleave(8, -1)
+    torch.testing.assert_close(layer(x, layout), output(plain(x, layout) * gates))
+
+
+def test_each_adds_its_parameters_and_changes_no_other_s_initial_value() -> None:
+    plain = dict(decoder("model.n_layers=3").named_parameters())
+    switched = decoder(
+        *("model.n_layers=3", "model.attention.gate=element"),
+        *("model.attention.sinks=true", "model.attention.value_residual=learned"),
+    )
+    found = dict(switched.named_parameters())
+    assert all(torch.equal(found[name], p) for name, p in plain.items())
+    kinds = {name.split("attention.")[1]: p.numel() for name, p in found.items() if name not in plain}
+    assert kinds == {"output_gate.weight": 32 * 32, "sinks.logits": 4, "value_residual.weights": 2}
+    assert "blocks.0.attention.value_residual.weights" not in found
+
+
+@pytest.mark.parametrize("attention", ["mha", "mla"])
+def test_compiled_blocks_compute_the_same(attention: str) -> None:
+    keys = ["model.attention.gate=head", "model.attention.value_residual=learned", "model.attention.sinks=true"]
+    overrides = [f"attention={attention}", "model.n_layers=3", *(keys if attention == "mha" else [])]
+    one, other = decoder(*overrides), decoder(*overrides)
+    compile_in_place(other, backend="aot_eager")
+    for model in (one, other):
+        model.loss(TOKENS[:, :-1], TOKENS[:, 1:])[1].backward()
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)

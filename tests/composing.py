@@ -2,10 +2,11 @@
 
 from copy import deepcopy
 from functools import cache
+from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from llama_lab.config.components import CONF_DIR, build_model, register_resolvers
@@ -53,3 +54,27 @@ def lively(*overrides: str) -> Decoder:
 def options(group: str) -> list[str]:
     """The names of a group's options."""
     return sorted(p.stem for p in (CONF_DIR / group).glob("*.yaml"))
+
+
+def kinds(group: str) -> list[str]:
+    """The options of a group but for those that differ from another in numbers alone, and run wherever that does."""
+    found: dict[str, str] = {}
+    for option in options(group):
+        found.setdefault(str(without_numbers(written(group, option))), option)
+    return list(found.values())
+
+
+def written(group: str, option: str) -> Any:
+    """The body of an option with those of the options that it extends."""
+    own = OmegaConf.load(CONF_DIR / group / f"{option}.yaml")
+    bases = [written(group, base) for base in own.pop("defaults", []) if base != "_self_"]
+    return OmegaConf.merge(*bases, own)
+
+
+def without_numbers(node: Any) -> Any:
+    """A node with the type in place of every number."""
+    if isinstance(node, DictConfig):
+        node = OmegaConf.to_container(node)
+    if isinstance(node, dict):
+        return {key: without_numbers(value) for key, value in node.items()}
+    return "number" if type(node) in (int, float) else node

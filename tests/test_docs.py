@@ -270,7 +270,9 @@ def test_the_table_of_families_holds_every_one_of_them() -> None:
 
 
 # Options that the table of the README leaves to --help: variants of one that it names.
-VARIANTS = re.compile(r"_bias|_temperature|_1e-6|_offset|_window|_gemma2|_qk_norm|_tanh|_500k|_quarter|_concatenated")
+VARIANTS = re.compile(
+    r"_bias|_temperature|_1e-6|_offset|_window|_gemma2|_qk_norm|_tanh|_500k|_2m|_quarter|_half|_mup|_scaled|_concatenated"
+)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,8 @@ def of_slot(key: str, slot: str, own: Any, model: DictConfig) -> dict[str, Any]:
     settings = flatten(usual)
     for name in flatten(own):
         if not any(f"{name}.".startswith(f"{known}.") or known.startswith(f"{name}.") for known in settings):
-            raise ConfigError(f"{key}.{name}: model.{slot} has no such key{suggestion(name, settings)}")
+            close = suggestion(name, settings)
+            raise ConfigError(f"{key}.{name}: model.{slot} has no such key{close}; pattern=none makes all layers alike")
     if all(value == OmegaConf.select(model, f"{slot}.{name}") for name, value in flatten(own).items()):
         return {}
     return {slot: OmegaConf.to_container(OmegaConf.merge(usual, own))}

@@ -1098,7 +1098,7 @@ FAMILIES: tuple[Family, ...] = (
     COHERE,
     NANOCHAT,
 )
-# The `model_type` of each recipe that has one; the first Transformer has none.
+# The `model_type` of each recipe that has one; the first Transformer and PaLM have none.
 RECIPES = {
     "gpt1": "openai-gpt",
     "gpt2": "gpt2",
@@ -1113,6 +1113,20 @@ RECIPES = {
     "mistral": "mistral",
     "olmo2": "olmo2",
     "gemma2": "gemma2",
+    "gptj": "gptj",
+    "mpt": "mpt",
+    "stablelm": "stablelm",
+    "starcoder2": "starcoder2",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "phi": "phi",
+    "cohere": "cohere",
+    "gemma": "gemma",
+    "gemma3": "gemma3_text",
+    "smollm3": "smollm3",
+    "olmo": "olmo",
+    "granite": "granite",
+    "nanochat": "nanochat",
 }
 # Families that a user may well try, and what they need that we have no switch for.
 MISSING = {

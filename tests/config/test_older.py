@@ -19,9 +19,11 @@ def older(node: Any) -> Any:
     return {key: older(value) for key, value in node.items() if key not in added}
 
 
-@pytest.mark.parametrize(
-    "overrides", [*([f"arch={arch}"] for arch in options("arch")), ["position=rope_yarn"]], ids=str
-)
+NEWER = ("cohere", "granite", "nanochat", "olmo")  # recipes of the settings that were added: older configs hold none
+OLDER = [[f"arch={arch}"] for arch in options("arch") if arch not in NEWER]
+
+
+@pytest.mark.parametrize("overrides", [*OLDER, ["position=rope_yarn"]], ids=str)
 def test_a_config_without_later_settings_is_read_with_those_of_its_recipe(overrides: list[str], tmp_path: Path) -> None:
     now = OmegaConf.to_container(compose_config("size=pico", *overrides).model, resolve=True)
     before = older(now)

@@ -15,7 +15,7 @@ from llama_lab.model.layout import Layout
 from llama_lab.model.mask import Mask
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.position import Alibi, Position
-from tests.composing import compose_config, decoder, lively, options
+from tests.composing import compose_config, decoder, kinds, lively, options
 
 T, N_HEADS, HEAD_DIM, DIM = 12, 6, 8, 40  # dim is not n_heads * head_dim, and n_heads is no power of two
 KV_HEADS = {"mqa": [1], **{option: [6] for option in options("attention") if option.startswith("mha")}}
@@ -42,8 +42,8 @@ def outputs_and_gradients(layer: GroupedQueryAttention, position: Position, x: T
 
 
 @pytest.mark.parametrize("window", [None, 1, 5], ids="window={}".format)
-@pytest.mark.parametrize("attention", [option for option in options("attention") if option != "mla"])
-@pytest.mark.parametrize("position", options("position"))
+@pytest.mark.parametrize("attention", [option for option in kinds("attention") if option != "mla"])
+@pytest.mark.parametrize("position", kinds("position"))
 def test_fused_attention_equals_the_reference(position: str, attention: str, window: int | None) -> None:
     for n_kv_heads in KV_HEADS.get(attention, [1, 2, 3, 6]):
         torch.manual_seed(n_kv_heads)

@@ -9,6 +9,7 @@ from transformers import AutoConfig
 
 from llama_lab.model.hf import Family, flat_settings, model_node
 from llama_lab.model.hf_families import FAMILIES, MISSING, RECIPES
+from llama_lab.model.hf_layers import each
 from llama_lab.model.hf_settings import Settings, equal
 from tests.composing import compose_config, decoder, options
 
@@ -64,8 +65,43 @@ def test_queries_of_a_group_stand_before_its_key_and_its_value() -> None:
     assert read == {"query": [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15], "key": [6, 7, 16, 17], "value": [8, 9, 18, 19]}
 
 
-def test_every_recipe_but_the_first_transformers_fits_the_class_of_its_family() -> None:
-    assert set(options("arch")) - RECIPES.keys() == {"vanilla"}
+# What published models have that is not the default of their class, where a recipe follows them.
+LLAMA_1 = {"rms_norm_eps": 1e-5}
+BASE_500K = {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
+PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA_1,
+    "llama2": LLAMA_1,
+    "llama3": LLAMA_1 | BASE_500K,
+    "mistral": {"rms_norm_eps": 1e-5},
+    "olmo2": {"rms_norm_eps": 1e-6} | BASE_500K,
+    "granite": {
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 1 / 128,
+        "logits_scaling": 16.0,
+    },
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_the_default_of_its_family_but_for_sizes(recipe: str) -> None:
+    family = next(f for f in FAMILIES if f.model_type == RECIPES[recipe] and not f.variant)
+    defaults = AutoConfig.for_model(family.model_type).to_dict()
+    theirs = family.read_config(defaults | PUBLISHED_SETTINGS.get(recipe, {}))
+    sizes = ("vocab_size", "dim", "n_layers", "n_heads", "head_dim", "max_seq_len", "hidden_dim")
+    overrides = [f"model.{key}={theirs[key]}" for key in sizes] + [f"size.n_kv_heads={theirs['n_kv_heads']}"]
+    if windows := [window for window in each(theirs, "attention.window") if window]:
+        overrides.append(f"model.attention.window={windows[0]}")
+    cfg = compose_config(f"arch={recipe}", *overrides)
+    ours = flat_settings(OmegaConf.to_container(cfg.model, resolve=True))
+    assert ours.keys() == theirs.keys()
+    assert {key: (ours[key], value) for key, value in theirs.items() if not equal(ours[key], value)} == {}
+
+
+def test_every_recipe_fits_the_class_of_its_family() -> None:
+    assert set(options("arch")) - RECIPES.keys() == {"vanilla", "palm"}  # which have none
     for recipe, model_type in RECIPES.items():
         settings = settings_of(f"arch={recipe}")
         obstacles = [family.obstacles(settings) for family in FAMILIES if family.model_type == model_type]

@@ -462,6 +462,69 @@ def vanilla() -> Family:
     )
 
 
+class PaLM(nn.Module):
+    """PaLM by the list of its paper, section 2: attention beside SwiGLU, one key and value head, RoPE, no biases.
+
+    Its embeddings, of variance one, are the head, too, whose logits are divided by sqrt(dim) (section 5).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, DIM)
+        nn.init.normal_(self.tokens.weight, std=DIM**-0.5)
+        shapes = {"query": (DIM, DIM), "key": (DIM, HEAD_DIM), "value": (DIM, HEAD_DIM), "output": (DIM, DIM)}
+        shapes |= {"gate": (DIM, GATED), "up": (DIM, GATED), "down": (GATED, DIM)}
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({name: nn.Linear(*shape, bias=False) for name, shape in shapes.items()})
+            for _ in range(LAYERS)
+        )
+        self.gains = nn.ParameterList(nn.Parameter(torch.ones(DIM)) for _ in range(LAYERS + 1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        table = math.sqrt(DIM) * self.tokens.weight
+        x = table[tokens]
+        for layer, gain in zip(self.layers, self.gains, strict=False):
+            y = F.layer_norm(x, [DIM], gain)
+            x = x + self.attend(layer, y) + layer.down(F.silu(layer.gate(y)) * layer.up(y))
+        return F.layer_norm(x, [DIM], self.gains[-1]) @ table.T / math.sqrt(DIM)
+
+    @staticmethod
+    def attend(layer: nn.Module, x: Tensor) -> Tensor:
+        """One query at a time, over all keys up to its own."""
+        query, key, value = layer.query(x).unflatten(-1, (HEADS, HEAD_DIM)), layer.key(x), layer.value(x)
+        half = HEAD_DIM // 2
+        angles = torch.arange(x.shape[1])[:, None] * 10000.0 ** (-torch.arange(half) / half)
+        turn = torch.polar(torch.ones_like(angles), angles)  # multiplies pairs of dimensions as complex numbers
+        query = torch.complex(query[..., :half], query[..., half:]) * turn[:, None]
+        key = torch.complex(key[..., :half], key[..., half:]) * turn
+        mixed = []
+        for t in range(x.shape[1]):
+            scores = torch.einsum("bhd,bsd->bhs", query[:, t], key[:, : t + 1].conj()).real / math.sqrt(HEAD_DIM)
+            mixed.append(scores.softmax(-1) @ value[:, : t + 1])
+        return layer.output(torch.stack(mixed, 1).flatten(2))
+
+
+PALM = hf.Family(
+    "",
+    "",
+    "",
+    {},
+    (),
+    {
+        "embedding.tokens.weight": "tokens.weight",
+        "blocks.#.attention_norm.weight": "gains.#",
+        "norm.weight": f"gains.{LAYERS}",
+        **{f"blocks.#.attention.{name}.*": f"layers.#.{name}.*" for name in ("query", "key", "value", "output")},
+        **{f"blocks.#.ffn.{name}.*": f"layers.#.{name}.*" for name in ("gate", "up", "down")},
+    },
+)
+
+
+def palm() -> Family:
+    misses = ["norm=rmsnorm", "position=none", "ffn=geglu", "model.embedding.scale=1"]
+    return Family(PaLM(), ["arch=palm"], PALM, misses)
+
+
 FAMILIES = (
     gpt1,
     gpt2,
@@ -481,6 +544,7 @@ FAMILIES = (
     llama4,
     olmo2,
     gemma2,
+    palm,
     vanilla,
 )
 

@@ -29,7 +29,7 @@ BASE = ("size=pico", f"model.max_seq_len={LENGTH}", "model.head_dim=64")
 NEEDS = {"rope_yarn": ["model.position.scaling.original_max_seq_len=4096"]}  # else its ramp starts at 0 whatever is set
 # What to change a setting to where it is null, or where the generic change is refused or lost in rounding.
 SUITABLE: dict[str, Any] = {
-    "fraction": 0.5,
+    "fraction": 0.75,
     "offset": 2,
     "window": 3,
     "chunk": 5,
@@ -51,7 +51,7 @@ SUITABLE: dict[str, Any] = {
     "model.position.scaling.max_seq_len": 64,
 }
 OWN_TESTS = ("model.attention.kernel", "model.position.scaling.short_factors")  # idle in what the others are tested by
-OTHER_WORD = {"none": "tanh", "tanh": "none"}  # of GELU's `approximate`
+OTHER_WORD = {"none": "tanh", "tanh": "none", "head": "projection"}  # of GELU's `approximate`, and of `qk_norm`
 
 
 def settings_of(cfg: DictConfig, nodes: list[str]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def settings_of(cfg: DictConfig, nodes: list[str]) -> dict[str, Any]:
 def changed(key: str, value: Any) -> Any:
     """Another value for a setting."""
     for name in (key, key.split(".")[-1]):
-        if name in SUITABLE:
+        if name in SUITABLE and SUITABLE[name] != value:
             return SUITABLE[name]
     if isinstance(value, bool):
         return not value

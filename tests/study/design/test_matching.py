@@ -14,6 +14,7 @@ from llama_lab.study.design.matching import AIM, MATCHED, match_width
 from tests.composing import compose_config, options
 
 SIZES = ("nano", "mini", "pythia_70m")
+PAIRS = [*permutations(options("arch"), 2)][::5]  # each recipe is base and arm in five or six of them
 
 
 @functools.cache
@@ -34,9 +35,9 @@ def cost(recipe: str, size: str, width: int | None = None) -> Cost:
 
 @pytest.mark.parametrize("match", ["params", "flops"])
 @pytest.mark.parametrize("size", SIZES)
-def test_every_pair_of_recipes_is_matched_and_the_residual_is_reported_exactly(match: str, size: str) -> None:
+def test_pairs_of_recipes_are_matched_and_the_residual_is_reported_exactly(match: str, size: str) -> None:
     measure = MATCHED[match]
-    for base, arm in permutations(options("arch"), 2):
+    for base, arm in PAIRS:
         reference = cost(base, size)
         textbook = config(arm, size).model.hidden_dim
         matched = match_width(functools.partial(cost, arm, size), textbook, match, reference)

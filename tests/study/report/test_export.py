@@ -268,7 +268,7 @@ def test_every_option_has_its_sources_or_is_listed_as_having_none(group: str) ->
 
 def test_no_group_of_options_is_forgotten() -> None:
     assert set(references.SOURCES) == set(CITED)
-    assert set(groups()) - set(CITED) == {"data", "trainer", "logger", "study"}
+    assert set(groups()) - set(CITED) == {"data", "pattern", "trainer", "logger", "study"}
 
 
 def test_every_entry_of_the_bibliography_is_complete_and_cited() -> None:

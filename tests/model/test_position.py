@@ -16,6 +16,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from llama_lab.model.decoder import call
 from llama_lab.model.position import (
     Alibi,
     Learned,
@@ -40,7 +41,8 @@ ROPES = [option for option in options("position") if option.startswith("rope")]
 def rope(option: str, fraction: float, interleaved: bool) -> Rope:
     cfg = compose_config("size=pico", f"position={option}")
     factory = instantiate(cfg.model.position)
-    return factory(head_dim=HEAD_DIM, fraction=fraction, interleaved=interleaved)
+    rotary: Rope = call(factory, head_dim=HEAD_DIM, n_heads=2, fraction=fraction, interleaved=interleaved)
+    return rotary
 
 
 def turn(encoding: Position, x: Tensor, position: int) -> Tensor:

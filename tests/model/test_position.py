@@ -2,7 +2,7 @@
 
 import math
 import re
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from llama_lab.model.decoder import call
+from llama_lab.model.factory import call
 from llama_lab.model.position import (
     Alibi,
     Learned,
@@ -41,7 +41,7 @@ ROPES = [option for option in options("position") if option.startswith("rope")]
 def rope(option: str, fraction: float, interleaved: bool) -> Rope:
     cfg = compose_config("size=pico", f"position={option}")
     factory = instantiate(cfg.model.position)
-    rotary: Rope = call(factory, head_dim=HEAD_DIM, n_heads=2, fraction=fraction, interleaved=interleaved)
+    rotary: Rope = call(partial(factory, fraction=fraction, interleaved=interleaved), head_dim=HEAD_DIM, n_heads=2)
     return rotary
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def _sections(result: Result) -> list[Section]:
         return Section(title, charts=shown, tables=tuple(found[slug] for slug in slugs if slug in found), **settings)
 
     sections = [
-        section("Scaling", _scaling(result), "laws", "scaling", folds=False),
+        section("Scaling", _scaling(result, found), "laws", "scaling", folds=False),
         section("Main effects and interactions", _effects(result, found), "effects", "interactions", folds=False),
         section("Arms", _differences(result), "arms", folds=False),
         section("Which to choose", (), "rankings", text=guide(result), folds=False),
@@ -185,23 +186,25 @@ def _forest(result: Result, rows: Sequence[Finding], title: str, caption: str) -
     return Chart(charts.differences(rows, title, axis), alt, caption)
 
 
-def _scaling(result: Result) -> Iterator[Chart]:
+def _scaling(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
     if not result.scaling:
         return
     looks = charts.option_styles(result)
-    sentences = (result.verdict,)
-    laws = "" if result.scaling.lacking else " Lines: the law along the sizes of each budget, with its 95% interval."
-    caption = f"Points: mean over seeds, with its 95% interval.{laws}"
-    yield Chart(charts.scaling_losses(result), _alt("Loss over compute", sentences), caption, looks, wide=True)
+    points = partial(found["scaling"].cells, "Size", "Tokens per parameter")
+    lines = "" if result.scaling.lacking else " Lines: the law along the sizes of each budget, with its 95% interval."
+    caption = f"Points: mean over seeds, with its 95% interval.{lines}"
+    yield Chart(charts.scaling_losses(result), _alt("Loss over compute", points("Loss")), caption, looks, wide=True)
     if not result.scaling.lacking:
         caption = (
             f"The training FLOPs that {result.scaling.options[0].option} would need for the same loss over those "
             "spent; above 1 is better. Points: by the differences at one size and budget. Line: the joint fit. With "
             "95% intervals, where the reference reached such a loss."
         )
-        yield Chart(charts.gains(result), _alt("Compute-equivalent gain", sentences), caption, looks, wide=True)
+        yield Chart(charts.gains(result), _alt("Compute-equivalent gain", points("Gain")), caption, looks, wide=True)
         caption = "By the law, within the tokens of the study. Rings: the best size for that compute. 95% intervals."
-        yield Chart(charts.iso_flop(result), _alt("Loss at equal compute", sentences), caption, looks, wide=True)
+        yield Chart(
+            charts.iso_flop(result), _alt("Loss at equal compute", found["laws"].cells()), caption, looks, wide=True
+        )
 
 
 def _effects(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:

@@ -7,20 +7,19 @@ A rule names layers and what they have instead, by the keys of `model` or by an 
       nope: {at: [0, -1], position: none}
 """
 
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
 import hydra
-from hydra.core.global_hydra import GlobalHydra
+from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from llama_lab.errors import ConfigError, suggestion
 
-from . import CONF_DIR
 from .components import flatten
+from .composing import composing, last_loader
 
 # What a layer may have of its own: components, each with the sizes that its options set, and sizes.
 SLOTS: dict[str, tuple[str, ...]] = {
@@ -121,7 +120,7 @@ def of_slot(key: str, slot: str, own: Any, model: DictConfig) -> dict[str, Any]:
         raise ConfigError(f"{key}: a layer has no such part{suggestion(slot, known)}; choose of {', '.join(known)}")
     usual = written(model)[slot]
     if isinstance(own, str):
-        chosen = option(slot, own, key)
+        chosen = option(slot, own, key, last_loader())
         return {} if resolved(chosen[slot], model) == resolved(usual, model) else chosen
     if not isinstance(own, dict):
         raise ConfigError(f"{key}={own}: must be an option of {slot}, or settings of its own such as {{key: value}}")
@@ -149,20 +148,15 @@ def resolved(node: dict[str, Any], model: DictConfig) -> Any:
     return OmegaConf.to_container(root.node, resolve=True)
 
 
-def option(group: str, name: str, key: str) -> dict[str, Any]:
-    """The component of a group's option, and the sizes that it sets. Raises ConfigError if there is none."""
-    is_ready = GlobalHydra.instance().is_initialized()
-    with nullcontext() if is_ready else hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        known = loader.get_group_options(group)
+@lru_cache(maxsize=256)
+def option(group: str, name: str, key: str, loader: ConfigLoader | None) -> dict[str, Any]:
+    """The component of a group's option, and the sizes that it sets; another `loader` may find other files.
+
+    Raises ConfigError if there is none.
+    """
+    with composing() as found:
+        known = found.get_group_options(group)
         if name not in known:
             raise ConfigError(f"{key}={name}: {group} has no such option{suggestion(name, known)}")
-        return composed(group, name, loader)
-
-
-@cache
-def composed(group: str, name: str, loader: Any) -> dict[str, Any]:
-    """See `option`. loader: Hydra's current one, which knows the user's folders."""
-    model = OmegaConf.to_container(hydra.compose("config", overrides=[f"{group}={name}"]).model, resolve=False)
-    assert isinstance(model, dict)
+        model = written(hydra.compose("config", overrides=[f"{group}={name}"]).model)
     return {part: model[part] for part in (group, *SLOTS[group])}

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import nullcontext
 from fractions import Fraction
 from functools import lru_cache
 from math import lcm
@@ -10,13 +9,12 @@ from typing import Any
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from llama_lab.errors import ConfigError, first_line, suggestion
 
-from . import CONF_DIR
+from .composing import composing, last_loader
 from .value_types import check_kinds, default_settings
 
 LARGEST_DENOMINATOR = 10_000  # of a share: four decimals, or a simple fraction such as 1/3
@@ -38,7 +36,7 @@ def mixture_parts(mix: Any, parts: Any) -> DictConfig | None:
     if unknown := [str(name) for name in settings if name not in shares]:
         raise ConfigError(f"data.parts.{unknown[0]}: is no part of data.mix, which has {', '.join(shares)}")
     own = {name: json.dumps(settings.get(name, {})) for name in shares}
-    return OmegaConf.create({name: json.loads(_part(name, own[name], _loader())) for name in shares})
+    return OmegaConf.create({name: json.loads(_part(name, own[name], last_loader())) for name in shares})
 
 
 def exact_shares(mix: Any) -> dict[str, Fraction]:
@@ -67,24 +65,13 @@ def exact_shares(mix: Any) -> dict[str, Fraction]:
     return shares
 
 
-def _loader() -> ConfigLoader | None:
-    """Hydra's config loader; after it, when a config is still read, the last one; None before."""
-    if GlobalHydra.instance().is_initialized():
-        _loaders[:] = [GlobalHydra.instance().config_loader()]
-    return _loaders[0] if _loaders else None
-
-
-_loaders: list[ConfigLoader] = []
-
-
 @lru_cache(maxsize=256)
 def _part(name: str, settings: str, loader: ConfigLoader | None) -> str:
     """The resolved config of a part, as JSON; another `loader` may find other files."""
     own = json.loads(settings)
     option = own.pop("data", name)
-    is_ready = GlobalHydra.instance().is_initialized()
-    with nullcontext() if is_ready else hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        known = [one for one in GlobalHydra.instance().config_loader().get_group_options("data") if one != "mix"]
+    with composing() as found:
+        known = [one for one in found.get_group_options("data") if one != "mix"]
         if option not in known:
             raise ConfigError(
                 f"data.mix.{name}: {option} is no data that can be mixed{suggestion(str(option), known)}; choose of "

@@ -1,5 +1,6 @@
 """Patterns over layers: which layers have what, and one line for a pattern that cannot be meant."""
 
+import hydra
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,17 @@ def test_a_stored_config_needs_no_options_to_build_its_layers() -> None:
     assert OmegaConf.to_container(stored.layers) == [
         {"at": [3], "position": {"_target_": "llama_lab.model.position.Position", "_partial_": True}}
     ]
+
+
+def test_an_option_is_composed_once_however_often_the_layers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of a command, too, where Hydra is no longer there when they are."""
+    cfg = compose_config(*FOUR, "+pattern.once={at: [0, 2], position: alibi}")
+    composed: list[object] = []
+    real = hydra.compose
+    monkeypatch.setattr(hydra, "compose", lambda *args, **settings: (composed.append(args), real(*args, **settings))[1])
+    for _ in range(3):
+        assert cfg.model.layers[0].position._target_.endswith(".Alibi")
+    assert len(composed) <= 1
 
 
 REFUSED = {

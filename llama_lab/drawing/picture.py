@@ -3,19 +3,17 @@
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from string import ascii_uppercase
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
-
 from llama_lab import formatting as fmt
 from llama_lab.model import Cost
+from llama_lab.templates import template
 
 from .anatomy import Anatomy, Layer, Part
 from .wiring import Sum
 
-TEMPLATE = "picture.svg.j2"
+TEMPLATE = Path(__file__).with_name("picture.svg.j2")
 ACCENT = "#b84f00"  # of what differs
 WIDTH = 390  # of a column; the unit is a pixel, as wide as a point of 12 in a column of text
 LEFT, RIGHT = 44, 262  # of the boxes
@@ -277,7 +275,7 @@ def picture(one: Anatomy, against: Anatomy | None = None) -> str:
     top = min(column.y for column in columns)
     for column in columns:
         column.heading(top)
-    return _template().render(
+    return template(TEMPLATE).render(
         columns=columns,
         width=WIDTH,
         top=min(column.y for column in columns),
@@ -285,18 +283,6 @@ def picture(one: Anatomy, against: Anatomy | None = None) -> str:
         arrow_head=arrow_head,
         accent=ACCENT,
     )
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(TEMPLATE)
 
 
 def arrow_head(points: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:

@@ -108,8 +108,7 @@ class GroupedQueryAttention(Mixer):
             raise ValueError(
                 f"attention.chunk={chunk}: there is attention.window={window} too; set one of them to null"
             )
-        if kernel not in ("auto", "sdpa", "reference"):
-            raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
+        check_kernel(kernel)
         if softcap is not None and softcap <= 0:
             raise ValueError(f"attention.softcap={softcap}: must be positive, or null for none")
         if kernel == "sdpa" and softcap is not None:
@@ -280,6 +279,12 @@ class MultiQueryAttention(GroupedQueryAttention):
     def check_heads(self) -> None:
         """Raise ValueError unless there is one kv head."""
         require_kv_heads(self.n_kv_heads, 1, "attention=mqa has one kv head")
+
+
+def check_kernel(kernel: str) -> None:
+    """Raise ValueError for a kernel that attention does not have."""
+    if kernel not in ("auto", "sdpa", "reference"):
+        raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
 
 
 def require_kv_heads(n_kv_heads: int, wanted: int, rule: str) -> None:

@@ -144,8 +144,10 @@ class Decoder(nn.Module):
 
     def predictable(self, targets: Tensor) -> Tensor:
         """`targets (B, T)`, but -100, which no loss counts, for those within a prefix: the model sees them."""
+        if not self.prefix:
+            return targets
         seen = torch.arange(targets.shape[1], device=targets.device) < self.prefix - 1
-        return targets.masked_fill(seen, -100) if self.prefix else targets
+        return targets.masked_fill(seen, -100)
 
     def transform(self, tokens: Tensor, layout: Layout, states: Sequence[State] | None = None) -> Tensor:
         """Embeddings, blocks and the last norm: `tokens (B, T)` to `(B, T, D)`, updating the `states` of the mixers."""

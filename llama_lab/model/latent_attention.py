@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import must_repeat_heads, reference_attention, require_kv_heads
+from .attention import check_kernel, must_repeat_heads, reference_attention, require_kv_heads
 from .cache import LayerCache, Lookup, new_layer_cache
 from .init import ResidualOutput
 from .layout import Layout
@@ -57,8 +57,7 @@ class LatentAttention(Mixer):
         }.items():
             if size is not None and size < 1:
                 raise ValueError(f"attention.{name}={size}: must be a positive whole number")
-        if kernel not in ("auto", "sdpa", "reference"):
-            raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
+        check_kernel(kernel)
         self.n_heads, self.head_dim, self.kv_rank = n_heads, head_dim, kv_rank
         self.nope_dim, self.value_dim = nope_dim, value_dim
         self.kernel = "sdpa" if kernel == "auto" else kernel

@@ -444,16 +444,7 @@ def option_styles(result: Result) -> dict[str, Style]:
 
 def _law(name: str, style: Style, line: Line) -> list[go.Scatter]:
     """A fitted line with its band."""
-    band = go.Scatter(
-        x=[*line.x, *reversed(line.x)],
-        y=[_round(y) for y in (*line.low, *reversed(line.high))],
-        fill="toself",
-        fillcolor=style.colour,
-        opacity=0.15,
-        mode="none",
-        hoverinfo="skip",
-        meta={"arm": name},
-    )
+    band = _area(name, style, line.x, line.low, line.high, opacity=0.15)
     return [band, _line(name, style, line.x, map(_round, line.mean)).update(mode="lines", line={"width": 1.5})]
 
 
@@ -552,15 +543,23 @@ def _mean(arm: str, style: Style, curve: Curve | DifferenceCurve, points: list[i
 
 
 def _band(arm: str, style: Style, curve: Curve | DifferenceCurve, points: list[int]) -> go.Scatter:
+    x, low, high = ([values[i] for i in points] for values in (curve.tokens, curve.low, curve.high))
+    return _area(arm, style, x, low, high, opacity=0.18)
+
+
+def _area(
+    name: str, style: Style, x: Sequence[float], low: Sequence[float], high: Sequence[float], opacity: float
+) -> go.Scatter:
+    """The area between two lines over `x`."""
     return go.Scatter(
-        x=[curve.tokens[i] for i in points + points[::-1]],
-        y=[_round(curve.low[i]) for i in points] + [_round(curve.high[i]) for i in points[::-1]],
+        x=[*x, *reversed(x)],
+        y=[_round(y) for y in (*low, *reversed(high))],
         fill="toself",
         fillcolor=style.colour,
-        opacity=0.18,
+        opacity=opacity,
         mode="none",
         hoverinfo="skip",
-        meta={"arm": arm},
+        meta={"arm": name},
     )
 
 

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly import graph_objects as go
 from plotly.offline import get_plotlyjs
@@ -14,13 +13,14 @@ from plotly.offline import get_plotlyjs
 from llama_lab import formatting as fmt
 from llama_lab.study.speed import StudySpeed
 from llama_lab.study.study import FILE, SUMMARY
+from llama_lab.templates import template
 
 from . import charts
 from .guide import guide
 from .result import Finding, Result
 from .tables import Table, tables
 
-TEMPLATE = "page.html.j2"
+TEMPLATE = Path(__file__).with_name("page.html.j2")
 BESIDE = (SUMMARY, FILE, StudySpeed.FILE, "export/")  # files that the page links if they are in its folder
 MATCHES = {"params": "matched in parameters", "flops": "matched in FLOPs per token", "none": "not matched in size"}
 MOST_SEEDS = 8  # listed in one line
@@ -109,13 +109,6 @@ def write_page(result: Result, path: Path) -> None:
 
 def page(result: Result, files: Sequence[str] = ()) -> str:
     """The report of a study as HTML, with links to these files beside it."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     study, seeds = result.study, result.provenance.seeds
     listed = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds)) or fmt.UNKNOWN}"
     facts = (  # the subtitle
@@ -125,7 +118,7 @@ def page(result: Result, files: Sequence[str] = ()) -> str:
         listed if len(seeds) <= MOST_SEEDS else fmt.count(len(seeds), "seed"),
         MATCHES.get(study.match, "matching not recorded"),
     )
-    return environment.get_template(TEMPLATE).render(
+    return template(TEMPLATE).render(
         result=result,
         facts=" · ".join(facts),
         files=files,

@@ -62,7 +62,7 @@ FOLLOWS = {
     WIDTH: ("model.dim", "size.mlp_ratio"),
     "model.n_kv_heads": ("model.n_heads", "size.n_kv_heads"),
     "model.attention.window": ("model.max_seq_len",),
-    "model.attention.scale": ("model.head_dim", "model.dim", "model.n_heads"),
+    "model.attention.scale": ("model.head_dim",),
     "model.attention.kv_rank": ("model.head_dim",),
     "model.attention.nope_dim": ("model.head_dim",),
     "model.attention.value_dim": ("model.head_dim",),

@@ -19,12 +19,12 @@ EXPECTED = {
     "llama, llama3 scaling": ["position=rope_llama3", "model.position.scaling.factor=4.0", "ffn=swiglu"],
     "ctrl": ["position=sinusoidal_concatenated", "embedding=scaled_bias"],
     "gemma2": ["+pattern.other1={at:[1],attention:{window:null}}", "model.attention.softcap=2.0"],
-    "gemma3": ["model.attention.qk_norm=head", "position=rope", "block=sandwich"],
+    "gemma3": ["attention=gqa_qk_norm", "position=rope", "block=sandwich"],
     "gemma3, scaled": ["model.position.theta=500.0", "position=rope_linear"],
     "exaone4": ["block=reordered", "model.attention.window=7"],
     "smollm3, listed": ["position=none"],
-    "glm": ["model.position.interleaved=true", "model.attention.output_bias=false"],
-    "mpt": ["position=alibi", "model.norm.bias=false"],
+    "glm": ["model.position.interleaved=true", "attention=gqa_qkv_bias"],
+    "mpt": ["position=alibi", "norm=layernorm_no_bias"],
 }
 
 

@@ -21,6 +21,11 @@ def prenorm(x: Tensor, block: Block, attention: Callable[[Tensor], Tensor]) -> T
     return x + block.ffn(block.ffn_norm(x))
 
 
+def prenorm_scaled(x: Tensor, block: Block, attention: Callable[[Tensor], Tensor]) -> Tensor:
+    x = x + 0.22 * attention(block.attention_norm(x))
+    return x + 0.22 * block.ffn(block.ffn_norm(x))
+
+
 def reordered(x: Tensor, block: Block, attention: Callable[[Tensor], Tensor]) -> Tensor:
     x = x + block.attention_norm(attention(x))
     return x + block.ffn_norm(block.ffn(x))
@@ -46,7 +51,10 @@ def deepnorm(x: Tensor, block: Block, attention: Callable[[Tensor], Tensor]) -> 
     return block.ffn_norm(x + scale * block.ffn(x))
 
 
-FORMULAS = {f.__name__: f for f in (postnorm, deepnorm, prenorm, reordered, sandwich, parallel, parallel_two_norms)}
+FORMULAS = {
+    formula.__name__: formula
+    for formula in (postnorm, deepnorm, prenorm, prenorm_scaled, reordered, sandwich, parallel, parallel_two_norms)
+}
 NORMS = {"sandwich": 4, "parallel": 1}  # per block; the others have 2
 
 

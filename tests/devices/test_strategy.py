@@ -198,6 +198,7 @@ ZOO = [
 ]
 
 
+@pytest.mark.slow
 def test_every_architecture_has_the_weights_logits_and_gradients_that_it_has_whole(mesh: Any) -> None:
     tokens = torch.arange(24).view(2, 12)
     for choice in ZOO:

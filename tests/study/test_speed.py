@@ -85,6 +85,7 @@ def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
     assert not (unmeasured / "lightning_logs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_round")
 def test_speeds_are_measured_again_only_after_a_run(study: Callable[..., Ran], measured: Path) -> None:
     before = (measured / StudySpeed.FILE).read_bytes()

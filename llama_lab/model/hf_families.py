@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .hf import Family, Fusion, Weights
-from .hf_layers import SLIDING, RotaryByKind, SomeRotary, Windows
+from .hf_layers import SLIDING, GlobalAndLocal, RotaryByKind, SomeRotary, Windows
 from .hf_settings import (
     MODEL,
     Choice,
@@ -312,6 +312,46 @@ GPT2 = Family(
         "blocks.#.ffn_norm.*": "transformer.h.#.ln_2.*",
         "blocks.#.ffn.up.*": ("transformer.h.#.mlp.c_fc.*", CONV1D),
         "blocks.#.ffn.down.*": ("transformer.h.#.mlp.c_proj.*", CONV1D),
+        "norm.*": "transformer.ln_f.*",
+        **HEAD,
+    },
+)
+GPT_NEO = Family(
+    "gpt_neo",
+    "GPTNeoForCausalLM",
+    "transformer.",
+    {
+        **OWN_KV_HEADS,
+        **LAYER_NORM,
+        **PLAIN,
+        **LEARNED,
+        **dict.fromkeys(("attention.output_bias", *FFN_BIASES), True),
+        **block("PreNorm"),
+        "attention.scale": 1.0,
+    },
+    (
+        Value("vocab_size", "vocab_size", 50257),
+        Value("hidden_size", "dim", 2048),
+        Value("num_layers|num_hidden_layers", "n_layers", 24),
+        Value("num_heads|num_attention_heads", "n_heads", 16),
+        Value("max_position_embeddings", "max_seq_len", 2048),
+        Value("intermediate_size", "hidden_dim", times_dim(4)),
+        Value("layer_norm_epsilon", "norm.eps", 1e-5),
+        Choice("activation_function", "gelu_new", ACTIVATIONS),
+        GlobalAndLocal(),
+        TIED,
+    ),
+    {
+        "embedding.tokens.weight": "transformer.wte.weight",
+        "position.table.weight": "transformer.wpe.weight",
+        "blocks.#.attention_norm.*": "transformer.h.#.ln_1.*",
+        "blocks.#.attention.query.*": "transformer.h.#.attn.attention.q_proj.*",
+        "blocks.#.attention.key.*": "transformer.h.#.attn.attention.k_proj.*",
+        "blocks.#.attention.value.*": "transformer.h.#.attn.attention.v_proj.*",
+        "blocks.#.attention.output.*": "transformer.h.#.attn.attention.out_proj.*",
+        "blocks.#.ffn_norm.*": "transformer.h.#.ln_2.*",
+        "blocks.#.ffn.up.*": "transformer.h.#.mlp.c_fc.*",
+        "blocks.#.ffn.down.*": "transformer.h.#.mlp.c_proj.*",
         "norm.*": "transformer.ln_f.*",
         **HEAD,
     },
@@ -1027,6 +1067,51 @@ COHERE = Family(
         "blocks.#.attention.key_norm.weight": ("model.layers.#.self_attn.k_norm.weight", ROW_PER_HEAD),
     },
 )
+COHERE2_WINDOWS = Windows(4096, every=4)
+COHERE2 = replace(
+    COHERE,
+    model_type="cohere2",
+    architecture="Cohere2ForCausalLM",
+    settings=(
+        *(setting for setting in COHERE.settings if not {"use_qk_norm", "rope_theta"} & {*setting.names}),
+        COHERE2_WINDOWS,
+        SomeRotary(
+            RotaryPosition(interleaved=True),
+            lambda config, ours: [kind == SLIDING for kind in COHERE2_WINDOWS.kinds(config, ours)],
+        ),
+        Unread(("head_dim", "layer_switch", "order_of_interleaved_layers", "position_embedding_type")),
+        Unread(("use_embedding_sharing", "use_gated_activation", "use_parallel_block", "use_parallel_embedding")),
+    ),
+    weights=LLAMA_WEIGHTS,
+)
+CWM = Family(
+    "cwm",
+    "CwmForCausalLM",
+    "model.",
+    ROTATED_GATED,
+    llama_settings(
+        sizes(128256, 6144, 64, 48, 131072),
+        21504,
+        1e-5,
+        RotaryPosition(
+            1_000_000.0,
+            absent=(
+                ("rope_type", "llama3"),
+                ("factor", 16.0),
+                ("low_freq_factor", 1.0),
+                ("high_freq_factor", 4.0),
+                ("original_max_position_embeddings", 8192),
+            ),
+        ),
+        Value("head_dim", "head_dim", 128),
+        UNTIED,
+        MLP_BIAS,
+        Unread(("attention_bias",)),
+        Windows(8192, every=4, leading=True),
+        n_kv_heads=8,
+    ),
+    LLAMA_WEIGHTS,
+)
 NANOCHAT = Family(
     "nanochat",
     "NanoChatForCausalLM",
@@ -1069,6 +1154,7 @@ FAMILIES: tuple[Family, ...] = (
     MINISTRAL,
     GPT1,
     GPT2,
+    GPT_NEO,
     OPT,
     CTRL,
     GPT_NEOX,
@@ -1096,6 +1182,8 @@ FAMILIES: tuple[Family, ...] = (
     NEMOTRON,
     OLMO,
     COHERE,
+    COHERE2,
+    CWM,
     NANOCHAT,
 )
 # The `model_type` of each recipe that has one; the first Transformer and PaLM have none.

@@ -279,13 +279,14 @@ class RotaryPosition:
     """RoPE: `rope_parameters` of transformers 5, or `rope_theta`, `rope_scaling` and others of older files.
 
     Scaling "dynamic" starts beyond max_position_embeddings, where our context ends: it is read as none. NTK-aware
-    scaling is a larger theta, and written as that.
+    scaling is a larger theta, and written as that. absent: `rope_parameters` of a file without any.
     """
 
     theta: float = 10000.0
     fraction: float = 1.0
     interleaved: bool = False
     older: tuple[str, str] = ("rope_theta", "partial_rotary_factor")  # names of theta and fraction before version 5
+    absent: tuple[tuple[str, Any], ...] = ()
 
     @property
     def names(self) -> Sequence[str]:
@@ -296,7 +297,7 @@ class RotaryPosition:
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
         nested = {"rope_parameters": {}, "rope_scaling": {}} | nest(below(config, self.names))
-        rope = {**(nested["rope_scaling"] or {}), **(nested["rope_parameters"] or {})}
+        rope = {**(nested["rope_scaling"] or {}), **(nested["rope_parameters"] or {})} or dict(self.absent)
         theta = rope.pop("rope_theta", nested.get("rope_theta", nested.get("rotary_emb_base", self.theta)))
         fraction = nested.get("partial_rotary_factor", nested.get("rotary_pct", self.fraction))
         fraction = rope.pop("partial_rotary_factor", fraction)

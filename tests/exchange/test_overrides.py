@@ -22,6 +22,8 @@ EXPECTED = {
     "gemma3": ["attention=gqa_qk_norm", "position=rope", "block=sandwich"],
     "gemma3, scaled": ["model.position.theta=500.0", "position=rope_linear"],
     "exaone4": ["block=reordered", "model.attention.window=7"],
+    "cohere2, listed": ["position=none", "attention=gqa_bias"],
+    "gpt_neo": ["model.attention.window=7", "+pattern.other1={at:[0],attention:{window:null}}"],
     "smollm3, listed": ["position=none"],
     "glm": ["model.position.interleaved=true", "attention=gqa_qkv_bias"],
     "mpt": ["position=alibi", "norm=layernorm_no_bias"],

@@ -24,6 +24,7 @@ EXPECTED = {
     "exaone4": ["block=reordered", "model.attention.window=7"],
     "cohere2, listed": ["position=none", "attention=gqa_bias"],
     "gpt_neo": ["model.attention.window=7", "+pattern.other1={at:[0],attention:{window:null}}"],
+    "deepseek_v2, yarn": ["attention=mla", "position=rope_yarn", "norm=rmsnorm_1e-6"],
     "smollm3, listed": ["position=none"],
     "glm": ["model.position.interleaved=true", "attention=gqa_qkv_bias"],
     "mpt": ["position=alibi", "norm=layernorm_no_bias"],

@@ -306,6 +306,6 @@ def test_only_learned_positions_end(option: str) -> None:
 
 @pytest.mark.parametrize("option", options("position"))
 def test_a_position_encoding_has_one_hook_or_says_that_it_is_two(option: str) -> None:
-    kind = type(decoder(f"position={option}").position)
-    overridden = [hook for hook in ("embed", "rotation", "bias") if getattr(kind, hook) is not getattr(Position, hook)]
+    kind, hooks = type(decoder(f"position={option}").position_at(0)), ("embed", "rotation", "bias", "relation")
+    overridden = [hook for hook in hooks if getattr(kind, hook) is not getattr(Position, hook)]
     assert len(overridden) == {"none": 0, "rope_alibi": 2}.get(option, 1)

@@ -64,13 +64,15 @@ class Windows:
     """Which layers attend through a sliding window.
 
     default: their `sliding_window` where it is absent. gated: they ignore it unless `use_sliding_window`. every: of a
-    file without `layer_types`, every n-th layer sees all. listed: whether they have `layer_types`; those that are gated
-    or have `every` do. nullable: whether they can do without a window if no layer has one.
+    file without `layer_types`, every n-th layer sees all; `leading`: the first of n does, not the last. listed: whether
+    they have `layer_types`; those that are gated or have `every` do. nullable: whether they can do without a window if
+    no layer has one.
     """
 
     default: int | None
     gated: bool = False
     every: int | None = None
+    leading: bool = False
     listed: bool = False
     nullable: bool = False
 
@@ -94,7 +96,8 @@ class Windows:
         """The kind of each layer."""
         first = config.get("max_window_layers", 28) if self.gated else 0
         every = config.get("sliding_window_pattern", self.every)
-        is_full = [i < first or (every and (i + 1) % every == 0) for i in range(ours["n_layers"])]
+        last = 0 if self.leading or not every else every - 1
+        is_full = [i < first or (every and i % every == last) for i in range(ours["n_layers"])]
         kinds: list[str] = config.get("layer_types") or [FULL if full else SLIDING for full in is_full]
         if unknown := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
             raise ValueError(f"layer_types={kinds}: no switch for {unknown[0]}")
@@ -113,6 +116,32 @@ class Windows:
             is_missing = widest is None and self.every and not self.nullable
             written["sliding_window"] = ours["max_seq_len"] if is_missing else widest
         return written
+
+
+@dataclass(frozen=True)
+class GlobalAndLocal:
+    """GPT-Neo's windows: `attention_types` are kinds of layers, and how often they follow each other."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All their names of it."""
+        return ("attention_types", "attention_layers", "window_size")
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        types = config.get("attention_types") or [[["global", "local"], 12]]
+        kinds = [kind for kinds, times in types for kind in kinds * times]
+        if len(kinds) != ours["n_layers"] or not {*kinds} <= {"global", "local"}:
+            raise ValueError(f"attention_types={types}: no switch; only global and local {ours['n_layers']} times are")
+        window = {"sliding_window": config.get("window_size", 256)}
+        layers = [SLIDING if kind == "local" else FULL for kind in kinds]
+        return Windows(None).read(window | {"layer_types": layers}, ours)
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        windows = each(ours, "attention.window")
+        kinds = ["global" if window is None else "local" for window in windows]
+        return {"attention_types": [[kinds, 1]], "window_size": max(filter(None, windows), default=ours["max_seq_len"])}
 
 
 @dataclass(frozen=True)

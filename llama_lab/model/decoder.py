@@ -1,6 +1,6 @@
 """The decoder-only language model: embeddings, blocks, head. It knows no component by name, only their factories."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -95,6 +95,8 @@ class Decoder(nn.Module):
                     f"it start anew where layout.positions is 0, and say so with `documents = True`"
                 )
             mixer.use(self.position_at(i))
+        if ended := self.ends(max_seq_len):
+            raise ValueError(f"max_seq_len={max_seq_len}: {ended}; make it smaller, or choose another position")
         for mixer in self.mixers[1:]:
             mixer.follow(self.mixers[0])
         self.prefix = max(mixer.prefix for mixer in self.mixers)
@@ -128,10 +130,8 @@ class Decoder(nn.Module):
             positions, shortest, longest = torch.arange(T, device=tokens.device), 0, 0
         else:
             positions, shortest, longest = state.next_positions(B, T)
-        if self.position.max_positions is not None and longest + T > self.position.max_positions:
-            raise ValueError(
-                f"max_seq_len={self.max_seq_len}: this position encoding ends there, not at {longest + T} tokens"
-            )
+        if ended := self.ends(longest + T):
+            raise ValueError(f"max_seq_len={self.max_seq_len}: {ended}, not at {longest + T} tokens")
         layout = self.layout(tokens, positions.to(tokens.device), shortest, longest, state)
         if state is None:
             return self.transform(tokens, layout)
@@ -203,11 +203,23 @@ class Decoder(nn.Module):
         """The encoding that a layer, counted from 0, has alone or with others."""
         return self._positions.get(layer, self.position)
 
+    def ends(self, length: int) -> str:
+        """Which position encoding ends before `length` tokens do, in words; empty if none does."""
+        for one in self.encodings:
+            if one.max_positions is not None and length > one.max_positions:
+                return f"{type(one).__name__.lower()} positions end at {one.max_positions}"
+        return ""
+
+    @property
+    def encodings(self) -> list[Position]:
+        """The encodings of all layers, the usual one first."""
+        return [self.position, *cast(Iterable[Position], self.other_positions)]
+
     @property
     def max_context(self) -> int | None:
         """Largest number of tokens; None if the states of all layers stop growing and positions have no limit."""
         slides = all(mixer.full_after is not None for mixer in self.mixers)
-        return None if slides and self.position.max_positions is None else self.max_seq_len
+        return None if slides and not any(one.max_positions for one in self.encodings) else self.max_seq_len
 
     @property
     def mixers(self) -> list[Mixer]:

@@ -295,7 +295,7 @@ def test_learned_positions_add_their_own_row_and_end() -> None:
     x = torch.randn(2, 3, 32)
     rows = model.position.table.weight[[4, 5, 6]]
     assert torch.equal(model.position.embed(x, torch.arange(4, 7)), x + rows)
-    with pytest.raises(ValueError, match=r"^max_seq_len=32: this position encoding ends there, not at 33 tokens$"):
+    with pytest.raises(ValueError, match=r"^max_seq_len=32: learned positions end at 32, not at 33 tokens$"):
         model(torch.zeros(1, 33, dtype=torch.long))
 
 

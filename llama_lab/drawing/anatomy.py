@@ -36,6 +36,7 @@ NAMES = {
     "Learned": "Learned positions",
     "Sinusoidal": "Sinusoids",
     "Relative": "Relative positions",
+    "Shaw": "Relative vectors",
     "Embedding": "Token embedding",
     "PreNorm": "Pre-norm block",
     "PostNorm": "Post-norm block",
@@ -201,7 +202,7 @@ class Reader:
 
     def with_position(self, index: int, mixer: Part) -> Part:
         """A mixer that says which positions it has, if other layers have others."""
-        position = self.model.position_at(index)
+        position = self.model.encoding_of(index)
         if position is self.model.position:
             return mixer
         title = type(position).__name__

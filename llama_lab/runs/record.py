@@ -1,5 +1,6 @@
 """The record of a run: its folder, read."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,16 @@ def read_overrides(path: Path) -> list[str]:
         return []
     with reading(path, OVERRIDES):
         return [str(override) for override in yaml.safe_load(file.read_text(encoding="utf-8"))]
+
+
+def started(records: Iterable[Record]) -> list[Record]:
+    """Those that left anything."""
+    return [record for record in records if record.status != MISSING]
+
+
+def finished(records: Iterable[Record]) -> list[Record]:
+    """Those that are done."""
+    return [record for record in records if record.done]
 
 
 def missing_record(path: Path, arm: str, seed: int) -> Record:

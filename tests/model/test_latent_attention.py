@@ -81,7 +81,7 @@ def in_pieces(model: Decoder, sizes: list[int], dtype: torch.dtype | None = None
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])
-@pytest.mark.parametrize("position", options("position"))
+@pytest.mark.parametrize("position", [option for option in options("position") if option != "shaw"])
 @torch.no_grad()
 def test_cached_decoding_equals_the_full_forward(position: str, kernel: str) -> None:
     sizes = ("model.attention.value_dim=20", "model.attention.kv_rank=12", "model.attention.scale=0.5")

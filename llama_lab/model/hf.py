@@ -127,6 +127,10 @@ class Family:
         Raises ValueError for a setting that we cannot express, or do not know.
         """
         theirs = flatten(config)
+        ours: Settings = {**EMBEDDING, **self.attention, **BLOCK}
+        ours |= {key: value for key, value in self.recipe.items() if not callable(value)}
+        for setting in self.settings:
+            ours |= setting.read(theirs, ours)
         known = {name for setting in self.settings for name in setting.names}
         for name, value in theirs.items():
             is_known = name in known or name.partition(".")[0] in known
@@ -135,10 +139,6 @@ class Family:
                     f"{name}={value}: is no setting of {self.model_type} that we know; if it changes no logits, delete "
                     f"it from the file"
                 )
-        ours: Settings = {**EMBEDDING, **self.attention, **BLOCK}
-        ours |= {key: value for key, value in self.recipe.items() if not callable(value)}
-        for setting in self.settings:
-            ours |= setting.read(theirs, ours)
         return ours | {key: value(ours) for key, value in self.recipe.items() if callable(value)}
 
     def write_config(self, ours: Settings) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .hf import Family, Fusion, Weights
-from .hf_layers import SLIDING, GlobalAndLocal, RotaryByKind, SomeRotary, Windows
+from .hf_layers import SLIDING, FullLayers, GlobalAndLocal, RotaryByKind, RotaryByLayer, SomeRotary, Windows, sliding
 from .hf_settings import (
     MODEL,
     Choice,
@@ -977,6 +977,12 @@ GLM = Family(
         "blocks.#.ffn.down.*": "model.layers.#.mlp.down_proj.*",
     },
 )
+GRANITE_SCALARS = (
+    Value("embedding_multiplier", "embedding.scale", 1.0),
+    Value("residual_multiplier", "block.residual_scale", 1.0),
+    Reciprocal("logits_scaling", "embedding.logit_scale"),
+    ScoreScale("attention_multiplier", 1.0),
+)
 GRANITE = Family(
     "granite",
     "GraniteForCausalLM",
@@ -990,12 +996,28 @@ GRANITE = Family(
         UNTIED,
         ATTENTION_BIAS,
         MLP_BIAS,
-        Value("embedding_multiplier", "embedding.scale", 1.0),
-        Value("residual_multiplier", "block.residual_scale", 1.0),
-        Reciprocal("logits_scaling", "embedding.logit_scale"),
-        ScoreScale("attention_multiplier", 1.0),
+        *GRANITE_SCALARS,
     ),
     LLAMA_WEIGHTS,
+)
+GRANITE_SWA = replace(
+    GRANITE,
+    model_type="granite_swa",
+    architecture="GraniteSWAForCausalLM",
+    recipe={**GRANITE.recipe, "attention.sinks": True},
+    settings=llama_settings(
+        sizes(100352, 2560, 24, 20, 8192),
+        8192,
+        1e-5,
+        Windows(128, every=4, leading=True),
+        RotaryByLayer(),
+        TIED,
+        ATTENTION_BIAS,
+        MLP_BIAS,
+        *GRANITE_SCALARS,
+        n_kv_heads=4,
+    ),
+    weights={**LLAMA_WEIGHTS, "blocks.#.attention.sinks.logits": "model.layers.#.self_attn.sinks"},
 )
 NEMOTRON = Family(
     "nemotron",
@@ -1077,10 +1099,7 @@ COHERE2 = replace(
     settings=(
         *(setting for setting in COHERE.settings if not {"use_qk_norm", "rope_theta"} & {*setting.names}),
         COHERE2_WINDOWS,
-        SomeRotary(
-            RotaryPosition(interleaved=True),
-            lambda config, ours: [kind == SLIDING for kind in COHERE2_WINDOWS.kinds(config, ours)],
-        ),
+        SomeRotary(RotaryPosition(interleaved=True), sliding(COHERE2_WINDOWS)),
         Unread(("head_dim", "layer_switch", "order_of_interleaved_layers", "position_embedding_type")),
         Unread(("use_embedding_sharing", "use_gated_activation", "use_parallel_block", "use_parallel_embedding")),
     ),
@@ -1118,6 +1137,7 @@ EXPERTS = Unread(  # of layers that are all dense
     (
         *("num_experts", "n_routed_experts", "num_local_experts", "n_shared_experts", "num_experts_per_tok"),
         *("moe_intermediate_size", "moe_layer_freq", "n_group", "topk_group", "topk_method", "norm_topk_prob"),
+        *("decoder_sparse_step", "shared_expert_intermediate_size", "num_shared_experts", "route_scale"),
         *("routed_scaling_factor", "scoring_func", "aux_loss_alpha", "seq_aux", "router_aux_loss_coef", "ep_size"),
     )
 )
@@ -1206,6 +1226,84 @@ YOUTU = replace(
         Unread(("embedding_initializer_range",)),
     ),
 )
+
+
+def split_gate(tensor: Tensor, settings: Settings) -> Sequence[Tensor]:
+    """For each head in turn, its queries and its gate."""
+    heads = tensor.view(settings["n_heads"], 2, settings["head_dim"], *tensor.shape[1:])
+    return [heads[:, part].flatten(0, 1) for part in (0, 1)]
+
+
+def join_gate(parts: Sequence[Tensor], settings: Settings) -> Tensor:
+    """The inverse of `split_gate`."""
+    heads = [part.view(settings["n_heads"], settings["head_dim"], *part.shape[1:]) for part in parts]
+    return torch.stack(heads, 1).flatten(0, 2)
+
+
+QWEN3_5_SETTINGS: tuple[Setting, ...] = (
+    RotaryPosition(fraction=0.25),
+    Value("head_dim", "head_dim", 256),
+    UNTIED,
+    Fixed("attention_bias", False),
+    FullLayers(every=4),
+    Unread(tuple(f"linear_{name}_dim" for name in ("conv_kernel", "key_head", "value_head"))),
+    Unread(("linear_num_key_heads", "linear_num_value_heads")),
+)
+QWEN3_5 = Family(
+    "qwen3_5_text",
+    "Qwen3_5ForCausalLM",
+    "model.",
+    {**GEMMA_NORM, **GATED, **block("PreNorm"), "attention.qk_norm": "head", "attention.gate": "element"},
+    llama_settings(sizes(248320, 4096, 32, 16, 32768), 12288, 1e-6, *QWEN3_5_SETTINGS, n_kv_heads=4),
+    {
+        **{name: theirs for name, theirs in QWEN3.weights.items() if name != "blocks.#.attention.query.*"},
+        ("blocks.#.attention.query.weight", "blocks.#.attention.output_gate.weight"): (
+            "model.layers.#.self_attn.q_proj.weight",
+            Fusion(split_gate, join_gate),
+        ),
+    },
+)
+QWEN3_NEXT = replace(
+    QWEN3_5,
+    model_type="qwen3_next",
+    architecture="Qwen3NextForCausalLM",
+    settings=llama_settings(
+        sizes(151936, 2048, 48, 16, 32768),
+        5632,
+        1e-6,
+        *QWEN3_5_SETTINGS,
+        DenseLayers("mlp_only_layers", ()),
+        EXPERTS,
+        n_kv_heads=2,
+    ),
+)
+AFMOE_WINDOWS = Windows(1024, every=4)
+AFMOE = Family(
+    "afmoe",
+    "AfmoeForCausalLM",
+    "model.",
+    {**RMS_NORM, **GATED, **block("Sandwich"), "attention.qk_norm": "head", "attention.gate": "element"},
+    llama_settings(
+        sizes(200192, 2048, 32, 16, 16384),
+        6144,
+        1e-5,
+        AFMOE_WINDOWS,
+        SomeRotary(RotaryPosition(), sliding(AFMOE_WINDOWS)),
+        Value("head_dim", "head_dim", 128),
+        UNTIED,
+        ATTENTION_BIAS,
+        Choice("mup_enabled", False, {False: {"embedding.scale": 1.0}, True: {"embedding.scale": root_of_dim}}),
+        DenseLayers("num_dense_layers", 1),
+        EXPERTS,
+    ),
+    {
+        **QWEN3.weights,
+        "blocks.#.attention.output_gate.*": "model.layers.#.self_attn.gate_proj.*",
+        "blocks.#.attention_post_norm.*": "model.layers.#.post_attention_layernorm.*",
+        "blocks.#.ffn_norm.*": "model.layers.#.pre_mlp_layernorm.*",
+        "blocks.#.ffn_post_norm.*": "model.layers.#.post_mlp_layernorm.*",
+    },
+)
 NANOCHAT = Family(
     "nanochat",
     "NanoChatForCausalLM",
@@ -1282,6 +1380,10 @@ FAMILIES: tuple[Family, ...] = (
     DEEPSEEK_V3,
     DEEPSEEK_V2,
     YOUTU,
+    GRANITE_SWA,
+    QWEN3_5,
+    QWEN3_NEXT,
+    AFMOE,
 )
 # The `model_type` of each recipe that has one; the first Transformer and PaLM have none.
 RECIPES = {
@@ -1319,6 +1421,7 @@ MISSING = {
     "qwen2_moe": "it routes tokens to experts",
     "qwen3_moe": "it routes tokens to experts",
     "gpt_oss": "it routes tokens to experts",
+    "mimo_v2_flash": "it has values of another width, and routes tokens to experts",
     "mamba": "it has no attention",
     "t5": "it is no decoder alone",
 }

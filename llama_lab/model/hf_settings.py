@@ -109,7 +109,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting of theirs whose values are components or several settings of ours."""
+    """A setting of theirs whose values are components or several settings of ours, some of them derived."""
 
     name: str
     default: Any
@@ -125,11 +125,15 @@ class Choice:
         value = config.get(self.name, self.default)
         if not isinstance(value, str | bool | int | None) or value not in self.ours:
             raise ValueError(f"{self.name}={value}: no switch; choose of {', '.join(map(str, self.ours))}")
-        return dict(self.ours[value])
+        return {key: derive(chosen, ours) for key, chosen in self.ours[value].items()}
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`; the default where it fits, and for what they do not have, which `obstacles` then finds."""
-        values = [value for value, chosen in self.ours.items() if chosen.items() <= ours.items()]
+        values = [
+            value
+            for value, chosen in self.ours.items()
+            if all(equal(ours.get(key), derive(wanted, ours)) for key, wanted in chosen.items())
+        ]
         return {self.name: values[0] if values and self.default not in values else self.default}
 
 
@@ -169,10 +173,10 @@ class Fixed:
 
 @dataclass(frozen=True)
 class DenseLayers:
-    """How many layers, the first ones, do without experts: all of ours do. default: transformers' own number."""
+    """The layers without experts, or how many of the first: all of ours. default: transformers' own."""
 
     name: str
-    default: int
+    default: int | Sequence[int]
 
     @property
     def names(self) -> Sequence[str]:
@@ -182,13 +186,14 @@ class DenseLayers:
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
         dense = config.get(self.name, self.default)
-        if dense < ours["n_layers"]:
-            raise ValueError(f"{self.name}={dense}: no switch for the experts of the layers from there on")
+        if not {*range(ours["n_layers"])} <= {*(range(dense) if isinstance(dense, int) else dense or ())}:
+            raise ValueError(f"{self.name}={dense}: no switch for the experts of the other layers")
         return {}
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
-        return {self.name: ours["n_layers"]}
+        n_layers = ours["n_layers"]
+        return {self.name: n_layers if isinstance(self.default, int) else [*range(n_layers)]}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ EXPECTED = {
     "cohere2, listed": ["position=none", "attention=gqa_bias"],
     "gpt_neo": ["model.attention.window=7", "+pattern.other1={at:[0],attention:{window:null}}"],
     "deepseek_v2, yarn": ["attention=mla", "position=rope_yarn", "norm=rmsnorm_1e-6"],
+    "granite_swa": ["model.attention.sinks=true", "position=none"],
+    "qwen3_next": ["model.attention.gate=element", "norm=rmsnorm_offset", "position=rope_half"],
     "smollm3, listed": ["position=none"],
     "glm": ["model.position.interleaved=true", "attention=gqa_qkv_bias"],
     "mpt": ["position=alibi", "norm=layernorm_no_bias"],

@@ -194,9 +194,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v2",
         DEEPSEEK | rope("yarn", factor=4.0, mscale=0.707, mscale_all_dim=0.707, beta_slow=0.01),
     ),
-    "deepseek_v2, queries of no latent": ("deepseek_v2", DEEPSEEK | {"q_lora_rank": None}),
-    "youtu": ("youtu", LATENT),
     "youtu, yarn without its own mscale": ("youtu", LATENT | rope("yarn", factor=4.0, mscale_all_dim=1.0)),
+    "granite_swa": (
+        "granite_swa",
+        LLAMA
+        | {"embedding_multiplier": 3.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3}
+        | {"sliding_window": 7, "num_hidden_layers": 5, "layer_rope_theta": [0, 100.0, 100.0, 10000.0, 0]},
+    ),
+    "qwen3_5": ("qwen3_5_text", WIDE_HEADS | {"head_dim": 16, "layer_types": [FULL] * 3}),
+    "qwen3_next": (
+        "qwen3_next",
+        WIDE_HEADS
+        | {"layer_types": [FULL] * 3, "mlp_only_layers": [0, 1, 2], "tie_word_embeddings": True}
+        | rope("default", partial_rotary_factor=0.5),
+    ),
+    "afmoe": (
+        "afmoe",
+        WIDE_HEADS
+        | {"num_hidden_layers": 5, "num_dense_layers": 5, "sliding_window": 7}
+        | {"mup_enabled": True, "attention_bias": True},
+    ),
     "nemotron": ("nemotron", WIDE_HEADS | rope("default", partial_rotary_factor=0.5)),
 }
 

@@ -109,8 +109,14 @@ def test_every_recipe_fits_the_class_of_its_family() -> None:
         assert [] in obstacles, (recipe, obstacles)
 
 
-# What a model needs to have no experts, where its family's default has some.
-DENSE = {"deepseek_v3": {"first_k_dense_replace": 61}, "deepseek_v2": {"first_k_dense_replace": 32}}
+# What a model needs to have neither experts nor linear attention, where its family's default does.
+DENSE: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {"first_k_dense_replace": 61},
+    "deepseek_v2": {"first_k_dense_replace": 32},
+    "afmoe": {"num_dense_layers": 32},
+    "qwen3_5_text": {"layer_types": ["full_attention"] * 32},
+    "qwen3_next": {"layer_types": ["full_attention"] * 48, "mlp_only_layers": list(range(48))},
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: f"{family.model_type}{'*' * bool(family.variant)}")
@@ -139,6 +145,10 @@ OBSTACLES = {
     "model.attention.softcap=5": ["attention.softcap=5 (null)"],
     "model.attention.key_bias=true": ["attention.key_bias=true (false)"],
     "model.embedding.scale=2": ["embedding.scale=2 (1.0)"],
+    "attention=mla": ["attention=LatentAttention (GroupedQueryAttention)"],
+    "model.attention.value_residual=learned": ["attention.value_residual=learned (null)"],
+    "model.attention.sinks=true": ["attention.sinks=true (false)"],
+    "model.attention.gate=head": ["attention.gate=head (null)"],
 }
 
 
@@ -172,6 +182,16 @@ NO_SWITCH: dict[str, tuple[str, dict[str, Any]]] = {
     "attention_types=[[['global'], 3]]: no switch; only global and local 2 times": (
         "gpt_neo",
         {"num_layers": 2, "attention_types": [[["global"], 3]]},
+    ),
+    "no switch for linear_attention": ("qwen3_5_text", {}),
+    "mlp_only_layers=[0]: no switch for the experts": (
+        "qwen3_next",
+        {"num_hidden_layers": 2, "full_attention_interval": 1, "mlp_only_layers": [0]},
+    ),
+    "num_dense_layers=1: no switch for the experts": ("afmoe", {"score_func": "sigmoid"}),
+    "layer_rope_theta: has 2 numbers for 3 layers": (
+        "granite_swa",
+        {"num_hidden_layers": 3, "layer_rope_theta": [0, 100]},
     ),
     "first_k_dense_replace=3: no switch for the experts": ("deepseek_v3", {}),
     "rms_norm_eps=1e-05: no switch; only rms_norm_eps=1e-06": ("youtu", {"rms_norm_eps": 1e-5}),

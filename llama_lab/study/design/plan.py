@@ -109,7 +109,12 @@ class Plan:
                 f"{'; '.join(tried)}{further}."
             )
         arms = [
-            replace(one.arm, members=tuple(run.member for run in (*one.runs, *one.tuning)), settings=own)
+            replace(
+                one.arm,
+                members=tuple(run.member for run in (*one.runs, *one.tuning)),
+                settings=own,
+                flops=one.draft.flops(one.cost),
+            )
             for one, own in zip(self.arms, settings, strict=True)
         ]
         return Study(

@@ -120,7 +120,7 @@ def anatomy(name: str, model: Decoder, settings: DictConfig) -> Anatomy:
     tied = head.weight is tokens.weight
     embedding = reader.part("embedding", model.embedding, "embedding", without=head)
     position = None
-    if acting := [one for one in (model.position, *model.other_positions) if type(one) is not Position]:
+    if acting := [one for one in model.encodings if type(one) is not Position]:
         position = reader.part("position", acting[0], "position")
         position = replace(position, params=position.params + sum(reader.fresh(one) for one in acting[1:]))
         position = replace(position, active=position.params)

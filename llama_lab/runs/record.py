@@ -9,7 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from llama_lab.config.components import flatten
-from llama_lab.config.older import CHOICES
+from llama_lab.config.older import choices_before
 from llama_lab.config.trust import stored_config
 from llama_lab.errors import ConfigError
 
@@ -78,8 +78,9 @@ def read_record(path: Path) -> Record:
         raise ConfigError(f"{path}: holds no run; name folders of runs or studies, such as runs/llama/base/seed=1")
     status = Status.load(path)
     environment = Environment.load(path, needs=("arm", "seed"))
+    config = BEFORE | flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True))
     if environment.choices:
-        environment = replace(environment, choices=CHOICES | environment.choices)
+        environment = replace(environment, choices=choices_before(config) | environment.choices)
     metrics = path / "metrics.csv"
     summary = Summary.load(path).metrics if status.status == "done" else {}
     evaluation = Evaluation.load(path) if summary and (path / Evaluation.FILE).exists() else Evaluation()
@@ -90,7 +91,7 @@ def read_record(path: Path) -> Record:
         status=status.status,
         message=status.message,
         overrides=read_overrides(path),
-        config=BEFORE | flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True)),
+        config=config,
         environment=environment,
         summary=summary,
         metrics=read_metrics(metrics) if metrics.exists() else [],

@@ -35,6 +35,7 @@ BATCH = (4, 256)
 GIB = 2**30
 
 
+@cache
 def estimated_on(device: str, *overrides: str) -> Estimate:
     return estimate_training(compose_config("estimate=true", f"device={device}", *overrides))
 

@@ -16,6 +16,7 @@ ADDED: dict[str, dict[str, Any]] = {
     **{f"{MODEL}.attention.{kind}Attention": ATTENTION for kind in ("MultiHead", "GroupedQuery", "MultiQuery")},
     **{f"{MODEL}.block.{kind}": {"residual_scale": 1.0, "learned_scale": False} for kind in BLOCKS},
     f"{MODEL}.embedding.Embedding": {"logit_scale": 1.0},
+    f"{MODEL}.latent_attention.LatentAttention": {"scale": None},
     f"{MODEL}.norm.LayerNorm": {"gain": True, "unit_offset": False},
     f"{MODEL}.norm.RMSNorm": {"gain": True},
     f"{MODEL}.position.Alibi": {"max_exponent": 8.0, "slope_scale": 1.0},

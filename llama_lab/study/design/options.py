@@ -30,7 +30,10 @@ REFUSED = {
     INIT: "arms start from the same weights",
     **dict.fromkeys(("seed", *SEEDS), "study.seeds repeats every arm at each seed"),
     "train.tokens": "arms have equal budgets; study=scaling compares budgets",
-    "train.eval_lengths": "is no part of what is trained; it holds for all arms",
+    **dict.fromkeys(
+        ("train.eval_lengths", "train.evaluations"), "is no part of what is trained; it holds for all arms"
+    ),
+    "train.ema": "an average of the weights leaves these as they are, so that arms would be equal; it holds for all",
     "data": "losses on different texts cannot be compared",
     "tokenizer": "all arms of a study read the same tokens; llama-lab-compare compares runs with other ones",
     "trainer": "says where a run computes, not what",

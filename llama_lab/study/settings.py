@@ -27,7 +27,10 @@ MATCHED = ("params", "flops")
 RATE = "optim.lr"
 TOKENS = "train.tokens"
 # What follows if runs differ in a setting, where that is not plain.
-CONSEQUENCES = {"trainer.compile": "their speeds and last digits differ for another reason than their architecture"}
+CONSEQUENCES = {
+    "trainer.compile": "their speeds and last digits differ for another reason than their architecture",
+    "train.ema": "the average takes time and memory, and leaves the losses of the last weights as they are",
+}
 UNSET = "unset"
 
 # The config keys that a group of the model sets.

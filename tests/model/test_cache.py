@@ -13,7 +13,7 @@ from llama_lab.model import Decoder, generate, measure_cost
 from llama_lab.model.cache import Lookup, new_layer_cache, quantise
 from llama_lab.model.generate import _static_step, eager_step, prefill
 from llama_lab.model.state import DecoderState
-from tests.composing import lively, options
+from tests.composing import kinds, lively, options
 
 LENGTH = 24
 VARIANTS = {
@@ -57,7 +57,7 @@ def chunk_sizes(draw: st.DrawFn) -> list[int]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("position", options("position"))
+@pytest.mark.parametrize("position", kinds("position"))
 @given(sizes=chunk_sizes())
 @settings(deadline=None, max_examples=3)
 @torch.no_grad()

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.arguments import quote
 from llama_lab.config.components import build_model, flatten, model_cost, override_key
+from llama_lab.config.grammar import written
 from llama_lab.data.open import Dataset, open_dataset
 from llama_lab.data.tokenizer import encode_prompt
 from llama_lab.devices.site import Site
@@ -109,7 +109,12 @@ class Plan:
                 f"{'; '.join(tried)}{further}."
             )
         arms = [
-            replace(one.arm, members=tuple(run.member for run in (*one.runs, *one.tuning)), settings=own)
+            replace(
+                one.arm,
+                members=tuple(run.member for run in (*one.runs, *one.tuning)),
+                settings=own,
+                flops=one.draft.flops(one.cost),
+            )
             for one, own in zip(self.arms, settings, strict=True)
         ]
         return Study(
@@ -324,7 +329,7 @@ def plan_run(command: StudyCommand, planned: PlannedArm, member: Member) -> Plan
         settings["optim.lr"] = member.learning_rate
     if planned.compiled is not None:
         settings["trainer.compile"] = planned.compiled
-    overrides = [*planned.arm.overrides, *command.shared, *(f"{key}={quote(v)}" for key, v in settings.items())]
+    overrides = [*planned.arm.overrides, *command.shared, *(f"{key}={written(v)}" for key, v in settings.items())]
     cfg = copy.deepcopy(planned.draft.cfg)
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llama_lab.formatting import TIMES, known, number, short, with_interval
+from llama_lab.runs.record import finished
 from llama_lab.study.scaling_law import HOLDS, Floats, Gains, Point, Scaled, Scaling, scale
 from llama_lab.study.statistics import LEVEL, Estimate
 
@@ -24,7 +25,7 @@ def scaled(arms: Sequence[ArmResult], metric: Metric) -> Scaling:
     for arm in arms:
         option = next(level for axis, level in arm.arm.axes.items() if axis not in ("size", BUDGET))
         own = points.setdefault(option, [])
-        done = [record for record in arm.records if record.done]
+        done = finished(arm.records)
         if done and not any(record.status == "diverged" for record in arm.records):
             costs, tokens = done[0].costs, done[0].summary["tokens"]
             own.append(
@@ -99,10 +100,11 @@ def times(found: Estimate, factor: float = 1.0) -> str:
 def scaling_sentences(scaling: Scaling) -> list[str]:
     """What the study says, the verdict first."""
     reference, *others = scaling.options
+    fitted = [option for option in others if option.gains]
     if scaling.lacking:
         return [f"No power law is fitted: {scaling.lacking}. The losses are shown as points."]
     found = []
-    for option in others:
+    for option in fitted:
         gains = option.gains
         assert gains is not None
         place = gains.central
@@ -118,9 +120,14 @@ def scaling_sentences(scaling: Scaling) -> list[str]:
             f"{option.option} is worth {times(gains.line[place])} times the compute of {reference.option} at "
             f"{short(gains.flops[place])}FLOPs{timed if known(ratio) else ''}; {trend(gains)}."
         )
-    together = f", {100 * (1 - LEVEL / len(others)):.3g}% each" if len(others) > 1 else ""
+    together = f", {100 * (1 - LEVEL / len(fitted)):.3g}% each" if len(fitted) > 1 else ""
     return [
         *found,
+        *(
+            f"No power law is fitted to {option.option}, which has {option.lacking}: its losses are shown as points."
+            for option in others
+            if option.lacking
+        ),
         f"A gain is the training FLOPs that {reference.option} would need for the same loss at as many tokens per "
         f"parameter, over those spent, by one fit to all options; 95% intervals by parametric bootstrap{together}.",
     ]

@@ -209,10 +209,14 @@ class RotaryByKind:
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
         kinds = self.windows.write(ours)["layer_types"]
+        ropes = [nest(RotaryPosition().write(at_layer(ours, layer))) for layer in range(ours["n_layers"])]
         written: Settings = {}
+        if SLIDING not in kinds and self.windows.every:  # layers with windows may have ones as long as the context
+            full = ropes[min(self.windows.every, len(ropes)) - 1]
+            kinds = [FULL if rope == full else SLIDING for rope in ropes]
+            written = {"layer_types": kinds, "sliding_window": ours["max_seq_len"]}
         for kind in (FULL, SLIDING):
-            own = at_layer(ours, kinds.index(kind) if kind in kinds else 0)
-            rope = nest(RotaryPosition().write(own)).get("rope_parameters", {})
+            rope = ropes[kinds.index(kind) if kind in kinds else 0].get("rope_parameters", {})
             written |= {f"rope_parameters.{kind}.{key}": value for key, value in rope.items()}
         return written
 

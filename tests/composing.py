@@ -1,6 +1,6 @@
 """Compose the real configs and build real models, as every test of a switch does."""
 
-from copy import deepcopy
+import pickle
 from functools import cache
 from typing import Any
 
@@ -17,20 +17,22 @@ END_OF_TEXT = 0  # the token with which a document starts, under data.document_m
 
 
 @cache
-def composed(config: str, *overrides: str) -> DictConfig:
-    """A config of conf/. Hydra takes a quarter of a second for it, and many tests ask for the same."""
+def composed(config: str, *overrides: str) -> bytes:
+    """A config of conf/, pickled, which is faster to copy. Composing takes long, and many tests ask for the same."""
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        return compose(config, overrides=list(overrides))
+        return pickle.dumps(compose(config, overrides=list(overrides)))
 
 
 def compose_config(*overrides: str) -> DictConfig:
     """The config that `python train.py *overrides` would run."""
-    return deepcopy(composed("config", *overrides))
+    cfg: DictConfig = pickle.loads(composed("config", *overrides))
+    return cfg
 
 
 def eval_settings(*overrides: str) -> DictConfig:
     """The settings that `python eval.py run=here *overrides` would evaluate by."""
-    return deepcopy(composed("eval", "run=here", *overrides))
+    settings: DictConfig = pickle.loads(composed("eval", "run=here", *overrides))
+    return settings
 
 
 def decoder(*overrides: str, vocab_size: int = 97, device: str = "cpu") -> Decoder:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
@@ -23,10 +22,11 @@ from llama_lab.cli import eval_command, train_command
 from llama_lab.config import component_errors, value_types
 from llama_lab.config.components import override_key
 from tests.preloaded import PreloadedPython
+from tests.quick_composing import compose_quickly
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 
-yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # Hydra parses some thirty files for each config
+compose_quickly()
 torch.set_num_threads(1)  # of a tiny model, threads would spend most of their time waiting for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start, too; Lightning would set it for DDP
 settings.register_profile("llama-lab", deadline=None)  # a busy machine is no bug

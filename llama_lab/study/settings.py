@@ -21,8 +21,7 @@ TEXT = ("data.files", "data.source", "data.val_tokens", "tokenizer.sample_bytes"
 INIT = "init_from"  # runs of one seed are checked to start from the same weights, wherever these are
 OWN = (*CHANGEABLE, "name", "arm", "study", "seed", *SEEDS, INIT)  # of each run
 MODEL = ("model", "size", "pattern")
-# A longer context lowers the loss of any model, and so does a prefix, whose tokens are not predicted.
-COMPARED = ("model.max_seq_len", "model.attention.prefix")
+COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
 WIDTH = "model.hidden_dim"  # solved for by matching
 MATCHED = ("params", "flops")
 RATE = "optim.lr"
@@ -134,6 +133,8 @@ def unequal_settings(study: Study, records: Sequence[Record], is_swept: bool) ->
         and key not in planned
         and not any(_is_named(key, axis) for axis in axes)
     ]
+    if values := disagreement(records, [f"all but the first {prefix(record.config)}" for record in records]):
+        yield f"Losses are of different tokens, since those of an attention.prefix are not predicted: {values}."
     for key, values in _different(records, shared).items():
         yield sentence(f"{key} differs: {values}", CONSEQUENCES.get(key, ""))
     yield from _mixed_arms(study, records, (*own, *planned, *shared))
@@ -267,6 +268,13 @@ def _different(records: Sequence[Record], keys: Sequence[str]) -> dict[str, str]
         if any(record.config.get(key) is not None for record in records)
     }
     return {key: values for key, values in found.items() if values}
+
+
+def prefix(config: Mapping[str, Any]) -> int:
+    """The number of first tokens that some layer of a flat config's model sees at once; 1 without a prefix."""
+    layers = [flatten(one) for one in config.get("model.layers") or ()]
+    found = [config.get("model.attention.prefix"), *(one.get("attention.prefix") for one in layers)]
+    return max((size for size in found if size), default=1)
 
 
 def text_of(config: Mapping[str, Any], key: str) -> str:

@@ -13,7 +13,7 @@ from llama_lab.model import Decoder, generate, measure_cost
 from llama_lab.model.cache import Lookup, new_layer_cache, quantise
 from llama_lab.model.generate import _static_step, eager_step, prefill
 from llama_lab.model.state import DecoderState
-from tests.composing import lively, options
+from tests.composing import kinds, lively, options
 
 LENGTH = 24
 VARIANTS = {
@@ -57,7 +57,7 @@ def chunk_sizes(draw: st.DrawFn) -> list[int]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("position", options("position"))
+@pytest.mark.parametrize("position", kinds("position"))
 @given(sizes=chunk_sizes())
 @settings(deadline=None, max_examples=3)
 @torch.no_grad()
@@ -324,5 +324,5 @@ def test_learned_positions_end_though_windows_slide() -> None:
     model = lively("attention=gqa", "model.attention.window=5", "position=learned")
     kv_cache = model.new_state(1)
     model(torch.zeros(1, 32, dtype=torch.long), kv_cache)
-    with pytest.raises(ValueError, match=r"^max_seq_len=32: this position encoding ends there, not at 33 tokens$"):
+    with pytest.raises(ValueError, match=r"^max_seq_len=32: learned positions end at 32, not at 33 tokens$"):
         model(torch.zeros(1, 1, dtype=torch.long), kv_cache)

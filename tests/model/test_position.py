@@ -2,6 +2,7 @@
 
 import math
 import re
+from copy import deepcopy
 from functools import cache, partial
 
 import pytest
@@ -16,6 +17,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from llama_lab.model import Decoder
 from llama_lab.model.factory import call
 from llama_lab.model.position import (
     Alibi,
@@ -43,6 +45,11 @@ def rope(option: str, fraction: float, interleaved: bool) -> Rope:
     factory = instantiate(cfg.model.position)
     rotary: Rope = call(partial(factory, fraction=fraction, interleaved=interleaved), head_dim=HEAD_DIM, n_heads=2)
     return rotary
+
+
+@cache
+def roped(option: str) -> Decoder:
+    return decoder(f"position={option}", f"model.head_dim={HEAD_DIM}")
 
 
 def turn(encoding: Position, x: Tensor, position: int) -> Tensor:
@@ -95,12 +102,8 @@ def test_a_fraction_that_is_rounded_turns_the_dimensions_it_means() -> None:
 @pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
 @pytest.mark.parametrize("option", ROPES)
 def test_rope_keeps_its_precision_in_a_bfloat16_model(option: str, fraction: float, interleaved: bool) -> None:
-    model = decoder(
-        f"position={option}",
-        f"model.position.fraction={fraction}",
-        f"model.position.interleaved={interleaved}",
-        f"model.head_dim={HEAD_DIM}",
-    )
+    model = deepcopy(roped(option))
+    model.position = deepcopy(rope(option, fraction, interleaved))
     positions = torch.arange(5000)
     exact = model.position.rotation(positions)
     cast = model.bfloat16().position.rotation(positions)
@@ -295,7 +298,7 @@ def test_learned_positions_add_their_own_row_and_end() -> None:
     x = torch.randn(2, 3, 32)
     rows = model.position.table.weight[[4, 5, 6]]
     assert torch.equal(model.position.embed(x, torch.arange(4, 7)), x + rows)
-    with pytest.raises(ValueError, match=r"^max_seq_len=32: this position encoding ends there, not at 33 tokens$"):
+    with pytest.raises(ValueError, match=r"^max_seq_len=32: learned positions end at 32, not at 33 tokens$"):
         model(torch.zeros(1, 33, dtype=torch.long))
 
 
@@ -306,6 +309,6 @@ def test_only_learned_positions_end(option: str) -> None:
 
 @pytest.mark.parametrize("option", options("position"))
 def test_a_position_encoding_has_one_hook_or_says_that_it_is_two(option: str) -> None:
-    kind = type(decoder(f"position={option}").position)
-    overridden = [hook for hook in ("embed", "rotation", "bias") if getattr(kind, hook) is not getattr(Position, hook)]
+    kind, hooks = type(decoder(f"position={option}").position_at(0)), ("embed", "rotation", "bias", "relation")
+    overridden = [hook for hook in hooks if getattr(kind, hook) is not getattr(Position, hook)]
     assert len(overridden) == {"none": 0, "rope_alibi": 2}.get(option, 1)

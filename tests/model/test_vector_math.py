@@ -9,41 +9,85 @@ import torch
 
 from llama_lab.model.vector_math import FUNCTIONS
 
-# Imports what the argument names, and prints every operation that PyTorch carries out meanwhile, with its elements.
+# Runs actions in forks of a process that has imported PyTorch, which takes seconds, and has computed nothing.
+FORKS = """
+import os, sys, torch
+
+def fork(action, *arguments):
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        action(*arguments)
+        sys.stdout.flush()
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
+
+def wait(pid):
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+
+# Imports each argument in a fork of its own, and prints every operation that PyTorch carries out meanwhile, with its
+# elements.
 RECORD = """
-import importlib, sys, torch
+import importlib
 from torch.utils._python_dispatch import TorchDispatchMode
 
 class Record(TorchDispatchMode):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        print(func.overloadpacket.__name__, out.dtype, out.numel())
+        print(self.module, func.overloadpacket.__name__, out.dtype, out.numel())
         return out
 
-with Record():
-    importlib.import_module(sys.argv[1])
+def record(module):
+    with Record(module):
+        importlib.import_module(module)
+
+for module in sys.argv[1:]:
+    wait(fork(record, module))
 """
 
-# Takes the cosines of many angles, as the first parallel work of a process, and prints the largest error.
+# Takes the cosines of many angles, as the first parallel work of four processes at once, and prints the largest errors.
 COSINES = """
-import torch
-import llama_lab.model
-torch.set_num_threads(4)
-angles = torch.arange(1 << 18, dtype=torch.float32) / 997
-worst = max(float((f(angles).double() - f(angles.double())).abs().max()) for f in (torch.cos, torch.sin))
-print(worst)
+def largest_error():
+    import llama_lab.model
+    torch.set_num_threads(4)
+    angles = torch.arange(1 << 18, dtype=torch.float32) / 997
+    print(max(float((f(angles).double() - f(angles.double())).abs().max()) for f in (torch.cos, torch.sin)))
+
+for _ in range(3):
+    for pid in [fork(largest_error) for _ in range(4)]:
+        wait(pid)
 """
+MODULES = ["llama_lab.model", "llama_lab.training.train", "llama_lab.evaluation.evaluate", "llama_lab.bench.training"]
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["llama_lab.model", "llama_lab.training.train", "llama_lab.evaluation.evaluate", "llama_lab.bench.training"],
-)
-def test_the_first_operations_of_a_process_choose_kernels_one_element_at_a_time(module: str) -> None:
-    printed = subprocess.run(
-        [sys.executable, "-c", RECORD, module], capture_output=True, text=True, check=True, timeout=120
-    ).stdout
-    operations = [line.split() for line in printed.splitlines()]
+def printed(script: str, *arguments: str) -> list[list[str]]:
+    """The words of each line that a new process prints, which may fork."""
+    command = [sys.executable, "-c", FORKS + script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250)
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[list[str]]:
+    """Module, name, dtype and elements of what is computed as each module is imported."""
+    return printed(RECORD, *MODULES)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_first_operations_of_a_process_choose_kernels_one_element_at_a_time(
+    module: str, recorded: list[list[str]]
+) -> None:
+    operations = [operation for importing, *operation in recorded if importing == module]
     assert {elements for _, _, elements in operations} == {"1"}
     for dtype in ("torch.float32", "torch.float64"):
         assert {f.__name__ for f in FUNCTIONS} <= {name for name, found, _ in operations if found == dtype}
@@ -63,12 +107,9 @@ def test_every_function_that_pytorch_hands_to_mkl_is_called() -> None:
 def test_processes_started_under_load_have_accurate_tables() -> None:
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     try:
-        for _ in range(3):
-            started = [
-                subprocess.Popen([sys.executable, "-c", COSINES], stdout=subprocess.PIPE, text=True) for _ in range(4)
-            ]
-            errors = [float(process.communicate(timeout=250)[0]) for process in started]
-            assert max(errors) < 2e-7
+        errors = [float(error) for (error,) in printed(COSINES)]
     finally:
         for process in load:
             process.kill()
+    assert len(errors) == 12
+    assert max(errors) < 2e-7

@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.arguments import quote
 from llama_lab.config.components import flatten
+from llama_lab.config.grammar import shown, written
 from llama_lab.config.keys import groups, nearest
 from llama_lab.errors import ConfigError, suggestion
 from llama_lab.formatting import conjoin
@@ -127,19 +127,3 @@ def label(axis: str, option: Any, axes: dict[str, list[Any]]) -> str:
     is_clear = axis in groups() and axis not in ("embedding", "init") and text != "none"
     shared = sum(option in options for options in axes.values()) > 1
     return text if is_clear and not shared else f"{key}={text}"
-
-
-def shown(option: Any) -> str:
-    """An option as people write it: 1000000, 0.1, null, [1,2]."""
-    if isinstance(option, bool) or option is None:
-        return {True: "true", False: "false", None: "null"}[option]
-    if isinstance(option, float):
-        return f"{option:.10g}"
-    if isinstance(option, Sequence) and not isinstance(option, str):
-        return f"[{','.join(map(shown, option))}]"
-    return str(option)
-
-
-def written(option: Any) -> str:
-    """An option in Hydra's grammar."""
-    return quote(option) if isinstance(option, str) and not re.fullmatch(r"[\w.+-]+", option) else shown(option)

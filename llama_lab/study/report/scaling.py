@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llama_lab.formatting import TIMES, known, number, short, with_interval
+from llama_lab.runs.record import finished
 from llama_lab.study.scaling_law import HOLDS, Floats, Gains, Point, Scaled, Scaling, scale
 from llama_lab.study.statistics import LEVEL, Estimate
 
@@ -24,7 +25,7 @@ def scaled(arms: Sequence[ArmResult], metric: Metric) -> Scaling:
     for arm in arms:
         option = next(level for axis, level in arm.arm.axes.items() if axis not in ("size", BUDGET))
         own = points.setdefault(option, [])
-        done = [record for record in arm.records if record.done]
+        done = finished(arm.records)
         if done and not any(record.status == "diverged" for record in arm.records):
             costs, tokens = done[0].costs, done[0].summary["tokens"]
             own.append(

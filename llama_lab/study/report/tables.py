@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from llama_lab import formatting as fmt
+from llama_lab.config.grammar import written
 from llama_lab.study.scaling_law import Scaled
 from llama_lab.study.statistics import Effect, Estimate, term_name
 
@@ -449,13 +450,9 @@ def _environment(result: Result) -> Table:
 
 
 def _settings(result: Result) -> Table:
-    def shown(value: Any) -> str:
-        """A value in YAML's syntax."""
-        return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
     head = ["Arm", "Compared with", "Setting", "There", "Here"]
     rows = [
-        [arm.name, arm.arm.previous or result.study.baseline, key, shown(theirs), shown(own)]
+        [arm.name, arm.arm.previous or result.study.baseline, key, written(theirs), written(own)]
         for arm in result.arms
         for key, (theirs, own) in arm.difference.items()
     ]

@@ -102,7 +102,7 @@ def test_the_report_shows_laws_and_gains_where_they_are_known(arms: list[ArmResu
     assert rows["relu", "1e+06", "5"][7:] == [UNKNOWN] * 3
     titles = ["Loss over compute", "Compute-equivalent gain", "Loss at equal compute"]
     assert all(title in page(result) for title in titles)
-    points = [trace for trace in charts.gains(result).data if trace.mode == "markers"]
+    points = [trace for trace in charts.scaling.gains(result).data if trace.mode == "markers"]
     assert [len(trace.x) for trace in points] == [9]
 
 
@@ -112,7 +112,7 @@ def test_few_points_are_shown_without_a_law(arms: list[ArmResult]) -> None:
     assert result.scaling is not None
     (sentence,) = scaling_sentences(result.scaling)
     assert sentence.startswith("No power law is fitted: relu has 6 points of 2 sizes and 3 budgets")
-    drawn = charts.scaling_losses(result).data
+    drawn = charts.scaling.losses(result).data
     assert [(trace.mode, len(trace.x)) for trace in drawn] == [("markers", 6)] * 2
     assert "laws" not in tables(result)
     assert "Gain" not in tables(result)["scaling"].head

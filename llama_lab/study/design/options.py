@@ -39,6 +39,7 @@ REFUSED = {
     "trainer": "says where a run computes, not what",
     **dict.fromkeys(CHANGEABLE, "says where a run computes, not what"),
 }
+SAME_TEXT = ("data.document_mask",)  # settings of the data that leave the text as it is
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ class Options:
 
 def check_axis(axis: str, base: str, cfg: DictConfig) -> None:
     """Raise ConfigError for an axis that the base has not, or that a study sets itself. cfg: of the base."""
-    if why := next((why for key, why in REFUSED.items() if belongs(axis, (key,))), None):
+    why = next((why for key, why in REFUSED.items() if belongs(axis, (key,))), None)
+    if why and axis not in SAME_TEXT:
         raise ConfigError(f"study.axis={axis}: {why}; choose another group or key")
     keys = flatten(OmegaConf.to_container(cfg))
     if axis in groups() or axis in keys:
@@ -120,6 +122,8 @@ def check_options(axis: str, options: Sequence[Any], configs: Configs) -> None:
 def label(axis: str, option: Any, axes: dict[str, list[Any]]) -> str:
     """The option as part of an arm's name, with the last part of its axis where it would be ambiguous."""
     text = re.sub(r"[^\w.+-]+", "_", shown(option)).strip("_")
+    last = axis.rpartition(".")[2]
+    key = axis if sum(name.rpartition(".")[2] == last for name in axes) > 1 else last
     is_clear = axis in groups() and axis not in ("embedding", "init") and text != "none"
     shared = sum(option in options for options in axes.values()) > 1
-    return text if is_clear and not shared else f"{axis.rpartition('.')[2]}={text}"
+    return text if is_clear and not shared else f"{key}={text}"

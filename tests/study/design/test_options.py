@@ -50,6 +50,12 @@ def test_several_axes_make_every_combination_the_first_options_first() -> None:
     assert found.arms[-1].axes == {"ffn": "geglu", "norm": "none", "model.dropout": "0.1"}
 
 
+def test_keys_that_end_alike_are_named_in_full() -> None:
+    axes = ["model.init.std", "model.embedding.std", "ffn"]
+    found = Options("llama", axes, [[0.02, 0.05], [0.02, 0.05], ["relu", "glu"]]).variants(CONFIGS)
+    assert found.arms[2].name == "model.init.std=0.02+model.embedding.std=0.05+relu"
+
+
 @pytest.mark.parametrize(
     "axis",
     [
@@ -78,6 +84,7 @@ def test_several_axes_make_every_combination_the_first_options_first() -> None:
                 ("schedule.warmup", "0.0", "0.05"),
                 ("optim.weight_decay", "0.0", "0.1"),
                 ("optim.lr", "1e-3", "2e-3"),
+                ("data.document_mask", "false", "true"),
             )
         ),
     ],

@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from llama_lab.errors import ConfigError
 
 from .components import override_key
+from .grammar import QUOTED, quote
 from .trust import escape
 
 TYPED = "LLAMA_LAB_COMMAND"  # variable of a launched run: the command line of its launcher, as JSON
@@ -20,7 +21,6 @@ TYPED = "LLAMA_LAB_COMMAND"  # variable of a launched run: the command line of i
 TEXTS = ("run", "prompt", "resume", "measure", "draw_against", "train.prompt", "logger.notes")
 FOLDERS = ("run", "resume", "init_from", "measure", "draw", "runs_dir")  # or a file; only here is ~ expanded
 PATHS = (*FOLDERS, "data.files", "data.cache_dir")
-QUOTED = r"""(['"])((?!\1)[^\\]|\\.)*\1"""  # as a whole: not `"a" or "b"`
 ITEM = r"(?:\[[^][]*\]|[^][,])+"  # of a list of paths; brackets inside belong to a glob pattern
 STRUCTURE = "[](){},'\""  # of Hydra's lists, calls and quotes
 
@@ -115,12 +115,3 @@ def list_items(value: str) -> list[str]:
     if not re.fullmatch(rf"\[{ITEM}(,{ITEM})*\]", value):
         return []
     return [item.strip() for item in re.findall(ITEM, value[1:-1])]
-
-
-def quote(value: object) -> str:
-    """A value in Hydra's grammar: text in quotes, unless it has them already."""
-    if not isinstance(value, str) or re.fullmatch(QUOTED, value, re.DOTALL):
-        return str(value)
-    value = re.sub(r'(\\*)"', r'\1\1\\"', value)
-    value = re.sub(r"(\\+)\Z", r"\1\1", value)
-    return f'"{value}"'

@@ -176,14 +176,31 @@ def check_decodes(model: "Decoder", setting: str, otherwise: str, dtype: "torch.
 
 def check_idle(model: DictConfig) -> None:
     """Raise ConfigError for settings without effect. For new runs only: older ones may have such settings."""
-    attention, position = model.attention, model.position
-    if position.get("_target_") in (ROPE, ROPE_ALIBI):
+    attentions, positions = of_layers(model, "attention"), of_layers(model, "position")
+    rotary = [position for position in positions if position.get("_target_") in (ROPE, ROPE_ALIBI)]
+    for position in rotary:
         check_rotary_fraction(position.fraction, model.head_dim)
-    elif attention.get("qk_norm_rotated") and str(position.get("_target_")).startswith("llama_lab."):
+    is_ours = all(str(position.get("_target_")).startswith("llama_lab.") for position in positions)
+    if not rotary and is_ours and any(attention.get("qk_norm_rotated") for attention in attentions):
         raise ConfigError(
             "model.attention.qk_norm_rotated=true: the position encoding rotates nothing; set it to false, or "
             "choose position=rope"
         )
+    mixing = [layer for layer, attention in enumerate(attentions) if attention.get("value_residual") is not None]
+    if mixing == [0]:
+        raise ConfigError(
+            f"model.attention.value_residual={attentions[0].value_residual}: acts in layers after the first, and none "
+            f"of them has it; set it to null, or add layers that have it"
+        )
+
+
+def of_layers(model: DictConfig, part: str) -> list[DictConfig]:
+    """A component's node in each layer."""
+    nodes = [model[part]] * model.n_layers
+    for one in model.layers:
+        for layer in one["at"] if part in one else ():
+            nodes[layer] = one[part]
+    return nodes
 
 
 def check_rotary_fraction(fraction: float, head_dim: int) -> None:

@@ -7,6 +7,7 @@ A rule names layers and what they have instead, by the keys of `model` or by an 
       nope: {at: [0, -1], position: none}
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -134,6 +135,20 @@ def of_slot(key: str, slot: str, own: Any, model: DictConfig) -> dict[str, Any]:
     if all(value == OmegaConf.select(model, f"{slot}.{name}") for name, value in flatten(own).items()):
         return {}
     return {slot: OmegaConf.to_container(OmegaConf.merge(usual, own))}
+
+
+def unchanged(cfg: DictConfig) -> Iterator[str]:
+    """The keys of a pattern's rules, such as pattern.a.ffn, that are what the other layers have."""
+    rules: Any = OmegaConf.to_container(cfg.pattern, resolve=True)
+    for key, own in ((f"pattern.{name}.{slot}", own) for name, rule in rules.items() for slot, own in rule.items()):
+        slot = key.rpartition(".")[2]
+        if slot == "at":
+            continue
+        if isinstance(own, dict) and "_target_" not in own:
+            values = {name: OmegaConf.select(cfg.model, f"{slot}.{name}") for name in flatten(own)}
+            yield from (f"{key}.{name}" for name, value in flatten(own).items() if value == values[name])
+        elif not of_slot(key, slot, own, cfg.model):
+            yield key
 
 
 def written(node: DictConfig) -> Any:

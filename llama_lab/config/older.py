@@ -1,8 +1,8 @@
 """Configs that earlier versions stored, in the terms of this one."""
 
+from collections.abc import Mapping
 from typing import Any
 
-CHOICES = {"pattern": "none"}  # of groups that earlier versions did not have
 # Settings of components that they did not have, with the values that do what those versions did.
 MODEL = "llama_lab.model"
 ATTENTION = {
@@ -16,6 +16,7 @@ ADDED: dict[str, dict[str, Any]] = {
     **{f"{MODEL}.attention.{kind}Attention": ATTENTION for kind in ("MultiHead", "GroupedQuery", "MultiQuery")},
     **{f"{MODEL}.block.{kind}": {"residual_scale": 1.0, "learned_scale": False} for kind in BLOCKS},
     f"{MODEL}.embedding.Embedding": {"logit_scale": 1.0},
+    f"{MODEL}.latent_attention.LatentAttention": {"scale": None},
     f"{MODEL}.norm.LayerNorm": {"gain": True, "unit_offset": False},
     f"{MODEL}.norm.RMSNorm": {"gain": True},
     f"{MODEL}.position.Alibi": {"max_exponent": 8.0, "slope_scale": 1.0},
@@ -39,6 +40,13 @@ def upgraded(config: dict[str, Any]) -> dict[str, Any]:
     if every is not None:
         layers = [{"at": list(range(every - 1, model["n_layers"], every)), "attention": attention | {"window": None}}]
     return config | {"model": model | {"attention": attention, "layers": layers}}
+
+
+def choices_before(config: Mapping[str, Any]) -> dict[str, str]:
+    """The options of groups that earlier versions did not have, for a flat config that was `upgraded`."""
+    layers, n_layers = config.get("model.layers") or [], config.get("model.n_layers", 0)
+    is_gemma2 = [one["at"] for one in layers] == [list(range(1, n_layers, 2))]
+    return {"pattern": "global_every_2nd" if is_gemma2 else "none"}
 
 
 def with_added(node: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Memory of a run: what it keeps between steps, and its peak."""
+"""Memory: what a device has, what a run keeps between steps, and its peak."""
 
 import ctypes
+import os
 import resource
 from pathlib import Path
 
@@ -9,6 +10,13 @@ import torch
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt(3)
 libc = ctypes.CDLL(None)
+
+
+def device_memory(device: torch.device) -> int:
+    """The bytes of memory of a GPU, or of this machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def keep_freed_memory() -> None:

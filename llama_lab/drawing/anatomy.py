@@ -36,6 +36,7 @@ NAMES = {
     "Learned": "Learned positions",
     "Sinusoidal": "Sinusoids",
     "Relative": "Relative positions",
+    "Shaw": "Relative vectors",
     "Embedding": "Token embedding",
     "PreNorm": "Pre-norm block",
     "PostNorm": "Post-norm block",
@@ -119,7 +120,7 @@ def anatomy(name: str, model: Decoder, settings: DictConfig) -> Anatomy:
     tied = head.weight is tokens.weight
     embedding = reader.part("embedding", model.embedding, "embedding", without=head)
     position = None
-    if acting := [one for one in (model.position, *model.other_positions) if type(one) is not Position]:
+    if acting := [one for one in model.encodings if type(one) is not Position]:
         position = reader.part("position", acting[0], "position")
         position = replace(position, params=position.params + sum(reader.fresh(one) for one in acting[1:]))
         position = replace(position, active=position.params)
@@ -201,7 +202,7 @@ class Reader:
 
     def with_position(self, index: int, mixer: Part) -> Part:
         """A mixer that says which positions it has, if other layers have others."""
-        position = self.model.position_at(index)
+        position = self.model.encoding_of(index)
         if position is self.model.position:
             return mixer
         title = type(position).__name__

@@ -113,7 +113,8 @@ class Footprint:
     def _period(self) -> int:
         """Number of layers after which they repeat, by the attributes of their modules; the first may differ."""
         model = self.model
-        kinds = [(model.position_at(i), *map(traits, block.modules())) for i, block in enumerate(model.blocks)]
+        parts = [(*model.position_at(i).modules(), *block.modules()) for i, block in enumerate(model.blocks)]
+        kinds = [[traits(part) for part in own] for own in parts]
         return next(p for p in range(1, len(kinds) + 1) if kinds[1 + p :] == kinds[1:-p])
 
     def _optimizer_bytes(self, layers: int) -> int:

@@ -32,6 +32,7 @@ from llama_lab.data.open import is_probe, open_probe
 from llama_lab.devices import gpus as devices
 from llama_lab.devices.gpus import Device
 from llama_lab.devices.hardware import check_strategy, choose_precision
+from llama_lab.devices.memory import device_memory
 from llama_lab.errors import ConfigError, suggestion
 from llama_lab.model import Cost, Decoder
 from llama_lab.model.cost import count
@@ -271,7 +272,7 @@ def find_device(wanted: str | None) -> tuple[str, Device]:
     device = devices.named(name)
     if device is None or "MIG" in name:
         raise ConfigError(f"device=null: we do not know the peak of this machine's {name}; choose {' | '.join(known)}")
-    return name, replace(device, memory=torch.cuda.get_device_properties().total_memory)
+    return name, replace(device, memory=device_memory(torch.device("cuda")))
 
 
 def asked_setup(cfg: DictConfig) -> Setup:
@@ -283,9 +284,13 @@ def asked_setup(cfg: DictConfig) -> Setup:
     world, micro = asked_count(cfg, "devices") * asked_count(cfg, "num_nodes"), cfg.train.micro_batch_size
     budget_steps(cfg, 1)  # checks the numbers that are used below
     batch_size = nearest_multiple(cfg.train.batch_size, world * (micro or 1))
-    accumulate = micro_batches_per_step(batch_size, micro, world)
-    micro = batch_size // world // accumulate
-    return Setup(cfg.trainer.strategy == "fsdp", world, batch_size, micro, cfg.model.max_seq_len)
+    return setup_of(cfg, cfg.trainer.strategy == "fsdp", world, batch_size)
+
+
+def setup_of(cfg: DictConfig, sharded: bool, world: int, batch_size: int) -> Setup:
+    """The setup in which devices share a batch as `train.micro_batch_size` says, which must divide it."""
+    accumulate = micro_batches_per_step(batch_size, cfg.train.micro_batch_size, world)
+    return Setup(sharded, world, batch_size, batch_size // world // accumulate, cfg.model.max_seq_len)
 
 
 def asked_count(cfg: DictConfig, key: str) -> int:

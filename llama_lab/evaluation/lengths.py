@@ -122,9 +122,8 @@ def loss_at_length(
     model: Decoder, windows: Validation, length: int, batch_tokens: int, device: torch.device
 ) -> LengthLoss:
     """The loss and the accuracy in windows of `length` tokens, or why there is none."""
-    end = model.position.max_positions
-    if end is not None and length > end:
-        return LengthLoss(length, note=f"cannot: {type(model.position).__name__.lower()} positions end at {end}")
+    if ended := model.ends(length):
+        return LengthLoss(length, note=f"cannot: {ended}")
     if windows.tokens < length:  # the last positions would have no loss
         return LengthLoss(length, note=f"cannot: the validation text has {windows.tokens} tokens, less than one window")
     try:

@@ -82,10 +82,13 @@ def settings_of(loaded: Loaded) -> Settings:
 
 
 def nearest_family(loaded: Loaded, settings: Settings) -> tuple[Family, list[str]]:
-    """The family that a model is of, or the one with the fewest obstacles, and these: none if it can hold the model."""
+    """The family that a model is of, or the one with the fewest obstacles, and these: none if it can hold the model.
+
+    Of two with as many, another component stands in the way more than a key.
+    """
     families = sorted(FAMILIES, key=lambda family: family.model_type != loaded.model_type)
     found = [(family, family.obstacles(settings)) for family in families]
-    return min(found, key=lambda one: len(one[1]))
+    return min(found, key=lambda one: (len(one[1]), sum("." not in of.partition("=")[0] for of in one[1])))
 
 
 def write_theirs(

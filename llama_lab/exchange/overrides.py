@@ -6,10 +6,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import register_resolvers
+from llama_lab.config.grammar import written
 from llama_lab.config.keys import COMPONENTS, option_file, options
 from llama_lab.model.hf import flat_settings
 from llama_lab.model.hf_layers import without_layers
-from llama_lab.model.hf_settings import Settings, equal, flatten, nest, shown
+from llama_lab.model.hf_settings import Settings, equal, flatten, nest
 
 SIZES = ("dim", "n_layers", "n_heads", "head_dim", "n_kv_heads", "hidden_dim", "max_seq_len", "vocab_size")
 
@@ -35,10 +36,8 @@ def overrides_of(settings: Settings) -> list[str]:
     ours = composed(nodes, settings)
     keys = [*SIZES, *(key for key in settings if key not in SIZES and not equal(ours.get(key), settings[key]))]
     choices = [f"{group}={option}" for group, option in chosen.items()]
-    values = {key: settings[key] for key in keys}
-    texts = {key: shown_in_full(value) for key, value in values.items()}
     rules = [f"+pattern.other{n}={written(rule_of(one, node))}" for n, one in enumerate(different, 1)]
-    return choices + [f"model.{key}={text}" for key, text in texts.items()] + rules
+    return choices + [f"model.{key}={written(settings[key])}" for key in keys] + rules
 
 
 def rule_of(different: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
@@ -50,18 +49,6 @@ def rule_of(different: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(own, dict):
             rule[slot] = own | {"_partial_": True}
     return rule
-
-
-def written(value: Any) -> str:
-    """A value in Hydra's grammar."""
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{key}:{written(own)}' for key, own in value.items())}}}"
-    return f"[{','.join(map(written, value))}]" if isinstance(value, list) else shown_in_full(value)
-
-
-def shown_in_full(value: Any) -> str:
-    """A single setting, a class in full."""
-    return value if isinstance(value, str) else shown(value)
 
 
 def option_node(group: str, option: str) -> DictConfig:

@@ -20,7 +20,7 @@ from llama_lab.errors import FinishedRunError, RunFailedError
 from llama_lab.formatting import duration
 from llama_lab.runs.folder import belongs
 from llama_lab.study.design.command import run_config
-from llama_lab.training.prepare import requested_run
+from llama_lab.training.prepare import check_pattern, requested_run
 from llama_lab.training.run import Run, check_folder
 from llama_lab.training.stop import StopRequest
 
@@ -188,7 +188,9 @@ def composed_run(loader: ConfigLoader, config: DictConfig, overrides: list[str],
     cfg = loader.load_sweep_config(config, overrides)
     typed = list(cfg.hydra.overrides.task)
     run_cfg, choices = run_config(cfg, dict(cfg.hydra.runtime.choices))
-    return requested_run(run_cfg, choices, typed, site)
+    run = requested_run(run_cfg, choices, typed, site)
+    check_pattern(run_cfg, typed)
+    return run
 
 
 def command_line(run: Run, hydra_overrides: Sequence[str], overrides: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from .mask import Mask
 from .mixer import Mixer
 from .norm import Norm
 from .packing import together
-from .position import rotate
+from .position import Position, Relation, has_relation, rotate
 from .qk_norm import check_qk_norm, norm_of_heads
 from .sinks import Sinks
 from .state import State
@@ -20,25 +20,39 @@ from .value_residual import VALUES, ValueResidual
 
 
 def reference_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softcap: float | None = None, scale: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    softcap: float | None = None,
+    scale: float | None = None,
+    relation: Relation | None = None,
 ) -> Tensor:
     """Attention written out (Vaswani et al. 2017, eq. 1): the fused kernel's reference, and soft-capped.
 
     `query (B, H, Tq, Dh)`, `key` and `value (B, Hkv, Tk, Dh)`, additive `mask` that broadcasts to `(B, H, Tq, Tk)`.
     `scale` multiplies the scores (None: 1 / sqrt(Dh)), and `softcap` bounds them to ±softcap by a tanh before the mask
-    (Gemma 2, section 2). Softmax runs in float32.
+    (Gemma 2, section 2). `relation` has vectors that are added to keys and values. Softmax runs in float32.
     """
-    weights: Tensor = attention_scores(query, key, mask, softcap, scale).softmax(-1)
-    value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
-    return weights.type_as(value) @ value
+    weights: Tensor = attention_scores(query, key, mask, softcap, scale, relation).softmax(-1).type_as(value)
+    mixed = weights @ value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+    return mixed if relation is None else relation.mix(mixed, weights)
 
 
 def attention_scores(
-    query: Tensor, key: Tensor, mask: Tensor, softcap: float | None = None, scale: float | None = None
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor,
+    softcap: float | None = None,
+    scale: float | None = None,
+    relation: Relation | None = None,
 ) -> Tensor:
     """What the softmax of attention is taken of, float32 `(B, H, Tq, Tk)`; arguments as of `reference_attention`."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    scores: Tensor = (query @ key.transpose(-1, -2)).float() * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores: Tensor = (query @ key.transpose(-1, -2)).float()
+    if relation is not None:
+        scores = scores + relation.scores(query, key.shape[2])
+    scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     return scores + mask
@@ -66,6 +80,7 @@ class GroupedQueryAttention(Mixer):
 
     int8_state = True
     documents = True
+    relations = True
     packs = ("query", "key", "value")
     scores = ("query", "key", "output_gate")  # the maps that do not scale what attention adds
 
@@ -125,6 +140,7 @@ class GroupedQueryAttention(Mixer):
         self.mask = Mask(window, chunk, prefix)
         self.full_after, self.prefix = self.mask.reach, prefix or 0
         self.scale, self.temperature, self.clip_qkv, self.softcap = scale, temperature, clip_qkv, softcap
+        self.wants_fused = kernel == "sdpa"
         self.kernel = ("sdpa" if softcap is None else "reference") if kernel == "auto" else kernel
         self.query = nn.Linear(dim, n_heads * head_dim, bias=query_bias)
         self.key = nn.Linear(dim, n_kv_heads * head_dim, bias=key_bias)
@@ -173,6 +189,16 @@ class GroupedQueryAttention(Mixer):
         if self.output_gate is not None:
             mixed = mixed * self.output_gate(x).sigmoid().unflatten(2, (self.n_heads, -1))
         return self.output(mixed.flatten(2))  # type: ignore[no-any-return]
+
+    def use(self, position: Position) -> None:
+        """Write attention out for vectors that no fused kernel adds."""
+        if has_relation(position):
+            if self.wants_fused:
+                raise ValueError(
+                    f"attention.kernel=sdpa: it cannot add to keys and values, as {type(position).__name__} positions "
+                    f"do; choose auto"
+                )
+            self.kernel = "reference"
 
     def follow(self, first: Mixer) -> None:
         """Have the first layer keep its values, if this one mixes them into its own."""
@@ -238,7 +264,8 @@ class GroupedQueryAttention(Mixer):
             key, value, mask = self.sinks(key, value, mask)
         if not is_fused:
             assert mask is not None
-            return reference_attention(query, key, value, mask, self.softcap, self.scale)
+            relation = layout.relation(layout.key_places(lookup))
+            return reference_attention(query, key, value, mask, self.softcap, self.scale, relation)
         if lookup is None or query.shape[2] > 1:
             shared = self.n_kv_heads != self.n_heads
             if shared and must_repeat_heads(query, needs_mask):

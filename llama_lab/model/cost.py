@@ -94,7 +94,7 @@ def count(module: nn.Module) -> int:
 
 def count_ends(model: Decoder) -> int:
     """Parameters of the token table, the head, and the tables of the position encoding."""
-    with_tables = (model.embedding, model.position, model.other_positions)
+    with_tables = (model.embedding, *model.encodings)
     tables = [m for end in with_tables for m in end.modules() if isinstance(m, nn.Embedding)]
     ends = {p for module in (*tables, model.embedding.head) for p in module.parameters()}
     return sum(p.numel() for p in ends)

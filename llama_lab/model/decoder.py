@@ -1,6 +1,6 @@
 """The decoder-only language model: embeddings, blocks, head. It knows no component by name, only their factories."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -23,7 +23,8 @@ class Decoder(nn.Module):
     """A decoder built from one component per slot; each slot is a factory.
 
     Factories receive the arguments that they name: those of position, attention and ffn the sizes below and norm, those
-    of attention and ffn also layer, counted from 0, and that of init n_layers.
+    of attention and ffn also layer, counted from 0, those of position also layers, in which they act, and that of init
+    n_layers.
 
     vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, hidden_dim, max_seq_len: sizes, named as in LLaMA.
     layers: what some layers have instead, each with the layers that it is `at`, counted from 0; a later one wins.
@@ -66,9 +67,14 @@ class Decoder(nn.Module):
             raise ValueError(f"dropout={dropout}: must be at least 0 and less than 1")
         self.vocab_size, self.dim, self.max_seq_len = vocab_size, dim, max_seq_len
         self.embedding = embedding(vocab_size=vocab_size, dim=dim, norm=norm)
-        self.position: Position = call(position, **sizes, norm=norm)
         self.dropout = nn.Dropout(dropout)
-        others = [(one["at"], call(one["position"], **sizes, norm=norm)) for one in layers if "position" in one]
+        others = [
+            (one["at"], call(one["position"], **sizes, norm=norm, layers=one["at"]))
+            for one in layers
+            if "position" in one
+        ]
+        usual = [layer for layer in range(n_layers) if not any(layer in at for at, _ in others)]
+        self.position: Position = call(position, **sizes, norm=norm, layers=usual)
         check_positions(self.position, *(other for _, other in others))
         self.other_positions = nn.ModuleList(other for _, other in others)
         self._positions: dict[int, Position] = {layer: other for at, other in others for layer in at}
@@ -80,7 +86,7 @@ class Decoder(nn.Module):
             given = {name: own[name] for name in (*sizes, "norm")} | {"layer": layer}
             factories = {name: partial(call, own[name], **given) for name in ("attention", "ffn")}
             self.blocks.append(own["block"](dim=dim, **factories, norm=own["norm"], dropout=dropout))
-        for mixer in self.mixers:
+        for i, mixer in enumerate(self.mixers):
             if not isinstance(mixer, Mixer):
                 raise ValueError(f"attention={class_name(mixer)}: must be a subclass of llama_lab.model.mixer.Mixer")
             if border is not None and not mixer.documents:
@@ -88,6 +94,9 @@ class Decoder(nn.Module):
                     f"attention={class_name(mixer)}: tokens see other documents; set data.document_mask=false, or have "
                     f"it start anew where layout.positions is 0, and say so with `documents = True`"
                 )
+            mixer.use(self.position_at(i))
+        if ended := self.ends(max_seq_len):
+            raise ValueError(f"max_seq_len={max_seq_len}: {ended}; make it smaller, or choose another position")
         for mixer in self.mixers[1:]:
             mixer.follow(self.mixers[0])
         self.prefix = max(mixer.prefix for mixer in self.mixers)
@@ -121,10 +130,8 @@ class Decoder(nn.Module):
             positions, shortest, longest = torch.arange(T, device=tokens.device), 0, 0
         else:
             positions, shortest, longest = state.next_positions(B, T)
-        if self.position.max_positions is not None and longest + T > self.position.max_positions:
-            raise ValueError(
-                f"max_seq_len={self.max_seq_len}: this position encoding ends there, not at {longest + T} tokens"
-            )
+        if ended := self.ends(longest + T):
+            raise ValueError(f"max_seq_len={self.max_seq_len}: {ended}, not at {longest + T} tokens")
         layout = self.layout(tokens, positions.to(tokens.device), shortest, longest, state)
         if state is None:
             return self.transform(tokens, layout)
@@ -190,13 +197,29 @@ class Decoder(nn.Module):
 
     def position_at(self, layer: int) -> Position:
         """The encoding whose rotation and bias act in a layer, counted from 0."""
-        return self._positions.get(layer, self.position).at_layer(layer)
+        return self.encoding_of(layer).at_layer(layer)
+
+    def encoding_of(self, layer: int) -> Position:
+        """The encoding that a layer, counted from 0, has alone or with others."""
+        return self._positions.get(layer, self.position)
+
+    def ends(self, length: int) -> str:
+        """Which position encoding ends before `length` tokens do, in words; empty if none does."""
+        for one in self.encodings:
+            if one.max_positions is not None and length > one.max_positions:
+                return f"{type(one).__name__.lower()} positions end at {one.max_positions}"
+        return ""
+
+    @property
+    def encodings(self) -> list[Position]:
+        """The encodings of all layers, the usual one first."""
+        return [self.position, *cast(Iterable[Position], self.other_positions)]
 
     @property
     def max_context(self) -> int | None:
         """Largest number of tokens; None if the states of all layers stop growing and positions have no limit."""
         slides = all(mixer.full_after is not None for mixer in self.mixers)
-        return None if slides and self.position.max_positions is None else self.max_seq_len
+        return None if slides and not any(one.max_positions for one in self.encodings) else self.max_seq_len
 
     @property
     def mixers(self) -> list[Mixer]:
@@ -210,5 +233,5 @@ def check_positions(usual: Position, *others: Position) -> None:
         if type(one).embed is not Position.embed:
             raise ValueError(
                 f"layers: {type(one).__name__} positions are added to the embeddings, before all layers, which cannot "
-                f"differ in them; choose rope, alibi, relative or none"
+                f"differ in them; choose rope, alibi, relative, shaw or none"
             )

@@ -93,7 +93,7 @@ class Fusion:
 
 
 WHOLE = Fusion(lambda tensor, _: (tensor,), lambda parts, _: parts[0])
-Weights = Mapping[str | tuple[str, ...], str | tuple[str, Fusion]]
+Weights = Mapping[str | tuple[str, ...], str | tuple[str, Fusion] | Callable[[Settings], str]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,8 +102,9 @@ class Family:
 
     prefix: before most names of their weights; files of the base model lack it.
     recipe: our settings that it always has, some derived from others. settings: the others.
-    weights: our parameters to their tensors. `#` stands for the number of a layer, `*` for weight and bias, and `%` for
-        the number of a head, of which they have a tensor each.
+    weights: our parameters to their tensors, whose names may depend on our settings. `#` stands for the number of a
+        layer, `*` for weight and bias, and `%` for the number of a head, of which they have a tensor each.
+    attention: our settings of a plain model's attention, which the others change.
     variant: their settings that tell it from other families of the same `model_type`.
     renamed: the names of their tensors in files that were saved under others, by regular expressions.
     idle: tensors in files that hold no weights.
@@ -116,6 +117,7 @@ class Family:
     settings: tuple[Setting, ...]
     weights: Weights
     variant: Settings = field(default_factory=dict)
+    attention: Settings = field(default_factory=ATTENTION.copy)
     renamed: Mapping[str, str] = field(default_factory=dict)
     idle: str = r"(.*\.)?(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)"
 
@@ -125,6 +127,10 @@ class Family:
         Raises ValueError for a setting that we cannot express, or do not know.
         """
         theirs = flatten(config)
+        ours: Settings = {**EMBEDDING, **self.attention, **BLOCK}
+        ours |= {key: value for key, value in self.recipe.items() if not callable(value)}
+        for setting in self.settings:
+            ours |= setting.read(theirs, ours)
         known = {name for setting in self.settings for name in setting.names}
         for name, value in theirs.items():
             is_known = name in known or name.partition(".")[0] in known
@@ -133,10 +139,6 @@ class Family:
                     f"{name}={value}: is no setting of {self.model_type} that we know; if it changes no logits, delete "
                     f"it from the file"
                 )
-        ours: Settings = {**EMBEDDING, **ATTENTION, **BLOCK}
-        ours |= {key: value for key, value in self.recipe.items() if not callable(value)}
-        for setting in self.settings:
-            ours |= setting.read(theirs, ours)
         return ours | {key: value(ours) for key, value in self.recipe.items() if callable(value)}
 
     def write_config(self, ours: Settings) -> dict[str, Any]:
@@ -187,6 +189,7 @@ class Family:
         """Our names, their name and the fusion of every parameter that a model can have."""
         for names, source in self.weights.items():
             our_names = (names,) if isinstance(names, str) else names
+            source = source(settings) if callable(source) else source
             their_name, fusion = (source, WHOLE) if isinstance(source, str) else source
             for layer in range(settings["n_layers"] if "#" in their_name else 1):
                 for kind in ("weight", "bias") if "*" in their_name else ("",):

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from .hf import Family, Fusion, Weights
-from .hf_layers import SLIDING, RotaryByKind, SomeRotary, Windows
+from .hf_layers import SLIDING, FullLayers, GlobalAndLocal, RotaryByKind, RotaryByLayer, SomeRotary, Windows, sliding
 from .hf_settings import (
     MODEL,
     Choice,
+    DenseLayers,
     Derived,
     Fixed,
+    LatentRotary,
     MultiQuery,
     Reciprocal,
     RotaryDim,
@@ -312,6 +314,46 @@ GPT2 = Family(
         "blocks.#.ffn_norm.*": "transformer.h.#.ln_2.*",
         "blocks.#.ffn.up.*": ("transformer.h.#.mlp.c_fc.*", CONV1D),
         "blocks.#.ffn.down.*": ("transformer.h.#.mlp.c_proj.*", CONV1D),
+        "norm.*": "transformer.ln_f.*",
+        **HEAD,
+    },
+)
+GPT_NEO = Family(
+    "gpt_neo",
+    "GPTNeoForCausalLM",
+    "transformer.",
+    {
+        **OWN_KV_HEADS,
+        **LAYER_NORM,
+        **PLAIN,
+        **LEARNED,
+        **dict.fromkeys(("attention.output_bias", *FFN_BIASES), True),
+        **block("PreNorm"),
+        "attention.scale": 1.0,
+    },
+    (
+        Value("vocab_size", "vocab_size", 50257),
+        Value("hidden_size", "dim", 2048),
+        Value("num_layers|num_hidden_layers", "n_layers", 24),
+        Value("num_heads|num_attention_heads", "n_heads", 16),
+        Value("max_position_embeddings", "max_seq_len", 2048),
+        Value("intermediate_size", "hidden_dim", times_dim(4)),
+        Value("layer_norm_epsilon", "norm.eps", 1e-5),
+        Choice("activation_function", "gelu_new", ACTIVATIONS),
+        GlobalAndLocal(),
+        TIED,
+    ),
+    {
+        "embedding.tokens.weight": "transformer.wte.weight",
+        "position.table.weight": "transformer.wpe.weight",
+        "blocks.#.attention_norm.*": "transformer.h.#.ln_1.*",
+        "blocks.#.attention.query.*": "transformer.h.#.attn.attention.q_proj.*",
+        "blocks.#.attention.key.*": "transformer.h.#.attn.attention.k_proj.*",
+        "blocks.#.attention.value.*": "transformer.h.#.attn.attention.v_proj.*",
+        "blocks.#.attention.output.*": "transformer.h.#.attn.attention.out_proj.*",
+        "blocks.#.ffn_norm.*": "transformer.h.#.ln_2.*",
+        "blocks.#.ffn.up.*": "transformer.h.#.mlp.c_fc.*",
+        "blocks.#.ffn.down.*": "transformer.h.#.mlp.c_proj.*",
         "norm.*": "transformer.ln_f.*",
         **HEAD,
     },
@@ -935,6 +977,12 @@ GLM = Family(
         "blocks.#.ffn.down.*": "model.layers.#.mlp.down_proj.*",
     },
 )
+GRANITE_SCALARS = (
+    Value("embedding_multiplier", "embedding.scale", 1.0),
+    Value("residual_multiplier", "block.residual_scale", 1.0),
+    Reciprocal("logits_scaling", "embedding.logit_scale"),
+    ScoreScale("attention_multiplier", 1.0),
+)
 GRANITE = Family(
     "granite",
     "GraniteForCausalLM",
@@ -948,12 +996,28 @@ GRANITE = Family(
         UNTIED,
         ATTENTION_BIAS,
         MLP_BIAS,
-        Value("embedding_multiplier", "embedding.scale", 1.0),
-        Value("residual_multiplier", "block.residual_scale", 1.0),
-        Reciprocal("logits_scaling", "embedding.logit_scale"),
-        ScoreScale("attention_multiplier", 1.0),
+        *GRANITE_SCALARS,
     ),
     LLAMA_WEIGHTS,
+)
+GRANITE_SWA = replace(
+    GRANITE,
+    model_type="granite_swa",
+    architecture="GraniteSWAForCausalLM",
+    recipe={**GRANITE.recipe, "attention.sinks": True},
+    settings=llama_settings(
+        sizes(100352, 2560, 24, 20, 8192),
+        8192,
+        1e-5,
+        Windows(128, every=4, leading=True),
+        RotaryByLayer(),
+        TIED,
+        ATTENTION_BIAS,
+        MLP_BIAS,
+        *GRANITE_SCALARS,
+        n_kv_heads=4,
+    ),
+    weights={**LLAMA_WEIGHTS, "blocks.#.attention.sinks.logits": "model.layers.#.self_attn.sinks"},
 )
 NEMOTRON = Family(
     "nemotron",
@@ -1027,6 +1091,219 @@ COHERE = Family(
         "blocks.#.attention.key_norm.weight": ("model.layers.#.self_attn.k_norm.weight", ROW_PER_HEAD),
     },
 )
+COHERE2_WINDOWS = Windows(4096, every=4)
+COHERE2 = replace(
+    COHERE,
+    model_type="cohere2",
+    architecture="Cohere2ForCausalLM",
+    settings=(
+        *(setting for setting in COHERE.settings if not {"use_qk_norm", "rope_theta"} & {*setting.names}),
+        COHERE2_WINDOWS,
+        SomeRotary(RotaryPosition(interleaved=True), sliding(COHERE2_WINDOWS)),
+        Unread(("head_dim", "layer_switch", "order_of_interleaved_layers", "position_embedding_type")),
+        Unread(("use_embedding_sharing", "use_gated_activation", "use_parallel_block", "use_parallel_embedding")),
+    ),
+    weights=LLAMA_WEIGHTS,
+)
+CWM = Family(
+    "cwm",
+    "CwmForCausalLM",
+    "model.",
+    ROTATED_GATED,
+    llama_settings(
+        sizes(128256, 6144, 64, 48, 131072),
+        21504,
+        1e-5,
+        RotaryPosition(
+            1_000_000.0,
+            absent=(
+                ("rope_type", "llama3"),
+                ("factor", 16.0),
+                ("low_freq_factor", 1.0),
+                ("high_freq_factor", 4.0),
+                ("original_max_position_embeddings", 8192),
+            ),
+        ),
+        Value("head_dim", "head_dim", 128),
+        UNTIED,
+        MLP_BIAS,
+        Unread(("attention_bias",)),
+        Windows(8192, every=4, leading=True),
+        n_kv_heads=8,
+    ),
+    LLAMA_WEIGHTS,
+)
+EXPERTS = Unread(  # of layers that are all dense
+    (
+        *("num_experts", "n_routed_experts", "num_local_experts", "n_shared_experts", "num_experts_per_tok"),
+        *("moe_intermediate_size", "moe_layer_freq", "n_group", "topk_group", "topk_method", "norm_topk_prob"),
+        *("decoder_sparse_step", "shared_expert_intermediate_size", "num_shared_experts", "route_scale"),
+        *("routed_scaling_factor", "scoring_func", "aux_loss_alpha", "seq_aux", "router_aux_loss_coef", "ep_size"),
+    )
+)
+
+
+def query_of_latent(ours: Settings) -> str:
+    """Their name of the first or only map to the queries."""
+    return f"model.layers.#.self_attn.{'q_proj' if ours.get('attention.query_rank') is None else 'q_a_proj'}.*"
+
+
+def latent_settings(sizes: tuple[Setting, ...], hidden_dim: int, *others: Setting) -> tuple[Setting, ...]:
+    """The settings of models with latent attention, with the defaults of a family."""
+    return (
+        *sizes,
+        Value("intermediate_size", "hidden_dim", hidden_dim),
+        Choice("hidden_act", "silu", ACTIVATIONS),
+        Value("kv_lora_rank", "attention.kv_rank", 512),
+        Value("q_lora_rank", "attention.query_rank", 1536, nullable=True),
+        Value("qk_nope_head_dim", "attention.nope_dim", 128),
+        Value("qk_rope_head_dim", "head_dim", 64),
+        Value("v_head_dim", "attention.value_dim", 128),
+        Fixed("num_key_value_heads", like("n_heads")),
+        Fixed("rms_norm_eps", 1e-6),  # which the norms of latents have in any case
+        Fixed("attention_bias", False),
+        Unread(("head_dim", "qk_head_dim")),
+        *others,
+    )
+
+
+INTERLEAVED = Choice(
+    "rope_interleave", True, {True: {"position.interleaved": True}, False: {"position.interleaved": False}}
+)
+DEEPSEEK_V3 = Family(
+    "deepseek_v3",
+    "DeepseekV3ForCausalLM",
+    "model.",
+    {"n_kv_heads": like("n_heads"), **ROTATED_GATED, "norm.eps": 1e-6},
+    latent_settings(
+        sizes(129280, 7168, 61, 128, 4096),
+        18432,
+        LatentRotary(),
+        INTERLEAVED,
+        UNTIED,
+        DenseLayers("first_k_dense_replace", 3),
+        EXPERTS,
+        Unread(("num_mtp_layers", "num_nextn_predict_layers")),  # which predict more tokens, beside the model
+    ),
+    {
+        **LLAMA_ENDS,
+        **LLAMA_NORMS,
+        "blocks.#.attention.query.*": query_of_latent,
+        "blocks.#.attention.query_norm.*": "model.layers.#.self_attn.q_a_layernorm.*",
+        "blocks.#.attention.query_up.*": "model.layers.#.self_attn.q_b_proj.*",
+        "blocks.#.attention.latent.*": "model.layers.#.self_attn.kv_a_proj_with_mqa.*",
+        "blocks.#.attention.latent_norm.*": "model.layers.#.self_attn.kv_a_layernorm.*",
+        "blocks.#.attention.latent_up.*": "model.layers.#.self_attn.kv_b_proj.*",
+        "blocks.#.attention.output.*": "model.layers.#.self_attn.o_proj.*",
+        **LLAMA_FFN,
+    },
+    attention={"attention._target_": f"{MODEL}.latent_attention.LatentAttention"},
+)
+DEEPSEEK_V2 = replace(
+    DEEPSEEK_V3,
+    model_type="deepseek_v2",
+    architecture="DeepseekV2ForCausalLM",
+    settings=latent_settings(
+        sizes(102400, 4096, 32, 32, 2048),
+        11008,
+        LatentRotary(interleaved=True),
+        UNTIED,
+        DenseLayers("first_k_dense_replace", 0),
+        EXPERTS,
+        MLP_BIAS,
+    ),
+)
+YOUTU = replace(
+    DEEPSEEK_V3,
+    model_type="youtu",
+    architecture="YoutuForCausalLM",
+    settings=latent_settings(
+        sizes(128256, 2048, 32, 16, 131072),
+        6144,
+        LatentRotary(),
+        INTERLEAVED,
+        TIED,
+        Unread(("embedding_initializer_range",)),
+    ),
+)
+
+
+def split_gate(tensor: Tensor, settings: Settings) -> Sequence[Tensor]:
+    """For each head in turn, its queries and its gate."""
+    heads = tensor.view(settings["n_heads"], 2, settings["head_dim"], *tensor.shape[1:])
+    return [heads[:, part].flatten(0, 1) for part in (0, 1)]
+
+
+def join_gate(parts: Sequence[Tensor], settings: Settings) -> Tensor:
+    """The inverse of `split_gate`."""
+    heads = [part.view(settings["n_heads"], settings["head_dim"], *part.shape[1:]) for part in parts]
+    return torch.stack(heads, 1).flatten(0, 2)
+
+
+QWEN3_5_SETTINGS: tuple[Setting, ...] = (
+    RotaryPosition(fraction=0.25),
+    Value("head_dim", "head_dim", 256),
+    UNTIED,
+    Fixed("attention_bias", False),
+    FullLayers(every=4),
+    Unread(tuple(f"linear_{name}_dim" for name in ("conv_kernel", "key_head", "value_head"))),
+    Unread(("linear_num_key_heads", "linear_num_value_heads")),
+)
+QWEN3_5 = Family(
+    "qwen3_5_text",
+    "Qwen3_5ForCausalLM",
+    "model.",
+    {**GEMMA_NORM, **GATED, **block("PreNorm"), "attention.qk_norm": "head", "attention.gate": "element"},
+    llama_settings(sizes(248320, 4096, 32, 16, 32768), 12288, 1e-6, *QWEN3_5_SETTINGS, n_kv_heads=4),
+    {
+        **{name: theirs for name, theirs in QWEN3.weights.items() if name != "blocks.#.attention.query.*"},
+        ("blocks.#.attention.query.weight", "blocks.#.attention.output_gate.weight"): (
+            "model.layers.#.self_attn.q_proj.weight",
+            Fusion(split_gate, join_gate),
+        ),
+    },
+)
+QWEN3_NEXT = replace(
+    QWEN3_5,
+    model_type="qwen3_next",
+    architecture="Qwen3NextForCausalLM",
+    settings=llama_settings(
+        sizes(151936, 2048, 48, 16, 32768),
+        5632,
+        1e-6,
+        *QWEN3_5_SETTINGS,
+        DenseLayers("mlp_only_layers", ()),
+        EXPERTS,
+        n_kv_heads=2,
+    ),
+)
+AFMOE_WINDOWS = Windows(1024, every=4)
+AFMOE = Family(
+    "afmoe",
+    "AfmoeForCausalLM",
+    "model.",
+    {**RMS_NORM, **GATED, **block("Sandwich"), "attention.qk_norm": "head", "attention.gate": "element"},
+    llama_settings(
+        sizes(200192, 2048, 32, 16, 16384),
+        6144,
+        1e-5,
+        AFMOE_WINDOWS,
+        SomeRotary(RotaryPosition(), sliding(AFMOE_WINDOWS)),
+        Value("head_dim", "head_dim", 128),
+        UNTIED,
+        ATTENTION_BIAS,
+        Choice("mup_enabled", False, {False: {"embedding.scale": 1.0}, True: {"embedding.scale": root_of_dim}}),
+        DenseLayers("num_dense_layers", 1),
+        EXPERTS,
+    ),
+    {
+        **QWEN3.weights,
+        "blocks.#.attention.output_gate.*": "model.layers.#.self_attn.gate_proj.*",
+        "blocks.#.attention_post_norm.*": "model.layers.#.post_attention_layernorm.*",
+        "blocks.#.ffn_norm.*": "model.layers.#.pre_mlp_layernorm.*",
+        "blocks.#.ffn_post_norm.*": "model.layers.#.post_mlp_layernorm.*",
+    },
+)
 NANOCHAT = Family(
     "nanochat",
     "NanoChatForCausalLM",
@@ -1069,6 +1346,7 @@ FAMILIES: tuple[Family, ...] = (
     MINISTRAL,
     GPT1,
     GPT2,
+    GPT_NEO,
     OPT,
     CTRL,
     GPT_NEOX,
@@ -1096,7 +1374,16 @@ FAMILIES: tuple[Family, ...] = (
     NEMOTRON,
     OLMO,
     COHERE,
+    COHERE2,
+    CWM,
     NANOCHAT,
+    DEEPSEEK_V3,
+    DEEPSEEK_V2,
+    YOUTU,
+    GRANITE_SWA,
+    QWEN3_5,
+    QWEN3_NEXT,
+    AFMOE,
 )
 # The `model_type` of each recipe that has one; the first Transformer and PaLM have none.
 RECIPES = {
@@ -1133,7 +1420,9 @@ MISSING = {
     "mixtral": "it routes tokens to experts",
     "qwen2_moe": "it routes tokens to experts",
     "qwen3_moe": "it routes tokens to experts",
-    "deepseek_v3": "it has latent attention and experts",
+    "gpt_oss": "it routes tokens to experts",
+    "minicpm3": "the norms of its latents have an epsilon of their own",
+    "mimo_v2_flash": "it has values of another width, and routes tokens to experts",
     "mamba": "it has no attention",
     "t5": "it is no decoder alone",
 }

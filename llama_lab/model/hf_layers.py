@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .hf_settings import MODEL, ROPE, RotaryPosition, Settings, below, flatten, nest
+from .hf_settings import MODEL, ROPE, RotaryPosition, Settings, below, flatten, nest, numbers
 
 NOPE: Settings = {"position._target_": f"{MODEL}.position.Position"}
 ABSENT = "absent"  # of a layer whose component does not have the setting
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+PATTERNS = ("sliding_window_pattern", "global_attn_every_n_layers")
 
 
 def with_layers(node: Mapping[str, Any]) -> Settings:
@@ -59,26 +60,37 @@ def each(settings: Settings, key: str) -> list[Any]:
     return [at_layer(settings, layer).get(key) for layer in range(settings["n_layers"])]
 
 
+def checked(kinds: list[str], known: Sequence[str], ours: Settings) -> list[str]:
+    """Their kind of each layer. Raises ValueError for an unknown one, or more or fewer than our layers."""
+    if unknown := [kind for kind in kinds if kind not in known]:
+        raise ValueError(f"layer_types={kinds}: no switch for {unknown[0]}")
+    if len(kinds) != ours["n_layers"]:
+        raise ValueError(f"layer_types={kinds}: names {len(kinds)} layers of {ours['n_layers']}; name each")
+    return kinds
+
+
 @dataclass(frozen=True)
 class Windows:
     """Which layers attend through a sliding window.
 
     default: their `sliding_window` where it is absent. gated: they ignore it unless `use_sliding_window`. every: of a
-    file without `layer_types`, every n-th layer sees all. listed: whether they have `layer_types`; those that are gated
-    or have `every` do. nullable: whether they can do without a window if no layer has one.
+    file without `layer_types`, every n-th layer sees all; `leading`: the first of n does, not the last. listed: whether
+    they have `layer_types`; those that are gated or have `every` do. nullable: whether they can do without a window if
+    no layer has one.
     """
 
     default: int | None
     gated: bool = False
     every: int | None = None
+    leading: bool = False
     listed: bool = False
     nullable: bool = False
 
     @property
     def names(self) -> Sequence[str]:
         """All their names of it."""
-        pattern = ("sliding_window_pattern", "_sliding_window_pattern")
-        return ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", *pattern)
+        switches = ("sliding_window", "use_sliding_window", "max_window_layers")
+        return (*switches, "layer_types", *PATTERNS, "_sliding_window_pattern")
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
@@ -93,12 +105,11 @@ class Windows:
     def kinds(self, config: Settings, ours: Settings) -> list[str]:
         """The kind of each layer."""
         first = config.get("max_window_layers", 28) if self.gated else 0
-        every = config.get("sliding_window_pattern", self.every)
-        is_full = [i < first or (every and (i + 1) % every == 0) for i in range(ours["n_layers"])]
+        every = next((config[name] for name in PATTERNS if name in config), self.every)
+        last = 0 if self.leading or not every else every - 1
+        is_full = [i < first or (every and i % every == last) for i in range(ours["n_layers"])]
         kinds: list[str] = config.get("layer_types") or [FULL if full else SLIDING for full in is_full]
-        if unknown := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
-            raise ValueError(f"layer_types={kinds}: no switch for {unknown[0]}")
-        return kinds
+        return checked(kinds, (FULL, SLIDING), ours)
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
@@ -113,6 +124,55 @@ class Windows:
             is_missing = widest is None and self.every and not self.nullable
             written["sliding_window"] = ours["max_seq_len"] if is_missing else widest
         return written
+
+
+@dataclass(frozen=True)
+class FullLayers:
+    """Layers that all see all, since we have no linear attention. every: of a file without a list, every n-th does."""
+
+    every: int
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All their names of it."""
+        return ("layer_types", "full_attention_interval")
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        every = config.get("full_attention_interval", self.every)
+        kinds = config.get("layer_types") or [LINEAR if (i + 1) % every else FULL for i in range(ours["n_layers"])]
+        checked(kinds, (FULL,), ours)
+        return {}
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        return {"layer_types": [FULL] * ours["n_layers"]}
+
+
+@dataclass(frozen=True)
+class GlobalAndLocal:
+    """GPT-Neo's windows: `attention_types` are kinds of layers, and how often they follow each other."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All their names of it."""
+        return ("attention_types", "attention_layers", "window_size")
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        types = config.get("attention_types") or [[["global", "local"], 12]]
+        kinds = [kind for kinds, times in types for kind in kinds * times]
+        if len(kinds) != ours["n_layers"] or not {*kinds} <= {"global", "local"}:
+            raise ValueError(f"attention_types={types}: no switch; only global and local {ours['n_layers']} times are")
+        window = {"sliding_window": config.get("window_size", 256)}
+        layers = [SLIDING if kind == "local" else FULL for kind in kinds]
+        return Windows(None).read(window | {"layer_types": layers}, ours)
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        windows = each(ours, "attention.window")
+        kinds = ["global" if window is None else "local" for window in windows]
+        return {"attention_types": [[kinds, 1]], "window_size": max(filter(None, windows), default=ours["max_seq_len"])}
 
 
 @dataclass(frozen=True)
@@ -149,10 +209,14 @@ class RotaryByKind:
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
         kinds = self.windows.write(ours)["layer_types"]
+        ropes = [nest(RotaryPosition().write(at_layer(ours, layer))) for layer in range(ours["n_layers"])]
         written: Settings = {}
+        if SLIDING not in kinds and self.windows.every:  # layers with windows may have ones as long as the context
+            full = ropes[min(self.windows.every, len(ropes)) - 1]
+            kinds = [FULL if rope == full else SLIDING for rope in ropes]
+            written = {"layer_types": kinds, "sliding_window": ours["max_seq_len"]}
         for kind in (FULL, SLIDING):
-            own = at_layer(ours, kinds.index(kind) if kind in kinds else 0)
-            rope = nest(RotaryPosition().write(own)).get("rope_parameters", {})
+            rope = ropes[kinds.index(kind) if kind in kinds else 0].get("rope_parameters", {})
             written |= {f"rope_parameters.{kind}.{key}": value for key, value in rope.items()}
         return written
 
@@ -184,7 +248,39 @@ class SomeRotary:
         if self.listed:
             written: Settings = {self.listed[0]: [int(has_rope) for has_rope in turned]}
         else:  # layers with RoPE are those with windows, which may be as long as the context
-            has_windows = any(each(ours, "attention.window")) or all(turned)
             kinds = [SLIDING if has_rope else FULL for has_rope in turned]
-            written = {} if has_windows else {"layer_types": kinds, "sliding_window": ours["max_seq_len"]}
+            without = self.turned({"sliding_window": None, "layer_types": [FULL] * len(kinds)}, ours)
+            follows = any(each(ours, "attention.window")) or turned == without
+            written = {} if follows else {"layer_types": kinds, "sliding_window": ours["max_seq_len"]}
         return written | (self.rotary.write(at_layer(ours, turned.index(True))) if any(turned) else {})
+
+
+def sliding(windows: Windows) -> Callable[[Settings, Settings], list[bool]]:
+    """Whether each layer has a window, for `SomeRotary`."""
+    return lambda config, ours: [kind == SLIDING for kind in windows.kinds(config, ours)]
+
+
+@dataclass(frozen=True)
+class RotaryByLayer:
+    """RoPE with a theta for each layer, by `layer_rope_theta`, where 0 is no position encoding."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All their names of it."""
+        return (*RotaryPosition().names, "layer_rope_theta")
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        rope = RotaryPosition().read(config, ours)
+        thetas = numbers("layer_rope_theta", config.get("layer_rope_theta")) or (rope["position.theta"],)
+        thetas = thetas * ours["n_layers"] if len(thetas) == 1 else thetas
+        if len(thetas) != ours["n_layers"]:
+            raise ValueError(f"layer_rope_theta: has {len(thetas)} numbers for {ours['n_layers']} layers; give all")
+        return by_layer([rope | {"position.theta": float(theta)} if theta else NOPE for theta in thetas])
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        layers = [at_layer(ours, layer) for layer in range(ours["n_layers"])]
+        turned = [own for own in layers if own.get("position._target_") == ROPE]
+        thetas = [own["position.theta"] if own in turned else 0 for own in layers]
+        return {"layer_rope_theta": thetas} | (RotaryPosition().write(turned[0]) if turned else {})

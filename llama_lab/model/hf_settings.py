@@ -109,7 +109,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting of theirs whose values are components or several settings of ours."""
+    """A setting of theirs whose values are components or several settings of ours, some of them derived."""
 
     name: str
     default: Any
@@ -125,11 +125,15 @@ class Choice:
         value = config.get(self.name, self.default)
         if not isinstance(value, str | bool | int | None) or value not in self.ours:
             raise ValueError(f"{self.name}={value}: no switch; choose of {', '.join(map(str, self.ours))}")
-        return dict(self.ours[value])
+        return {key: derive(chosen, ours) for key, chosen in self.ours[value].items()}
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`; the default where it fits, and for what they do not have, which `obstacles` then finds."""
-        values = [value for value, chosen in self.ours.items() if chosen.items() <= ours.items()]
+        values = [
+            value
+            for value, chosen in self.ours.items()
+            if all(equal(ours.get(key), derive(wanted, ours)) for key, wanted in chosen.items())
+        ]
         return {self.name: values[0] if values and self.default not in values else self.default}
 
 
@@ -165,6 +169,31 @@ class Fixed:
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
         return {self.name: derive(self.value, ours)}
+
+
+@dataclass(frozen=True)
+class DenseLayers:
+    """The layers without experts, or how many of the first: all of ours. default: transformers' own."""
+
+    name: str
+    default: int | Sequence[int]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their name of it."""
+        return (self.name,)
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        dense = config.get(self.name, self.default)
+        if not {*range(ours["n_layers"])} <= {*(range(dense) if isinstance(dense, int) else dense or ())}:
+            raise ValueError(f"{self.name}={dense}: no switch for the experts of the other layers")
+        return {}
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        n_layers = ours["n_layers"]
+        return {self.name: n_layers if isinstance(self.default, int) else [*range(n_layers)]}
 
 
 @dataclass(frozen=True)
@@ -279,13 +308,14 @@ class RotaryPosition:
     """RoPE: `rope_parameters` of transformers 5, or `rope_theta`, `rope_scaling` and others of older files.
 
     Scaling "dynamic" starts beyond max_position_embeddings, where our context ends: it is read as none. NTK-aware
-    scaling is a larger theta, and written as that.
+    scaling is a larger theta, and written as that. absent: `rope_parameters` of a file without any.
     """
 
     theta: float = 10000.0
     fraction: float = 1.0
     interleaved: bool = False
     older: tuple[str, str] = ("rope_theta", "partial_rotary_factor")  # names of theta and fraction before version 5
+    absent: tuple[tuple[str, Any], ...] = ()
 
     @property
     def names(self) -> Sequence[str]:
@@ -295,8 +325,8 @@ class RotaryPosition:
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
-        nested = {"rope_parameters": {}, "rope_scaling": {}} | nest(below(config, self.names))
-        rope = {**(nested["rope_scaling"] or {}), **(nested["rope_parameters"] or {})}
+        nested = nest(below(config, self.names))
+        rope = self.merged(nested)
         theta = rope.pop("rope_theta", nested.get("rope_theta", nested.get("rotary_emb_base", self.theta)))
         fraction = nested.get("partial_rotary_factor", nested.get("rotary_pct", self.fraction))
         fraction = rope.pop("partial_rotary_factor", fraction)
@@ -311,6 +341,11 @@ class RotaryPosition:
             "position.interleaved": self.interleaved,
             **self.read_scaling(rope, ours),
         }
+
+    def merged(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """`rope_parameters` of a nested config, with those of older files."""
+        parts = (config.get("rope_scaling") or {}, config.get("rope_parameters") or {})
+        return {**parts[0], **parts[1]} or dict(self.absent)
 
     def read_scaling(self, rope: dict[str, Any], ours: Settings) -> Settings:
         """Our settings of the scaling, by what `rope` holds besides theta."""
@@ -387,6 +422,31 @@ def write_sharpness(ours: Settings) -> Settings:
     if scale and of_all_dim:
         return {"mscale": scale, "mscale_all_dim": of_all_dim}
     return {} if scale == 1 else {"attention_factor": 0.1 * scale * math.log(ours["position.scaling.factor"]) + 1}
+
+
+@dataclass(frozen=True)
+class LatentRotary(RotaryPosition):
+    """RoPE of latent attention, whose scores YaRN multiplies by the square of what `mscale_all_dim` says."""
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        found = super().read(config, ours)
+        rope = self.merged(nest(below(config, self.names)))
+        is_plain = rope.get("rope_type", rope.get("type", "default")) == "default"
+        growth = 0.0 if is_plain else 0.1 * math.log(max(rope.get("factor") or 1.0, 1.0))
+        sharpness = number("rope_scaling mscale_all_dim", rope.get("mscale_all_dim")) or 0.0
+        scale = (sharpness * growth + 1) ** 2 * (ours["attention.nope_dim"] + ours["head_dim"]) ** -0.5
+        return found | {"attention.scale": scale if sharpness * growth else None}
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        written = super().write(ours)
+        scale, factor = ours.get("attention.scale"), written.get("rope_parameters.factor", 1.0)
+        if scale and factor > 1 and "attention.nope_dim" in ours:
+            sharpness = (scale * (ours["attention.nope_dim"] + ours["head_dim"]) ** 0.5) ** 0.5 - 1
+            sharpness = round(sharpness / (0.1 * math.log(factor)), 9)
+            written |= {f"{rope}.mscale_all_dim": sharpness for rope in ("rope_parameters", "rope_scaling")}
+        return written
 
 
 @dataclass(frozen=True)

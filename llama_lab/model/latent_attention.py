@@ -1,14 +1,12 @@
 """Multi-head latent attention `(B, T, dim) -> (B, T, dim)`: the KV cache is one small latent vector per token."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import check_kernel, must_repeat_heads, reference_attention, require_kv_heads
 from .cache import LayerCache, Lookup, new_layer_cache
-from .init import ResidualOutput
+from .init import ResidualOutput, check_positive
 from .layout import Layout
 from .mask import CAUSAL
 from .mixer import Mixer
@@ -27,6 +25,7 @@ class LatentAttention(Mixer):
     kv_rank: width of the latent, which the model's norm normalises.
     query_rank: width of a latent of its own for queries; None: they come from the input.
     value_dim: width of a head's values.
+    scale: multiplies the scores (DeepSeek-V3 with YaRN); None: 1 / sqrt(nope_dim + head_dim).
     kernel: "sdpa" is PyTorch's fused attention, "reference" the written-out one, "auto" the fused one.
     """
 
@@ -45,6 +44,7 @@ class LatentAttention(Mixer):
         nope_dim: int,
         value_dim: int,
         query_rank: int | None = None,
+        scale: float | None = None,
         kernel: str = "auto",
     ) -> None:
         super().__init__()
@@ -57,9 +57,12 @@ class LatentAttention(Mixer):
         }.items():
             if size is not None and size < 1:
                 raise ValueError(f"attention.{name}={size}: must be a positive whole number")
+        if scale is not None:
+            check_positive("attention.scale", scale)
         check_kernel(kernel)
         self.n_heads, self.head_dim, self.kv_rank = n_heads, head_dim, kv_rank
         self.nope_dim, self.value_dim = nope_dim, value_dim
+        self.scale = (nope_dim + head_dim) ** -0.5 if scale is None else scale
         self.kernel = "sdpa" if kernel == "auto" else kernel
         width = n_heads * (nope_dim + head_dim)
         self.query_up: nn.Linear | None = None
@@ -113,19 +116,18 @@ class LatentAttention(Mixer):
         up = self.latent_up.weight.view(self.n_heads, -1, self.kv_rank)
         to_key, to_value = up.split_with_sizes((self.nope_dim, self.value_dim), 1)
         query = torch.cat((torch.einsum("bhtn,hnr->bhtr", plain, to_key), turned), 3)
-        query = query * math.sqrt(query.shape[3] / (self.nope_dim + self.head_dim))  # kernels scale by the width
         mixed = self.attend(query, seen, seen, layout, lookup)[..., : self.kv_rank]
         return torch.einsum("bhtr,hvr->bhtv", mixed, to_value)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup | None) -> Tensor:
         """Mix values `(B, H or 1, Tk, Dv)`, of which a key is at least as wide."""
         if self.kernel == "reference":
-            return reference_attention(query, key, value, layout.mask(CAUSAL, lookup))
+            return reference_attention(query, key, value, layout.mask(CAUSAL, lookup), scale=self.scale)
         needs_mask = layout.needs_mask(CAUSAL, lookup)
         mask = layout.mask(CAUSAL, lookup, query.dtype) if needs_mask else None
         if query.shape[2] == 1 and key.shape[1] == 1:  # heads stand in for queries, so that no key is copied for them
             mask = None if mask is None else mask.transpose(1, 2)
-            mixed = F.scaled_dot_product_attention(query.transpose(1, 2), key, value, attn_mask=mask)
+            mixed = F.scaled_dot_product_attention(query.transpose(1, 2), key, value, attn_mask=mask, scale=self.scale)
             return mixed.transpose(1, 2)
         if key.shape[1] < self.n_heads and must_repeat_heads(query, needs_mask):
             key, value = (x.expand(-1, self.n_heads, -1, -1) for x in (key, value))
@@ -133,7 +135,7 @@ class LatentAttention(Mixer):
         value = F.pad(value, (0, max(0, key.shape[3] - width)))  # fused kernels want values as wide as keys
         shared = key.shape[1] < self.n_heads
         mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=not needs_mask, enable_gqa=shared
+            query, key, value, attn_mask=mask, is_causal=not needs_mask, scale=self.scale, enable_gqa=shared
         )
         return mixed[..., :width]
 

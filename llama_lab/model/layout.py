@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .cache import Lookup
 from .mask import Mask
-from .position import Position
+from .position import Position, Relation
 
 
 class Layout:
@@ -57,6 +57,15 @@ class Layout:
             self._lookups[slots] = Lookup(self.places, slots, self.longest)
         return self._lookups[slots]
 
+    def relation(self, keys: Tensor) -> Relation | None:
+        """The position encoding's vectors for the tokens and keys at these places."""
+        relation = self.position.relation(self.places, keys)
+        return relation and relation._replace(rows=for_heads(relation.rows, 2))
+
+    def key_places(self, lookup: Lookup | None) -> Tensor:
+        """Of the keys that tokens may see."""
+        return self.places if lookup is None else lookup.key_places
+
     def needs_mask(self, rule: Mask, lookup: Lookup | None) -> bool:
         """Whether attention needs `mask`: unless it is plainly causal, or one new token sees every key that is read."""
         if self.biased or self.starts is not None:
@@ -73,8 +82,9 @@ class Layout:
         """
         if (rule, dtype) in self._masks:
             return self._masks[rule, dtype]
-        keys = self.places if lookup is None else lookup.key_places
-        mask = self.mask_of(rule, keys) if dtype == torch.float32 else self.mask(rule, lookup).to(dtype)
+        mask = (
+            self.mask_of(rule, self.key_places(lookup)) if dtype == torch.float32 else self.mask(rule, lookup).to(dtype)
+        )
         if dtype == torch.float32 or not mask.requires_grad:  # gradients of layers are to add up in float32
             self._masks[rule, dtype] = mask
         return mask

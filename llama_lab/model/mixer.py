@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .layout import Layout
+from .position import Position, has_relation
 from .state import State
 
 NEW_STATE = "new_state(batch_size, length, device, dtype)"
@@ -24,6 +25,7 @@ class Mixer(nn.Module, ABC):
     kernel: name of the implementation, for a run's summary.
     int8_state: whether `new_state` supports torch.int8, beside floating dtypes of 16 bits or more.
     documents: whether no token sees another document; where `layout.positions` is 0, one starts.
+    relations: whether it adds the vectors of `layout.relation` to keys and values.
     """
 
     full_after: int | None = None
@@ -31,6 +33,7 @@ class Mixer(nn.Module, ABC):
     kernel: str = "eager"
     int8_state: ClassVar[bool] = False
     documents: ClassVar[bool] = False
+    relations: ClassVar[bool] = False
 
     @abstractmethod
     def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
@@ -43,6 +46,17 @@ class Mixer(nn.Module, ABC):
     def flops_per_token_dense(self, seq_len: int) -> float:
         """The same with every key counted for every query, as kernels may compute it; default: `flops_per_token`."""
         return self.flops_per_token(seq_len)
+
+    def use(self, position: Position) -> None:
+        """Called when the model is built, with the position encoding of the layer.
+
+        Raises ValueError for one whose vectors the mixer would leave out.
+        """
+        if has_relation(position) and not self.relations:
+            raise ValueError(
+                f"attention={class_name(self)}: adds no vectors to keys and values, as {type(position).__name__} "
+                f"positions need; choose rope or none, or add `layout.relation`, and say so with `relations = True`"
+            )
 
     def follow(self, first: "Mixer") -> None:
         """Called when the model is built, with the first layer's mixer, by those of later layers; default: nothing.

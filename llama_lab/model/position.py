@@ -1,8 +1,9 @@
-"""Position encodings. A model has exactly one, and each is one of three kinds, by the hook it overrides.
+"""Position encodings. A model has exactly one, and each is one of four kinds, by the hook it overrides.
 
-`embed` adds to the token embeddings (sinusoidal, learned), `rotation` rotates queries and keys (RoPE), and `bias` is
-added to the attention scores (ALiBi, relative). Positions are integer tensors `(..., T)`, counted from 0: `(T,)` for
-all sequences, `(B, T)` where each has its own.
+`embed` adds to the token embeddings (sinusoidal, learned), `rotation` rotates queries and keys (RoPE), `bias` is added
+to the attention scores (ALiBi, relative), and `relation` has vectors that are added to keys and values by distance
+(Shaw). Positions are integer tensors `(..., T)`, counted from 0: `(T,)` for all sequences, `(B, T)` where each has its
+own.
 """
 
 import math
@@ -90,17 +91,45 @@ def rotate(rotation: Rotation, query: Tensor, key: Tensor) -> tuple[Tensor, Tens
     return query, key
 
 
+class Relation(NamedTuple):
+    """Vectors to add to the key and the value that a query sees, one of R for each pair (Shaw et al. 2018, section 3).
+
+    rows: which of them, int64 `(..., Tq, Tk)`. keys, values: the vectors, `(H or 1, R, Dh)`; values may be None. A key
+    beyond the Tk has none.
+    """
+
+    rows: Tensor
+    keys: Tensor
+    values: Tensor | None
+
+    def scores(self, query: Tensor, n_keys: int) -> Tensor:
+        """Products of `query (B, H, Tq, Dh)` and the vectors of its keys `(B, H, Tq, n_keys)`, as in section 3.3."""
+        products = query @ self.keys.type_as(query).transpose(1, 2)
+        scores = products.gather(3, self.rows.expand(*products.shape[:3], -1))
+        return F.pad(scores, (0, n_keys - scores.shape[3]))
+
+    def mix(self, mixed: Tensor, weights: Tensor) -> Tensor:
+        """Add the vectors to values that `weights (B, H, Tq, n_keys)` have `mixed (B, H, Tq, Dh)`."""
+        if self.values is None:
+            return mixed
+        rows = self.rows.expand(*weights.shape[:3], -1)
+        by_row = weights.new_zeros(*weights.shape[:3], self.values.shape[1])
+        by_row = by_row.scatter_add(3, rows, weights[..., : rows.shape[3]])
+        return mixed + by_row @ self.values.type_as(weights)
+
+
 class Position(nn.Module):
     """No position encoding (Kazemnejad et al. 2023, NoPE), and the base of the others: every hook does nothing.
 
-    An encoding is built with those of the decoder's sizes that its `__init__` names. One instance serves all layers;
-    override `at_layer` to change that. max_positions: how many positions it has; None for no limit.
+    An encoding is built with those of the decoder's sizes that its `__init__` names, and with `layers`, the numbers of
+    those in which it acts. One instance serves them all; override `at_layer` to change that. max_positions: how many
+    positions it has; None for no limit.
     """
 
     max_positions: int | None = None
 
     def at_layer(self, layer: int) -> "Position":
-        """The encoding whose `rotation` and `bias` act in a layer, counted from 0: itself, or a submodule of it."""
+        """The encoding whose other hooks act in a layer, counted from 0: itself, or a submodule of it."""
         return self
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -114,6 +143,15 @@ class Position(nn.Module):
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
         """Float32 `(..., H, Tq, Tk)` to add to the scores, or None. Where documents are apart, only distances count."""
         return None
+
+    def relation(self, query_positions: Tensor, key_positions: Tensor) -> Relation | None:
+        """Vectors to add to keys and values, or None; `rows` of them `(..., Tq, Tk)`, by distance."""
+        return None
+
+
+def has_relation(position: Position) -> bool:
+    """Whether an encoding adds vectors to keys and values."""
+    return type(position).relation is not Position.relation
 
 
 class Sinusoidal(Position):

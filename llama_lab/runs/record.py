@@ -1,5 +1,6 @@
 """The record of a run: its folder, read."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from llama_lab.config.components import flatten
-from llama_lab.config.older import CHOICES
+from llama_lab.config.older import choices_before
 from llama_lab.config.trust import stored_config
 from llama_lab.errors import ConfigError
 
@@ -77,8 +78,9 @@ def read_record(path: Path) -> Record:
         raise ConfigError(f"{path}: holds no run; name folders of runs or studies, such as runs/llama/base/seed=1")
     status = Status.load(path)
     environment = Environment.load(path, needs=("arm", "seed"))
+    config = BEFORE | flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True))
     if environment.choices:
-        environment = replace(environment, choices=CHOICES | environment.choices)
+        environment = replace(environment, choices=choices_before(config) | environment.choices)
     metrics = path / "metrics.csv"
     summary = Summary.load(path).metrics if status.status == "done" else {}
     evaluation = Evaluation.load(path) if summary and (path / Evaluation.FILE).exists() else Evaluation()
@@ -89,7 +91,7 @@ def read_record(path: Path) -> Record:
         status=status.status,
         message=status.message,
         overrides=read_overrides(path),
-        config=BEFORE | flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True)),
+        config=config,
         environment=environment,
         summary=summary,
         metrics=read_metrics(metrics) if metrics.exists() else [],
@@ -105,6 +107,16 @@ def read_overrides(path: Path) -> list[str]:
         return []
     with reading(path, OVERRIDES):
         return [str(override) for override in yaml.safe_load(file.read_text(encoding="utf-8"))]
+
+
+def started(records: Iterable[Record]) -> list[Record]:
+    """Those that left anything."""
+    return [record for record in records if record.status != MISSING]
+
+
+def finished(records: Iterable[Record]) -> list[Record]:
+    """Those that are done."""
+    return [record for record in records if record.done]
 
 
 def missing_record(path: Path, arm: str, seed: int) -> Record:

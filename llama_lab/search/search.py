@@ -19,8 +19,8 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig
 from optuna.trial import Trial, TrialState
 
-from llama_lab.config.arguments import quote
 from llama_lab.config.components import override_key
+from llama_lab.config.grammar import written
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.config.value_types import WORDS, is_kind
 from llama_lab.errors import INTERRUPTED, ConfigError, FinishedRunError, RunFailedError, first_line
@@ -80,7 +80,7 @@ def search(cfg: DictConfig, context: HydraContext, task_function: TaskFunction, 
     search_arm = arm_name(["name=", *fixed, *(one.argument for one in space)])
     name = folder_name("name", cfg.name, f"search-{search_arm}")
     if cfg.name is None:
-        fixed.append(f"name={quote(name)}")
+        fixed.append(f"name={written(name)}")
     check_values(cfg, context, space, fixed)
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task_function, config=cfg)
     folder = Path(cfg.runs_dir) / name

@@ -14,7 +14,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.arguments import quote
+from llama_lab.config.grammar import written
 from llama_lab.config.trust import Trust, package_of, targets, users_targets
 from llama_lab.data.open import is_probe
 from llama_lab.devices.hardware import current_rank
@@ -99,7 +99,7 @@ def measure(plan: Plan, launcher: Launcher) -> None:
         settings["data.cache_dir"] = cfg.data.cache_dir
     settings |= {f"trainer.{key}": value for key, value in cfg.trainer.items() if key != "profile"}
     settings["trainer.compile"] = "auto"  # as each run was
-    (result,) = launcher.launch([[f"{key}={quote(value)}" for key, value in settings.items()]], initial_job_idx=0)
+    (result,) = launcher.launch([[f"{key}={written(value)}" for key, value in settings.items()]], initial_job_idx=0)
     if result.status == JobStatus.FAILED:
         sys.stderr.write(f"failed: the arms' speeds could not be measured: {result._return_value}\n")
 

@@ -3,6 +3,7 @@
 The speeds that runs log are measured at different times, on a machine that may be busy with other work.
 """
 
+import copy
 import gc
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from omegaconf import OmegaConf
 
 from llama_lab.config.components import build_model
 from llama_lab.config.trust import Trust, stored_config
@@ -95,10 +97,12 @@ def job_of(run: Path, job: Run) -> Run:
 
 
 def measure_in_turn(jobs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmSpeed]:
-    """Measure every arm in every round; decoding on the first rank only."""
-    arms = {name: ArmSpeed([], []) for name in jobs}
+    """Measure every arm in every round, those that differ in their budgets alone as one; decoding on the first rank."""
+    first: dict[str, str] = {}  # arm by settings
+    alike = {name: first.setdefault(settings_but_budget(job), name) for name, job in jobs.items()}
+    arms = {name: ArmSpeed([], []) for name in first.values()}
     for number in range(ROUNDS):
-        for name in alternating(jobs, number):  # a slowdown affects all arms
+        for name in alternating(arms, number):  # a slowdown affects all arms
             found, device = arms[name], jobs[name].hardware.torch_device
             if device.type == "cuda":
                 gc.collect()  # what the arm before left in cycles of references
@@ -110,8 +114,15 @@ def measure_in_turn(jobs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmS
                 found.decode.append(speeds[0])
                 found.prefill.append(speeds[1])
         if current_rank() == 0:
-            print(f"measuring the speed of {len(jobs)} arms in turn: round {number + 1} of {ROUNDS}", flush=True)
-    return arms
+            print(f"measuring the speed of {len(arms)} arms in turn: round {number + 1} of {ROUNDS}", flush=True)
+    return {name: arms[one] for name, one in alike.items()}
+
+
+def settings_but_budget(job: Run) -> str:
+    """The config of a job as text, without its name and how long it trains."""
+    cfg = copy.deepcopy(job.cfg)
+    cfg.arm = cfg.train.tokens = None
+    return OmegaConf.to_yaml(cfg)
 
 
 def training_speed(job: Run, dataset: Dataset) -> float:

@@ -1,5 +1,6 @@
 """A study's progress for the user: which run of how many, its loss, and the time left."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -23,8 +24,9 @@ class StudyProgress:
 
     def run_started(self, run: Run) -> None:
         """Print the start of a run."""
-        ended = sum(self._status(folder) in ("done", "diverged", "failed") for folder in self._arms)
-        self._console.rule(f"run {ended + 1} of {len(self._arms)}: {run.title}{self._time_left(ended)}")
+        left = [folder for folder in self._arms if self._status(folder) not in ("done", "diverged", "failed")]
+        place = len(self._arms) - len(left) + 1
+        self._console.rule(f"run {place} of {len(self._arms)}: {run.title}{self._time_left(left)}")
 
     def run_ended(self, run: Run, outcome: Outcome) -> None:
         """Print how a run ended: its loss, the step from the arm before it, and the losses of all arms at its seed."""
@@ -57,13 +59,14 @@ class StudyProgress:
                 return f" ({(self._loss(folder) or 0) - other:+.4f} to {against.name})"
         return ""
 
-    def _time_left(self, ended: int) -> str:
-        """The training time of the remaining runs, at the mean of the finished ones."""
-        done = [self._folder / folder for folder in self._arms if self._status(folder) == "done"]
+    def _time_left(self, left: Sequence[str]) -> str:
+        """The training time of these runs, at the FLOP/s of the finished ones."""
+        done = [folder for folder in self._arms if self._status(folder) == "done"]
         if not done:
             return ""
-        mean = sum(Summary.load(run).metrics["seconds"] for run in done) / len(done)
-        return f", about {duration((len(self._arms) - ended) * mean)} of training left"
+        seconds = sum(Summary.load(self._folder / folder).metrics["seconds"] for folder in done)
+        flops = [sum(self._arms[folder].flops or 1.0 for folder in folders) for folders in (left, done)]
+        return f", about {duration(seconds * flops[0] / flops[1])} of training left"
 
     def _status(self, folder: str) -> str:
         """A run's status; empty before it starts."""

@@ -117,6 +117,10 @@ class Gains:
     line: tuple[Estimate, ...]
     growth: Estimate
 
+    def place(self, cell: tuple[str, float]) -> int | None:
+        """The place of a size and budget in these; None unless the reference reached the option's loss there."""
+        return next((i for i, own in enumerate(self.cells) if own == cell and self.inside[i]), None)
+
     @property
     def central(self) -> int | None:
         """The place of the cell in the middle of those inside, by compute; None without any."""
@@ -135,34 +139,43 @@ class Gains:
 
 @dataclass(frozen=True)
 class Scaled:
-    """An option of a scaling study. law: None where no law can be fitted. gains: None of the reference, too."""
+    """An option of a scaling study. law: None where no law is fitted. gains: None of the reference, too.
+
+    lacking: why no law can be fitted to its points, in words; empty if one can.
+    """
 
     option: str
     points: tuple[Point, ...]
     law: Law | None = None
     gains: Gains | None = None
+    lacking: str = ""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """The options of a scaling study, the reference first. lacking: why no law is fitted, in words; empty if it is."""
+    """The options of a scaling study, the reference first. lacking: why none has a law, in words; empty if some do."""
 
     options: tuple[Scaled, ...]
     lacking: str = ""
 
 
 def scale(points: Mapping[str, Sequence[Point]]) -> Scaling:
-    """The laws and gains of a study, if each option has enough points. points: by option, the reference first."""
-    for option, own in points.items():
-        if why := lacking(own):
-            return Scaling(tuple(Scaled(name, tuple(its)) for name, its in points.items()), f"{option} has {why}")
-    rng = np.random.default_rng(0)
+    """The laws and gains of the options with enough points. points: by option, the reference first.
+
+    There are none unless the reference and another option have enough.
+    """
+    lack = {option: lacking(own) for option, own in points.items()}
     reference, *others = points
-    gains = [None, *fit_gains(points[reference], [points[other] for other in others], rng)]
+    fitted = [option for option in others if not lack[option]]
+    if lack[reference] or not fitted:
+        found = tuple(Scaled(option, tuple(own), lacking=lack[option]) for option, own in points.items())
+        return Scaling(found, next(f"{option} has {why}" for option, why in lack.items() if why))
+    rng = np.random.default_rng(0)
+    gains = dict(zip(fitted, fit_gains(points[reference], [points[option] for option in fitted], rng), strict=True))
     return Scaling(
         tuple(
-            Scaled(option, tuple(own), fit_law(own, rng), gain)
-            for (option, own), gain in zip(points.items(), gains, strict=True)
+            Scaled(option, tuple(own), None if lack[option] else fit_law(own, rng), gains.get(option), lack[option])
+            for option, own in points.items()
         )
     )
 

@@ -21,14 +21,16 @@ TEXT = ("data.files", "data.source", "data.val_tokens", "tokenizer.sample_bytes"
 INIT = "init_from"  # runs of one seed are checked to start from the same weights, wherever these are
 OWN = (*CHANGEABLE, "name", "arm", "study", "seed", *SEEDS, INIT)  # of each run
 MODEL = ("model", "size", "pattern")
-# A longer context lowers the loss of any model, and so does a prefix, whose tokens are not predicted.
-COMPARED = ("model.max_seq_len", "model.attention.prefix")
+COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
 WIDTH = "model.hidden_dim"  # solved for by matching
 MATCHED = ("params", "flops")
 RATE = "optim.lr"
 TOKENS = "train.tokens"
 # What follows if runs differ in a setting, where that is not plain.
-CONSEQUENCES = {"trainer.compile": "their speeds and last digits differ for another reason than their architecture"}
+CONSEQUENCES = {
+    "trainer.compile": "their speeds and last digits differ for another reason than their architecture",
+    "train.ema": "the average takes time and memory, and leaves the losses of the last weights as they are",
+}
 UNSET = "unset"
 
 # The config keys that a group of the model sets.
@@ -123,7 +125,7 @@ def planned_settings(
 
 def unequal_settings(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
     """A sentence for every setting that differs between runs but should not."""
-    axes, planned, own = _axes(study), _planned(study), (*_own(is_swept), *TEXT, TOKENS)
+    axes, planned, own = study.axes, _planned(study), (*_own(is_swept), *TEXT, TOKENS)
     shared = [  # settings that neither an axis nor the study's plan sets
         key
         for key in _keys(records)
@@ -131,6 +133,8 @@ def unequal_settings(study: Study, records: Sequence[Record], is_swept: bool) ->
         and key not in planned
         and not any(_is_named(key, axis) for axis in axes)
     ]
+    if values := disagreement(records, [f"all but the first {prefix(record.config)}" for record in records]):
+        yield f"Losses are of different tokens, since those of an attention.prefix are not predicted: {values}."
     for key, values in _different(records, shared).items():
         yield sentence(f"{key} differs: {values}", CONSEQUENCES.get(key, ""))
     yield from _mixed_arms(study, records, (*own, *planned, *shared))
@@ -160,10 +164,10 @@ def _mixed_arms(study: Study, records: Sequence[Record], ignored: tuple[str, ...
 
 def _ungrouped(study: Study, records: Sequence[Record]) -> Iterator[str]:
     """The model settings in which a comparison's arms differ, other than those that it groups runs by."""
-    axes = _axes(study)
+    axes = study.axes
     if "arm" in axes:  # an arm's name stands for all of its settings
         return
-    grouped = axes | (GROUPS.keys() - {"size"} if "arch" in axes else set())
+    grouped = {*axes} | (GROUPS.keys() - {"size"} if "arch" in axes else set())
     others = [group for group in GROUPS if group not in grouped]
     choices = {group: [str(t.environment.choices.get(group, UNSET)) for t in records] for group in others}
     groups = {group: values for group, options in choices.items() if (values := disagreement(records, options))}
@@ -193,7 +197,7 @@ def _off_axis(study: Study, records: Sequence[Record]) -> Iterator[str]:
 
     If the study recorded its plan: those in which all planned arms are equal.
     """
-    planned, axes, keys = _planned(study), _axes(study), _keys(records)
+    planned, axes, keys = _planned(study), study.axes, _keys(records)
     arms = {arm.name: arm for arm in study.arms}
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for key in keys:
@@ -234,10 +238,6 @@ def _is_named(key: str, axis: str) -> bool:
     return belongs(key, (axis,)) or key.rpartition(".")[2] == axis
 
 
-def _axes(study: Study) -> set[str]:
-    return {axis for arm in study.arms for axis in arm.axes}
-
-
 def _planned(study: Study) -> tuple[str, ...]:
     """The keys in which the study's planned arms differ; none if it recorded no plan."""
     return tuple(sorted({key for arm in study.arms for key in arm.settings or ()}))
@@ -264,6 +264,13 @@ def _different(records: Sequence[Record], keys: Sequence[str]) -> dict[str, str]
         if any(record.config.get(key) is not None for record in records)
     }
     return {key: values for key, values in found.items() if values}
+
+
+def prefix(config: Mapping[str, Any]) -> int:
+    """The number of first tokens that some layer of a flat config's model sees at once; 1 without a prefix."""
+    layers = [flatten(one) for one in config.get("model.layers") or ()]
+    found = [config.get("model.attention.prefix"), *(one.get("attention.prefix") for one in layers)]
+    return max((size for size in found if size), default=1)
 
 
 def text_of(config: Mapping[str, Any], key: str) -> str:

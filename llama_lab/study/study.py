@@ -37,7 +37,7 @@ class Arm:
     settings: the arm's values of the config keys in which the planned arms differ, such as `{"model.norm.eps": 1e-6}`;
     None if no plan recorded them. overrides: those that make the arm, in addition to the shared ones. reference: the
     arm whose size it is matched to; its own name for none. Both are empty if the arm is not of a design. tuned_by: the
-    arm whose tuning runs choose this one's learning rates; empty: its own.
+    arm whose tuning runs choose this one's learning rates; empty: its own. flops: of training each run, by the plan.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Arm:
     overrides: tuple[str, ...] = ()
     reference: str = ""
     tuned_by: str = ""
+    flops: float | None = None
 
     @property
     def tuner(self) -> str:
@@ -99,6 +100,11 @@ class Study:
         others = len(self.arms) - 1
         arms = f" and {others} other {'arm' if others == 1 else 'arms'}" if others else ""
         return self.title or f"{self.design.replace('_', ' ').capitalize()}: {self.baseline}{arms}"
+
+    @property
+    def axes(self) -> list[str]:
+        """Those of all arms, once each."""
+        return list(dict.fromkeys(axis for arm in self.arms for axis in arm.axes))
 
     @property
     def is_factorial(self) -> bool:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
@@ -11,6 +11,7 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from llama_lab.config.arguments import settled_keys
 from llama_lab.config.components import check_idle, override_key
 from llama_lab.config.keys import groups
+from llama_lab.config.layers import unchanged
 from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.errors import ConfigError
 
@@ -49,7 +50,6 @@ def requested_run(
             f"pictures of its arms"
         )
     check_measuring(cfg, overrides)
-    check_pattern(cfg, overrides)
     from llama_lab.runs.folder import UNNAMED, arm_name, belongs
     from llama_lab.runs.naming import short_name
 
@@ -87,14 +87,19 @@ def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
         raise ConfigError(f"draw={cfg.draw}: {other} does something else; give one of them")
 
 
-def check_pattern(cfg: DictConfig, overrides: list[str]) -> None:
-    """Raise ConfigError for a pattern on the command line after which all layers are alike.
+def check_pattern(cfg: DictConfig, overrides: Iterable[str]) -> None:
+    """Raise ConfigError for a pattern on the command line after which all layers are alike, or a part of such a rule.
 
-    A recipe's may be left without effect by another choice, such as one of attention without a window.
+    A recipe's may be left without effect by another choice, such as one of attention without a window; and so may that
+    of a study's arm, which is compared with others.
     """
     asked = [override for override in overrides if override_key(override).partition(".")[0] == "pattern"]
     if asked and cfg.pattern and not cfg.model.layers:
         raise ConfigError(f"{asked[0]}: changes nothing, since all layers have that already; leave it out")
+    typed = tuple(f"{override_key(override)}." for override in asked if "." in override_key(override))
+    for key in unchanged(cfg) if typed else ():
+        if f"{key}.".startswith(typed):
+            raise ConfigError(f"{key}: changes nothing, since all layers have that already; leave it out")
 
 
 def check_measuring(cfg: DictConfig, overrides: list[str]) -> None:

@@ -191,11 +191,11 @@ def score_statistics(query: Tensor, key: Tensor, layout: Layout, mixer: GroupedQ
         for start in range(0, T, rows):
             part = slice(start, start + rows)
             starts = None if layout.starts is None else layout.starts[..., part]
-            mask = Layout(layout.position, layout.places[..., part], starts=starts).mask_of(mixer.mask, layout.places)
-            keys = key
+            own = Layout(layout.position, layout.places[..., part], starts=starts)
+            mask, relation, keys = own.mask_of(mixer.mask, layout.places), own.relation(layout.places), key
             if mixer.sinks is not None:
                 keys, _, mask = mixer.sinks(key, key, mask)
-            scores = attention_scores(query[:, :, part].float(), keys, mask, mixer.softcap, mixer.scale)
+            scores = attention_scores(query[:, :, part].float(), keys, mask, mixer.softcap, mixer.scale, relation)
             largest.append(scores.max())
             entropy.append(torch.special.entr(scores.softmax(-1)).sum())
     return torch.stack(entropy).sum() / (B * H * T), torch.stack(largest).max()

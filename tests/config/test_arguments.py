@@ -8,8 +8,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from llama_lab.cli import eval_command, train_command
-from llama_lab.config.arguments import quote, quote_argument, to_hydra
+from llama_lab.config.arguments import quote_argument, to_hydra
 from llama_lab.config.components import CONF_DIR
+from llama_lab.config.grammar import written
 from llama_lab.errors import ConfigError
 from tests.conftest import Command
 
@@ -46,10 +47,12 @@ def test_a_list_of_paths_needs_none_either(typed: str, files: object) -> None:
     assert composed(f"data.files={typed}")["files"] == files  # type: ignore[index]
 
 
-@pytest.mark.parametrize("value", ["climb", "it's", 'a "b"', "null", "2024", 3, 1e-5, True, ["a", "b"]])
+@pytest.mark.parametrize(
+    "value", ["climb", "it's", 'a "b"', "", "null", "2024", "a,b", 3, 1e-5, True, None, ["a", ""], {"a": ["1", 1]}]
+)
 def test_a_value_in_hydra_s_grammar_is_read_as_it_was(value: object) -> None:
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        assert compose("config", overrides=[f"+extra={quote(value)}"]).extra == value
+        assert compose("config", overrides=[f"+extra={written(value)}"]).extra == value
 
 
 def test_the_home_folder_is_what_the_shell_says(monkeypatch: pytest.MonkeyPatch) -> None:

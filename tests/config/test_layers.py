@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from llama_lab.config.components import check_idle
 from llama_lab.config.layers import layers_at
 from llama_lab.errors import ConfigError
 from llama_lab.training.prepare import check_complete, check_pattern
@@ -122,6 +123,55 @@ def test_a_pattern_that_was_asked_for_and_changes_nothing_is_refused(rule: str) 
     with pytest.raises(ConfigError, match="changes nothing, since all layers have that already; leave it out"):
         check_pattern(cfg, [asked])
     check_pattern(cfg, [])  # of a recipe whose other part was chosen otherwise
+
+
+@pytest.mark.parametrize(
+    ("rule", "key"),
+    [
+        ("{at: 1, position: none, ffn: swiglu}", "ffn"),
+        ("{at: 1, position: none, n_kv_heads: 4}", "n_kv_heads"),
+        ("{at: 1, attention: {window: null, gate: head}}", "attention.window"),
+    ],
+)
+def test_a_part_of_a_rule_that_was_asked_for_and_changes_nothing_is_refused(rule: str, key: str) -> None:
+    asked = f"+pattern.a={rule}"
+    cfg = compose_config(*FOUR, "pattern=nope_every_4th", asked.replace("at: 1, position: none", "at: 1, norm: none"))
+    with pytest.raises(ConfigError, match=rf"^pattern\.a\.{key}: changes nothing, since all layers have that already"):
+        check_pattern(cfg, [asked])
+    check_pattern(cfg, ["pattern=nope_every_4th"])
+
+
+IDLE = {
+    "of the first layer": (
+        ["+pattern.a={at: 0, attention: {value_residual: 0.5}}"],
+        "model.attention.value_residual=0.5: acts in layers after the first, and none of them has it",
+    ),
+    "off in all others": (
+        ["model.attention.value_residual=0.5", "+pattern.a={at: '1:', attention: {value_residual: null}}"],
+        "model.attention.value_residual=0.5: acts in layers after the first, and none of them has it",
+    ),
+    "half a dimension": (
+        ["+pattern.a={at: 1, position: {fraction: 0.3}}"],
+        "model.position.fraction=0.3: 9.6 of model.head_dim=32 dimensions cannot turn",
+    ),
+    "rotated nowhere": (
+        ["position=none", "attention=mha_qk_norm_rotated", "+pattern.a={at: 1, position: alibi}"],
+        "model.attention.qk_norm_rotated=true: the position encoding rotates nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IDLE)
+def test_a_setting_without_effect_is_refused_in_layers_that_differ_too(case: str) -> None:
+    overrides, message = IDLE[case]
+    with pytest.raises(ConfigError) as caught:
+        check_idle(compose_config(*FOUR, *overrides).model)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_norm_after_rotation_acts_if_any_layer_rotates() -> None:
+    rotating = "+pattern.a={at: 1, position: rope}"
+    check_idle(compose_config(*FOUR, "position=none", "attention=mha_qk_norm_rotated", rotating).model)
 
 
 def build(*overrides: str) -> None:

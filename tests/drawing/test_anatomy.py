@@ -22,6 +22,7 @@ def anatomy_of(*overrides: str) -> Anatomy:
     "overrides",
     [
         ("arch=vanilla", "position=relative"),  # tied; a table that all layers share
+        ("position=shaw", "model.n_layers=3"),  # vectors for each layer
         ("arch=gpt2", "model.n_layers=3"),  # positions with parameters, biases
         ("arch=bloom",),  # a norm on the embeddings
         ("arch=falcon",),  # one norm for two parts

@@ -90,7 +90,9 @@ def test_activations_of_fake_tensors_are_those_that_pytorch_allocates_for_real_o
 
 
 @pytest.mark.parametrize("parts", ["attention", "block"])
-@pytest.mark.parametrize("overrides", [("arch=llama2",), ("arch=gpt2", "model.dropout=0.1"), ("position=relative",)])
+@pytest.mark.parametrize(
+    "overrides", [("arch=llama2",), ("arch=gpt2", "model.dropout=0.1"), ("position=relative",), ("position=shaw",)]
+)
 def test_so_are_those_that_remain_when_parts_are_recomputed(overrides: tuple[str, ...], parts: str) -> None:
     tokens = torch.zeros(BATCH, dtype=torch.long)
     real = module(decoder(*WIDE, *overrides), parts)
@@ -115,6 +117,7 @@ def test_one_more_block_that_is_recomputed_takes_its_input_alone() -> None:
         ("arch=gemma2",),
         ("attention=gqa_window", "pattern=global_every_2nd", "pattern.global.at=2::3"),
         ("model.attention.value_residual=learned",),
+        ("position=shaw",),
         ("arch=gemma2", "train.recompute=attention"),
         ("arch=gemma2", "train.recompute=block"),
     ],

@@ -74,14 +74,40 @@ def test_a_tokenizer_of_theirs_goes_in_and_out_unchanged(llama: Path, converting
     assert (again.eos_token, again.bos_token, again.model_max_length) == ("</s>", "<s>", 20)
 
 
-def test_a_mix_that_no_class_holds_is_written_in_our_own_layout_and_read_back_exactly(
-    trained: Trained, converting: Command, tmp_path: Path
+@pytest.mark.parametrize(
+    ("architecture", "overrides"),
+    [
+        ("DeepseekV3ForCausalLM", ["attention=mla", "norm=rmsnorm_1e-6"]),
+        ("GraniteSWAForCausalLM", ["model.attention.sinks=true"]),
+        ("Qwen3_5ForCausalLM", ["norm=rmsnorm_offset", "attention=gqa_qk_norm", "model.attention.gate=element"]),
+    ],
+)
+@torch.no_grad()
+def test_a_variant_of_attention_is_exported_as_the_class_that_has_it(
+    architecture: str, overrides: list[str], trained: Trained, converting: Command, tmp_path: Path
 ) -> None:
-    run = trained("norm=layernorm", "position=relative")
+    run = trained(*overrides)
+    assert f"{architecture} of " in converting("export", run, tmp_path / "out").out
+    tokens = torch.randint(257, (2, 16), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(load(run).model(tokens), reload(tmp_path / "out")(tokens).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "obstacle"),
+    [
+        (["norm=layernorm", "position=relative"], "position=Relative (Rope)"),
+        (["model.attention.value_residual=learned"], "differs in attention.value_residual=learned (null)"),
+        (["attention=mla"], "nearest, DeepseekV3ForCausalLM, differs in norm.eps=1e-05 (1e-06)"),
+    ],
+)
+def test_a_mix_that_no_class_holds_is_written_in_our_own_layout_and_read_back_exactly(
+    overrides: list[str], obstacle: str, trained: Trained, converting: Command, tmp_path: Path
+) -> None:
+    run = trained(*overrides)
     ran = converting("export", run, tmp_path / "out", "--max-shard-size", "50KB")
     assert ran.code == 0
     assert "no class of transformers holds it; the nearest, " in ran.out
-    assert "position=Relative (Rope)" in ran.out
+    assert obstacle in ran.out
     before, after = load(run), load(tmp_path / "out")
     ours, again = (loaded.model.state_dict() for loaded in (before, after))
     assert ours.keys() == again.keys()

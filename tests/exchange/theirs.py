@@ -31,6 +31,16 @@ FALCON = {key: value for key, value in ALL_HEADS.items() if key != "intermediate
 BLOOM = {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6, "seq_length": CONTEXT}
 MPT = {"vocab_size": VOCAB, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": CONTEXT}
 FULL, SLIDING = "full_attention", "sliding_attention"
+GPT_NEO = FALCON | {"window_size": 7}
+LATENT = ALL_HEADS | {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+DEEPSEEK = LATENT | {"first_k_dense_replace": 3}
 OPT = FALCON | {"ffn_dim": 80}
 
 
@@ -95,6 +105,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma2, scores scaled as in the 27B": ("gemma2", WIDE_HEADS | {"query_pre_attn_scalar": 5}),
     "gemma3": ("gemma3_text", WIDE_HEADS | {"query_pre_attn_scalar": 12, "sliding_window": 7, "num_hidden_layers": 7}),
+    "gemma3, in a window": (
+        "gemma3_text",
+        WIDE_HEADS | {"sliding_window": CONTEXT, "layer_types": [SLIDING, SLIDING, FULL], "num_hidden_layers": 3},
+    ),
     "gemma3, scaled": (
         "gemma3_text",
         WIDE_HEADS
@@ -164,7 +178,46 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo, clipped": ("olmo", LLAMA | {"clip_qkv": 0.4}),
     "cohere": ("cohere", LLAMA | {"logit_scale": 0.8}),
     "cohere, QK norm": ("cohere", LLAMA | {"use_qk_norm": True, "logit_scale": 1.5}),
+    "cohere2": ("cohere2", LLAMA | {"sliding_window": 7, "num_hidden_layers": 5, "logit_scale": 0.8}),
+    "cohere2, listed": (
+        "cohere2",
+        LLAMA
+        | {"sliding_window": 40, "layer_types": [FULL, SLIDING, FULL], "attention_bias": True, "logit_scale": 0.8},
+    ),
+    "gpt_neo": ("gpt_neo", GPT_NEO | {"attention_types": [[["global", "local"], 1], [["local"], 1]]}),
+    "cwm": ("cwm", WIDE_HEADS | {"sliding_window": 7, "num_hidden_layers": 5, "mlp_bias": True, "bos_token_id": 0}),
     "nanochat": ("nanochat", LLAMA | {"final_logit_softcapping": 3.0}),
+    "deepseek_v3": ("deepseek_v3", DEEPSEEK),
+    "deepseek_v3, queries of no latent, halves, yarn": (
+        "deepseek_v3",
+        DEEPSEEK
+        | {"q_lora_rank": None, "rope_interleave": False}
+        | rope("yarn", factor=4.0, mscale=0.7, mscale_all_dim=1.4, beta_slow=0.01),
+    ),
+    "deepseek_v2, yarn": (
+        "deepseek_v2",
+        DEEPSEEK | rope("yarn", factor=4.0, mscale=0.707, mscale_all_dim=0.707, beta_slow=0.01),
+    ),
+    "youtu, yarn without its own mscale": ("youtu", LATENT | rope("yarn", factor=4.0, mscale_all_dim=1.0)),
+    "granite_swa": (
+        "granite_swa",
+        LLAMA
+        | {"embedding_multiplier": 3.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3}
+        | {"sliding_window": 7, "num_hidden_layers": 5, "layer_rope_theta": [0, 100.0, 100.0, 10000.0, 0]},
+    ),
+    "qwen3_5": ("qwen3_5_text", WIDE_HEADS | {"head_dim": 16, "layer_types": [FULL] * 3}),
+    "qwen3_next": (
+        "qwen3_next",
+        WIDE_HEADS
+        | {"layer_types": [FULL] * 3, "mlp_only_layers": [0, 1, 2], "tie_word_embeddings": True}
+        | rope("default", partial_rotary_factor=0.5),
+    ),
+    "afmoe": (
+        "afmoe",
+        WIDE_HEADS
+        | {"num_hidden_layers": 5, "num_dense_layers": 5, "sliding_window": 7}
+        | {"mup_enabled": True, "attention_bias": True},
+    ),
     "nemotron": ("nemotron", WIDE_HEADS | rope("default", partial_rotary_factor=0.5)),
 }
 

@@ -324,5 +324,5 @@ def test_learned_positions_end_though_windows_slide() -> None:
     model = lively("attention=gqa", "model.attention.window=5", "position=learned")
     kv_cache = model.new_state(1)
     model(torch.zeros(1, 32, dtype=torch.long), kv_cache)
-    with pytest.raises(ValueError, match=r"^max_seq_len=32: this position encoding ends there, not at 33 tokens$"):
+    with pytest.raises(ValueError, match=r"^max_seq_len=32: learned positions end at 32, not at 33 tokens$"):
         model(torch.zeros(1, 1, dtype=torch.long), kv_cache)

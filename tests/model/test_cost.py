@@ -131,6 +131,8 @@ COUNTED = {
     "gpt_neox": ["arch=gpt_neox"],
     "olmo2": ["arch=olmo2"],
     "relative": ["position=relative", "attention=gqa"],
+    "shaw": ["position=shaw", "attention=gqa", "model.position.clip=5"],
+    "shaw, keys of all heads": ["position=shaw", "model.position.per_head=false", "model.position.values=false"],
     "falcon": ["arch=falcon", "model.n_layers=3"],
     "scalars": [
         "attention=mha_log_temperature",

@@ -7,8 +7,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from llama_lab.config.older import upgraded
+from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.generate import _static_step, prefill
+from llama_lab.model.position import Position
 from llama_lab.runs.folder import changes, resolved
 from tests.composing import compose_config, decoder, lively
 
@@ -92,6 +94,27 @@ def test_prompts_of_different_lengths_and_the_static_step_know_the_layers() -> N
     static = _static_step(model, torch.tensor([[1], [2]]), positions, state)
     for row, (prompt, token) in enumerate(zip(prompts, (1, 2), strict=True)):
         torch.testing.assert_close(static[row], model(torch.tensor([[*prompt, token]]))[0, -1], rtol=1e-4, atol=1e-4)
+
+
+class Ending(Position):
+    """No encoding, with a limit."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__()
+        self.max_positions = end
+
+
+@torch.no_grad()
+def test_a_layer_s_encoding_that_ends_somewhere_ends_the_model() -> None:
+    ending = f"position: {{_target_: {__name__}.Ending, _partial_: true, end: 24}}"
+    rule, windows = f"+pattern.a={{at: 1, {ending}}}", "model.attention.window=5"
+    model = decoder("size=pico", "model.max_seq_len=16", windows, rule)
+    model(TOKENS)
+    with pytest.raises(ValueError, match=r"^max_seq_len=16: ending positions end at 24, not at 25 tokens$"):
+        model(torch.zeros(1, 25, dtype=torch.long))
+    assert model.max_context == 16, "and it does not slide on"
+    with pytest.raises(ConfigError, match=r"^model.max_seq_len=32: ending positions end at 24; make it smaller, or"):
+        decoder("size=pico", "model.max_seq_len=32", windows, rule)
 
 
 def test_a_run_of_an_earlier_version_has_the_layers_that_it_had() -> None:

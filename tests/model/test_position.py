@@ -298,7 +298,7 @@ def test_learned_positions_add_their_own_row_and_end() -> None:
     x = torch.randn(2, 3, 32)
     rows = model.position.table.weight[[4, 5, 6]]
     assert torch.equal(model.position.embed(x, torch.arange(4, 7)), x + rows)
-    with pytest.raises(ValueError, match=r"^max_seq_len=32: this position encoding ends there, not at 33 tokens$"):
+    with pytest.raises(ValueError, match=r"^max_seq_len=32: learned positions end at 32, not at 33 tokens$"):
         model(torch.zeros(1, 33, dtype=torch.long))
 
 
@@ -309,6 +309,6 @@ def test_only_learned_positions_end(option: str) -> None:
 
 @pytest.mark.parametrize("option", options("position"))
 def test_a_position_encoding_has_one_hook_or_says_that_it_is_two(option: str) -> None:
-    kind = type(decoder(f"position={option}").position)
-    overridden = [hook for hook in ("embed", "rotation", "bias") if getattr(kind, hook) is not getattr(Position, hook)]
+    kind, hooks = type(decoder(f"position={option}").position_at(0)), ("embed", "rotation", "bias", "relation")
+    overridden = [hook for hook in hooks if getattr(kind, hook) is not getattr(Position, hook)]
     assert len(overridden) == {"none": 0, "rope_alibi": 2}.get(option, 1)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from llama_lab.errors import ConfigError
 from llama_lab.runs.evaluation import CacheLoss, CacheSize, Evaluation, GenerationSpeed, LengthLoss
@@ -64,6 +65,17 @@ def test_an_environment_of_an_older_or_newer_version_is_loaded(tmp_path: Path) -
     write(tmp_path, "environment.json", session | newer | {"earlier_sessions": [session]})
     old = Environment(arm="a", seed=1, metrics={"params": 7})
     assert Environment.load(tmp_path) == replace(old, metrics={"params": 7, "perf/new": 1.5}, earlier_sessions=[old])
+
+
+@pytest.mark.parametrize(("every", "pattern"), [(2, "global_every_2nd"), (3, "none"), (None, "none")])
+def test_a_run_from_before_patterns_has_the_option_that_does_what_it_did(
+    every: int | None, pattern: str, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "run", "arm", 1, BASE_LOSS)
+    cfg = OmegaConf.load(tmp_path / "run" / "resolved.yaml")
+    cfg.model.attention.global_every = every
+    OmegaConf.save(cfg, tmp_path / "run" / "resolved.yaml")
+    assert read_record(tmp_path / "run").environment.choices["pattern"] == pattern
 
 
 @pytest.fixture

@@ -126,6 +126,16 @@ def test_fewer_than_four_sizes_by_three_budgets_are_no_fit() -> None:
     assert all(option.law is None and option.gains is None for option in found.options)
 
 
+def test_an_option_that_lacks_a_point_hides_no_law_of_the_others() -> None:
+    reference, option = points(CONDITIONS[0])
+    whole = scale({"relu": reference, "swiglu": option})
+    found = scale({"relu": reference, "gelu": option[1:], "swiglu": option})
+    assert found.lacking == ""
+    assert [bool(one.law) for one in found.options] == [True, False, True]
+    assert found.options[1].lacking == "11 points of 4 sizes and 3 budgets, where a law needs 4 by 3"
+    assert found.options[2].gains == whole.options[1].gains, "what cannot be fitted is no part of the family"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("condition", CONDITIONS, ids=[condition.name for condition in CONDITIONS])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(condition: Condition) -> None:

@@ -44,6 +44,7 @@ class Remembered(Composed):
 
 
 CONFIGS = Remembered()
+PREFIXED = {"_target_": "llama_lab.model.attention.MultiHeadAttention", "_partial_": True, "prefix": 8}
 
 
 def config_of(overrides: Sequence[str]) -> DictConfig:
@@ -256,6 +257,20 @@ def test_the_pattern_of_a_recipe_is_part_of_the_model_that_arms_compare(tmp_path
     config = {"gemma2": {"pattern.global.at": "1::2", "model.layers": [{"at": [1]}]}}
     study = write_study(tmp_path, {"llama": 0.0, "gemma2": -0.02}, axes=axes, config=config)
     assert warnings_of(study, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "setting", [{"model.attention.prefix": 8}, {"model.layers": [{"at": [1], "attention": PREFIXED}]}], ids=str
+)
+def test_arms_that_predict_other_tokens_are_never_compared_in_silence(setting: Config, tmp_path: Path) -> None:
+    """Not even by an axis: the first tokens of a window are the hardest."""
+    axes = {name: {"arch": name} for name in ("llama", "gemma2")}
+    config = {"gemma2": {"pattern.a.at": 1} | setting}
+    study = write_study(tmp_path, {"llama": 0.0, "gemma2": -0.02}, axes=axes, config=config)
+    (warning,) = warnings_of(study, tmp_path)
+    assert warning.startswith("Losses are of different tokens, since those of an attention.prefix are not predicted")
+    assert "all but the first 1 in llama" in warning
+    assert "all but the first 8 in gemma2" in warning
 
 
 @pytest.mark.parametrize("recorded", [True, False])

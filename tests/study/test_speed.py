@@ -85,6 +85,25 @@ def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
     assert not (unmeasured / "lightning_logs").exists()
 
 
+def test_arms_that_differ_in_their_budget_alone_are_measured_as_one(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def noted(job: measure.Run, _: object) -> float:
+        order.append(job.cfg.arm)
+        return float(len(order))
+
+    monkeypatch.setattr(measure, "training_speed", noted)
+    monkeypatch.setattr(measure, "generation_speeds", lambda *_: None)
+    arms = {"short": "train.tokens=5120", "long": "train.tokens=10240", "relu": "ffn=relu"}
+    jobs = {arm: planned(*tiny, f"arm={arm}", own, f"runs_dir={tmp_path}") for arm, own in arms.items()}
+    found = measure.measure_in_turn(jobs, None)  # type: ignore[arg-type]
+    assert set(order) == {"short", "relu"}
+    assert list(found) == list(arms)
+    assert found["long"] == found["short"] != found["relu"]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_round")
 def test_speeds_are_measured_again_only_after_a_run(study: Callable[..., Ran], measured: Path) -> None:

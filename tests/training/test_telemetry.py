@@ -98,7 +98,11 @@ def scores_by_hand(model: Decoder, layer: int, seen: dict[str, Tensor]) -> list[
     found = []
     for b, h, t in product(range(B), range(H), range(T)):
         first = 0 if mixer.mask.window is None else max(0, t - mixer.mask.window + 1)
-        scores = key[b, first : t + 1, h * key.shape[2] // H] @ query[b, t, h] / math.sqrt(Dh)
+        keys = key[b, first : t + 1, h * key.shape[2] // H]
+        if type(model.position).__name__ == "Shaw":
+            vectors: Any = model.position_at(layer).keys.weight.detach().view(-1, H, Dh)
+            keys = keys + vectors[torch.arange(t - first, -1, -1).clamp(max=len(vectors) - 1), h]
+        scores = keys @ query[b, t, h] / math.sqrt(Dh)
         if mixer.softcap is not None:
             scores = mixer.softcap * (scores / mixer.softcap).tanh()
         if type(model.position).__name__ == "Alibi":
@@ -123,6 +127,7 @@ CASES = {
     "biased scores, capped": ["arch=bloom", "model.attention.softcap=0.05"],
     "with sinks": ["model.attention.sinks=true"],
     "clipped, in several micro-batches": ["train.micro_batch_size=2", "train.grad_clip=0.01"],
+    "shaw, window, softcap": ["position=shaw", "model.attention.window=20", "model.attention.softcap=3.0"],
 }
 
 

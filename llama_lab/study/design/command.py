@@ -13,6 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from llama_lab.config.components import build, override_key
+from llama_lab.config.grammar import shown
 from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.errors import ConfigError
 from llama_lab.runs.folder import arm_name
@@ -21,7 +22,6 @@ from llama_lab.training.prepare import check_complete, folder_name
 
 from .designs import Design
 from .matching import MATCHED
-from .options import shown
 
 # Settings that a study sets for each run, and what to use instead.
 RESERVED = {

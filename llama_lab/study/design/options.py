@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.arguments import quote
 from llama_lab.config.components import flatten
+from llama_lab.config.grammar import shown, written
 from llama_lab.config.keys import groups, nearest
 from llama_lab.errors import ConfigError, suggestion
 from llama_lab.formatting import conjoin
@@ -30,12 +30,16 @@ REFUSED = {
     INIT: "arms start from the same weights",
     **dict.fromkeys(("seed", *SEEDS), "study.seeds repeats every arm at each seed"),
     "train.tokens": "arms have equal budgets; study=scaling compares budgets",
-    "train.eval_lengths": "is no part of what is trained; it holds for all arms",
+    **dict.fromkeys(
+        ("train.eval_lengths", "train.evaluations"), "is no part of what is trained; it holds for all arms"
+    ),
+    "train.ema": "an average of the weights leaves these as they are, so that arms would be equal; it holds for all",
     "data": "losses on different texts cannot be compared",
     "tokenizer": "all arms of a study read the same tokens; llama-lab-compare compares runs with other ones",
     "trainer": "says where a run computes, not what",
     **dict.fromkeys(CHANGEABLE, "says where a run computes, not what"),
 }
+SAME_TEXT = ("data.document_mask",)  # settings of the data that leave the text as it is
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ class Options:
 
 def check_axis(axis: str, base: str, cfg: DictConfig) -> None:
     """Raise ConfigError for an axis that the base has not, or that a study sets itself. cfg: of the base."""
-    if why := next((why for key, why in REFUSED.items() if belongs(axis, (key,))), None):
+    why = next((why for key, why in REFUSED.items() if belongs(axis, (key,))), None)
+    if why and axis not in SAME_TEXT:
         raise ConfigError(f"study.axis={axis}: {why}; choose another group or key")
     keys = flatten(OmegaConf.to_container(cfg))
     if axis in groups() or axis in keys:
@@ -117,22 +122,8 @@ def check_options(axis: str, options: Sequence[Any], configs: Configs) -> None:
 def label(axis: str, option: Any, axes: dict[str, list[Any]]) -> str:
     """The option as part of an arm's name, with the last part of its axis where it would be ambiguous."""
     text = re.sub(r"[^\w.+-]+", "_", shown(option)).strip("_")
+    last = axis.rpartition(".")[2]
+    key = axis if sum(name.rpartition(".")[2] == last for name in axes) > 1 else last
     is_clear = axis in groups() and axis not in ("embedding", "init") and text != "none"
     shared = sum(option in options for options in axes.values()) > 1
-    return text if is_clear and not shared else f"{axis.rpartition('.')[2]}={text}"
-
-
-def shown(option: Any) -> str:
-    """An option as people write it: 1000000, 0.1, null, [1,2]."""
-    if isinstance(option, bool) or option is None:
-        return {True: "true", False: "false", None: "null"}[option]
-    if isinstance(option, float):
-        return f"{option:.10g}"
-    if isinstance(option, Sequence) and not isinstance(option, str):
-        return f"[{','.join(map(shown, option))}]"
-    return str(option)
-
-
-def written(option: Any) -> str:
-    """An option in Hydra's grammar."""
-    return quote(option) if isinstance(option, str) and not re.fullmatch(r"[\w.+-]+", option) else shown(option)
+    return text if is_clear and not shared else f"{key}={text}"

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.arguments import quote
 from llama_lab.config.components import build_model, flatten, model_cost, override_key
+from llama_lab.config.grammar import written
 from llama_lab.data.open import Dataset, open_dataset
 from llama_lab.data.tokenizer import encode_prompt
 from llama_lab.devices.site import Site
@@ -27,7 +27,7 @@ from llama_lab.runs.record import is_run
 from llama_lab.study.settings import planned_settings
 from llama_lab.study.study import Arm, Member, Study
 from llama_lab.training.compiling import check_compiler, decide, pays
-from llama_lab.training.prepare import check_devices, folder_name, requested_run
+from llama_lab.training.prepare import check_devices, check_pattern, folder_name, requested_run
 from llama_lab.training.run import Run, new_run
 from llama_lab.training.train import build_module
 from llama_lab.training.warm_start import fit_weights, has_source, hash_of, load_source
@@ -109,7 +109,12 @@ class Plan:
                 f"{'; '.join(tried)}{further}."
             )
         arms = [
-            replace(one.arm, members=tuple(run.member for run in (*one.runs, *one.tuning)), settings=own)
+            replace(
+                one.arm,
+                members=tuple(run.member for run in (*one.runs, *one.tuning)),
+                settings=own,
+                flops=one.draft.flops(one.cost),
+            )
             for one, own in zip(self.arms, settings, strict=True)
         ]
         return Study(
@@ -155,6 +160,8 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
         if draft.compiled:
             check_compiler(draft.hardware)
     check_distinct(drafts)
+    if not any(draft.cfg.model.layers for draft in drafts.values()):
+        check_pattern(drafts[variants.arms[0].name].cfg, command.shared)
     check_budget(drafts)
     with open_display(steps=1, rank=0) as display:
         dataset = open_dataset(drafts[variants.arms[0].name].cfg, display)
@@ -252,8 +259,8 @@ def check_grids(command: StudyCommand, arms: Sequence[Arm]) -> None:
 
 
 def check_distinct(drafts: Mapping[str, Run]) -> None:
-    """Raise ConfigError for two arms with the same settings."""
-    settings = {name: flatten(resolved(draft.cfg)) for name, draft in drafts.items()}
+    """Raise ConfigError for two arms with the same settings: of a pattern, what layers have by it."""
+    settings = {name: flatten(resolved(draft.cfg) | {"pattern": None}) for name, draft in drafts.items()}
     for one, other in combinations(settings, 2):
         if settings[one] == settings[other]:
             raise ConfigError(f"study: arms {one} and {other} have the same settings; leave one of them out")
@@ -322,7 +329,7 @@ def plan_run(command: StudyCommand, planned: PlannedArm, member: Member) -> Plan
         settings["optim.lr"] = member.learning_rate
     if planned.compiled is not None:
         settings["trainer.compile"] = planned.compiled
-    overrides = [*planned.arm.overrides, *command.shared, *(f"{key}={quote(v)}" for key, v in settings.items())]
+    overrides = [*planned.arm.overrides, *command.shared, *(f"{key}={written(v)}" for key, v in settings.items())]
     cfg = copy.deepcopy(planned.draft.cfg)
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)

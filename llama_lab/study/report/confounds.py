@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from llama_lab.config.trust import Trust
 from llama_lab.formatting import TIMES, count, enumerate_some, learning_rate, number, percent
-from llama_lab.runs.record import MISSING, Record
+from llama_lab.runs.record import Record, finished, started
 from llama_lab.study.naming import MOST_NAMES, by_value, disagreement, named, sentence, values_in
 from llama_lab.study.settings import RATE, SEEDS, TOKENS, unequal_settings
 from llama_lab.study.speed import StudySpeed
@@ -38,18 +38,18 @@ def confounds(
     records: one per member of the study, in their order. rates: of the arms that sweep learning rates. speed: measured
     side by side. trust: packages whose components the configs of runs may name; models are rebuilt to check sizes.
     """
-    started = [record for record in records if record.status != MISSING]
+    known = started(records)
     return (
         *_missing(study, arms, records),
-        *unequal_environments(started),
-        *_unequal_tokens(study, started),
-        *unequal_settings(study, started, is_swept=bool(rates)),
+        *unequal_environments(known),
+        *_unequal_tokens(study, known),
+        *unequal_settings(study, known, is_swept=bool(rates)),
         *misrecorded(study, records, trust),
-        *unequal_speeds([arm for arm in study.arms if not (speed and arm.name in speed.arms)], started),
+        *unequal_speeds([arm for arm in study.arms if not (speed and arm.name in speed.arms)], known),
         *_same_seeds(arms),
         *_unmatched(study, arms),
-        *_mistuned(study, rates, arms, started),
-        *(_doubtful_speeds(speed, arms, started) if speed else ()),
+        *_mistuned(study, rates, arms, known),
+        *(_doubtful_speeds(speed, arms, known) if speed else ()),
         *_doubtful_inference(arms),
     )
 
@@ -61,9 +61,9 @@ def _missing(study: Study, arms: Sequence[ArmResult], records: Sequence[Record])
     for status in sorted({record.status for record in expected} - {"done"}):
         runs = [record for record in expected if record.status == status]
         yield f"{count(len(runs), 'run')} did not finish ({status}): {named(runs, ())}."
-    finished = {arm.name: {record.seed for record in arm.records if record.done} for arm in arms}
-    every = set().union(*finished.values())
-    for name, seeds in finished.items():
+    seeds_of = {arm.name: {record.seed for record in finished(arm.records)} for arm in arms}
+    every = set().union(*seeds_of.values())
+    for name, seeds in seeds_of.items():
         if not seeds:
             yield f"{name} has no finished run, and is not compared."
         elif lacking := sorted(every - seeds):
@@ -77,9 +77,9 @@ def _unequal_tokens(study: Study, records: Sequence[Record]) -> Iterator[str]:
     """Different budgets, or, with equal budgets, different numbers of tokens in finished runs, but for planned ones."""
     planned = {arm.name: str((arm.settings or {}).get(TOKENS)) for arm in study.arms}
     for runs in by_value(records, [planned[record.arm] for record in records]).values():
-        finished = [record for record in runs if record.done]
+        done = finished(runs)
         budgets = disagreement(runs, [f"{record.config[TOKENS]:,.0f}" for record in runs])
-        trained = disagreement(finished, [f"{record.summary['tokens']:,.0f}" for record in finished])
+        trained = disagreement(done, [f"{record.summary['tokens']:,.0f}" for record in done])
         if values := budgets or trained:
             yield sentence(f"Training tokens differ: {values}", "more training alone lowers the loss")
 
@@ -87,9 +87,9 @@ def _unequal_tokens(study: Study, records: Sequence[Record]) -> Iterator[str]:
 def _same_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
     """Runs of one arm with different seeds in name only."""
     for arm in arms:
-        started = [record for record in arm.records if record.status != MISSING]
-        same = [" and ".join(f"{key}={record.config.get(key)}" for key in SEEDS) for record in started]
-        for seeds, runs in by_value(started, same).items():
+        known = started(arm.records)
+        same = [" and ".join(f"{key}={record.config.get(key)}" for key in SEEDS) for record in known]
+        for seeds, runs in by_value(known, same).items():
             if len({run.seed for run in runs}) > 1:
                 yield f"{named(runs, ())} have the same {seeds}: they are not independent seeds."
 
@@ -113,21 +113,21 @@ def _mistuned(
 ) -> Iterator[str]:
     """Learning rates that were searched unequally, are not those that tuning chose, or were chosen badly."""
     tuned = any(arm.tuning for arm in study.arms)  # on other seeds, a larger grid gives no advantage
-    if rates and not tuned and RATE not in {axis for arm in study.arms for axis in arm.axes}:
+    if rates and not tuned and RATE not in study.axes:
         found = {arm.name: {r.config[RATE] for r in records if r.arm == arm.name} for arm in study.arms}
         grids = [", ".join(map(learning_rate, sorted(found[record.arm]))) for record in records]
         if values := disagreement(records, grids):
             yield f"Learning rates searched differ: {values}; the best of more rates is lower by chance alone."
     chosen = {(of_arm.arm, seed): rate for of_arm in rates for seed, rate in of_arm.chosen.items()}
     tuners = {arm.name: arm.tuner for arm in study.arms}
-    for record in (record for arm in arms for record in arm.records if record.status != MISSING):
+    for record in started(record for arm in arms for record in arm.records):
         own, best = record.config.get(RATE), chosen.get((tuners[record.arm], record.seed))
         if best is not None and own != best:
             yield (
                 f"{named([record], ())} is judged at the learning rate {learning_rate(own)}, where its tuning runs "
                 f"choose {learning_rate(best)}."
             )
-    if not rates and OPTIMIZER in {axis for arm in study.arms for axis in arm.axes}:
+    if not rates and OPTIMIZER in study.axes:
         own = {
             arm.axes[OPTIMIZER]: learning_rate(r.config.get(RATE))
             for arm in study.arms
@@ -156,7 +156,7 @@ def _mistuned(
 
 def one_rate(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
     """A note on arms that all have one learning rate."""
-    rates = {record.config.get(RATE) for record in records if record.status != MISSING}
+    rates = {record.config.get(RATE) for record in started(records)}
     if not is_swept and len(rates) == 1 and len(study.arms) > 1:
         rate = learning_rate(*rates)
         yield f"One learning rate for all arms, {rate}: an arm with another optimum is at a disadvantage."

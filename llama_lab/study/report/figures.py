@@ -14,14 +14,14 @@ from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 from plotly import graph_objects as go
 
 from llama_lab import formatting as fmt
 from llama_lab.study.statistics import term_name
 
 from . import charts
-from .charts import Style
+from .charts.style import INK, Style, option_styles
 from .result import CurveMetric, Finding, Result
 from .telemetry import PARTS, TITLES
 
@@ -46,21 +46,21 @@ RC: Any = {
     "legend.title_fontsize": SMALL,
     "legend.frameon": False,
     "legend.handlelength": 2.4,
-    "text.color": charts.INK,
+    "text.color": INK,
     "text.parse_math": False,  # names of arms may contain dollar signs
-    "axes.labelcolor": charts.INK,
+    "axes.labelcolor": INK,
     "axes.edgecolor": "#999999",
     "axes.linewidth": 0.6,
     "axes.grid": True,
     "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "grid.color": charts.GRID,
+    "grid.color": charts.style.GRID,
     "grid.linewidth": 0.5,
     "xtick.color": "#999999",
     "ytick.color": "#999999",
-    "xtick.labelcolor": charts.INK,
-    "ytick.labelcolor": charts.INK,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
     "lines.linewidth": 1.1,
     "lines.markersize": 3.5,
     "errorbar.capsize": 1.5,
@@ -107,32 +107,32 @@ def write_figures(result: Result, folder: Path) -> None:
 
 def steps(result: Result) -> Figure | None:
     """The change at each step."""
-    return _forest(charts.difference_rows(result, "previous"), result)
+    return _forest(charts.differences.difference_rows(result, "previous"), result)
 
 
 def differences(result: Result) -> Figure | None:
     """The differences to the baseline."""
-    return _forest(charts.difference_rows(result, "baseline"), result)
+    return _forest(charts.differences.difference_rows(result, "baseline"), result)
 
 
 def effects(result: Result) -> Figure | None:
     """Main effects and interactions."""
-    return _forest(charts.effect_rows(result), result)
+    return _forest(charts.differences.effect_rows(result), result)
 
 
 def interactions(result: Result) -> Figure | None:
     """The mean loss at each combination of two axes, with a line for each level of the second."""
-    shown = charts.shown_interactions(result)
+    shown = charts.differences.shown_interactions(result)
     if not shown:
         return None
     rows = math.ceil(len(shown) / 2)
     figure, panels = _panels(
-        [""] * len(shown), "", charts.axis_of(result, result.metric), min(2, len(shown)), height=0.2 + 1.9 * rows
+        [""] * len(shown), "", charts.layout.axis_of(result, result.metric), min(2, len(shown)), height=0.2 + 1.9 * rows
     )
     for panel, found in zip(panels, shown, strict=True):
         levels, names = found.levels
         for name, losses, colour, mark in zip(
-            names, zip(*found.means, strict=True), cycle(charts.COLOURS), cycle("osD^v"), strict=False
+            names, zip(*found.means, strict=True), cycle(charts.style.COLOURS), cycle("osD^v"), strict=False
         ):
             panel.plot(range(len(levels)), losses, color=colour, marker=mark, label=name)
         panel.set_xticks(range(len(levels)), levels)
@@ -144,9 +144,9 @@ def interactions(result: Result) -> Figure | None:
 
 def difference_curves(result: Result) -> Figure | None:
     """Each difference over training, with simultaneous intervals of those that end furthest from zero."""
-    chart, wide = charts.difference_curves(result), charts.foremost_curves(result)
+    chart, wide = charts.differences.difference_curves(result), charts.style.foremost_curves(result)
     chart.data = [trace for trace in chart.data if not trace.fill or trace.meta["arm"] in wide]
-    return _draw(result, chart, _tokens, looks=charts.curve_styles(result))
+    return _draw(result, chart, _tokens, looks=charts.style.curve_styles(result))
 
 
 def validation_loss(result: Result) -> Figure | None:
@@ -161,12 +161,13 @@ def training_loss(result: Result) -> Figure | None:
 
 def kv_cache_front(result: Result) -> Figure | None:
     """Loss against the size of the KV cache per token."""
-    return _draw(result, charts.kv_cache_front(result), partial(_octaves, text=charts.cache_size_text(result)))
+    sizes = partial(_octaves, text=charts.costs.cache_size_text(result))
+    return _draw(result, charts.costs.kv_cache_front(result), sizes)
 
 
 def speed_front(result: Result) -> Figure | None:
     """Loss against training speed."""
-    return _draw(result, charts.throughput_front(result), _numbers)
+    return _draw(result, charts.costs.throughput_front(result), _numbers)
 
 
 def learning_rates(result: Result) -> Figure | None:
@@ -182,45 +183,45 @@ def learning_rates(result: Result) -> Figure | None:
         _tick(axis, tried[:: math.ceil(len(tried) / 6)], fmt.learning_rate)
 
     is_known = any(loss for sweep in sweeps for loss in sweep.loss)
-    return _draw(result, charts.learning_rates(result), rates) if is_known else None
+    return _draw(result, charts.training.learning_rates(result), rates) if is_known else None
 
 
 def context_lengths(result: Result) -> Figure | None:
     """Loss over context length, in multiples of the trained length."""
     ratios = partial(_octaves, text=lambda ratio: f"{ratio:g}{fmt.TIMES}")
-    return _draw(result, charts.context_lengths(result), ratios)
+    return _draw(result, charts.lengths.context_lengths(result), ratios)
 
 
 def positions(result: Result) -> Figure | None:
     """Loss by position for each evaluated context length, with a dotted line at the end of the trained context."""
-    chart = charts.positions(result)
+    chart = charts.lengths.positions(result)
     return _draw(result, chart, partial(_octaves, text=fmt.number, most=4), views=_views(chart)[::-1])
 
 
 def scaling(result: Result) -> Figure | None:
     """Loss over training FLOPs, with each option's law along the sizes of every budget."""
-    return _draw(result, charts.scaling_losses(result), _powers, _logarithmic, looks=charts.option_styles(result))
+    return _draw(result, charts.scaling.losses(result), _powers, _logarithmic, looks=option_styles(result))
 
 
 def gains(result: Result) -> Figure | None:
     """The compute-equivalent gain of each option over the reference."""
-    return _draw(result, charts.gains(result), _powers, _logarithmic, looks=charts.option_styles(result))
+    return _draw(result, charts.scaling.gains(result), _powers, _logarithmic, looks=option_styles(result))
 
 
 def iso_flop(result: Result) -> Figure | None:
     """The loss by each option's law over parameters, at some amounts of compute."""
-    return _draw(result, charts.iso_flop(result), _powers, looks=charts.option_styles(result))
+    return _draw(result, charts.scaling.iso_flop(result), _powers, looks=option_styles(result))
 
 
 def decoding_speed(result: Result) -> Figure | None:
     """Tokens per second over context length, for each batch size, with and without the KV cache."""
-    contexts, chart = partial(_octaves, text=fmt.number), charts.decoding_speeds(result)
+    contexts, chart = partial(_octaves, text=fmt.number), charts.costs.decoding_speeds(result)
     return _draw(result, chart, contexts, lambda axis: axis.set_major_formatter(NUMBER), title="\ncache ".join)
 
 
 def cache_sizes(result: Result) -> Figure | None:
     """The measured bytes of one sequence's KV cache over context length, for each element type."""
-    chart = charts.cache_sizes(result).update_yaxes(title_text="KV cache of one sequence")
+    chart = charts.costs.cache_sizes(result).update_yaxes(title_text="KV cache of one sequence")
     sizes = [size for trace in chart.data for size in trace.y]
     contexts, in_bytes = partial(_octaves, text=fmt.number), partial(_octaves, text=fmt.in_bytes, values=sizes)
     return _draw(result, chart, contexts, in_bytes)
@@ -228,18 +229,13 @@ def cache_sizes(result: Result) -> Figure | None:
 
 def layer_gradients(result: Result) -> Figure | None:
     """The norms of the gradients of attention and feed-forwards over depth, at some steps."""
-    chart = charts.telemetry(result)
+    chart = charts.training.telemetry(result)
     views = [view for view in _views(chart) if view[0] == TITLES["grad_norm"] and view[1] != PARTS["block"]]
 
     def layers(axis: Axis) -> None:
         axis.set_major_locator(MaxNLocator(6, integer=True))
 
-    def sizes(axis: Axis) -> None:
-        axis.axes.set_yscale("log")
-        axis.set_major_locator(LogLocator(subs=(1, 3)))
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
-        axis.set_minor_locator(NullLocator())
-
+    sizes = partial(_logarithmic, ticks=LogLocator(subs=(1, 3)))
     return _draw(result, chart, layers, sizes, views, title=lambda view: view[1]) if views else None
 
 
@@ -257,7 +253,7 @@ FIGURES: dict[Callable[[Result], Figure | None], str] = {
     f"other axes, and interactions, half the change of one effect when the other axis changes. {INTERVALS}",
     interactions: "Mean loss at each combination of the levels of two axes, averaged over the others.",
     difference_curves: "Difference over training, mean over seeds. Bands: simultaneous 95% intervals at each "
-    f"evaluation, of the {charts.MOST_BANDS} that end furthest from zero.",
+    f"evaluation, of the {charts.style.MOST_BANDS} that end furthest from zero.",
     validation_loss: "Validation loss, mean over seeds. Bands: from the lowest to the highest seed.",
     training_loss: "Training loss, mean over seeds. Bands: from the lowest to the highest seed.",
     layer_gradients: "Norm of the gradient over depth, mean over seeds, at four logged steps, the first the faintest.",
@@ -287,11 +283,11 @@ def _forest(rows: Sequence[Finding], result: Result) -> Figure | None:
     labels = list(_labels([row.name for row in rows], LABEL_LENGTH).values())
     lines = [1 + label.count("\n") for label in labels]
     places = [sum(lines[:i]) + (own - 1) / 2 for i, own in enumerate(lines)]
-    x = charts.change_axis(result).replace(", ", ",\n")
+    x = charts.layout.change_axis(result).replace(", ", ",\n")
     figure, (panel,) = _panels([""], x, "", height=0.5 + 1.1 * LINE * max(sum(lines), 3))
-    least, most = charts.axis_range(rows)
+    least, most = charts.differences.axis_range(rows)
     for y, found in zip(places, (row.change for row in rows), strict=True):
-        colour = charts.COLOUR_OF.get(found.verdict, charts.UNCLEAR)
+        colour = charts.style.COLOUR_OF.get(found.verdict, charts.style.UNCLEAR)
         fill = colour if found.significant else "white"
         (low, high), mean = found.ends, found.mean
         bars = [[mean - low], [high - mean]]
@@ -301,7 +297,7 @@ def _forest(rows: Sequence[Finding], result: Result) -> Figure | None:
                 panel.plot(edge, y, mark, color=colour, clip_on=False)
     space = 0.06 * (most - least) or 0.1
     panel.set_xlim(least - space, most + space)
-    panel.axvline(0, color=charts.INK, linewidth=0.8, zorder=0.5)
+    panel.axvline(0, color=INK, linewidth=0.8, zorder=0.5)
     panel.set_yticks(places, labels)
     panel.set_ylim(sum(lines) - 0.4, -0.6)
     panel.grid(visible=False, axis="y")
@@ -313,7 +309,7 @@ def _forest(rows: Sequence[Finding], result: Result) -> Figure | None:
 
 def _curves(result: Result, metric: CurveMetric) -> Figure | None:
     """The mean over seeds, and a band from the lowest to the highest; the steep first fifth may be cut off."""
-    chart, name = charts.curves(result), charts.LOSS[metric]
+    chart, name = charts.training.curves(result), charts.layout.LOSS[metric]
     chart.update_layout(chart.layout.meta["choices"]["Loss"].get(name, {}))
     return _draw(result, chart, _tokens, views=[(name,)], title=lambda _: "")
 
@@ -338,7 +334,7 @@ def _draw(
     named = [trace for shown in found.values() for trace in shown if trace.meta]
     if not named:
         return None
-    styles, names = charts.styles(result), {trace.meta["arm"] for trace in named}
+    styles, names = charts.style.styles(result), {trace.meta["arm"] for trace in named}
     looks = looks or {arm.name: styles[arm.name] for arm in result.arms}
     looks = {name: look for name, look in looks.items() if name in names}
     has_lines = any("lines" in trace.mode for trace in named)
@@ -355,9 +351,9 @@ def _draw(
         if layout.yaxis.type != "log" and layout.yaxis.range:
             panel.set_ylim(*layout.yaxis.range)
         if layout.yaxis.zeroline:
-            panel.axhline(0, color=charts.INK, linewidth=0.8, zorder=0.5)
+            panel.axhline(0, color=INK, linewidth=0.8, zorder=0.5)
         for line in layout.shapes:
-            panel.axvline(line.x0, color=charts.INK, linestyle=":", linewidth=0.8)
+            panel.axvline(line.x0, color=INK, linestyle=":", linewidth=0.8)
     return figure
 
 
@@ -428,11 +424,8 @@ def _legend_shape(names: Sequence[str]) -> tuple[int, int]:
 
 def _labels(names: Iterable[str], length: int) -> dict[str, str]:
     """The label of each name; long ones omit shared settings and are broken into lines."""
-    names = list(names)
-    shared = set.intersection(*(set(name.split(",")) for name in names)) if len(names) > 1 else set()
     labels = {}
-    for name in names:
-        short = ",".join(setting for setting in name.split(",") if setting not in shared) or name
+    for name, short in charts.layout.without_shared(names).items():
         lines = [""]
         for part in re.findall(rf"[^,+\s]{{1,{length}}}[,+\s]*|[,+\s]+", name if len(name) <= length else short):
             if lines[-1] and len(lines[-1] + part.rstrip()) > length:
@@ -457,9 +450,9 @@ def _powers(axis: Axis) -> None:
     axis.set_minor_formatter(lambda *_: "")
 
 
-def _logarithmic(axis: Axis) -> None:
+def _logarithmic(axis: Axis, ticks: Locator | None = None) -> None:
     axis.axes.set_yscale("log")
-    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axis.set_major_locator(ticks or MaxNLocator(5, steps=[1, 2, 5, 10]))
     axis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.set_minor_locator(NullLocator())
 
@@ -474,7 +467,7 @@ def _octaves(axis: Axis, text: Callable[[float], str], values: Sequence[float] |
     name = axis.axis_name
     if values is None:
         values = np.concatenate([line.get_data()[name == "y"] for line in axis.axes.get_lines()]).tolist()
-    ticks = charts.octaves(values)
+    ticks = charts.layout.octaves(values)
     axis.axes.set(**{f"{name}scale": "log"})
     _tick(axis, ticks[:: math.ceil(len(ticks) / most)], text)
 

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from llama_lab.formatting import conjoin, count, duration, learning_rate, number, percent, three_digits
-from llama_lab.runs.record import MISSING, Record
+from llama_lab.runs.record import Record, finished, started
 from llama_lab.study.naming import disagreement
 from llama_lab.study.settings import RATE, SEEDS
 
@@ -102,7 +102,7 @@ class Paragraph:
 
 def methods(result: Result) -> list[Paragraph]:
     """The paragraphs that are not empty."""
-    runs = [record for record in result.records if record.status != MISSING]
+    runs = started(result.records)
     found = [Paragraph("Design", _design(result))]
     if runs:
         found += [
@@ -257,7 +257,7 @@ def _sources(runs: Sequence[Record], group: str) -> Keys:
 
 
 def _optimization(runs: Sequence[Record]) -> list[Sentence]:
-    done = [record for record in runs if record.done]
+    done = finished(runs)
     steps = _by_run(done, [number(record.summary.get("step")) for record in done])
     tokens = _by_run(runs, [number(record.config.get("train.tokens")) for record in runs])
     batch, context = _of_config(runs, "train.batch_size"), _of_config(runs, "model.max_seq_len")
@@ -381,7 +381,7 @@ def _hardware(result: Result, runs: Sequence[Record]) -> list[Sentence]:
     if speed := result.speed:
         rounds = max(len(arm.train) for arm in speed.arms.values())
         measured = (
-            f"Speeds are medians of {count(rounds, 'round')}, each of which measured every arm, on "
+            f"Speeds are geometric means of {count(rounds, 'round')}, each of which measured every arm, on "
             f"{speed.devices} x {speed.device} in {speed.precision} with {speed.threads} CPU threads."
         )
         found.append((measured,))

@@ -15,7 +15,9 @@ from llama_lab.study.speed import StudySpeed
 from llama_lab.study.study import FILE, SUMMARY
 from llama_lab.templates import template
 
-from . import charts
+from .charts import costs, differences, lengths, scaling, training
+from .charts.layout import change_axis
+from .charts.style import Style, curve_styles, foremost, foremost_curves, option_styles, styles
 from .guide import guide
 from .result import Finding, Result
 from .tables import Table, tables
@@ -41,7 +43,7 @@ class Chart:
     figure: go.Figure
     alt: str
     caption: str
-    looks: Mapping[str, charts.Style] = field(default_factory=dict)
+    looks: Mapping[str, Style] = field(default_factory=dict)
     shown: Collection[str] | None = None
     wide: bool = False
 
@@ -60,7 +62,7 @@ class Chart:
         return Markup(self.opened.to_json())
 
     @property
-    def legend(self) -> dict[str, charts.Style]:
+    def legend(self) -> dict[str, Style]:
         """The drawn lines, with their styles."""
         drawn = {trace.meta["arm"] for trace in self.figure.data if trace.meta}
         return {name: style for name, style in self.looks.items() if name in drawn}
@@ -169,39 +171,43 @@ def _lines(
 ) -> Chart:
     """A chart with a line or a point for each arm; its alternative text has these columns of a table (default: all)."""
     alt = _alt(figure.layout.title.text, table.cells(*columns) if table else ())
-    chart = Chart(figure, alt, caption, charts.styles(result), charts.foremost(result), wide)
+    chart = Chart(figure, alt, caption, styles(result), foremost(result), wide)
     return chart if chart.has_lines else replace(chart, shown=None)
 
 
 def _forest(result: Result, rows: Sequence[Finding], title: str, caption: str) -> Chart:
-    axis = charts.change_axis(result)
-    alt = _alt(f"{title}, {axis}", map(charts.in_words, rows))
-    return Chart(charts.differences(rows, title, axis), alt, caption)
+    axis = change_axis(result)
+    alt = _alt(f"{title}, {axis}", map(differences.in_words, rows))
+    return Chart(differences.differences(rows, title, axis), alt, caption)
 
 
 def _scaling(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
     if not result.scaling:
         return
-    looks = charts.option_styles(result)
+    looks = option_styles(result)
     points = partial(found["scaling"].cells, "Size", "Tokens per parameter")
     lines = "" if result.scaling.lacking else " Lines: the law along the sizes of each budget, with its 95% interval."
     caption = f"Points: mean over seeds, with its 95% interval.{lines}"
-    yield Chart(charts.scaling_losses(result), _alt("Loss over compute", points("Loss")), caption, looks, wide=True)
+    yield Chart(scaling.losses(result), _alt("Loss over compute", points("Loss")), caption, looks, wide=True)
     if not result.scaling.lacking:
         caption = (
             f"The training FLOPs that {result.scaling.options[0].option} would need for the same loss over those "
             "spent; above 1 is better. Points: by the differences at one size and budget. Line: the joint fit. With "
             "95% intervals, where the reference reached such a loss."
         )
-        yield Chart(charts.gains(result), _alt("Compute-equivalent gain", points("Gain")), caption, looks, wide=True)
+        yield Chart(scaling.gains(result), _alt("Compute-equivalent gain", points("Gain")), caption, looks, wide=True)
         caption = "By the law, within the tokens of the study. Rings: the best size for that compute. 95% intervals."
         yield Chart(
-            charts.iso_flop(result), _alt("Loss at equal compute", found["laws"].cells()), caption, looks, wide=True
+            scaling.iso_flop(result),
+            _alt("Loss at equal compute", found["laws"].cells()),
+            caption,
+            looks,
+            wide=True,
         )
 
 
 def _effects(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
-    if rows := charts.effect_rows(result):
+    if rows := differences.effect_rows(result):
         caption = (
             "Main effect: the change of the loss from the baseline's option of one axis to another option, averaged "
             "over all settings of the other axes. Interaction: half the change of one axis's effect when the other "
@@ -209,11 +215,11 @@ def _effects(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
         )
         yield _forest(result, rows, "Main effects and interactions", caption)
     if result.interactions:
-        shown, known = len(charts.shown_interactions(result)), len(result.interactions)
+        shown, known = len(differences.shown_interactions(result)), len(result.interactions)
         some = f" The {shown} largest of {known} interactions; the table has all." if shown < known else ""
         caption = f"Lines that are not parallel show an interaction. Over the seeds that all arms have finished.{some}"
         alt = _alt("Mean loss at each combination of two axes", found["interactions"].cells())
-        yield Chart(charts.interactions(result), alt, caption)
+        yield Chart(differences.interactions(result), alt, caption)
 
 
 def _differences(result: Result) -> Iterator[Chart]:
@@ -223,12 +229,14 @@ def _differences(result: Result) -> Iterator[Chart]:
     steps = ("Change at each step", "Each arm against the one before. ")
     if not result.study.is_chain:
         steps = ("Change from its reference", "Each arm against the first option at otherwise equal settings. ")
-    kinds: tuple[tuple[charts.Against, str, str], ...] = (
+    kinds: tuple[tuple[differences.Against, str, str], ...] = (
         ("previous", *steps),
         ("baseline", f"Change from {result.study.baseline}", f"Each arm against {result.study.baseline}{ends}. "),
     )
     for against, title, caption in kinds if not result.effects else ():
-        rows = [row for row in charts.difference_rows(result, against) if result.study.is_chain or row not in shown]
+        rows = [
+            row for row in differences.difference_rows(result, against) if result.study.is_chain or row not in shown
+        ]
         if rows:
             yield _forest(result, rows, title, caption + note)
             note, shown = "", rows
@@ -245,14 +253,14 @@ def _training(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
             "intervals of the same test at that evaluation; the last one is the reported interval. A band that "
             "excludes zero before the end is not a finding: each evaluation is one more look."
         )
-        looks, shown = charts.curve_styles(result), charts.foremost_curves(result)
+        looks, shown = curve_styles(result), foremost_curves(result)
         alt = _alt("Difference over training, at its end", ends)
-        yield Chart(charts.difference_curves(result), alt, caption, looks, shown, wide=True)
+        yield Chart(differences.difference_curves(result), alt, caption, looks, shown, wide=True)
     caption = (
         "Lines: mean over seeds. Bands: from the lowest to the highest seed. Press an arm's name to hide it; "
         "drag over the chart to zoom, double-click to go back."
     )
-    yield _lines(result, charts.curves(result), found.get("losses"), (), caption, wide=True)
+    yield _lines(result, training.curves(result), found.get("losses"), (), caption, wide=True)
 
 
 def _telemetry(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
@@ -261,7 +269,7 @@ def _telemetry(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
         "clipping, updates those of the optimizer step. Activations are what blocks (the residual stream), attention "
         "and feed-forwards return, without dropout."
     )
-    yield _lines(result, charts.telemetry(result), found.get("telemetry"), (), caption, wide=True)
+    yield _lines(result, training.telemetry(result), found.get("telemetry"), (), caption, wide=True)
 
 
 def _cost(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
@@ -270,8 +278,8 @@ def _cost(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
         "over the seeds that all arms have finished. Bars: 95% intervals over seeds."
     )
     fronts = (
-        (charts.kv_cache_front(result), "KV-cache size per token", "KV cache per token"),
-        (charts.throughput_front(result), "training speed", "Tokens per second"),
+        (costs.kv_cache_front(result), "KV-cache size per token", "KV cache per token"),
+        (costs.throughput_front(result), "training speed", "Tokens per second"),
     )
     for figure, name, column in fronts:
         yield _lines(result, figure, found.get("arms"), ("Loss", column), caption.format(name))
@@ -280,21 +288,21 @@ def _cost(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
 def _inference(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
     caption = "At the end of a context, over all sequences of a batch. Bars: from the lowest to the highest seed."
     columns = ("Sequences", "Context", "Tokens per second", "Gain")
-    yield _lines(result, charts.decoding_speeds(result), found.get("decoding"), columns, caption)
+    yield _lines(result, costs.decoding_speeds(result), found.get("decoding"), columns, caption)
     caption = "The size of the cache's tensors during generation; a sliding window's cache is at most its length."
-    yield _lines(result, charts.cache_sizes(result), found.get("caches"), (), caption)
+    yield _lines(result, costs.cache_sizes(result), found.get("caches"), (), caption)
 
 
 def _learning_rates(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
     caption = "Rings: each arm's best learning rate. Crosses above: runs that diverged. Bars: 95% intervals over seeds."
-    yield _lines(result, charts.learning_rates(result), found.get("learning_rates"), (), caption, wide=True)
+    yield _lines(result, training.learning_rates(result), found.get("learning_rates"), (), caption, wide=True)
 
 
 def _lengths(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
     caption = "A line ends where the arm's position encoding ends. Bars: 95% intervals over seeds."
-    yield _lines(result, charts.context_lengths(result), found.get("lengths"), (), caption)
+    yield _lines(result, lengths.context_lengths(result), found.get("lengths"), (), caption)
     caption = (
         "Mean over seeds. Dotted: the last position that the arms were trained on. An arm is missing if its "
         "position encoding ends before the chosen context."
     )
-    yield _lines(result, charts.positions(result), found.get("lengths"), (), caption)
+    yield _lines(result, lengths.positions(result), found.get("lengths"), (), caption)

@@ -48,6 +48,7 @@ SOURCES: dict[str, dict[str, str]] = {
         "rope_quarter": "su2021rope black2022neox",
         "rope_quarter_interleaved": "su2021rope wang2021gptj",
         "rope_yarn": "su2021rope peng2023yarn",
+        "shaw": "shaw2018relative",
         "sinusoidal": "vaswani2017attention",
         "sinusoidal_concatenated": "vaswani2017attention keskar2019ctrl",
     },

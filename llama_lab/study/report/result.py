@@ -10,10 +10,10 @@ from typing import Any, Literal
 import pandas as pd
 
 from llama_lab.formatting import UNITS, UNKNOWN
-from llama_lab.runs.record import Record
+from llama_lab.runs.record import Record, finished
 from llama_lab.study.scaling_law import Scaling
 from llama_lab.study.speed import StudySpeed
-from llama_lab.study.statistics import Effect, Estimate, PairedDifference, SeedRange
+from llama_lab.study.statistics import Effect, Estimate, PairedDifference, SeedRange, estimate
 from llama_lab.study.study import Arm, Study
 
 Metric = Literal["val/loss", "val/bits_per_byte"]
@@ -150,6 +150,12 @@ def first_losses(records: Sequence[Record], metric: Metric) -> dict[int, float]:
     """The loss before the first step of every run that started from trained weights, by seed."""
     found = {r.seed: next((row for row in r.metrics if metric in row), None) for r in records}
     return {seed: row[metric] for seed, row in found.items() if row and row["step"] == 0}
+
+
+def estimate_of(records: Sequence[Record], metric: Metric | Literal["val/accuracy", "val/ema_loss"]) -> Estimate | None:
+    """The mean over the finished runs that have the metric, with its interval; None without any."""
+    found = [record.summary[metric] for record in finished(records) if metric in record.summary]
+    return estimate(found) if found else None
 
 
 def common_losses(arms: Sequence[ArmResult], metric: Metric) -> pd.DataFrame:

@@ -7,8 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from llama_lab.formatting import TIMES, known, number, short, with_interval
+from llama_lab.runs.record import finished
 from llama_lab.study.scaling_law import HOLDS, Floats, Gains, Point, Scaled, Scaling, scale
 from llama_lab.study.statistics import LEVEL, Estimate
+from llama_lab.study.study import Arm
 
 from .result import ArmResult, Metric
 
@@ -22,15 +24,15 @@ def scaled(arms: Sequence[ArmResult], metric: Metric) -> Scaling:
     """
     points: dict[str, list[Point]] = {}
     for arm in arms:
-        option = next(level for axis, level in arm.arm.axes.items() if axis not in ("size", BUDGET))
+        option, size, budget = place_of(arm.arm)
         own = points.setdefault(option, [])
-        done = [record for record in arm.records if record.done]
+        done = finished(arm.records)
         if done and not any(record.status == "diverged" for record in arm.records):
             costs, tokens = done[0].costs, done[0].summary["tokens"]
             own.append(
                 Point(
-                    size=arm.arm.axes["size"],
-                    budget=float(arm.arm.axes[BUDGET]),
+                    size=size,
+                    budget=budget,
                     params=costs["params"],
                     tokens=tokens,
                     flops=tokens * costs["train_flops_per_token"],
@@ -39,6 +41,20 @@ def scaled(arms: Sequence[ArmResult], metric: Metric) -> Scaling:
                 )
             )
     return scale(points)
+
+
+def place_of(arm: Arm) -> tuple[str, str, float]:
+    """The option, the size and the tokens per parameter of an arm of a scaling study."""
+    option = next(level for axis, level in arm.axes.items() if axis not in ("size", BUDGET))
+    return option, arm.axes["size"], float(arm.axes[BUDGET])
+
+
+def gain_of(scaling: Scaling, arm: Arm) -> Estimate | None:
+    """The gain at an arm's size and budget, by the joint fit; None where the reference did not reach its loss."""
+    name, size, budget = place_of(arm)
+    gains = next((option.gains for option in scaling.options if option.option == name), None)
+    i = gains.place((size, budget)) if gains else None
+    return gains.line[i] if gains and i is not None else None
 
 
 def relative_speeds(option: Scaled, reference: Scaled) -> list[float]:
@@ -99,10 +115,11 @@ def times(found: Estimate, factor: float = 1.0) -> str:
 def scaling_sentences(scaling: Scaling) -> list[str]:
     """What the study says, the verdict first."""
     reference, *others = scaling.options
+    fitted = [option for option in others if option.gains]
     if scaling.lacking:
         return [f"No power law is fitted: {scaling.lacking}. The losses are shown as points."]
     found = []
-    for option in others:
+    for option in fitted:
         gains = option.gains
         assert gains is not None
         place = gains.central
@@ -118,9 +135,14 @@ def scaling_sentences(scaling: Scaling) -> list[str]:
             f"{option.option} is worth {times(gains.line[place])} times the compute of {reference.option} at "
             f"{short(gains.flops[place])}FLOPs{timed if known(ratio) else ''}; {trend(gains)}."
         )
-    together = f", {100 * (1 - LEVEL / len(others)):.3g}% each" if len(others) > 1 else ""
+    together = f", {100 * (1 - LEVEL / len(fitted)):.3g}% each" if len(fitted) > 1 else ""
     return [
         *found,
+        *(
+            f"No power law is fitted to {option.option}, which has {option.lacking}: its losses are shown as points."
+            for option in others
+            if option.lacking
+        ),
         f"A gain is the training FLOPs that {reference.option} would need for the same loss at as many tokens per "
         f"parameter, over those spent, by one fit to all options; 95% intervals by parametric bootstrap{together}.",
     ]

@@ -50,6 +50,12 @@ def test_several_axes_make_every_combination_the_first_options_first() -> None:
     assert found.arms[-1].axes == {"ffn": "geglu", "norm": "none", "model.dropout": "0.1"}
 
 
+def test_keys_that_end_alike_are_named_in_full() -> None:
+    axes = ["model.init.std", "model.embedding.std", "ffn"]
+    found = Options("llama", axes, [[0.02, 0.05], [0.02, 0.05], ["relu", "glu"]]).variants(CONFIGS)
+    assert found.arms[2].name == "model.init.std=0.02+model.embedding.std=0.05+relu"
+
+
 @pytest.mark.parametrize(
     "axis",
     [
@@ -78,6 +84,7 @@ def test_several_axes_make_every_combination_the_first_options_first() -> None:
                 ("schedule.warmup", "0.0", "0.05"),
                 ("optim.weight_decay", "0.0", "0.1"),
                 ("optim.lr", "1e-3", "2e-3"),
+                ("data.document_mask", "false", "true"),
             )
         ),
     ],
@@ -112,6 +119,8 @@ class Cached(Composed):
         ("study.margin", [1, 2], "study.axis=study.margin: is of the study, not of its runs"),
         ("train.tokens", [5120, 10240], "study.axis=train.tokens: arms have equal budgets; study=scaling"),
         ("data", ["stdlib", "text"], "study.axis=data: losses on different texts cannot be compared"),
+        ("train.ema", [0.9, 0.99], "study.axis=train.ema: an average of the weights leaves these as they are, so"),
+        ("train.evaluations", [1, 4], "study.axis=train.evaluations: is no part of what is trained"),
         ("trainer.devices", [1, 2], "study.axis=trainer.devices: says where a run computes, not what"),
         ("model.position.theta", [1e4, 10000], r"study.options=\[10000,10000\]: has 10000 twice"),
         (["ffn", "ffn"], [["relu", "gelu"]] * 2, r"study.axis=\[ffn,ffn\]: must name one or more axes, each once"),

@@ -747,7 +747,7 @@ def test_a_point_on_a_curve_of_differences_is_the_test_of_the_losses_then(tmp_pa
 
 
 def test_curves_of_differences_are_thinned_and_keep_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llama_lab.study.report.analysis.MAX_JUDGED", 4)
+    monkeypatch.setattr("llama_lab.study.report.curves.MAX_JUDGED", 4)
     (curve,) = analyse(write_study(tmp_path, {"a": 0.0, "b": 0.0}), tmp_path).difference_curves
     assert 2 < len(curve.tokens) <= 4
     assert curve.tokens[-1] == STEPS * TOKENS_PER_STEP

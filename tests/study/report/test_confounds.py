@@ -156,6 +156,16 @@ def test_arms_that_differ_in_compilation_are_named_with_what_follows(tmp_path: P
     )
 
 
+def test_averages_that_differ_are_named_with_what_they_leave_as_it_is(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02})
+    for seed in (1, 2, 3):
+        plant_config(run_folder(tmp_path, study, "rmsnorm", seed), train__ema=0.99)
+    assert (
+        "train.ema differs: unset in layernorm; 0.99 in rmsnorm; the average takes time and memory, and leaves the "
+        "losses of the last weights as they are."
+    ) in analyse(study, tmp_path).warnings
+
+
 @pytest.mark.parametrize("key", ["train__prompt", "logger__wandb", "runs_dir", "name", "arm", "data__cache_dir"])
 def test_settings_of_names_and_places_may_differ(tmp_path: Path, key: str) -> None:
     assert warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), **{key: "other"})) == [ONE_RATE]

@@ -271,7 +271,7 @@ def test_arms_measured_up_to_different_contexts_are_shown_with_theirs(tmp_path: 
     for arm, context in (("vanilla", "256"), ("norm=rmsnorm", "512")):
         cells = f"<span>{arm}</span></th> <td><span>1</span></td> <td><span>{context}</span></td>"
         assert cells in text
-    ends = {trace.name: trace.x[-1] for trace in charts.decoding_speeds(results.measured()).data}
+    ends = {trace.name: trace.x[-1] for trace in charts.costs.decoding_speeds(results.measured()).data}
     assert (ends["vanilla"], ends["norm=rmsnorm"]) == (256, 512)
 
 
@@ -480,7 +480,7 @@ def test_the_residual_of_matching_is_reported_once_beside_the_costs(tmp_path: Pa
 
 
 def test_curves_of_arms_that_are_judged_in_bits_are_in_bits(tmp_path: Path) -> None:
-    figure = charts.curves(results.in_bits())
+    figure = charts.training.curves(results.in_bits())
     assert figure.layout.yaxis.title.text == "validation loss, bits per byte"
     assert list(figure.layout.meta["choices"]["Loss"]) == ["validation loss"]
 
@@ -501,20 +501,20 @@ def test_captions_say_what_their_numbers_rest_on(tmp_path: Path, make: Callable[
 
 def test_no_two_of_200_arms_look_alike_and_the_baseline_is_solid_black() -> None:
     result = results.result({f"arm {i}": 3.9 for i in range(200)}, points=2)
-    looks = charts.styles(replace(result, study=replace(result.study, baseline="arm 7")))
+    looks = charts.style.styles(replace(result, study=replace(result.study, baseline="arm 7")))
     assert len(set(looks.values())) == 200
-    assert looks["arm 7"] == charts.Style("#000000", "solid", "circle")
+    assert looks["arm 7"] == charts.style.Style("#000000", "solid", "circle")
 
 
 def test_a_difference_is_hollow_exactly_where_it_is_not_significant() -> None:
-    rows = charts.difference_rows(results.ladder(), "previous")
-    (points,) = charts.differences(rows, "", "").data
+    rows = charts.differences.difference_rows(results.ladder(), "previous")
+    (points,) = charts.differences.differences(rows, "", "").data
     assert [colour == "white" for colour in points.marker.color] == [not row.change.significant for row in rows]
     assert [row.change.significant for row in rows] == [False, True, True, True, True, True]
 
 
 def test_an_arm_without_a_cache_is_at_the_left_edge_of_the_chart_of_caches() -> None:
-    figure = charts.kv_cache_front(results.without_cache("ffn=swiglu"))
+    figure = charts.costs.kv_cache_front(results.without_cache("ffn=swiglu"))
     places = {trace.name: (trace.x[0], trace.customdata[0]) for trace in figure.data if trace.name}
     assert places.pop("ffn=swiglu") == (512, "0 B")
     assert {shown for _, shown in places.values()} == {"1 KiB", "2 KiB"}
@@ -526,12 +526,12 @@ def test_an_arm_without_a_cache_is_at_the_left_edge_of_the_chart_of_caches() -> 
 @pytest.mark.parametrize(
     "draw",
     [
-        charts.curves,
-        charts.kv_cache_front,
-        charts.learning_rates,
-        charts.context_lengths,
-        charts.decoding_speeds,
-        charts.cache_sizes,
+        charts.training.curves,
+        charts.costs.kv_cache_front,
+        charts.training.learning_rates,
+        charts.lengths.context_lengths,
+        charts.costs.decoding_speeds,
+        charts.costs.cache_sizes,
     ],
 )
 def test_a_hostile_name_is_no_markup_in_a_chart_either(draw: Callable[[Result], Any]) -> None:
@@ -541,8 +541,8 @@ def test_a_hostile_name_is_no_markup_in_a_chart_either(draw: Callable[[Result], 
 
 
 def test_long_names_keep_in_charts_what_sets_them_apart() -> None:
-    rows = charts.difference_rows(results.many(), "previous")
-    labels = [label.text.split(" <")[0] for label in charts.differences(rows, "", "").layout.annotations]
+    rows = charts.differences.difference_rows(results.many(), "previous")
+    labels = [label.text.split(" <")[0] for label in charts.differences.differences(rows, "", "").layout.annotations]
     assert labels[:2] == ["model.n_kv_heads=1", "model.n_kv_heads=2"]
     assert len(set(labels)) == 39
 
@@ -694,9 +694,9 @@ def row(name: str, mean: float, half: float) -> Comparison:
 
 def test_an_interval_that_would_squeeze_all_others_ends_in_an_arrow_with_its_end() -> None:
     rows = [row("a", 0.01, 0.02), row("b", -0.03, 0.02), row("c", 0.02, 0.02), row("wide", 0.01, 0.9)]
-    least, most = charts.axis_range(rows)
+    least, most = charts.differences.axis_range(rows)
     assert (least, most) == pytest.approx((-0.0625, 0.0625))
-    figure = charts.differences(rows, "", "")
+    figure = charts.differences.differences(rows, "", "")
     texts = [label.text for label in figure.layout.annotations]
     assert texts[3].startswith("\u25c0 \u22120.89 wide")
     assert texts[4:] == ["+0.91 \u25b6"]
@@ -707,16 +707,16 @@ def test_an_interval_that_would_squeeze_all_others_ends_in_an_arrow_with_its_end
 
 def test_a_difference_far_beyond_all_others_is_written_beside_its_arrow() -> None:
     rows = [row("a", 0.01, 0.02), row("b", -0.03, 0.02), row("c", 0.02, 0.02), row("far", 0.6, 0.02)]
-    figure = charts.differences(rows, "", "")
+    figure = charts.differences.differences(rows, "", "")
     assert figure.layout.annotations[4].text == "+0.600 [+0.580,\u00a0+0.620] \u25b6"
     assert figure.data[0].marker.symbol[3] == "triangle-right"
 
 
 def test_an_axis_covers_all_intervals_where_none_is_much_longer() -> None:
     rows = [row("a", 0.01, 0.02), row("b", -0.12, 0.02), row("c", 0.02, 0.05)]
-    assert charts.axis_range(rows) == pytest.approx((-0.14, 0.07))
-    assert charts.axis_range(rows[:1]) == pytest.approx((-0.01, 0.03))
-    assert charts.axis_range([]) == (0, 0)
+    assert charts.differences.axis_range(rows) == pytest.approx((-0.14, 0.07))
+    assert charts.differences.axis_range(rows[:1]) == pytest.approx((-0.01, 0.03))
+    assert charts.differences.axis_range([]) == (0, 0)
 
 
 @in_browser
@@ -731,7 +731,7 @@ def test_a_factorial_begins_with_its_effects_and_interactions(opened: Open) -> N
 
 
 def test_interactions_are_drawn_at_the_means_with_a_line_for_each_level_of_the_second_axis() -> None:
-    first, second = charts.interactions(results.factorial()).data
+    first, second = charts.differences.interactions(results.factorial()).data
     assert (list(first.x), list(first.y)) == (["layernorm", "rmsnorm"], [3.9, 3.884])
     assert (list(second.y), second.text[1]) == ([3.862, 3.87], "swiglu")
 
@@ -741,18 +741,18 @@ def test_of_many_interactions_the_largest_are_drawn_and_the_page_says_so(tmp_pat
     pairs = [(f"a{i}", f"b{i}") for i in range(10)]
     many = tuple(replace(one, axes=pair, means=((3.9, 3.8), (3.9, 3.8 + 0.01 * i))) for i, pair in enumerate(pairs))
     result = replace(results.factorial(), interactions=many)
-    assert [found.axes for found in charts.shown_interactions(result)] == pairs[4:]
+    assert [found.axes for found in charts.differences.shown_interactions(result)] == pairs[4:]
     assert "The 6 largest of 10 interactions; the table has all." in body(result, tmp_path)
 
 
 def test_bands_are_drawn_where_differences_are_tested() -> None:
     result = results.ladder()
     curve = result.difference_curves[0]
-    band, line = charts.difference_curves(result).data[:2]
+    band, line = charts.differences.difference_curves(result).data[:2]
     assert (line.name, line.y[-1]) == (curve.name, pytest.approx(curve.mean[-1], rel=1e-5))
     assert band.y[11] == pytest.approx(curve.low[-1], rel=1e-5)
     assert band.y[12] == pytest.approx(curve.high[-1], rel=1e-5)
-    untested = charts.difference_curves(only(3, seeds=1)).data
+    untested = charts.differences.difference_curves(only(3, seeds=1)).data
     assert [trace.mode for trace in untested] == ["lines+markers"] * 2
 
 

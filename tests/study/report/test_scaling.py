@@ -18,6 +18,7 @@ from llama_lab.study.report.analysis import analyse
 from llama_lab.study.report.page import page
 from llama_lab.study.report.result import ArmResult
 from llama_lab.study.report.scaling import iso_flop_lines, relative_speeds, scaled, scaling_sentences
+from llama_lab.study.report.summary import summary_rows
 from llama_lab.study.report.tables import tables
 from llama_lab.study.scaling_law import Point
 from llama_lab.study.study import Arm
@@ -102,8 +103,17 @@ def test_the_report_shows_laws_and_gains_where_they_are_known(arms: list[ArmResu
     assert rows["relu", "1e+06", "5"][7:] == [UNKNOWN] * 3
     titles = ["Loss over compute", "Compute-equivalent gain", "Loss at equal compute"]
     assert all(title in page(result) for title in titles)
-    points = [trace for trace in charts.gains(result).data if trace.mode == "markers"]
+    points = [trace for trace in charts.scaling.gains(result).data if trace.mode == "markers"]
     assert [len(trace.x) for trace in points] == [9]
+
+
+def test_the_summary_has_the_gain_of_each_arm_where_it_is_known(arms: list[ArmResult]) -> None:
+    result = replace(results.ladder(), arms=tuple(arms), scaling=scaled(arms, "val/loss"))
+    rows = summary_rows(replace(result, study=replace(result.study, design="scaling")))
+    gains = {row["arm"]: row["gain_mean"] for row in rows}
+    assert gains["swiglu-1e+06-5"] == pytest.approx(1.4, rel=0.1)
+    assert gains["swiglu-6.4e+07-20"] is None, "the reference has no such loss"
+    assert sum(gain is not None for gain in gains.values()) == 9
 
 
 def test_few_points_are_shown_without_a_law(arms: list[ArmResult]) -> None:
@@ -112,11 +122,30 @@ def test_few_points_are_shown_without_a_law(arms: list[ArmResult]) -> None:
     assert result.scaling is not None
     (sentence,) = scaling_sentences(result.scaling)
     assert sentence.startswith("No power law is fitted: relu has 6 points of 2 sizes and 3 budgets")
-    drawn = charts.scaling_losses(result).data
+    drawn = charts.scaling.losses(result).data
     assert [(trace.mode, len(trace.x)) for trace in drawn] == [("markers", 6)] * 2
     assert "laws" not in tables(result)
     assert "Gain" not in tables(result)["scaling"].head
     assert "Compute-equivalent gain" not in page(result)
+
+
+def test_an_option_with_a_diverged_run_is_shown_as_points_beside_the_laws_of_the_others(arms: list[ArmResult]) -> None:
+    axes = [arm.arm.axes | {"ffn": "gelu"} for arm in arms[12:]]
+    others = [replace(arm, arm=replace(arm.arm, axes=own)) for arm, own in zip(arms[12:], axes, strict=True)]
+    first = others[0].records[0]
+    others[0] = replace(others[0], records=(replace(first, status="diverged"), *others[0].records[1:]))
+    result = replace(results.ladder(), scaling=scaled([*arms[:12], *others, *arms[12:]], "val/loss"))
+    assert result.scaling is not None
+    verdict, lacking, _ = scaling_sentences(result.scaling)
+    assert verdict.startswith("swiglu is worth ")
+    assert lacking == (
+        "No power law is fitted to gelu, which has 11 points of 4 sizes and 3 budgets, where a law needs 4 by 3: its "
+        "losses are shown as points."
+    )
+    assert [row[0] for row in tables(result)["laws"].rows] == ["relu", "swiglu"]
+    rows = [row for row in tables(result)["scaling"].rows if row[0] == "gelu"]
+    assert [row[7:] for row in rows] == [[UNKNOWN] * 3] * 11
+    assert "Compute-equivalent gain" in page(result)
 
 
 def test_an_iso_flop_curve_spends_its_compute_on_tokens_that_were_trained(arms: list[ArmResult]) -> None:

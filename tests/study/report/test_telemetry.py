@@ -44,7 +44,7 @@ def test_runs_without_it_are_left_out_and_arms_of_such_alone_have_none() -> None
 
 
 def test_a_chart_has_a_line_for_each_step_the_stronger_the_later() -> None:
-    figure = charts.telemetry(results.watched())
+    figure = charts.training.telemetry(results.watched())
     lines = [t for t in figure.data if t.meta == {"arm": "vanilla", "view": ["gradient norm", "feed-forwards"]}]
     assert [line.opacity for line in lines] == [0.25, 0.5, 0.75, 1]
     assert [list(line.y) for line in lines[:2]] == [[1, 2, 3, 4, 5, 6], [0.5, 1, 1.5, 2, 2.5, 3]]

@@ -1,0 +1,66 @@
+"""Trained vectors for distances, added to keys and values: the first relative positions (Shaw et al. 2018)."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from .init import Table, check_positive
+from .position import Position, Relation
+
+
+class Shaw(Position):
+    """A vector for every distance up to `clip`, which is also that of all beyond, added to the key that a query sees.
+
+    Another is added to its value (Shaw et al. 2018, eq. 3 and 4). Each layer has its own, and each head with `per_head`
+    (section 4.1); `values=False` leaves those of the values out (section 4.3). Attention must be written out.
+    """
+
+    def __init__(
+        self,
+        n_heads: int,
+        head_dim: int,
+        layers: Sequence[int],
+        clip: int = 16,
+        per_head: bool = True,
+        values: bool = True,
+        std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        check_positive("position.clip", clip)
+        check_positive("position.std", std)
+        self.layers = nn.ModuleDict(
+            {str(layer): ShawVectors(n_heads, head_dim, clip, per_head, values, std) for layer in layers}
+        )
+
+    def at_layer(self, layer: int) -> Position:
+        """The vectors of a layer."""
+        return self.layers[str(layer)]  # type: ignore[return-value]
+
+
+class ShawVectors(Position):
+    """Those of one layer; arguments as of `Shaw`."""
+
+    def __init__(self, n_heads: int, head_dim: int, clip: int, per_head: bool, values: bool, std: float) -> None:
+        super().__init__()
+        self.n_heads, self.n_tables = n_heads, n_heads if per_head else 1
+        self.keys = Table(clip + 1, self.n_tables * head_dim, std)
+        self.values = Table(clip + 1, self.n_tables * head_dim, std) if values else None
+
+    def relation(self, query_positions: Tensor, key_positions: Tensor) -> Relation:
+        """The vectors, `(H or 1, clip + 1, Dh)`; keys after the query, which are masked or in a prefix, have row 0."""
+        distance = query_positions[..., :, None] - key_positions[..., None, :]
+        keys, values = (
+            None if table is None else table.weight.view(len(table.weight), self.n_tables, -1).transpose(0, 1)
+            for table in (self.keys, self.values)
+        )
+        assert keys is not None
+        return Relation(distance.clamp(0, len(self.keys.weight) - 1), keys, values)
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Forward FLOPs per token: every head's query times all vectors, and its weights of all, as in section 3.3."""
+        tables = [table for table in (self.keys, self.values) if table is not None]
+        return 2 * self.n_heads // self.n_tables * sum(table.weight.numel() for table in tables)
+
+    def active_params(self) -> int:
+        """All parameters."""
+        return sum(p.numel() for p in self.parameters())

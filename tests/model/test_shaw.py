@@ -1,0 +1,111 @@
+"""Vectors of distances that are added to keys and values, beside the formula and another implementation."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Wav2Vec2BertConfig
+from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2BertSelfAttention
+
+from llama_lab.model import Decoder
+from llama_lab.model.attention import GroupedQueryAttention
+from tests.composing import decoder, lively
+
+CLIP = 5
+SHAW = ("position=shaw", f"model.position.clip={CLIP}")
+TOKENS = torch.arange(36).view(2, 18) * 7 % 97
+
+
+def attention_of(model: Decoder, x: Tensor) -> Tensor:
+    """The first layer's for the input `x (B, T, D)`."""
+    layout = model.layout(TOKENS, torch.arange(x.shape[1]), 0, 0, None).of(model.position_at(0))
+    return model.mixers[0](x, layout)
+
+
+@pytest.mark.parametrize(("per_head", "values", "n_kv_heads"), [(True, True, 2), (False, True, 4), (True, False, 1)])
+@torch.no_grad()
+def test_attention_equals_the_papers_sums(per_head: bool, values: bool, n_kv_heads: int) -> None:
+    """Equations 3 and 4, one query and head at a time."""
+    model = lively(
+        *SHAW,
+        "attention=gqa",
+        f"model.n_kv_heads={n_kv_heads}",
+        f"model.position.per_head={per_head}",
+        f"model.position.values={values}",
+    )
+    mixer, tables = model.mixers[0], model.position_at(0)
+    assert isinstance(mixer, GroupedQueryAttention)
+    x = torch.randn(2, 18, 32, generator=torch.Generator().manual_seed(0))
+    query, key, value = (part.double() for part in mixer._heads(x))
+    a_key, a_value = (
+        torch.zeros(1) if table is None else table.weight.double().view(CLIP + 1, -1, 8).expand(-1, 4, -1)
+        for table in (tables.keys, tables.values)
+    )
+    mixed = torch.zeros(2, 18, 4, 8, dtype=torch.float64)
+    for b, head, i in product(range(2), range(4), range(18)):
+        kv, rows = head * n_kv_heads // 4, [min(i - j, CLIP) for j in range(i + 1)]
+        keys = torch.stack([key[b, kv, j] + a_key[row, head] for j, row in enumerate(rows)])
+        seen = torch.stack([value[b, kv, j] + (a_value[row, head] if values else 0) for j, row in enumerate(rows)])
+        mixed[b, i, head] = (keys @ query[b, head, i] / 8**0.5).softmax(0) @ seen
+    expected = mixed.flatten(2) @ mixer.output.weight.double().T
+    torch.testing.assert_close(attention_of(model, x).double(), expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_vectors_of_keys_act_as_in_transformers() -> None:
+    model = lively(*SHAW, "model.position.per_head=false", "model.position.values=false")
+    mixer, tables = model.mixers[0], model.position_at(0)
+    config = Wav2Vec2BertConfig(
+        hidden_size=32,
+        num_attention_heads=4,
+        position_embeddings_type="relative_key",
+        left_max_position_embeddings=CLIP,
+        right_max_position_embeddings=0,
+        attn_implementation="eager",
+    )
+    theirs = Wav2Vec2BertSelfAttention(config).eval()
+    for name in ("query", "key", "value", "output"):
+        linear = getattr(theirs, f"linear_{'out' if name == 'output' else name[0]}")
+        linear.weight.copy_(getattr(mixer, name).weight)
+        linear.bias.zero_()
+    theirs.distance_embedding.weight.copy_(tables.keys.weight.flip(0))  # theirs begin with the farthest
+    x = torch.randn(2, 18, 32, generator=torch.Generator().manual_seed(0))
+    mask = torch.full((18, 18), -torch.inf).triu(1)[None, None]
+    torch.testing.assert_close(attention_of(model, x), theirs(x, mask)[0])
+
+
+@pytest.mark.parametrize("switch", ["sinks=true", "window=6", "chunk=6", "prefix=4", "softcap=2.0", "qk_norm=head"])
+@torch.no_grad()
+def test_decoding_beside_other_switches_equals_the_full_pass(switch: str) -> None:
+    model = lively(*SHAW, "attention=gqa", f"model.attention.{switch}")
+    cache = model.new_state(2, 18)
+    pieces = torch.cat([model(piece, cache) for piece in TOKENS.split([7, 5, *[1] * 6], 1)], 1)
+    torch.testing.assert_close(pieces, model(TOKENS), rtol=1e-4, atol=1e-4)
+
+
+def test_every_layer_in_which_it_acts_has_vectors_of_its_own() -> None:
+    names = [name for name, _ in decoder(*SHAW).named_parameters() if name.startswith("position")]
+    assert names == [f"position.layers.{layer}.{table}.weight" for layer in (0, 1) for table in ("keys", "values")]
+    few = decoder("model.n_layers=4", "+pattern.near={at: [1, 3], position: shaw}")
+    assert {name.split(".")[3] for name, _ in few.named_parameters() if "_positions" in name} == {"1", "3"}
+    rest = decoder(*SHAW, "model.n_layers=4", "+pattern.none={at: [1, 3], position: none}")
+    assert {name.split(".")[2] for name, _ in rest.named_parameters() if "position" in name} == {"0", "2"}
+    few(TOKENS).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in few.other_positions.parameters())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.attention.kernel=sdpa"], "model.attention.kernel=sdpa: it cannot add to keys and values, as ShawVec"),
+        (
+            ["attention=mla"],
+            "model.attention=llama_lab.model.latent_attention.LatentAttention: adds no vectors to keys",
+        ),
+        (["model.position.clip=0"], "model.position.clip=0: must be positive"),
+    ],
+)
+def test_what_cannot_add_them_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        decoder(*SHAW, *overrides)

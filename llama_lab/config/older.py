@@ -44,8 +44,8 @@ def upgraded(config: dict[str, Any]) -> dict[str, Any]:
 
 def choices_before(config: Mapping[str, Any]) -> dict[str, str]:
     """The options of groups that earlier versions did not have, for a flat config that was `upgraded`."""
-    layers, n_layers = config.get("model.layers"), config.get("model.n_layers", 0)
-    is_gemma2 = bool(layers) and layers[0]["at"] == list(range(1, n_layers, 2))
+    layers, n_layers = config.get("model.layers") or [], config.get("model.n_layers", 0)
+    is_gemma2 = [one["at"] for one in layers] == [list(range(1, n_layers, 2))]
     return {"pattern": "global_every_2nd" if is_gemma2 else "none"}
 
 

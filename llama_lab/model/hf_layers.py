@@ -60,6 +60,15 @@ def each(settings: Settings, key: str) -> list[Any]:
     return [at_layer(settings, layer).get(key) for layer in range(settings["n_layers"])]
 
 
+def checked(kinds: list[str], known: Sequence[str], ours: Settings) -> list[str]:
+    """Their kind of each layer. Raises ValueError for an unknown one, or more or fewer than our layers."""
+    if unknown := [kind for kind in kinds if kind not in known]:
+        raise ValueError(f"layer_types={kinds}: no switch for {unknown[0]}")
+    if len(kinds) != ours["n_layers"]:
+        raise ValueError(f"layer_types={kinds}: names {len(kinds)} layers of {ours['n_layers']}; name each")
+    return kinds
+
+
 @dataclass(frozen=True)
 class Windows:
     """Which layers attend through a sliding window.
@@ -100,9 +109,7 @@ class Windows:
         last = 0 if self.leading or not every else every - 1
         is_full = [i < first or (every and i % every == last) for i in range(ours["n_layers"])]
         kinds: list[str] = config.get("layer_types") or [FULL if full else SLIDING for full in is_full]
-        if unknown := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
-            raise ValueError(f"layer_types={kinds}: no switch for {unknown[0]}")
-        return kinds
+        return checked(kinds, (FULL, SLIDING), ours)
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
@@ -134,8 +141,7 @@ class FullLayers:
         """See `Setting`."""
         every = config.get("full_attention_interval", self.every)
         kinds = config.get("layer_types") or [LINEAR if (i + 1) % every else FULL for i in range(ours["n_layers"])]
-        if other := next((kind for kind in kinds if kind != FULL), None):
-            raise ValueError(f"layer_types={kinds}: no switch for {other}")
+        checked(kinds, (FULL,), ours)
         return {}
 
     def write(self, ours: Settings) -> Settings:

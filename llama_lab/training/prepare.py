@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
@@ -87,7 +87,7 @@ def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
         raise ConfigError(f"draw={cfg.draw}: {other} does something else; give one of them")
 
 
-def check_pattern(cfg: DictConfig, overrides: Sequence[str]) -> None:
+def check_pattern(cfg: DictConfig, overrides: Iterable[str]) -> None:
     """Raise ConfigError for a pattern on the command line after which all layers are alike, or a part of such a rule.
 
     A recipe's may be left without effect by another choice, such as one of attention without a window; and so may that

@@ -9,78 +9,45 @@ import torch
 
 from llama_lab.model.vector_math import FUNCTIONS
 
-# Runs actions in forks of a process that has imported PyTorch, which takes seconds, and has computed nothing.
-FORKS = """
-import os, sys, torch
-
-def fork(action, *arguments):
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        action(*arguments)
-        sys.stdout.flush()
-        status = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        os._exit(status)
-
-def wait(pid):
-    assert os.waitpid(pid, 0)[1] == 0
-"""
-
-# Imports each argument in a fork of its own, and prints every operation that PyTorch carries out meanwhile, with its
-# elements.
+# Imports each argument in a fork of a process that has imported PyTorch, which takes seconds, and has computed nothing.
+# Prints every operation that PyTorch carries out meanwhile, with its elements.
 RECORD = """
-import importlib
+import importlib, os, sys, torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 class Record(TorchDispatchMode):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        print(self.module, func.overloadpacket.__name__, out.dtype, out.numel())
+        print(module, func.overloadpacket.__name__, out.dtype, out.numel())
         return out
 
-def record(module):
-    with Record(module):
-        importlib.import_module(module)
-
 for module in sys.argv[1:]:
-    wait(fork(record, module))
+    fork = os.fork()
+    if not fork:
+        with Record():
+            importlib.import_module(module)
+        sys.exit()
+    assert os.waitpid(fork, 0)[1] == 0
 """
 
-# Takes the cosines of many angles, as the first parallel work of four processes at once, and prints the largest errors.
+# Takes the cosines of many angles, as the first parallel work of a process, and prints the largest error.
 COSINES = """
-def largest_error():
-    import llama_lab.model
-    torch.set_num_threads(4)
-    angles = torch.arange(1 << 18, dtype=torch.float32) / 997
-    print(max(float((f(angles).double() - f(angles.double())).abs().max()) for f in (torch.cos, torch.sin)))
-
-for _ in range(3):
-    for pid in [fork(largest_error) for _ in range(4)]:
-        wait(pid)
+import torch
+import llama_lab.model
+torch.set_num_threads(4)
+angles = torch.arange(1 << 18, dtype=torch.float32) / 997
+worst = max(float((f(angles).double() - f(angles.double())).abs().max()) for f in (torch.cos, torch.sin))
+print(worst)
 """
 MODULES = ["llama_lab.model", "llama_lab.training.train", "llama_lab.evaluation.evaluate", "llama_lab.bench.training"]
-
-
-def printed(script: str, *arguments: str) -> list[list[str]]:
-    """The words of each line that a new process prints, which may fork."""
-    command = [sys.executable, "-c", FORKS + script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250)
-    return [line.split() for line in done.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
 def recorded() -> list[list[str]]:
     """Module, name, dtype and elements of what is computed as each module is imported."""
-    return printed(RECORD, *MODULES)
+    command = [sys.executable, "-c", RECORD, *MODULES]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250)
+    return [line.split() for line in done.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -107,9 +74,12 @@ def test_every_function_that_pytorch_hands_to_mkl_is_called() -> None:
 def test_processes_started_under_load_have_accurate_tables() -> None:
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     try:
-        errors = [float(error) for (error,) in printed(COSINES)]
+        for _ in range(3):
+            started = [
+                subprocess.Popen([sys.executable, "-c", COSINES], stdout=subprocess.PIPE, text=True) for _ in range(4)
+            ]
+            errors = [float(process.communicate(timeout=250)[0]) for process in started]
+            assert max(errors) < 2e-7
     finally:
         for process in load:
             process.kill()
-    assert len(errors) == 12
-    assert max(errors) < 2e-7

@@ -58,6 +58,7 @@ def options(group: str) -> list[str]:
     return sorted(p.stem for p in (CONF_DIR / group).glob("*.yaml"))
 
 
+@cache
 def kinds(group: str) -> list[str]:
     """The options of a group but for those that differ from another in numbers alone, and run wherever that does."""
     found: dict[str, str] = {}

@@ -74,6 +74,7 @@ def test_the_installed_command_shows_its_config_outside_the_checkout(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_installed_command_finds_studies_and_recipes_of_the_user_s_own(
     installed: Path, tmp_path: Path, tiny: list[str], environment: dict[str, str]
 ) -> None:
@@ -110,6 +111,7 @@ floor: 1e-3
 """
 
 
+@pytest.mark.slow
 def test_the_installed_command_trains_a_component_of_the_user_s_own_package(
     installed: Path, tmp_path: Path, tiny: list[str], environment: dict[str, str]
 ) -> None:

@@ -1421,6 +1421,7 @@ MISSING = {
     "qwen2_moe": "it routes tokens to experts",
     "qwen3_moe": "it routes tokens to experts",
     "gpt_oss": "it routes tokens to experts",
+    "minicpm3": "the norms of its latents have an epsilon of their own",
     "mimo_v2_flash": "it has values of another width, and routes tokens to experts",
     "mamba": "it has no attention",
     "t5": "it is no decoder alone",

@@ -60,6 +60,15 @@ def each(settings: Settings, key: str) -> list[Any]:
     return [at_layer(settings, layer).get(key) for layer in range(settings["n_layers"])]
 
 
+def checked(kinds: list[str], known: Sequence[str], ours: Settings) -> list[str]:
+    """Their kind of each layer. Raises ValueError for an unknown one, or more or fewer than our layers."""
+    if unknown := [kind for kind in kinds if kind not in known]:
+        raise ValueError(f"layer_types={kinds}: no switch for {unknown[0]}")
+    if len(kinds) != ours["n_layers"]:
+        raise ValueError(f"layer_types={kinds}: names {len(kinds)} layers of {ours['n_layers']}; name each")
+    return kinds
+
+
 @dataclass(frozen=True)
 class Windows:
     """Which layers attend through a sliding window.
@@ -100,9 +109,7 @@ class Windows:
         last = 0 if self.leading or not every else every - 1
         is_full = [i < first or (every and i % every == last) for i in range(ours["n_layers"])]
         kinds: list[str] = config.get("layer_types") or [FULL if full else SLIDING for full in is_full]
-        if unknown := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
-            raise ValueError(f"layer_types={kinds}: no switch for {unknown[0]}")
-        return kinds
+        return checked(kinds, (FULL, SLIDING), ours)
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
@@ -134,8 +141,7 @@ class FullLayers:
         """See `Setting`."""
         every = config.get("full_attention_interval", self.every)
         kinds = config.get("layer_types") or [LINEAR if (i + 1) % every else FULL for i in range(ours["n_layers"])]
-        if other := next((kind for kind in kinds if kind != FULL), None):
-            raise ValueError(f"layer_types={kinds}: no switch for {other}")
+        checked(kinds, (FULL,), ours)
         return {}
 
     def write(self, ours: Settings) -> Settings:
@@ -203,10 +209,14 @@ class RotaryByKind:
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
         kinds = self.windows.write(ours)["layer_types"]
+        ropes = [nest(RotaryPosition().write(at_layer(ours, layer))) for layer in range(ours["n_layers"])]
         written: Settings = {}
+        if SLIDING not in kinds and self.windows.every:  # layers with windows may have ones as long as the context
+            full = ropes[min(self.windows.every, len(ropes)) - 1]
+            kinds = [FULL if rope == full else SLIDING for rope in ropes]
+            written = {"layer_types": kinds, "sliding_window": ours["max_seq_len"]}
         for kind in (FULL, SLIDING):
-            own = at_layer(ours, kinds.index(kind) if kind in kinds else 0)
-            rope = nest(RotaryPosition().write(own)).get("rope_parameters", {})
+            rope = ropes[kinds.index(kind) if kind in kinds else 0].get("rope_parameters", {})
             written |= {f"rope_parameters.{kind}.{key}": value for key, value in rope.items()}
         return written
 

@@ -117,6 +117,10 @@ class Gains:
     line: tuple[Estimate, ...]
     growth: Estimate
 
+    def place(self, cell: tuple[str, float]) -> int | None:
+        """The place of a size and budget in these; None unless the reference reached the option's loss there."""
+        return next((i for i, own in enumerate(self.cells) if own == cell and self.inside[i]), None)
+
     @property
     def central(self) -> int | None:
         """The place of the cell in the middle of those inside, by compute; None without any."""

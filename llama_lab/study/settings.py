@@ -125,7 +125,7 @@ def planned_settings(
 
 def unequal_settings(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
     """A sentence for every setting that differs between runs but should not."""
-    axes, planned, own = _axes(study), _planned(study), (*_own(is_swept), *TEXT, TOKENS)
+    axes, planned, own = study.axes, _planned(study), (*_own(is_swept), *TEXT, TOKENS)
     shared = [  # settings that neither an axis nor the study's plan sets
         key
         for key in _keys(records)
@@ -164,10 +164,10 @@ def _mixed_arms(study: Study, records: Sequence[Record], ignored: tuple[str, ...
 
 def _ungrouped(study: Study, records: Sequence[Record]) -> Iterator[str]:
     """The model settings in which a comparison's arms differ, other than those that it groups runs by."""
-    axes = _axes(study)
+    axes = study.axes
     if "arm" in axes:  # an arm's name stands for all of its settings
         return
-    grouped = axes | (GROUPS.keys() - {"size"} if "arch" in axes else set())
+    grouped = {*axes} | (GROUPS.keys() - {"size"} if "arch" in axes else set())
     others = [group for group in GROUPS if group not in grouped]
     choices = {group: [str(t.environment.choices.get(group, UNSET)) for t in records] for group in others}
     groups = {group: values for group, options in choices.items() if (values := disagreement(records, options))}
@@ -197,7 +197,7 @@ def _off_axis(study: Study, records: Sequence[Record]) -> Iterator[str]:
 
     If the study recorded its plan: those in which all planned arms are equal.
     """
-    planned, axes, keys = _planned(study), _axes(study), _keys(records)
+    planned, axes, keys = _planned(study), study.axes, _keys(records)
     arms = {arm.name: arm for arm in study.arms}
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for key in keys:
@@ -236,10 +236,6 @@ def _movers(key: str, axes: Collection[str], match: str, keys: Sequence[str]) ->
 def _is_named(key: str, axis: str) -> bool:
     """Whether an axis is a key, a node above it, or its last part, such as `warmup`."""
     return belongs(key, (axis,)) or key.rpartition(".")[2] == axis
-
-
-def _axes(study: Study) -> set[str]:
-    return {axis for arm in study.arms for axis in arm.axes}
 
 
 def _planned(study: Study) -> tuple[str, ...]:

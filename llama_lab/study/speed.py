@@ -1,9 +1,8 @@
 """speed.json: the speeds of a study's arms, measured in turn."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean
 from typing import ClassVar
 
 from llama_lab.runs.stored import Stored
@@ -25,14 +24,14 @@ class ArmSpeed:
 
     @property
     def costs(self) -> dict[str, float]:
-        """The medians by metric name."""
-        rounds: dict[str, Sequence[float]] = {
+        """By metric name: the geometric means of speeds, as arms are ranked by them, and the most memory."""
+        rounds = {
             "perf/tokens_per_second": self.train,
             "decode_tokens_per_second": self.decode,
             "prefill_tokens_per_second": self.prefill,
-            "perf/peak_memory_bytes": self.memory,
         }
-        return {name: median(values) for name, values in rounds.items() if values}
+        costs = {name: geometric_mean(values) for name, values in rounds.items() if values}
+        return costs | ({"perf/peak_memory_bytes": max(self.memory)} if self.memory else {})
 
 
 @dataclass(frozen=True)

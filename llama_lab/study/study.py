@@ -102,6 +102,11 @@ class Study:
         return self.title or f"{self.design.replace('_', ' ').capitalize()}: {self.baseline}{arms}"
 
     @property
+    def axes(self) -> list[str]:
+        """Those of all arms, once each."""
+        return list(dict.fromkeys(axis for arm in self.arms for axis in arm.axes))
+
+    @property
     def is_factorial(self) -> bool:
         """Whether its arms are combinations of the options of several axes, which are judged by their effects."""
         return self.design == "factorial" or (self.design == "options" and len(self.arms[0].axes) > 1)

@@ -11,6 +11,7 @@ from llama_lab.bench.components import COMPONENTS
 from llama_lab.bench.decoders import TINY, generate_uncached, kv_computations, measure_decoding
 from llama_lab.bench.layers import (
     SHAPES,
+    Peaks,
     attention_finding,
     backward,
     cases,
@@ -60,18 +61,22 @@ def test_fused_and_written_out_attention_compute_the_same_forward_and_backward()
         torch.testing.assert_close(ours, theirs)
 
 
-def test_the_attention_that_is_timed_is_that_whose_memory_is_measured() -> None:
-    measured = {(size, direction, what) for size, direction, found in cases(SMALL_SHAPES, CPU) for what in found}
-    assert len(measured) == 8
-    assert not CLEAR.exists() or set(measure_peaks(SMALL_SHAPES, CPU)) == measured
-
-
 SMALL_SHAPES = [(1, 4, 256, 16), (1, 4, 512, 16)]
 
 
+@pytest.fixture(scope="module")
+def peaks() -> Peaks:
+    return measure_peaks(SMALL_SHAPES, CPU)
+
+
+def test_the_attention_that_is_timed_is_that_whose_memory_is_measured(peaks: Peaks) -> None:
+    measured = {(size, direction, what) for size, direction, found in cases(SMALL_SHAPES, CPU) for what in found}
+    assert len(measured) == 8
+    assert not CLEAR.exists() or set(peaks) == measured
+
+
 @pytest.mark.skipif(not CLEAR.exists(), reason="the peak of a process can be reset on Linux alone")
-def test_written_out_attention_takes_at_least_the_bytes_of_its_scores_and_fused_less() -> None:
-    peaks = measure_peaks(SMALL_SHAPES, CPU)
+def test_written_out_attention_takes_at_least_the_bytes_of_its_scores_and_fused_less(peaks: Peaks) -> None:
     for _, n_heads, length, _ in SMALL_SHAPES:
         for direction in ("forward", "both"):
             scores = n_heads * length * length * 4

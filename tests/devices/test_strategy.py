@@ -37,7 +37,7 @@ from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.train import train
-from tests.composing import decoder, options
+from tests.composing import decoder, kinds, options
 from tests.conftest import Command, Ran, RunTrain
 from tests.training.test_resume import Moment, Power, cut, while_replacing_the_checkpoint
 from tests.training.tiny import identical, killed_after, pieces, planned, repeatable, rows, trained_state
@@ -192,12 +192,13 @@ def mesh_of_four() -> Iterator[DeviceMesh]:
 
 ZOO = [
     *(f"arch={name}" for name in options("arch")),
-    *(f"position={name}" for name in options("position")),
-    *(f"embedding={name}" for name in options("embedding")),
-    *(f"block={name}" for name in options("block")),
+    *(f"position={name}" for name in kinds("position")),
+    *(f"embedding={name}" for name in kinds("embedding")),
+    *(f"block={name}" for name in kinds("block")),
 ]
 
 
+@pytest.mark.slow
 def test_every_architecture_has_the_weights_logits_and_gradients_that_it_has_whole(mesh: Any) -> None:
     tokens = torch.arange(24).view(2, 12)
     for choice in ZOO:

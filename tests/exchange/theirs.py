@@ -105,6 +105,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma2, scores scaled as in the 27B": ("gemma2", WIDE_HEADS | {"query_pre_attn_scalar": 5}),
     "gemma3": ("gemma3_text", WIDE_HEADS | {"query_pre_attn_scalar": 12, "sliding_window": 7, "num_hidden_layers": 7}),
+    "gemma3, in a window": (
+        "gemma3_text",
+        WIDE_HEADS | {"sliding_window": CONTEXT, "layer_types": [SLIDING, SLIDING, FULL], "num_hidden_layers": 3},
+    ),
     "gemma3, scaled": (
         "gemma3_text",
         WIDE_HEADS

@@ -1,6 +1,5 @@
 """Output gates, sinks and value residuals: as independent implementations and hand-written sums have them."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from torch import Tensor
 from transformers import GptOssConfig, Qwen3NextConfig, Qwen3NextForCausalLM
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 
-from llama_lab.model import Decoder, hf, hf_families
+from llama_lab.model import Decoder, hf_families
 from llama_lab.model.attention import GroupedQueryAttention
 from llama_lab.model.layout import Layout
 from llama_lab.model.norm import RMSNorm
@@ -20,12 +19,6 @@ from tests.composing import decoder, lively
 from . import test_parity as parity
 
 TOKENS = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(1))
-
-
-def split_gate(tensor: Tensor, settings: dict[str, Any]) -> list[Tensor]:
-    """For each head in turn, its query and its gate."""
-    heads = tensor.view(settings["n_heads"], 2, settings["head_dim"], -1)
-    return [heads[:, 0].flatten(0, 1), heads[:, 1].flatten(0, 1)]
 
 
 def test_a_gate_per_element_is_that_of_qwen3_next() -> None:
@@ -46,16 +39,13 @@ def test_a_gate_per_element_is_that_of_qwen3_next() -> None:
         pad_token_id=None,
         attn_implementation="eager",
     )
-    both = ("blocks.#.attention.query.*", "blocks.#.attention.output_gate.*")
-    fused = (both, ("model.layers.#.self_attn.q_proj.*", hf.Fusion(split_gate, lambda parts, _: parts[0])))
-    weights = dict(item for item in hf_families.QWEN3.weights.items() if item[0] != both[0]) | dict([fused])
     family = parity.Family(
         Qwen3NextForCausalLM(config).eval(),
         [
             *("arch=llama2", "attention=gqa", "norm=rmsnorm_offset", "model.norm.eps=1e-6"),
             *("model.attention.qk_norm=head", "model.attention.gate=element", "model.position.fraction=0.5"),
         ],
-        replace(hf_families.QWEN3, weights=weights),
+        hf_families.QWEN3_NEXT,
         near_misses=[],
     )
     with torch.no_grad():

@@ -183,6 +183,10 @@ NO_SWITCH: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt_neo",
         {"num_layers": 2, "attention_types": [[["global"], 3]]},
     ),
+    "layer_types=['full_attention']: names 1 layers of 2": (
+        "cohere2",
+        {"num_hidden_layers": 2, "layer_types": ["full_attention"]},
+    ),
     "no switch for linear_attention": ("qwen3_5_text", {}),
     "mlp_only_layers=[0]: no switch for the experts": (
         "qwen3_next",

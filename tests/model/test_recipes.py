@@ -1,6 +1,7 @@
 """Recipes are choices of group options and nothing else, and one switch changes one thing."""
 
 from functools import cache
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from llama_lab.config.components import CONF_DIR, build_model
 from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder
 from llama_lab.model.init import ResidualOutput
-from tests.composing import compose_config, kinds, options
+from tests.composing import compose_config, kinds, options, without_numbers, written
 
 # The keys of `model` that each group sets.
 GROUPS = {
@@ -98,9 +99,37 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("arch", options("arch"))
-def test_every_switch_of_every_recipe_runs_or_is_refused(arch: str) -> None:
-    for group, option in KINDS:
+@cache
+def kind(group: str, option: str) -> str:
+    """What options that differ in numbers alone have in common."""
+    return str(without_numbers(written(group, option)))
+
+
+@cache
+def switches() -> dict[str, list[tuple[str, str]]]:
+    """The switches that are refused, and enough others for any two kinds of options that can meet to do so."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    met: set[tuple[tuple[str, str], ...]] = set()
+    for arch in options("arch"):
+        choices = {
+            group: choice
+            for one in OmegaConf.load(CONF_DIR / "arch" / f"{arch}.yaml").defaults
+            for group, choice in one.items()
+        }
+        own = {group: kind(group, choices[f"override /{group}"]) for group in GROUPS}
+        own["pattern"] = str(choices["override /pattern"])
+        for group, option in KINDS:
+            pairs = set(combinations(sorted((own | {group: kind(group, option)}).items()), 2))
+            refused = (arch, group, option) in REFUSED
+            if refused or not pairs <= met:
+                found.setdefault(arch, []).append((group, option))
+                met |= set() if refused else pairs
+    return found
+
+
+@pytest.mark.parametrize("arch", switches())
+def test_switches_of_recipes_run_or_are_refused(arch: str) -> None:
+    for group, option in switches()[arch]:
         cfg = switched(arch, group, option)
         if why := REFUSED.get((arch, group, option)):
             with pytest.raises((ConfigError, InterpolationResolutionError), match=why):

@@ -36,6 +36,7 @@ def shared(tiny: list[str]) -> list[str]:
     return [o for o in tiny if not o.startswith(("size=", "train.tokens=", "train.batch_size=", "train.sample"))]
 
 
+@pytest.mark.slow
 def test_rates_are_tuned_at_one_budget_of_a_size_and_few_points_are_not_fitted(
     command: Command, shared: list[str], sizes: Callable[..., str]
 ) -> None:

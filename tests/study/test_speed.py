@@ -40,6 +40,12 @@ def trained(run_train: RunTrain, tiny: list[str]) -> Path:
 
 
 @pytest.fixture
+def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure less, where what is measured does not matter."""
+    monkeypatch.setattr(measure, "ROUNDS", 1)
+
+
+@pytest.fixture
 def measured(trained: Path, tmp_path: Path) -> Path:
     """A copy of it, which the next command finds."""
     return Path(shutil.copytree(trained, tmp_path / "runs" / "climb"))
@@ -98,6 +104,8 @@ def test_arms_that_differ_in_their_budget_alone_are_measured_as_one(
     assert found["long"] == found["short"] != found["relu"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_round")
 def test_speeds_are_measured_again_only_after_a_run(study: Callable[..., Ran], measured: Path) -> None:
     before = (measured / StudySpeed.FILE).read_bytes()
     study()
@@ -128,6 +136,7 @@ def test_a_measurement_that_fails_is_reported_and_the_report_written(
     assert (unmeasured / "report.html").exists()
 
 
+@pytest.mark.usefixtures("one_round")
 def test_models_that_cannot_decode_are_measured_in_training_alone(
     study: Callable[..., Ran], unmeasured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +166,7 @@ def test_what_cannot_be_measured_is_reported_in_one_line(arguments: list[str], e
     assert ran.err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("one_round")
 def test_a_study_is_measured_by_a_command_of_its_own_but_not_with_foreign_code(
     command: Command, unmeasured: Path
 ) -> None:

@@ -532,6 +532,14 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
             ["study=recipes", "study.recipes=[gpt2,llama2,llama3]", "position=rope"],
             "study: arms llama2 and llama3 have the same settings; leave one of them out",
         ),
+        (
+            ["study=ladder", "study.base=llama", "study.target=gemma2", "study.axes=[pattern,attention]"],
+            "study: arms llama and \\+global_every_2nd have the same settings; leave one of them out",
+        ),
+        (
+            ["study=options", "study.axis=ffn", "study.options=[relu,gelu]", "pattern=global_every_2nd"],
+            "pattern=global_every_2nd: changes nothing, since all layers have that already; leave it out",
+        ),
         (["study=recipes", "train.eval_lengths=[2]"], r"train.eval_lengths=\[2\]: the study sets train.eval_lengths"),
         (["study=add_one", "study.compare=pairs"], "study.compare=pairs: unknown; choose baseline or all"),
         (["study=factorial", "study.compare=all"], "study.compare=all: a factorial tests its effects, not pairs"),
@@ -566,6 +574,15 @@ def test_what_cannot_be_is_reported_in_one_line(study: Callable[..., Ran], overr
     assert re.match(f"error: ({message})", ran.err), ran.err
     assert ran.err.count("\n") == 1
     assert not (ran.cwd / "runs").exists()
+
+
+def test_an_arm_may_lose_the_windows_that_its_pattern_acts_on(study: Callable[..., Ran]) -> None:
+    """Without them all layers are alike, in another model than the baseline's."""
+    recipes = ["study=leave_one_out", "study.base=llama", "study.target=gemma2", "study.axes=[pattern,attention]"]
+    quick = ["study.seeds=[1]", "study.learning_rates=null", *QUICK[:1], "train.tokens=512", "train.evaluations=1"]
+    ran = study(*recipes, *quick, "name=left")
+    assert ran.code == 0, ran.err
+    assert (ran.cwd / "runs" / "left" / "gemma2-gqa_gemma2" / "seed=1" / "summary.json").exists()
 
 
 def test_dashboards_show_arms_tags_and_final_metrics(run_train: RunTrain, tiny: list[str]) -> None:

@@ -257,6 +257,7 @@ def flops_of(folder: Path) -> float:
     return metrics["tokens"] * metrics["train_flops_per_token"]
 
 
+@pytest.mark.slow
 def test_arms_on_both_sides_of_the_threshold_decide_alike_and_as_the_study_began(
     quick: None, set_threshold: Callable[[float], None], study: Callable[..., Ran]
 ) -> None:

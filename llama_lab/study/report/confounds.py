@@ -113,7 +113,7 @@ def _mistuned(
 ) -> Iterator[str]:
     """Learning rates that were searched unequally, are not those that tuning chose, or were chosen badly."""
     tuned = any(arm.tuning for arm in study.arms)  # on other seeds, a larger grid gives no advantage
-    if rates and not tuned and RATE not in {axis for arm in study.arms for axis in arm.axes}:
+    if rates and not tuned and RATE not in study.axes:
         found = {arm.name: {r.config[RATE] for r in records if r.arm == arm.name} for arm in study.arms}
         grids = [", ".join(map(learning_rate, sorted(found[record.arm]))) for record in records]
         if values := disagreement(records, grids):
@@ -127,7 +127,7 @@ def _mistuned(
                 f"{named([record], ())} is judged at the learning rate {learning_rate(own)}, where its tuning runs "
                 f"choose {learning_rate(best)}."
             )
-    if not rates and OPTIMIZER in {axis for arm in study.arms for axis in arm.axes}:
+    if not rates and OPTIMIZER in study.axes:
         own = {
             arm.axes[OPTIMIZER]: learning_rate(r.config.get(RATE))
             for arm in study.arms

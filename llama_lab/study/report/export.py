@@ -81,7 +81,7 @@ def write_runs(result: Result, path: Path) -> None:
     Column `judged`: whether the arm is judged by this run. Column `tunes_seed`: the judged seed whose learning rate the
     run helped to choose.
     """
-    axes = list(dict.fromkeys(axis for arm in result.study.arms for axis in arm.axes))
+    axes = result.study.axes
     levels = {arm.name: arm.axes for arm in result.study.arms}
     members = [member for arm in result.study.arms for member in arm.members]
     environments = {r.path: environment(r.environment) if r.status != MISSING else {} for r in result.records}

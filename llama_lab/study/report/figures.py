@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 from plotly import graph_objects as go
 
 from llama_lab import formatting as fmt
@@ -235,12 +235,7 @@ def layer_gradients(result: Result) -> Figure | None:
     def layers(axis: Axis) -> None:
         axis.set_major_locator(MaxNLocator(6, integer=True))
 
-    def sizes(axis: Axis) -> None:
-        axis.axes.set_yscale("log")
-        axis.set_major_locator(LogLocator(subs=(1, 3)))
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
-        axis.set_minor_locator(NullLocator())
-
+    sizes = partial(_logarithmic, ticks=LogLocator(subs=(1, 3)))
     return _draw(result, chart, layers, sizes, views, title=lambda view: view[1]) if views else None
 
 
@@ -455,9 +450,9 @@ def _powers(axis: Axis) -> None:
     axis.set_minor_formatter(lambda *_: "")
 
 
-def _logarithmic(axis: Axis) -> None:
+def _logarithmic(axis: Axis, ticks: Locator | None = None) -> None:
     axis.axes.set_yscale("log")
-    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axis.set_major_locator(ticks or MaxNLocator(5, steps=[1, 2, 5, 10]))
     axis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.set_minor_locator(NullLocator())
 

@@ -24,11 +24,12 @@ class Wording(NamedTuple):
     is_speed: bool = False
 
 
+SPEED = ", tokens per second"
 WORDINGS: dict[Quantity, Wording] = {
     "loss": Wording("Quality", "the lowest loss", "Loss", "loss"),
-    "train": Wording("Training speed", "the fastest", "Training, tokens per second", "train\ntok/s", is_speed=True),
-    "decode": Wording("Decoding speed", "the fastest", "Decoding, tokens per second", "decode\ntok/s", is_speed=True),
-    "prefill": Wording("Reading prompts", "the fastest", "Prefill, tokens per second", "prefill\ntok/s", is_speed=True),
+    "train": Wording("Training speed", "the fastest", "Training" + SPEED, "train\ntokens/s", is_speed=True),
+    "decode": Wording("Decoding speed", "the fastest", "Decoding" + SPEED, "decode\ntokens/s", is_speed=True),
+    "prefill": Wording("Reading prompts", "the fastest", "Prefill" + SPEED, "prefill\ntokens/s", is_speed=True),
     "memory": Wording("Training memory", "the least", "Training memory", "train\nmemory", is_bytes=True),
     "cache": Wording("KV cache", "the smallest", "KV cache, full context", "KV\ncache", is_bytes=True),
     "longest": Wording("Long context", "the lowest loss", "Loss at {} tokens", "loss at\n{}"),

@@ -381,7 +381,7 @@ def _hardware(result: Result, runs: Sequence[Record]) -> list[Sentence]:
     if speed := result.speed:
         rounds = max(len(arm.train) for arm in speed.arms.values())
         measured = (
-            f"Speeds are medians of {count(rounds, 'round')}, each of which measured every arm, on "
+            f"Speeds are geometric means of {count(rounds, 'round')}, each of which measured every arm, on "
             f"{speed.devices} x {speed.device} in {speed.precision} with {speed.threads} CPU threads."
         )
         found.append((measured,))

@@ -10,6 +10,7 @@ from llama_lab.formatting import TIMES, known, number, short, with_interval
 from llama_lab.runs.record import finished
 from llama_lab.study.scaling_law import HOLDS, Floats, Gains, Point, Scaled, Scaling, scale
 from llama_lab.study.statistics import LEVEL, Estimate
+from llama_lab.study.study import Arm
 
 from .result import ArmResult, Metric
 
@@ -23,15 +24,15 @@ def scaled(arms: Sequence[ArmResult], metric: Metric) -> Scaling:
     """
     points: dict[str, list[Point]] = {}
     for arm in arms:
-        option = next(level for axis, level in arm.arm.axes.items() if axis not in ("size", BUDGET))
+        option, size, budget = place_of(arm.arm)
         own = points.setdefault(option, [])
         done = finished(arm.records)
         if done and not any(record.status == "diverged" for record in arm.records):
             costs, tokens = done[0].costs, done[0].summary["tokens"]
             own.append(
                 Point(
-                    size=arm.arm.axes["size"],
-                    budget=float(arm.arm.axes[BUDGET]),
+                    size=size,
+                    budget=budget,
                     params=costs["params"],
                     tokens=tokens,
                     flops=tokens * costs["train_flops_per_token"],
@@ -40,6 +41,20 @@ def scaled(arms: Sequence[ArmResult], metric: Metric) -> Scaling:
                 )
             )
     return scale(points)
+
+
+def place_of(arm: Arm) -> tuple[str, str, float]:
+    """The option, the size and the tokens per parameter of an arm of a scaling study."""
+    option = next(level for axis, level in arm.axes.items() if axis not in ("size", BUDGET))
+    return option, arm.axes["size"], float(arm.axes[BUDGET])
+
+
+def gain_of(scaling: Scaling, arm: Arm) -> Estimate | None:
+    """The gain at an arm's size and budget, by the joint fit; None where the reference did not reach its loss."""
+    name, size, budget = place_of(arm)
+    gains = next((option.gains for option in scaling.options if option.option == name), None)
+    i = gains.place((size, budget)) if gains else None
+    return gains.line[i] if gains and i is not None else None
 
 
 def relative_speeds(option: Scaled, reference: Scaled) -> list[float]:

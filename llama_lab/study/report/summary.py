@@ -16,21 +16,25 @@ from llama_lab.study.statistics import Estimate
 
 from .guide import grid, guide
 from .result import FIXED_COSTS, MEASURED_COSTS, ArmResult, Comparison, Inference, Ranking, Result, Spread
+from .scaling import gain_of
 
 REACHED = ("tokens", "flops", "seconds")
 ESTIMATE = ("mean", "sd", "low", "high")
+INTERVAL = ("mean", "low", "high")
 
 
 def summary_rows(result: Result) -> list[dict[str, Any]]:
     """One row per arm, all with the same keys; None for an unknown value. Losses in nats per token, bits per byte."""
-    axes = list(dict.fromkeys(axis for arm in result.study.arms for axis in arm.axes))
+    axes = result.study.axes
     inference = {found.arm: found for found in result.inference}
+    scaling = result.scaling if result.study.design == "scaling" else None
     rows = [
         _row(arm, axes, result.provenance.seeds)
         | (_rank_columns(result.ranks.get(arm.name)) if result.pairs else {})
         | _ranking_columns(result.rankings, arm.name)
         | _inference_columns(inference.get(arm.name))
         | _speed_columns(result.speed, arm.name)
+        | (_columns("gain", gain_of(scaling, arm.arm), *INTERVAL) if scaling else {})
         for arm in result.arms
     ]
     return [{key: None if value != value else value for key, value in row.items()} for row in rows]  # nan != nan
@@ -134,7 +138,7 @@ def _ranking_columns(rankings: Sequence[Ranking], arm: str) -> dict[str, float |
     columns: dict[str, float | None] = {}
     for ranking in (one for one in rankings if one.quantity != "loss"):
         standing = ranking.standing(arm)
-        own = _columns("value", standing.value, "mean", "low", "high") | _rank_columns(standing.ranks)
+        own = _columns("value", standing.value, *INTERVAL) | _rank_columns(standing.ranks)
         columns |= {f"{ranking.quantity}:{name}": value for name, value in own.items()}
     return columns
 

@@ -256,7 +256,7 @@ def _costs(result: Result) -> Table:
 
 
 def _speed(result: Result, arm: ArmResult, kind: Literal["train", "decode", "prefill"], cost: str) -> str:
-    """The median and range of the rounds if speeds were measured side by side, else what the runs logged."""
+    """The geometric mean and range of the rounds if speeds were measured side by side, else what the runs logged."""
     found = result.speed.arms.get(arm.name) if result.speed else None
     rounds = getattr(found, kind, [])
     if not rounds:
@@ -271,9 +271,9 @@ def _speed_note(result: Result) -> str:
     rounds = max(len(arm.train) for arm in speed.arms.values())
     hardware = f"{speed.devices} x {speed.device} in {speed.precision} with {speed.threads} CPU threads"
     return (
-        f"Speeds: median, lowest and highest of {rounds} rounds after the runs, each of which measured every arm, on "
-        f"{hardware}. Decoding and prefill: tokens per second of one sequence on one device, at the end of the context "
-        "with the KV cache, and reading all of it; not compiled."
+        f"Speeds: geometric mean, lowest and highest of {rounds} rounds after the runs, each of which measured every "
+        f"arm, on {hardware}. Decoding and prefill: tokens per second of one sequence on one device, at the end of the "
+        "context with the KV cache, and reading all of it; not compiled."
     )
 
 
@@ -333,12 +333,11 @@ def _scaling(result: Result) -> Table:
     reference = result.scaling.options[0]
     for option in result.scaling.options:
         gains = option.gains
-        places = {cell: i for i, cell in enumerate(gains.cells) if gains.inside[i]} if gains else {}
         speeds = relative_speeds(option, reference)
         for point in option.points:
             cells = [point.size, f"{point.budget:g}", fmt.short(point.params), fmt.short(point.tokens)]
             cells += [fmt.short(point.flops), fmt.number(math.exp(point.log_loss), 4)]
-            if gains and (i := places.get(point.cell)) is not None:
+            if gains and (i := gains.place(point.cell)) is not None:
                 timed = fmt.number(gains.line[i].mean * speeds[i], 2)
                 cells += [gains.points[i].text, gains.line[i].text, timed]
             rows.append([option.option, *cells, *[fmt.UNKNOWN] * (9 - len(cells))])

@@ -199,6 +199,7 @@ def test_an_option_that_is_another_one_with_another_name_is_refused(study: Calla
     assert study("--config-dir=my_conf", *DRY, *over("schedule", "cosine", "mine")).code == 0
 
 
+@pytest.mark.slow
 def test_three_options_are_trained_and_compared_with_the_first_and_with_each_other(study: Callable[..., Ran]) -> None:
     ran = study("study=options", *over("ffn", "relu", "swiglu", "geglu"), "study.compare=all", *QUICK)
     assert (ran.code, ran.err) == (0, "")

@@ -18,6 +18,7 @@ from llama_lab.study.report.analysis import analyse
 from llama_lab.study.report.page import page
 from llama_lab.study.report.result import ArmResult
 from llama_lab.study.report.scaling import iso_flop_lines, relative_speeds, scaled, scaling_sentences
+from llama_lab.study.report.summary import summary_rows
 from llama_lab.study.report.tables import tables
 from llama_lab.study.scaling_law import Point
 from llama_lab.study.study import Arm
@@ -104,6 +105,15 @@ def test_the_report_shows_laws_and_gains_where_they_are_known(arms: list[ArmResu
     assert all(title in page(result) for title in titles)
     points = [trace for trace in charts.scaling.gains(result).data if trace.mode == "markers"]
     assert [len(trace.x) for trace in points] == [9]
+
+
+def test_the_summary_has_the_gain_of_each_arm_where_it_is_known(arms: list[ArmResult]) -> None:
+    result = replace(results.ladder(), arms=tuple(arms), scaling=scaled(arms, "val/loss"))
+    rows = summary_rows(replace(result, study=replace(result.study, design="scaling")))
+    gains = {row["arm"]: row["gain_mean"] for row in rows}
+    assert gains["swiglu-1e+06-5"] == pytest.approx(1.4, rel=0.1)
+    assert gains["swiglu-6.4e+07-20"] is None, "the reference has no such loss"
+    assert sum(gain is not None for gain in gains.values()) == 9
 
 
 def test_few_points_are_shown_without_a_law(arms: list[ArmResult]) -> None:

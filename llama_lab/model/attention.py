@@ -195,8 +195,7 @@ class GroupedQueryAttention(Mixer):
         if has_relation(position):
             if self.wants_fused:
                 raise ValueError(
-                    f"attention.kernel=sdpa: it cannot add to keys and values, as {type(position).__name__} positions "
-                    f"do; choose auto"
+                    "attention.kernel=sdpa: it cannot add to keys and values, as position=shaw does; choose auto"
                 )
             self.kernel = "reference"
 

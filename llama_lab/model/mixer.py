@@ -54,8 +54,8 @@ class Mixer(nn.Module, ABC):
         """
         if has_relation(position) and not self.relations:
             raise ValueError(
-                f"attention={class_name(self)}: adds no vectors to keys and values, as {type(position).__name__} "
-                f"positions need; choose rope or none, or add `layout.relation`, and say so with `relations = True`"
+                f"attention={class_name(self)}: adds no vectors to keys and values, as position=shaw needs; choose "
+                f"rope or none, or have it add those of `layout.relation`, and say so with `relations = True`"
             )
 
     def follow(self, first: "Mixer") -> None:

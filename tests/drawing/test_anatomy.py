@@ -7,11 +7,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llama_lab.drawing.anatomy import Anatomy, anatomy, pattern
+from llama_lab.drawing.anatomy import NAMES, Anatomy, anatomy, pattern
 from llama_lab.drawing.wiring import SCALE, Sum, wiring
 from llama_lab.model.block import Block, PreNorm
 from llama_lab.model.mixer import Mixer
-from tests.composing import compose_config, decoder
+from tests.composing import compose_config, decoder, options, written
+
+
+@pytest.mark.parametrize("group", ["attention", "ffn", "block", "embedding"])
+def test_every_packaged_component_is_called_what_people_call_it(group: str) -> None:
+    nodes = [written(group, option) for option in options(group)]
+    targets = {str(node.get("_target_") or node[group]["_target_"]) for node in nodes}
+    assert {target.rpartition(".")[2] for target in targets} <= NAMES.keys()
 
 
 def anatomy_of(*overrides: str) -> Anatomy:

@@ -98,7 +98,10 @@ def test_every_layer_in_which_it_acts_has_vectors_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.attention.kernel=sdpa"], "model.attention.kernel=sdpa: it cannot add to keys and values, as ShawVec"),
+        (
+            ["model.attention.kernel=sdpa"],
+            "model.attention.kernel=sdpa: it cannot add to keys and values, as position=shaw",
+        ),
         (
             ["attention=mla"],
             "model.attention=llama_lab.model.latent_attention.LatentAttention: adds no vectors to keys",

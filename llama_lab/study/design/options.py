@@ -36,6 +36,7 @@ REFUSED = {
     "train.ema": "an average of the weights leaves these as they are, so that arms would be equal; it holds for all",
     "data": "losses on different texts cannot be compared",
     "tokenizer": "all arms of a study read the same tokens; llama-lab-compare compares runs with other ones",
+    "trainer.precision": "arms compute in one precision; llama-lab-compare compares runs in several",
     "trainer": "says where a run computes, not what",
     **dict.fromkeys(CHANGEABLE, "says where a run computes, not what"),
 }

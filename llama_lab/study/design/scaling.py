@@ -50,6 +50,11 @@ class Scaling:
         arms = []
         for size, budget in product(self.sizes, self.budgets):
             tokens = round(budget * parameters(first[size]))
+            if tokens < (step := first[size].train.batch_size * context):
+                raise ConfigError(
+                    f"study.budgets: {budget:g} tokens per parameter are {tokens} tokens at size={size}, and a step "
+                    f"takes {step}; give more, or a smaller train.batch_size"
+                )
             for option in self.options:
                 name = self._name(option, size, budget)
                 reference = self._name(self.options[0], size, budget)

@@ -121,6 +121,7 @@ class Cached(Composed):
         ("data", ["stdlib", "text"], "study.axis=data: losses on different texts cannot be compared"),
         ("train.ema", [0.9, 0.99], "study.axis=train.ema: an average of the weights leaves these as they are, so"),
         ("train.evaluations", [1, 4], "study.axis=train.evaluations: is no part of what is trained"),
+        ("trainer.precision", [1, 2], "study.axis=trainer.precision: arms compute in one precision"),
         ("trainer.devices", [1, 2], "study.axis=trainer.devices: says where a run computes, not what"),
         ("model.position.theta", [1e4, 10000], r"study.options=\[10000,10000\]: has 10000 twice"),
         (["ffn", "ffn"], [["relu", "gelu"]] * 2, r"study.axis=\[ffn,ffn\]: must name one or more axes, each once"),

@@ -88,6 +88,10 @@ def test_the_base_is_the_recipe_of_the_other_groups() -> None:
         ({"sizes": ["pico", "pico"]}, r"^study\.sizes=\[pico,pico\]: must be one or more distinct levels"),
         ({"budgets": [5, 5]}, r"^study\.budgets=\[5,5\]: must be one or more distinct levels"),
         ({"budgets": [0, 5]}, r"^study\.budgets: 0 tokens per parameter; must be positive"),
+        (
+            {"budgets": [1e-5]},
+            r"^study\.budgets: 1e-05 tokens per parameter are \d+ tokens at size=pico, and a step takes",
+        ),
         ({"budgets": []}, r"^study\.budgets=\[\]: must be one or more distinct levels"),
     ],
 )

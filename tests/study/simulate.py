@@ -21,7 +21,7 @@ import numpy as np
 from scipy import stats
 
 from llama_lab.runs.record import Record, read_record
-from llama_lab.study.report import analysis
+from llama_lab.study.report import analysis, comparisons
 from llama_lab.study.report.result import Result
 from llama_lab.study.study import Arm, Member, Study
 
@@ -191,10 +191,10 @@ def analysed(losses: np.ndarray, diverged: np.ndarray, design: str) -> Result:
         "read_record": records.__getitem__,
         "confounds": lambda *args: (),  # no verdict depends on these, and they take longer
         "_difference": lambda *args: {},
-        "_difference_curves": lambda *args: (),
-        "seeds_needed": lambda *args: (None, None),
+        "difference_curves": lambda *args: (),
     }
-    with patch.multiple(analysis, **instead):
+    unasked = {"seeds_needed": lambda *args: (None, None)}
+    with patch.multiple(analysis, **instead), patch.multiple(comparisons, **unasked):
         return analysis.analyse(study, Path())
 
 

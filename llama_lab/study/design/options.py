@@ -67,6 +67,8 @@ class Options:
             name = "+".join(label(axis, option, axes) for axis, option in chosen.items())
             overrides = (f"arch={self.base}", *(f"{axis}={written(option)}" for axis, option in chosen.items()))
             levels = {axis: shown(option) for axis, option in chosen.items()}
+            if name in arms:
+                raise ConfigError(f"study.options: two arms would have the name {name}; leave one of the options out")
             arms[name] = Arm(name, levels, overrides=overrides, reference=next(iter(arms), name))
         listed = {axis: conjoin([shown(option) for option in options]) for axis, options in axes.items()}
         title = "; ".join(f"{axis}: {options}" for axis, options in listed.items())

@@ -109,7 +109,7 @@ class Cached(Composed):
     ("axis", "options", "message"),
     [
         ("ffn", ["relu", "relu"], r"study.options=\[relu,relu\]: has relu twice; name every option once"),
-        ("optim.betas", [[0.9, 0.95], "0.9_0.95"], "study.options: two arms would have the name betas=0.9_0.95; leave"),
+        ("model.attention.gate", ["a b", "a_b"], "study.options: two arms would have the name gate=a_b; leave one"),
         ("ffn", ["relu"], r"study.options=\[relu\]: ffn needs two or more to compare"),
         ("fnn", ["relu", "gelu"], r"study.axis=fnn: is no group, and no key with arch=llama \(did you mean ffn\?\)"),
         ("model.theta", [1, 2], r"study.axis=model.theta: is no group.*\(did you mean model.position.theta\?\)"),

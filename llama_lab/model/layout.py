@@ -41,8 +41,11 @@ class Layout:
         if position is self.position:
             return self
         if position not in self._others:
-            self._others[position] = Layout(position, self.places, self.shortest, self.longest, self.starts)
-            self._others[position].shared = self.shared
+            own = Layout(position, self.places, self.shortest, self.longest, self.starts)
+            own.shared, own._lookups = self.shared, self._lookups
+            if not (own.biased or self.biased):
+                own._masks = self._masks
+            self._others[position] = own
         return self._others[position]
 
     def unshared(self) -> "Layout":

@@ -106,7 +106,8 @@ class Relation(NamedTuple):
         """Products of `query (B, H, Tq, Dh)` and the vectors of its keys `(B, H, Tq, n_keys)`, as in section 3.3."""
         products = query @ self.keys.type_as(query).transpose(1, 2)
         scores = products.gather(3, self.rows.expand(*products.shape[:3], -1))
-        return F.pad(scores, (0, n_keys - scores.shape[3]))
+        more = n_keys - scores.shape[3]
+        return F.pad(scores, (0, more)) if more else scores
 
     def mix(self, mixed: Tensor, weights: Tensor) -> Tensor:
         """Add the vectors to values that `weights (B, H, Tq, n_keys)` have `mixed (B, H, Tq, Dh)`."""

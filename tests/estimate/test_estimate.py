@@ -91,14 +91,20 @@ def test_activations_of_fake_tensors_are_those_that_pytorch_allocates_for_real_o
 
 @pytest.mark.parametrize("parts", ["attention", "block"])
 @pytest.mark.parametrize(
-    "overrides", [("arch=llama2",), ("arch=gpt2", "model.dropout=0.1"), ("position=relative",), ("position=shaw",)]
+    "overrides",
+    [
+        ("arch=llama2",),
+        ("arch=gpt2", "model.dropout=0.1"),
+        ("position=relative",),
+        ("position=shaw", "model.position.values=false"),
+    ],
 )
 def test_so_are_those_that_remain_when_parts_are_recomputed(overrides: tuple[str, ...], parts: str) -> None:
     tokens = torch.zeros(BATCH, dtype=torch.long)
     real = module(decoder(*WIDE, *overrides), parts)
     real.loss(tokens, tokens)
     peak = faked_peak(False, *overrides, parts=parts)
-    assert peak == pytest.approx(allocated_peak(real, tokens, False), abs=20_000)  # and the generator's state per part
+    assert peak == pytest.approx(allocated_peak(real, tokens, False), abs=25_000)  # and the generator's state per part
     assert peak < faked_peak(False, *overrides)
 
 

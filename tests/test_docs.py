@@ -142,9 +142,9 @@ PROGRAMS: dict[str, Callable[[Sequence[str], pytest.MonkeyPatch], None]] = {
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that a reader of docs/extending.md has at its end."""
+    """The folder that a reader of these pages has at their end."""
     folder = tmp_path_factory.mktemp("project")
-    for name, content in FILE.findall(PAGES["extending.md"]):
+    for name, content in FILE.findall(PAGES["extending.md"] + PAGES["switches.md"]):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
     return folder

@@ -123,7 +123,7 @@ def test_a_pattern_chooses_the_layers_that_mix_and_the_first_keeps_its_values_fo
 
 def test_a_gate_per_head_multiplies_heads_by_a_sigmoid_of_the_input() -> None:
     layer = lively("model.attention.gate=head").blocks[0].attention
-    plain = lively("attention=mha").blocks[0].attention
+    plain = decoder("attention=mha").blocks[0].attention
     plain.load_state_dict({k: v for k, v in layer.state_dict().items() if k != "output_gate.weight"})
     plain.output, output = torch.nn.Identity(), layer.output
     x, layout = torch.randn(2, 7, 32), Layout(Position(), torch.arange(7))

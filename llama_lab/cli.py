@@ -331,7 +331,7 @@ def measure(job: "Run") -> None:
 def draw_architecture(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
     """Draw the model, beside that of the same command with the overrides of `draw_against` if there are any."""
     check_job(cfg, choices)
-    check_pattern(cfg, list(HydraConfig.get().overrides.task))
+    check_pattern(cfg, HydraConfig.get().overrides.task)
     from llama_lab.drawing.command import draw  # after the checks: torch takes seconds to import
 
     def name(overrides: list[str], choices: Mapping[str, str | None]) -> str:
@@ -355,7 +355,7 @@ def draw_architecture(cfg: DictConfig, choices: Mapping[str, str | None]) -> Non
 def print_costs(cfg: DictConfig) -> None:
     """Print an estimate of a run's memory and time, and train nothing."""
     check_job(cfg, HydraConfig.get().runtime.choices)
-    check_pattern(cfg, list(HydraConfig.get().overrides.task))
+    check_pattern(cfg, HydraConfig.get().overrides.task)
     from llama_lab.display import quiet_libraries
     from llama_lab.estimate.estimate import estimate_training  # after the checks: torch takes seconds to import
     from llama_lab.estimate.table import print_estimate

@@ -145,8 +145,10 @@ def unchanged(cfg: DictConfig) -> Iterator[str]:
         if slot == "at":
             continue
         if isinstance(own, dict) and "_target_" not in own:
-            values = {name: OmegaConf.select(cfg.model, f"{slot}.{name}") for name in flatten(own)}
-            yield from (f"{key}.{name}" for name, value in flatten(own).items() if value == values[name])
+            usual = OmegaConf.select(cfg.model, slot)
+            yield from (
+                f"{key}.{name}" for name, value in flatten(own).items() if value == OmegaConf.select(usual, name)
+            )
         elif not of_slot(key, slot, own, cfg.model):
             yield key
 

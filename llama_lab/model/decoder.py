@@ -73,11 +73,11 @@ class Decoder(nn.Module):
             for one in layers
             if "position" in one
         ]
-        usual = [layer for layer in range(n_layers) if not any(layer in at for at, _ in others)]
+        self._positions: dict[int, Position] = {layer: other for at, other in others for layer in at}
+        usual = [layer for layer in range(n_layers) if layer not in self._positions]
         self.position: Position = call(position, **sizes, norm=norm, layers=usual)
         check_positions(self.position, *(other for _, other in others))
         self.other_positions = nn.ModuleList(other for _, other in others)
-        self._positions: dict[int, Position] = {layer: other for at, other in others for layer in at}
         self.blocks = nn.ModuleList()
         for layer in range(n_layers):
             own: dict[str, Any] = {"attention": attention, "ffn": ffn, "norm": norm, "block": block, **sizes}
@@ -196,7 +196,7 @@ class Decoder(nn.Module):
         return DecoderState(layers, lengths, starts, context, slides)
 
     def position_at(self, layer: int) -> Position:
-        """The encoding whose rotation and bias act in a layer, counted from 0."""
+        """The encoding whose hooks act in a layer, counted from 0."""
         return self.encoding_of(layer).at_layer(layer)
 
     def encoding_of(self, layer: int) -> Position:

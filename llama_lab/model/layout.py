@@ -85,9 +85,10 @@ class Layout:
         """
         if (rule, dtype) in self._masks:
             return self._masks[rule, dtype]
-        mask = (
-            self.mask_of(rule, self.key_places(lookup)) if dtype == torch.float32 else self.mask(rule, lookup).to(dtype)
-        )
+        if dtype == torch.float32:
+            mask = self.mask_of(rule, self.key_places(lookup))
+        else:
+            mask = self.mask(rule, lookup).to(dtype)
         if dtype == torch.float32 or not mask.requires_grad:  # gradients of layers are to add up in float32
             self._masks[rule, dtype] = mask
         return mask

@@ -49,17 +49,16 @@ class ShawVectors(Position):
     def relation(self, query_positions: Tensor, key_positions: Tensor) -> Relation:
         """The vectors, `(H or 1, clip + 1, Dh)`; keys after the query, which are masked or in a prefix, have row 0."""
         distance = query_positions[..., :, None] - key_positions[..., None, :]
-        keys, values = (
-            None if table is None else table.weight.view(len(table.weight), self.n_tables, -1).transpose(0, 1)
-            for table in (self.keys, self.values)
-        )
-        assert keys is not None
-        return Relation(distance.clamp(0, len(self.keys.weight) - 1), keys, values)
+        rows = distance.clamp(0, self.keys.num_embeddings - 1)
+        return Relation(rows, self.of_heads(self.keys), None if self.values is None else self.of_heads(self.values))
+
+    def of_heads(self, table: Table) -> Tensor:
+        """A table as `(H or 1, clip + 1, Dh)`."""
+        return table.weight.view(table.num_embeddings, self.n_tables, -1).transpose(0, 1)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Forward FLOPs per token: every head's query times all vectors, and its weights of all, as in section 3.3."""
-        tables = [table for table in (self.keys, self.values) if table is not None]
-        return 2 * self.n_heads // self.n_tables * sum(table.weight.numel() for table in tables)
+        return 2 * self.active_params() * self.n_heads // self.n_tables
 
     def active_params(self) -> int:
         """All parameters."""

@@ -34,13 +34,13 @@ REFUSED = {
         ("train.eval_lengths", "train.evaluations"), "is no part of what is trained; it holds for all arms"
     ),
     "train.ema": "an average of the weights leaves these as they are, so that arms would be equal; it holds for all",
+    "data.document_mask": "",  # is an axis, unlike the others below: it leaves the text as it is
     "data": "losses on different texts cannot be compared",
     "tokenizer": "all arms of a study read the same tokens; llama-lab-compare compares runs with other ones",
     "trainer.precision": "arms compute in one precision; llama-lab-compare compares runs in several",
     "trainer": "says where a run computes, not what",
     **dict.fromkeys(CHANGEABLE, "says where a run computes, not what"),
 }
-SAME_TEXT = ("data.document_mask",)  # settings of the data that leave the text as it is
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,7 @@ class Options:
 
 def check_axis(axis: str, base: str, cfg: DictConfig) -> None:
     """Raise ConfigError for an axis that the base has not, or that a study sets itself. cfg: of the base."""
-    why = next((why for key, why in REFUSED.items() if belongs(axis, (key,))), None)
-    if why and axis not in SAME_TEXT:
+    if why := next((why for key, why in REFUSED.items() if belongs(axis, (key,))), ""):
         raise ConfigError(f"study.axis={axis}: {why}; choose another group or key")
     keys = flatten(OmegaConf.to_container(cfg))
     if axis in groups() or axis in keys:

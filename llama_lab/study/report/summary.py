@@ -27,14 +27,13 @@ def summary_rows(result: Result) -> list[dict[str, Any]]:
     """One row per arm, all with the same keys; None for an unknown value. Losses in nats per token, bits per byte."""
     axes = result.study.axes
     inference = {found.arm: found for found in result.inference}
-    scaling = result.scaling if result.study.design == "scaling" else None
     rows = [
         _row(arm, axes, result.provenance.seeds)
         | (_rank_columns(result.ranks.get(arm.name)) if result.pairs else {})
         | _ranking_columns(result.rankings, arm.name)
         | _inference_columns(inference.get(arm.name))
         | _speed_columns(result.speed, arm.name)
-        | (_columns("gain", gain_of(scaling, arm.arm), *INTERVAL) if scaling else {})
+        | (_columns("gain", gain_of(result.scaling, arm.arm), *INTERVAL) if result.scaling else {})
         for arm in result.arms
     ]
     return [{key: None if value != value else value for key, value in row.items()} for row in rows]  # nan != nan

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .exchange import load
     from .library import build_model, cost, generate, load_config
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = ["ConfigError", "build_model", "compare", "cost", "generate", "load", "load_config", "read_runs"]
 

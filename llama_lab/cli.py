@@ -20,9 +20,10 @@ from llama_lab.config.components import CONF_DIR, override_key, register_resolve
 from llama_lab.config.explain import explain, read_help
 from llama_lab.config.help import share_config_sources
 from llama_lab.config.keys import groups
-from llama_lab.config.messages import USER_ERRORS, exit_with, one_line
+from llama_lab.config.layers import shallower
+from llama_lab.config.messages import USER_ERRORS, exit_with, is_unreadable, one_line
 from llama_lab.config.value_types import check_kinds, default_settings
-from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
+from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError, first_line
 from llama_lab.files import report_disk_errors
 from llama_lab.launching.process import first_rank_first, follow_launcher
 from llama_lab.training.prepare import (
@@ -82,10 +83,12 @@ def hydra_command(job: Callable[[DictConfig], object], config: str, on_interrupt
     except RunFailedError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(FAILED)
-    except ValueError as error:  # Hydra's, without the name of the group
+    except Exception as error:  # of Hydra and YAML, some without the name of the group or the file
         emptied = [o for o in sys.argv[1:] if o.endswith("=null") and o.removesuffix("=null") in groups()]
-        if not emptied or not str(error).startswith("Config group override"):
+        if wants_traceback() or not is_unreadable(error):
             raise
+        if not emptied or not str(error).startswith("Config group override"):
+            exit_with(ConfigError(f"the config cannot be read, {first_line(error)}; mend the file, or leave it out"))
         exit_with(ConfigError(f"{emptied[0]}: a run needs one; leave it out for the default, or see --help"))
     except KeyboardInterrupt:
         sys.stderr.write(f"\nstopped; {on_interrupt}\n")
@@ -118,7 +121,7 @@ def compare_command() -> None:
         "--export",
         type=Path,
         metavar="FOLDER",
-        help="also write figures, tables, runs, methods and references for a paper into this folder",
+        help="also write figures, tables and runs for a paper into this folder",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier export in the folder of --export")
     args = parser.parse_args()
@@ -130,6 +133,8 @@ def compare_command() -> None:
     try:
         with report_disk_errors(f"--out {args.out or 'comparison'}"):
             group_by, trusted = ([one for one in text.split(",") if one] for text in (args.group_by, args.trust))
+            if args.group_by and not group_by:
+                raise ConfigError(f"--group-by {args.group_by}: names no key; write KEY,KEY, or leave it out")
             trust = Trust(tuple(trusted))
             compare(args.paths, group_by, args.baseline, args.out, args.title, trust, args.export, args.overwrite)
     except ConfigError as error:
@@ -238,9 +243,9 @@ def evaluate_or_write(cfg: DictConfig) -> None:
         if override.startswith("~"):
             raise ConfigError(f"{override}: takes a setting away; leave this out, and it has its default")
     check_complete(cfg)
-    check_kinds(cfg, default_settings({}, "eval"))
+    check_kinds(cfg, default_settings({"data": job.runtime.choices["data"]}, "eval"))
     from llama_lab.evaluation.evaluate import check_settings, prompts_of, write  # they take seconds to import
-    from llama_lab.study.evaluate import evaluate_all, found_runs
+    from llama_lab.study.evaluate import evaluate_all, found_runs, opened
 
     check_settings(cfg, [override_key(o) for o in job.overrides.task])
     if not prompts_of(cfg):
@@ -250,7 +255,7 @@ def evaluate_or_write(cfg: DictConfig) -> None:
     runs = found_runs(cfg.run)
     if len(runs) > 1:
         raise ConfigError(f"run={cfg.run}: names {len(runs)} runs, and prompts are for one; name it")
-    write(runs[0], cfg)
+    write(runs[0], cfg, opened(runs[0], cfg))
 
 
 def run_one(cfg: DictConfig, in_sweep: bool) -> float | None:
@@ -354,8 +359,9 @@ def draw_architecture(cfg: DictConfig, choices: Mapping[str, str | None]) -> Non
 
 def print_costs(cfg: DictConfig) -> None:
     """Print an estimate of a run's memory and time, and train nothing."""
-    check_job(cfg, HydraConfig.get().runtime.choices)
-    check_pattern(cfg, HydraConfig.get().overrides.task)
+    small, _, _ = shallower(cfg)  # else what is listed by layers would be long
+    check_job(small, HydraConfig.get().runtime.choices)
+    check_pattern(small, HydraConfig.get().overrides.task)
     from llama_lab.display import quiet_libraries
     from llama_lab.estimate.estimate import estimate_training  # after the checks: torch takes seconds to import
     from llama_lab.estimate.table import print_estimate

@@ -21,6 +21,7 @@ from hypothesis import settings
 from llama_lab.cli import eval_command, train_command
 from llama_lab.config import component_errors, value_types
 from llama_lab.config.components import override_key
+from llama_lab.launching import launch
 from tests.preloaded import PreloadedPython
 from tests.quick_composing import compose_quickly
 
@@ -58,6 +59,13 @@ class Ran:
 def last_of_each(overrides: Iterable[str]) -> list[str]:
     """The overrides, each key once and with its last value: so a test may change what `tiny` sets."""
     return list({override_key(o) if "=" in o else o: o for o in overrides}.values())
+
+
+def unstamped(file: Path) -> str:
+    """The text of a YAML file as versions before 0.4.0 wrote it, without a checksum."""
+    first, _, text = file.read_text().partition("\n")
+    assert first.startswith("# checksum: ")
+    return text
 
 
 def without_keys(environment: dict[str, str], home: Path) -> dict[str, str]:
@@ -182,6 +190,7 @@ def in_process(
         monkeypatch.delenv(name)
     for name in ("NETRC", "LLAMA_LAB_CACHE"):
         monkeypatch.setenv(name, environment[name])
+    monkeypatch.setattr(launch, "program", lambda: [sys.executable, str(TRAIN)])
 
     def run(function: Callable[[], None], script: str, *overrides: str) -> Ran:
         for name in ("HYDRA_FULL_ERROR", "LLAMA_LAB_TRACEBACK"):  # the command sets them
@@ -202,8 +211,14 @@ def in_process(
 
 @pytest.fixture
 def command(in_process: Callable[..., Ran]) -> Command:
-    """Run `python train.py *overrides` inside this process."""
-    return partial(in_process, train_command, "train.py")
+    """Run `python train.py *overrides` inside this process, the runs of a study too unless a launcher is named."""
+
+    def run(*overrides: str) -> Ran:
+        is_study = any(override.startswith("study=") for override in overrides)
+        launcher = ["hydra/launcher=basic"] if is_study else []
+        return in_process(train_command, "train.py", *launcher, *overrides)
+
+    return run
 
 
 @pytest.fixture

@@ -478,18 +478,17 @@ BAD: dict[str, tuple[list[str], str, str]] = {
         "pattern=global_every_2nd: changes nothing, since all layers have that already; ",
         "leave it out",
     ),
-    "no whole rotary": (
-        ["model.position.fraction=0.3"],
-        "model.position.fraction=0.3: 2.4 of model.head_dim=8 dimensions cannot turn; ",
-        "choose 0.25 (2) or 0.5 (4)",
+    "odd rotary": (
+        ["model.position.fraction=0.4"],
+        "model.position.fraction=0.4: turns 3 of head_dim=8",
+        "must be even",
     ),
     "rotated": (
         ["position=alibi", "model.attention.qk_norm=head", "model.attention.qk_norm_rotated=true"],
         "model.attention.qk_norm_rotated=true: the position encoding rotates nothing; ",
         "set it to false, or choose position=rope\n",
     ),
-    "rotary too small": (["model.position.fraction=0.1"], "model.position.fraction=0.1: 0.8 of ", "choose 0.25 (2)\n"),
-    "rotary too large": (["model.position.fraction=0.9"], "model.position.fraction=0.9: 7.2 of ", "0.75 (6) or 1 (8)"),
+    "rotary too small": (["model.position.fraction=0.1"], "model.position.fraction=0.1: turns 0 of ", "between 2 and"),
     # the data
     "no files": (["data.files=???"], "data.files=???: ", "data.files=[book.txt]"),
     "missing file": (["data.files=[missing.txt]"], "data.files=[missing.txt]: no such file", "relative to"),
@@ -515,6 +514,21 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "bpe abc": (["tokenizer=bpe", "tokenizer.vocab_size=abc"], "tokenizer.vocab_size=abc: ", ""),
     "prompt": (["tokenizer=char", "train.prompt='#%'"], "train.prompt=#%: ", ""),
     # the run
+    "no keys": (["train={}"], "train={}: is empty and sets nothing", "leave it out"),
+    "no runs": (["runs_dir="], "runs_dir=: is empty", ""),
+    "no folder": (["hydra.run.dir="], "hydra.run.dir=: is empty", ""),
+    "proc": (["runs_dir=/proc"], "runs_dir=/proc: No such file or directory", "choose another folder"),
+    "layers": (["model.n_layers=1000000000"], "model.n_layers=1000000000: at most 2048 layers", "estimate=true"),
+    "layers of a pattern": (["arch=gemma3", "model.n_layers=3000"], "model.n_layers=3000: at most 2048 layers", ""),
+    "width": (["model.dim=1000000"], "model: to train its ", "but it has"),
+    "ids": (["model.vocab_size=1000000000000"], "model.vocab_size=1000000000000: must be a positive", "at most"),
+    "rows": (["model.vocab_size=1000000000"], "model: to train its 64,000,", "but it has"),
+    "words": (
+        ["tokenizer=bpe", "tokenizer.vocab_size=1000000000000"],
+        "tokenizer.vocab_size=1000000000000: must be",
+        "",
+    ),
+    "64 bits": (["train.sample_tokens=100000000000000000000"], "train.sample_tokens=1000", "does not fit into 64 bits"),
     "budget": (["train.tokens=-5"], "train.tokens=-5: ", ""),
     "budget small": (["train.tokens=255"], "train.tokens=255: must reach one step", "raise it"),
     "budget abc": (["train.tokens=abc"], "train.tokens=abc: ", ""),
@@ -571,6 +585,38 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "strategy": (["trainer.strategy=abc"], "trainer.strategy=abc: ", "ddp"),
 }
 FIXES = ("; ", "must ", "did you mean", "such as")
+
+
+HEADER = "# @package _global_\n"
+BROKEN = {
+    "tabs": b"a:\n\tb: 1\n",
+    "an open quote": b'a: "x\n',
+    "a key twice": b"seed: 1\nseed: 2\n",
+    "a list": f"{HEADER}- a\n".encode(),
+    "no UTF-8": b"name: \xff\xfe\n",
+    "an unknown anchor": b"seed: *y\n",
+    "itself": f"{HEADER}a: &x {{b: *x}}\n".encode(),
+    "itself among its defaults": f"{HEADER}defaults: [e]\n".encode(),
+    "nesting without end": f"{HEADER}a: {'[' * 3000}{']' * 3000}\n".encode(),
+    "a tag": b"seed: !foo 3\n",
+    "a call": b"seed: !!python/object/apply:os.getpid []\n",
+    "two documents": b"---\nseed: 1\n---\nseed: 2\n",
+    "a number": b"3\n",
+    "defaults that are none": f"{HEADER}defaults: 3\n".encode(),
+    "a header without a package": b"# @package\nseed: 3\n",
+    "half an interpolation": f"{HEADER}seed: ${{seed\n".encode(),
+    "a null key": f"{HEADER}null: 3\n".encode(),
+    "NUL": b"a\0b: 1\n",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_config_file_is_refused_in_one_line(kind: str, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "e.yaml").write_bytes(BROKEN[kind])
+    ran = command("--config-dir", str(tmp_path), "experiment=e")
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert len(ran.err) > len("error: \n") + 10
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -98,7 +98,9 @@ def check_eval(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
     """Compose the settings, and check them."""
     given = get_args_parser().parse_args(to_hydra(arguments))
     overrides = given.overrides or ["run=here"]  # `--help`
-    check_kinds(compose("eval", overrides=overrides), default_settings({}, "eval"))
+    chosen = [override.removeprefix("data=") for override in overrides if override.startswith("data=")]
+    choices = {"data": chosen[0] if chosen else None}  # for imported models
+    check_kinds(compose("eval", overrides=overrides), default_settings(choices, "eval"))
 
 
 def check_compare(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:

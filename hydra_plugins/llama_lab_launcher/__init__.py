@@ -58,12 +58,19 @@ class QueueLauncher(Launcher):
 class LocalGPUs(QueueLauncher):
     """Starts as many runs at a time as this machine has slots."""
 
+    threads: int | None = None
+
     @cached_property
     def engine(self) -> "Engine[Any]":
         """Slots of this machine."""
         from llama_lab.launching.local_engine import LocalEngine
 
-        return LocalEngine(LocalSettings(**self.settings), self.config.trainer.accelerator)
+        return LocalEngine(LocalSettings(**self.settings), self.config.trainer.accelerator, self.threads)
+
+    def share_cores(self, threads: int) -> None:
+        """Give each run so many threads of a CPU from now on, unless the user has set the number of slots."""
+        self.threads = threads
+        self.__dict__.pop("engine", None)  # a study has asked it for its site
 
 
 class Slurm(QueueLauncher):

@@ -1,4 +1,4 @@
-"""The command line: `python -m llama_lab.bench {components,decode,training,peers,growth,tokens,gpu}`."""
+"""The command line: `python -m llama_lab.bench {components,decode,training,peers,gpu}`."""
 
 import argparse
 from argparse import SUPPRESS as UNSET
@@ -81,17 +81,6 @@ def parser() -> Parser:
     peers.add_argument("--keep-freed-memory", action="store_true", help=about)
     about = "also LitGPT, by the Python of an environment that holds it"
     peers.add_argument("--litgpt", type=Path, default=UNSET, metavar="PYTHON", help=about)
-    about = (
-        "time of a trained token, of planning a study and of its report, as their sizes grow, against what is counted"
-    )
-    growth = commands.add_parser("growth", help=about, description=f"Measure the {about}; on the CPU.")
-    about = "sizes; tiny shows the output, but measures nothing"
-    growth.add_argument("--preset", choices=("full", "tiny"), default="full", help=about)
-    growth.add_argument("--rounds", type=int, default=5, metavar="N", help="measurements of each")
-    growth.add_argument("--out", type=Path, default=Path("bench"), metavar="FOLDER", help="output folder")
-    about = "tokenising your text against datasets.map, with the same tokenizer and as many processes as cores"
-    tokens = commands.add_parser("tokens", help=about, description=f"Time {about}.")
-    tokens.add_argument("files", nargs="+", metavar="FILE", help="text, .jsonl, .json or .parquet files, or patterns")
     about = "what only a GPU can show, beside its goals: speeds, memory, kernels, and runs side by side"
     description = f"Measure {about}: prints each finding, and writes gpu.json and gpu.md. Ctrl-C keeps what was found."
     gpu = commands.add_parser("gpu", help=about, description=description)

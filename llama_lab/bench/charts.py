@@ -1,6 +1,6 @@
 """Charts of measurements."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -95,22 +95,4 @@ def decode_chart(speeds: pd.DataFrame, floors: pd.DataFrame, growth: pd.DataFram
     style(axes[1], "time of a token, eager (medians)", "", "ms")
     for panel in axes:
         panel.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
-    return figure
-
-
-def growth_chart(tables: Sequence[pd.DataFrame], titles: Mapping[str, str]) -> Figure:
-    """A panel for each table: its times, and what was counted, as multiples of the base's."""
-    figure, axes = new_figure(len(tables), f"Measured and counted growth ({SPREAD})", 3.2, 3.2)
-    for panel, rows in zip(axes, tables, strict=True):
-        panel.set_prop_cycle(color=PALETTE, marker=MARKERS)
-        sizes, scale = rows["size"].astype(int), rows.measured / rows.median_s
-        spread = np.abs(np.array([rows.low_s, rows.high_s]) * scale.to_numpy() - rows.measured.to_numpy())
-        panel.errorbar(sizes, rows.measured, spread, label="measured", markersize=4, linewidth=1.4, capsize=2)
-        panel.plot(sizes, rows.counted, label="counted", markersize=4, linewidth=1.4, linestyle="--")
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log", base=2)
-        for axis in (panel.xaxis, panel.yaxis):
-            axis.set_major_formatter("{x:g}")
-        panel.legend(fontsize=8, frameon=False)
-        style(panel, titles[rows.what[0]], f"{rows.what[0]}, logarithmic", "multiple of the base, logarithmic")
     return figure

@@ -5,12 +5,12 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import date
-from pathlib import Path
 from statistics import median
 
 from rich.table import Table
 
 from llama_lab.display import plain_table
+from llama_lab.runs.environment import cpu_name
 
 from .side import Spec
 from .side_process import Measured
@@ -18,7 +18,6 @@ from .side_process import Measured
 SIDE, MEMORY, PARAMETERS, SPEED = "side", "freed memory", "parameters", "tokens/s"
 RATIO, ROUNDS, SHARE, LOSS = "relative to ours", "in each round", "of ceiling", "loss, first and last step"
 TABLES = ((SIDE, SPEED, RATIO, SHARE), (SIDE, ROUNDS), (SIDE, PARAMETERS, MEMORY, LOSS))
-CPUINFO = Path("/proc/cpuinfo")
 
 Row = dict[str, str]  # texts by heading
 
@@ -91,10 +90,3 @@ def conditions(preset: str, spec: Spec, found: Sequence[Measured], ceiling: Sequ
         gigaflops = spread([flops / 1e9 for flops in ceiling], "{:,.0f}".format)
         lines.append(f"ceiling, matrix products in {precision}: {gigaflops} GFLOP/s")
     return "\n".join(lines)
-
-
-def cpu_name() -> str:
-    """The processor's name, as Linux knows it, or else its architecture."""
-    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())

@@ -26,9 +26,15 @@ STRUCTURE = "[](){},'\""  # of Hydra's lists, calls and quotes
 
 
 def to_hydra(arguments: Sequence[str]) -> list[str]:
-    """Translate the command line to Hydra's grammar. Raises ConfigError if a key is given twice."""
+    """Translate the command line to Hydra's grammar. Raises ConfigError for a key that is given twice, or nothing."""
     arguments = flags_first(arguments)
     check_once(arguments)
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if equals and not key.strip("+~ "):
+            raise ConfigError(f"{argument}: names no key; write KEY=VALUE")
+        if equals and value in ("", "''", '""', "{}") and not key.endswith("prompt"):
+            raise ConfigError(f"{argument}: is empty and sets nothing; give a value, or leave it out")
     return [quote_argument(argument) for argument in arguments]
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from llama_lab.model import Cost, Decoder
 
+MOST_LAYERS = 2048  # of a model that is built, twice the deepest published
 ROPE, ROPE_ALIBI = "llama_lab.model.position.Rope", "llama_lab.model.position.RopeAlibi"
 
 
@@ -45,6 +46,15 @@ def gated_width(dim: int, mlp_ratio: float) -> int:
     """Two thirds of the ungated width, to the nearest multiple of 8, so that parameters stay equal (Shazeer 2020)."""
     check_ratio(mlp_ratio)
     return max(8, 8 * round(2 / 3 * mlp_ratio * dim / 8))
+
+
+def check_depth(n_layers: int) -> None:
+    """Raise ConfigError for more layers than are built."""
+    if isinstance(n_layers, int) and n_layers > MOST_LAYERS:
+        raise ConfigError(
+            f"model.n_layers={n_layers}: at most {MOST_LAYERS} layers are built; use fewer, or see what so many would "
+            f"take with estimate=true"
+        )
 
 
 def check_ratio(mlp_ratio: float) -> None:
@@ -133,6 +143,7 @@ def build_model(cfg: DictConfig, vocab_size: int, eot_id: int | None = None) -> 
 
     eot_id: the tokenizer's end-of-text token, with which documents start; `data.document_mask` needs it.
     """
+    check_depth(cfg.model.n_layers)
     wanted = cfg.model.vocab_size
     if wanted is not None and wanted < vocab_size:
         raise ConfigError(
@@ -176,10 +187,9 @@ def check_decodes(model: "Decoder", setting: str, otherwise: str, dtype: "torch.
 
 def check_idle(model: DictConfig) -> None:
     """Raise ConfigError for settings without effect. For new runs only: older ones may have such settings."""
+    check_depth(model.n_layers)
     attentions, positions = of_layers(model, "attention"), of_layers(model, "position")
-    rotary = [position for position in positions if position.get("_target_") in (ROPE, ROPE_ALIBI)]
-    for position in rotary:
-        check_rotary_fraction(position.fraction, model.head_dim)
+    rotary = any(position.get("_target_") in (ROPE, ROPE_ALIBI) for position in positions)
     is_ours = all(str(position.get("_target_")).startswith("llama_lab.") for position in positions)
     if not rotary and is_ours and any(attention.get("qk_norm_rotated") for attention in attentions):
         raise ConfigError(
@@ -201,20 +211,6 @@ def of_layers(model: DictConfig, part: str) -> list[DictConfig]:
         for layer in one["at"] if part in one else ():
             nodes[layer] = one[part]
     return nodes
-
-
-def check_rotary_fraction(fraction: float, head_dim: int) -> None:
-    """Raise ConfigError unless the fraction of a head is a whole number of dimensions."""
-    turned = fraction * head_dim
-    if not 0 < fraction < 1 or abs(turned - round(turned)) < 1e-3:
-        return
-    below = int(turned) // 2 * 2
-    even = [n for n in (below, below + 2) if 2 <= n <= head_dim]
-    choices = " or ".join(f"{n / head_dim:.6g} ({n})" for n in even)
-    raise ConfigError(
-        f"model.position.fraction={fraction}: {turned:.4g} of model.head_dim={head_dim} dimensions cannot turn; choose "
-        f"{choices or 'another head_dim'}"
-    )
 
 
 def override_key(override: str) -> str:

@@ -7,10 +7,12 @@ A rule names layers and what they have instead, by the keys of `model` or by an 
       nope: {at: [0, -1], position: none}
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
+from math import lcm
 from typing import Any
 
 import hydra
@@ -19,7 +21,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from llama_lab.errors import ConfigError, suggestion
 
-from .components import flatten
+from .components import MOST_LAYERS, check_depth, flatten
 from .composing import composing, last_loader
 
 # What a layer may have of its own: components, each with the sizes that its options set, and sizes.
@@ -67,6 +69,28 @@ def different_layers(pattern: Any, *, _root_: DictConfig) -> ListConfig:
     return OmegaConf.create([{"at": rule.layers} | rule.parts for rule in rules if rule.parts], parent=_root_.model)
 
 
+def shallower(cfg: DictConfig) -> tuple[DictConfig, DictConfig, int]:
+    """Two models that can be built, and how often what the second has beyond the first comes again in that of `cfg`.
+
+    What is proportional to the depth can be extrapolated from them: a model of too many layers repeats those of its
+    pattern. Both are `cfg` itself if it can be built. Raises ConfigError for a pattern of too long a period.
+    """
+    depth = cfg.model.n_layers
+    if not isinstance(depth, int) or depth <= MOST_LAYERS:
+        return cfg, cfg, 0
+    rules: Any = OmegaConf.to_container(cfg.pattern, resolve=True) if cfg.pattern else {}
+    numbers = [int(n) for rule in rules.values() for n in re.findall(r"\d+", str(rule.get("at")))]
+    period = lcm(*(n for n in numbers if n))  # of the slices, and beyond single layers at either end
+    if 4 * period > MOST_LAYERS:
+        check_depth(depth)
+    first = 2 * period + depth % period
+
+    def of_depth(n_layers: int) -> Any:
+        return OmegaConf.merge(cfg, {"model": {"n_layers": n_layers}})
+
+    return of_depth(first), of_depth(first + period), (depth - first) // period
+
+
 def read_rule(name: str, rule: Any, model: DictConfig) -> Rule:
     """A rule as it is written, checked by itself."""
     if not isinstance(rule, dict) or "at" not in rule or len(rule) < 2:
@@ -88,6 +112,7 @@ def read_rule(name: str, rule: Any, model: DictConfig) -> Rule:
 
 def layers_at(key: str, at: Any, n_layers: int) -> list[int]:
     """The layers that `at` names: Python's slice, such as "3::4", or numbers from 0, negative ones from the end."""
+    check_depth(n_layers)
     of = f"the layers are 0 to {n_layers - 1}"
     if isinstance(at, str) and at.count(":") in (1, 2):
         try:

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -16,6 +17,7 @@ from llama_lab.errors import USER_ERROR, ConfigError, suggestion
 from . import CONF_DIR
 from .components import flatten, override_key
 from .keys import groups, homes, nearest, options
+from .trust import package_of
 
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
 RENAMED = {
@@ -43,6 +45,8 @@ def one_line(error: BaseException, config: str = "config", typed: Sequence[str] 
             f"{group}={option}: no such option{suggestion(option, error.options)}; choose {' | '.join(error.options)}"
         )
     message = str(error)
+    if config == "eval" and message.startswith("In 'data/"):  # which chooses its tokenizer
+        return f"data={typed_value('data', typed)}: is a probe, and an imported model has other tokens; choose a text"
     if isinstance(error, OverrideParseException):
         reason = message.splitlines()[0]
         return f"{error.override}: cannot be read, {reason}; write key=value, and quote what is special: 'key=[a,b]'"
@@ -50,7 +54,14 @@ def one_line(error: BaseException, config: str = "config", typed: Sequence[str] 
         if (key := match[1]) != "experiment":
             return unknown_key(key, config, typed)
         return f"{key}={typed_value(key, typed)}: no such option; name the folder that holds {key}/ with --config-dir"
-    return " ".join(line.strip() for line in message.splitlines() if line.strip())
+    return " ".join(message.split()) or f"the config cannot be read, {type(error).__name__}"
+
+
+def is_unreadable(error: BaseException) -> bool:
+    """Whether Hydra or its parsers raised the error, over a config file that they cannot read or nest without end."""
+    packages = [package_of(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    innermost = packages[-100 if isinstance(error, RecursionError) else -1 :]
+    return not {"hydra", "omegaconf", "yaml", "codecs"}.isdisjoint(innermost)
 
 
 def unknown_key(key: str, config: str, typed: Sequence[str]) -> str:

@@ -16,11 +16,12 @@ ADDED: dict[str, dict[str, Any]] = {
     **{f"{MODEL}.attention.{kind}Attention": ATTENTION for kind in ("MultiHead", "GroupedQuery", "MultiQuery")},
     **{f"{MODEL}.block.{kind}": {"residual_scale": 1.0, "learned_scale": False} for kind in BLOCKS},
     f"{MODEL}.embedding.Embedding": {"logit_scale": 1.0},
-    f"{MODEL}.latent_attention.LatentAttention": {"scale": None},
+    f"{MODEL}.latent_attention.LatentAttention": {"scale": None, "latent_eps": None, "temperature": None},
     f"{MODEL}.norm.LayerNorm": {"gain": True, "unit_offset": False},
     f"{MODEL}.norm.RMSNorm": {"gain": True},
     f"{MODEL}.position.Alibi": {"max_exponent": 8.0, "slope_scale": 1.0},
     f"{MODEL}.position.Sinusoidal": {"offset": 0},
+    f"{MODEL}.temperature.StepTemperature": {"offset": 1},
     f"{MODEL}.position.YarnScaling": {"mscale": 1.0, "mscale_all_dim": 0.0},
 }
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from llama_lab.errors import ConfigError, first_line
+from llama_lab.files import read_stamped
 
 from . import CONF_DIR
 from .older import upgraded
@@ -120,15 +122,19 @@ def read_stored(file: Path) -> DictConfig:
     """Read a stored config with every `${...}` as text, so that it cannot read environment variables.
 
     Settings that its version lacked are added.
-    Raises YAML's errors, and ValueError for a file that holds no settings.
+    Raises YAML's errors, and ValueError for a file that holds no settings, or was altered since it was written.
     """
-    content = OmegaConf.load(file)
-    if not isinstance(content, DictConfig):
+    return DictConfig(with_text(_settings(read_stamped(file)), escape_new))
+
+
+@cache  # a report reads the config of each of its runs several times, and parsing it takes longest
+def _settings(text: str) -> dict[str, Any]:
+    content = OmegaConf.load(StringIO(text))
+    if not content or not isinstance(content, DictConfig):
         raise ValueError("it holds no settings")
     stored = OmegaConf.to_container(content)
     assert isinstance(stored, dict)
-    newest = upgraded({str(key): value for key, value in stored.items()})
-    return DictConfig(with_text(newest, escape_new))
+    return upgraded({str(key): value for key, value in stored.items()})
 
 
 def with_text(node: Any, change: Callable[[str], str]) -> Any:

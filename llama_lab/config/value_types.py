@@ -42,6 +42,7 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "train.ema": (float,),
     "data.document_chars": (int,),
     "data.val_tokens": (int,),
+    "data.val_half": (str,),
     "data.val_fraction": (float,),
     "data.name": (str,),
     "data.val_split": (str,),
@@ -64,8 +65,10 @@ NULLABLE: dict[str, tuple[Kind, ...]] = {
     "model.attention.softcap": (float,),
     "model.attention.gate": (str,),
     "model.attention.query_rank": (int,),
+    "model.attention.latent_eps": (float,),
     "model.attention.value_residual": (float, str),
     "model.embedding.logit_softcap": (float,),
+    "beside": (str,),
     "cache_dtype": (str,),
     "prompt": (str,),
     "max_new_tokens": (int,),
@@ -128,6 +131,8 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
             raise ConfigError(f"{key}={value}: is not a single setting; {component_advice(key, value)}")
         if key not in defaults:
             raise ConfigError(f"{key}={value}: nothing reads this key; leave it out, or see them all with `--cfg job`")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ConfigError(f"{key}={value}: does not fit into 64 bits; make it smaller")
         if str(written[key]).startswith("${"):
             continue  # the key that it refers to is checked
         kinds = NULLABLE.get(key) or NOT_NULLABLE.get(key) or (type(defaults[key]),)

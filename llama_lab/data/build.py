@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, Index, SplitIndex, describe_file, write_index
+from llama_lab.data.index import FORMAT_VERSION, HALVES, TOKENIZER_NAME, Index, SplitIndex, describe_file, write_index
 from llama_lab.data.source import ReportProgress, Source
 from llama_lab.data.tokenizer import TextTokenizer, TokenizerFactory, sample_bytes
 from llama_lab.errors import ConfigError
@@ -45,6 +45,7 @@ _BATCH_BYTES = 1 << 20  # of text per batch, with some 50 MB of encodings
 _BATCHES = 4  # tokenised at once: enough to occupy all cores while others are read and written
 _BYTES_PER_TOKEN = 8  # more than in most texts
 _STREAMS = {TRAIN: "train.bin", VAL: "val.bin"}
+VAL_HALVES = "val_halves.bin"  # the index in HALVES of each predicted token of val.bin, one byte
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ def build(
     tokenizer.save(folder / TOKENIZER_NAME)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     survey, tokens = _write_streams(source, survey, tokenizer, dtype, val_tokens, folder, progress)
+    is_read = survey.splits == VAL
+    np.repeat(survey.halves[is_read], tokens[is_read]).tofile(folder / VAL_HALVES)
     empty = int((survey.sizes == 0).sum())
     index = Index(
         format_version=FORMAT_VERSION,
@@ -92,13 +95,14 @@ def build(
         data_hash=survey.data_hash,
         tokenizer_hash=tokenizer.hash,
         val_fraction=val_fraction,
-        train=survey.describe_split(TRAIN, tokens),
-        val=survey.describe_split(VAL, tokens),
+        train=describe(survey.splits == TRAIN, survey.sizes, tokens),
+        val=describe(is_read, survey.sizes, tokens),
         duplicates=int((survey.splits == DROPPED).sum()) - empty,
         empty=empty,
         files={path.name: describe_file(path) for path in sorted(folder.iterdir())},
         unread=int((survey.splits == UNREAD).sum()),
         revisions=getattr(source, "revisions", {}),
+        halves=[describe(is_read & (survey.halves == half), survey.sizes, tokens) for half in range(len(HALVES))],
     )
     write_index(index, folder)
     return BuildTimes(
@@ -140,10 +144,15 @@ class Survey:
         positions = np.flatnonzero(np.isin(self.splits, (VAL, UNREAD)))
         return positions[np.argsort(self.digests[positions])]
 
-    def describe_split(self, split: int, tokens: Counts) -> SplitIndex:
-        """Count a split's documents, bytes and tokens. tokens: of each document."""
-        chosen = self.splits == split
-        return SplitIndex(int(chosen.sum()), int(self.sizes[chosen].sum()), int(tokens[chosen].sum()))
+    @property
+    def halves(self) -> Splits:
+        """The index in HALVES of each document: a bit of its hash that decides nothing else."""
+        return (_words(self.digests)[:, 0] & np.uint64(1)).astype(np.uint8)
+
+
+def describe(chosen: npt.NDArray[np.bool_], sizes: Counts, tokens: Counts) -> SplitIndex:
+    """Count the chosen documents, their bytes and tokens. sizes, tokens: of each document."""
+    return SplitIndex(int(chosen.sum()), int(sizes[chosen].sum()), int(tokens[chosen].sum()))
 
 
 def survey_source(source: Source, val_fraction: float | None, progress: ReportProgress) -> Survey:

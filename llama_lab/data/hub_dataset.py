@@ -20,7 +20,7 @@ from llama_lab.data.hub import is_hub_name, report_hub_errors
 from llama_lab.data.index import json_hash
 from llama_lab.data.source import ReportProgress, cut, read_blocks
 from llama_lab.errors import ConfigError, first_line
-from llama_lab.files import discard, replacing
+from llama_lab.files import discard, replace_text
 
 if TYPE_CHECKING:
     import datasets
@@ -144,9 +144,7 @@ class HubDataset:
         with report_hub_errors(f"data.path={self.path}", _LOCALLY):
             commit = str(HfApi().dataset_info(self.path, revision=self.revision).sha)
         self._texts.mkdir(parents=True, exist_ok=True)
-        with replacing(known) as fresh:
-            about = {"path": self.path, "revision": self.revision, "commit": commit}
-            fresh.write_text(json.dumps(about, indent=1), encoding="utf-8")
+        replace_text(known, json.dumps({"path": self.path, "revision": self.revision, "commit": commit}, indent=1))
         return commit
 
     @property

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from llama_lab.data.build import train_on_all
-from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, Index, SplitIndex, json_hash
+from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, Index, SplitIndex, TokenStream, json_hash
 from llama_lab.data.source import ReportProgress, Source
 from llama_lab.data.tokenizer import TextTokenizer, TokenizerFactory, VocabularyFrom, sample_bytes
-from llama_lab.data.tokens import TokenArray, TokenDataset, check_val_tokens, locked
-from llama_lab.data.windows import Ids, ValWindows, Windows, count_train_windows
+from llama_lab.data.tokens import UNDIVIDED, TokenDataset, check_val_tokens, locked
+from llama_lab.data.windows import Ids, Tokens, ValWindows, Windows, count_train_windows
 from llama_lab.errors import ConfigError
 from llama_lab.files import report_disk_errors
 from llama_lab.formatting import conjoin
@@ -82,14 +82,19 @@ class MixedDataset(TokenDataset):
         super().__init__(first.folder, _joint_index(parts, shares))
         self.parts = dict(parts)
         self.shares = dict(shares)
+        self.half = next(iter(parts.values())).half
+
+    def validated_on(self, half: str | None) -> "MixedDataset":
+        """The same with this half of each part's validation documents."""
+        return MixedDataset({name: part.validated_on(half) for name, part in self.parts.items()}, self.shares)
 
     @property
-    def train(self) -> TokenArray:
+    def train(self) -> TokenStream:
         """A mixture has none; raises TypeError."""
         raise TypeError("a mixture has no training stream of its own; use train_windows")
 
     @cached_property
-    def val(self) -> TokenArray:
+    def val(self) -> Tokens:
         """The parts' validation tokens one after the other, `(index.val.tokens + 1,)`; an end-of-text between two."""
         streams = [part.val for part in self.parts.values()]
         return np.concatenate([streams[0], *(stream[1:] for stream in streams[1:])])
@@ -122,9 +127,11 @@ class MixedDataset(TokenDataset):
         if (val_tokens := self.index.val.tokens) < seq_len:
             whole = [name for name, part in self.parts.items() if not part.index.unread]  # these bound the others
             remedy = f"add text to {conjoin(whole)}" if whole else "raise data.val_tokens"
+            halves = f"'s halves for {self.half}" if self.half else "s"
             raise ConfigError(
-                f"model.max_seq_len={seq_len}: the validation texts have {val_tokens} tokens in the shares of data.mix "
-                f"and one window needs {seq_len}; {remedy} or lower model.max_seq_len"
+                f"model.max_seq_len={seq_len}: the validation text{halves} have {val_tokens} tokens in the shares of "
+                f"data.mix and one window needs {seq_len}; {remedy} or lower model.max_seq_len"
+                f"{UNDIVIDED if self.half else ''}"
             )
 
 

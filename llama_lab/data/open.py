@@ -9,6 +9,7 @@ from llama_lab.config.components import build
 from llama_lab.config.parts import exact_shares
 from llama_lab.errors import ConfigError
 
+from .index import HALVES
 from .mix import Part, open_mixture
 from .probes import ProbeDataset, ProbeValidation, Symbols
 from .source import Source
@@ -37,9 +38,11 @@ def open_dataset(
     revisions: commits that a run has recorded; they are used where the config names none. Raises ConfigError as
     `TokenDataset.open_or_build` and `ProbeDataset` do, and for a tokenizer that does not fit.
     """
-    tokenizer = build(cfg.tokenizer, "tokenizer")
+    tokenizer, half = build(cfg.tokenizer, "tokenizer"), cfg.data.get("val_half")  # which older configs lack
+    if half not in (None, *HALVES):
+        raise ConfigError(f"data.val_half={half}: unknown; choose {' or '.join(HALVES)}, or null for all documents")
     if is_probe(cfg):
-        return open_probe(cfg, tokenizer)
+        return open_probe(cfg, tokenizer).validated_on(half)
     if isinstance(tokenizer, Symbols):
         raise ConfigError("tokenizer=symbols: is for probes, and this data is text; choose bpe, byte, char or hf")
     dataset = open_text(cfg, tokenizer, display, revisions or {})
@@ -48,7 +51,7 @@ def open_dataset(
             "data.document_mask=true: the training text is one document; leave it out, or cut plain text finer with a "
             "lower data.document_chars"
         )
-    return dataset
+    return dataset.validated_on(half)
 
 
 def open_text(

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from llama_lab.data.index import json_hash
+from llama_lab.data.index import HALVES, json_hash
 from llama_lab.data.tokenizer import TextTokenizer, symbol_tokenizer
 from llama_lab.data.windows import IGNORE, Examples, Ids
 from llama_lab.errors import ConfigError
@@ -254,11 +254,15 @@ class ProbeTraining:
 
 
 class ProbeValidation:
-    """The fixed validation sequences of a length, the same for every seed. Item *i* is `(inputs, targets)`."""
+    """The fixed validation sequences of a length, the same for every seed. Item *i* is `(inputs, targets)`.
 
-    def __init__(self, probe: Probe, sequences: int, length: int):
+    half: one of `HALVES`, each of which has sequences of its own; None: yet others.
+    """
+
+    def __init__(self, probe: Probe, sequences: int, length: int, half: str | None = None):
         self._length = length
-        generator = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(_VAL, length)))
+        key = (_VAL, length, *([HALVES.index(half)] if half else []))
+        generator = np.random.default_rng(np.random.SeedSequence(0, spawn_key=key))
         self._examples = draw_examples(probe, generator, sequences, length)
 
     def __len__(self) -> int:
@@ -302,16 +306,25 @@ class ProbeIndex:
 
 
 class ProbeDataset:
-    """A probe at the context `seq_len`, in the place of a `TokenDataset`. Raises ConfigError for a short context."""
+    """A probe at the context `seq_len`, in the place of a `TokenDataset`. Raises ConfigError for a short context.
+
+    half: see `ProbeValidation`.
+    """
 
     bytes_per_token = 1.0
 
-    def __init__(self, probe: Probe, seq_len: int, val_sequences: int):
+    def __init__(self, probe: Probe, seq_len: int, val_sequences: int, half: str | None = None):
         if val_sequences < 1:
             raise ConfigError(f"data.val_sequences={val_sequences}: must be a positive whole number")
         self.probe = probe
         self.val_sequences = val_sequences
+        self.half = half
+        self._seq_len = seq_len
         self._answers = val_sequences * probe.answered(seq_len)
+
+    def validated_on(self, half: str | None) -> "ProbeDataset":
+        """The same probe with other validation sequences, as many."""
+        return ProbeDataset(self.probe, self._seq_len, self.val_sequences, half)
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -322,7 +335,7 @@ class ProbeDataset:
     def index(self) -> ProbeIndex:
         """See `ProbeIndex`."""
         settings = [_VERSION, type(self.probe).__name__, asdict(self.probe), self.val_sequences]
-        data_hash = json_hash(settings, 16)
+        data_hash = json_hash(settings if self.half is None else [*settings, self.half], 16)
         split = ProbeSplit(self.val_sequences, self._answers)
         return ProbeIndex(self.tokenizer.vocab_size, data_hash, self.tokenizer.hash, split)
 
@@ -353,4 +366,4 @@ class ProbeDataset:
 
     def val_windows(self, length: int) -> ProbeValidation:
         """Validation sequences of any length."""
-        return ProbeValidation(self.probe, self.val_sequences, length)
+        return ProbeValidation(self.probe, self.val_sequences, length, self.half)

@@ -10,11 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from llama_lab.errors import ConfigError
+from llama_lab.files import replace_text
 
 END_OF_TEXT = "<|endoftext|>"
+MOST_IDS = 2**22  # sixteen times the largest published vocabulary
+WORD_BYTES = 1024  # of a word when merges are learnt, which takes the square of its length
+LONGEST_WORD = GROWTH = 1000  # of a tokenizer.json: characters of a word, and of what one becomes
 TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP = "tokenizer_config.json", "special_tokens_map.json"
 
 
@@ -46,8 +50,9 @@ class TextTokenizer:
 
         Default for `end_of_text`: the `eos_token` of the `tokenizer_config.json` beside it, else of the
         `special_tokens_map.json`, else as for the class. Raises ValueError as the class does, and what `tokenizers`
-        raises for a file that is none.
+        raises for a file that is none; ConfigError for one that would exhaust the memory.
         """
+        _check_bounds(Path(path))
         return cls(Tokenizer.from_file(str(path)), end_of_text or _named_beside(Path(path)))
 
     def save(self, path: str | Path) -> None:
@@ -56,14 +61,14 @@ class TextTokenizer:
         `transformers` loads a folder with the two, and any library built on `tokenizers` the first.
         """
         path = Path(path)
-        path.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")  # Tokenizer.save hides an OSError
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": self.end_of_text,  # every document follows one, the first too
             "eos_token": self.end_of_text,
             "clean_up_tokenization_spaces": False,  # decodes to what was encoded
         }
-        path.with_name(TOKENIZER_CONFIG).write_text(json.dumps(settings, indent=2), encoding="utf-8")
+        replace_text(path.with_name(TOKENIZER_CONFIG), json.dumps(settings, indent=2))
+        replace_text(path, self._tokenizer.to_str(pretty=True))  # Tokenizer.save hides an OSError
 
     @cached_property
     def vocab_size(self) -> int:
@@ -118,6 +123,29 @@ class TextTokenizer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
 
+def _check_bounds(path: Path) -> None:
+    """Raise ConfigError for numbers for which `tokenizers` takes all memory, then aborts the process, or all time."""
+    growth = 1
+
+    def check(node: dict[str, Any]) -> dict[str, Any]:
+        nonlocal growth
+        if node.get("type") in ("Replace", "Prepend"):
+            growth *= max(1, len(str(node.get("content", node.get("prepend")))))
+        ids = node["vocab"].values() if isinstance(node.get("vocab"), dict) else ()
+        numbers = {
+            "id": (max((i for i in ids if isinstance(i, int)), default=0), MOST_IDS),
+            "max_input_chars_per_word": (node.get("max_input_chars_per_word", 0) if ids else 0, LONGEST_WORD),
+            "characters that a Replace or Prepend makes of one": (growth, GROWTH),
+        }
+        for name, (number, most) in numbers.items():
+            if isinstance(number, int) and number > most:
+                raise ConfigError(f"{path}: {name}: {number} is more than {most}; lower it there, or take another file")
+        return node
+
+    with suppress(json.JSONDecodeError, UnicodeDecodeError, RecursionError):  # which tokenizers reports
+        json.loads(path.read_bytes(), object_hook=check)
+
+
 def _only_end_of_text(tokenizer: Tokenizer) -> str:
     special = _special(tokenizer)
     if END_OF_TEXT in special or (not special and tokenizer.token_to_id(END_OF_TEXT) is not None):
@@ -135,7 +163,10 @@ def _named_beside(path: Path) -> str | None:
     """The `eos_token` that the files beside a tokenizer.json name, as text or with its properties."""
     for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP):
         with suppress(FileNotFoundError):
-            token = json.loads(path.with_name(name).read_text(encoding="utf-8")).get("eos_token")
+            try:
+                token = json.loads(path.with_name(name).read_text(encoding="utf-8")).get("eos_token")
+            except (ValueError, AttributeError) as error:
+                raise ValueError(f"{name} beside it is no JSON object: {error}") from error
             if token:
                 return str(token["content"] if isinstance(token, dict) else token)
     return None
@@ -227,6 +258,8 @@ class BPETokenizer:
             raise ConfigError(
                 f"tokenizer.vocab_size={self.vocab_size}: must be at least 257 (256 bytes and {END_OF_TEXT})"
             )
+        if self.vocab_size > MOST_IDS:  # the trainer allocates room for all
+            raise ConfigError(f"tokenizer.vocab_size={self.vocab_size}: must be at most {MOST_IDS}")
         if self.sample_bytes is not None and self.sample_bytes < 1:
             raise ConfigError(f"tokenizer.sample_bytes={self.sample_bytes}: must be at least 1, or null for all text")
 
@@ -234,7 +267,9 @@ class BPETokenizer:
         """Learn the merges from `documents`."""
         tokenizer = Tokenizer(models.BPE())
         # Lossless: every byte has an id, and no space is added in front of a text.
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        cut = pre_tokenizers.Split(Regex(f".{{{WORD_BYTES}}}"), "isolated")  # encoding is linear, and needs none
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, cut])
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=self.vocab_size - 1,
@@ -242,6 +277,7 @@ class BPETokenizer:
             show_progress=False,
         )
         tokenizer.train_from_iterator(documents, trainer)
+        tokenizer.pre_tokenizer = words
         return _finish(tokenizer)
 
 

@@ -7,36 +7,53 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from llama_lab.data.build import BuildTimes, build
-from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, DamagedFolderError, Index, json_hash, read_index
+from llama_lab.data.build import VAL_HALVES, BuildTimes, build
+from llama_lab.data.index import (
+    FORMAT_VERSION,
+    HALVES,
+    TOKENIZER_NAME,
+    DamagedFolderError,
+    Index,
+    TokenStream,
+    json_hash,
+    read_index,
+)
 from llama_lab.data.source import ReportProgress, Source
-from llama_lab.data.tokenizer import BPETokenizer, TextTokenizer, TokenizerFactory, sample_bytes
-from llama_lab.data.windows import TrainWindows, ValWindows, Windows, count_train_windows
+from llama_lab.data.tokenizer import TextTokenizer, TokenizerFactory
+from llama_lab.data.windows import Tokens, TrainWindows, ValWindows, Windows, count_train_windows
 from llama_lab.errors import ConfigError
 from llama_lab.files import discard, report_disk_errors
 from llama_lab.formatting import conjoin, duration
 
 log = logging.getLogger(__name__)
 
-TokenArray = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+UNDIVIDED = ", or tune no learning rates with study.learning_rates=null, which needs no halves"
 
 
 class TokenDataset:
     """An opened token folder.
 
-    `train` and `val` are the splits' memory-mapped token streams: `[eot] document [eot] document [eot]`.
-    Every document is in one of them, once. `times` are those of the build; None for a folder that existed.
+    `train` and `val` are the splits' memory-mapped token streams: `[eot] document [eot] document [eot]`. Reading
+    either raises ConfigError where it is damaged; `val` is read in full at first.
+    Every document is in one of them, once. `times` are those of the build; None for a folder that existed. `half`: the
+    one of `HALVES` that `val` is limited to, and `index` describes.
     """
 
     entropy_floor = None  # of text, nobody knows it
 
-    def __init__(self, folder: Path, index: Index, times: BuildTimes | None = None):
+    def __init__(self, folder: Path, index: Index, times: BuildTimes | None = None, half: str | None = None):
         self.folder = folder
-        self.index = index
+        self.index = index.of_half(half)
         self.times = times
+        self.half = half
+        self._whole = index
+
+    def validated_on(self, half: str | None) -> "TokenDataset":
+        """The same text with one of `HALVES` of the validation documents; None: all of them."""
+        return TokenDataset(self.folder, self._whole, self.times, half)
 
     @classmethod
     def open_or_build(
@@ -64,13 +81,10 @@ class TokenDataset:
             raise ConfigError(f"data.val_fraction={val_fraction}: must be between 0 and 1, such as 0.05")
         check_val_tokens(val_tokens)
         cache = Path(cache_dir).expanduser()
-        key = _key(source, tokenizer, val_fraction)
-        folder = cache / json_hash([key, sample_bytes(tokenizer), val_tokens])
-        for existing in (folder, cache / key):
-            with suppress(DamagedFolderError):  # or missing
-                index = read_index(existing)
-                if existing == folder or _within_bounds(index, tokenizer, val_tokens):
-                    return cls(existing, index)
+        factory = [type(tokenizer).__module__, type(tokenizer).__qualname__, dataclasses.asdict(tokenizer)]
+        folder = cache / json_hash([FORMAT_VERSION, source.fingerprint(), factory, val_fraction, val_tokens])
+        with suppress(DamagedFolderError):  # or missing
+            return cls(folder, read_index(folder))
         return _build_locked(source, tokenizer, val_fraction, val_tokens, folder, progress or (lambda *_: None))
 
     @cached_property
@@ -79,14 +93,18 @@ class TokenDataset:
         return TextTokenizer.load(self.folder / TOKENIZER_NAME)
 
     @cached_property
-    def train(self) -> TokenArray:
+    def train(self) -> TokenStream:
         """The training split's tokens, `(index.train.tokens + 1,)`."""
-        return np.memmap(self.folder / "train.bin", self.index.dtype, mode="r")
+        return TokenStream(self.folder, "train.bin", self.index)
 
     @cached_property
-    def val(self) -> TokenArray:
+    def val(self) -> Tokens:
         """The validation split's tokens, `(index.val.tokens + 1,)`."""
-        return np.memmap(self.folder / "val.bin", self.index.dtype, mode="r")
+        val = TokenStream(self.folder, "val.bin", self._whole)[:]
+        if self.half is None:
+            return val
+        is_in_half = np.fromfile(self.folder / VAL_HALVES, np.uint8) == HALVES.index(self.half)
+        return np.concatenate([val[:1], val[1:][is_in_half]])
 
     @property
     def bytes_per_token(self) -> float:
@@ -148,9 +166,10 @@ class TokenDataset:
             if self.index.unread or self.index.val_fraction is None:
                 bound = "data.val_tokens" if self.index.unread else "data.val_split"
                 remedy = "raise data.val_tokens" if self.index.unread else "set it to null and data.val_fraction=0.05"
+            half = f"{self.half} half of the " if self.half else ""
             raise ConfigError(
-                f"{bound}: the validation text has {val_tokens} tokens and one window of {window} needs "
-                f"{seq_len}; {remedy} or lower model.max_seq_len"
+                f"{bound}: the {half}validation text has {val_tokens} tokens and one window of {window} needs "
+                f"{seq_len}; {remedy} or lower model.max_seq_len{UNDIVIDED if self.half else ''}"
             )
 
     def describe_build(self) -> str:
@@ -175,21 +194,6 @@ def check_val_tokens(val_tokens: int | None) -> None:
     """Raise ConfigError unless the bound on validation is positive, or None."""
     if val_tokens is not None and val_tokens < 1:
         raise ConfigError(f"data.val_tokens={val_tokens}: must be at least 1, or null for all held-out text")
-
-
-def _key(source: Source, tokenizer: TokenizerFactory, val_fraction: float | None) -> str:
-    """A hash of everything that determines a folder's contents but the bounds; its name in earlier versions."""
-    parameters = dataclasses.asdict(tokenizer)
-    if isinstance(tokenizer, BPETokenizer):
-        del parameters["sample_bytes"]
-    factory = [type(tokenizer).__module__, type(tokenizer).__qualname__, parameters]
-    return json_hash([FORMAT_VERSION, source.fingerprint(), factory, val_fraction])
-
-
-def _within_bounds(index: Index, tokenizer: TokenizerFactory, val_tokens: int | None) -> bool:
-    """Whether a folder that was built without bounds satisfies them."""
-    sample = sample_bytes(tokenizer)
-    return (val_tokens is None or index.val.tokens <= val_tokens) and (sample is None or index.train.bytes <= sample)
 
 
 def _build_locked(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from llama_lab.data.index import TokenStream
 from llama_lab.errors import ConfigError
 
 IGNORE = -100
@@ -59,7 +60,7 @@ class TrainWindows(Windows):
     Raises ConfigError for a negative seed.
     """
 
-    def __init__(self, tokens: Tokens, seq_len: int, seed: int):
+    def __init__(self, tokens: Tokens | TokenStream, seq_len: int, seed: int):
         if seed < 0:
             raise ConfigError(f"data.seed={seed}: must not be negative")
         self._tokens = tokens

@@ -8,15 +8,18 @@ from pathlib import Path
 import torch
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+CONTAINER = Path("/sys/fs/cgroup/memory.max")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt(3)
 libc = ctypes.CDLL(None)
 
 
 def device_memory(device: torch.device) -> int:
-    """The bytes of memory of a GPU, or of this machine."""
+    """The bytes of memory of a GPU, or of this machine or container."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = CONTAINER.read_text().strip() if CONTAINER.exists() else "max"
+    return installed if limit == "max" else min(installed, int(limit))
 
 
 def keep_freed_memory() -> None:

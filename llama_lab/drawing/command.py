@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 from llama_lab.config.components import build_model
 from llama_lab.errors import ConfigError
 from llama_lab.estimate.estimate import expected_vocabulary
-from llama_lab.files import replacing
+from llama_lab.files import replace_text
 
 from .anatomy import Anatomy, anatomy
 from .picture import picture
@@ -33,8 +33,7 @@ def draw(cfg: DictConfig, name: str, against: tuple[DictConfig, str] | None) -> 
     other = anatomy_of(*against) if against else None
     if other and not one.differs(other):
         raise ConfigError(f"draw_against={cfg.draw_against}: has the same parts; change one, or leave it out")
-    with replacing(file) as fresh:
-        fresh.write_text(picture(one, other), encoding="utf-8")
+    replace_text(file, picture(one, other))
     return file
 
 

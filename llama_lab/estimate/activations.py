@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from llama_lab.config.components import build, build_model
 from llama_lab.model import Decoder, loss
 from llama_lab.model.recompute import recompute
+from llama_lab.training.memory import allocate, optimizer_bytes
 from llama_lab.training.module import LanguageModel
 
 CHUNKS = 2  # of a loss that are computed: a long context has thousands of them
@@ -53,13 +54,6 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known[key] = weakref.ref(storage, freed)
         self.live += size
         self.peak = max(self.peak, self.live)
-
-
-class AnyNumber(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, tensors without data give a number where one is asked of them, as Adafactor does of each norm."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return 1.0 if func is torch.ops.aten._local_scalar_dense.default else func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -119,13 +113,7 @@ class Footprint:
 
     def _optimizer_bytes(self, layers: int) -> int:
         """`optimizer_bytes` of the first `layers` layers."""
-        model = self._first_layers(layers)
-        with FakeTensorMode(allow_non_fake_inputs=True), AnyNumber():  # type: ignore[no-untyped-call]
-            module = self._module(model)
-            optimizer = module.configure_optimizers()["optimizer"]
-            optimizer.step()
-            states = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
-            return sum(x.numel() * x.itemsize for x in states)
+        return optimizer_bytes(self._first_layers(layers), self.cfg.optim)
 
     def _activation_bytes(self, layers: int, sequences: int) -> int:
         """`activation_bytes` of the first `layers` layers."""
@@ -162,14 +150,6 @@ def traits(module: nn.Module) -> tuple[object, ...]:
     """What the memory of a module depends on: its class, plain attributes, and shapes of parameters."""
     plain = {name: value for name, value in vars(module).items() if isinstance(value, str | int | float | None)}
     return type(module), plain, [p.shape for p in module.parameters(recurse=False)]
-
-
-def allocate(model: nn.Module) -> None:
-    """Move a meta model's parameters to the CPU, without values. Unlike `to_empty`, this keeps ties."""
-    twins = {p: nn.Parameter(torch.empty_like(p, device="cpu")) for p in model.parameters()}
-    for module in model.modules():
-        for name, p in list(module.named_parameters(recurse=False)):
-            setattr(module, name, twins[p])
 
 
 def step_bytes(module: LanguageModel, tokens: Tensor, mixed: bool) -> int:

@@ -17,8 +17,9 @@ Not counted: the CUDA context, NCCL's buffers, kernel workspaces and fragmentati
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cache
+from copy import copy
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
 from itertools import product
 from typing import Any
 
@@ -27,13 +28,14 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from llama_lab.config.components import build, model_cost
+from llama_lab.config.layers import shallower
 from llama_lab.data.module import micro_batches_per_step, multiples_around
 from llama_lab.data.open import is_probe, open_probe
 from llama_lab.devices import gpus as devices
 from llama_lab.devices.gpus import Device
 from llama_lab.devices.hardware import check_strategy, choose_precision
 from llama_lab.devices.memory import device_memory
-from llama_lab.errors import ConfigError, suggestion
+from llama_lab.errors import ConfigError, first_line, suggestion
 from llama_lab.model import Cost, Decoder
 from llama_lab.model.cost import count
 from llama_lab.model.recompute import PARTS, recomputed_flops
@@ -43,6 +45,7 @@ from .activations import Footprint
 
 USABLE = 0.95  # fraction of a device's memory: about what the CUDA context and fragmentation leave
 MOST_DEVICES = 2**17
+MOST_PARTS = 2**16  # of a step on one device
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,26 @@ class MemoryModel:
         self.outside = self.params - sum(count(block) for block in self.model.blocks)
         self.kept_linear = sum(weight.numel() for weight in kept_linear_weights(self.model, cfg.train.recompute))
         self.optimizer = own.optimizer_bytes()
+        self.recomputed = recomputed_flops(self.model, cfg.train.recompute)
+
+    @cached_property
+    def cost(self) -> Cost:
+        """The cost of the model."""
+        return model_cost(self.model)
+
+    def repeat(self, deeper: "MemoryModel", times: int) -> "MemoryModel":
+        """That of a model which has what `deeper` has beyond this one so many times."""
+
+        def grow(a: Any, b: Any) -> Any:
+            return a if a is None else a + times * (b - a)
+
+        grown = copy(self)
+        for name in ("params", "outside", "largest_block", "kept_linear", "optimizer", "recomputed"):
+            setattr(grown, name, grow(getattr(self, name), getattr(deeper, name)))
+        costs = asdict(deeper.cost)
+        grown.cost = Cost(**{name: grow(value, costs[name]) for name, value in asdict(self.cost).items()})
+        grown._activations = cache(lambda *of: grow(self._measure(*of), deeper._measure(*of)))
+        return grown
 
     def memory(self, setup: Setup) -> Memory:
         """The memory of one device at the peak of a step."""
@@ -136,6 +159,13 @@ class MemoryModel:
     def _new_footprint(self, dtype: torch.dtype, seq_len: int) -> Footprint:
         cfg: Any = OmegaConf.merge(self.cfg, {"model": {"max_seq_len": seq_len}})
         return Footprint(cfg, self.vocab_size, self.steps, dtype, self.mixed)
+
+
+def memory_model(cfg: DictConfig, vocab_size: int, steps: int, precision: str) -> MemoryModel:
+    """The memory of a run, of a model of any depth."""
+    first, second, times = shallower(cfg)
+    model = MemoryModel(first, vocab_size, steps, precision)
+    return model.repeat(MemoryModel(second, vocab_size, steps, precision), times) if times else model
 
 
 def kept_linear_weights(model: Decoder, parts: str) -> set[Tensor]:
@@ -220,6 +250,16 @@ class Estimate:
 
 def estimate_training(cfg: DictConfig) -> Estimate:
     """Estimate the run that `cfg` describes, on the device that it names. Raises ConfigError."""
+    try:
+        return estimate_of_tensors(cfg)
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise ConfigError(f"estimate=true: a tensor would be too large, {first_line(error)}") from error
+
+
+def estimate_of_tensors(cfg: DictConfig) -> Estimate:
+    """`estimate_training`, which raises PyTorch's RuntimeError for a tensor whose bytes do not fit into 64 bits."""
     if not 0 < cfg.estimate_mfu <= 1:
         raise ConfigError(f"estimate_mfu={cfg.estimate_mfu:g}: must be above 0 and at most 1, such as 0.4")
     if cfg.trainer.accelerator not in ("auto", "gpu"):
@@ -232,12 +272,12 @@ def estimate_training(cfg: DictConfig) -> Estimate:
     setup = asked_setup(cfg)
     vocab_size, vocabulary = expected_vocabulary(cfg)
     steps = budget_steps(cfg, setup.batch_size)
-    model = MemoryModel(cfg, vocab_size, steps, precision)
+    model = memory_model(cfg, vocab_size, steps, precision)
     layouts = [setup] if setup.sharded or setup.devices == 1 else [setup, replace(setup, sharded=True)]
     columns = [column_of(layout, model, USABLE * device.memory) for layout in layouts]
     if cfg.train.recompute != "block" and not all(column.fits for column in columns):
         smaller: Any = OmegaConf.merge(cfg, {"train": {"recompute": "block"}})
-        other = MemoryModel(smaller, vocab_size, steps, precision)
+        other = memory_model(smaller, vocab_size, steps, precision)
         columns = [c if c.fits else replace(c, recomputing=other.memory(c.setup).total) for c in columns]
     return Estimate(
         device_name=name,
@@ -246,9 +286,9 @@ def estimate_training(cfg: DictConfig) -> Estimate:
         mfu=cfg.estimate_mfu,
         vocab_size=model.model.vocab_size,
         vocabulary=vocabulary,
-        cost=model_cost(model.model),
+        cost=model.cost,
         recompute=cfg.train.recompute,
-        recomputed_per_token=recomputed_flops(model.model, cfg.train.recompute),
+        recomputed_per_token=model.recomputed,
         tokens=steps * setup.batch_size * setup.seq_len,
         per_node=asked_count(cfg, "devices"),
         batch_asked=cfg.train.batch_size,
@@ -355,9 +395,9 @@ def alternatives(setup: Setup, shortest: int) -> Iterator[Setup]:
 def smaller_micro_batches(setup: Setup) -> Iterator[Setup]:
     """The same setup with smaller micro-batches that divide a device's share of the batch, the largest first."""
     share = setup.batch_size // setup.devices
-    for micro in range(setup.micro_batch - 1, 0, -1):
-        if share % micro == 0:
-            yield replace(setup, micro_batch=micro)
+    for parts in range(share // setup.micro_batch + 1, min(share, MOST_PARTS) + 1):
+        if share % parts == 0:
+            yield replace(setup, micro_batch=share // parts)
 
 
 def sharded(setup: Setup, world: int, seq_len: int) -> Iterator[Setup]:

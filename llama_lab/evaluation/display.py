@@ -18,7 +18,8 @@ QUARTER = 4
 def print_evaluation(found: Evaluation, path: Path) -> None:
     """Print every part that was evaluated."""
     console = Console(highlight=False)
-    console.print(Text(f"{path}, after {found.step:,} steps, on {found.device} in {found.precision}"))
+    trained = "" if found.step is None else f"after {found.step:,} steps, "
+    console.print(Text(f"{path}, {trained}on {found.device} in {found.precision}"))
     for table in (losses(found), lengths(found), tasks(found), caches(found), speeds(found)):
         if table.rows:
             console.print(table)

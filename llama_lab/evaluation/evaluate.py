@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config.components import check_decodes
 from llama_lab.config.trust import Trust
 from llama_lab.config.value_types import is_kind
-from llama_lab.data.open import Dataset
+from llama_lab.data.open import Dataset, is_probe
 from llama_lab.data.probes import ProbeDataset
 from llama_lab.devices.hardware import Hardware, choose_hardware
 from llama_lab.display import quiet_libraries
@@ -99,7 +99,8 @@ def speed(job: Job, earlier: Evaluation) -> Evaluation:
 
 def sample(job: Job, earlier: Evaluation) -> Evaluation:
     """The part sample: a text that begins as the run's own sample does, or the answers to a probe."""
-    if isinstance(job.dataset, ProbeDataset):
+    if is_probe(job.run.cfg):
+        assert isinstance(job.dataset, ProbeDataset)
         length, seed = job.settings.max_new_tokens or NEW_TOKENS, job.settings.seed
         return replace(earlier, sample=answers_text(job.served, job.dataset, length, sampling(job.settings), seed))
     *_, (text,) = generate_texts(job.run.tokenizer, job.served, [job.run.cfg.train.prompt], job.settings)
@@ -117,18 +118,22 @@ PARTS: dict[str, Callable[[Job, Evaluation], Evaluation]] = {
 
 
 DECODING = {"cache", "speed", "sample"}  # the parts that need the model's state
+READ_TEXT = {"loss", "length", "cache"}  # those that need a text
 
 
-def evaluate(path: Path, settings: DictConfig) -> Evaluation:
+def evaluate(path: Path, settings: DictConfig, imported: TrainedRun | None = None) -> Evaluation:
     """Evaluate the run in a folder, write what was found into its eval.json, and return all that this holds.
+
+    imported: the model in the folder, if it is no run.
 
     With `weights=ema`, eval_ema.json.
 
     Written part by part, so that what was found before an interruption stays; parts that were found earlier, of the
     same step and on the same device, stay too. Raises ConfigError, for an unfinished run too.
     """
-    check_done(RunFolder(path))
-    job = open_job(path, settings)
+    if imported is None:
+        check_done(RunFolder(path))
+    job = open_job(path, settings, imported)
     run = job.run
     if DECODING & set(settings.eval.parts):
         parts = f"eval.parts={list(settings.eval.parts)}"
@@ -143,6 +148,8 @@ def evaluate(path: Path, settings: DictConfig) -> Evaluation:
             run.tokenizer, run.model, [run.cfg.train.prompt], settings
         )  # the last part's errors, before the first
     here = surroundings(job.hardware, run.step)
+    if imported and READ_TEXT & set(settings.eval.parts):
+        here = replace(here, data_hash=job.dataset.index.data_hash)
     found = kept_parts(path, here if settings.weights == "last" else EmaEvaluation(**vars(here)))
     asked = [name for name in PARTS if name in settings.eval.parts]  # losses need the weights as they were trained
     for part, names in groupby(asked, PARTS.__getitem__):
@@ -152,11 +159,10 @@ def evaluate(path: Path, settings: DictConfig) -> Evaluation:
     return found
 
 
-def write(path: Path, settings: DictConfig) -> None:
+def write(path: Path, settings: DictConfig, imported: TrainedRun | None = None) -> None:
     """Continue the prompts of `settings` with the run in a folder, on standard output. Raises ConfigError."""
-    job = open_job(path, settings)
-    status = Status.load(path).status
-    if status != "done":
+    job = open_job(path, settings, imported)
+    if imported is None and (status := Status.load(path).status) != "done":
         print(f"run={path}: is {status}; this is what it writes after {job.run.step:,} steps", file=sys.stderr)
     write_texts(job.run, job.served, prompts_of(settings), settings)
 
@@ -179,10 +185,13 @@ def check_done(folder: RunFolder) -> None:
         )
 
 
-def open_job(path: Path, settings: DictConfig) -> Job:
+def open_job(path: Path, settings: DictConfig, imported: TrainedRun | None = None) -> Job:
     """The run in a folder, and one device in the precision that the settings ask for. Raises ConfigError."""
     quiet_libraries()
-    run = load_run(path, Trust.of_command(tuple(settings.trust)), settings.weights)
+    for key in ("data", "beside"):
+        if imported is None and settings.get(key):
+            raise ConfigError(f"{key}: is for imported models, and run={path} has a text of its own; leave it out")
+    run = imported or load_run(path, Trust.of_command(tuple(settings.trust)), settings.weights)
     wanted = {key: value for key, value in settings.trainer.items() if value != AS_TRAINED}
     here = OmegaConf.merge(run.cfg.trainer, wanted, {"devices": 1, "num_nodes": 1, "strategy": "auto"})
     assert isinstance(here, DictConfig)
@@ -214,6 +223,8 @@ def kept_parts(path: Path, here: Evaluation) -> Evaluation:
 def check_settings(settings: DictConfig, typed: Collection[str]) -> None:
     """Raise ConfigError for a setting out of range, or a key in `typed` that nothing asked for reads."""
     check_weights(settings.weights)
+    if not 0 <= settings.seed < 2**31:
+        raise ConfigError(f"seed={settings.seed}: must be a whole number from 0 to 2147483647")
     chosen = settings.eval
     if not chosen.parts:
         raise ConfigError(f"eval.parts=[]: evaluates nothing; choose of {', '.join(PARTS)}")
@@ -271,6 +282,8 @@ def check_prompt(prompt: object) -> None:
 
 WRITERS = {"prompt", "sample"}
 READ_BY = {  # keys that only some parts read, or writing
+    "data": READ_TEXT,
+    "beside": {"loss", "length"},
     "eval.lengths": {"length"},
     "eval.contexts": {"cache", "speed"},
     "eval.batch_sizes": {"cache", "speed"},
@@ -291,7 +304,8 @@ def check_read(settings: DictConfig, typed: Collection[str]) -> None:
     for key in typed:
         if key in greedy:
             raise ConfigError(f"{key}={settings[key]}: does nothing at temperature=0; leave it out")
-        readers = {"loss", *PARTS} if key == "eval.parts" else READ_BY.get(key, asked)
+        of_group = READ_BY.get(key.partition(".")[0], asked)
+        readers = {"loss", *PARTS} if key == "eval.parts" else READ_BY.get(key, of_group)
         if not readers & asked:
             what = "with a prompt nothing is evaluated" if writes else f"it is for {', '.join(sorted(readers))}"
             raise ConfigError(f"{key}={OmegaConf.select(settings, key)}: does nothing here, {what}; leave it out")

@@ -36,7 +36,7 @@ def evaluation(
     dataset: Dataset,
     model: Decoder,
     hardware: Hardware,
-    step: int,
+    step: int | None,
     multiples: Sequence[float],
 ) -> Evaluation:
     """The losses of a run's `model` after `step` steps, on one device.
@@ -74,7 +74,7 @@ def batch_tokens(cfg: DictConfig) -> int:
     return int((cfg.train.micro_batch_size or cfg.train.batch_size) * cfg.model.max_seq_len)
 
 
-def surroundings(hardware: Hardware, step: int) -> Evaluation:
+def surroundings(hardware: Hardware, step: int | None) -> Evaluation:
     """What all parts of an evaluation share: of which step it is, and where it was measured."""
     return Evaluation(
         step=step,

@@ -21,14 +21,17 @@ PARTS = ("data", "model", "tokenizer", "train", "trainer")  # of a config, that 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run's config, tokenizer, and model with weights of its last checkpoint, after `step` optimizer steps."""
+    """A run's config, tokenizer, and model with weights of its last checkpoint, after `step` optimizer steps.
+
+    step: None of an imported model.
+    """
 
     folder: RunFolder
     cfg: DictConfig
     environment: Environment
     tokenizer: TextTokenizer
     model: Decoder
-    step: int
+    step: int | None
 
     def open_dataset(self) -> Dataset:
         """The text it was trained on, built if need be. Raises ConfigError if its source is no longer the same."""
@@ -60,7 +63,9 @@ def load_run(path: Path, trust: Trust = Trust(), weights: str = "last") -> Train
     if not (path / RESOLVED).exists():
         raise ConfigError(f"run={path}: holds no run; name a run's folder, such as runs/llama/base/seed=1")
     if not folder.checkpoint.exists():
-        raise ConfigError(f"run={path}: has no checkpoint yet; train it further with the same command")
+        raise ConfigError(
+            f"run={path}: has no checkpoint yet, {folder.checkpoint.name}; train it further, or restore it"
+        )
     with reading(path, RESOLVED):
         cfg = read_stored(path / RESOLVED)
         if missing := [part for part in PARTS if part not in cfg]:

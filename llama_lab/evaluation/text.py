@@ -128,7 +128,8 @@ def write_texts(run: TrainedRun, model: Decoder, prompts: Sequence[str], setting
             show(SEPARATOR if current < len(texts) - 1 else "\n")
             shown, current = 0, current + 1
     took = f"{sum(len(text.tokens) for text in texts)} tokens in {time.perf_counter() - start:.1f} s"
-    print(f"{took} by {run.folder.path}, trained for {run.step:,} steps", file=sys.stderr)
+    trained = "" if run.step is None else f", trained for {run.step:,} steps"
+    print(f"{took} by {run.folder.path}{trained}", file=sys.stderr)
 
 
 def show(text: str) -> None:

@@ -4,16 +4,19 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
+from torch.func import functional_call
 
 from llama_lab.config.trust import Trust
 from llama_lab.data.hub import is_hub_name, report_hub_errors
-from llama_lab.errors import ConfigError
+from llama_lab.errors import ConfigError, first_line
 from llama_lab.files import discard
+from llama_lab.model import Decoder
 from llama_lab.model.hf import Family, flat_settings
 from llama_lab.model.hf_families import FAMILIES
 from llama_lab.model.hf_settings import Settings
@@ -21,7 +24,7 @@ from llama_lab.runs.folder import OVERRIDES, RESOLVED, TOKENIZER, write_yaml
 
 from .loading import CONFIG, GENERATION, MODEL_TYPE, TOKEN_IDS, Loaded, load, named_weights
 from .overrides import overrides_of
-from .tensors import common_dtype, write_json, write_weights
+from .tensors import check_finite, common_dtype, write_json, write_weights
 
 TOKENIZER_FILES = (
     TOKENIZER,
@@ -30,6 +33,7 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
 )
+CHECKED_TOKENS = 64
 DOWNLOADED = ["*.json", "*.safetensors", "*.jinja"]
 
 
@@ -41,9 +45,10 @@ def import_model(source: str, dest: Path, dtype: torch.dtype | None = None, max_
     with building(dest) as fresh:
         write_ours(loaded, fresh, dtype, max_shard_bytes)
         write_yaml(overrides_of(settings_of(loaded)), fresh / OVERRIDES)
+    ignored = f"; ignored, as transformers does: {', '.join(loaded.ignored)}" if loaded.ignored else ""
     return (
         f"{dest}: {loaded.model_type} of {count(loaded)}, in our own layout, for llama_lab.load; {OVERRIDES} has what "
-        f"composes the same model with train.py"
+        f"composes the same model with train.py{ignored}"
     )
 
 
@@ -61,12 +66,14 @@ def export_model(
     A model that no class of transformers can hold is written in our own layout, which `load` reads.
     """
     loaded = load(run, trust, weights)
+    check_finite(run, named_weights(loaded.model))
     settings = settings_of(loaded)
     family, obstacles = nearest_family(loaded, settings)
     with building(dest) as fresh:
         if not obstacles:
             write_theirs(loaded, family, settings, fresh, dtype, max_shard_bytes)
-            return f"{dest}: {family.architecture} of {count(loaded)}; AutoModelForCausalLM.from_pretrained loads it"
+            checked = check_export(fresh, loaded.model, family, dtype)
+            return f"{dest}: {family.architecture} of {count(loaded)}; {checked}"
         write_ours(loaded, fresh, dtype, max_shard_bytes)
     return (
         f"{dest}: {count(loaded)} in our own layout, for llama_lab.load, since no class of transformers holds it; the "
@@ -102,12 +109,46 @@ def write_theirs(
     """Write a model as transformers does."""
     weights = in_dtype(family.to_theirs(named_weights(loaded.model), settings), dtype)
     config = family.write_config(settings)
+    config["pad_token_id"] = None  # of some classes' own, which may lie outside of the vocabulary
     config |= {key: loaded.generation[key] for key in TOKEN_IDS if key in loaded.generation}
     config |= {"model_type": family.model_type, "architectures": [family.architecture]}
     config["dtype"] = str(common_dtype(weights)).removeprefix("torch.")
     write_json(folder / CONFIG, config)
     write_weights(folder, weights, max_shard_bytes)
     write_surroundings(loaded, folder)
+
+
+@torch.no_grad()
+def check_export(folder: Path, model: Decoder, family: Family, dtype: torch.dtype | None) -> str:
+    """Load an exported folder by transformers, compare the logits of a short text, in float32, and say so.
+
+    Raises ConfigError if they differ from those of `model`, whose weights were written in `dtype`.
+    """
+    call = f"{family.architecture}.from_pretrained"
+    if find_spec("transformers") is None:
+        return f"for {call}; not checked, since transformers is not installed"
+    import transformers
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+    set_verbosity_error()  # type: ignore[no-untyped-call]
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    length = min(model.max_seq_len, CHECKED_TOKENS)
+    tokens = torch.randint(model.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
+    written = in_dtype(dict(model.named_parameters()), dtype)
+    expected = functional_call(model, {name: weight.float() for name, weight in written.items()}, (tokens,))
+    try:
+        class_ = getattr(transformers, family.architecture)
+        theirs, info = class_.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        found = theirs.eval()(tokens).logits
+    except Exception as error:  # of any kind, from their code
+        raise ConfigError(f"{folder.parent}: {family.architecture} does not load it, {first_line(error)}") from error
+    distance = ((found - expected).abs().max() / expected.abs().max()).item()
+    if any(info.values()) or not distance <= family.precision:
+        raise ConfigError(
+            f"{folder.parent}: {family.architecture} loads it as another model, whose logits differ by {distance:.2g} "
+            f"of the largest; please report it with the config of the model"
+        )
+    return f"{call} loads it, with the same logits"
 
 
 def write_ours(loaded: Loaded, folder: Path, dtype: torch.dtype | None, max_shard_bytes: int | None) -> None:

@@ -1,6 +1,6 @@
 """A model from a folder: a run, what `llama-lab-convert` wrote, or a folder of Hugging Face's transformers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,17 +9,20 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from llama_lab.config.components import build_model
+from llama_lab.config.components import build_model, check_depth
 from llama_lab.config.trust import Trust, stored_config
+from llama_lab.data.open import Dataset, open_dataset
 from llama_lab.data.tokenizer import TextTokenizer
+from llama_lab.display import open_display
 from llama_lab.errors import ConfigError, first_line, suggestion
-from llama_lab.evaluation.load import load_run
+from llama_lab.evaluation.load import TrainedRun, load_run
 from llama_lab.model import Decoder
 from llama_lab.model.hf import Family, model_node
-from llama_lab.model.hf_families import FAMILIES, MISSING, RECIPES
-from llama_lab.runs.folder import RESOLVED, TOKENIZER
+from llama_lab.model.hf_families import FAMILIES, FIELDS, MISSING, RECIPES
+from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
+from llama_lab.runs.stored import Environment
 
-from .tensors import common_dtype, has_weights, read_json, read_weights
+from .tensors import check_finite, common_dtype, has_weights, read_json, read_weights
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 MODEL_TYPE = "model_type"  # in the config of our own layout, beside the model
@@ -34,6 +37,7 @@ class Loaded:
     tokenizer: None where the folder has none.
     model_type: the family that it is of by its config or, a run's, by its recipe; an export chooses it if it can.
     generation: what generation_config.json holds, with the ids of the tokens that begin and end a text.
+    ignored: fields of config.json that the class of transformers ignores, and we with it, as `name=value`.
     """
 
     path: Path
@@ -42,6 +46,7 @@ class Loaded:
     tokenizer: TextTokenizer | None
     model_type: str | None = None
     generation: dict[str, Any] = field(default_factory=dict)
+    ignored: Sequence[str] = ()
 
     @property
     def is_run(self) -> bool:
@@ -73,6 +78,37 @@ def load(path: str | Path, trust: Trust = Trust(), weights: str = "last") -> Loa
     raise ConfigError(f"{folder}: holds neither {RESOLVED} of a run nor {CONFIG} of transformers; name another folder")
 
 
+@dataclass(frozen=True)
+class Imported(TrainedRun):
+    """A model that was not trained here, as evaluations read a run."""
+
+    def open_dataset(self) -> Dataset:
+        """The text of its config, in its own tokens."""
+        with open_display(0, rank=0) as display:
+            return open_dataset(self.cfg, display)
+
+
+def as_run(loaded: Loaded, data: DictConfig) -> Imported:
+    """A model, in float32, as a run that was trained on `data`. Raises ConfigError if it has no tokenizer.
+
+    A forward pass of its evaluation has about 4,096 tokens, since vocabularies of others are large.
+    """
+    path, length = loaded.path, loaded.model.max_seq_len
+    if loaded.tokenizer is None:
+        raise ConfigError(f"run={path}: has no tokenizer; put its {TOKENIZER} into the folder")
+    if data.get("document_mask"):
+        raise ConfigError("data.document_mask=true: is for models that were trained with it; leave it out")
+    cfg = {
+        "model": loaded.cfg.model,
+        "data": OmegaConf.to_container(data, resolve=True),
+        "tokenizer": {"_target_": "llama_lab.data.hf_tokenizer.HFTokenizer", "path": str(path)},
+        "train": {"batch_size": max(1, 4096 // length), "micro_batch_size": None, "prompt": ""},
+        "trainer": {"accelerator": "auto", "precision": "auto"},
+    }
+    model = loaded.model.float()
+    return Imported(RunFolder(path), OmegaConf.create(cfg), Environment(), loaded.tokenizer, model, None)
+
+
 def load_trained(folder: Path, trust: Trust, weights: str) -> Loaded:
     """A run, with these weights of its last checkpoint."""
     run = load_run(folder, trust, weights)
@@ -90,6 +126,7 @@ def load_ours(folder: Path, trust: Trust) -> Loaded:
     weights = read_weights(folder)
     model = build(folder / RESOLVED, cfg, "cpu", trust)
     check_fit(folder, named_weights(model), weights)
+    check_finite(folder, weights)
     model.to(common_dtype(weights))
     model.load_state_dict(weights, strict=False)  # the second name of a tied weight is not in the file
     tokenizer = read_tokenizer(folder, model.vocab_size)
@@ -102,9 +139,11 @@ def load_transformers(folder: Path) -> Loaded:
     config = read_json(folder / CONFIG)
     family = family_of(folder, config)
     try:
-        settings = family.read_config(config)
+        for key in ("num_hidden_layers", "num_layers", "n_layers", "n_layer"):  # reading lists what each layer has
+            check_depth(config.get(key, 1))
+        settings = family.read_config(config, FIELDS)
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
-        why = str(error) if type(error) is ValueError else f"is damaged, {first_line(error)}"
+        why = str(error) if type(error) in (ValueError, ConfigError) else f"is damaged, {first_line(error)}"
         raise ConfigError(f"{folder}: its {CONFIG}: {why}") from error
     cfg = OmegaConf.create({"model": model_node(settings)})
     tensors = read_weights(folder)
@@ -113,10 +152,14 @@ def load_transformers(folder: Path) -> Loaded:
     model = build(folder / CONFIG, cfg, "meta", Trust())
     expected = family.to_theirs(named_weights(model), settings)
     check_fit(folder, expected, without_copies(folder, family, weights, expected))
+    check_finite(folder, weights)
     assign(model, family.to_ours(weights, settings))
     tokenizer = read_tokenizer(folder, model.vocab_size)
     generation = {key: config[key] for key in TOKEN_IDS if key in config} | read_generation(folder)
-    return Loaded(folder, cfg, model.eval(), tokenizer, family.model_type, generation)
+    ignored, context = family.ignored(config), settings["max_seq_len"]
+    if (longer := config.get("max_position_embeddings") or context) > context:  # LongRoPE's
+        ignored.append(f"max_position_embeddings={longer} (for texts up to {context} tokens)")
+    return Loaded(folder, cfg, model.eval(), tokenizer, family.model_type, generation, ignored)
 
 
 def family_of(folder: Path, config: Mapping[str, Any]) -> Family:
@@ -208,6 +251,8 @@ def read_tokenizer(folder: Path, vocab_size: int) -> TextTokenizer | None:
         return None
     try:
         tokenizer = TextTokenizer.load(file)
+    except ConfigError:
+        raise
     except ValueError as error:  # ours, of what ends a text
         raise ConfigError(f"{file}: {error}; set eos_token in the tokenizer_config.json beside it") from error
     except Exception as error:  # tokenizers raises nothing more specific

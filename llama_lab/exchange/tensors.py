@@ -63,12 +63,24 @@ def read_index(file: Path) -> dict[str, str]:
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises ConfigError."""
     try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+        content = json.loads(file.read_bytes(), parse_constant=refuse_constant)
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: cannot be read, {first_line(error)}; copy or download it again") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: holds no JSON object; copy or download it again")
     return content
+
+
+def refuse_constant(name: str) -> None:
+    """Raise ValueError for NaN and the infinities, which Python's parser takes for numbers."""
+    raise ValueError(f"{name} is no JSON number")
+
+
+def check_finite(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError for a weight that is NaN or infinite."""
+    for name, weight in weights.items():
+        if weight.is_floating_point() and not weight.isfinite().all():
+            raise ConfigError(f"{folder}: its weight {name} is not finite; take an earlier checkpoint, or another copy")
 
 
 def read_file(file: Path) -> dict[str, Tensor]:

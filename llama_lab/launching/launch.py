@@ -196,9 +196,7 @@ def composed_run(loader: ConfigLoader, config: DictConfig, overrides: list[str],
 def command_line(run: Run, hydra_overrides: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """The command line that trains `run` alone. hydra_overrides: those of the launching command."""
     kept = [o for o in (*hydra_overrides, *overrides) if not belongs(override_key(o), (*LAUNCHING, *PLACED))]
-    if "hydra/launcher" not in map(override_key, hydra_overrides):  # an experiment chose it
-        kept.append("hydra/launcher=basic")
-    kept.append("hydra.mode=RUN")  # an experiment may choose a study itself
+    kept += ["hydra/launcher=basic", "hydra.mode=RUN"]  # an experiment may choose others, or a study
     values = (run.hardware.accelerator, run.hardware.devices, run.hardware.num_nodes)
     placed = [f"{key}={value}" for key, value in zip(PLACED, values, strict=True)]
     return [*program(), *typed_flags(), *kept, *placed]

@@ -11,35 +11,38 @@ import torch
 
 from llama_lab.devices.hardware import choose_accelerator, usable_cores
 from llama_lab.devices.site import Site
-from llama_lab.errors import ConfigError
+from llama_lab.runs.environment import RUNS_AT_ONCE
 
 from .engine import Engine, Job, Session, SubmittedRun, check_alone
+from .forks import FORKS, RunFork
 from .process import RunProcess, run_variables, without_ranks
 from .settings import LocalSettings, setting_error
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Room for one run at a time. gpus: in the notation of CUDA_VISIBLE_DEVICES. threads: CPU threads per run."""
+    """Room for one run at a time.
+
+    gpus: in the notation of CUDA_VISIBLE_DEVICES. threads: CPU threads per run. sharing: the slots on its device.
+    """
 
     name: str
     gpus: tuple[str, ...]
     threads: int
+    sharing: int = 1
 
 
-def make_slots(settings: LocalSettings, accelerator: str, visible: list[str], cores: int) -> list[Slot]:
-    """The slots of this machine for runs on `accelerator`. Raises ConfigError if it does not have them.
+def make_slots(
+    settings: LocalSettings, accelerator: str, visible: list[str], cores: int, threads: int | None = None
+) -> list[Slot]:
+    """The slots of this machine for runs on `accelerator`. Raises ConfigError for settings that it cannot serve.
 
-    visible: see `visible_gpus`. cores: the number that this process may use.
+    visible: see `visible_gpus`. cores: the number that this process may use. threads: of each slot on a CPU, unless the
+    settings have a number of slots; None: two.
     """
-    if accelerator == "gpu":
-        return gpu_slots(settings, visible, cores)
     if accelerator == "cpu":
-        return cpu_slots(settings, cores)
-    raise ConfigError(
-        f"trainer.accelerator={accelerator}: local_gpus has slots on CUDA GPUs and on the CPU; choose trainer=cpu, or "
-        f"leave hydra/launcher out"
-    )
+        return cpu_slots(settings, cores, threads)
+    return gpu_slots(settings, ["0"] if accelerator == "mps" else visible, cores)  # a Mac has one GPU
 
 
 def gpu_slots(settings: LocalSettings, visible: list[str], cores: int) -> list[Slot]:
@@ -52,19 +55,21 @@ def gpu_slots(settings: LocalSettings, visible: list[str], cores: int) -> list[S
     groups = [tuple(visible[i : i + size]) for i in range(0, len(visible) - size + 1, size)]
     threads = max(1, cores // (len(groups) * times))
     return [
-        Slot(f"gpu {'+'.join(group)}{f' ({turn})' if times > 1 else ''}", group, threads)
+        Slot(f"gpu {'+'.join(group)}{f' ({turn})' if times > 1 else ''}", group, threads, times)
         for turn in range(1, times + 1)  # the first runs spread over all GPUs
         for group in groups
     ]
 
 
-def cpu_slots(settings: LocalSettings, cores: int) -> list[Slot]:
-    """Slots with equal shares of the cores. Raises ConfigError if a setting for GPUs is given."""
+def cpu_slots(settings: LocalSettings, cores: int, threads: int | None) -> list[Slot]:
+    """Slots that share the cores, see `make_slots`. Raises ConfigError if a setting for GPUs is given."""
     for name in ("slots_per_gpu", "gpus_per_run"):
         if (value := getattr(settings, name)) > 1:
             raise setting_error(name, value, "the runs train on the CPU; leave it out, and set cpu_slots if you like")
-    count = settings.cpu_slots or max(1, cores // 2)
-    return [Slot(f"cpu {i}", (), max(1, cores // count)) for i in range(1, count + 1)]
+    count = settings.cpu_slots or max(1, cores // (threads or 2))
+    if settings.cpu_slots or threads is None:
+        threads = max(1, cores // count)
+    return [Slot(f"cpu {i}", (), threads, count) for i in range(1, count + 1)]
 
 
 def visible_gpus(environ: Mapping[str, str], count: int) -> list[str]:
@@ -91,8 +96,11 @@ class LocalRun(SubmittedRun):
         super().__init__(job)
         self.slot = slot
         self.session = Session(slot.name, time.time())
-        environment = slot_environment(slot, job.run.hardware.devices, os.environ) | run_variables()
-        self.process = RunProcess(job.command, self.output, environment, Path.cwd())
+        hardware = job.run.hardware
+        environment = slot_environment(slot, hardware.devices, os.environ) | run_variables()
+        environment[RUNS_AT_ONCE] = str(slot.sharing)
+        start = RunFork if FORKS and (hardware.accelerator, hardware.devices) == ("cpu", 1) else RunProcess
+        self.process = start(job.command, self.output, environment, Path.cwd())
 
     def poll(self) -> int | None:
         """The exit status of the process."""
@@ -100,13 +108,13 @@ class LocalRun(SubmittedRun):
 
 
 class LocalEngine(Engine[LocalRun]):
-    """Slots of this machine. wanted: the accelerator in the command's config."""
+    """Slots of this machine. wanted: the accelerator in the command's config. threads: see `make_slots`."""
 
-    def __init__(self, settings: LocalSettings, wanted: str) -> None:
+    def __init__(self, settings: LocalSettings, wanted: str, threads: int | None = None) -> None:
         check_alone("local_gpus")
         accelerator = choose_accelerator(wanted)
         gpus = visible_gpus(os.environ, torch.cuda.device_count())
-        self._slots = make_slots(settings, accelerator, gpus, usable_cores())
+        self._slots = make_slots(settings, accelerator, gpus, usable_cores(), threads)
         self.site = Site("local_gpus", (accelerator,), gpus=settings.gpus_per_run)
         self.max_parallel = len(self._slots)
 

@@ -97,5 +97,10 @@ class RunProcess:
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process group, such as SIGINT, as Ctrl-C does."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        send_to_group(self._process.pid, number)
+
+
+def send_to_group(leader: int, number: signal.Signals) -> None:
+    """Send a signal to a process group, if any of it is left."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, number)

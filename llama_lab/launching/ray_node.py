@@ -11,7 +11,7 @@ from pathlib import Path
 
 import ray
 
-from llama_lab.files import replacing
+from llama_lab.files import replace_text
 
 from .process import RunProcess
 
@@ -28,8 +28,7 @@ def work(command: Sequence[str], output: Path, place: Path, environment: Mapping
     missing = next((path for path in (folder, output.parent) if not path.is_dir()), None)
     if missing is not None:
         return f"{host} has no folder {missing}; all nodes must share runs_dir and this folder"
-    with replacing(place) as fresh:
-        fresh.write_text(f"{'gpu ' + '+'.join(gpus) if gpus else 'cpu'} of {host}")
+    replace_text(place, f"{'gpu ' + '+'.join(gpus) if gpus else 'cpu'} of {host}")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it, and the process would inherit that
     process = RunProcess(command, output, {**environment, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}, folder)
     while True:

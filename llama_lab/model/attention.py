@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from .cache import LayerCache, Lookup, new_layer_cache
 from .init import ResidualOutput, check_positive
-from .layout import Layout, for_heads
+from .layout import Layout
 from .mask import Mask
 from .mixer import Mixer
 from .norm import Norm
@@ -15,7 +15,7 @@ from .position import Position, Relation, has_relation, rotate
 from .qk_norm import check_qk_norm, norm_of_heads
 from .sinks import Sinks
 from .state import State
-from .temperature import Temperature
+from .temperature import Temperature, apply_temperature
 from .value_residual import VALUES, ValueResidual
 
 
@@ -178,8 +178,7 @@ class GroupedQueryAttention(Mixer):
             query, key = rotate(layout.rotation, query, key)
         if self.qk_norm_rotated:
             query, key = self.query_norm(query), self.key_norm(key)
-        if self.temperature is not None:
-            query = (query * self.temperature(for_heads(layout.positions, 1))[..., None]).type_as(query)
+        query = apply_temperature(query, self.temperature, layout)
         lookup = None
         if state is not None:
             assert isinstance(state, LayerCache)

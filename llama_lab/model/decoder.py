@@ -18,6 +18,8 @@ from .norm import Norm
 from .position import Position
 from .state import DecoderState, State
 
+LARGEST = 2**30  # of any size, so that the bytes of a matrix fit into 64 bits
+
 
 class Decoder(nn.Module):
     """A decoder built from one component per slot; each slot is a factory.
@@ -61,8 +63,8 @@ class Decoder(nn.Module):
         heads = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim}
         sizes = {"dim": dim, "n_layers": n_layers, **heads, "hidden_dim": hidden_dim, "max_seq_len": max_seq_len}
         for name, size in {"vocab_size": vocab_size, **sizes}.items():
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name}={size}: must be a positive whole number")
+            if not isinstance(size, int) or not 1 <= size <= LARGEST:
+                raise ValueError(f"{name}={size}: must be a positive whole number, and at most {LARGEST}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout}: must be at least 0 and less than 1")
         self.vocab_size, self.dim, self.max_seq_len = vocab_size, dim, max_seq_len

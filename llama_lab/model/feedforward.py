@@ -1,7 +1,9 @@
 """Feed-forward layers `(B, T, dim) -> (B, T, dim)`. `hidden_dim` is always the real width of the matrices."""
 
+import math
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,6 +19,31 @@ class SquaredReLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply elementwise."""
         return F.relu(x).square()
+
+
+class XIELU(nn.Module):
+    """xIELU (Huang & Schlag 2024, section 4): x beta, with a trained square above 0 and exponential below.
+
+    beta and eps are buffers, since files of Apertus hold them with the slopes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+        self.beta, self.eps = nn.Buffer(torch.tensor(0.5)), nn.Buffer(torch.tensor(-1e-6))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start with slopes of 0.8 on both sides."""
+        nn.init.constant_(self.alpha_p, math.log(math.expm1(0.8)))
+        nn.init.constant_(self.alpha_n, math.log(math.expm1(0.8 - 0.5)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply elementwise."""
+        beta = self.beta.type_as(x)
+        positive, negative = F.softplus(self.alpha_p).type_as(x), F.softplus(self.alpha_n).type_as(x) + beta
+        below = torch.expm1(torch.minimum(x, self.eps.type_as(x))) - x
+        return torch.where(x > 0, positive * x * x, negative * below) + beta * x
 
 
 class FeedForward(nn.Module):

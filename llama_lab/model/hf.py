@@ -9,7 +9,7 @@ what only the start of training reads, and lists where layers differ; see `flat_
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,8 @@ IDLE_NAMES = """
     inference_runner validate_runner_input max_batch_size max_sequence_length pad_key_length pre_allocate_kv_cache
 """
 IDLE = re.compile("|".join(IDLE_NAMES.split()))
+# What transformers reads of any config, whatever its class declares
+READ_BY_ALL = ("head_dim", "is_causal", "original_max_position_embeddings", "per_layer_config")
 
 
 def flat_settings(node: Mapping[str, Any]) -> Settings:
@@ -108,6 +110,7 @@ class Family:
     variant: their settings that tell it from other families of the same `model_type`.
     renamed: the names of their tensors in files that were saved under others, by regular expressions.
     idle: tensors in files that hold no weights.
+    precision: how far logits of transformers in float32 are from ours, in parts of the largest.
     """
 
     model_type: str
@@ -120,10 +123,12 @@ class Family:
     attention: Settings = field(default_factory=ATTENTION.copy)
     renamed: Mapping[str, str] = field(default_factory=dict)
     idle: str = r"(.*\.)?(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)"
+    precision: float = 1e-4
 
-    def read_config(self, config: Mapping[str, Any]) -> Settings:
+    def read_config(self, config: Mapping[str, Any], ignorable: Container[str] = ()) -> Settings:
         """Our settings of the model that their `config` describes.
 
+        ignorable: settings of other families, which this one's class does not read; see `ignored`.
         Raises ValueError for a setting that we cannot express, or do not know.
         """
         theirs = flatten(config)
@@ -131,15 +136,30 @@ class Family:
         ours |= {key: value for key, value in self.recipe.items() if not callable(value)}
         for setting in self.settings:
             ours |= setting.read(theirs, ours)
-        known = {name for setting in self.settings for name in setting.names}
-        for name, value in theirs.items():
-            is_known = name in known or name.partition(".")[0] in known
-            if not is_known and value is not None and not IDLE.fullmatch(name.removeprefix("attn_config.")):
+        ours |= {key: value(ours) for key, value in self.recipe.items() if callable(value)}
+        for name, value in self.unknown(theirs).items():
+            is_ignored = name.partition(".")[0] in ignorable and name not in READ_BY_ALL
+            if not is_ignored and not equal(value, ours.get(name)):
                 raise ValueError(
                     f"{name}={value}: is no setting of {self.model_type} that we know; if it changes no logits, delete "
                     f"it from the file"
                 )
-        return ours | {key: value(ours) for key, value in self.recipe.items() if callable(value)}
+        return ours
+
+    def unknown(self, theirs: Settings) -> Settings:
+        """Those of their flat settings that we do not know of this family, and may change logits of another."""
+        known = {name for setting in self.settings for name in setting.names}
+        return {
+            name: value
+            for name, value in theirs.items()
+            if name not in known and name.partition(".")[0] not in known
+            if value is not None and not IDLE.fullmatch(name.removeprefix("attn_config."))
+        }
+
+    def ignored(self, config: Mapping[str, Any]) -> list[str]:
+        """The settings of a config that was read that are ignored here, as transformers does, as `name=value`."""
+        unread = self.unknown(flatten(config))
+        return [f"{name}={shown(value)}" for name, value in unread.items() if value is not False]
 
     def write_config(self, ours: Settings) -> dict[str, Any]:
         """Their config of our model. It is that of another model if there are `obstacles`."""

@@ -7,16 +7,29 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .hf import Family, Fusion, Weights
-from .hf_layers import SLIDING, FullLayers, GlobalAndLocal, RotaryByKind, RotaryByLayer, SomeRotary, Windows, sliding
+from .hf import ATTENTION, Family, Fusion, Weights
+from .hf_layers import (
+    SLIDING,
+    FullLayers,
+    GlobalAndLocal,
+    RotaryByKind,
+    RotaryByLayer,
+    ScaleByLayer,
+    SomeRotary,
+    Windows,
+    sliding,
+)
 from .hf_settings import (
     MODEL,
+    ORIGINAL,
+    PHI3_KINDS,
     Choice,
     DenseLayers,
     Derived,
     Fixed,
     LatentRotary,
     MultiQuery,
+    Quotient,
     Reciprocal,
     RotaryDim,
     RotaryOrAlibi,
@@ -24,6 +37,8 @@ from .hf_settings import (
     ScoreScale,
     Setting,
     Settings,
+    SteppedLatentRotary,
+    SteppedRotary,
     Unread,
     Value,
 )
@@ -290,7 +305,6 @@ GPT_SETTINGS: tuple[Setting, ...] = (
     *gpt_sizes(50257, 768, 12, 12, 1024),
     Value("n_inner", "hidden_dim", times_dim(4)),
     Value("layer_norm_epsilon", "norm.eps", 1e-5),
-    Choice("scale_attn_weights", True, {True: {"attention.scale": None}, False: {"attention.scale": 1.0}}),
     Fixed("add_cross_attention", False),
     NO_DROPOUT,
     TIED,
@@ -303,7 +317,7 @@ GPT2 = Family(
     (
         *GPT_SETTINGS,
         Choice("activation_function", "gelu_new", ACTIVATIONS),
-        Fixed("scale_attn_by_inverse_layer_idx", False),
+        ScaleByLayer(),
     ),
     {
         "embedding.tokens.weight": "transformer.wte.weight",
@@ -363,7 +377,12 @@ GPT_BIGCODE = Family(
     "GPTBigCodeForCausalLM",
     "transformer.",
     {key: value for key, value in GPT_BLOCK.items() if key != "n_kv_heads"},
-    (*GPT_SETTINGS, Choice("activation_function", "gelu_pytorch_tanh", ACTIVATIONS), MultiQuery()),
+    (
+        *GPT_SETTINGS,
+        Choice("activation_function", "gelu_pytorch_tanh", ACTIVATIONS),
+        Choice("scale_attn_weights", True, {True: {"attention.scale": None}, False: {"attention.scale": 1.0}}),
+        MultiQuery(),
+    ),
     {
         "embedding.tokens.weight": "transformer.wte.weight",
         "position.table.weight": "transformer.wpe.weight",
@@ -519,17 +538,18 @@ BLOOM = Family(
 FALCON_SETTINGS: tuple[Setting, ...] = (
     Value("vocab_size", "vocab_size", 65024),
     Value("hidden_size", "dim", 4544),
-    Value("num_hidden_layers|n_layer", "n_layers", 32),
-    Value("num_attention_heads|n_head", "n_heads", 71),
+    Value("num_hidden_layers", "n_layers", 32),
+    Value("num_attention_heads", "n_heads", 71),
     Value("max_position_embeddings", "max_seq_len", 2048),
     Value("ffn_hidden_size", "hidden_dim", times_dim(4)),
     Value("layer_norm_epsilon", "norm.eps", 1e-5),
     Value("bias", (*ATTENTION_BIASES, *FFN_BIASES), False),
     Choice("activation", "gelu", ACTIVATIONS),
-    Fixed("apply_residual_connection_post_layernorm", False),
     RotaryOrAlibi(),
+    Unread(("apply_residual_connection_post_layernorm", "ff_factor")),
     TIED,
 )
+FALCON_PRECISION = 0.05  # since it rounds the biases of ALiBi to bfloat16
 FALCON_WEIGHTS: Weights = {
     "embedding.tokens.weight": "transformer.word_embeddings.weight",
     QUERY_KEY_VALUE: ("transformer.h.#.self_attention.query_key_value.*", QKV_GROUPS),
@@ -556,25 +576,38 @@ FALCON = Family(
         "blocks.#.attention_norm.*": "transformer.h.#.input_layernorm.*",
         "blocks.#.ffn_norm.*": "transformer.h.#.post_attention_layernorm.*",
     },
+    precision=FALCON_PRECISION,
 )
+
+
+def has_two_norms(ours: Settings) -> bool:
+    """Whether attention and feed-forward, side by side, have a norm each."""
+    return block("Parallel").items() <= ours.items()
+
+
 FALCON_40B = Family(
     "falcon",
     "FalconForCausalLM",
     "transformer.",
-    {"head_dim": head_width, **LAYER_NORM, **PLAIN, **block("Parallel")},
+    {"head_dim": head_width, **LAYER_NORM, **PLAIN},
     (
         *FALCON_SETTINGS,
         Fixed("new_decoder_architecture", True),
-        Fixed("num_ln_in_parallel_attn", 2),
+        Choice(
+            "num_ln_in_parallel_attn", 2, dict.fromkeys((2, None), block("Parallel")) | {1: block("ParallelSharedNorm")}
+        ),
         Unread(("parallel_attn", "multi_query")),
-        Value("num_kv_heads|n_head_kv", "n_kv_heads", like("n_heads")),
+        Value("num_kv_heads", "n_kv_heads", like("n_heads")),
     ),
     {
         **FALCON_WEIGHTS,
-        "blocks.#.attention_norm.*": "transformer.h.#.ln_attn.*",
+        "blocks.#.attention_norm.*": lambda ours: (
+            f"transformer.h.#.{'ln_attn' if has_two_norms(ours) else 'input_layernorm'}.*"
+        ),
         "blocks.#.ffn_norm.*": "transformer.h.#.ln_mlp.*",
     },
     variant={"new_decoder_architecture": True},
+    precision=FALCON_PRECISION,
 )
 OLMO2 = Family(
     "olmo2",
@@ -608,7 +641,7 @@ OLMO3 = replace(
         ATTENTION_BIAS,
     ),
 )
-EXAONE4_WINDOWS = Windows(4096, every=4, nullable=True)
+EXAONE4_WINDOWS = Windows(4096, every=4, nullable=True, pattern="sliding_window_pattern")
 
 
 def slides(config: Settings, ours: Settings) -> list[bool]:
@@ -655,7 +688,7 @@ SMOLLM3 = Family(
         ATTENTION_BIAS,
         MLP_BIAS,
         Fixed("use_sliding_window", False),
-        Unread(("sliding_window", "layer_types", "max_window_layers")),
+        Windows(None, every=1, nullable=True),
         n_kv_heads=4,
     ),
     LLAMA_WEIGHTS,
@@ -712,7 +745,7 @@ GEMMA2 = Family(
         "norm.*": "model.norm.*",
     },
 )
-GEMMA3_WINDOWS = Windows(4096, every=6)
+GEMMA3_WINDOWS = Windows(4096, every=6, pattern="sliding_window_pattern")
 GEMMA3 = Family(
     "gemma3_text",
     "Gemma3ForCausalLM",
@@ -724,11 +757,11 @@ GEMMA3 = Family(
         Value("num_key_value_heads", "n_kv_heads", 4),
         Choice("hidden_activation", "gelu_pytorch_tanh", ACTIVATIONS),
         GEMMA3_WINDOWS,
-        RotaryByKind(GEMMA3_WINDOWS, full=1_000_000.0, sliding=10_000.0),
+        RotaryByKind(GEMMA3_WINDOWS, full=1_000_000.0, sliding=10_000.0, local="rope_local_base_freq"),
         *GEMMA_SETTINGS,
         ScoreScale("query_pre_attn_scalar", 256, of_width=True),
-        Value("attn_logit_softcapping", "attention.softcap", None, nullable=True),
         Value("final_logit_softcapping", "embedding.logit_softcap", None, nullable=True),
+        Unread(("_sliding_window_pattern",)),
     ),
     {
         **GEMMA2.weights,
@@ -742,7 +775,13 @@ QWEN2 = Family(
     "model.",
     {"head_dim": head_width, **ROTATED_GATED, **dict.fromkeys(QKV_BIASES, True)},
     llama_settings(
-        sizes(151936, 4096, 32, 32, 32768), 22016, 1e-6, RotaryPosition(), UNTIED, Windows(4096, gated=True)
+        sizes(151936, 4096, 32, 32, 32768),
+        22016,
+        1e-6,
+        RotaryPosition(),
+        UNTIED,
+        Windows(4096, gated=True),
+        Unread(("use_mrope",)),
     ),
     LLAMA_WEIGHTS,
 )
@@ -860,10 +899,10 @@ PHI3 = Family(
         sizes(32064, 3072, 32, 32, 4096),
         8192,
         1e-5,
-        RotaryPosition(),
+        RotaryPosition(fraction=1.0, kinds=PHI3_KINDS, original=4096),
         UNTIED,
         Windows(None),
-        Unread(("attention_bias",)),
+        Unread(("attention_bias", "lm_head_bias", "full_attn_mod", "interpolate_factor")),
     ),
     {
         **LLAMA_ENDS,
@@ -924,9 +963,9 @@ MPT = Family(
     },
     (
         Value("vocab_size", "vocab_size", 50368),
-        Value("d_model", "dim", 2048),
-        Value("n_layers", "n_layers", 24),
-        Value("n_heads", "n_heads", 16),
+        Value("d_model|hidden_size", "dim", 2048),
+        Value("n_layers|num_hidden_layers", "n_layers", 24),
+        Value("n_heads|num_attention_heads", "n_heads", 16),
         Value("max_seq_len", "max_seq_len", 2048),
         Value("layer_norm_epsilon", "norm.eps", 1e-5),
         Fixed("expansion_ratio", 4),
@@ -1084,6 +1123,7 @@ COHERE = Family(
         RotaryPosition(theta=500000.0, interleaved=True),
         TIED,
         ATTENTION_BIAS,
+        Unread(("model_max_length",)),
     ),
     {
         **LLAMA_WEIGHTS,
@@ -1091,7 +1131,7 @@ COHERE = Family(
         "blocks.#.attention.key_norm.weight": ("model.layers.#.self_attn.k_norm.weight", ROW_PER_HEAD),
     },
 )
-COHERE2_WINDOWS = Windows(4096, every=4)
+COHERE2_WINDOWS = Windows(4096, every=4, pattern="sliding_window_pattern")
 COHERE2 = replace(
     COHERE,
     model_type="cohere2",
@@ -1100,11 +1140,12 @@ COHERE2 = replace(
         *(setting for setting in COHERE.settings if not {"use_qk_norm", "rope_theta"} & {*setting.names}),
         COHERE2_WINDOWS,
         SomeRotary(RotaryPosition(interleaved=True), sliding(COHERE2_WINDOWS)),
-        Unread(("head_dim", "layer_switch", "order_of_interleaved_layers", "position_embedding_type")),
+        Unread(("layer_switch", "order_of_interleaved_layers", "position_embedding_type")),
         Unread(("use_embedding_sharing", "use_gated_activation", "use_parallel_block", "use_parallel_embedding")),
     ),
     weights=LLAMA_WEIGHTS,
 )
+LLAMA3_SCALING = (("rope_type", "llama3"), ("low_freq_factor", 1.0), ("high_freq_factor", 4.0), (ORIGINAL, 8192))
 CWM = Family(
     "cwm",
     "CwmForCausalLM",
@@ -1114,16 +1155,7 @@ CWM = Family(
         sizes(128256, 6144, 64, 48, 131072),
         21504,
         1e-5,
-        RotaryPosition(
-            1_000_000.0,
-            absent=(
-                ("rope_type", "llama3"),
-                ("factor", 16.0),
-                ("low_freq_factor", 1.0),
-                ("high_freq_factor", 4.0),
-                ("original_max_position_embeddings", 8192),
-            ),
-        ),
+        RotaryPosition(1_000_000.0, absent=(*LLAMA3_SCALING, ("factor", 16.0))),
         Value("head_dim", "head_dim", 128),
         UNTIED,
         MLP_BIAS,
@@ -1148,25 +1180,38 @@ def query_of_latent(ours: Settings) -> str:
     return f"model.layers.#.self_attn.{'q_proj' if ours.get('attention.query_rank') is None else 'q_a_proj'}.*"
 
 
-def latent_settings(sizes: tuple[Setting, ...], hidden_dim: int, *others: Setting) -> tuple[Setting, ...]:
-    """The settings of models with latent attention, with the defaults of a family."""
+def latent_settings(
+    sizes: tuple[Setting, ...],
+    hidden_dim: int,
+    *others: Setting,
+    rms_norm_eps: float = 1e-6,
+    widths: tuple[int, int, int, int, int | Derived] = (512, 1536, 128, 64, 128),
+) -> tuple[Setting, ...]:
+    """The settings of models with latent attention, with the defaults of a family; the widths in the order below."""
+    kv_rank, query_rank, nope_dim, rotary_dim, value_dim = widths
     return (
         *sizes,
         Value("intermediate_size", "hidden_dim", hidden_dim),
         Choice("hidden_act", "silu", ACTIVATIONS),
-        Value("kv_lora_rank", "attention.kv_rank", 512),
-        Value("q_lora_rank", "attention.query_rank", 1536, nullable=True),
-        Value("qk_nope_head_dim", "attention.nope_dim", 128),
-        Value("qk_rope_head_dim", "head_dim", 64),
-        Value("v_head_dim", "attention.value_dim", 128),
+        Value("kv_lora_rank", "attention.kv_rank", kv_rank),
+        Value("q_lora_rank", "attention.query_rank", query_rank, nullable=True),
+        Value("qk_nope_head_dim", "attention.nope_dim", nope_dim),
+        Value("qk_rope_head_dim", "head_dim", rotary_dim),
+        Value("v_head_dim", "attention.value_dim", value_dim),
         Fixed("num_key_value_heads", like("n_heads")),
-        Fixed("rms_norm_eps", 1e-6),  # which the norms of latents have in any case
+        Value("rms_norm_eps", "norm.eps", rms_norm_eps),
         Fixed("attention_bias", False),
         Unread(("head_dim", "qk_head_dim")),
         *others,
     )
 
 
+LATENT: Settings = {
+    "attention._target_": f"{MODEL}.latent_attention.LatentAttention",
+    "attention.latent_eps": 1e-6,  # in any case
+    "attention.temperature": None,
+}
+ROTARY_WIDTH = Fixed("head_dim", like("head_dim"))  # of classes that rotate as many dimensions as it says
 INTERLEAVED = Choice(
     "rope_interleave", True, {True: {"position.interleaved": True}, False: {"position.interleaved": False}}
 )
@@ -1174,12 +1219,13 @@ DEEPSEEK_V3 = Family(
     "deepseek_v3",
     "DeepseekV3ForCausalLM",
     "model.",
-    {"n_kv_heads": like("n_heads"), **ROTATED_GATED, "norm.eps": 1e-6},
+    {"n_kv_heads": like("n_heads"), **ROTATED_GATED},
     latent_settings(
         sizes(129280, 7168, 61, 128, 4096),
         18432,
         LatentRotary(),
         INTERLEAVED,
+        ROTARY_WIDTH,
         UNTIED,
         DenseLayers("first_k_dense_replace", 3),
         EXPERTS,
@@ -1197,7 +1243,7 @@ DEEPSEEK_V3 = Family(
         "blocks.#.attention.output.*": "model.layers.#.self_attn.o_proj.*",
         **LLAMA_FFN,
     },
-    attention={"attention._target_": f"{MODEL}.latent_attention.LatentAttention"},
+    attention=LATENT,
 )
 DEEPSEEK_V2 = replace(
     DEEPSEEK_V3,
@@ -1222,6 +1268,7 @@ YOUTU = replace(
         6144,
         LatentRotary(),
         INTERLEAVED,
+        ROTARY_WIDTH,
         TIED,
         Unread(("embedding_initializer_range",)),
     ),
@@ -1277,7 +1324,7 @@ QWEN3_NEXT = replace(
         n_kv_heads=2,
     ),
 )
-AFMOE_WINDOWS = Windows(1024, every=4)
+AFMOE_WINDOWS = Windows(1024, every=4, pattern="global_attn_every_n_layers")
 AFMOE = Family(
     "afmoe",
     "AfmoeForCausalLM",
@@ -1338,6 +1385,81 @@ NANOCHAT = Family(
         "blocks.#.ffn.down.*": "model.layers.#.mlp.fc2.*",
     },
 )
+YARN = (("rope_type", "yarn"), ("mscale", 1.0), ("mscale_all_dim", 1.0), ("llama_4_scaling_beta", 0.1))
+MINISTRAL3 = replace(
+    MISTRAL,
+    model_type="ministral3",
+    architecture="Ministral3ForCausalLM",
+    settings=llama_settings(
+        sizes(131072, 4096, 34, 32, 262144),
+        14336,
+        1e-5,
+        SteppedRotary(1e6, absent=(*YARN, ("factor", 16.0), (ORIGINAL, 16384))),
+        Value("head_dim", "head_dim", 128),
+        UNTIED,
+        Windows(None),
+        n_kv_heads=8,
+    ),
+    attention={key: value for key, value in ATTENTION.items() if key != "attention.temperature"},
+)
+MISTRAL4 = replace(
+    DEEPSEEK_V3,
+    model_type="mistral4",
+    architecture="Mistral4ForCausalLM",
+    settings=latent_settings(
+        sizes(131072, 4096, 36, 32, 1048576),
+        12288,
+        SteppedLatentRotary(absent=(*YARN, ("factor", 128.0), (ORIGINAL, 8192))),
+        INTERLEAVED,
+        UNTIED,
+        DenseLayers("first_k_dense_replace", 0),
+        EXPERTS,
+        widths=(256, 1024, 64, 64, 128),
+    ),
+    attention={key: value for key, value in LATENT.items() if key != "attention.temperature"},
+)
+MINICPM3 = replace(
+    DEEPSEEK_V3,
+    model_type="minicpm3",
+    architecture="MiniCPM3ForCausalLM",
+    settings=latent_settings(
+        sizes(73448, 2560, 62, 40, 32768),
+        6400,
+        LatentRotary(),
+        TIED,
+        MLP_BIAS,
+        Quotient("scale_depth", "block.residual_scale", lambda ours: math.sqrt(ours["n_layers"]), 1.4),
+        Quotient("dim_model_base", "embedding.logit_scale", like("dim"), 256),
+        Value("scale_emb", "embedding.scale", 12.0),
+        rms_norm_eps=1e-5,
+        widths=(256, 768, 64, 32, head_width),
+    ),
+)
+XIELU_TENSORS = ("alpha_p", "alpha_n", "beta", "eps")
+XIELU = {"xielu": {"ffn.activation._target_": f"{MODEL}.feedforward.XIELU"}}
+APERTUS = Family(
+    "apertus",
+    "ApertusForCausalLM",
+    "model.",
+    {**RMS_NORM, **PLAIN, **block("PreNorm"), "attention.qk_norm": "head"},
+    (
+        *sizes(131072, 4096, 32, 32, 65536),
+        Value("intermediate_size", "hidden_dim", 14336),
+        KV_HEADS,
+        HEAD_DIM,
+        Choice("hidden_act", "xielu", ACTIVATIONS | XIELU),
+        Value("rms_norm_eps", "norm.eps", 1e-5),
+        RotaryPosition(12_000_000.0, absent=(*LLAMA3_SCALING, ("factor", 8.0))),
+        UNTIED,
+        ATTENTION_BIAS,
+    ),
+    {
+        **{ours: theirs for ours, theirs in QWEN3.weights.items() if "ffn.gate" not in ours},
+        "blocks.#.attention_norm.*": "model.layers.#.attention_layernorm.*",
+        "blocks.#.ffn_norm.*": "model.layers.#.feedforward_layernorm.*",
+        **{f"blocks.#.ffn.activation.{one}": f"model.layers.#.mlp.act_fn.{one}" for one in XIELU_TENSORS},
+    },
+)
 
 # An export takes the first that can hold a model; of two with one `model_type`, the first whose `variant` fits is read.
 FAMILIES: tuple[Family, ...] = (
@@ -1384,7 +1506,13 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_5,
     QWEN3_NEXT,
     AFMOE,
+    MINISTRAL3,
+    MISTRAL4,
+    MINICPM3,
+    APERTUS,
 )
+# What a class of any family reads: a field of another family is ignored, as transformers ignores it.
+FIELDS = {name.partition(".")[0] for family in FAMILIES for setting in family.settings for name in setting.names}
 # The `model_type` of each recipe that has one; the first Transformer and PaLM have none.
 RECIPES = {
     "gpt1": "openai-gpt",
@@ -1421,7 +1549,6 @@ MISSING = {
     "qwen2_moe": "it routes tokens to experts",
     "qwen3_moe": "it routes tokens to experts",
     "gpt_oss": "it routes tokens to experts",
-    "minicpm3": "the norms of its latents have an epsilon of their own",
     "mimo_v2_flash": "it has values of another width, and routes tokens to experts",
     "mamba": "it has no attention",
     "t5": "it is no decoder alone",

@@ -1,15 +1,28 @@
 """Layers that differ, in flat settings: where they do, the value of a setting is a list, one for each layer."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .hf_settings import MODEL, ROPE, RotaryPosition, Settings, below, flatten, nest, numbers
+from .hf_settings import (
+    MODEL,
+    ROPE,
+    RotaryPosition,
+    Settings,
+    below,
+    equal,
+    flatten,
+    nest,
+    number,
+    numbers,
+    usual_scale,
+)
+from .position import rotary_dim
 
 NOPE: Settings = {"position._target_": f"{MODEL}.position.Position"}
 ABSENT = "absent"  # of a layer whose component does not have the setting
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
-PATTERNS = ("sliding_window_pattern", "global_attn_every_n_layers")
 
 
 def with_layers(node: Mapping[str, Any]) -> Settings:
@@ -21,9 +34,24 @@ def with_layers(node: Mapping[str, Any]) -> Settings:
         own = dict(usual)
         for one in different:
             own |= {key: value for key, value in one.items() if key != "at"} if layer in one["at"] else {}
-        flat = flatten(own)
-        layers.append({key: tuple(value) if isinstance(value, list) else value for key, value in flat.items()})
+        flat = spelt_out(flatten(own))
+        flat = {key: tuple(value) if isinstance(value, list) else value for key, value in flat.items()}
+        for key in ("position.scaling.short_factors", "position.scaling.long_factors"):
+            if isinstance(flat.get(key), float | int):  # one for all frequencies
+                flat[key] = (float(flat[key]),) * (rotary_dim(flat["head_dim"], flat["position.fraction"]) // 2)
+        layers.append(flat)
     return by_layer(layers)
+
+
+def spelt_out(own: Settings) -> Settings:
+    """A layer's settings with the fraction of a head that turns exactly, and the epsilon that a null stands for."""
+    if fraction := own.get("position.fraction"):
+        turned, width = rotary_dim(own["head_dim"], fraction), own["head_dim"]
+        exact = turned / width
+        own["position.fraction"] = exact if int(exact * width) == turned else math.nextafter(exact, 1)
+    if own.get("attention.latent_eps", 0) is None:
+        own["attention.latent_eps"] = own.get("norm.eps")
+    return own
 
 
 def without_layers(settings: Settings) -> dict[str, Any]:
@@ -74,23 +102,29 @@ class Windows:
     """Which layers attend through a sliding window.
 
     default: their `sliding_window` where it is absent. gated: they ignore it unless `use_sliding_window`. every: of a
-    file without `layer_types`, every n-th layer sees all; `leading`: the first of n does, not the last. listed: whether
-    they have `layer_types`; those that are gated or have `every` do. nullable: whether they can do without a window if
-    no layer has one.
+    file without `layer_types`, every n-th layer sees all; `leading`: the first of n does, not the last. pattern: their
+    name of n, if they have one. listed: whether they have `layer_types`; those that are gated or have `every` do.
+    nullable: whether they can do without a window if no layer has one.
     """
 
     default: int | None
     gated: bool = False
     every: int | None = None
     leading: bool = False
+    pattern: str = ""
     listed: bool = False
     nullable: bool = False
 
     @property
+    def has_list(self) -> bool:
+        """Whether they have `layer_types`."""
+        return self.gated or self.listed or self.every is not None
+
+    @property
     def names(self) -> Sequence[str]:
         """All their names of it."""
-        switches = ("sliding_window", "use_sliding_window", "max_window_layers")
-        return (*switches, "layer_types", *PATTERNS, "_sliding_window_pattern")
+        switches = ("use_sliding_window", "max_window_layers") if self.gated else ()
+        return ("sliding_window", *switches, *["layer_types"] * self.has_list, *[self.pattern] * bool(self.pattern))
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
@@ -104,12 +138,13 @@ class Windows:
 
     def kinds(self, config: Settings, ours: Settings) -> list[str]:
         """The kind of each layer."""
+        if self.has_list and config.get("layer_types") is not None:
+            return checked(config["layer_types"], (FULL, SLIDING), ours)
         first = config.get("max_window_layers", 28) if self.gated else 0
-        every = next((config[name] for name in PATTERNS if name in config), self.every)
+        every = number(self.pattern, config.get(self.pattern, self.every))
         last = 0 if self.leading or not every else every - 1
         is_full = [i < first or (every and i % every == last) for i in range(ours["n_layers"])]
-        kinds: list[str] = config.get("layer_types") or [FULL if full else SLIDING for full in is_full]
-        return checked(kinds, (FULL, SLIDING), ours)
+        return [FULL if full else SLIDING for full in is_full]
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
@@ -118,10 +153,10 @@ class Windows:
         written: Settings = {"sliding_window": widest}
         if self.gated:
             written |= {"use_sliding_window": widest is not None, "max_window_layers": 0}
-        if self.gated or self.every or self.listed:
+        if self.has_list:
             written["layer_types"] = [FULL if window is None else SLIDING for window in windows]
             # A model of full layers alone has no use for a window, but Gemma 2 cannot be without
-            is_missing = widest is None and self.every and not self.nullable
+            is_missing = widest is None and not (self.gated or self.nullable)
             written["sliding_window"] = ours["max_seq_len"] if is_missing else widest
         return written
 
@@ -166,7 +201,7 @@ class GlobalAndLocal:
             raise ValueError(f"attention_types={types}: no switch; only global and local {ours['n_layers']} times are")
         window = {"sliding_window": config.get("window_size", 256)}
         layers = [SLIDING if kind == "local" else FULL for kind in kinds]
-        return Windows(None).read(window | {"layer_types": layers}, ours)
+        return Windows(None, listed=True).read(window | {"layer_types": layers}, ours)
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
@@ -179,31 +214,30 @@ class GlobalAndLocal:
 class RotaryByKind:
     """RoPE with a theta and a scaling for each kind of layer, by `rope_parameters` of each kind.
 
-    windows: which layers are of which kind. full, sliding: theta where it is absent. Older files scale full layers.
+    windows: which layers are of which kind. full, sliding: theta where it is absent. local: their name of the latter
+    outside of `rope_parameters`. Older files scale full layers, where the old key `type` counts in `rope_parameters`.
     """
 
     windows: Windows
     full: float
     sliding: float
+    local: str = ""
 
     @property
     def names(self) -> Sequence[str]:
         """All their names of it."""
-        return (*RotaryPosition().names, "rope_local_base_freq")
+        return ("rope_parameters", "rope_scaling", "rope_theta", *[self.local] * bool(self.local))
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
         nested = nest(below(config, self.names))
-        rope = nested.pop("rope_parameters", None) or {}
-        local = nested.pop("rope_local_base_freq", self.sliding)
+        rope = nested.get("rope_parameters") or {}
+        full = rope.get(FULL) or {"rope_type": "default"}
         of_kind = {
-            FULL: flatten({"rope_parameters": rope.get(FULL) or {}} | nested),
-            SLIDING: flatten({"rope_parameters": {"rope_theta": local} | (rope.get(SLIDING) or {})}),
+            FULL: {"rope_theta": nested.get("rope_theta", self.full), **full, **(nested.get("rope_scaling") or {})},
+            SLIDING: {"rope_theta": nested.get(self.local, self.sliding), **(rope.get(SLIDING) or {})},
         }
-        found = {
-            kind: RotaryPosition(theta).read(of_kind[kind], ours)
-            for kind, theta in ((FULL, self.full), (SLIDING, self.sliding))
-        }
+        found = {kind: RotaryPosition().read(flatten({"rope_parameters": own}), ours) for kind, own in of_kind.items()}
         return by_layer([found[kind] for kind in self.windows.kinds(config, ours)])
 
     def write(self, ours: Settings) -> Settings:
@@ -284,3 +318,26 @@ class RotaryByLayer:
         turned = [own for own in layers if own.get("position._target_") == ROPE]
         thetas = [own["position.theta"] if own in turned else 0 for own in layers]
         return {"layer_rope_theta": thetas} | (RotaryPosition().write(turned[0]) if turned else {})
+
+
+@dataclass(frozen=True)
+class ScaleByLayer:
+    """GPT-2's scale of the scores: the usual one or none, which may be divided by the number of the layer, from 1."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All their names of it."""
+        return ("scale_attn_weights", "scale_attn_by_inverse_layer_idx")
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        scale, divided = config.get(self.names[0], True), config.get(self.names[1], False)
+        usual = usual_scale(ours) if scale else 1.0
+        scales = [usual / (layer + 1 if divided else 1) for layer in range(ours["n_layers"])]
+        return by_layer([{"attention.scale": None if scale and one == usual else one} for one in scales])
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        scales = [scale or usual_scale(ours) for scale in each(ours, "attention.scale")]
+        scaled = equal(scales[0], usual_scale(ours))
+        return dict(zip(self.names, (scaled, not equal(scales[0], scales[-1])), strict=True))

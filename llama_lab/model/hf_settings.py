@@ -73,12 +73,17 @@ def number(name: str, value: Any) -> Any:
     return value
 
 
+def real(value: Any) -> Any:
+    """A number as a float."""
+    return float(value) if type(value) is int else value
+
+
 @dataclass(frozen=True)
 class Value:
     """A setting that both have.
 
-    name: theirs, and after `|` other names that files have for it. ours: one key, or several with the same value.
-    default: transformers' own, where it is absent, or null unless `nullable`.
+    name: theirs, and after `|` names that transformers puts before it. ours: one key, or several with the same value.
+    default: transformers' own, where it is absent, or null unless `nullable`; None for a number that may be any.
     """
 
     name: str
@@ -100,11 +105,12 @@ class Value:
         """See `Setting`."""
         theirs = [(name, config[name]) for name in self.names if name in config]
         found = [number(name, value) for name, value in theirs if self.nullable or value is not None]
-        return dict.fromkeys(self.keys, found[0] if found else derive(self.default, ours))
+        return dict.fromkeys(self.keys, found[-1] if found else derive(self.default, ours))
 
     def write(self, ours: Settings) -> Settings:
-        """See `Setting`."""
-        return {self.names[0]: ours.get(self.keys[0])}
+        """See `Setting`; their classes refuse a whole number where they declare a float."""
+        value = ours.get(self.keys[0])
+        return {self.names[0]: real(value) if isinstance(self.default, float | None) else value}
 
 
 @dataclass(frozen=True)
@@ -235,6 +241,31 @@ class Reciprocal:
 
 
 @dataclass(frozen=True)
+class Quotient:
+    """A number of theirs that is divided by one that follows from our settings; of null comes 1."""
+
+    name: str
+    ours: str
+    by: Derived
+    default: float
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their name of it."""
+        return (self.name,)
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        value = number(self.name, config.get(self.name, self.default))
+        return {self.ours: 1.0 if value is None else value / self.by(ours)}
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`; as a whole number where the default is one."""
+        value = ours[self.ours] * self.by(ours)
+        return {self.name: round(value) if isinstance(self.default, int) else value}
+
+
+@dataclass(frozen=True)
 class ScoreScale:
     """What multiplies the scores; null where it is the usual 1 / sqrt(head_dim).
 
@@ -260,7 +291,7 @@ class ScoreScale:
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
         scale = ours.get("attention.scale") or (None if self.default is None else usual_scale(ours))
-        return {self.name: round(scale**-2) if scale is not None and self.of_width else scale}
+        return {self.name: round(scale**-2) if scale is not None and self.of_width else real(scale)}
 
 
 def usual_scale(ours: Settings) -> float:
@@ -269,7 +300,8 @@ def usual_scale(ours: Settings) -> float:
 
 
 ROPE = f"{MODEL}.position.Rope"
-ORIGINAL = "original_max_position_embeddings"
+PHI3_KINDS = ("longrope",)  # whose class calls it "su" or "yarn", too
+ORIGINAL, BETA = "original_max_position_embeddings", "llama_4_scaling_beta"
 # Their type of RoPE scaling: our class, and their names of its fields with transformers' defaults.
 SCALINGS: dict[str, tuple[str, dict[str, tuple[str, Any]]]] = {
     "linear": ("LinearScaling", {"factor": ("factor", None)}),
@@ -305,59 +337,67 @@ SCALINGS: dict[str, tuple[str, dict[str, tuple[str, Any]]]] = {
 
 @dataclass(frozen=True)
 class RotaryPosition:
-    """RoPE: `rope_parameters` of transformers 5, or `rope_theta`, `rope_scaling` and others of older files.
+    """RoPE: `rope_parameters` of transformers 5, or `rope_scaling`, which goes before it, and the theta of older files.
 
     Scaling "dynamic" starts beyond max_position_embeddings, where our context ends: it is read as none. NTK-aware
-    scaling is a larger theta, and written as that. absent: `rope_parameters` of a file without any.
+    scaling is a larger theta, and written as that. LongRoPE's context ends where its long factors would act.
+    fraction: transformers' own; None for a class that turns whole heads, whatever a file says.
+    older: names of theta and fraction outside of `rope_parameters`. absent: `rope_parameters` of a file without any.
+    kinds: the types of scaling that the class has. original: its own ORIGINAL, which goes before that of the scaling.
     """
 
     theta: float = 10000.0
-    fraction: float = 1.0
+    fraction: float | None = None
     interleaved: bool = False
-    older: tuple[str, str] = ("rope_theta", "partial_rotary_factor")  # names of theta and fraction before version 5
+    older: tuple[str, str] = ("rope_theta", "partial_rotary_factor")
     absent: tuple[tuple[str, Any], ...] = ()
+    kinds: Sequence[str] = (*SCALINGS, "dynamic")
+    original: int | None = None
 
     @property
     def names(self) -> Sequence[str]:
         """All their names of it."""
-        top = ("rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base", ORIGINAL)
-        return (*top, "partial_rotary_factor", "rotary_pct", "rope_ratio")
+        return ("rope_parameters", "rope_scaling", ORIGINAL, *self.older[: 1 if self.fraction is None else 2])
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
         nested = nest(below(config, self.names))
         rope = self.merged(nested)
-        theta = rope.pop("rope_theta", nested.get("rope_theta", nested.get("rotary_emb_base", self.theta)))
-        fraction = nested.get("partial_rotary_factor", nested.get("rotary_pct", self.fraction))
-        fraction = rope.pop("partial_rotary_factor", fraction)
-        if nested.get(ORIGINAL) is not None:  # Phi-3's, which goes before the other
-            rope[ORIGINAL] = nested[ORIGINAL]
-        if nested.get("rope_ratio", 1) != 1:
-            raise ValueError(f"rope_ratio={nested['rope_ratio']}: no switch; only 1 is expressed")
+        theta = rope.pop("rope_theta", nested.get(self.older[0], self.theta))
+        fraction = rope.pop("partial_rotary_factor", nested.get(self.older[1], self.fraction))
+        original = nested.get(ORIGINAL, self.original)
+        rope |= {} if original is None else {ORIGINAL: original}
+        fraction = 1.0 if self.fraction is None or fraction is None else float(fraction)
+        width = ours.get("head_dim") or ours["dim"] // (ours["n_heads"] or 1)
+        if int(turned := width * fraction) < int(turned + 1e-3):  # 31.999 is 31 in their classes
+            raise ValueError(f"partial_rotary_factor={fraction}: of {width} dimensions is {turned:.8g}, which "
+                             f"transformers rounds down; write more digits")  # fmt: skip
         return {
             "position._target_": ROPE,
-            "position.theta": float(theta),
-            "position.fraction": float(fraction),
+            "position.theta": float(number("rope_theta", theta)),
+            "position.fraction": fraction,
             "position.interleaved": self.interleaved,
             **self.read_scaling(rope, ours),
         }
 
     def merged(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """`rope_parameters` of a nested config, with those of older files."""
-        parts = (config.get("rope_scaling") or {}, config.get("rope_parameters") or {})
-        return {**parts[0], **parts[1]} or dict(self.absent)
+        """The parameters in a nested config."""
+        given = config.get("rope_parameters")
+        absent = {"rope_theta": self.theta, **dict(self.absent)} if self.absent else {}
+        return dict(config.get("rope_scaling") or (absent if given is None else given))
 
     def read_scaling(self, rope: dict[str, Any], ours: Settings) -> Settings:
         """Our settings of the scaling, by what `rope` holds besides theta."""
         older = rope.pop("type", "default")
         kind = rope.pop("rope_type", older)
-        kind = "longrope" if kind == "su" else kind
-        if kind in ("default", "dynamic"):
+        if self.kinds == PHI3_KINDS and kind in ("su", "yarn"):
+            kind = "longrope"
+        if kind == "default" or (kind == "dynamic" and kind in self.kinds):
             if by_layer := [name for name, value in rope.items() if isinstance(value, Mapping)]:
                 raise ValueError(f"rope_parameters {', '.join(by_layer)}: no switch for positions by kind of layer")
             return {"position.scaling": None}
-        if kind not in SCALINGS:
-            raise ValueError(f"rope_scaling type {kind}: no switch; we have {', '.join(SCALINGS)} and dynamic")
+        if kind not in self.kinds:
+            raise ValueError(f"rope_scaling type {kind}: no switch; we have {', '.join(self.kinds)}")
         scaling, fields = SCALINGS[kind]
         found: Settings = {"position.scaling._target_": f"{MODEL}.position.{scaling}"}
         original = numbers(f"rope_scaling {ORIGINAL}", rope.get(ORIGINAL)) or ours["max_seq_len"]
@@ -370,7 +410,8 @@ class RotaryPosition:
             found[f"position.scaling.{name}"] = value
         neutral = {"truncate": True, ORIGINAL: original}
         if kind == "longrope":
-            found["position.scaling.max_seq_len"] = ours["max_seq_len"]
+            # Beyond the original context they take other factors, for the whole of a text.
+            found["max_seq_len"] = found["position.scaling.max_seq_len"] = min(ours["max_seq_len"], original)
             factor = max(found["position.scaling.factor"], 1.0)
             neutral["attention_factor"] = math.sqrt(1 + math.log(factor) / math.log(original))
         if kind == "yarn":
@@ -384,16 +425,16 @@ class RotaryPosition:
         """See `Setting`; under the older names too, since transformers 4 would take its defaults without a word."""
         if ours.get("position._target_") != ROPE:
             return {}
-        theta, fraction = ours["position.theta"], ours["position.fraction"]
+        theta, fraction = real(ours["position.theta"]), real(ours["position.fraction"])
         rope: Settings = {"rope_type": "default", "rope_theta": theta}
-        if not equal(fraction, 1.0) or self.fraction != 1.0:
+        if self.fraction is not None:
             rope["partial_rotary_factor"] = fraction
         scaling = str(ours.get("position.scaling._target_", "")).removeprefix(f"{MODEL}.position.")
         for kind, (ours_name, fields) in SCALINGS.items():
             if ours_name == scaling:
                 rope["rope_type"] = kind
                 rope |= {theirs: ours[f"position.scaling.{name}"] for name, (theirs, _) in fields.items()}
-        older = dict(zip(self.older, (theta, fraction), strict=True))
+        older = {name: value for name, value in zip(self.older, (theta, fraction), strict=True) if name in self.names}
         if rope["rope_type"] == "yarn":
             rope |= write_sharpness(ours)
         if rope["rope_type"] != "default":
@@ -447,6 +488,59 @@ class LatentRotary(RotaryPosition):
             sharpness = round(sharpness / (0.1 * math.log(factor)), 9)
             written |= {f"{rope}.mscale_all_dim": sharpness for rope in ("rope_parameters", "rope_scaling")}
         return written
+
+
+@dataclass(frozen=True)
+class SteppedRotary(RotaryPosition):
+    """RoPE with which `llama_4_scaling_beta` lets scores grow in steps of the original context, from position 0."""
+
+    def merged(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """See `RotaryPosition`."""
+        return {k: v for k, v in super().merged(config).items() if k not in (BETA, "max_position_embeddings")}
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        found = super().read(config, ours)
+        rope = RotaryPosition.merged(self, nest(below(config, self.names)))
+        beta, step = (number(f"rope_parameters {name}", rope.get(name)) for name in (BETA, ORIGINAL))
+        if beta is None or not step:
+            raise ValueError(f"rope_parameters: has no {BETA}, or no {ORIGINAL}, which their class needs; add it")
+        if not beta:
+            return found | {"attention.temperature": None}
+        steps = {"_target_": f"{MODEL}.temperature.StepTemperature", "scale": beta, "step": step, "offset": 0}
+        return found | {f"attention.temperature.{key}": value for key, value in steps.items()}
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        written = super().write(ours)
+        step = ours.get("attention.temperature.step", written.get(f"rope_parameters.{ORIGINAL}", ours["max_seq_len"]))
+        beside = {BETA: ours.get("attention.temperature.scale", 0.0), ORIGINAL: step}
+        return written | {f"{rope}.{key}": value for rope in ropes(written) for key, value in beside.items()}
+
+
+@dataclass(frozen=True)
+class SteppedLatentRotary(SteppedRotary, LatentRotary):
+    """The same of Mistral 4, whose `partial_rotary_factor` is the share of a head that turns; it needs a scaling."""
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        rope = self.merged(nest(below(config, self.names)))
+        share = ours["head_dim"] / (ours["attention.nope_dim"] + ours["head_dim"])
+        kind, found = rope.get("rope_type", rope.get("type", "default")), rope.get("partial_rotary_factor", share)
+        if kind == "default" or not equal(found, share):
+            raise ValueError(f"rope_parameters: needs a scaling and a share of {share:g}, not {kind} and {found:g}")
+        return super().read(config, ours) | {"position.fraction": 1.0}
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        written = super().write(ours)
+        share = ours["head_dim"] / (ours.get("attention.nope_dim", 0) + ours["head_dim"])
+        return written | {f"{rope}.partial_rotary_factor": share for rope in ropes(written)}
+
+
+def ropes(written: Settings) -> list[str]:
+    """The names under which their settings of RoPE are written."""
+    return [rope for rope in ("rope_parameters", "rope_scaling") if f"{rope}.rope_type" in written]
 
 
 @dataclass(frozen=True)

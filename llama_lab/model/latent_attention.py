@@ -1,11 +1,14 @@
 """Multi-head latent attention `(B, T, dim) -> (B, T, dim)`: the KV cache is one small latent vector per token."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import check_kernel, must_repeat_heads, reference_attention, require_kv_heads
 from .cache import LayerCache, Lookup, new_layer_cache
+from .factory import takes
 from .init import ResidualOutput, check_positive
 from .layout import Layout
 from .mask import CAUSAL
@@ -14,6 +17,7 @@ from .norm import Norm
 from .packing import together
 from .position import rotate
 from .state import State
+from .temperature import Temperature, apply_temperature
 
 
 class LatentAttention(Mixer):
@@ -25,7 +29,9 @@ class LatentAttention(Mixer):
     kv_rank: width of the latent, which the model's norm normalises.
     query_rank: width of a latent of its own for queries; None: they come from the input.
     value_dim: width of a head's values.
+    latent_eps: of the norms of both latents (1e-6 in DeepSeek's code and MiniCPM3's); None: as the model's norms.
     scale: multiplies the scores (DeepSeek-V3 with YaRN); None: 1 / sqrt(nope_dim + head_dim).
+    temperature: factors of the queries by position (Mistral 4); see `temperature.py`.
     kernel: "sdpa" is PyTorch's fused attention, "reference" the written-out one, "auto" the fused one.
     """
 
@@ -44,7 +50,9 @@ class LatentAttention(Mixer):
         nope_dim: int,
         value_dim: int,
         query_rank: int | None = None,
+        latent_eps: float | None = None,
         scale: float | None = None,
+        temperature: Temperature | None = None,
         kernel: str = "auto",
     ) -> None:
         super().__init__()
@@ -57,12 +65,18 @@ class LatentAttention(Mixer):
         }.items():
             if size is not None and size < 1:
                 raise ValueError(f"attention.{name}={size}: must be a positive whole number")
-        if scale is not None:
-            check_positive("attention.scale", scale)
+        for name, number in {"scale": scale, "latent_eps": latent_eps}.items():
+            if number is not None:
+                check_positive(f"attention.{name}", number)
+        if latent_eps is not None:
+            if not takes(norm.func if isinstance(norm, partial) else norm, "eps"):
+                raise ValueError(f"attention.latent_eps={latent_eps}: the model's norm has no eps; set it to null")
+            norm = partial(norm, eps=latent_eps)
         check_kernel(kernel)
         self.n_heads, self.head_dim, self.kv_rank = n_heads, head_dim, kv_rank
         self.nope_dim, self.value_dim = nope_dim, value_dim
         self.scale = (nope_dim + head_dim) ** -0.5 if scale is None else scale
+        self.temperature = temperature
         self.kernel = "sdpa" if kernel == "auto" else kernel
         width = n_heads * (nope_dim + head_dim)
         self.query_up: nn.Linear | None = None
@@ -83,6 +97,7 @@ class LatentAttention(Mixer):
         if self.query_up is not None:
             query = self.query_up(self.query_norm(query))
         query = query.view(*x.shape[:2], self.n_heads, -1).transpose(1, 2)
+        query = apply_temperature(query, self.temperature, layout)  # which a rotation keeps
         plain, turned = query.split_with_sizes((self.nope_dim, self.head_dim), 3)
         latent, shared = latent.unsqueeze(1).split_with_sizes((self.kv_rank, self.head_dim), 3)  # of a single head
         latent = self.latent_norm(latent)

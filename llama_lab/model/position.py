@@ -349,6 +349,11 @@ class LongRopeScaling(RopeScaling):
         return inverse_frequencies(dim, theta, device) / factors.to(device, non_blocking=True)
 
 
+def rotary_dim(head_dim: int, fraction: float) -> int:
+    """Number of dimensions that a fraction of a head is, rounded down: 0.4 of 16 is 6, and 0.333333 of 96 is 32."""
+    return int(head_dim * fraction + 1e-3)
+
+
 class Rope(Position):
     """Rotary positions (Su et al. 2021, section 3.2.2): scores depend on the distance of query and key alone.
 
@@ -365,7 +370,7 @@ class Rope(Position):
         scaling: RopeScaling | None = None,
     ) -> None:
         super().__init__()
-        self.rotary_dim = int(head_dim * fraction + 1e-3)  # 0.333333 of 96 is 32
+        self.rotary_dim = rotary_dim(head_dim, fraction)
         if not 0 < fraction <= 1 or self.rotary_dim % 2 or self.rotary_dim == 0:
             raise ValueError(
                 f"position.fraction={fraction}: turns {self.rotary_dim} of head_dim={head_dim} dimensions, but the "

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .init import check_positive
+from .layout import Layout, for_heads
 
 Temperature = Callable[[Tensor], Tensor]
 
@@ -40,16 +41,29 @@ class LogTemperature:
 
 @dataclass(frozen=True)
 class StepTemperature:
-    """1 + scale * log(1 + floor((p + 1) / step)): one in the first `step` tokens (Llama 4, after Nakanishi 2025)."""
+    """1 + scale * log(1 + floor((p + offset) / step)): one in the first steps (Llama 4, after Nakanishi 2025).
+
+    offset: number of the first position, 1 in Llama 4 and 0 in Ministral 3.
+    """
 
     scale: float
     step: int
+    offset: int = 1
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless both are positive."""
-        for name, value in vars(self).items():
-            check_positive(f"attention.temperature.{name}", value)
+        """Raise ValueError unless scale and step are positive, and the offset is not negative."""
+        check_positive("attention.temperature.scale", self.scale)
+        check_positive("attention.temperature.step", self.step)
+        if self.offset < 0:
+            raise ValueError(f"attention.temperature.offset={self.offset}: must not be negative")
 
     def __call__(self, positions: Tensor) -> Tensor:
         """The factors at `positions`."""
-        return 1 + self.scale * torch.log(1 + torch.floor((positions.float() + 1) / self.step))
+        return 1 + self.scale * torch.log(1 + torch.floor((positions.float() + self.offset) / self.step))
+
+
+def apply_temperature(query: Tensor, temperature: Temperature | None, layout: Layout) -> Tensor:
+    """Queries `(B, H, T, Dh)`, multiplied by the factors of their positions if there are any."""
+    if temperature is None:
+        return query
+    return (query * temperature(for_heads(layout.positions, 1))[..., None]).type_as(query)

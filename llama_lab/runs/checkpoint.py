@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from llama_lab.errors import ConfigError, first_line
-from llama_lab.files import discard
+from llama_lab.files import discard, sync
 
 from .shards import Join, join_parts, part_files, write_file
 
@@ -132,13 +132,7 @@ def replace_checkpoint(fresh: Path, file: Path) -> None:
         discard(before(file))  # no folder can be replaced
         os.replace(file, before(file))
     os.replace(fresh, file)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on disk; only then may it be renamed."""
-    written = os.open(path, os.O_RDONLY)
-    os.fsync(written)
-    os.close(written)
+    sync(file.parent)
 
 
 def consolidate(file: Path) -> None:

@@ -1,5 +1,6 @@
 """The environment of a run: command, versions, devices, commit."""
 
+import os
 import platform
 import subprocess
 from importlib.metadata import version
@@ -11,6 +12,8 @@ from llama_lab.config.arguments import typed_command
 
 from .stored import Environment, Facts, Git
 
+CPUINFO = Path("/proc/cpuinfo")
+RUNS_AT_ONCE = "LLAMA_LAB_RUNS_AT_ONCE"  # variable that a launcher sets: how many runs may share the run's device
 LIBRARIES = ("llama-lab", "lightning", "hydra-core", "numpy", "tokenizers", "datasets", "wandb")
 
 
@@ -22,10 +25,21 @@ def environment(facts: Facts) -> Environment:
         python=platform.python_version(),
         versions={name: version(name) for name in LIBRARIES} | {"torch": torch.__version__},  # with its CUDA version
         platform=platform.platform(),
+        cpu=cpu_name(),
         cpu_threads=torch.get_num_threads(),
+        runs_at_once=int(os.environ.get(RUNS_AT_ONCE, 1)),
         gpus=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        tf32=torch.backends.cuda.matmul.fp32_precision == "tf32",
+        deterministic=torch.are_deterministic_algorithms_enabled(),
         git=git_state(Path(__file__).parent),
     )
+
+
+def cpu_name() -> str:
+    """The processor's name, as Linux knows it, or else its architecture."""
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def git_state(folder: Path) -> Git | None:

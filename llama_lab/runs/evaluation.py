@@ -90,7 +90,8 @@ class Evaluation(Stored):
     """The results after `step` steps, and where they were measured; parts that were not asked for are empty.
 
     metrics: `val/loss`, `val/perplexity`, `val/bits_per_byte`, `val_tokens`; `val/accuracy` of a
-    probe. lengths: the trained one first.
+    probe. lengths: the trained one first. data_hash: of the text that an imported model was evaluated on; runs of the
+        same `data_hash` were validated on it.
     """
 
     FILE: ClassVar[str] = "eval.json"
@@ -99,6 +100,7 @@ class Evaluation(Stored):
     precision: str = ""
     threads: int = 0
     torch: str = ""
+    data_hash: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     lengths: list[LengthLoss] = field(default_factory=list)
     tasks: list[TaskScore] = field(default_factory=list)

@@ -1,7 +1,6 @@
 """A run's folder: `runs/<name>/<arm>/seed=<n>/`, and what may be done to it."""
 
 import hashlib
-import json
 import math
 import re
 import sys
@@ -20,10 +19,10 @@ from llama_lab.config.keys import COMPONENTS, keys_of, option_file
 from llama_lab.config.paths import make_absolute
 from llama_lab.config.trust import escape, stored_config, with_text
 from llama_lab.errors import ConfigError, FinishedRunError, first_line
-from llama_lab.files import discard, replacing
+from llama_lab.files import discard, read_stamped, replace_text, stamped
 
-from .checkpoint import checkpoint_step, go_back_to, newest_whole, stable
-from .stored import Environment, Status, StatusName, Summary
+from .checkpoint import checkpoint_step, existing, go_back_to, newest_whole, stable
+from .stored import Environment, Status, StatusName, Summary, read_json
 
 LOCK = ".lock"
 OUTPUT = "output.log"  # of the run's processes, if a launcher started them; exists before the run starts
@@ -117,15 +116,25 @@ def locked(folder: Path) -> AbstractContextManager[object]:
 
 
 def write_yaml(content: Any, file: Path) -> None:
-    """Replace a YAML file in one move. `${` in a text is written so that it stays text."""
-    with replacing(file) as fresh:
-        OmegaConf.save(OmegaConf.create(with_text(content, escape)), fresh)
+    """Replace a YAML file in one move, with its checksum. `${` in a text is written so that it stays text."""
+    replace_text(file, stamped(OmegaConf.to_yaml(OmegaConf.create(with_text(content, escape)))))
 
 
 def check_no_file(path: Path, runs_dir: str) -> None:
     """Raise ConfigError if a file is where the folder `path` should be, or a folder above it."""
     if blocked := next((p for p in (path, *path.parents) if p.is_file()), None):
         raise ConfigError(f"runs_dir={runs_dir}: {blocked} is a file; choose a folder")
+
+
+def is_run(path: Path) -> bool:
+    """Whether `path` is the folder of a run that has started.
+
+    Raises ConfigError if it has a checkpoint, and not all files that are written before the first one.
+    """
+    missing = [name for name in (Status.FILE, RESOLVED, Environment.FILE) if not (path / name).is_file()]
+    if missing and existing(RunFolder(path).checkpoint):
+        raise ConfigError(f"{path / missing[0]}: is missing; restore it, or delete {path} and train the run again")
+    return not missing
 
 
 class RunFolder:
@@ -181,9 +190,8 @@ class RunFolder:
             if not file.exists():
                 continue
             try:
-                read = json.loads if file.suffix == ".json" else yaml.safe_load
-                content = read(file.read_bytes())
-            except (ValueError, yaml.YAMLError) as error:
+                content = read_json(file) if file.suffix == ".json" else yaml.safe_load(read_stamped(file))
+            except (OSError, ValueError, yaml.YAMLError) as error:
                 raise ConfigError(f"{setting}: {file} is damaged, {first_line(error)}; {remedy}") from error
             is_whole = isinstance(content, list) if name == OVERRIDES else isinstance(content, dict)
             if not is_whole or not all(part in content for part in parts):
@@ -192,6 +200,8 @@ class RunFolder:
     def check(self, cfg: DictConfig, choices: Mapping[str, str]) -> None:
         """Raise ConfigError unless `cfg` of these choices per group may start or resume here. Writes nothing."""
         check_no_file(self.path, cfg.runs_dir)
+        if not cfg.overwrite:
+            is_run(self.path)
         if not (self.path / Status.FILE).exists():
             if cfg.resume:
                 raise ConfigError(f"resume={cfg.resume}: holds no run; name a run's folder, or leave resume out")
@@ -296,10 +306,11 @@ class RunFolder:
     def clear(self) -> None:
         """Delete everything but the lock, which is this process's, and the output, which it may be writing.
 
-        The config goes first and the status last, so that a kill in between leaves what `begin` clears again.
+        The checkpoints go first, then the config, and the status last: a kill in between leaves no damaged run, but
+        what is cleared again.
         """
-        files = list(self.path.iterdir())
-        for file in sorted(files, key=lambda file: (file.name == Status.FILE, file.name != RESOLVED)):
+        order = {self.checkpoint.parent.name: 0, RESOLVED: 1, Status.FILE: 3}
+        for file in sorted(self.path.iterdir(), key=lambda file: order.get(file.name, 2)):
             if file.name not in (LOCK, OUTPUT, PLACE):
                 discard(file)
 

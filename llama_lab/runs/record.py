@@ -12,11 +12,12 @@ from llama_lab.config.components import flatten
 from llama_lab.config.older import choices_before
 from llama_lab.config.trust import stored_config
 from llama_lab.errors import ConfigError
+from llama_lab.files import ALTERED, read_stamped
 
 from .evaluation import Evaluation
-from .folder import BEFORE, OVERRIDES, RESOLVED
-from .metrics import read_metrics
-from .stored import Environment, Status, Summary, WarmStart, reading
+from .folder import BEFORE, OVERRIDES, RESOLVED, is_run
+from .metrics import METRICS, described, read_cells, with_numbers
+from .stored import Environment, Status, Summary, WarmStart, as_type, reading
 
 MISSING = "missing"
 
@@ -62,14 +63,10 @@ class Record:
         return self.environment.metrics
 
 
-def is_run(path: Path) -> bool:
-    """Whether `path` is the folder of a run that has started."""
-    return all((path / name).is_file() for name in (Status.FILE, RESOLVED, Environment.FILE))
-
-
 def every_run(path: Path) -> list[Path]:
-    """The path itself and the folders below it, as far as they are runs."""
-    return sorted(file.parent for file in path.rglob(Status.FILE) if is_run(file.parent))
+    """The path itself and the folders below it, as far as they are runs. Raises ConfigError as `is_run` does."""
+    folders = {file.parent for name in (Status.FILE, RESOLVED) for file in path.rglob(name)}
+    return sorted(folder for folder in folders if is_run(folder))
 
 
 def read_record(path: Path) -> Record:
@@ -81,8 +78,13 @@ def read_record(path: Path) -> Record:
     config = BEFORE | flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True))
     if environment.choices:
         environment = replace(environment, choices=choices_before(config) | environment.choices)
-    metrics = path / "metrics.csv"
-    summary = Summary.load(path).metrics if status.status == "done" else {}
+    ended = Summary.load(path) if status.status == "done" else Summary()
+    summary = ended.metrics
+    with reading(path, METRICS):
+        rows = read_cells(path / METRICS)
+        if ended.rows and ended.rows != described(rows)["checksum"]:
+            raise ValueError(ALTERED)
+        metrics = with_numbers(rows)
     evaluation = Evaluation.load(path) if summary and (path / Evaluation.FILE).exists() else Evaluation()
     return Record(
         path=path,
@@ -94,7 +96,7 @@ def read_record(path: Path) -> Record:
         config=config,
         environment=environment,
         summary=summary,
-        metrics=read_metrics(metrics) if metrics.exists() else [],
+        metrics=metrics,
         evaluation=evaluation if evaluation.step == summary.get("step") else Evaluation(),
         start=WarmStart.load(path) if (path / WarmStart.FILE).exists() else None,
     )
@@ -106,7 +108,8 @@ def read_overrides(path: Path) -> list[str]:
     if not file.exists():
         return []
     with reading(path, OVERRIDES):
-        return [str(override) for override in yaml.safe_load(file.read_text(encoding="utf-8"))]
+        overrides: list[str] = as_type(list[str], yaml.safe_load(read_stamped(file)))
+        return overrides
 
 
 def started(records: Iterable[Record]) -> list[Record]:
@@ -117,6 +120,11 @@ def started(records: Iterable[Record]) -> list[Record]:
 def finished(records: Iterable[Record]) -> list[Record]:
     """Those that are done."""
     return [record for record in records if record.done]
+
+
+def trained_beside(records: Iterable[Record]) -> bool:
+    """Whether others may have trained on the device of any of them: then what they logged is no speed of theirs."""
+    return any(record.environment.runs_at_once > 1 for record in records)
 
 
 def missing_record(path: Path, arm: str, seed: int) -> Record:

@@ -1,6 +1,5 @@
 """What a search has found: a line for each trial, a table of the best, and files beside its runs."""
 
-import csv
 import shlex
 import sys
 from collections import Counter
@@ -20,6 +19,7 @@ from llama_lab.errors import RunFailedError
 from llama_lab.files import replacing
 from llama_lab.launching.launch import LAUNCHING
 from llama_lab.runs.folder import belongs, write_yaml
+from llama_lab.study.report.summary import write_csv
 
 from .space import Parameter
 
@@ -77,10 +77,8 @@ class Results:
     def write(self) -> None:
         """Write search.csv, with a row for each trial, and the best trial to optimization_results.yaml."""
         rows = [self._row(trial) for trial in self._study.get_trials(deepcopy=False)]
-        with replacing(self._folder / TRIALS_FILE) as fresh, fresh.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        with replacing(self._folder / TRIALS_FILE) as fresh:
+            write_csv(rows, fresh)
         if ranked := self._ranked:
             best = ranked[0]
             found = {"name": "optuna", "best_value": best.value, "best_params": dict(best.params)}

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -19,12 +20,13 @@ from llama_lab.config.trust import Trust, package_of, targets, users_targets
 from llama_lab.data.open import is_probe
 from llama_lab.devices.hardware import current_rank
 from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
+from llama_lab.files import discard
 from llama_lab.formatting import count
-from llama_lab.runs.folder import CHANGEABLE, locked
-from llama_lab.runs.record import is_run
+from llama_lab.runs.folder import CHANGEABLE, is_run, locked
 from llama_lab.study.design.command import Composer, read_command, run_config
 from llama_lab.study.design.dry_run import print_plan
 from llama_lab.study.design.plan import Plan, PlannedRun, plan_study
+from llama_lab.study.design.threads import threads_per_run
 from llama_lab.study.design.tuning import resolve_rates, status_of
 from llama_lab.training.prepare import requested_run
 from llama_lab.training.train import train
@@ -48,6 +50,8 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
     print_plan(plan, timed=cfg.study.dry_run)
     if cfg.study.dry_run:
         return
+    if hasattr(launcher, "share_cores") and (threads := threads_per_run(plan)):  # of our launcher on this machine
+        launcher.share_cores(threads)
     with locked(plan.folder):
         plan, results = train_all(plan, launcher, cfg.study.overwrite)
         if cfg.study.measure_speed:
@@ -69,6 +73,7 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
 
     Raises ConfigError as `prepare` does.
     """
+    set_damaged_aside(plan.folder / FILE)
     refuse_old_grid(plan)
     results: list[tuple[PlannedRun, JobReturn]] = []
     while True:
@@ -150,6 +155,20 @@ def prepare(
         if status(run) == "failed":  # progress counts the runs that this command has ended
             run.run.folder.write_status("interrupted", "failed before, and waits to be trained again")
     return waiting
+
+
+def set_damaged_aside(file: Path) -> None:
+    """Rename a study.yaml that cannot be read, since the command makes it again, and print that."""
+    if not file.exists():
+        return
+    try:
+        Study.load(file.parent)
+    except ConfigError as error:
+        aside = file.with_suffix(".damaged")
+        discard(aside)
+        file.replace(aside)
+        problem = str(error).partition("; ")[0]
+        sys.stderr.write(f"{problem}; renamed {aside.name} and written again, without its count of earlier reports\n")
 
 
 def refuse_old_grid(plan: Plan) -> None:

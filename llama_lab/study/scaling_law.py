@@ -8,21 +8,21 @@ is that of the optimiser: fits run to convergence, and intervals are of refits t
 A gain compares an option with the reference at one budget, in tokens per parameter: the compute with which the
 reference would reach the option's loss, over the option's own. The paired difference of the two log losses says how
 much lower the option is, the reference's law what that is worth in compute along sizes with the same tokens per
-parameter. In the joint fit of all options, log gain = g0 + g1 log compute.
+parameter. An option has a law of its own, so its gain may differ from size to size.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import compress
+from itertools import compress, repeat
 
 import numpy as np
 import numpy.typing as npt
 
 from .statistics import LEVEL, Estimate
 
-SIZES, BUDGETS = 4, 3  # fewer say nothing about a law of five parameters
+SIZES, BUDGETS = 4, 3  # fewer say nothing about a law of five coefficients
+COEFFICIENTS = 5
 HUBER = 1e-3  # of log losses, as in Hoffmann et al.
 DRAWS = 1_000  # refits behind an interval
 STEPS, ENOUGH = 300, 1e-12  # iterations of a fit, and the relative decrease below which it ends
@@ -106,8 +106,8 @@ class Gains:
     """The compute-equivalent gains of one option over the reference.
 
     cells: where both have finished. inside: whether the option's loss there is one that the reference reached at that
-    budget. points: the gain by the paired difference of that cell alone. line: by the joint fit. growth: the factor by
-    which the gain changes with every tenfold of compute.
+    budget. points: the gain by the paired difference of that cell alone. line: by the laws of both. growth: the factor
+    by which the gain changes with every tenfold of compute, by a straight line through the log gains of all cells.
     """
 
     cells: tuple[tuple[str, float], ...]
@@ -188,188 +188,137 @@ def interval(value: Floats | float, draws: Floats, level: float = LEVEL) -> Esti
 
 def fit_law(points: Sequence[Point], rng: np.random.Generator, draws: int = DRAWS) -> Law:
     """The law of one option. points: enough for one, see `lacking`."""
-    rows = Rows.of(points)
-    theta = rows.fit_first()
-    return Law(theta, rows.refit(theta, rng, draws), rows.centre)
+    params, tokens = (np.log([getattr(point, key) for point in points]) for key in ("params", "tokens"))
+    centre = float(params.mean()), float(tokens.mean())
+    n, d = params - centre[0], tokens - centre[1]
+    values = np.array([point.log_loss for point in points])
+    fitted, costs = _minimise(_starts(values), np.broadcast_to(values, (len(STARTS), len(values))), n, d)
+    theta = fitted[np.argmin(costs)]
+    predicted = _log_loss(theta[None], n, d)[0]
+    drawn = predicted + _noise(values - predicted[0], rng, draws)
+    return Law(theta, _minimise(np.tile(theta, (draws, 1)), drawn, n, d)[0], centre)
 
 
 def fit_gains(
     reference: Sequence[Point], others: Sequence[Sequence[Point]], rng: np.random.Generator, draws: int = DRAWS
 ) -> list[Gains]:
-    """The gains of the other options by one fit to all of them; their intervals hold for all of them together.
+    """The gains of the other options, each by a law of its own; their intervals hold for all of them together.
 
     reference: enough points for a law, see `lacking`. others: the points of each option; those without a point of the
     reference at the same size, budget and seed do not count.
     """
-    rows = Rows.of(reference, others)
-    theta = rows.fit_first()
-    refits, level = rows.refit(theta, rng, draws), LEVEL / len(others)
-    found = []
-    for k in range(1, len(others) + 1):
-        own = rows.option == k
-        n, d, x = rows.n[own], rows.d[own], rows.compute[own]
-        slopes, excess = rows.slopes[:, own], rows.excess[own]
-        noise = rows.noise(theta, rng, draws)[:, own]
-        at_points = _invert(theta[None], n, d, slopes, rows.values[own][None])[0] - excess
-        drawn = _invert(refits, n, d, slopes, rows.values[own] + noise) - excess
-        (g0, g1), g_draws = theta[3 + 2 * k : 5 + 2 * k], refits[:, 3 + 2 * k : 5 + 2 * k]
-        lines, line_draws = g0 + g1 * x, g_draws[:, :1] + g_draws[:, 1:] * x
-        found.append(
-            Gains(
-                cells=tuple(cell for cell, is_own in zip(rows.cells, own, strict=True) if is_own),
-                flops=tuple(np.exp(x + rows.middle)),
-                inside=tuple(rows.inside[own].tolist()),
-                points=tuple(
-                    interval(np.exp(one), np.exp(many), level) for one, many in zip(at_points, drawn.T, strict=True)
-                ),
-                line=tuple(
-                    interval(np.exp(one), np.exp(many), level) for one, many in zip(lines, line_draws.T, strict=True)
-                ),
-                growth=interval(10**g1, 10 ** g_draws[:, 1], level),
-            )
-        )
-    return found
+    base = fit_law(reference, rng, draws)
+    return [_gains(base, reference, points, LEVEL / len(others), rng) for points in others]
 
 
-@dataclass(frozen=True)
-class Rows:
-    """What a fit is to. The rows of option 0 are its log losses, those of others the paired differences to option 0.
+def _gains(
+    base: Law, reference: Sequence[Point], points: Sequence[Point], level: float, rng: np.random.Generator
+) -> Gains:
+    """The gains of one option; `base` is the law of the reference.
 
-    n, d: log parameters and log tokens, of option 0, minus `centre`. compute: log FLOPs minus `middle`. excess: by how
-    much these exceed the log FLOPs of option 0. slopes: how log parameters and log tokens grow with log FLOPs along the
-    sizes of one budget, (2, rows). inside: see Gains.
+    The option's law is fitted to that of the reference plus the paired differences, so that what both have in common,
+    of seeds or of a law that does not fit, cancels.
     """
+    at = {point.cell: point for point in reference}
+    pairs = [(at[point.cell], point) for point in points if point.cell in at]
+    pairs = [(one, other) for one, other in pairs if one.losses.keys() & other.losses.keys()]
+    n, d, flops = (np.log([getattr(one, key) for one, _ in pairs]) for key in ("params", "tokens", "flops"))
+    n, d = n - base.centre[0], d - base.centre[1]
+    slopes = np.array([_slopes(one, reference) for one, _ in pairs]).T
+    compute = np.log([other.flops for _, other in pairs])
+    excess = compute - flops
+    changes = np.array([_change(*pair) for pair in pairs])
 
-    values: Floats
-    option: npt.NDArray[np.intp]
-    cells: list[tuple[str, float]]
-    n: Floats
-    d: Floats
-    compute: Floats
-    excess: Floats
-    slopes: Floats
-    inside: npt.NDArray[np.bool_]
-    centre: tuple[float, float]
-    middle: float
+    ours, theirs = base.theta[None], base.draws
+    expected = _log_loss(ours, n, d)[0]
+    theta, _ = _minimise(ours, expected + changes, n, d)
+    fitted = _log_loss(theta, n, d)[0] - expected
+    noise = _noise((changes - fitted)[0], rng, len(theirs))
+    start = _log_loss(theirs, n, d)[0]
+    refits, _ = _minimise(theirs + theta - ours, start + fitted + noise, n, d)
 
-    @classmethod
-    def of(cls, reference: Sequence[Point], others: Iterable[Sequence[Point]] = ()) -> "Rows":
-        """The rows of a law alone, or of a law and gains."""
-        at = {point.cell: point for point in reference}
-        slopes = {cell: _slopes(point, reference) for cell, point in at.items()}
-        rows = [(0, point, point.log_loss, True) for point in reference]
-        for k, points in enumerate(others, 1):
-            for point in points:
-                if point.cell in at and (seeds := sorted(point.losses.keys() & at[point.cell].losses.keys())):
-                    own, base = ([one.losses[seed] for seed in seeds] for one in (point, at[point.cell]))
-                    change = math.log(np.mean(own) / np.mean(base))
-                    rows.append((k, point, change, _is_reached(point, reference)))
-        found = [at[point.cell] for _, point, _, _ in rows]
-        n, d, compute = (np.log([getattr(p, key) for p in found]) for key in ("params", "tokens", "flops"))
-        centre = float(n.mean()), float(d.mean())
-        own_compute = np.log([point.flops for _, point, _, _ in rows])
-        middle = float(compute[: len(reference)].mean())
-        return cls(
-            values=np.array([value for _, _, value, _ in rows]),
-            option=np.array([k for k, _, _, _ in rows]),
-            cells=[point.cell for point in found],
-            n=n - centre[0],
-            d=d - centre[1],
-            compute=own_compute - middle,
-            excess=own_compute - compute,
-            slopes=np.array([slopes[point.cell] for point in found]).T,
-            inside=np.array([is_inside for _, _, _, is_inside in rows]),
-            centre=centre,
-            middle=middle,
-        )
+    def gains(theta: Floats, changes: Floats) -> Floats:
+        """The log gains where the log loss changes by so much, (fits, cells)."""
+        return np.asarray(_invert(theta, n, d, slopes, changes) - excess)
 
-    @cached_property
-    def parameters(self) -> int:
-        """Five of the law, two for each other option."""
-        return 5 + 2 * int(self.option.max())
+    at_points, drawn_points = gains(ours, changes[None])[0], gains(theirs, changes + noise)
+    line, drawn = gains(ours, fitted)[0], gains(theirs, _log_loss(refits, n, d)[0] - start)
+    inside = np.array([_is_reached(other, reference) for _, other in pairs])
+    x = compute - compute.mean()
+    growth, drawn_growth = (log_gains @ x / (x @ x) for log_gains in (line, drawn))
+    return Gains(
+        cells=tuple(one.cell for one, _ in pairs),
+        flops=tuple(np.exp(compute)),
+        inside=tuple(inside.tolist()),
+        points=tuple(map(interval, np.exp(at_points), np.exp(drawn_points.T), repeat(level))),
+        line=tuple(map(interval, np.exp(line), np.exp(drawn.T), repeat(level))),
+        growth=interval(10**growth, 10**drawn_growth, level),
+    )
 
-    def fit_first(self) -> Floats:
-        """The best fit from all starts."""
-        losses = np.exp(self.values[self.option == 0])
-        starts = np.zeros((len(STARTS), self.parameters))
-        for start, (share, alpha, beta) in zip(starts, STARTS, strict=True):
-            rest = math.log((losses.mean() - share * losses.min()) / 2)
-            start[:5] = math.log(share * losses.min()), rest, rest, alpha, beta
-        fitted, costs = self._minimise(starts, np.broadcast_to(self.values, (len(starts), len(self.values))))
-        return np.asarray(fitted[np.argmin(costs)])
 
-    def refit(self, theta: Floats, rng: np.random.Generator, draws: int) -> Floats:
-        """Fits to losses that are drawn from a fit, (draws, parameters): the parametric bootstrap."""
-        drawn = self.predict(theta[None])[0] + self.noise(theta, rng, draws)
-        return self._minimise(np.tile(theta, (draws, 1)), drawn)[0]
+def _change(reference: Point, point: Point) -> float:
+    """The paired difference of two log losses, over their common seeds."""
+    seeds = sorted(point.losses.keys() & reference.losses.keys())
+    own, base = (np.mean([one.losses[seed] for seed in seeds]) for one in (point, reference))
+    return math.log(own / base)
 
-    def noise(self, theta: Floats, rng: np.random.Generator, draws: int) -> Floats:
-        """Normal errors with the spread of the residuals around a fit, (draws, rows).
 
-        The spread is itself drawn from its distribution, which makes intervals of linear functions those of Student's
-        t: the residuals of a dozen points do not determine it better.
-        """
-        residuals = self.values - self.predict(theta[None])[0][0]
-        errors = rng.standard_normal((draws, len(residuals)))
-        for k in np.unique(self.option):
-            own = self.option == k
-            df = max(int(own.sum()) - (5 if k == 0 else 2), 1)
-            errors[:, own] *= np.sqrt((residuals[own] ** 2).sum() / rng.chisquare(df, (draws, 1)))
-        return np.asarray(errors)
+def _noise(residuals: Floats, rng: np.random.Generator, draws: int) -> Floats:
+    """Errors for refits, (draws, points): residuals around a fitted law, drawn with replacement and with random signs.
 
-    def predict(self, theta: Floats) -> tuple[Floats, Floats]:
-        """The value of every row, (fits, rows), and its derivatives, (fits, rows, parameters)."""
-        value, slope = _log_loss(theta, self.n, self.d)
-        jacobian = np.zeros((*value.shape, self.parameters))
-        jacobian[..., :5] = slope
-        for k in range(1, int(self.option.max()) + 1):
-            own, g = self.option == k, 3 + 2 * k
-            x = self.compute[own]
-            shift = theta[:, g, None] + theta[:, g + 1, None] * x + self.excess[own]
-            moved, own_slope = _log_loss(theta, *_moved(self.n[own], self.d[own], self.slopes[:, own], shift))
-            by_shift = -(theta[:, 3, None] * own_slope[..., 1] * self.slopes[0, own])
-            by_shift -= theta[:, 4, None] * own_slope[..., 2] * self.slopes[1, own]
-            value[:, own] = moved - value[:, own]
-            jacobian[:, own, :5] = own_slope - jacobian[:, own, :5]
-            jacobian[:, own, g], jacobian[:, own, g + 1] = by_shift, by_shift * x
-        return value, jacobian
+    Unlike normal errors they keep a point far off the law one point. Their scale is itself drawn from its distribution,
+    which makes intervals of linear functions those of Student's t: the residuals of a dozen points do not determine it
+    better.
+    """
+    n = len(residuals)
+    scale = np.sqrt(n / rng.chisquare(max(n - COEFFICIENTS, 1), (draws, 1)))
+    return np.asarray(scale * rng.choice((-1, 1), (draws, n)) * residuals[rng.integers(n, size=(draws, n))])
 
-    def _minimise(self, theta: Floats, values: Floats) -> tuple[Floats, Floats]:
-        """Minimise Huber's loss of the residuals from each start, by Levenberg and Marquardt; also returns the losses.
 
-        theta: (fits, parameters). values: (fits, rows).
-        """
-        lowest = np.full(self.parameters, -np.inf)
-        highest = np.full(self.parameters, np.inf)
-        lowest[:3], lowest[3:5], highest[3:5] = math.log(float(np.exp(self.values.max()))) - 12, LOWEST, HIGHEST
-        damping = np.full((len(theta), 1), 1e-3)
-        predicted, jacobian = self.predict(theta)
-        residuals = values - predicted
-        costs = _huber(residuals)
-        active = np.ones(len(theta), dtype=bool)
-        for _ in range(STEPS):
-            weights = HUBER / np.maximum(np.abs(residuals[active]), HUBER)
-            weighted = jacobian[active] * weights[..., None]
-            normal = np.einsum("frp,frq->fpq", weighted, jacobian[active])
-            gradient = np.einsum("frp,fr->fp", weighted, residuals[active])
-            diagonal = np.einsum("fpp->fp", normal)
-            diagonal += damping[active] * diagonal + 1e-15
-            tried = np.clip(theta[active] + np.linalg.solve(normal, gradient[..., None])[..., 0], lowest, highest)
-            predicted, slope = self.predict(tried)
-            rest = values[active] - predicted
-            cost = _huber(rest)
-            better = cost < costs[active]
-            gained = costs[active] - cost
-            where = np.flatnonzero(active)
-            kept = where[better]
-            theta[kept], residuals[kept], jacobian[kept] = tried[better], rest[better], slope[better]
-            ended = np.where(better, gained < ENOUGH * costs[where], damping[where, 0] > 1e9)
-            costs[kept] = cost[better]
-            damping[where] *= np.where(better, 0.2, 5.0)[:, None]
-            active[where[ended]] = False
-            if not active.any():
-                break
-        return theta, costs
+def _starts(log_losses: Floats) -> Floats:
+    """Where the fits of a law start."""
+    losses = np.exp(log_losses)
+    shares, alphas, betas = np.array(STARTS).T
+    rest = np.log((losses.mean() - shares * losses.min()) / 2)
+    return np.stack([np.log(shares * losses.min()), rest, rest, alphas, betas], axis=1)
+
+
+def _minimise(theta: Floats, values: Floats, n: Floats, d: Floats) -> tuple[Floats, Floats]:
+    """Minimise Huber's loss of the residuals from each start, by Levenberg and Marquardt; also returns the losses.
+
+    theta: (fits, 5). values: (fits, points). n, d: of the points.
+    """
+    lowest, highest = np.full(COEFFICIENTS, -np.inf), np.full(COEFFICIENTS, np.inf)
+    lowest[:3], lowest[3:], highest[3:] = float(values.max()) - 12, LOWEST, HIGHEST
+    theta = np.clip(theta, lowest, highest)
+    damping = np.full((len(theta), 1), 1e-3)
+    predicted, jacobian = _log_loss(theta, n, d)
+    residuals = values - predicted
+    costs = _huber(residuals)
+    active = np.ones(len(theta), dtype=bool)
+    for _ in range(STEPS):
+        weights = HUBER / np.maximum(np.abs(residuals[active]), HUBER)
+        weighted = jacobian[active] * weights[..., None]
+        normal = np.einsum("frp,frq->fpq", weighted, jacobian[active])
+        gradient = np.einsum("frp,fr->fp", weighted, residuals[active])
+        diagonal = np.einsum("fpp->fp", normal)
+        diagonal += damping[active] * diagonal + 1e-15
+        tried = np.clip(theta[active] + np.linalg.solve(normal, gradient[..., None])[..., 0], lowest, highest)
+        predicted, slope = _log_loss(tried, n, d)
+        rest = values[active] - predicted
+        cost = _huber(rest)
+        better = cost < costs[active]
+        gained = costs[active] - cost
+        where = np.flatnonzero(active)
+        kept = where[better]
+        theta[kept], residuals[kept], jacobian[kept] = tried[better], rest[better], slope[better]
+        ended = np.where(better, gained < ENOUGH * costs[where], damping[where, 0] > 1e9)
+        costs[kept] = cost[better]
+        damping[where] *= np.where(better, 0.2, 5.0)[:, None]
+        active[where[ended]] = False
+        if not active.any():
+            break
+    return theta, costs
 
 
 def _log_loss(theta: Floats, n: Floats, d: Floats) -> tuple[Floats, Floats]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -14,12 +15,19 @@ from llama_lab.runs.record import Record
 from .naming import by_value, disagreement, first_and_more, sentence, values_in
 from .study import Study
 
-# Settings that may differ: where a run computes; its name and seed, which are checked by pair; the model, which arms
-# compare; the text and how much of it is read, since the hashes of data and tokenizer are compared instead.
 SEEDS = ("data.seed", "model.seed")
 TEXT = ("data.files", "data.source", "data.val_tokens", "tokenizer.sample_bytes")
-INIT = "init_from"  # runs of one seed are checked to start from the same weights, wherever these are
-OWN = (*CHANGEABLE, "name", "arm", "study", "seed", *SEEDS, INIT)  # of each run
+BY_ROLE = ("data.val_half", "train.evaluations", "train.eval_lengths")  # of judged runs, or of tuning runs
+INIT = "init_from"
+# Settings that may differ, and why; all others are compared.
+FREE = {
+    **dict.fromkeys(CHANGEABLE, "where a run computes and how it is watched: facts say what came of it"),
+    **dict.fromkeys(("name", "arm", "study"), "names"),
+    **dict.fromkeys(("seed", *SEEDS), "equal in all runs of one seed, and different in those of others"),
+    INIT: "the hashes of initial weights are compared",
+    **dict.fromkeys(TEXT, "the hashes of data and tokenizer are compared"),
+}
+OWN = tuple(key for key in FREE if key not in TEXT)  # of each run
 MODEL = ("model", "size", "pattern")
 COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
 WIDTH = "model.hidden_dim"  # solved for by matching
@@ -54,6 +62,8 @@ GROUPS = {
         "model.vocab_size",
     ),
 }
+
+CHOSEN = (*GROUPS, "optim", "schedule")  # groups of which all runs of an arm have one option
 
 # The keys that the axes of a design set which are named after no group or key.
 DERIVED = {"tokens_per_parameter": (TOKENS,)}
@@ -123,8 +133,10 @@ def planned_settings(
     return [{key: config[key] for key in apart if key in config} for config in values]
 
 
-def unequal_settings(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
-    """A sentence for every setting that differs between runs but should not."""
+def unequal_settings(
+    study: Study, records: Sequence[Record], is_swept: bool, tuning: Collection[Path] = ()
+) -> Iterator[str]:
+    """A sentence for every setting that differs between runs but should not. tuning: folders of tuning runs."""
     axes, planned, own = study.axes, _planned(study), (*_own(is_swept), *TEXT, TOKENS)
     shared = [  # settings that neither an axis nor the study's plan sets
         key
@@ -135,14 +147,17 @@ def unequal_settings(study: Study, records: Sequence[Record], is_swept: bool) ->
     ]
     if values := disagreement(records, [f"all but the first {prefix(record.config)}" for record in records]):
         yield f"Losses are of different tokens, since those of an attention.prefix are not predicted: {values}."
-    for key, values in _different(records, shared).items():
+    different = _different(records, [key for key in shared if key not in BY_ROLE])
+    for runs in by_value(records, [str(record.path in tuning) for record in records]).values():
+        different |= _different(runs, [key for key in BY_ROLE if key in shared and key not in different])
+    for key, values in different.items():
         yield sentence(f"{key} differs: {values}", CONSEQUENCES.get(key, ""))
     yield from _mixed_arms(study, records, (*own, *planned, *shared))
     if study.design == "comparison":
         yield from _ungrouped(study, records)
     else:
         yield from _unplanned(study, records)
-        yield from _off_axis(study, records)
+    yield from _off_axis(study, records, (*own, *shared))
     for key, seed in product(SEEDS, sorted({record.seed for record in records})):
         pairs = [record for record in records if record.seed == seed]
         if values := disagreement(pairs, [str(record.config.get(key)) for record in pairs]):
@@ -158,7 +173,9 @@ def _mixed_arms(study: Study, records: Sequence[Record], ignored: tuple[str, ...
     keys = [key for key in _keys(records) if not belongs(key, ignored)]
     for arm in study.arms:
         runs = [record for record in records if record.arm == arm.name]
-        if found := _different(runs, keys):
+        options = {group: [str(run.environment.choices.get(group, UNSET)) for run in runs] for group in CHOSEN}
+        groups = {group: values for group, chosen in options.items() if (values := disagreement(runs, chosen))}
+        if found := _different(runs, keys) or groups:
             yield f"Runs that are averaged as {arm.name} differ in {first_and_more(found)}."
 
 
@@ -192,18 +209,21 @@ def _unplanned(study: Study, records: Sequence[Record]) -> Iterator[str]:
         yield f"Runs have other settings than the study planned: {first_and_more(found)}."
 
 
-def _off_axis(study: Study, records: Sequence[Record]) -> Iterator[str]:
-    """The model settings in which arms differ although the axes that can change them have equal levels.
+def _off_axis(study: Study, records: Sequence[Record], ignored: tuple[str, ...]) -> Iterator[str]:
+    """The settings in which arms differ although the axes that can change them have equal levels.
 
-    If the study recorded its plan: those in which all planned arms are equal.
+    If the study recorded its plan: those in which all planned arms are equal. ignored: settings that are free, or
+    compared between all runs.
     """
     planned, axes, keys = _planned(study), study.axes, _keys(records)
     arms = {arm.name: arm for arm in study.arms}
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for key in keys:
-        if not belongs(key, MODEL) or belongs(key, (*OWN, *COMPARED, *planned)):
+        if belongs(key, (*ignored, *planned)):
             continue
         movers = () if planned else _movers(key, axes, study.match, keys)
+        if study.design == "comparison" and not movers:  # see `_ungrouped`
+            continue
         levels = [str([arms[record.arm].axes.get(axis) for axis in movers]) for record in records]
         for runs in by_value(records, levels).values():
             values = Counter(arm for arm, _ in {(record.arm, text_of(record.config, key)) for record in runs})

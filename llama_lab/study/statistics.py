@@ -3,17 +3,17 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 from scipy.optimize import brentq
-from scipy.special import chdtr, stdtrit
+from scipy.special import chdtr, ndtr
 from statsmodels.stats.power import TTestPower
 
 from llama_lab.formatting import with_interval
@@ -22,12 +22,14 @@ LEVEL = 0.05
 POWER = 0.8
 MOST_SEEDS = 10_000
 ROUNDING = 1e-13  # error of a difference, relative to its operands
-PRIOR_DF = 2.0  # degrees of freedom that the typical variance counts for
-NO_DF = 1e-9  # below it a group has no residuals
 TINY = 1e-300
-BIAS_DRAWS = 2_000
-DRAWS = 2**14  # of the largest of several normals; a power of two keeps Sobol's sequence balanced
-STEPS = 2**9  # quantiles that their distribution is stored in
+STEP = 0.25  # of the grid of log standard deviations
+NOISE_RATIOS = (4, 6, 8, 10, 12, 16, 20)  # of noisy to quiet contrasts, in steps: 2.7 to 150
+NOISY_SHARES = (0.125, 0.25, 0.5, 0.75)
+SPREADS = (0.1, 0.3)  # of log standard deviations of one kind
+OUTLIERS = 0.01
+EQUAL_ODDS = 1.0  # that all are of one kind
+OTHERS_WORTH = 0.25  # of each further arm of equal noise, as a part of a comparison's own degrees of freedom
 
 Columns = npt.NDArray[np.float64]
 SeedRange = tuple[int | None, int | None]  # None: more than MOST_SEEDS
@@ -181,133 +183,106 @@ def describe(differences: Columns, scale: float) -> PairedDifference:
     return PairedDifference(n, mean, sd)
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Values with their error variances; the values of a group share one.
+def judge(samples: Sequence[Columns], correlation: Columns) -> list[Contrast]:
+    """Test a family of contrasts against zero, each by its own values over seeds and the noise that others show.
 
-    variances, groups, shrunk: per value; shrunk is the part of the variance that comes from the prior. df: degrees of
-    freedom per group, the prior's included. total_df: residual degrees of freedom. noise: each group's own standard
-    deviation over the typical one; nan for a group without residuals.
+    samples: the values of each, not all equal. correlation: of the contrasts, (contrasts, contrasts), if all runs were
+    equally noisy. The likelihood ratio of the mean and of zero, averaged over the standard deviations that the variance
+    of the contrast and those of the others leave probable, is compared with its distribution over contrasts of such
+    noise without an effect: over means and variances both, where Ignatiadis & Sen (2023, arXiv:2303.02887) condition on
+    the variance. p and intervals are Bonferroni's. A single contrast has the paired t-test.
     """
-
-    values: Columns
-    variances: Columns
-    groups: npt.NDArray[np.intp]
-    df: Columns
-    shrunk: Columns
-    total_df: float
-    noise: Columns
-
-
-def fit_blocked(losses: Columns, strata: Sequence[Hashable] | None = None) -> Fit:
-    """Fit loss = arm + seed + noise, with a noise variance per arm.
-
-    losses: (arms, seeds), nan for a missing run. The values of the fit are the others, row by row. strata: of each arm,
-    each with seeds of its own; default: all arms share them.
-    """
-    arms, seeds = np.nonzero(~np.isnan(losses))
-    places = {stratum: i for i, stratum in enumerate(dict.fromkeys(strata or ()))}
-    blocks = seeds + losses.shape[1] * np.array([places[one] for one in strata])[arms] if strata else seeds
-    design = np.column_stack([arms[:, None] == np.unique(arms), blocks[:, None] == np.unique(blocks)]).astype(float)
-    return moderate(losses[arms, seeds], arms, design)
-
-
-def moderate(values: Columns, groups: npt.NDArray[np.intp], design: Columns) -> Fit:
-    """The variance of each group's residuals, shrunk towards the typical one by a prior of PRIOR_DF degrees of freedom.
-
-    design: (values, columns). The squared residuals of least squares over their expectation at variance 1 (Horn, Horn &
-    Duncan 1975, JASA 70) estimate the variance of a group; the moderation is limma's (Smyth 2004, SAGMB 3, section 3),
-    with fixed prior degrees of freedom, which so few groups cannot estimate, and with the median as its centre, which
-    one noisy group does not move. A second fit gives less weight to noisier groups, so that their noise is not taken
-    for a difference between seeds.
-    """
-    members = (np.arange(groups.max() + 1)[:, None] == groups).astype(float)
-    weights = np.ones(len(values))
-    bias = None
-    for _ in range(2):
-        roots = np.sqrt(weights)
-        to_residuals = np.eye(len(values)) - design @ np.linalg.pinv(roots[:, None] * design) * roots
-        df = members @ np.diag(to_residuals)
-        known = df > NO_DF
-        bias = _bias_of_median(to_residuals, members[known], df[known]) if bias is None else bias
-        squares = members @ (to_residuals @ values) ** 2
-        typical = float(np.median(squares[known] / df[known])) / bias if known.any() else math.nan
-        variances = (PRIOR_DF * typical + squares) / (PRIOR_DF + df)
-        weights = (typical / np.maximum(variances, typical))[groups] if typical > 0 else weights
-    shrunk = PRIOR_DF * typical / (PRIOR_DF + df)
-    noise = np.full(len(df), math.nan)
-    noise[known] = np.sqrt(squares[known] / df[known] / typical) if typical > 0 else math.nan
-    return Fit(values, variances[groups], groups, PRIOR_DF + df, shrunk[groups], float(df[known].sum()), noise)
-
-
-def _bias_of_median(to_residuals: Columns, members: Columns, df: Columns) -> float:
-    """The expected median of the groups' variances over their expected mean, if all are equal."""
-    noise = np.random.default_rng(0).standard_normal((BIAS_DRAWS, len(to_residuals)))
-    variances = (noise @ to_residuals.T) ** 2 @ members.T / df
-    return float(np.median(variances, axis=1).mean() / variances.mean()) if len(df) else math.nan
-
-
-def judge(fit: Fit, weights: Columns, correlation: Columns | None = None) -> list[Contrast]:
-    """Test a family of contrasts against zero by single-step max-t.
-
-    weights: (contrasts, values). correlation: of the contrasts; default: that of sums of independent values. The
-    degrees of freedom are Satterthwaite's, with the uncertainty of the prior that of all residuals together, and at
-    most those of the residuals.
-    """
-    covariance = weights * fit.variances @ weights.T
-    members = (fit.groups[:, None] == np.unique(fit.groups)).astype(float)
-    of_groups = weights**2 * fit.variances @ members
-    of_prior = weights**2 @ fit.shrunk
-    spread = of_groups**2 @ (1 / fit.df[np.unique(fit.groups)]) + of_prior**2 / fit.total_df
-    df = np.minimum(np.diag(covariance) ** 2 / spread, fit.total_df)
-    if correlation is not None:
-        errors = np.sqrt(np.diag(covariance))
-        covariance = correlation * np.outer(errors, errors)
-    return max_t(weights @ fit.values, covariance, df)
-
-
-def max_t(means: Columns, covariance: Columns, df: Columns) -> list[Contrast]:
-    """Simultaneous intervals and adjusted p of contrasts with this covariance (Hothorn, Bretz & Westfall 2008).
-
-    Uses the distribution of the largest absolute value of a multivariate t; if degrees of freedom differ, each contrast
-    uses the distribution with its own (Hasler & Hothorn 2008, Biometrical Journal 50).
-    """
-    errors = np.sqrt(np.diag(covariance))
-    values, vectors = np.linalg.eigh(covariance / np.outer(errors, errors))  # all pairs have no Cholesky factor
-    largest = np.abs(_normals(len(errors)) @ (vectors * np.sqrt(np.maximum(values, 0))).T).max(axis=1)
-    maxima = np.sort(largest).reshape(STEPS, -1).mean(axis=1)  # ascending quantiles of the largest absolute value
+    if len(samples) == 1:
+        return [paired_contrast(describe(samples[0], scale=0.0))]
+    counts = np.array([len(sample) for sample in samples])
+    means = np.array([sample.mean() for sample in samples])
+    logs = np.log([sample.std(ddof=1) for sample in samples])
+    grid = np.arange(logs.min() - 1.5, logs.max() + 3, STEP)
+    above = logs[:, None] - grid
+    likelihood = np.exp((counts[:, None] - 1) * (above + (1 - np.exp(2 * above)) / 2))
+    priors = _predict(likelihood, len(samples) / (correlation**2).sum())
     found = []
-    for mean, error, own_df in zip(means, errors, df, strict=True):
+    for n, mean, prior, own in zip(counts, means, priors, priors * likelihood, strict=True):
+        chances, mass, density, peak = _tables(int(n), len(grid))
+        errors = np.exp(grid) / math.sqrt(n)
+        joint = chances * prior
+        ratios = np.log((joint @ density) / ((joint @ peak)[:, None] + TINY) + TINY).ravel()
+        order = np.argsort(ratios)
+        reached, ratios = np.cumsum((joint @ mass).ravel()[order]), ratios[order]
 
-        def exceeded(t: float, own_df: float = own_df) -> float:
-            """The probability that the largest |t| exceeds t."""
-            return float(chdtr(own_df, own_df * (maxima / max(t, TINY)) ** 2).mean())
+        def ratio(distance: float, errors: Columns = errors, own: Columns = own) -> float:
+            """The log likelihood ratio at a distance from the mean."""
+            weights = own / errors
+            return math.log(weights @ np.exp(-((distance / errors) ** 2) / 2) / weights.sum() + TINY)
 
-        alone, bonferroni = (-stdtrit(own_df, level / 2) for level in (LEVEL, LEVEL / len(means)))
-        half = error * brentq(lambda t: exceeded(t) - LEVEL, 0.99 * alone, 1.01 * bonferroni)
-        p = exceeded(abs(mean) / error)
-        found.append(Contrast(*map(float, (mean, error, own_df, mean - half, mean + half, p))))
+        critical = float(np.interp(LEVEL / len(samples), reached, ratios))
+        half = brentq(lambda distance, above=critical: ratio(distance) - above, 0, 50 * errors[-1])
+        p = min(1.0, len(samples) * float(np.interp(ratio(mean), ratios, reached)))
+        precisions, weights = errors**-2, own / own.sum()
+        precision = weights @ precisions
+        df = 2 * precision**2 / (weights @ (precisions - precision) ** 2)  # of an inverse chi-square like it
+        found.append(Contrast(*map(float, (mean, precision**-0.5, df, mean - half, mean + half, p))))
     return found
 
 
+def _predict(likelihood: Columns, independence: float) -> Columns:
+    """The distribution of each contrast's standard deviation that the others predict, (contrasts, grid).
+
+    They are of two kinds, quiet and noisy, of unknown scales, shares and spread, or all of one kind, with even odds;
+    any other scale keeps a chance of OUTLIERS. likelihood: (contrasts, grid). independence: the part of a contrast's
+    evidence that is its own, since contrasts share runs.
+    """
+    prior, odds = _kinds(likelihood.shape[1])
+    evidence = independence * np.log(likelihood @ prior.T)
+    others = evidence.sum(axis=0) - evidence + odds
+    weights = np.exp(others - others.max(axis=1, keepdims=True))
+    predicted: Columns = weights / weights.sum(axis=1, keepdims=True) @ prior
+    return predicted
+
+
 @cache
-def _normals(n: int) -> Columns:
-    """Quasi-random draws of n independent normals, (DRAWS, n), the same in every process."""
-    engine = stats.qmc.Sobol(n, rng=0)
-    return np.asarray(stats.qmc.MultivariateNormalQMC(np.zeros(n), engine=engine).random(DRAWS))
+def _kinds(size: int) -> tuple[Columns, Columns]:
+    """Distributions over a grid of log standard deviations, (kinds, grid), and the logs of their prior odds."""
+    kinds, odds = [], []
+    for spread in SPREADS:
+        steps = STEP * (np.arange(size)[:, None] - np.arange(size)) / spread
+        quiet = np.exp(-(steps**2) / 2)
+        quiet /= quiet.sum(axis=1, keepdims=True)
+        for ratio, share in ((0, 0.0), *product(NOISE_RATIOS, NOISY_SHARES)):
+            noisy = quiet[np.minimum(np.arange(size) + ratio, size - 1)]
+            kinds.append((1 - OUTLIERS) * ((1 - share) * quiet + share * noisy) + OUTLIERS / size)
+            odds += [0.0 if ratio else math.log(EQUAL_ODDS * len(NOISE_RATIOS) * len(NOISY_SHARES))] * size
+    return np.concatenate(kinds), np.array(odds)
+
+
+@cache
+def _tables(n: int, size: int) -> tuple[Columns, Columns, Columns, Columns]:
+    """What n values give, for standard deviations on a grid of this size.
+
+    The chance of each log standard deviation of a sample, (samples, grid); of each log distance of its mean from the
+    truth, (grid, distances); the density there, and at the truth, (grid,).
+    """
+    grid = STEP * np.arange(size)
+    edges = np.arange(-2.5, grid[-1] + 1.5, STEP)
+    below = chdtr(n - 1, (n - 1) * np.exp(2 * (edges[:, None] - grid)))
+    errors = np.exp(grid[:, None]) / math.sqrt(n)
+    far = np.arange(-3.5, grid[-1] + 2.5, STEP / 2)
+    beyond = 2 * ndtr(-np.exp(far) / errors)
+    density = np.exp(-((np.exp((far[1:] + far[:-1]) / 2) / errors) ** 2) / 2) / errors
+    return np.diff(below, axis=0), -np.diff(beyond, axis=1), density, 1 / errors[:, 0]
 
 
 def seeds_needed(contrast: Contrast, n: int, family: int) -> SeedRange:
     """The fewest and the most seeds that a contrast would need for 80% power; None for more than 10,000.
 
-    For effects at the two ends of the 80% interval around the estimate, since a few seeds do not determine it better;
-    an interval that includes zero has no upper bound. n: current number of seeds. family: number of contrasts.
+    For the estimated effect, and for the smaller end of the 80% interval around it, since a few seeds do not determine
+    it better; an interval that includes zero has no upper bound. n: current number of seeds. family: of contrasts.
     """
     sd = contrast.error * math.sqrt(n)
     reach = contrast.error * float(stats.t.ppf(0.9, contrast.df))
-    most, least = abs(contrast.mean) + reach, max(0.0, abs(contrast.mean) - reach)
+    estimated, least = abs(contrast.mean), max(0.0, abs(contrast.mean) - reach)
     df_per_seed, level = contrast.df / (n - 1), LEVEL / family
-    needed = (_seeds_for(effect / sd, df_per_seed, level) for effect in (most, least))
+    needed = (_seeds_for(effect / sd, df_per_seed, level) for effect in (estimated, least))
     fewest, enough = (None if seeds is None else max(seeds, n + 1) for seeds in needed)
     return fewest, enough
 
@@ -315,11 +290,10 @@ def seeds_needed(contrast: Contrast, n: int, family: int) -> SeedRange:
 def smallest_difference(arms: int, seeds: int, comparisons: int) -> float:
     """The difference that a study of equally noisy arms detects with 80% power, in standard deviations of a run.
 
-    For one of so many comparisons, at Bonferroni's level, which is slightly conservative. Needs two arms and seeds.
+    For one of so many comparisons, by a t-test whose degrees of freedom are a comparison's own and, of the others',
+    what simulated studies say they are worth (docs/statistics.md). Needs two arms and seeds.
     """
-    total = (arms - 1) * (seeds - 1)
-    own = PRIOR_DF + total / arms
-    df = min(4 / (2 / own + (2 * PRIOR_DF / own) ** 2 / total), total)
+    df = (seeds - 1) * (1 + OTHERS_WORTH * (arms - 2))
     needed = stats.t.isf(LEVEL / 2 / comparisons, df)
     reach = brentq(lambda shift: stats.nct.sf(needed, df, shift) - POWER, needed / 2, 4 * needed)
     return float(reach * math.sqrt(2 / seeds))
@@ -350,8 +324,8 @@ def factorial_effects(
     levels are its option on each axis. A seed whose runs cannot separate an effect from the others does not contribute
     to it. Effects that the design cannot separate are reported once, a main effect before an interaction, with the
     others as its aliases; an effect that never varies, or that no seed can estimate, is left out. Interactions of three
-    or more axes are assumed to be zero. All effects are one family; the variance of each over seeds is shrunk towards
-    the typical one, as an arm's is, in units of what equal noise of all runs would give it.
+    or more axes are assumed to be zero. All effects are one family; they are judged in units of what equal
+    noise of all runs would give each.
     """
     blocks = np.array([[float(seed == block) for block in sorted(set(seeds))] for seed in seeds])
     columns = _effect_columns(options, levels)
@@ -374,14 +348,11 @@ def factorial_effects(
     }
     if tested := [term for term, effect in found.items() if effect.sd > 0]:
         places = [kept.index(term) for term in tested]
-        of_terms = within[:, places].T
-        terms, of_seed = np.nonzero(~np.isnan(of_terms))
         sums = covariance[np.ix_(places, places)]
-        units = np.sqrt(np.diag(sums) / np.bincount(terms))  # of each effect, if all runs were equally noisy
+        units = np.sqrt(np.diag(sums) / [found[term].n for term in tested])  # of each, if all runs were equally noisy
+        of_terms = within[:, places].T / units[:, None]
         correlation = sums / np.sqrt(np.outer(np.diag(sums), np.diag(sums)))
-        design = (terms[:, None] == np.arange(len(tested))).astype(float)
-        fit = moderate(of_terms[terms, of_seed] / units[terms], terms, design)
-        contrasts = judge(fit, (design / design.sum(axis=0)).T, correlation)
+        contrasts = judge([values[~np.isnan(values)] for values in of_terms], correlation)
         for term, unit, contrast in zip(tested, units, contrasts, strict=True):
             low, high = unit * contrast.low, unit * contrast.high
             found[term] = replace(found[term], low=low, high=high, p=contrast.p)

@@ -7,8 +7,10 @@ from typing import Any, Self
 
 from omegaconf import OmegaConf
 
-from llama_lab.config.trust import stored_config
+from llama_lab.config.trust import read_stored
+from llama_lab.errors import ConfigError, first_line
 from llama_lab.runs.folder import write_yaml
+from llama_lab.runs.stored import from_json
 
 FILE = "study.yaml"
 SUMMARY = "summary.csv"  # of a report
@@ -127,10 +129,14 @@ class Study:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read study.yaml in `folder`."""
-        content: Any = OmegaConf.to_container(stored_config(folder / FILE), resolve=True)
-        for arm in content["arms"]:
-            arm["members"] = tuple(Member(**member) for member in arm["members"])
-            arm["overrides"] = tuple(arm.get("overrides", ()))
-        arms = tuple(Arm(**arm) for arm in content["arms"])
-        return cls(**content | {"arms": arms, "notes": tuple(content["notes"])})
+        """Read study.yaml in `folder`. Raises ConfigError if it is damaged."""
+        try:
+            study = from_json(cls, OmegaConf.to_container(read_stored(folder / FILE), resolve=True))
+            named = {study.baseline, *(arm.previous for arm in study.arms if arm.previous)}
+            if unknown := named - {arm.name for arm in study.arms}:
+                raise ValueError(f"it has no arm {min(unknown)}")
+        except Exception as error:  # of YAML or OmegaConf, without a common base
+            raise ConfigError(
+                f"{folder / FILE}: is damaged, {first_line(error)}; restore it, or run the command that wrote it again"
+            ) from error
+        return study

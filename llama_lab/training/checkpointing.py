@@ -9,6 +9,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from llama_lab.devices.throughput import Stopwatch
 from llama_lab.files import discard
 from llama_lab.runs.checkpoint import replace_checkpoint, stable
+from llama_lab.runs.metrics import MetricsCSV
 
 from .stop import StopRequest
 
@@ -53,6 +54,12 @@ class Checkpointing(L.Callback):
         self._saved_step = trainer.global_step
         if trainer.is_global_zero and trainer.global_step < self.stable_step:
             discard(stable(self.path))  # of a smaller budget, or written just before a kill
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Describe the rows of metrics.csv so far, to which a resumed run adds its own."""
+        for table in trainer.loggers:
+            if isinstance(table, MetricsCSV):
+                checkpoint["metrics"] = dict(table.rows)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Convert the counts of older checkpoints from micro-batches to steps."""

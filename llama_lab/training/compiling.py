@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import sysconfig
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,3 +101,24 @@ def compile_in_place(model: Decoder, backend: str = "inductor") -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(model.blocks))
     for block in model.blocks:
         block.compile(backend=backend)
+
+
+def compiler_failed(error: Exception) -> bool:
+    """Whether TorchInductor raised an error, as it does for ever if a file of its cache was cut short."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return not isinstance(error, torch.OutOfMemoryError) and any("/torch/_inductor/" in f.filename for f in frames)
+
+
+def delete_compiled() -> str:
+    """Delete TorchInductor's cache, and forget what this process has read of it; returns its folder."""
+    from torch._inductor import cpu_vec_isa, utils  # it takes seconds to import, and only a compiled run needs it
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    folder = cache_dir()
+    shutil.rmtree(folder, ignore_errors=True)
+    utils.clear_caches()
+    kinds = [kind for kind in vars(cpu_vec_isa).values() if isinstance(kind, type)]
+    for known in (*vars(cpu_vec_isa).values(), *(one for kind in kinds for one in vars(kind).values())):
+        if hasattr(known, "cache_clear"):  # which instructions compile here: tried with a file of the cache
+            known.cache_clear()
+    return folder

@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 from llama_lab.config.components import override_key
 from llama_lab.config.keys import COMPONENTS
 from llama_lab.devices.hardware import current_rank
-from llama_lab.runs.checkpoint import checkpoint_step
+from llama_lab.runs.checkpoint import load_checkpoint
 from llama_lab.runs.folder import belongs
-from llama_lab.runs.metrics import MetricsCSV
+from llama_lab.runs.metrics import NO_ROWS, MetricsCSV
 from llama_lab.runs.stored import Facts, Summary
 from llama_lab.runs.telemetry import QUANTITIES, layer_metric
 
@@ -93,7 +93,8 @@ def open_loggers(run: Run, checkpoint: Path | None, facts: Facts) -> Iterator[li
     settings, title = run.cfg.logger, run.title
     telemetry = run.cfg.train.telemetry
     table = MetricsCSV(run.folder.metrics, facts.epochs, run.cfg.model.n_layers if telemetry else 0)
-    history = table.forget_after(checkpoint_step(checkpoint))
+    at: dict[str, Any] = load_checkpoint(checkpoint, list) if checkpoint else {"global_step": 0, "metrics": NO_ROWS}
+    history = table.forget_after(at["global_step"], at.get("metrics"))
     config: dict[str, Any] = {**OmegaConf.to_container(run.cfg, resolve=True), **facts.to_json()}  # type: ignore[dict-item]
     loggers: list[Logger] = [table]
     with ExitStack() as ends:

@@ -8,7 +8,7 @@ import lightning as L
 from torch.profiler import profile, schedule
 
 from llama_lab.devices.throughput import Stopwatch
-from llama_lab.files import discard, replacing
+from llama_lab.files import discard, replace_text, replacing
 
 from .monitor import SLOW_STEPS
 
@@ -71,8 +71,7 @@ class Profile(L.Callback):
         with replacing(self.folder / TRACE) as trace:
             ended.export_chrome_trace(str(trace))
         order = "self_cpu_time_total" if self._device == "cpu" else "self_device_time_total"
-        with replacing(self.folder / TABLE) as table:
-            table.write_text(ended.key_averages().table(sort_by=order, row_limit=OPERATORS), encoding="utf-8")
+        replace_text(self.folder / TABLE, ended.key_averages().table(sort_by=order, row_limit=OPERATORS))
 
 
 def profile_message(folder: Path) -> str:

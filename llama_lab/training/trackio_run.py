@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from llama_lab.files import replacing
+from llama_lab.files import replace_text
 from llama_lab.runs.folder import TRACKIO_ID, RunFolder
 from llama_lab.runs.metrics import MetricsLogger
 
@@ -39,8 +39,7 @@ class TrackioMetrics(MetricsLogger):
         self.run = trackio.init(
             project, name, group, config=config, embed=False, auto_log_cpu=False, auto_log_gpu=False
         )
-        with replacing(kept) as fresh:
-            fresh.write_text(self.run.id)
+        replace_text(kept, self.run.id)
         for row in history:
             self.log_metrics(row)
 

@@ -22,9 +22,10 @@ from llama_lab.devices.memory import keep_freed_memory
 from llama_lab.devices.strategy import make_plugins, make_strategy
 from llama_lab.devices.throughput import peak_flops
 from llama_lab.display import open_display, quiet_libraries
+from llama_lab.errors import ConfigError, first_line
 from llama_lab.evaluation.lengths import evaluation
 from llama_lab.evaluation.probes import answers_text
-from llama_lab.files import discard, report_disk_errors
+from llama_lab.files import discard, replace_text, report_disk_errors
 from llama_lab.formatting import conjoin
 from llama_lab.model import Cost, Decoder, Sampling, generate
 from llama_lab.model.cost import cost_metrics
@@ -33,14 +34,15 @@ from llama_lab.model.recompute import recompute
 from llama_lab.runs.checkpoint import before, consolidate, existing, load_checkpoint, model_weights
 from llama_lab.runs.environment import environment
 from llama_lab.runs.folder import RESOLVED, SAMPLE, TOKENIZER, locked
-from llama_lab.runs.metrics import read_metrics
+from llama_lab.runs.metrics import described, read_cells, read_metrics, with_numbers
 from llama_lab.runs.stored import Facts, Summary, WarmStart
 
 from .checkpointing import Checkpointing, InterruptedRunError, PrunedRunError
-from .compiling import check_compiler, compile_in_place, decide
+from .compiling import check_compiler, compile_in_place, compiler_failed, decide, delete_compiled
 from .component_check import check_components
 from .loggers import log_hparams, open_loggers
 from .longer_budget import warn_of_differences
+from .memory import check_memory
 from .module import LanguageModel
 from .monitor import SLOW_STEPS, DivergedError, Monitor
 from .optim import check_shards
@@ -55,8 +57,25 @@ from .warm_start import describe, warm_start
 
 def train(run: Run) -> Outcome:
     """Train, evaluate, and leave a finished folder; or say how to go on. Raises ConfigError, or what went wrong."""
-    with report_component_errors(), report_disk_errors(f"runs_dir={run.cfg.runs_dir}"):
-        return train_on_disk(run)
+    try:
+        with report_component_errors(), report_disk_errors(f"runs_dir={run.cfg.runs_dir}"):
+            try:
+                return train_on_disk(run)
+            except Exception as error:
+                if run.hardware.world_size > 1 or not compiler_failed(error):
+                    raise
+                print(f"trainer.compile: {first_line(error)}; tries again without {delete_compiled()}", file=sys.stderr)
+            return train_on_disk(run)
+    except FileNotFoundError as error:
+        if run.folder.path.exists():
+            raise
+        if not run.folder.path.parent.exists():  # in /proc, say
+            raise ConfigError(
+                f"runs_dir={run.cfg.runs_dir}: {error.strerror}: {error.filename}; choose another folder"
+            ) from error
+        raise ConfigError(
+            f"{run.folder.path}: was moved or deleted while it trained; put it back, and run the same command again"
+        ) from error
 
 
 def train_on_disk(run: Run) -> Outcome:
@@ -79,6 +98,9 @@ def train_on_disk(run: Run) -> Outcome:
         data = TokenDataModule(
             dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed
         )
+        with torch.device("meta"):
+            outline = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
+        check_memory(run, outline)
         with linear_on_meta(run.hardware.sharded and not cfg.init_from):
             model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
         cost = model_cost(model)
@@ -119,7 +141,7 @@ def train_on_disk(run: Run) -> Outcome:
                     sample = answers_text(model, dataset, cfg.train.sample_tokens, Sampling(temperature=0), cfg.seed)
                 else:
                     sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
-                (run.folder.path / SAMPLE).write_text(sample, encoding="utf-8")
+                replace_text(run.folder.path / SAMPLE, sample)
                 if cfg.train.eval_lengths:  # before the status `done`, so that a run that is killed here does it again
                     found = evaluation(cfg, dataset, model, run.hardware, run.steps, cfg.train.eval_lengths)
                     found.save(run.folder.path)
@@ -311,12 +333,13 @@ def finish(run: Run, monitor: Monitor, facts: Facts) -> None:
     The speed is that of the whole run rather than of its last interval.
     """
     metrics = dict(facts.metrics)
-    for row in read_metrics(run.folder.metrics):
+    rows = read_cells(run.folder.metrics)
+    for row in with_numbers(rows):
         metrics |= row
     metrics |= monitor.speed_metrics(monitor.speed.overall, run.hardware.world_size)
     if run.compiled and monitor.warm_up_seconds is not None:
         metrics["perf/compile_seconds"] = monitor.warm_up_seconds
-    summary = Summary(**vars(facts) | {"metrics": metrics})
+    summary = Summary(**vars(facts) | {"metrics": metrics}, rows=described(rows)["checksum"])
     summary.save(run.folder.path)
     if run.cfg.logger.tensorboard:
         log_hparams(run.folder.path, run.cfg.optim.get("lr"), summary)

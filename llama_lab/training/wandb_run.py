@@ -8,15 +8,15 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from llama_lab.files import replacing
+from llama_lab.files import replace_text
 from llama_lab.runs.folder import OVERRIDES, RESOLVED, TOKENIZER, WANDB_ID, RunFolder
-from llama_lab.runs.metrics import MetricsLogger
+from llama_lab.runs.metrics import METRICS, MetricsLogger
 from llama_lab.runs.stored import Environment, Status, Summary
 
 from .logger_check import wandb_mode
 
 # With the checkpoint, what `eval.py` and `llama_lab.load` read of a run's folder.
-MODEL_FILES = (RESOLVED, OVERRIDES, TOKENIZER, Environment.FILE, Summary.FILE, Status.FILE)
+MODEL_FILES = (RESOLVED, OVERRIDES, METRICS, TOKENIZER, Environment.FILE, Summary.FILE, Status.FILE)
 
 
 def start_wandb(
@@ -39,8 +39,7 @@ def start_wandb(
     mode = wandb_mode(settings.mode)
     id_file = folder / WANDB_ID
     if not id_file.exists():
-        with replacing(id_file) as fresh:
-            fresh.write_text(secrets.token_hex(4))
+        replace_text(id_file, secrets.token_hex(4))
     run = wandb.init(
         project=settings.project,
         entity=settings.entity,

@@ -2,7 +2,6 @@
 
 import csv
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -49,19 +48,6 @@ def test_components_prints_tables_beside_the_claims_and_writes_rows_and_pictures
     assert {path.name for path in (tmp_path / "bench").iterdir()} == {"components.csv", *pictures}
     for name in pictures:
         assert (tmp_path / "bench" / name).read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_tokens_encodes_the_same_text_as_datasets_map(bench: Command, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("".join(f"line {i} of a text\n\n" for i in range(20_000)))
-    (tmp_path / "b.jsonl").write_text("".join(f'{{"text": "row {i}"}}\n' for i in range(20_000)))
-    ran = bench("tokens", "*.txt", "b.jsonl")
-    assert (ran.code, ran.err) == (0, "")
-    description, ours, theirs, ratio = ran.out.splitlines()
-    assert description.startswith("tokens: 0.6 MB read in ")
-    assert ours.startswith("ours:         1 MB in ")
-    assert theirs.startswith("datasets.map: 1 MB in ")
-    assert re.fullmatch(r"ours encodes \d+\.\d\d times as fast", ratio)
 
 
 @pytest.mark.slow

@@ -132,3 +132,10 @@ def test_every_command_refuses_a_key_given_twice(
         function()
     assert stop.value.code == 2
     assert capsys.readouterr().err == f"error: {arguments[-1]}: {arguments[-2]} is given already; give every key once\n"
+
+
+@pytest.mark.parametrize("argument", ["=5", "=", "+=5", "++=5"])
+def test_a_value_without_a_key_is_refused(argument: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        to_hydra([argument])
+    assert str(refused.value) == f"{argument}: names no key; write KEY=VALUE"

@@ -150,10 +150,6 @@ IDLE = {
         ["model.attention.value_residual=0.5", "+pattern.a={at: '1:', attention: {value_residual: null}}"],
         "model.attention.value_residual=0.5: acts in layers after the first, and none of them has it",
     ),
-    "half a dimension": (
-        ["+pattern.a={at: 1, position: {fraction: 0.3}}"],
-        "model.position.fraction=0.3: 9.6 of model.head_dim=32 dimensions cannot turn",
-    ),
     "rotated nowhere": (
         ["position=none", "attention=mha_qk_norm_rotated", "+pattern.a={at: 1, position: alibi}"],
         "model.attention.qk_norm_rotated=true: the position encoding rotates nothing",

@@ -1,7 +1,9 @@
 """Tokenizers trained elsewhere: any tokenizer.json, from a file, a folder or a name."""
 
+import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -118,3 +120,30 @@ def test_a_trained_tokenizer_is_used_again_by_the_name_of_its_run(tiny: list[str
     )
     assert again.index.tokenizer_hash == load_run(ran.run).tokenizer.hash
     assert again.index.data_hash == load_run(ran.run).environment.data_hash
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 40}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": {"type": "WordLevel", "vocab": {"a": 2**31 + 5}, "unk_token": "a"}}, "id: 2147483653 is more than"),
+        (
+            {"model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "a", "max_input_chars_per_word": 10**12}},
+            "max_input_chars_per_word: 1000000000000 is more than 1000; ",
+        ),
+        ({"normalizer": REPLACE | {"content": "b" * 5000}}, "makes of one: 5000 is more than 1000; "),
+        ({"normalizer": {"type": "Prepend", "prepend": "b" * 5000}}, "makes of one: 5000 is more than 1000; "),
+        ({"normalizer": {"type": "Sequence", "normalizers": [REPLACE, REPLACE]}}, "makes of one: 1600 is more than"),
+    ],
+)
+def test_numbers_that_would_exhaust_the_memory_are_refused_first(
+    change: dict[str, Any], message: str, folder: Path
+) -> None:
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ConfigError) as refused:
+        HFTokenizer(str(folder))
+    assert message in str(refused.value)
+    assert str(file) in str(refused.value)

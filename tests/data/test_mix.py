@@ -176,6 +176,15 @@ def test_a_tokenizer_learns_from_all_parts_once(
     assert mixture(tmp_path, tokenizer=factory).index == data.index
 
 
+def test_each_part_of_a_mixture_is_divided(tmp_path: Path) -> None:
+    whole = mixture(tmp_path)
+    halves = [whole.validated_on(half) for half in ("tuning", "judging")]
+    for name, part in whole.parts.items():
+        assert sum(half.parts[name].index.val.tokens for half in halves) == part.index.val.tokens
+    assert [len(half.val) - 1 for half in halves] == [half.index.val.tokens for half in halves]
+    assert len({one.index.data_hash for one in (whole, *halves)}) == 3
+
+
 def test_the_hash_of_the_data_follows_the_shares(tmp_path: Path) -> None:
     assert mixture(tmp_path).index.data_hash != mixture(tmp_path, ("0.5", "0.2", "0.3")).index.data_hash
 

@@ -1,5 +1,6 @@
 """Probes: answers against a brute-force reader of the sequences, the floor against an oracle, and fixed data."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -182,8 +183,18 @@ def test_every_key_of_a_probe_changes_its_data(name: str) -> None:
     keys = [key for key in leaves if not key.startswith("probe") and key != "seed"]
     assert len(keys) >= 3
     for key in keys:
-        value = 0.5 if key == "noise" else leaves[key] - 1
+        value = {"noise": 0.5, "val_half": "tuning"}.get(key) or leaves[key] - 1
         assert open_dataset(compose_config(f"data={name}", "size=pico", f"data.{key}={value}")).index != before
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_halves_of_a_probes_validation_are_other_sequences_as_many(name: str) -> None:
+    whole = open_dataset(compose_config(f"data={name}", "size=pico"))
+    found = [whole, whole.validated_on("tuning"), whole.validated_on("judging")]
+    inputs = [np.stack([one.val_windows(64)[i][0] for i in range(8)]) for one in found]
+    assert all((a != b).any() for a, b in itertools.combinations(inputs, 2))
+    assert len({one.index.data_hash for one in found}) == 3
+    assert len({one.index.val for one in found}) == 1
 
 
 @pytest.mark.parametrize("name", PROBES)

@@ -1,5 +1,7 @@
 """Tokenizers: lossless, and never confused by the text they read."""
 
+import random
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, processors
 
 from llama_lab.data import BPETokenizer, ByteTokenizer, CharTokenizer, TextTokenizer, TokenizerFactory
+from llama_lab.data.tokenizer import WORD_BYTES
 from llama_lab.errors import ConfigError
 from tests.data.texts import sentences
 
@@ -154,3 +157,19 @@ def test_transformers_loads_a_folder_with_ours(tokenizer: TextTokenizer, tmp_pat
         assert theirs.decode(ids) == tokenizer.decode(ids) == text
     assert theirs.eos_token_id == tokenizer.eot_id
     assert len(theirs) == tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("alphabet", ["a", " ", "漢字中文的一"])
+def test_a_word_of_megabytes_takes_seconds_and_round_trips(alphabet: str) -> None:
+    word = "".join(random.Random(0).choices(alphabet, k=3_000_000 // len(alphabet[0].encode())))
+    start = time.process_time()
+    tokenizer = BPETokenizer(vocab_size=300).train(iter([word]))
+    assert tokenizer.decode(tokenizer.encode(word)) == word
+    assert time.process_time() - start < 60  # without a bound, 40 minutes
+
+
+def test_the_bound_on_a_word_changes_no_text_of_shorter_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [*TEXT, "a" * WORD_BYTES, "b" * (WORD_BYTES - 1)]
+    bounded = BPETokenizer(vocab_size=400).train(iter(texts)).hash
+    monkeypatch.setattr("llama_lab.data.tokenizer.WORD_BYTES", 10**5)
+    assert BPETokenizer(vocab_size=400).train(iter(texts)).hash == bounded

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import logging
 import math
 import multiprocessing
@@ -14,7 +13,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -35,6 +33,7 @@ from llama_lab.data import (
 )
 from llama_lab.data import build as build_module
 from llama_lab.data import index as index_module
+from llama_lab.data.index import HALVES
 from llama_lab.errors import ConfigError
 from tests.data.texts import Documents, dataset, documents_of, sentences
 
@@ -141,7 +140,7 @@ def test_bounded_validation_is_the_longest_prefix_of_the_held_out_documents_by_h
     expected = longest_prefix(held_out, lengths, val_tokens)
     val = documents_of(bounded, "val")
     assert val == sorted(expected, key=TEXTS.index)
-    assert np.array_equal(bounded.train, whole.train)
+    assert np.array_equal(bounded.train[:], whole.train[:])
     assert bounded.index.tokenizer_hash == whole.index.tokenizer_hash
     assert bounded.index.data_hash != whole.index.data_hash
     counts = bounded.index.val
@@ -170,7 +169,7 @@ def test_long_tokens_do_not_shorten_bounded_validation(
     lengths = [len(whole.tokenizer.encode(text)) + 1 for text in held_out]
     assert whole.bytes_per_token > 16
     assert set(documents_of(bounded, "val")) == set(longest_prefix(held_out, lengths, 200))
-    assert np.array_equal(bounded.train, whole.train)
+    assert np.array_equal(bounded.train[:], whole.train[:])
 
 
 def test_little_more_than_the_bound_is_encoded_of_the_held_out_text(
@@ -244,40 +243,6 @@ def test_validation_that_its_bound_makes_too_short_is_refused_by_it(tmp_path: Pa
         data.require_windows(seq_len=301, batch_size=1)
 
 
-# Folders from before the bounds
-
-
-def without_bounds(cache_dir: Path, tokenizer: TokenizerFactory) -> Path:
-    """A folder as it was written before there were bounds, in a cache with nothing else."""
-    built = dataset(cache_dir, TEXTS, tokenizer)
-    document = json.loads((built.folder / "index.json").read_text())
-    assert document["index"].pop("unread") == 0
-    document["checksum"] = index_module._checksum(document["index"])
-    (built.folder / "index.json").write_text(json.dumps(document))
-    parameters = {"vocab_size": 300} if isinstance(tokenizer, BPETokenizer) else {}
-    name = [type(tokenizer).__module__, type(tokenizer).__qualname__, parameters]
-    content = json.dumps([1, Documents(TEXTS).fingerprint(), name, 0.2])
-    return built.folder.rename(cache_dir / hashlib.blake2b(content.encode(), digest_size=8).hexdigest())
-
-
-@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["byte", "char", "bpe"])
-def test_a_folder_from_before_the_bounds_is_opened_where_they_would_not_have_bound(
-    tokenizer: TokenizerFactory, tmp_path: Path
-) -> None:
-    old = without_bounds(tmp_path, tokenizer)
-    index = index_module.read_index(old)
-    assert dataset(tmp_path, TEXTS, tokenizer).folder == old
-    assert dataset(tmp_path, TEXTS, tokenizer, val_tokens=index.val.tokens).folder == old
-    assert dataset(tmp_path, TEXTS, tokenizer, val_tokens=index.val.tokens - 1).folder != old
-
-
-def test_a_folder_from_before_the_bounds_is_not_opened_for_a_tokenizer_that_learns_from_less(tmp_path: Path) -> None:
-    old = without_bounds(tmp_path, BPETokenizer(300))
-    size = index_module.read_index(old).train.bytes
-    assert dataset(tmp_path, TEXTS, BPETokenizer(300, sample_bytes=size)).folder == old
-    assert dataset(tmp_path, TEXTS, BPETokenizer(300, sample_bytes=size - 1)).folder != old
-
-
 # What is recorded
 
 
@@ -330,7 +295,7 @@ class ManyIds:
 @pytest.mark.parametrize(("size", "dtype"), [(65536, np.uint16), (65537, np.uint32)])
 def test_tokens_take_two_bytes_while_every_id_fits(size: int, dtype: type, tmp_path: Path) -> None:
     data = dataset(tmp_path, TEXTS[:10], ManyIds(size))
-    assert data.train.dtype == data.val.dtype == np.dtype(data.index.dtype) == dtype
+    assert data.train[:].dtype == data.val.dtype == np.dtype(data.index.dtype) == dtype
     assert len(documents_of(data, "train")) == data.index.train.documents
 
 
@@ -374,7 +339,7 @@ def test_an_existing_folder_is_opened_without_reading_the_text(tmp_path: Path) -
     opened = TokenDataset.open_or_build(source, ByteTokenizer(), 0.2, tmp_path)
     assert source.passes == passes
     assert opened.index == built.index
-    assert np.array_equal(opened.train, built.train)
+    assert np.array_equal(opened.train[:], built.train[:])
 
 
 def test_each_setting_has_its_own_folder(tmp_path: Path) -> None:
@@ -440,38 +405,51 @@ def test_a_damaged_folder_is_reported_in_one_line_and_rebuilt(
     damage: Callable[[Path], None], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     built = dataset(tmp_path, TEXTS)
-    expected = built.train.tolist(), built.val.tolist()
+    expected = built.train[:].tolist(), built.val.tolist()
     damage(built.folder)
     again = dataset(tmp_path, TEXTS)
-    assert (again.train.tolist(), again.val.tolist()) == expected
+    assert (again.train[:].tolist(), again.val.tolist()) == expected
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert reason in record.getMessage()
     assert "\n" not in record.getMessage()
 
 
-@pytest.mark.parametrize(
-    ("read_in_full", "position", "noticed"),
-    [(1 << 20, 0.5, True), (0, 0.5, False), (0, 0, True), (0, 1, True)],
-    ids=["small file, middle", "large file, middle", "large file, start", "large file, end"],
-)
-def test_large_files_are_checked_at_their_ends_and_small_ones_in_full(
-    read_in_full: int, position: float, noticed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def flip(file: Path, position: int) -> None:
+    """Change one bit of the byte at a position."""
+    stored = bytearray(file.read_bytes())
+    stored[position] ^= 1
+    file.write_bytes(stored)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_wrong_bit_in_the_middle_of_a_large_file_is_named_when_its_block_is_first_read_and_no_other(
+    split: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_module, "_READ_IN_FULL", read_in_full)
-    monkeypatch.setattr(index_module, "_MEGABYTE", 100)
+    monkeypatch.setattr(index_module, "_READ_AT_ONCE", 0)
+    monkeypatch.setattr(index_module, "BLOCK", 100)
     folder = dataset(tmp_path, TEXTS).folder
-    stored = bytearray((folder / "val.bin").read_bytes())
-    stored[int(position * (len(stored) - 1))] ^= 1
-    (folder / "val.bin").write_bytes(stored)
-    with pytest.raises(index_module.DamagedFolderError) if noticed else nullcontext():
-        index_module.read_index(folder)
+    whole = np.fromfile(folder / f"{split}.bin", np.uint16)
+    flip(folder / f"{split}.bin", 100 * block + 99)
+    data = dataset(tmp_path, TEXTS)
+    assert data.folder == folder
+    stream = index_module.TokenStream(folder, f"{split}.bin", data.index)
+    before, after = slice(0, 50 * block), slice(50 * block + 50, None)
+    for _ in range(2):
+        for part in (before, after):
+            assert np.array_equal(stream[part], whole[part])
+        for start, stop in ((50 * block + 49, 50 * block + 50), (50 * block - 1, 50 * block + 1), (0, len(whole))):
+            with pytest.raises(ConfigError, match=rf"{folder} is damaged, {split}.bin was altered; delete the folder"):
+                stream[start:stop]
+    with pytest.raises(ConfigError, match=f"{split}.bin was altered"):
+        data.val_windows(20) if split == "val" else data.train_windows(20, 1).take([*range(len(whole) // 20 - 1)])
 
 
 def test_another_format_version_is_built_beside_and_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = dataset(tmp_path, TEXTS)
     monkeypatch.setattr(index_module, "FORMAT_VERSION", index_module.FORMAT_VERSION + 1)
-    with pytest.raises(index_module.DamagedFolderError, match="format version 1"):
+    with pytest.raises(index_module.DamagedFolderError, match="format version 2"):
         index_module.read_index(old.folder)
 
 
@@ -552,7 +530,7 @@ class Logged(Documents):
 def _open_at_once(barrier, results, cache_dir: Path, log: Path) -> None:
     barrier.wait()
     data = TokenDataset.open_or_build(Logged(TEXTS * 30, log), ByteTokenizer(), 0.2, cache_dir)
-    results.put((data.index.data_hash, int(data.train.sum()), int(data.val.sum())))
+    results.put((data.index.data_hash, int(data.train[:].sum()), int(data.val.sum())))
 
 
 def test_processes_that_race_build_once_and_open_the_same(tmp_path: Path) -> None:
@@ -649,3 +627,48 @@ def test_text_too_short_for_a_window_is_refused_by_the_split_that_is(tmp_path: P
         assert str(caught.value).startswith(expected)
         assert "lower" in str(caught.value)
     data.require_windows(seq_len=data.index.val.tokens, batch_size=1)
+
+
+# The halves of validation
+
+
+def test_two_halves_hold_every_validation_document_once_by_its_hash(tmp_path: Path) -> None:
+    whole = dataset(tmp_path, TEXTS)
+    halves = [whole.validated_on(half) for half in HALVES]
+    found = [documents_of(half, "val") for half in halves]
+    assert Counter(found[0] + found[1]) == Counter(documents_of(whole, "val"))
+    assert [found[i] for i in range(2)] == [
+        [
+            text
+            for text in documents_of(whole, "val")
+            if hashlib.blake2b(text.encode(), digest_size=16).digest()[7] % 2 == i
+        ]
+        for i in range(2)
+    ]
+    for half, texts in zip(halves, found, strict=True):
+        counted = half.index.val
+        assert (counted.documents, counted.bytes) == (len(texts), sum(len(text.encode()) for text in texts))
+        assert counted.tokens == len(half.val) - 1
+        assert half.index.train == whole.index.train
+    assert len({one.index.data_hash for one in (whole, *halves)}) == 3
+    assert whole.validated_on(None).index == whole.index
+
+
+def test_a_document_stays_in_its_half_whatever_the_others_and_the_tokenizer(tmp_path: Path) -> None:
+    some, every = (
+        dataset(tmp_path, texts, tokenizer) for texts, tokenizer in ((TEXTS[::2], None), (TEXTS, TOKENIZERS[2]))
+    )
+    for half in HALVES:
+        assert {*documents_of(some.validated_on(half), "val")} <= {*documents_of(every.validated_on(half), "val")}
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_text_too_short_for_halves_is_refused_by_the_half_that_is(half: str, tmp_path: Path) -> None:
+    data = dataset(tmp_path, TEXTS[:3], val_fraction=0.01)
+    other = [one for one in HALVES if not data.validated_on(one).index.val.documents]
+    if half not in other:
+        data.validated_on(half).require_windows(16, 1)
+        return
+    message = rf"data.val_fraction=0.01: the {half} half of the validation text has 0 tokens .* study.learning_rates="
+    with pytest.raises(ConfigError, match=message):
+        data.validated_on(half).require_windows(16, 1)

@@ -50,7 +50,7 @@ def dataset(
 
 def documents_of(data: TokenDataset, split: str) -> list[str]:
     """The documents of a split, decoded from its token stream."""
-    stream = getattr(data, split).tolist()
+    stream = getattr(data, split)[:].tolist()
     documents: list[list[int]] = []
     for token in stream[:-1]:
         if token == data.tokenizer.eot_id:

@@ -13,16 +13,26 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
+from llama_lab.config import layers
 from llama_lab.config.components import build
 from llama_lab.devices.gpus import DEVICES, options
 from llama_lab.errors import ConfigError
 from llama_lab.estimate import activations
-from llama_lab.estimate.activations import Footprint, allocate, step_bytes
-from llama_lab.estimate.estimate import Estimate, MemoryModel, Setup, alternatives, column_of, estimate_training
+from llama_lab.estimate.activations import Footprint, step_bytes
+from llama_lab.estimate.estimate import (
+    Estimate,
+    MemoryModel,
+    Setup,
+    alternatives,
+    column_of,
+    estimate_training,
+    memory_model,
+)
 from llama_lab.estimate.table import gigabytes, verdicts
 from llama_lab.model import Decoder, loss
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.recompute import recompute
+from llama_lab.training.memory import allocate
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.train import build_module
 from tests import composing
@@ -316,6 +326,25 @@ def test_parameters_are_exact() -> None:
     assert estimate.cost.kv_bytes == 4096 * 327_680
 
 
+@pytest.mark.parametrize("overrides", [("arch=llama",), ("arch=gemma2",), ("train.recompute=block", "optim=muon")])
+def test_a_model_too_deep_to_be_built_costs_what_its_layers_do(
+    overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = compose_config("estimate=true", "device=h100", "size=pico", "model.n_layers=23", *overrides)
+    if cfg.model.attention.get("window") is not None:
+        cfg.model.attention.window = 16
+    built = estimate_training(cfg)
+    monkeypatch.setattr(layers, "MOST_LAYERS", 22)
+    assert estimate_training(cfg) == built
+
+
+def test_a_billion_layers_are_estimated() -> None:
+    one, two, many = (
+        memory_model(compose_config("size=pico", f"model.n_layers={n}"), 97, 100, "bf16-mixed") for n in (1, 2, 10**9)
+    )
+    assert many.params == many.cost.params == one.params + (10**9 - 1) * (two.params - one.params)
+
+
 # What fits
 
 
@@ -493,6 +522,14 @@ BAD = {
     "recompute": ([*ESTIMATE, "train.recompute=blocks"], "train.recompute=blocks: unknown; choose none | attention | "),
     "budget": ([*ESTIMATE, "train.tokens=100"], "train.tokens=100: must reach one step"),
     "heads": ([*ESTIMATE, "model.n_heads=5"], "model.n_heads=5: does not divide"),
+    "width": (
+        [*ESTIMATE, "model.hidden_dim=9000000000000000"],
+        "model.hidden_dim=9000000000000000: must be a positive",
+    ),
+    "bytes": (
+        [*ESTIMATE, "model.hidden_dim=1000000000", "train.batch_size=1000000000", "train.tokens=1e15"],
+        "estimate=true: a tensor would be too large",
+    ),
     "batch": ([*ESTIMATE, "train.batch_size=0"], "train.batch_size=0: must be a positive whole number"),
 }
 

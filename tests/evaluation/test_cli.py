@@ -89,7 +89,7 @@ def test_an_unfinished_run_may_write_and_says_so(evaluating: Command, endless: P
 
 REFUSED = {
     "run=???: needs a value, such as run=": [],
-    "run=: names nothing": ["run="],
+    "run=: is empty and sets nothing": ["run="],
     "run=nope: holds no run": ["run=nope"],
     "run=n*pe: holds no run": ["run=n*pe"],
     "run=null: must be text": ["run=null"],
@@ -104,6 +104,7 @@ REFUSED = {
     "eval.lengths=[0]: 0 is no multiple of the context": ["eval.lengths=[0]"],
     "eval.contexts=[2]: must hold multiples of the context, above 0, up to 1": ["eval.contexts=[2]"],
     "eval.batch_sizes=[0]: must hold positive whole numbers": ["eval.batch_sizes=[0]"],
+    "seed=-1: must be a whole number from 0": ["seed=-1"],
     "eval.rounds=0: must be a positive whole number": ["eval.rounds=0"],
     "temperature=-1: must be a number, at least 0": ["prompt=d", "temperature=-1"],
     "temperature=hot: must be a number": ["prompt=d", "temperature=hot"],

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.evaluate import evaluate
+from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.folder import RunFolder
 from tests.composing import eval_settings
 from tests.conftest import Ran
@@ -24,7 +25,7 @@ def test_an_evaluation_needs_only_the_folder_and_finds_the_loss_of_the_summary(f
     moved = shutil.copytree(finished.run, tmp_path / "moved")
     summary = json.loads((moved / "summary.json").read_text())
     result = evaluate(moved, LOSS)
-    assert json.loads((moved / "eval.json").read_text()) == result.to_json()
+    assert Evaluation.load(moved) == result
     assert result.step == 78
     for name in ("val/loss", "val/bits_per_byte"):
         assert result.metrics[name] == pytest.approx(summary[name], rel=1e-6)
@@ -64,7 +65,7 @@ def test_parts_chosen_later_join_those_found_earlier(endless: Path, copied: Copi
     last = evaluate(run, LOSS)
     assert [entry.length for entry in last.lengths] == [32, 64, 128]
     assert last.sample == second.sample
-    assert json.loads((run / "eval.json").read_text()) == last.to_json()
+    assert Evaluation.load(run) == last
 
 
 CHANGES = {

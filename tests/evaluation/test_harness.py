@@ -14,7 +14,7 @@ from llama_lab.errors import ConfigError
 from llama_lab.evaluation import evaluate as evaluate_module
 from llama_lab.evaluation.evaluate import check_settings, evaluate
 from llama_lab.evaluation.load import load_run
-from llama_lab.exchange.convert import export_model
+from llama_lab.exchange.convert import export_model, import_model
 from tests.composing import eval_settings
 from tests.conftest import Command
 
@@ -141,6 +141,20 @@ def tasks(tmp_path: Path) -> Path:
         task = shared | settings | {"task": f"our_{name}", "metric_list": [{"metric": m} for m in metrics[name]]}
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(task))
     return folder
+
+
+def test_an_imported_model_has_the_scores_of_the_run_it_was(
+    evaluating: Command, trained: Trained, copied: Callable[[Path], Path], tasks: Path, tmp_path: Path
+) -> None:
+    run = copied(trained("arch=llama2"))
+    export_model(run, tmp_path / "theirs")
+    import_model(str(tmp_path / "theirs"), tmp_path / "ours")
+    asked = ("eval.parts=[lm_eval]", f"eval.task_path={tasks}", "eval.tasks=[our_chosen,our_read]")
+    scores = []
+    for folder in (run, tmp_path / "ours"):
+        assert evaluating(f"run={folder}", *asked).code == 0
+        scores.append([score["value"] for score in json.loads((folder / "eval.json").read_text())["tasks"]])
+    assert scores[0] == pytest.approx(scores[1], rel=1e-5)
 
 
 def test_tasks_of_a_folder_are_scored_into_eval_json_and_the_table(

@@ -13,9 +13,7 @@ from llama_lab.data.open import open_dataset
 from llama_lab.evaluation.load import load_run
 from llama_lab.evaluation.probes import answers_text
 from llama_lab.model import Sampling
-from llama_lab.runs.record import read_record
 from llama_lab.runs.stored import Summary
-from llama_lab.study.report import methods
 from llama_lab.training.checkpointing import Checkpointing
 from llama_lab.training.train import train
 from tests.conftest import Command
@@ -105,11 +103,6 @@ def test_a_run_is_evaluated_in_all_its_parts(evaluating: Command, run: Path, tmp
     assert written.code == 0
     assert written.out.startswith("s1 s2 s3 s1")
     assert "hello is no symbol" in evaluating(f"run={copied}", "prompt=hello").err
-
-
-def test_the_methods_name_the_probe(run: Path) -> None:
-    ((sentence,),) = methods._data([read_record(run)])
-    assert str(sentence).startswith("The data is a synthetic probe, induction, with the hash ")
 
 
 def test_a_study_reports_the_accuracy(command: Command, tmp_path: Path) -> None:

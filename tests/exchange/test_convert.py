@@ -24,7 +24,10 @@ def test_transformers_goes_on_with_a_text_as_the_trained_run_does(
     run = trained("train.tokens=40000", "optim.lr=0.01")
     ran = converting("export", run, tmp_path / "out")
     assert (ran.code, ran.err) == (0, "")
-    assert "LlamaForCausalLM of 41,696 parameters; AutoModelForCausalLM.from_pretrained loads it" in ran.out
+    assert (
+        "LlamaForCausalLM of 41,696 parameters; LlamaForCausalLM.from_pretrained loads it, with the same logits"
+        in ran.out
+    )
     ours, theirs = load(run), reload(tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     prompt = tokenizer("def f", return_tensors="pt").input_ids
@@ -97,7 +100,7 @@ def test_a_variant_of_attention_is_exported_as_the_class_that_has_it(
     [
         (["norm=layernorm", "position=relative"], "position=Relative (Rope)"),
         (["model.attention.value_residual=learned"], "differs in attention.value_residual=learned (null)"),
-        (["attention=mla"], "nearest, DeepseekV3ForCausalLM, differs in norm.eps=1e-05 (1e-06)"),
+        (["attention=mla"], "nearest, DeepseekV3ForCausalLM, differs in attention.latent_eps=1e-05 (1e-06)"),
     ],
 )
 def test_a_mix_that_no_class_holds_is_written_in_our_own_layout_and_read_back_exactly(

@@ -85,7 +85,9 @@ TRAINED = (
     "nanochat",
     "stablelm, QK norm",
     "falcon, alibi",
-    "phi3, longrope, long",
+    "phi3, longrope, whose context is longer",
+    "mistral4, yarn",
+    "apertus",
 )
 
 
@@ -107,6 +109,13 @@ def test_an_imported_model_has_their_gradients(name: str, tokens: Tensor, tmp_pa
     for (key, _), gradient in zip(ours.model.named_parameters(), found, strict=True):
         scale = max(by_name[key].abs().max().item(), 1e-3)
         assert (gradient - by_name[key]).abs().max() <= 1e-4 * scale, key
+
+
+def test_the_context_of_longrope_ends_where_its_long_factors_begin(tmp_path: Path) -> None:
+    their_model("phi3, longrope, whose context is longer").save_pretrained(tmp_path / "theirs")
+    found = import_model(str(tmp_path / "theirs"), tmp_path / "ours")
+    assert f"max_position_embeddings={4 * CONTEXT} (for texts up to {CONTEXT} tokens)" in found
+    assert load(tmp_path / "ours").model.max_seq_len == CONTEXT
 
 
 def test_every_family_is_among_the_cases() -> None:

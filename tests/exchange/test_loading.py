@@ -70,6 +70,18 @@ HARMS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: edit_weights(f, lambda w: w.update({f"{DOWN}2": torch.ones(1)})),
         f"its weights have, beyond its config, {DOWN}2; ",
     ),
+    "not a number": (
+        lambda f: edit_weights(f, lambda w: w[DOWN].view(-1)[:1].fill_(float("nan"))),
+        f"its weight {DOWN} is not finite; ",
+    ),
+    "infinite": (
+        lambda f: edit_weights(f, lambda w: w[DOWN].view(-1)[:1].fill_(float("inf"))),
+        f"its weight {DOWN} is not finite; ",
+    ),
+    "ids of a tokenizer": (
+        lambda f: (f / "tokenizer.json").write_text('{"model": {"vocab": {"a": 2147483653}}}'),
+        "tokenizer.json: id: 2147483653 is more than 4194304; ",
+    ),
     "misshapen": (
         lambda f: edit_weights(f, lambda w: w.update({DOWN: torch.ones(48, 79)})),
         f"its weight {DOWN} is (48, 79), and its config makes it (48, 80); ",
@@ -121,6 +133,11 @@ HARMS: dict[str, tuple[Callable[[Path], Any], str]] = {
         "head_dim=8.5: must be a positive ",
     ),
     "no heads": (lambda f: edit_json(f / "config.json", num_attention_heads=0), "n_heads=0: must be a positive whole"),
+    "layers": (lambda f: edit_json(f / "config.json", num_hidden_layers=10**9), "n_layers=1000000000: at most 2048"),
+    "ids": (lambda f: edit_json(f / "config.json", vocab_size=10**12), "vocab_size=1000000000000: must be a positive"),
+    "width": (lambda f: edit_json(f / "config.json", hidden_size=10**9), "restore the two files that belong together"),
+    "NaN": (lambda f: edit_json(f / "config.json", rms_norm_eps=float("nan")), "NaN is no JSON number"),
+    "no end": (lambda f: (f / "config.json").write_text("[" * 10**5), "config.json: cannot be read, RecursionError"),
     "a config that is a list": (lambda f: (f / "config.json").write_text("[]"), "config.json: holds no JSON object; "),
     "a config that is cut": (lambda f: (f / "config.json").write_text('{"a": '), "config.json: cannot be read, "),
     "a large tokenizer": (large_tokenizer, "its tokenizer.json has 2"),

@@ -29,6 +29,11 @@ EXPECTED = {
     "qwen3_next": ["model.attention.gate=element", "norm=rmsnorm_offset", "position=rope_half"],
     "smollm3, listed": ["position=none"],
     "glm": ["model.position.interleaved=true", "attention=gqa_qkv_bias"],
+    "ministral3": ["attention=gqa_step_temperature", "position=rope_yarn", "model.attention.window=7"],
+    "mistral4, yarn": ["attention=mla_step_temperature", "model.attention.temperature.scale=0.5"],
+    "minicpm3": ["attention=mla", "model.attention.latent_eps=1e-06"],
+    "apertus": ["ffn=xielu", "position=rope_llama3"],
+    "nemotron, a fraction that is rounded": ["model.position.fraction=0.375"],
     "mpt": ["position=alibi", "norm=layernorm_no_bias"],
 }
 

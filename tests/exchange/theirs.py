@@ -6,9 +6,10 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from llama_lab.model import Decoder, Sampling, generate
+from llama_lab.model.hf_families import FAMILIES
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -84,6 +85,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt1": ("openai-gpt", GPT),
     "gpt2": ("gpt2", GPT),
     "gpt2, unscaled scores": ("gpt2", GPT | {"scale_attn_weights": False}),
+    "gpt2, scores divided by the number of the layer": ("gpt2", GPT | {"scale_attn_by_inverse_layer_idx": True}),
     "gpt2, untied": ("gpt2", GPT | {"tie_word_embeddings": False, "n_inner": 80}),
     "opt": ("opt", OPT),
     "opt, post-norm, without biases": ("opt", OPT | {"do_layer_norm_before": False, "enable_bias": False}),
@@ -95,6 +97,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon, all heads": ("falcon", FALCON | {"multi_query": False, "bias": True, "parallel_attn": False}),
     "falcon, alibi": ("falcon", FALCON | {"alibi": True, "parallel_attn": False}),
     "falcon 40B": ("falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon 11B": (
+        "falcon",
+        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
     "olmo2": ("olmo2", LLAMA),
     "gemma": ("gemma", WIDE_HEADS),
     "gemma2": (
@@ -124,6 +130,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("exaone4", WIDE_HEADS | {"sliding_window": 7, "num_hidden_layers": 5}),
     "exaone4, no windows": ("exaone4", LLAMA | {"sliding_window": None, "layer_types": [FULL] * 3}),
     "smollm3": ("smollm3", LLAMA | {"num_hidden_layers": 5}),
+    "smollm3, windows": ("smollm3", LLAMA | {"sliding_window": 7, "layer_types": [SLIDING, FULL, SLIDING]}),
     "smollm3, listed": ("smollm3", LLAMA | {"no_rope_layers": [0, 1, 0]}),
     "qwen2, some windows": (
         "qwen2",
@@ -146,13 +153,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_bigcode, all heads": ("gpt_bigcode", GPT | {"multi_query": False}),
     "phi": ("phi", LLAMA | rope("default", partial_rotary_factor=0.5)),
     "phi, QK norm": ("phi", LLAMA | {"qk_layernorm": True}),
-    "phi3, longrope, long": (
+    "phi3, longrope, whose context is longer": (
         "phi3",
         LLAMA
         | LONGROPE
         | {
             "max_position_embeddings": 4 * CONTEXT,
-            "original_max_position_embeddings": PROMPT - 1,
+            "original_max_position_embeddings": CONTEXT,
             "eos_token_id": None,
         },
     ),
@@ -218,6 +225,48 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_hidden_layers": 5, "num_dense_layers": 5, "sliding_window": 7}
         | {"mup_enabled": True, "attention_bias": True},
     ),
+    "ministral3": (
+        "ministral3",
+        WIDE_HEADS
+        | rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=3,
+            llama_4_scaling_beta=0.5,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+            beta_slow=0.01,
+        )
+        | {"max_position_embeddings": CONTEXT, "sliding_window": 7},
+    ),
+    "ministral3, plain": (
+        "ministral3",
+        LLAMA | rope("default", llama_4_scaling_beta=0.5, original_max_position_embeddings=4),
+    ),
+    "mistral4, yarn": (
+        "mistral4",
+        DEEPSEEK
+        | rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=6,
+            llama_4_scaling_beta=0.5,
+            mscale=0.7,
+            mscale_all_dim=1.4,
+            beta_slow=0.01,
+        ),
+    ),
+    "minicpm3": ("minicpm3", LATENT | {"scale_emb": 3, "scale_depth": 1.1, "dim_model_base": 24, "mlp_bias": True}),
+    "minicpm3, plain": (
+        "minicpm3",
+        LATENT | {"scale_depth": None, "dim_model_base": None, "v_head_dim": None, "rms_norm_eps": 1e-4},
+    ),
+    "apertus": ("apertus", WIDE_HEADS | {"attention_bias": True}),
+    "apertus, gelu": ("apertus", LLAMA | {"hidden_act": "gelu"} | rope("default")),
+    "nemotron, a fraction that is rounded": (
+        "nemotron",
+        WIDE_HEADS | {"head_dim": 16} | rope("default", partial_rotary_factor=0.4),
+    ),
     "nemotron": ("nemotron", WIDE_HEADS | rope("default", partial_rotary_factor=0.5)),
 }
 
@@ -227,9 +276,11 @@ def their_model(case: str) -> PreTrainedModel:
     model_type, settings = CASES[case]
     ends = {"bos_token_id": None, "eos_token_id": None}
     config = AutoConfig.for_model(model_type, **ends | settings)
+    config._attn_implementation = kernel_of(config)
+    architecture = next(family.architecture for family in FAMILIES if family.model_type == model_type)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=kernel_of(config)).eval()
+        model = getattr(transformers, architecture)(config).eval()
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
@@ -242,8 +293,9 @@ def kernel_of(config: PreTrainedConfig) -> str:
 
 def reload(folder: Path) -> PreTrainedModel:
     """The model that transformers loads from a folder, with every weight in it, and no other."""
-    kernel = kernel_of(AutoConfig.from_pretrained(folder))
-    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, attn_implementation=kernel)
+    config = AutoConfig.from_pretrained(folder)
+    architecture = getattr(transformers, config.architectures[0])
+    model, info = architecture.from_pretrained(folder, output_loading_info=True, attn_implementation=kernel_of(config))
     assert not any(info.values()), info
     return model.eval()
 

@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import torch
 from omegaconf import DictConfig
 
 from llama_lab.cli import hydra_command
@@ -22,7 +23,8 @@ def act(cfg: DictConfig) -> None:
     folder = RunFolder(Path(cfg.runs_dir) / "llama" / str(cfg.arm) / f"seed={cfg.seed}")
     folder.write_status("running")
     trainer = {"devices": cfg.trainer.devices, "accelerator": cfg.trainer.accelerator}
-    mark = {"pid": os.getpid(), "environment": dict(os.environ), "argv": typed_command(), **trainer}
+    place = {"pid": os.getpid(), "parent": os.getppid(), "threads": torch.get_num_threads()}
+    mark = {**place, "environment": dict(os.environ), "argv": typed_command(), **trainer}
     Path(f"mark{cfg.seed}.tmp").write_text(json.dumps(mark))
     Path(f"mark{cfg.seed}.tmp").replace(f"mark{cfg.seed}")
     deed, _, argument = cfg.train.prompt.partition(" ")
@@ -37,7 +39,7 @@ def act(cfg: DictConfig) -> None:
         time.sleep(600)
     elif deed == "odd" and cfg.seed % 2:
         print("the last words")
-        {"raise": fail, "kill": kill, "exit": leave}[argument]()
+        {"raise": fail, "kill": kill, "abort": os.abort, "exit": leave}[argument]()
     Summary(metrics={"val/loss": 1.0}).save(folder.path)
     folder.write_status("done")
 

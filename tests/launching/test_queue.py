@@ -15,6 +15,7 @@ import torch
 from omegaconf import OmegaConf
 
 from llama_lab.launching import launch, process
+from llama_lab.runs.environment import RUNS_AT_ONCE
 from llama_lab.runs.folder import write_yaml
 from tests.composing import compose_config
 from tests.conftest import TRAIN, Ran
@@ -34,6 +35,19 @@ def test_two_slots_run_two_jobs_at_the_same_time(sweep: Sweep) -> None:
     assert "\x1b" not in ran.out
     assert mark(ran, 1)["pid"] != mark(ran, 2)["pid"] != os.getpid()
     assert mark(ran, 1)["argv"] == sys.argv, "which environment.json records"
+
+
+def test_runs_on_one_cpu_are_forks_of_one_server_which_others_are_not(sweep: Sweep) -> None:
+    ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=3", "seed=1,2,3", "trainer.devices=1")
+    assert ran.code == 0
+    (server,) = {mark(ran, seed)["parent"] for seed in (1, 2, 3)}
+    assert b"forkserver" in Path(f"/proc/{server}/cmdline").read_bytes()
+    for seed in (1, 2, 3):
+        environment = mark(ran, seed)["environment"]
+        assert (environment["OMP_NUM_THREADS"], mark(ran, seed)["threads"]) == ("1", 1)
+        assert environment[RUNS_AT_ONCE] == "3"
+    ran = sweep(*ON_CPU, "trainer.devices=2", "seed=4")
+    assert mark(ran, 4)["parent"] != server
 
 
 def test_what_is_done_is_passed_over_without_a_process(sweep: Sweep) -> None:
@@ -59,7 +73,12 @@ def resolved(ran: Ran, seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("crash", "expected"),
-    [("raise", "RuntimeError: fire"), ("kill", "killed by SIGKILL"), ("exit", "its process exited with status 7")],
+    [
+        ("raise", "RuntimeError: fire"),
+        ("kill", "killed by SIGKILL"),
+        ("abort", "killed by SIGABRT"),
+        ("exit", "its process exited with status 7"),
+    ],
 )
 def test_a_crash_of_one_run_takes_nothing_else_down(crash: str, expected: str, sweep: Sweep) -> None:
     ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=2", f"train.prompt='odd {crash}'", "seed=1,2,4")

@@ -37,7 +37,7 @@ RUNS = [f"{arm}/seed={seed}" for seed in (1, 2) for arm in ("vanilla", "+rmsnorm
 @pytest.fixture(scope="module")
 def sequential(run_train: RunTrain, tiny: list[str]) -> Path:
     """The study's folder, its runs trained one after the other in one process."""
-    ran = run_train(*tiny, *STUDY, "trainer=cpu")
+    ran = run_train(*tiny, *STUDY, "trainer=cpu", "hydra/launcher=basic")
     assert (ran.code, ran.err) == (0, "")
     return ran.cwd / "runs" / "climb"
 
@@ -82,9 +82,14 @@ def in_the_middle(folder: Path) -> bool:
     return sum((folder / run / "checkpoints" / "last.ckpt").exists() for run in RUNS) == 2
 
 
+def children(process: int) -> list[int]:
+    """The processes that a process started."""
+    return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
 def workers(launcher: int) -> list[int]:
-    """The processes that the launcher started."""
-    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+    """The processes of the runs, which the launcher's server has forked."""
+    return [pid for child in children(launcher) for pid in children(child)]
 
 
 def kill_worker(launcher: int) -> None:

@@ -23,6 +23,7 @@ def devices(settings: LocalSettings, visible: list[str], environ: dict[str, str]
 
 def test_every_gpu_is_a_slot() -> None:
     assert devices(settings(), ["0", "1"]) == ["0", "1"]
+    assert len(make_slots(settings(), "mps", [], 8)) == 1
 
 
 def test_slots_that_share_a_gpu_fill_all_gpus_first() -> None:
@@ -45,10 +46,22 @@ def test_the_gpus_that_the_launcher_was_given_are_shared_out_and_no_others() -> 
     assert devices(settings(), ["3", "5"], {"CUDA_VISIBLE_DEVICES": "3,5"}) == ["3", "5"]
 
 
-@pytest.mark.parametrize(("count", "cores", "slots", "threads"), [(None, 8, 4, 2), (None, 1, 1, 1), (4, 2, 4, 1)])
-def test_cpu_slots_share_the_cores(count: int | None, cores: int, slots: int, threads: int) -> None:
-    made = make_slots(settings(cpu_slots=count), "cpu", FOUR, cores)
-    assert [(slot.gpus, slot.threads) for slot in made] == [((), threads)] * slots
+@pytest.mark.parametrize(
+    ("count", "wanted", "cores", "slots", "threads"),
+    [
+        (None, None, 8, 4, 2),
+        (None, None, 1, 1, 1),
+        (4, None, 2, 4, 1),
+        (None, 1, 8, 8, 1),
+        (None, 8, 8, 1, 8),
+        (None, 3, 8, 2, 3),
+        (None, 4, 2, 1, 4),
+        (2, 1, 8, 2, 4),
+    ],
+)
+def test_cpu_slots_share_the_cores(count: int | None, wanted: int | None, cores: int, slots: int, threads: int) -> None:
+    made = make_slots(settings(cpu_slots=count), "cpu", FOUR, cores, wanted)
+    assert [(slot.gpus, slot.threads, slot.sharing) for slot in made] == [((), threads, slots)] * slots
     assert "CUDA_VISIBLE_DEVICES" not in slot_environment(made[0], 1, {})
 
 
@@ -79,7 +92,7 @@ def test_a_process_does_not_take_itself_for_a_rank_of_another_run() -> None:
         ({"cpu_slots": 2}, "gpu", "hydra.launcher.cpu_slots=2: the runs train on GPUs; leave it out, or add"),
         ({"slots_per_gpu": 2}, "cpu", "hydra.launcher.slots_per_gpu=2: the runs train on the CPU; leave it out"),
         ({"gpus_per_run": 2}, "cpu", "hydra.launcher.gpus_per_run=2: the runs train on the CPU; leave it out"),
-        ({}, "mps", "trainer.accelerator=mps: local_gpus has slots on CUDA GPUs and on the CPU; choose trainer=cpu"),
+        ({"gpus_per_run": 2}, "mps", "hydra.launcher.gpus_per_run=2: this process sees 1 GPU"),
     ],
 )
 def test_what_cannot_be_is_reported_by_its_key(values: dict[str, Any], accelerator: str, message: str) -> None:

@@ -41,7 +41,7 @@ def outputs_and_gradients(layer: GroupedQueryAttention, position: Position, x: T
     return [y, *(torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, grads, strict=True))]
 
 
-ATTENTIONS = [option for option in kinds("attention") if option != "mla"]
+ATTENTIONS = [option for option in kinds("attention") if not option.startswith("mla")]
 POSITIONS = [option for option in kinds("position") if option != "shaw"]  # which no fused kernel has
 WINDOWS = [None, 1, 5]
 EVERY_TWO = [  # of a position, an attention and a window meet

@@ -27,6 +27,7 @@ VARIANTS = {
     "qk norm": ["attention=mha_qk_norm"],
     "gate and values": ["attention=gqa", "model.attention.gate=head", "model.attention.value_residual=learned"],
     "sinks": ["attention=gqa", "model.attention.sinks=true", "model.attention.window=5"],
+    "temperature": ["attention=gqa_step_temperature", "model.attention.temperature.step=4"],
     "scalars": [
         "attention=mha_log_temperature",
         "model.attention.window=5",

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from transformers.activations import XIELUActivation
 
-from llama_lab.model.feedforward import FeedForward, GatedFeedForward, SquaredReLU
+from llama_lab.model.feedforward import XIELU, FeedForward, GatedFeedForward, SquaredReLU
 from tests.composing import decoder, options
 
 
@@ -20,6 +21,7 @@ ACTIVATIONS = {
     "gelu_tanh": gelu_tanh,
     "silu": lambda x: x / (1 + torch.exp(-x)),
     "relu2": lambda x: x * x * (x > 0),
+    "xielu": lambda x: 0.8 * torch.where(x > 0, x * x, torch.exp(x) - 1 - x) + 0.5 * x,
 }
 GATES = {
     "bilinear": lambda x: x,
@@ -38,8 +40,9 @@ def test_feedforwards_equal_their_formulas(option: str, biased: bool) -> None:
     biases = [f"model.ffn.{name}_bias={biased}" for name in ("gate", "up", "down") if name != "gate" or kind in GATES]
     ffn = decoder(f"ffn={option}", *biases).blocks[0].ffn.double()
     generator = torch.Generator().manual_seed(0)
-    for p in ffn.parameters():
-        p.data.normal_(0, 0.5, generator=generator)
+    for name, p in ffn.named_parameters():
+        if not name.startswith("activation"):
+            p.data.normal_(0, 0.5, generator=generator)
     weights = dict(ffn.named_parameters())
 
     def linear(name: str, x: Tensor) -> Tensor:
@@ -47,10 +50,26 @@ def test_feedforwards_equal_their_formulas(option: str, biased: bool) -> None:
 
     x = torch.randn(3, 5, 32, dtype=torch.float64, generator=generator)
     hidden = GATES[kind](linear("gate", x)) * linear("up", x) if kind in GATES else ACTIVATIONS[kind](linear("up", x))
-    torch.testing.assert_close(ffn(x), linear("down", hidden))
+    torch.testing.assert_close(ffn(x), linear("down", hidden), rtol=1e-6, atol=1e-5)
     assert {name for name in weights if "bias" in name} == {f"{n}.bias" for n in ("gate", "up", "down")} & {
         f"{name}.bias" for name, _ in ffn.named_children() if biased and name != "activation"
     }
+
+
+def test_xielu_is_apertus_s_with_its_gradients() -> None:
+    ours, theirs = XIELU(), XIELUActivation(dtype=torch.float32)
+    state = {"alpha_p": torch.tensor([-0.3]), "alpha_n": torch.tensor([0.7])}
+    for module in (ours, theirs):
+        assert not module.load_state_dict(state, strict=False).unexpected_keys
+    points = [-200.0, -3.0, -1e-7, 0.0, 0.5, 200.0]  # without a gradient that is no number
+    xs = [torch.tensor(points, requires_grad=True) for _ in range(2)]
+    found, expected = (
+        (y := module(x), *torch.autograd.grad(y.sum(), [x, module.alpha_p, module.alpha_n]))
+        for module, x in zip((ours, theirs), xs, strict=True)
+    )
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other)
+    assert ours.bfloat16()(torch.tensor(points, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
 def test_squared_relu_squares_what_is_positive() -> None:

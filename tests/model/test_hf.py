@@ -113,6 +113,7 @@ def test_every_recipe_fits_the_class_of_its_family() -> None:
 DENSE: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"first_k_dense_replace": 61},
     "deepseek_v2": {"first_k_dense_replace": 32},
+    "mistral4": {"first_k_dense_replace": 36},
     "afmoe": {"num_dense_layers": 32},
     "qwen3_5_text": {"layer_types": ["full_attention"] * 32},
     "qwen3_next": {"layer_types": ["full_attention"] * 48, "mlp_only_layers": list(range(48))},
@@ -176,7 +177,6 @@ NO_SWITCH: dict[str, tuple[str, dict[str, Any]]] = {
     "hidden_act=mish: no switch": ("llama", {"hidden_act": "mish"}),
     "attn_config.alibi_bias_max=16: no switch": ("mpt", {"attn_config": {"alibi_bias_max": 16}}),
     "word_embed_proj_dim=512: no switch": ("opt", {"word_embed_proj_dim": 512}),
-    "scale_attn_by_inverse_layer_idx=True: no switch": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
     "attn_config.qk_ln=True: no switch": ("mpt", {"attn_config": {"qk_ln": True}}),
     "quantization_config.bits=4: is no setting of llama": ("llama", {"quantization_config": {"bits": 4}}),
     "attention_types=[[['global'], 3]]: no switch; only global and local 2 times": (
@@ -198,7 +198,19 @@ NO_SWITCH: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 3, "layer_rope_theta": [0, 100]},
     ),
     "first_k_dense_replace=3: no switch for the experts": ("deepseek_v3", {}),
-    "rms_norm_eps=1e-05: no switch; only rms_norm_eps=1e-06": ("youtu", {"rms_norm_eps": 1e-5}),
+    "rope_parameters: has no llama_4_scaling_beta": ("ministral3", {"rope_parameters": {"rope_type": "default"}}),
+    "partial_rotary_factor=0.333333: of 96 dimensions is 31.999968, which transformers rounds down; ": (
+        "nemotron",
+        {"head_dim": 96, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.333333}},
+    ),
+    "rope_parameters: needs a scaling and a share of 0.5, not default and 0.333333": (
+        "mistral4",
+        {
+            "first_k_dense_replace": 36,
+            "rope_theta": 10.0,
+            "rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.333333},
+        },
+    ),
     "num_key_value_heads=2: no switch; only num_key_value_heads=16": ("youtu", {"num_key_value_heads": 2}),
     "layer_types=": ("qwen2", {"num_hidden_layers": 3, "layer_types": ["linear_attention"] * 3}),
 }

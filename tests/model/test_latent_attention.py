@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder, hf_families, measure_cost
 from llama_lab.model.latent_attention import LatentAttention
 from tests.composing import decoder, lively, options
@@ -33,6 +34,7 @@ def deepseek(query_rank: int | None) -> parity.Family:
         v_head_dim=VALUE,
         max_position_embeddings=parity.LENGTH,
         pad_token_id=None,
+        rms_norm_eps=1e-3,
         attn_implementation="eager",
     )
     sizes = {"kv_rank": RANK, "query_rank": query_rank or "null", "nope_dim": NOPE, "value_dim": VALUE}
@@ -43,11 +45,13 @@ def deepseek(query_rank: int | None) -> parity.Family:
             "attention=mla",
             *(f"model.attention.{key}={size}" for key, size in sizes.items()),
             f"model.head_dim={ROPE}",
-            "norm=rmsnorm_1e-6",
+            "norm=rmsnorm",
+            "model.norm.eps=1e-3",
+            "model.attention.latent_eps=1e-6",
             "model.position.interleaved=true",
         ],
         hf_families.DEEPSEEK_V3,
-        near_misses=["model.position.interleaved=false", "norm=rmsnorm"],
+        near_misses=["model.position.interleaved=false", "model.attention.latent_eps=null"],
     )
 
 
@@ -85,8 +89,16 @@ def in_pieces(model: Decoder, sizes: list[int], dtype: torch.dtype | None = None
 @torch.no_grad()
 def test_cached_decoding_equals_the_full_forward(position: str, kernel: str) -> None:
     sizes = ("model.attention.value_dim=20", "model.attention.kv_rank=12", "model.attention.scale=0.5")
-    model = lively("attention=mla", *sizes, f"position={position}", f"model.attention.kernel={kernel}")
+    steps = ("attention=mla_step_temperature", "model.attention.temperature.step=4")
+    model = lively(*steps, *sizes, f"position={position}", f"model.attention.kernel={kernel}")
     torch.testing.assert_close(in_pieces(model, [7, 1, 5]), model(TOKENS), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", ["none", "rmsnorm"])
+def test_an_epsilon_that_norms_of_latents_cannot_have_is_refused(norm: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.attention\.latent_eps=") as error:
+        decoder("attention=mla", f"norm={norm}", f"model.attention.latent_eps={0.1 if norm == 'none' else 0}")
+    assert ("the model's norm has no eps" in str(error.value)) == (norm == "none")
 
 
 def test_no_key_crosses_a_border_of_documents() -> None:

@@ -96,6 +96,7 @@ def test_rope_pairs_neighbours_or_halves() -> None:
 def test_a_fraction_that_is_rounded_turns_the_dimensions_it_means() -> None:
     factory = instantiate(compose_config("position=rope").model.position)
     assert factory(head_dim=96, fraction=0.333333).rotary_dim == 32
+    assert factory(head_dim=16, fraction=0.4).rotary_dim == 6
 
 
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])

@@ -94,7 +94,11 @@ ADDED = ("learned", "sinusoidal", "sinusoidal_concatenated")
 REFUSED = {
     **{(arch, "norm", "none"): "the model's norm does nothing" for arch in NORMED},
     **{(arch, "position", added): "which cannot differ in them" for arch in ("gemma3", "smollm3") for added in ADDED},
-    **{(arch, "attention", "mla"): "window: model.attention has no such key" for arch in ("gemma2", "gemma3")},
+    **{
+        (arch, "attention", latent): "window: model.attention has no such key"
+        for arch in ("gemma2", "gemma3")
+        for latent in ("mla", "mla_step_temperature")
+    },
     **{("gemma3", "position", other): "has no such key" for other in ("alibi", "learned", "none", "relative", "shaw")},
 }
 

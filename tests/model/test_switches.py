@@ -45,6 +45,7 @@ SUITABLE: dict[str, Any] = {
     "gate": "element",
     "value_residual": 0.5,
     "query_rank": 4,
+    "latent_eps": 0.1,
     "logit_softcap": 1.0,
     "scaling": {"_target_": "llama_lab.model.position.LinearScaling", "factor": 2.0},
     "vocab_size": 100,

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
 from llama_lab.model.layout import Layout
 from llama_lab.model.position import Position
@@ -24,6 +25,25 @@ def test_a_logarithmic_temperature_is_one_at_its_length() -> None:
 def test_a_step_temperature_equals_llama_4s() -> None:
     expected = torch.log1p(torch.floor((POSITIONS.float() + 1.0) / 8)) * 0.1 + 1.0  # Llama4TextAttention.forward
     torch.testing.assert_close(StepTemperature(0.1, 8)(POSITIONS), expected)
+
+
+def test_steps_begin_at_the_offset_as_ministral_3s() -> None:
+    expected = get_llama_4_attn_scale(POSITIONS[None], 0.1, 8)[0, 0, :, 0]
+    torch.testing.assert_close(StepTemperature(0.1, 8, offset=0)(POSITIONS), expected)
+    assert StepTemperature(0.1, 8)(torch.tensor([7])) > 1 == StepTemperature(0.1, 8, offset=0)(torch.tensor([7]))
+
+
+def test_every_attention_takes_every_temperature() -> None:
+    """By an option, or by a component."""
+    for kind in ("mha", "gqa"):
+        assert decoder(f"attention={kind}_log_temperature").blocks[0].attention.temperature == LogTemperature(32)
+    steps = {"mha_step_temperature": 1, "gqa_step_temperature": 0, "mla_step_temperature": 0}
+    for option, offset in steps.items():
+        assert decoder(f"attention={option}").blocks[0].attention.temperature == StepTemperature(0.1, 16, offset)
+    chosen = "{_target_: llama_lab.model.temperature.StepTemperature, scale: 0.2, step: 4}"
+    for kind in ("mqa", "gqa", "mla"):
+        model = decoder(f"attention={kind}", f"model.attention.temperature={chosen}")
+        assert model.blocks[0].attention.temperature == StepTemperature(0.2, 4)
 
 
 @pytest.mark.parametrize("positions", [torch.arange(3, 9), torch.stack((torch.arange(6), torch.arange(4, 10)))])
@@ -48,6 +68,7 @@ def test_a_temperature_multiplies_the_scores_of_its_query(positions: torch.Tenso
         (lambda: LogTemperature(1), r"^attention\.temperature\.length=1: must be at least 2"),
         (lambda: LogTemperature(9, -1), r"^attention\.temperature\.minimum=-1: must not be negative"),
         (lambda: StepTemperature(0.1, 0), r"^attention\.temperature\.step=0: must be positive"),
+        (lambda: StepTemperature(0.1, 9, -1), r"^attention\.temperature\.offset=-1: must not be negative"),
     ],
 )
 def test_numbers_without_sense_are_refused(build, message: str) -> None:  # type: ignore[no-untyped-def]

@@ -17,7 +17,7 @@ from llama_lab.errors import ConfigError
 from llama_lab.runs.folder import LOCK, RESOLVED, UNNAMED, RunFolder, arm_name, locked
 from llama_lab.runs.stored import Environment, from_json
 from tests.composing import compose_config
-from tests.conftest import Command
+from tests.conftest import Command, unstamped
 from tests.training.tiny import planned
 
 # Names of arms
@@ -155,7 +155,7 @@ def test_an_unfinished_run_goes_on_with_the_same_settings(status: str, folder: R
 def test_a_run_of_an_older_version_goes_on_though_keys_have_new_names(folder: RunFolder) -> None:
     begun(folder, status="interrupted")
     resolved = folder.path / RESOLVED
-    text = resolved.read_text()
+    text = unstamped(resolved)
     assert "\nestimate: false\n" in text
     resolved.write_text(text.replace("\nestimate: ", "\nplan: ").replace("\nestimate_mfu: ", "\nplan_mfu: "))
     check(folder)

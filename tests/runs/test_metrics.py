@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from llama_lab.runs.metrics import COLUMNS, MetricsCSV, read_metrics
+from llama_lab.errors import ConfigError
+from llama_lab.runs.metrics import COLUMNS, MetricsCSV, described, read_cells, read_metrics
 
 ROWS = [
     {"step": 10, "tokens": 2560, "seconds": 0.1, "train/loss": 5.25, "perf/peak_memory_bytes": 460435456},
@@ -65,3 +66,41 @@ def test_an_unknown_metric_is_refused_by_its_name_and_harms_no_row(tmp_path: Pat
     with pytest.raises(ValueError, match="train/lost"):
         table.log_metrics({"tokens": 1, "train/lost": 2.0}, step=21)
     assert read_metrics(table.path) == ROWS
+
+
+def test_a_resumed_run_keeps_exactly_the_rows_before_its_checkpoint_whatever_columns_it_has(tmp_path: Path) -> None:
+    table = written(tmp_path)
+    known = table.rows
+    assert known == described(read_cells(table.path))
+    assert known["count"] == 3
+    table.log_metrics({"tokens": 5376}, step=20)
+    wider = MetricsCSV(table.path, layers=2)
+    assert [row["tokens"] for row in wider.forget_after(20, known)] == [row["tokens"] for row in ROWS]
+    assert wider.rows == known == described(read_cells(table.path))
+    assert read_metrics(table.path) == ROWS
+
+
+DAMAGE = {
+    "a digit": lambda text: text.replace("5.25", "5.35"),
+    "no number": lambda text: text.replace("5.25", "5.x5"),
+    "a column": lambda text: text.replace("train/loss", "train/lost"),
+    "cut": lambda text: text[: text.index("4864")],
+    "emptied": lambda text: "",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_rows_that_are_not_those_before_the_checkpoint_are_refused_by_the_file_s_name(
+    damage: str, tmp_path: Path
+) -> None:
+    table = written(tmp_path)
+    table.path.write_text(DAMAGE[damage](table.path.read_text()))
+    with pytest.raises(ConfigError, match=rf"^{table.path}: is damaged, .*; restore it, choose another name, or start"):
+        MetricsCSV(table.path).forget_after(20, table.rows)
+
+
+def test_a_file_that_is_gone_is_refused_if_the_checkpoint_had_rows(tmp_path: Path) -> None:
+    table = written(tmp_path)
+    table.path.unlink()
+    with pytest.raises(ConfigError, match="does not begin with the 3 rows before the checkpoint"):
+        MetricsCSV(table.path).forget_after(20, table.rows)

@@ -166,7 +166,7 @@ def result(losses: dict[str, float], seeds: int = 3, points: int = 195) -> Resul
             "python study.py design=ladder from=vanilla to=llama seeds=3 match=params",
         ),
         metric="val/loss",
-        tests="max-t over the 6 steps",
+        tests="moderated paired tests of the 6 steps",
         answer=(
             f"{names[-1]} ends at {losses[names[-1]]:.4f} nats per token, {base} at {losses[base]:.4f}.",
             "Pre-norm was worth most of it.",

@@ -1,71 +1,80 @@
-"""How often a report is wrong: simulated studies whose truth is known, analysed in process, by the thousand.
+"""How often a report is wrong: simulated studies whose truth is known, judged in process, by the thousand.
 
-    python -m tests.study.simulate --studies 2000 > rates.md
+    python -m tests.study.simulate
 
-prints the table of docs/statistics.md. A study is a ladder of seven steps, or seven arms against a baseline; the
-standard deviation of a run is 0.01 nats per token, and seeds share five times as much.
+prints the table of docs/statistics.md. A study is a ladder of seven steps, the last arm against the first in its
+family, or seven arms against a baseline. Losses are in standard deviations of a run; what seeds share cancels.
 """
 
 import argparse
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import product
-from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 from scipy import stats
 
-from llama_lab.runs.record import Record, read_record
-from llama_lab.study.report import analysis, comparisons
-from llama_lab.study.report.result import Result
-from llama_lab.study.study import Arm, Member, Study
-
-from .synthetic import BASE_LOSS, BYTES_PER_TOKEN, write_run
+from llama_lab.study.statistics import judge
 
 ARMS = 8
-RUN_SD = 0.01
-SEED_SD = 5 * RUN_SD
-PLANTED = 5  # run sd, at the step to arm 6
-NOISY = 5  # times as noisy
+STEP = 5  # run sd, at arm 6: planted, or the margin
 RATES = (1e-3, 2e-3, 4e-3)
-NAMES = tuple(f"arm{i}" for i in range(ARMS))
 EQUAL = np.ones((ARMS, 1))
+LADDER = [*((arm, arm - 1) for arm in range(1, ARMS)), (ARMS - 1, 0)]
+RECIPES = [(arm, 0) for arm in range(1, ARMS)]
 
 # (random, seeds) -> what each run adds to its arm
 Noise = Callable[[np.random.Generator, int], np.ndarray]
+Verdicts = tuple[bool, ...]  # of one study, in the order of COLUMNS
+COLUMNS = ("false reports", "by paired t-tests", "equivalence", "5 run sd found", "by paired t-tests")
 
 
 @dataclass(frozen=True)
 class Condition:
     """What a run adds to its arm.
 
-    noise: (ARMS, seeds), or (rates, ARMS, seeds), in run sd. noisy: the arm that is. diverges: the noise above which a
-    run does. is_promised: whether the power is a promise; it then takes all studies to measure, and else a quarter.
+    noise: (ARMS, seeds), or (rates, ARMS, seeds), in run sd. pairs: that are tested. diverges: the noise above which a
+    run does.
     """
 
     name: str
     noise: Noise
-    noisy: int | None = None
-    design: str = "ladder"
+    pairs: Sequence[tuple[int, int]] = tuple(LADDER)
     diverges: float = math.inf
-    is_promised: bool = False
 
 
 def normal(random: np.random.Generator, seeds: int) -> np.ndarray:
     return random.standard_normal((ARMS, seeds))
 
 
-def noisy_at(arm: int) -> np.ndarray:
-    return np.where(np.arange(ARMS) == arm, NOISY, 1.0)[:, None]
+def noisy_at(*arms: int, times: float = 5) -> np.ndarray:
+    return np.where(np.isin(np.arange(ARMS), arms), times, 1.0)[:, None]
 
 
-def one_noisy(arm: int) -> Noise:
-    return lambda random, seeds: noisy_at(arm) * normal(random, seeds)
+def noisy(*arms: int, times: float = 5, noise: Noise = normal) -> Noise:
+    return lambda random, seeds: noisy_at(*arms, times=times) * noise(random, seeds)
+
+
+def unequal(random: np.random.Generator, seeds: int) -> np.ndarray:
+    return np.exp(0.7 * random.standard_normal((ARMS, 1))) * normal(random, seeds)
+
+
+def neighbours(correlation: float) -> Noise:
+    """Of arms next to each other; others are independent."""
+    share = (1 - math.sqrt(1 - 4 * correlation**2)) / (2 * correlation)
+
+    def noise(random: np.random.Generator, seeds: int) -> np.ndarray:
+        drawn = random.standard_normal((ARMS + 1, seeds))
+        return (drawn[1:] + share * drawn[:-1]) / math.sqrt(1 + share**2)
+
+    return noise
+
+
+def midway(random: np.random.Generator, seeds: int) -> np.ndarray:
+    """What seeds share is another thing from the fifth arm on."""
+    return normal(random, seeds) + (np.arange(ARMS) >= 4)[:, None] * 5 * random.standard_normal(seeds)
 
 
 def gradient(random: np.random.Generator, seeds: int) -> np.ndarray:
@@ -77,11 +86,11 @@ def heavy(random: np.random.Generator, seeds: int) -> np.ndarray:
 
 
 def exponential(random: np.random.Generator, seeds: int) -> np.ndarray:
-    return random.exponential(1, (ARMS, seeds))
+    return random.exponential(1, (ARMS, seeds)) - 1
 
 
 def lognormal(random: np.random.Generator, seeds: int) -> np.ndarray:
-    return random.lognormal(0, 1, (ARMS, seeds)) / math.sqrt((math.e - 1) * math.e)
+    return (random.lognormal(0, 1, (ARMS, seeds)) - math.sqrt(math.e)) / math.sqrt((math.e - 1) * math.e)
 
 
 def falling(random: np.random.Generator, seeds: int) -> np.ndarray:
@@ -112,143 +121,81 @@ def swept(scale: np.ndarray) -> Noise:
 
 
 CONDITIONS = (
-    Condition("equal noise", normal, is_promised=True),
-    Condition("an arm 5 times as noisy", one_noisy(3), noisy=3, is_promised=True),
-    Condition("the first arm 5 times as noisy", one_noisy(0), noisy=0, is_promised=True),
+    Condition("equal noise", normal),
+    Condition("an arm 5 times as noisy", noisy(3)),
+    Condition("the first arm 5 times as noisy", noisy(0)),
+    Condition("an arm 10 times as noisy", noisy(3, times=10)),
+    Condition("half of the arms 10 times as noisy", noisy(0, 1, 2, 3, times=10)),
+    Condition("every other arm 10 times as noisy", noisy(0, 2, 4, 6, times=10)),
+    Condition("sd of e^N(0, 0.7) per arm", unequal),
     Condition("noise that falls 9-fold along the ladder", gradient),
     Condition("heavy tails (t with 3 df)", heavy),
     Condition("skew (exponential)", exponential),
     Condition("skew (lognormal)", lognormal),
+    Condition("skew (lognormal), an arm 10 times as noisy", noisy(3, times=10, noise=lognormal)),
+    Condition("neighbours that correlate by 0.4", neighbours(0.4)),
+    Condition("neighbours that correlate by -0.4", neighbours(-0.4)),
     Condition("correlation that falls along the ladder", falling),
+    Condition("seed effects that change midway", midway),
     Condition("rates tuned on seeds of their own", tuned(EQUAL)),
-    Condition("rates tuned on seeds of their own, an arm 5 times as noisy", tuned(noisy_at(3)), noisy=3),
+    Condition("rates tuned on seeds of their own, an arm 5 times as noisy", tuned(noisy_at(3))),
     Condition("rates chosen on the judged runs", swept(EQUAL)),
-    Condition("rates chosen on the judged runs, an arm 5 times as noisy", swept(noisy_at(3)), noisy=3),
+    Condition("rates chosen on the judged runs, an arm 5 times as noisy", swept(noisy_at(3))),
     Condition("the worst tenth of runs diverges", normal, diverges=1.2816),
-    Condition("against a baseline, equal noise", normal, design="recipes"),
-    Condition("against a baseline, another arm 5 times as noisy", one_noisy(3), noisy=3, design="recipes"),
-    Condition("against a baseline 5 times as noisy", one_noisy(0), noisy=0, design="recipes"),
+    Condition("against a baseline, equal noise", normal, RECIPES),
+    Condition("against a baseline, another arm 5 times as noisy", noisy(3), RECIPES),
+    Condition("against a baseline 5 times as noisy", noisy(0), RECIPES),
+    Condition("against a baseline, another arm 10 times as noisy", noisy(3, times=10), RECIPES),
+    Condition("against a baseline, half of the arms 10 times as noisy", noisy(1, 2, 3, 4, times=10), RECIPES),
+    Condition("against a baseline, sd of e^N(0, 0.7) per arm", unequal, RECIPES),
 )
 
 
-@dataclass(frozen=True)
-class Verdicts:
-    """What one report said; None where there is nothing to say.
-
-    untouched, touching: whether it reported a step that is none, of those that do not touch the noisy arm, and of those
-    that do. ends: whether it reported the last arm against the first. found: whether it reported the planted step.
-    warned: whether it named an arm that varies more than others.
-    """
-
-    untouched: bool
-    touching: bool | None
-    ends: bool | None
-    found: bool | None
-    warned: bool
-
-
-def simulate(index: int, seeds: int, planted: bool, draw: int) -> Verdicts:
-    """One study of a condition, drawn and analysed."""
+def simulate(index: int, seeds: int, draw: int) -> Verdicts:
+    """One study of a condition, drawn and judged; all differences are zero, but for what its columns suppose."""
     condition = CONDITIONS[index]
-    random = np.random.default_rng([draw, seeds, planted])
-    noise = condition.noise(random, seeds)
-    losses = BASE_LOSS + SEED_SD * random.standard_normal(seeds) + RUN_SD * noise
-    if planted:
-        after = slice(6, None) if condition.design == "ladder" else slice(6, 7)
-        losses[..., after, :] += PLANTED * RUN_SD
-    result = analysed(losses, noise > condition.diverges, condition.design)
-    compared = [arm.to_previous or arm.to_baseline for arm in result.arms[1:]]
-    noisy = "" if condition.noisy is None else NAMES[condition.noisy]
-    null = [c for c in compared if c and not (planted and c.arm == NAMES[6])]
-    ends = result.arms[-1].to_baseline if condition.design == "ladder" else None
-    return Verdicts(
-        untouched=any(c.change.significant for c in null if noisy not in (c.arm, c.against)),
-        touching=any(c.change.significant for c in null if noisy in (c.arm, c.against)) if noisy else None,
-        ends=ends.change.significant if ends and not planted else None,
-        found=any(c.change.significant for c in compared if c and c.arm == NAMES[6]) if planted else None,
-        warned=any(" as much over seeds as the typical arm" in warning for warning in result.warnings),
+    noise = condition.noise(np.random.default_rng([index, seeds, draw]), seeds)
+    if noise.ndim == 3:  # as a report chooses among judged runs
+        noise = noise[noise.mean(axis=2).argmin(axis=0), np.arange(ARMS)]
+    whole = (noise <= condition.diverges).all(axis=1)
+    pairs = [(arm, against) for arm, against in condition.pairs if whole[arm] and whole[against]]
+    planted = next((i for i, pair in enumerate(pairs) if pair[0] == 6), None)
+    if not pairs:
+        return False, False, False, False, False
+    signs = np.array([[(i == arm) - (i == against) for i in range(ARMS)] for arm, against in pairs])
+    samples = signs @ noise
+    found = judge(list(samples), signs @ signs.T / 2)
+    means, highs = (np.array([getattr(contrast, name) for contrast in found]) for name in ("mean", "high"))
+    half = highs - means
+    paired = stats.t.isf(0.025 / len(pairs), seeds - 1) * samples.std(axis=1, ddof=1) / math.sqrt(seeds)
+    return (
+        bool((abs(means) > half).any()),
+        bool((abs(means) > paired).any()),
+        bool(((highs < 0) & (means - half > -2 * STEP)).any()),
+        *(planted is not None and bool(abs(means[planted] + STEP) > width[planted]) for width in (half, paired)),
     )
 
 
-def analysed(losses: np.ndarray, diverged: np.ndarray, design: str) -> Result:
-    """The result of a study with these losses, (arms, seeds) or (rates, arms, seeds), without a file for each run."""
-    rates: Sequence[float | None] = RATES if losses.ndim == 3 else (None,)
-    losses, diverged = (array.reshape(len(rates), *losses.shape[-2:]) for array in (losses, diverged))
-    records: dict[Path, Record] = {}
-    arms = []
-    for a, name in enumerate(NAMES):
-        members = []
-        for r, rate in enumerate(rates):
-            for s in range(losses.shape[-1]):
-                member = Member(f"{name}-{r}/seed={s}", s, rate)
-                members.append(member)
-                records[Path(member.folder)] = record(name, s, float(losses[r, a, s]), bool(diverged[r, a, s]))
-        previous = NAMES[a - 1] if design == "ladder" and a else None
-        arms.append(Arm(name, {"arm": name}, tuple(members), previous, 0.0))
-    study = Study("simulated", design, NAMES[0], tuple(arms), "params")
-    instead = {
-        "is_run": lambda path: True,
-        "read_record": records.__getitem__,
-        "confounds": lambda *args: (),  # no verdict depends on these, and they take longer
-        "_difference": lambda *args: {},
-        "difference_curves": lambda *args: (),
-    }
-    unasked = {"seeds_needed": lambda *args: (None, None)}
-    with patch.multiple(analysis, **instead), patch.multiple(comparisons, **unasked):
-        return analysis.analyse(study, Path())
-
-
-_template: list[Record] = []
-
-
-def record(arm: str, seed: int, loss: float, diverged: bool) -> Record:
-    """A run as it would be read."""
-    if not _template:
-        folder = Path(tempfile.mkdtemp()) / "run"
-        write_run(folder, "arm", 1, BASE_LOSS)
-        _template.append(read_record(folder))
-    (found,) = _template
-    config = found.config | {"seed": seed, "model.seed": seed, "data.seed": seed}
-    if diverged:
-        return replace(found, arm=arm, seed=seed, status="diverged", config=config, summary={}, metrics=[])
-    summary = found.summary | {"val/loss": loss, "val/bits_per_byte": loss / math.log(2) / BYTES_PER_TOKEN}
-    return replace(found, arm=arm, seed=seed, config=config, summary=summary, metrics=[])
-
-
-def rate(verdicts: Sequence[bool | None]) -> str:
+def rate(verdicts: Sequence[bool]) -> str:
     """A percentage, with its 95% interval of Clopper and Pearson."""
-    known = [verdict for verdict in verdicts if verdict is not None]
-    if not known:
-        return ""
-    interval = stats.binomtest(sum(known), len(known)).proportion_ci()
-    return f"{100 * np.mean(known):.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
-
-
-def row(condition: Condition, seeds: int, studies: int, pool: ProcessPoolExecutor) -> str:
-    """A line of the table."""
-
-    def run(planted: bool, studies: int) -> list[Verdicts]:
-        return list(
-            pool.map(partial(simulate, CONDITIONS.index(condition), seeds, planted), range(studies), chunksize=50)
-        )
-
-    null, planted = run(False, studies), run(True, studies if condition.is_promised else studies // 4)
-    false = (rate([getattr(verdicts, key) for verdicts in null]) for key in ("untouched", "touching", "ends", "warned"))
-    return f"| {' | '.join([condition.name, str(seeds), *false, rate([verdicts.found for verdicts in planted])])} |"
+    interval = stats.binomtest(sum(map(bool, verdicts)), len(verdicts)).proportion_ci()
+    return f"{100 * np.mean(verdicts):.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Print how often a report is wrong, in percent.")
-    parser.add_argument("--studies", type=int, default=2_000)
+    parser.add_argument("--studies", type=int, default=4_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[3, 5])
     parser.add_argument("--conditions", type=int, nargs="+", default=range(len(CONDITIONS)), help="by number, from 0")
     parser.add_argument("--workers", type=int, default=1)
     args = parser.parse_args()
-    print("| condition | seeds | false reports | at the noisy arm | first against last | warned | 5 run sd found |")
-    print("|---|---|---|---|---|---|---|")
+    print(f"| condition | seeds | {' | '.join(COLUMNS)} |\n|{'---|' * (2 + len(COLUMNS))}")
     with ProcessPoolExecutor(args.workers) as pool:
-        for seeds, index in product(args.seeds, args.conditions):
-            print(row(CONDITIONS[index], seeds, args.studies, pool), flush=True)
+        for seeds in args.seeds:
+            for index in args.conditions:
+                verdicts = pool.map(partial(simulate, index, seeds), range(args.studies), chunksize=100)
+                rates = (rate(column) for column in zip(*verdicts, strict=True))
+                print(f"| {' | '.join([CONDITIONS[index].name, str(seeds), *rates])} |", flush=True)
 
 
 if __name__ == "__main__":

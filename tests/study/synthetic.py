@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from llama_lab.config.components import build_model
 from llama_lab.model import measure_cost
 from llama_lab.model.cost import cost_metrics
 from llama_lab.model.norm import RMSNorm
-from llama_lab.runs.metrics import COLUMNS
+from llama_lab.runs.metrics import COLUMNS, read_metrics
 from llama_lab.study.study import Arm, Member, Study
+from llama_lab.training import schedule
 
 BASE_LOSS = 3.7  # of an arm without effect, in nats per token, before the seed's and the run's share
 BYTES_PER_TOKEN = 3.4383843898315534
@@ -90,7 +91,12 @@ CONFIG: dict[str, Any] = {
     },
     "tokenizer": {"_target_": "llama_lab.data.tokenizer.BPETokenizer", "vocab_size": 4096},
     "optim": {"_target_": "llama_lab.training.optim.adamw", "lr": BEST_RATE, "beta1": 0.9, "weight_decay": 0.1},
-    "schedule": {"_target_": "llama_lab.training.schedule.cosine", "warmup": 0.05, "final": 0.1},
+    "schedule": {
+        "_target_": "llama_lab.training.schedule.cosine",
+        "_partial_": True,
+        "warmup": 0.05,
+        "final": 0.1,
+    },
     "trainer": {"accelerator": "auto", "devices": 1, "num_nodes": 1, "strategy": "auto", "precision": "auto"},
     "logger": {"tensorboard": False, "wandb": False, "project": "llama-lab"},
 }
@@ -227,7 +233,7 @@ def write_run(
     _write_json(path / "environment.json", environment)
     _write_json(path / "status.json", {"status": "done", "message": ""})
     _write_yaml(path / "resolved.yaml", resolved)
-    rows = _metrics(final_loss, environment["bytes_per_token"])
+    rows = _metrics(final_loss, environment["bytes_per_token"], resolved)
     _write_metrics(path / "metrics.csv", rows)
     last: dict[str, float] = {}
     for row in rows:
@@ -257,7 +263,17 @@ def plant_config(run: Path, **settings: Any) -> None:
     file = run / "resolved.yaml"
     resolved = _nested(yaml.safe_load(file.read_text()), dotted)
     _write_yaml(file, resolved)
+    change_metrics(run, lambda row: {"optim/lr": _rate(resolved, int(row["step"]))} if "optim/lr" in row else {})
     plant_facts(run, **_sizes(resolved))
+
+
+def change_metrics(run: Path, change: Callable[[dict[str, float]], dict[str, float]]) -> None:
+    """Change rows of metrics.csv, and summary.json with them; `change` returns what is new in a row."""
+    rows = [row | change(row) for row in read_metrics(run / "metrics.csv")]
+    _write_metrics(run / "metrics.csv", rows)
+    last = {key: value for row in rows for key, value in row.items()}
+    summary = json.loads((run / "summary.json").read_text())
+    _write_json(run / "summary.json", summary | {key: last[key] for key in last if last[key] != summary.get(key)})
 
 
 def plant_evaluation(run: Path, step: int = STEPS, **parts: Any) -> None:
@@ -298,7 +314,7 @@ def remove_run(run: Path) -> None:
     shutil.rmtree(run)
 
 
-def _metrics(final_loss: float, bytes_per_token: float) -> list[dict[str, float]]:
+def _metrics(final_loss: float, bytes_per_token: float, config: dict[str, Any]) -> list[dict[str, float]]:
     """The rows of a run of STEPS steps: training loss every 10 steps, validation every EVALUATE_EVERY."""
     rows = []
     for step in range(1, STEPS + 1):
@@ -307,10 +323,19 @@ def _metrics(final_loss: float, bytes_per_token: float) -> list[dict[str, float]
         loss = final_loss + 4.5 * (math.exp(-6 * step / STEPS) - math.exp(-6))
         if step % 10 == 0:
             speed = {"perf/tokens_per_second": 12_000.0, "perf/peak_memory_bytes": 1_049_706_496}
-            rows.append(row | {"train/loss": loss + 0.1, "optim/lr": BEST_RATE, "optim/grad_norm": 0.6} | speed)
+            rows.append(
+                row | {"train/loss": loss + 0.1, "optim/lr": _rate(config, step), "optim/grad_norm": 0.6} | speed
+            )
         if step % EVALUATE_EVERY == 0:
             rows.append(row | {"val/loss": loss, "val/bits_per_byte": loss / math.log(2) / bytes_per_token})
     return rows
+
+
+def _rate(config: dict[str, Any], step: int) -> float:
+    """The learning rate that the config's schedule has after a step."""
+    settings = {key: value for key, value in config["schedule"].items() if not key.startswith("_")}
+    function = getattr(schedule, config["schedule"]["_target_"].rpartition(".")[2])
+    return float(config["optim"]["lr"] * function(step, STEPS, **settings))
 
 
 def _at_length(final_loss: float, length: int) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def test_a_gain_and_its_growth_are_found() -> None:
     condition = replace(NOISELESS, gain=1.4, growth=1.2)
     reference, option = points(condition)
     (gains,) = fit_gains(reference, [option], random(), draws=50)
-    truth = [true_gain(condition, flops) for flops in gains.flops]
+    truth = [true_gain(condition, float(size), budget * float(size)) for size, budget in gains.cells]
     assert [point.mean for point in gains.points] == pytest.approx(truth, rel=0.01)
     assert [line.mean for line in gains.line] == pytest.approx(truth, rel=0.01)
     assert (gains.growth.mean, gains.trend) == (pytest.approx(1.2, rel=0.01), "grows")

@@ -30,7 +30,7 @@ from llama_lab.study.study import Arm, Member, Study
 from tests.composing import compose_config
 from tests.study.design.test_designs import Composed
 
-from .synthetic import plant_config, run_folder, write_study
+from .synthetic import plant_config, plant_facts, run_folder, write_study
 
 SEEDS = (1, 2)
 composed = cache(compose_config)
@@ -244,6 +244,8 @@ def norms(folder: Path, recorded: bool) -> Study:
     if recorded:
         settings = [{"model.norm._target_": target, "model.norm.eps": 1e-5} for target in targets]
         study = replace(study, arms=tuple(replace(a, settings=s) for a, s in zip(study.arms, settings, strict=True)))
+    for seed in (1, 2, 3):
+        plant_facts(run_folder(folder, study, "layernorm", seed), choices={"norm": "layernorm", "position": "rope"})
     study.save(folder)
     return Study.load(folder)
 

@@ -12,7 +12,7 @@ from llama_lab.cli import compare_command
 from llama_lab.model import Decoder
 from llama_lab.study import measure
 from llama_lab.study.speed import StudySpeed
-from tests.conftest import Command, Ran, RunTrain
+from tests.conftest import Command, Ran, RunTrain, unstamped
 from tests.training.tiny import planned
 
 LADDER = (
@@ -174,7 +174,7 @@ def test_a_study_is_measured_by_a_command_of_its_own_but_not_with_foreign_code(
     assert (ran.code, ran.err) == (0, "")
     assert StudySpeed.load(unmeasured) is not None
     config = unmeasured / "vanilla" / "seed=1" / "resolved.yaml"
-    config.write_text(config.read_text().replace("llama_lab.model.norm.LayerNorm", "os.system"))
+    config.write_text(unstamped(config).replace("llama_lab.model.norm.LayerNorm", "os.system"))
     ran = command("measure=runs/climb", "trainer=cpu")
     assert ran.code == 2
     assert "names os.system, which" in ran.err
@@ -192,10 +192,21 @@ def test_a_queue_measures_on_the_hardware_of_its_runs(run_train: RunTrain, tiny:
     assert "1 runs on" in ran.out
 
 
+def change_json(file: Path, **changes: object) -> None:
+    content = json.loads(file.read_text()) | changes
+    content.pop("checksum", None)
+    file.write_text(json.dumps(content))
+
+
 def with_speed(folder: Path, **changes: object) -> None:
     """Change speed.json."""
-    content = json.loads((folder / StudySpeed.FILE).read_text()) | changes
-    (folder / StudySpeed.FILE).write_text(json.dumps(content))
+    change_json(folder / StudySpeed.FILE, **changes)
+
+
+def beside(folder: Path, runs: int) -> None:
+    """Let the records say that so many runs trained at once."""
+    for file in folder.rglob("environment.json"):
+        change_json(file, runs_at_once=runs)
 
 
 def test_the_report_has_the_measured_speeds_and_names_what_is_wrong_with_them(
@@ -219,6 +230,7 @@ def test_the_report_has_the_measured_speeds_and_names_what_is_wrong_with_them(
     assert "runs trained on other hardware: 1 x cpu, 32-true" in printed
     assert "not quiet while speeds were measured: rounds differ more than 1.5" in printed
     assert "in vanilla." in printed
+    beside(measured, 1)
     with_speed(measured, arms={"vanilla": arms["vanilla"]})
     printed = " ".join(in_process(compare_command, "llama-lab-compare", str(measured)).out.split())
     assert "The speed of +rmsnorm is as its runs logged it, not measured with the others." in printed
@@ -228,11 +240,15 @@ def test_the_report_has_the_measured_speeds_and_names_what_is_wrong_with_them(
     logged = json.loads((measured / "vanilla" / "seed=1" / "summary.json").read_text())["perf/tokens_per_second"]
     assert float(rows["vanilla"]["perf/tokens_per_second"]) == logged
     assert rows["vanilla"]["perf/tokens_per_second_low"] == ""
+    beside(measured, 2)
+    in_process(compare_command, "llama-lab-compare", str(measured))
+    rows = {row["arm"]: row for row in csv.DictReader((measured / "summary.csv").open())}
+    assert rows["vanilla"].get("perf/tokens_per_second", "") == "", "a run beside others says nothing about speed"
 
 
 def test_runs_from_before_recomputation_are_measured_without_it(measured: Path) -> None:
     resolved = next(measured.rglob("resolved.yaml"))
-    text = resolved.read_text()
+    text = unstamped(resolved)
     resolved.write_text(text.replace("  recompute: none\n", ""))
     assert resolved.read_text() != text
     job = measure.job_of(resolved.parent, planned(f"measure={measured}"))

@@ -11,17 +11,13 @@ from pyDOE3 import fracfact
 from scipy import stats
 
 from llama_lab.study.statistics import (
-    MOST_SEEDS,
     Contrast,
     Effect,
     Estimate,
     estimate,
     factorial_effects,
     first_reach,
-    fit_blocked,
     judge,
-    max_t,
-    moderate,
     paired_difference,
     pareto_front,
     rank_intervals,
@@ -82,154 +78,96 @@ def test_differences_far_below_the_noise_of_rounding_are_no_finding_but_small_re
     assert 0 < tiny.p < 0.2
 
 
-WARPBREAKS = {  # Tippett (1950), as R has it: breaks of yarn by (wool, tension)
-    ("A", "L"): [26, 30, 54, 25, 70, 52, 51, 26, 67],
-    ("A", "M"): [18, 21, 29, 17, 12, 18, 35, 30, 36],
-    ("A", "H"): [36, 21, 24, 18, 10, 43, 28, 15, 26],
-    ("B", "L"): [27, 14, 29, 19, 29, 31, 41, 20, 44],
-    ("B", "M"): [42, 26, 19, 16, 39, 28, 21, 39, 29],
-    ("B", "H"): [20, 21, 24, 17, 13, 15, 15, 16, 28],
-}
-
-
-def least_squares(values: np.ndarray, design: np.ndarray, contrasts: np.ndarray) -> list[Contrast]:
-    """max_t of the textbook's linear model with one variance."""
-    inverse = np.linalg.inv(design.T @ design)
-    weights = inverse @ design.T @ values
-    df = len(values) - design.shape[1]
-    variance = ((values - design @ weights) ** 2).sum() / df
-    covariance = variance * contrasts @ inverse @ contrasts.T
-    return max_t(contrasts @ weights, covariance, np.full(len(contrasts), float(df)))
-
-
-def all_pairs(n: int) -> np.ndarray:
-    return np.array([np.eye(n)[j] - np.eye(n)[i] for i, j in itertools.combinations(range(n), 2)])
-
-
-def test_max_t_gives_rs_intervals_and_p_of_all_pairs_in_a_blocked_model() -> None:
-    """R: TukeyHSD(aov(breaks ~ wool + tension, warpbreaks), "tension"), and multcomp's glht(mcp(tension = "Tukey"))."""
-    breaks = np.concatenate([np.array(values, dtype=float) for values in WARPBREAKS.values()])
-    wool, tension = np.repeat([[wool == "A", "LMH".index(tension)] for wool, tension in WARPBREAKS], 9, axis=0).T
-    design = np.column_stack([tension[:, None] == np.arange(3), wool]).astype(float)
-    found = least_squares(breaks, design, np.column_stack([all_pairs(3), np.zeros(3)]))
-    published = [
-        (-10.000, 3.872, -19.35342, -0.6465793, 0.0336),
-        (-14.722, 3.872, -24.07564, -5.3688015, 0.0011),
-        (-4.722, 3.872, -14.07564, 4.6311985, 0.4474),
-    ]
-    for contrast, (mean, error, low, high, p) in zip(found, published, strict=True):
-        assert (contrast.mean, contrast.error) == (pytest.approx(mean, abs=5e-4), pytest.approx(error, abs=5e-4))
-        assert (contrast.low, contrast.high) == (pytest.approx(low, abs=5e-3), pytest.approx(high, abs=5e-3))
-        assert contrast.p == pytest.approx(p, rel=0.02, abs=1e-4)
-        assert contrast.df == 50
-
-
-def test_max_t_gives_multcomps_p_of_all_pairs_of_five_groups() -> None:
-    """The cholesterol record of Westfall et al. (1999), ten patients in each group, by glht(mcp(trt = "Tukey"))."""
-    means = np.array([5.782, 9.225, 12.375, 15.361, 20.948])
-    pairs = all_pairs(5)
-    found = max_t(pairs @ means, pairs @ pairs.T * 1.443**2 / 2, np.full(10, 45.0))
-    published = {0: 0.138, 4: 0.205, 7: 0.251, 9: 0.003}
-    assert {i: round(found[i].p, 3) for i in published} == pytest.approx(published, abs=1.1e-3)
-    assert all(contrast.p < 0.001 for i, contrast in enumerate(found) if i not in published)
-
-
-def test_max_t_is_scipys_dunnett_and_tukey_where_groups_share_a_variance() -> None:
-    random = np.random.default_rng(RANDOM_SEED)
-    groups = [random.normal(mean, 1.0, n) for mean, n in ((0, 8), (0.8, 5), (1.5, 6), (0.2, 8))]
-    values = np.concatenate(groups)
-    design = np.repeat(np.eye(4), [len(group) for group in groups], axis=0)
-    ours = least_squares(values, design, np.column_stack([-np.ones(3), np.eye(3)]))
-    theirs = stats.dunnett(*groups[1:], control=groups[0], rng=0)
-    assert [c.p for c in ours] == pytest.approx(theirs.pvalue, rel=0.01, abs=3e-4)
-    assert [c.low for c in ours] == pytest.approx(theirs.confidence_interval().low, abs=0.01)
-    equal = [group[:5] for group in groups]
-    ours = least_squares(np.concatenate(equal), np.repeat(np.eye(4), 5, axis=0), all_pairs(4))
-    tukey = stats.tukey_hsd(*equal)
-    pairs = list(itertools.combinations(range(4), 2))
-    assert [c.p for c in ours] == pytest.approx([tukey.pvalue[pair] for pair in pairs], rel=0.01, abs=3e-4)
-    assert [-c.high for c in ours] == pytest.approx([tukey.confidence_interval().low[pair] for pair in pairs], abs=0.01)
-
-
-def blocked(losses: np.ndarray, pairs: list[tuple[int, int]]) -> list[Contrast]:
+def contrasts(losses: np.ndarray, pairs: list[tuple[int, int]]) -> list[Contrast]:
     """Each pair of arms, (arm, reference), over the seeds that both have."""
-    known = ~np.isnan(losses)
-    rows, columns = np.nonzero(known)
-    weights = []
-    for arm, reference in pairs:
-        shared = known[arm] & known[reference]
-        sign = (rows == arm).astype(float) - (rows == reference)
-        weights.append(sign * shared[columns] / shared.sum())
-    return judge(fit_blocked(losses), np.array(weights))
+    samples = [(losses[arm] - losses[reference]) for arm, reference in pairs]
+    signs = np.array([np.eye(len(losses))[arm] - np.eye(len(losses))[reference] for arm, reference in pairs])
+    return judge([values[~np.isnan(values)] for values in samples], signs @ signs.T / 2)
 
 
 def test_two_arms_are_judged_by_the_paired_t_test() -> None:
     losses = simulated(0.01, seeds=4)[0]
-    (found,) = blocked(losses, [(1, 0)])
+    (found,) = contrasts(losses, [(1, 0)])
     expected = stats.ttest_rel(losses[1], losses[0])
     assert found.p == pytest.approx(expected.pvalue, rel=1e-3)
     interval = expected.confidence_interval()
     assert (found.low, found.high) == (pytest.approx(interval.low, rel=1e-3), pytest.approx(interval.high, rel=1e-3))
 
 
+def test_a_contrast_rests_on_its_own_values_however_noisy_others_are() -> None:
+    """A regression test: noise of one arm entered contrasts between others through the effects of seeds."""
+    losses = simulated(0.0, arms=8, seeds=5)[0]
+    noisy = losses.copy()
+    noisy[3] += np.random.default_rng(0).normal(0, 0.1, 5)
+    steps = [(i, i - 1) for i in range(1, 8)]
+    before, after = (contrasts(one, steps) for one in (losses, noisy))
+    widths = [late.high - late.low for late in after]
+    for i in (0, 1, 4, 5, 6):
+        assert after[i].mean == before[i].mean
+        assert widths[i] < 2 * (before[i].high - before[i].low)
+    assert min(widths[2:4]) > 3 * max(widths[:2] + widths[4:])
+
+
+def test_a_scale_changes_all_intervals_and_no_p() -> None:
+    losses, steps = simulated(0.004, arms=5)[0], [(i, i - 1) for i in range(1, 5)]
+    for one, other in zip(contrasts(losses, steps), contrasts(1000 * losses, steps), strict=True):
+        assert (other.low, other.high, other.p) == pytest.approx((1000 * one.low, 1000 * one.high, one.p))
+
+
+def test_with_many_seeds_each_contrast_is_judged_by_its_paired_t_test_at_bonferronis_level() -> None:
+    losses, pairs = simulated(0.0, arms=5, seeds=400)[0], [(i, 0) for i in range(1, 5)]
+    for (arm, base), found in zip(pairs, contrasts(losses + 0.0007 * np.arange(5)[:, None], pairs), strict=True):
+        sample = losses[arm] - losses[base] + 0.0007 * arm
+        assert found.high - found.mean == pytest.approx(stats.t.isf(0.05 / 8, 399) * sample.std(ddof=1) / 20, rel=0.05)
+        assert found.p == pytest.approx(min(1, 4 * stats.ttest_1samp(sample, 0).pvalue), rel=0.35, abs=1e-3)
+
+
+@pytest.mark.parametrize("times", [1e3, 1e6])
+def test_an_arm_whose_noise_is_of_another_world_is_no_finding(times: float) -> None:
+    steps = [(i, i - 1) for i in range(1, 8)]
+    found = [contrasts(losses * np.where(np.arange(8) == 3, times, 1.0)[:, None], steps) for losses in spread(100)]
+    assert np.mean([min(c.p for c in one) < 0.05 for one in found]) <= 0.1
+
+
+def spread(studies: int) -> np.ndarray:
+    return np.random.default_rng(RANDOM_SEED).standard_normal((studies, 8, 3))
+
+
+@pytest.mark.slow
+def test_of_ladders_with_half_of_the_arms_ten_times_as_noisy_at_most_7_percent_report_a_step() -> None:
+    """A regression test: 13% did."""
+    steps = [(i, i - 1) for i in range(1, 8)]
+    noise = np.where(np.arange(8) < 4, 10.0, 1.0)[:, None]
+    assert np.mean([min(c.p for c in contrasts(noise * one, steps)) < 0.05 for one in spread(STUDIES)]) <= 0.07
+
+
 def test_an_interval_excludes_zero_exactly_where_p_is_below_5_percent() -> None:
     verdicts = set()
     for losses in simulated(0.004, arms=5)[:100]:
-        for found in blocked(losses, [(i, i - 1) for i in range(1, 5)]):
+        for found in contrasts(losses, [(i, i - 1) for i in range(1, 5)]):
             verdicts.add(found.p < 0.05)
             assert (found.p < 0.05) == (found.low > 0 or found.high < 0)
     assert verdicts == {True, False}
 
 
-def test_a_shared_shift_of_a_seed_or_an_arm_changes_no_variance() -> None:
-    losses = simulated(0.0, arms=4)[0]
-    moved = losses + np.array([0.3, 0.0, -2.0]) + np.array([[0.0], [1.0], [-0.5], [0.1]])
-    assert fit_blocked(moved).variances == pytest.approx(fit_blocked(losses).variances)
-
-
-def test_the_variance_of_an_arm_is_limmas_posterior_with_a_prior_of_two_degrees_of_freedom() -> None:
-    """squeezeVar's formula: (df0 * s0^2 + df * s^2) / (df0 + df); here without blocks, where s^2 is each arm's own."""
-    losses = np.random.default_rng(RANDOM_SEED).normal(0, [[1.0], [2.0], [0.5]], (3, 6))
-    groups = np.repeat(np.arange(3), 6)
-    fit = moderate(losses.ravel(), groups, np.repeat(np.eye(3), 6, axis=0))
-    own = losses.var(axis=1, ddof=1)
-    chi2 = np.random.default_rng(1).chisquare(5, (200_000, 3)) / 5
-    typical = np.median(own) / np.median(chi2, axis=1).mean()
-    assert fit.variances[::6] == pytest.approx((2 * typical + 5 * own) / 7, rel=0.02)
-    assert fit.df == pytest.approx([7, 7, 7])
-    assert fit.total_df == pytest.approx(15)
-
-
-def test_a_noisy_arm_widens_its_own_intervals_and_hardly_those_of_others() -> None:
-    losses = simulated(0.0, arms=8, seeds=5)[0]
-    noisy = losses.copy()
-    noisy[3] += np.random.default_rng(0).normal(0, 0.1, 5)
-    steps = [(i, i - 1) for i in range(1, 8)]
-    before, after = (np.array([c.error for c in blocked(one, steps)]) for one in (losses, noisy))
-    assert (after[[2, 3]] > 3 * before[[2, 3]]).all()
-    assert (after[[0, 1, 4, 5, 6]] < 1.5 * before[[0, 1, 4, 5, 6]]).all()
-
-
 def test_a_missing_run_leaves_its_arm_to_be_judged_over_the_other_seeds() -> None:
     losses = simulated(0.0, arms=5, seeds=4)[1]
     losses[2, 1] = np.nan
-    found = blocked(losses, [(i, i - 1) for i in range(1, 5)])
+    found = contrasts(losses, [(i, i - 1) for i in range(1, 5)])
     pair = np.delete(losses[2] - losses[1], 1)
     assert found[1].mean == pytest.approx(pair.mean())
-    assert found[1].error > found[0].error * 0.5
     assert all(math.isfinite(c.p) for c in found)
-    assert fit_blocked(losses).total_df == pytest.approx(4 * 3 - 1)
 
 
 def found_contrast(mean: float, error: float, df: float) -> Contrast:
     return Contrast(mean, error, df, math.nan, math.nan, math.nan)
 
 
-def test_the_seeds_that_are_needed_find_the_ends_of_the_range_with_80_percent_power() -> None:
+def test_the_seeds_that_are_needed_find_the_estimate_and_the_lower_end_of_its_interval_with_80_percent_power() -> None:
     mean, error, df, n = 1.0, 0.5, 4.0, 3
     reach = error * stats.t.ppf(0.9, df)
     needed = seeds_needed(found_contrast(mean, error, df), n, family=7)
-    for effect, seeds in zip((mean + reach, mean - reach), needed, strict=True):
+    for effect, seeds in zip((mean, mean - reach), needed, strict=True):
         powers = []
         for k in (seeds - 1, seeds):
             t = stats.t.ppf(1 - 0.05 / 7 / 2, (k - 1) * df / 2)
@@ -245,22 +183,13 @@ def test_an_effect_that_may_be_zero_needs_seeds_without_an_upper_end() -> None:
     assert seeds_needed(found_contrast(0.0, 0.4, 4.0), 3, 1)[1] is None
 
 
-def test_the_range_of_seeds_that_are_needed_holds_the_true_number_in_most_studies() -> None:
-    """A point estimate from three seeds was 5, 12 or 152, where 10 is right."""
-    truth = 10  # of pairs, for 80% power to see one standard deviation of their differences
-    losses = simulated(0.005 * math.sqrt(2))
-    ranges = [seeds_needed(blocked(study, [(1, 0)])[0], 3, 1) for study in losses]
-    holds = [(low or MOST_SEEDS) <= truth <= (high or MOST_SEEDS) for low, high in ranges]
-    assert np.mean(holds) >= 0.75
-
-
 @pytest.mark.parametrize("effect", [3.0, 5.0, 8.0, 12.0, 20.0])
 def test_for_large_effects_simulated_studies_agree(effect: float) -> None:
     """SciPy's noncentral t is nan for many of these, which must not count as certain."""
     contrast = found_contrast(effect, 1 / math.sqrt(2), 1.0)  # of two pairs with a standard deviation of 1
     reach = contrast.error * stats.t.ppf(0.9, 1)
     draw = np.random.default_rng(0)
-    for needed, true in zip(seeds_needed(contrast, 2, family=7), (effect + reach, effect - reach), strict=True):
+    for needed, true in zip(seeds_needed(contrast, 2, family=7), (effect, effect - reach), strict=True):
         assert needed is not None
 
         def power(n: int, true: float = true) -> float:
@@ -299,36 +228,16 @@ def test_the_interval_of_an_estimate_covers_the_truth_in_95_percent_of_studies()
 @pytest.mark.parametrize(("arms", "seeds"), [(8, 3), (4, 3), (8, 5)])
 def test_of_ladders_without_a_step_at_most_7_percent_report_one(arms: int, seeds: int) -> None:
     steps = [(i, i - 1) for i in range(1, arms)]
-    found = [min(c.p for c in blocked(losses, steps)) < 0.05 for losses in simulated(0.0, arms, seeds)]
-    assert 0.02 <= np.mean(found) <= 0.07
+    found = [min(c.p for c in contrasts(losses, steps)) < 0.05 for losses in simulated(0.0, arms, seeds)]
+    assert np.mean(found) <= 0.07
 
 
 @pytest.mark.slow
-def test_a_step_of_five_run_sds_is_found_in_95_percent_of_ladders_of_seven_steps_and_three_seeds() -> None:
+def test_a_step_of_five_run_sds_is_found_in_90_percent_of_ladders_of_seven_steps_and_three_seeds() -> None:
     losses = simulated(0.0, arms=8)
     losses[:, 4:] += 5 * 0.005
     steps = [(i, i - 1) for i in range(1, 8)]
-    assert np.mean([blocked(study, steps)[3].p < 0.05 for study in losses]) >= 0.95
-
-
-def test_many_seeds_of_equally_noisy_arms_are_judged_by_tukeys_studentized_range() -> None:
-    """The textbook's test of all pairs in complete blocks; with many seeds the prior of the variances hardly counts."""
-    arms, seeds, noise = 5, 400, 0.005
-    losses = simulated(0.0, arms, seeds)[0] + 0.0009 * np.arange(arms)[:, None]
-    pairs = list(itertools.combinations(range(arms), 2))
-    found = blocked(losses, [(later, arm) for arm, later in pairs])
-    residuals = losses - losses.mean(axis=0) - losses.mean(axis=1, keepdims=True) + losses.mean()
-    df = (arms - 1) * (seeds - 1)
-    error = math.sqrt((residuals**2).sum() / df / seeds)
-    means = losses.mean(axis=1)
-    for (arm, later), contrast in zip(pairs, found, strict=True):
-        expected = stats.studentized_range.sf(abs(means[later] - means[arm]) / error, arms, df)
-        assert contrast.mean == pytest.approx(means[later] - means[arm])
-        assert contrast.p == pytest.approx(expected, rel=0.25, abs=0.01)
-        half = error * stats.studentized_range.ppf(0.95, arms, df)
-        assert contrast.high - contrast.mean == pytest.approx(half, rel=0.06)
-    assert {contrast.p < 0.05 for contrast in found} == {True, False}
-    assert error == pytest.approx(noise / math.sqrt(seeds), rel=0.1)
+    assert np.mean([contrasts(study, steps)[3].p < 0.05 for study in losses]) >= 0.9
 
 
 def test_the_ranks_of_an_arm_are_those_that_the_significant_pairs_allow() -> None:
@@ -347,8 +256,8 @@ def test_the_intervals_of_all_ranks_hold_together_in_93_percent_of_studies(sprea
     hold = []
     for losses in simulated(0.0, arms) + means[:, None]:
         pairs = list(itertools.combinations(range(arms), 2))
-        contrasts = blocked(losses, pairs)
-        clear = [(pair, c.mean < 0) for pair, c in zip(pairs, contrasts, strict=True) if c.p < 0.05]
+        tested = contrasts(losses, pairs)
+        clear = [(pair, c.mean < 0) for pair, c in zip(pairs, tested, strict=True) if c.p < 0.05]
         found = rank_intervals(names, [tuple(names[i] for i in (pair if less else pair[::-1])) for pair, less in clear])
         true = {name: (1, arms) if spread == 0 else (i + 1, i + 1) for i, name in enumerate(names)}
         hold.append(all(found[name][0] <= true[name][0] and true[name][1] <= found[name][1] for name in names))
@@ -360,7 +269,7 @@ def test_the_smallest_difference_is_found_in_80_percent_of_studies(arms: int, se
     losses = simulated(0.0, arms, seeds)[:200]
     losses[:, 1] += 0.005 * smallest_difference(arms, seeds, arms - 1)
     pairs = [(i, 0) for i in range(1, arms)]
-    assert 0.72 <= np.mean([blocked(study, pairs)[0].p < 0.05 for study in losses]) <= 0.93
+    assert 0.72 <= np.mean([contrasts(study, pairs)[0].p < 0.05 for study in losses]) <= 0.93
 
 
 AXES = ("norm", "block", "position", "ffn")
@@ -423,33 +332,6 @@ def test_a_main_effect_comes_before_the_interaction_that_it_is_aliased_with() ->
     }
 
 
-def test_effects_are_means_over_seeds_with_limmas_variance_and_the_studentized_maximum_of_independent_ones() -> None:
-    """Balanced, the effects are independent: the posterior variances give each its t, and Sidak's level its bound."""
-    design = list(itertools.product((-1, 1), repeat=3))
-    seeds = (1, 2, 3)
-    runs = [(dict(zip(AXES, levels, strict=False)), seed) for levels in design for seed in seeds]
-    losses = np.random.default_rng(RANDOM_SEED).normal(3.7, 0.1, len(runs))
-    found = {e.axes: e.change for e in two_level_effects([r for r, _ in runs], [s for _, s in runs], list(losses))}
-    of_run = np.array([seed for _, seed in runs])
-
-    def contrasts(axes: tuple[str, ...]) -> np.ndarray:
-        sign = np.array([math.prod(run[axis] for axis in axes) for run, _ in runs])
-        return np.array(
-            [losses[(of_run == s) & (sign > 0)].mean() - losses[(of_run == s) & (sign < 0)].mean() for s in seeds]
-        )
-
-    of_seeds = {axes: contrasts(axes) for axes in found}
-    own = {axes: values.var(ddof=1) for axes, values in of_seeds.items()}
-    chi2 = np.random.default_rng(1).chisquare(2, (200_000, 6)) / 2
-    typical = np.median(list(own.values())) / np.median(chi2, axis=1).mean()
-    for axes, change in found.items():
-        variance = (2 * typical + 2 * own[axes]) / 4
-        df = variance**2 / (variance**2 / 4 + typical**2 / 4 / 12)
-        assert change.mean == pytest.approx(of_seeds[axes].mean())
-        lower, upper = (math.sqrt(variance / 3) * stats.t.isf(level / 2, df) for level in (0.05, 0.05 / 6))
-        assert lower < (change.high - change.low) / 2 < 1.05 * upper
-
-
 @pytest.mark.slow
 def test_effects_that_vary_over_seeds_are_found_in_at_most_7_percent_of_studies_without_one() -> None:
     random = np.random.default_rng(RANDOM_SEED)
@@ -461,7 +343,7 @@ def test_effects_that_vary_over_seeds_are_found_in_at_most_7_percent_of_studies_
         losses = [slopes[s] @ list(run.values()) + 0.01 * random.standard_normal() for run, s in runs]
         effects = two_level_effects([run for run, _ in runs], [seed for _, seed in runs], losses)
         reported.append(any(effect.change.significant for effect in effects))
-    assert 0.02 <= np.mean(reported) <= 0.07
+    assert np.mean(reported) <= 0.07
 
 
 OPTIONS = {"ffn": ("relu", "swiglu", "geglu"), "norm": ("layernorm", "rmsnorm"), "block": ("prenorm", "postnorm")}

@@ -1,5 +1,6 @@
 """Studies from the command line: what is trained, what is refused, what a second command does."""
 
+import csv
 import json
 import re
 import shutil
@@ -16,10 +17,11 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from llama_lab.config.components import build_model
-from llama_lab.runs.folder import RunFolder
+from llama_lab.runs.folder import OUTPUT, RunFolder
+from llama_lab.study.learning_rate import chosen_rate
 from llama_lab.study.report.analysis import analyse
 from llama_lab.study.study import Study
-from tests.conftest import TRAIN, Command, Ran, RunTrain
+from tests.conftest import TRAIN, Command, Ran, RunTrain, unstamped
 from tests.training.offline import OfflineRun
 
 SHORT = ("train.tokens=5120", "train.evaluations=2")  # 20 steps
@@ -204,7 +206,7 @@ def test_all_pairs_are_compared_on_request_without_training_again(study: Callabl
     assert ran.code == 0
     assert written(climb) == before
     assert "of 3 pairs of arms" in ran.out.lower()
-    assert "max-t over the 3 pairs of arms" in (climb / "report.html").read_text(encoding="utf-8")
+    assert "moderated paired tests of the 3 pairs of arms" in (climb / "report.html").read_text(encoding="utf-8")
 
 
 def test_another_seed_trains_that_seed_alone(study: Callable[..., Ran], climb: Path) -> None:
@@ -244,7 +246,7 @@ def test_a_changed_arm_is_refused_by_its_key_and_retrained_on_demand_alone(
     only_ffn = [o for o in LADDER if not o.startswith("study.axes")] + ["study.axes=[ffn,norm]"]
     assert study(*only_ffn).code == 2  # +swiglu comes first now, with another norm
     assert study(*only_ffn, "study.overwrite=true").code == 0
-    kept = {file for file, time in before.items() if written(climb).get(file) == time}
+    kept = {file for file, time in before.items() if written(climb).get(file) == time and file.name != OUTPUT}
     assert {file.relative_to(climb).parts[0] for file in kept} == {"vanilla"}
 
 
@@ -298,20 +300,21 @@ def rates(folder: Path) -> dict[str, float]:
     return {name: yaml.safe_load((run / "resolved.yaml").read_text())["optim"]["lr"] for name, run in runs.items()}
 
 
-def best_of(folder: Path, arm: str, seed: int, *grid: float) -> float:
-    losses = {rate: summaries(folder)[f"{arm}-lr={rate:g}/seed={seed}"]["val/loss"] for rate in grid}
-    return min(losses, key=lambda rate: losses[rate])
+def tuning_losses(folder: Path, arm: str, seed: int) -> dict[float, float]:
+    found = {name: one["val/loss"] for name, one in summaries(folder).items() if name.endswith(f"/seed={seed}")}
+    return {float(n.split("-lr=")[1].split("/")[0]): loss for n, loss in found.items() if n.startswith(f"{arm}-lr=")}
 
 
-def test_each_judged_run_takes_the_rate_that_is_best_on_its_own_tuning_seed(
+def test_each_judged_run_takes_the_rate_that_its_own_tuning_seed_chooses(
     study: Callable[..., Ran], grid_search: Ran, grid: Path
 ) -> None:
     assert (grid_search.code, grid_search.err) == (0, "")
     arms = ("vanilla", "llama2")
-    tuning = {f"{arm}-lr={rate}/seed={seed}" for arm in arms for rate in (0.001, 0.004) for seed in (1001, 1002)}
+    tried = (0.001, 0.002, 0.004)  # the grid, and halfway from its best end to the other
+    tuning = {f"{arm}-lr={rate}/seed={seed}" for arm in arms for rate in tried for seed in (1001, 1002)}
     judged = {f"{arm}/seed={seed}" for arm in arms for seed in (1, 2)}
     assert set(statuses(grid)) == tuning | judged
-    expected = {f"{arm}/seed={s}": best_of(grid, arm, s + 1000, 1e-3, 4e-3) for arm in arms for s in (1, 2)}
+    expected = {f"{arm}/seed={s}": chosen_rate(tuning_losses(grid, arm, s + 1000)) for arm in arms for s in (1, 2)}
     assert rates(grid) == expected
     result = analyse(Study.load(grid), grid)
     assert [record.seed for record in result.arms[1].records] == [1, 2], "what tunes is not compared"
@@ -320,6 +323,35 @@ def test_each_judged_run_takes_the_rate_that_is_best_on_its_own_tuning_seed(
     before = written(grid)
     assert study(*GRID).code == 0
     assert written(grid) == before
+
+
+def test_tuning_runs_are_validated_once_on_other_documents_than_judged_runs(grid_search: Ran, grid: Path) -> None:
+    found = summaries(grid)
+    hashes = {name: (("-lr=" in name), run["data_hash"]) for name, run in found.items()}
+    assert len(set(hashes.values())) == 2 == len({of_hash for _, of_hash in hashes.values()})
+    evaluated = {name: (grid / name / "metrics.csv").read_text() for name in found}
+    rows = {
+        name: [row for row in csv.DictReader(text.splitlines()) if row["val/loss"]] for name, text in evaluated.items()
+    }
+    assert {("-lr=" in name, len(own)) for name, own in rows.items()} == {(True, 1), (False, 2)}
+    result = analyse(Study.load(grid), grid)
+    assert result.metric == "val/loss", "judged runs read one text"
+    assert not [w for w in result.warnings if "Runs differ" in w or "differs" in w]
+    assert any("Tuning runs are validated on one half of the validation documents" in note for note in result.notes)
+
+
+def test_a_judged_run_that_was_validated_on_other_documents_is_named(grid_search: Ran, grid: Path) -> None:
+    run = grid / "llama2" / "seed=1"
+    tuning = json.loads((grid / "llama2-lr=0.001" / "seed=1001" / "environment.json").read_text())
+    for name in ("environment.json", "summary.json"):
+        content = json.loads((run / name).read_text()) | {"data_hash": tuning["data_hash"]}
+        del content["checksum"]
+        (run / name).write_text(json.dumps(content))
+    text = unstamped(run / "resolved.yaml")
+    (run / "resolved.yaml").write_text(text.replace("val_half: judging", "val_half: tuning"))
+    warnings = analyse(Study.load(grid), grid).warnings
+    assert any(w.startswith("Runs differ in data: ") and "llama2/seed=1" in w for w in warnings)
+    assert any(w.startswith("data.val_half differs: tuning in llama2/seed=1") for w in warnings)
 
 
 def test_a_tuning_run_that_diverges_settles_its_rate_and_fails_nothing(study: Callable[..., Ran]) -> None:
@@ -348,7 +380,7 @@ def test_an_interrupted_tuning_run_delays_the_choice_and_does_not_change_it(
 
     fit = train_module.fit
     expected = rates(grid)
-    chosen = f"llama2-lr={expected['llama2/seed=1']:g}"
+    chosen = "llama2-lr=0.004"
     for run in (f"{chosen}/seed=1001", "llama2/seed=1", "llama2/seed=2"):
         shutil.rmtree(grid / run)
 
@@ -381,7 +413,9 @@ def test_a_grid_goes_on_where_its_best_rate_is_an_end(study: Callable[..., Ran])
     longer = study(*grid, "study.seeds=[1]", "study.extend_rates=true", "study.overwrite=true")
     assert longer.code == 0
     tried = {float(run.partition("-lr=")[2].partition("/")[0]) for run in statuses(folder) if "llama2-lr" in run}
-    assert tried == {1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4, 6.4e-4, 1.28e-3}, "six more, and no end"
+    between = {1.414e-5, 9.051e-4}  # beside the best, before and after
+    assert tried - between == {1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4, 6.4e-4, 1.28e-3}, "six more, and no end"
+    assert between < tried
     assert rates(folder) == {"vanilla/seed=1": 1.28e-3, "llama2/seed=1": 1.28e-3}
     assert study(*grid, "study.seeds=[1]", "study.extend_rates=true").code == 0
 
@@ -404,13 +438,14 @@ def test_a_study_that_chose_its_rates_on_judged_runs_is_reported_on_and_not_cont
 def test_a_kill_while_old_runs_are_cleared_lets_no_old_weights_in(
     study: Callable[..., Ran], left: str, climb: Path, ladder: Ran, tmp_path: Path
 ) -> None:
-    """A run's config goes first and its status last: between the two, its checkpoint must not be taken up."""
+    """A run's checkpoints and config go first, and its status last: between them it must not be taken up."""
     ours = [o for o in LADDER if not o.startswith(("study.axes", "study.seeds"))]
     changed = (*ours, "study.axes=[norm]", "study.seeds=[1]", "optim.lr=1e-5", "study.overwrite=true")
     assert study(*changed).code == 0
     expected = summaries(climb)["vanilla/seed=1"]["val/loss"]
     shutil.rmtree(climb)
     run = copied(ladder, tmp_path) / "vanilla" / "seed=1"
+    shutil.rmtree(run / "checkpoints")
     (run / "resolved.yaml").unlink()
     if left == "status.json":  # the last thing that is cleared
         shutil.rmtree(run)

@@ -1,5 +1,6 @@
 """Compiling in training: when it pays, what it needs, what it leaves as it was, and that arms decide alike."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from llama_lab.training.run import Run
 from llama_lab.training.train import train
 from tests.composing import decoder
 from tests.conftest import Command, Ran, RunTrain
-from tests.training.tiny import identical, planned, rows, trained_state
+from tests.training.tiny import identical, planned, repeatable, rows, trained_state
 
 SHORT = ("train.tokens=5120", "train.evaluations=2", "train.eval_lengths=[2]")  # 20 steps
 COMPILES = ("trainer.compile=true",)
@@ -335,3 +336,24 @@ def test_a_compiled_run_is_the_eager_one_and_resumes_to_the_same_bits(
     cut = interrupted(monkeypatch, *overrides)
     assert train(planned(*overrides)) == "done"
     assert identical(trained_state(cut.folder.path), trained_state(runs["compiled"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [".so", ".py"])
+def test_a_cache_that_was_cut_short_is_told_in_one_line_and_changes_no_number(
+    kind: str, tmp_path: Path, run_train: RunTrain, tiny: list[str]
+) -> None:
+    cache = tmp_path / "inductor"
+    compiled = partial(
+        run_train, *tiny, "train.tokens=2560", "trainer.compile=true", TORCHINDUCTOR_CACHE_DIR=str(cache)
+    )
+    whole = compiled()
+    assert whole.code == 0, whole.err
+    for file in cache.rglob(f"*{kind}"):
+        os.truncate(file, file.stat().st_size // 2)
+    ran = compiled()
+    assert (ran.code, ran.err.count("\n")) == (0, 1), ran.err
+    assert ran.err.startswith("trainer.compile: ")
+    assert ran.err.endswith(f"; tries again without {cache}\n")
+    assert repeatable(ran.run) == repeatable(whole.run)
+    assert compiled().err == ""

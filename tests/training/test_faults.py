@@ -237,3 +237,22 @@ def test_a_clock_that_jumps_back_changes_nothing(
     assert repeatable(run.folder.path) == repeatable(whole)
     seconds = [row["seconds"] for row in rows(run.folder.path)]
     assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize("logger", ["none", "tensorboard"])
+def test_a_run_folder_that_is_moved_while_it_trains_is_named_and_goes_on_where_it_is_put_back(
+    logger: str, command: Command, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, aside = tmp_path / "runs" / "n" / "a" / "seed=1", tmp_path / "aside"
+    overrides = [*tiny, *RUN, f"logger={logger}", "name=n", "arm=a"]
+    with monkeypatch.context() as patched:
+        at(Monitor, "on_train_batch_end", 14)(patched, lambda: folder.rename(aside))
+        ran = command(*overrides)
+    assert ran.code == 2
+    assert ran.err == (
+        "error: runs/n/a/seed=1: was moved or deleted while it trained; put it back, and run the same command again\n"
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+    assert command(*overrides).code == 0
+    assert trained_state(folder)["global_step"] == 40

@@ -29,7 +29,11 @@ def print_plan(plan: Plan, timed: bool) -> None:
         console.print("no times: the runs are for another machine")
     elif timed and speed is None:
         console.print(f"no times: {plan.study.baseline} has more than {LARGEST_TIMED / 1e6:.0f} M parameters to try")
-    tuning = f", {count(len(plan.tuning), 'run')} to tune them" if plan.tuning else ""
+    # Of each arm, with one on either side of the best rate; beyond a grid whose end is best, there are more.
+    to_tune = {arm.arm.name: len(arm.tuning) + 2 * len(arm.runs) if arm.tuning else 0 for arm in plan.arms}
+    total_to_tune = sum(to_tune.values())
+    tuning = f", {count(total_to_tune, 'run')} to tune them" if total_to_tune else ""
+    tuning += " and more where the best rate is an end of the grid" if tuning and plan.command.extend_rates else ""
     title = f"{plan.study.name}: {len(plan.arms)} arms, {len(plan.runs)} runs{tuning}"
     console.print(title, style="italic", markup=False, soft_wrap=True)  # a table's own title wraps at its width
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -44,8 +48,7 @@ def print_plan(plan: Plan, timed: bool) -> None:
         state = number(cost.kv_bytes_per_token)
         cells = [arm.arm.name, str(arm.width), *sizes, short(cost.flops_per_token), state]
         if speed:  # of the arm's runs, one after the other
-            tokens = sum(run.run.steps * run.run.tokens_per_step for run in (*arm.runs, *arm.tuning))
-            seconds = tokens * cost.train_flops_per_token / speed
+            seconds = (len(arm.runs) + to_tune[arm.arm.name]) * arm.draft.flops(cost) / speed
             total += seconds
             cells.append(duration(seconds))
         table.add_row(*cells)
@@ -80,7 +83,8 @@ def power(plan: Plan) -> list[str]:
 
     others = len(plan.arms) - 1
     steps = sum(arm.previous is not None for arm in plan.study.arms)  # fewer than arms over depths or sizes
-    comparisons = others * (others + 1) // 2 if plan.study.compare == "all" else steps or others
+    is_ladder = plan.study.is_chain and others > 1  # whose last arm is tested against its first, too
+    comparisons = others * (others + 1) // 2 if plan.study.compare == "all" else (steps or others) + is_ladder
     smallest = smallest_difference(len(plan.arms), seeds, comparisons)
     unit = "token" if plan.dataset.entropy_floor is None else "answer"
     return [

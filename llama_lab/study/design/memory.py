@@ -5,19 +5,16 @@ from dataclasses import replace
 from llama_lab.data.open import Dataset
 from llama_lab.devices.memory import device_memory
 from llama_lab.errors import ConfigError
-from llama_lab.estimate.estimate import USABLE, MemoryModel, setup_of
+from llama_lab.estimate.estimate import USABLE, MemoryModel, Setup, setup_of
 from llama_lab.formatting import in_bytes
 from llama_lab.training.run import Run
 
 
 def check_memory(run: Run, dataset: Dataset) -> None:
     """Raise ConfigError for a run that by the estimate exceeds its device; one on another machine is not checked."""
-    hardware = run.hardware
-    if hardware.elsewhere:
+    if run.hardware.elsewhere:
         return
-    setup = setup_of(run.cfg, hardware.sharded, hardware.world_size, run.cfg.train.batch_size)
-    model = MemoryModel(run.cfg, dataset.index.vocab_size, run.steps, hardware.precision)
-    limit = USABLE * device_memory(hardware.torch_device)
+    model, setup, limit = memory_of(run, dataset)
     if model.fits(setup, limit):
         return
     single = model.memory(replace(setup, micro_batch=1)).total
@@ -31,3 +28,17 @@ def check_memory(run: Run, dataset: Dataset) -> None:
         f"{size}: a device would need {in_bytes(model.memory(setup).total)} by the estimate, and has "
         f"{in_bytes(limit)} to use; leave it out, or try {fix}"
     )
+
+
+def copies_fit(run: Run, dataset: Dataset, copies: int) -> bool:
+    """Whether so many runs like this one fit into the memory of their device at a time, by the estimate."""
+    model, setup, limit = memory_of(run, dataset)
+    return model.fits(setup, limit / copies)
+
+
+def memory_of(run: Run, dataset: Dataset) -> tuple[MemoryModel, Setup, float]:
+    """The estimated memory of a run, what it depends on, and the bytes that its device has for it."""
+    hardware = run.hardware
+    setup = setup_of(run.cfg, hardware.sharded, hardware.world_size, run.cfg.train.batch_size)
+    model = MemoryModel(run.cfg, dataset.index.vocab_size, run.steps, hardware.precision)
+    return model, setup, USABLE * device_memory(hardware.torch_device)

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import build_model, flatten, model_cost, override_key
 from llama_lab.config.grammar import written
+from llama_lab.data.index import HALVES
 from llama_lab.data.open import Dataset, open_dataset
 from llama_lab.data.tokenizer import encode_prompt
 from llama_lab.devices.site import Site
@@ -22,8 +23,7 @@ from llama_lab.errors import ConfigError, suggestion
 from llama_lab.formatting import conjoin
 from llama_lab.model import Cost, Decoder
 from llama_lab.runs.checkpoint import existing
-from llama_lab.runs.folder import CHANGEABLE, check_no_file, resolved
-from llama_lab.runs.record import is_run
+from llama_lab.runs.folder import CHANGEABLE, check_no_file, is_run, resolved
 from llama_lab.study.settings import planned_settings
 from llama_lab.study.study import Arm, Member, Study
 from llama_lab.training.compiling import check_compiler, decide, pays
@@ -103,10 +103,13 @@ class Plan:
             tried = [f"{len(grid)} from {grid[0]:g} to {grid[-1]:g}" for grid in grids]
             if len(grids) > 1:
                 tried = [f"{what} for {conjoin(names)}" for what, names in zip(tried, grids.values(), strict=True)]
-            further = ", and beyond them where the best is an end of the grid" if command.extend_rates else ""
+            unit = "documents" if self.dataset.entropy_floor is None else "sequences"
+            further = ", beyond them where the best is an end of the grid" if command.extend_rates else ""
             notes.append(
-                f"Each judged run has the learning rate that is best on a tuning seed of its own, of "
-                f"{'; '.join(tried)}{further}."
+                f"Each judged run has the best learning rate of a tuning seed of its own, by a parabola through the "
+                f"lowest loss and those beside it. Rates tried: {'; '.join(tried)}{further}, and halfway from the best "
+                f"to its neighbours. Tuning runs are validated on one half of the validation {unit}, judged runs on "
+                f"the other."
             )
         arms = [
             replace(
@@ -154,6 +157,8 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
     drafts = {}
     for arm in variants.arms:  # all checks that need neither data nor model come first
         cfg, choices = composer.compose(*arm.overrides)
+        if command.learning_rates:
+            cfg.data.val_half = "judging"
         folder_name("arm", arm.name, "")
         check_devices(cfg, command.launcher)
         drafts[arm.name] = draft = requested_run(cfg, choices, [], site)
@@ -225,7 +230,7 @@ def compiled_alike(command: StudyCommand, arms: Sequence[PlannedArm]) -> tuple[P
 def check_free(command: StudyCommand, arms: Sequence[Arm]) -> None:
     """Raise ConfigError for a setting on the command line that the study sets for each arm."""
     ours = {override.partition("=")[0] for arm in arms for override in arm.overrides}
-    ours |= {"optim.lr"} if command.learning_rates else set()
+    ours |= {"optim.lr", "data.val_half"} if command.learning_rates else set()
     ours |= {"model.hidden_dim"} if command.match != "none" else set()
     for argument in command.shared:
         key = override_key(argument)
@@ -288,7 +293,8 @@ def plan_arm(
 ) -> PlannedArm:
     """Build an arm on the meta device, match it to `reference` if that is not None, and plan its runs."""
     cfg = draft.cfg
-    dataset.require_windows(cfg.model.max_seq_len, cfg.train.batch_size)
+    for half in HALVES if command.learning_rates else (cfg.data.val_half,):
+        dataset.validated_on(half).require_windows(cfg.model.max_seq_len, cfg.train.batch_size)
     encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
     width, residual = cfg.model.hidden_dim, None if command.match == "none" else 0.0
     cost = cost_at(cfg, dataset, width)
@@ -327,9 +333,14 @@ def plan_run(command: StudyCommand, planned: PlannedArm, member: Member) -> Plan
         settings["model.hidden_dim"] = planned.width
     if member.learning_rate is not None:
         settings["optim.lr"] = member.learning_rate
+    if command.learning_rates:
+        settings["data.val_half"] = "judging"
+    if member.tunes is not None:
+        settings |= {"data.val_half": "tuning", "train.evaluations": 1, "train.eval_lengths": []}
     if planned.compiled is not None:
         settings["trainer.compile"] = planned.compiled
-    overrides = [*planned.arm.overrides, *command.shared, *(f"{key}={written(v)}" for key, v in settings.items())]
+    shared = [override for override in command.shared if override_key(override) not in settings]
+    overrides = [*planned.arm.overrides, *shared, *(f"{key}={written(v)}" for key, v in settings.items())]
     cfg = copy.deepcopy(planned.draft.cfg)
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)

@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from llama_lab.data.open import Dataset
-from llama_lab.runs.folder import CHANGEABLE
-from llama_lab.runs.record import is_run
+from llama_lab.runs.folder import CHANGEABLE, is_run
 from llama_lab.runs.stored import Environment, Summary
-from llama_lab.study.learning_rate import Losses, best_rate, rate_beyond
+from llama_lab.study.learning_rate import Losses, chosen_rate, rate_beyond, rates_between
 
 from .plan import Plan, PlannedArm, PlannedRun, by_seed, plan_run, plan_tuning
 
@@ -25,7 +24,8 @@ def status_of(planned: PlannedRun, dataset: Dataset, init_hashes: Mapping[str, s
     if status is None or not is_run(folder.path):
         return "missing"
     ended = status.status in ("done", "diverged")
-    now = {"data_hash": dataset.index.data_hash, "tokenizer_hash": dataset.index.tokenizer_hash}
+    index = dataset.validated_on(planned.run.cfg.data.val_half).index
+    now = {"data_hash": index.data_hash, "tokenizer_hash": index.tokenizer_hash}
     if not (ended or planned.run.hardware.elsewhere):  # finished runs of another device are compared, with a warning
         now["precision"] = planned.run.hardware.precision
     if planned.run.cfg.init_from in init_hashes:
@@ -40,7 +40,7 @@ def resolve_rates(plan: Plan, status: Callable[[PlannedRun], str]) -> tuple[Plan
     """Choose learning rates from the tuning runs that are finished.
 
     status: of a run, see `status_of`. Returns the plan, with a further tuning run wherever the best rate is at an edge
-    of its grid, and the judged runs whose learning rate is known, at that rate.
+    of its grid, then one on either side of the best, and the judged runs whose learning rate is known, at that rate.
     """
     command = plan.command
     if not command.learning_rates:
@@ -48,18 +48,21 @@ def resolve_rates(plan: Plan, status: Callable[[PlannedRun], str]) -> tuple[Plan
     arms: list[PlannedArm] = []
     found: dict[tuple[str, int], Losses] = {}  # by arm and judged seed
     for arm in plan.arms:
-        most = len(command.rates_of(arm.arm)) + (MOST_EXTENSIONS if command.extend_rates else 0)
+        grid = len(command.rates_of(arm.arm))
+        most = grid + (MOST_EXTENSIONS if command.extend_rates else 0)
         tuning: list[PlannedRun] = []
         for run in arm.runs if arm.tuning else ():
-            runs = [one for one in arm.tuning if one.member.tunes == run.member.seed]
+            runs = [one for one in arm.tuning if one.member.tunes == run.member.seed][:grid]  # the others follow again
             while (losses := final_losses(runs, status)) and len(losses) < most and (rate := rate_beyond(losses)):
                 runs.append(plan_tuning(command, arm, rate, runs[0].member.seed, run.member.seed))
-            if losses:
+            for rate in rates_between(losses) if losses else ():
+                runs.append(plan_tuning(command, arm, rate, runs[0].member.seed, run.member.seed))
+            if losses := final_losses(runs, status):
                 found[arm.arm.name, run.member.seed] = losses
             tuning += runs
         arms.append(replace(arm, tuning=tuple(tuning)))
     judged = [
-        plan_run(command, arm, replace(run.member, learning_rate=best_rate(losses)))
+        plan_run(command, arm, replace(run.member, learning_rate=chosen_rate(losses)))
         for arm in arms
         for run in arm.runs
         if (losses := found.get((arm.arm.tuner, run.member.seed)))

@@ -11,15 +11,16 @@ import numpy as np
 import pandas as pd
 
 from llama_lab.config.trust import Trust
-from llama_lab.runs.record import Record, finished, is_run, missing_record, read_record, started
+from llama_lab.runs.folder import is_run
+from llama_lab.runs.record import Record, finished, missing_record, read_record, started, trained_beside
 from llama_lab.study.settings import RATE, different_settings
 from llama_lab.study.speed import ArmSpeed, StudySpeed, measured_speed
 from llama_lab.study.statistics import estimate, first_reach, geometric_mean, paired_difference, pareto_front
 from llama_lab.study.study import Study
 
 from .cautions import cautions
-from .comparisons import Judged, Pair, compare_arms, describe_tests, family, fit_blocks
-from .confounds import confounds, one_rate
+from .comparisons import Judged, Pair, compare_arms, describe_tests, family, noise
+from .confounds import confounds, one_rate, rates_left
 from .curves import difference_curves, drawn, loss_curves
 from .drawings import drawings
 from .environment import environment
@@ -31,6 +32,7 @@ from .result import (
     FIXED_COSTS,
     MEASURED_COSTS,
     METRICS,
+    SPEEDS,
     ArmResult,
     Comparison,
     Divergence,
@@ -43,6 +45,7 @@ from .result import (
     common_losses,
     estimate_of,
     final_losses,
+    unit_of,
 )
 from .scaling import scaled, scaling_sentences
 from .telemetry import telemetry
@@ -58,14 +61,13 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     runs = _read(study, folder)
     of_arm = {arm.name: runs[runs["arm"] == arm.name] for arm in study.arms}
     records: list[Record] = runs["record"].tolist()
-    tokens = {(r.environment.tokenizer_hash, r.environment.data_hash) for r in started(records)}
-    metric: Metric = "val/loss" if len(tokens) < 2 else "val/bits_per_byte"  # nats of other tokens mean something else
     rates = tuple(learning_rates(name, own) for name, own in of_arm.items() if is_swept(own))
     judged: Judged = {name: judged_runs(own)["record"].tolist() for name, own in of_arm.items()}
+    texts = {(r.environment.tokenizer_hash, r.environment.data_hash) for own in judged.values() for r in started(own)}
+    metric: Metric = "val/loss" if len(texts) < 2 else "val/bits_per_byte"  # nats of other tokens mean something else
     losses = {unit: final_losses(judged, unit) for unit in METRICS}
     speed = measured_speed(folder)
-    blocks = fit_blocks(study, judged, losses[metric])
-    compared = compare_arms(study, judged, losses, blocks, metric, is_final=True)
+    compared = compare_arms(study, judged, losses, metric, is_final=True)
     arms = _arm_results(study, judged, metric, compared, speed, is_swept=bool(rates))
     effects = effects_of(study, losses[metric]) if study.is_factorial else ()
     tests = describe_tests(study, compared, effects)
@@ -74,7 +76,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     ranks = {one.arm: one.ranks for one in ranked[0].standings if one.ranks} if ranked else {}
     lengths = tuple(found for name, own in judged.items() if (found := _lengths(name, own)))
     verdict, sentences = answer(study, arms, effects, pairs, ranks, lengths, metric, tests)
-    scaling = scaled(arms, metric) if study.design == "scaling" else None
+    scaling = scaled(arms, metric, speed is not None) if study.design == "scaling" else None
     if scaling:
         scales = scaling_sentences(scaling)
         verdict, sentences = scales[0], (*scales, *sentences)
@@ -98,9 +100,13 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         provenance=_provenance(records, judged, study.baseline),
         warnings=(
             *confounds(study, arms, records, rates, speed, trust),
-            *cautions(study, arms, metric, blocks.noise() if blocks else {}),
+            *cautions(study, arms, metric, noise(study, judged, losses[metric])),
         ),
-        notes=(*study.notes, *one_rate(study, records, is_swept=bool(rates))),
+        notes=(
+            *study.notes,
+            *one_rate(study, records, is_swept=bool(rates)),
+            *rates_left(rates, unit_of(arms, "val/loss")),
+        ),
         speed=speed,
         difference_curves=difference_curves(study, judged, losses, metric),
         interactions=interactions_of(study, arms, metric) if effects else (),
@@ -173,14 +179,14 @@ def _difference(
 def _costs(records: Sequence[Record], speed: ArmSpeed | None) -> dict[str, float]:
     """An arm's FIXED_COSTS, and means over its finished runs of its MEASURED_COSTS.
 
-    speed: as measured side by side, which replaces what the runs logged.
+    speed: as measured in turn, which replaces what the runs logged; without it, runs beside others have none.
     """
     known = next((record.costs for record in started(records)), {})
     fixed = {key: known[key] for key in FIXED_COSTS if key in known}
     logged = {key: [r.summary[key] for r in finished(records) if key in r.summary] for key in MEASURED_COSTS}
     costs = fixed | {key: fmean(values) for key, values in logged.items() if values}
     if speed is None:
-        return costs
+        return {key: value for key, value in costs.items() if key not in SPEEDS or not trained_beside(records)}
     if "perf/mfu" in costs:  # in proportion to the speed
         costs["perf/mfu"] *= speed.costs["perf/tokens_per_second"] / costs["perf/tokens_per_second"]
     return costs | speed.costs
@@ -191,7 +197,8 @@ def _to_reach(
 ) -> dict[str, float]:
     """See ArmResult.to_reach; baseline: its finished runs by seed.
 
-    Seconds follow from the speed that was measured side by side, or else are those that the runs logged.
+    Seconds follow from the speed that was measured in turn, or else are those that the runs logged, if none trained
+    beside another.
     """
     reached = []
     for record in (record for record in records if record.seed in baseline):
@@ -200,7 +207,9 @@ def _to_reach(
             return {}
         if speed:
             seconds = tokens / speed.costs["perf/tokens_per_second"]
-        reached.append({"tokens": tokens, "flops": tokens * record.costs["train_flops_per_token"], "seconds": seconds})
+        reached.append({"tokens": tokens, "flops": tokens * record.costs["train_flops_per_token"]})
+        if speed or not trained_beside(records):
+            reached[-1]["seconds"] = seconds
     return {key: fmean([one[key] for one in reached]) for key in reached[0]} if reached else {}
 
 

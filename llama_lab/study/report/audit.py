@@ -1,29 +1,35 @@
 """Checks of runs' records against each other, and against what can be recomputed from them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from functools import lru_cache
-from math import isclose, nan
+from itertools import pairwise
+from math import ceil, inf, isclose, log, nan
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.components import build_model
-from llama_lab.config.trust import Trust, stored_config
+from llama_lab.config.components import build, build_model
+from llama_lab.config.keys import option_file
+from llama_lab.config.trust import TARGET, Trust, stored_config
 from llama_lab.drawing.anatomy import Anatomy, anatomy
 from llama_lab.errors import ConfigError, first_line
 from llama_lab.formatting import enumerate_some, number, three_digits
 from llama_lab.model import Cost
 from llama_lab.model.cost import cost_metrics
 from llama_lab.runs.folder import RESOLVED, belongs
-from llama_lab.runs.record import MISSING, Record
+from llama_lab.runs.record import MISSING, Record, trained_beside
+from llama_lab.runs.stored import Facts, Summary
 from llama_lab.study.naming import MOST_KEYS, by_value, named, run_name
-from llama_lab.study.settings import RATE, SEEDS
+from llama_lab.study.settings import INIT, RATE, SEEDS
 from llama_lab.study.study import Arm, Study
+
+from .environment import is_resumed
 
 MOST_UNEQUAL = 1.5  # fastest over slowest run of an arm
 
-# The costs in a run's record, and what a sentence calls them.
+# What a sentence calls the costs in a run's record.
 SIZES = {
     "params": "parameters",
     "params_non_embedding": "parameters without embeddings",
@@ -32,7 +38,9 @@ SIZES = {
     "kv_cache/bytes_per_token": "bytes of KV cache per token",
     "kv_cache/bytes": "bytes of KV cache",
 }
-ENDS = ("tokens", "train/loss", "val/loss", "val/bits_per_byte")  # metrics whose last values a summary repeats
+LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
+OVERALL = "perf/tokens_per_second"  # of the whole run in a summary, of an interval in a row
+MOST_ASIDE = 3.0  # largest over smallest ratio of tokens to positions
 
 
 def misrecorded(study: Study, records: Sequence[Record], trust: Trust) -> Iterator[str]:
@@ -41,6 +49,8 @@ def misrecorded(study: Study, records: Sequence[Record], trust: Trust) -> Iterat
     yield from _mislabelled(study, records)
     yield from _copies(started)
     yield from _unlike_their_curves(started)
+    yield from _impossible(started, trust)
+    yield from _unlike_positions(started)
     yield from _of_another_size(started, trust)
 
 
@@ -94,10 +104,10 @@ def _misstated(record: Record, cost: Cost) -> str:
     real = cost_metrics(cost)
     found = {}
     for stated in (record.costs, record.summary):
-        for key, noun in SIZES.items():
+        for key in (key for key in SIZES | real if key in stated):
             computed = real.get(key, nan)  # a model that keeps no state has no bytes of it
-            if key in stated and not isclose(stated[key], computed, rel_tol=1e-6):
-                found[key] = f"{number(stated[key])} {noun} instead of {number(computed)}"
+            if not isclose(stated[key], computed, rel_tol=1e-6):
+                found[key] = f"{number(stated[key])} {SIZES.get(key, key)} instead of {number(computed)}"
     return enumerate_some(list(found.values()), MOST_KEYS)
 
 
@@ -143,11 +153,16 @@ def _copies(records: Sequence[Record]) -> Iterator[str]:
 def _unlike_their_curves(records: Sequence[Record]) -> Iterator[str]:
     """Runs whose summary.json disagrees with the end of their metrics.csv."""
     finished = [record for record in records if record.done]
-    for key in ENDS:
+    metrics = dict.fromkeys(key for record in finished for row in record.metrics for key in row)
+    for key in (
+        key for key in {**dict.fromkeys(LOSSES), **metrics} if not key.startswith(OVERALL) and key != "perf/mfu"
+    ):
         last = [next((row[key] for row in reversed(record.metrics) if key in row), None) for record in finished]
         pairs = [(record.summary.get(key), end) for record, end in zip(finished, last, strict=True)]
         texts = [
-            "" if pair[0] == pair[1] else " for ".join("none" if one is None else f"{one:.10g}" for one in pair)
+            ""
+            if pair[0] == pair[1] or str(pair[0]) == str(pair[1])  # nan is not nan
+            else " for ".join("none" if one is None else f"{one:.10g}" for one in pair)
             for pair in pairs
         ]
         for text, runs in by_value(finished, texts).items():
@@ -155,12 +170,121 @@ def _unlike_their_curves(records: Sequence[Record]) -> Iterator[str]:
                 yield f"summary.json and metrics.csv disagree on the last {key} of {named(runs, finished)}: {text}."
 
 
+def _impossible(records: Sequence[Record], trust: Trust) -> Iterator[str]:
+    """Finished runs whose record cannot have come of training: a sentence for each rule that some break."""
+    rules: dict[str, Callable[[Record], bool]] = {
+        "A loss is not a positive number": lambda run: any(not 0 < run.summary.get(key, 1) < inf for key in LOSSES),
+        "metrics.csv lacks rows": _lacks_rows,
+        "metrics.csv has tokens that are not in proportion to steps, or a clock that goes back": _out_of_order,
+        "metrics.csv has bits per byte that are not those of its losses": _has_other_bits,
+        "metrics.csv has learning rates that are not those of the schedule": lambda run: _has_other_rates(run, trust),
+        "metrics.csv has a KV cache of another size than the record": lambda run: any(
+            row[key] != run.costs.get(key) for row in run.metrics for key in row if key.startswith("kv_cache/")
+        ),
+        "summary.json and environment.json state other facts": _has_other_facts,
+        "eval.json has another loss at the trained length": _is_evaluated_otherwise,
+        "init_from and the hash of the initial weights do not agree": lambda run: (
+            bool(run.config.get(INIT)) != bool(run.environment.init_hash)
+            or bool(run.start and run.start.hash != run.environment.init_hash)
+        ),
+        "The options on record are not those of the config": _has_other_options,
+    }
+    for what, is_broken in rules.items():
+        if broken := [record for record in records if record.done and is_broken(record)]:
+            yield f"{what}: {named(broken, records)}."
+
+
+def _lacks_rows(run: Record) -> bool:
+    """Whether an evaluation, or, of a run in one session, a logged step is missing before the last row."""
+    if not run.metrics or is_resumed(run):  # a longer budget has other evaluations
+        return False
+    last, passes, every = int(run.metrics[-1]["step"]), *map(run.config.get, ("train.evaluations", "train.log_every"))
+    wanted = {
+        "val/loss": ceil(last / passes) if passes else 0,
+        "train/loss": 0 if run.environment.earlier_sessions else every,
+    }
+    return any(
+        not {row["step"] for row in run.metrics if key in row}.issuperset(range(step, last, step))
+        for key, step in wanted.items()
+        if step
+    )
+
+
+def _out_of_order(run: Record) -> bool:
+    rows, last = run.metrics, run.metrics[-1] if run.metrics else {}
+    uneven = any(not isclose(row["tokens"] * last["step"], last["tokens"] * row["step"]) for row in rows)
+    return uneven or any(before["seconds"] > row["seconds"] for before, row in pairwise(rows))
+
+
+def _has_other_bits(run: Record) -> bool:
+    factor = log(2) * run.environment.bytes_per_token
+    return any(
+        not isclose(row["val/bits_per_byte"] * factor, row["val/loss"], rel_tol=1e-6)
+        for row in run.metrics
+        if factor and "val/bits_per_byte" in row and "val/loss" in row
+    )
+
+
+def _has_other_rates(run: Record, trust: Trust) -> bool:
+    """Checked at the steps of the run, whatever its budget; not for schedules that are not trusted."""
+    stored = stored_config(run.path / RESOLVED).get("schedule")
+    if stored is None or RATE not in run.config or is_resumed(run):
+        return False
+    try:
+        trust.check(stored, RESOLVED, str)
+    except ConfigError:
+        return False  # the model of such a run is named, or its schedule is the user's own
+    schedule, last, peak = build(stored, "schedule"), int(run.summary["step"]), run.config[RATE]
+    rates = {int(row["step"]): row["optim/lr"] for row in run.metrics if "optim/lr" in row}
+    return any(not isclose(rate, peak * schedule(step, last), rel_tol=1e-6) for step, rate in rates.items())
+
+
+def _has_other_facts(run: Record) -> bool:
+    """Whether the copy in summary.json differs; older versions did not have every option."""
+    own, copy = run.environment, Summary.load(run.path)
+    names = {fact.name for fact in fields(Facts)} - {"choices", "metrics"}
+    return (
+        any(getattr(own, name) != getattr(copy, name) for name in names)
+        or not copy.choices.items() <= own.choices.items()
+    )
+
+
+def _is_evaluated_otherwise(run: Record) -> bool:
+    """By more than another device or precision explains."""
+    found = run.evaluation.lengths[0].loss if run.evaluation.lengths else None
+    return found is not None and not isclose(found, run.summary["val/loss"], rel_tol=0.01)
+
+
+def _has_other_options(run: Record) -> bool:
+    """Whether a packaged option on record builds something that the config does not name."""
+    named = TARGET.findall((run.path / RESOLVED).read_text(encoding="utf-8"))
+    built = [_built_by(group, option) for group, option in run.environment.choices.items()]
+    return any(target not in named for target in built if target)
+
+
+@lru_cache(maxsize=256)
+def _built_by(group: str, option: str) -> str | None:
+    """What a packaged option builds; None for one that builds nothing, or is the user's own."""
+    file = option_file(group, option)
+    target = TARGET.search(file.read_text(encoding="utf-8")) if file.exists() else None
+    return target[1] if target else None
+
+
+def _unlike_positions(records: Sequence[Record]) -> Iterator[str]:
+    """The runs with the smallest and the largest ratio of tokens to positions; without any the two are equal."""
+    ratios = [1.0 if (ratio := record.environment.token_to_position_ratio) is None else ratio for record in records]
+    if ratios and max(ratios) > MOST_ASIDE * min(ratios):
+        ends = (f"{number(end(ratios), 2)} in {run_name(records[ratios.index(end(ratios))])}" for end in (min, max))
+        yield f"Tokens over positions are {' and '.join(ends)} at the start: where that is small, positions drown them."
+
+
 def unequal_speeds(arms: Sequence[Arm], records: Sequence[Record]) -> Iterator[str]:
     """A sentence about the arms whose runs logged unequal speeds, which names the most unequal two runs."""
     key = "perf/tokens_per_second"
     unequal = []
     for arm in arms:
-        runs = [record for record in records if record.arm == arm.name and record.done and record.summary.get(key)]
+        ours = [record for record in records if record.arm == arm.name and not trained_beside([record])]
+        runs = [record for record in ours if record.done and record.summary.get(key)]
         runs.sort(key=lambda record: record.summary[key])
         if runs and runs[-1].summary[key] > MOST_UNEQUAL * runs[0].summary[key]:
             unequal.append((runs[-1].summary[key] / runs[0].summary[key], arm.name, runs[0], runs[-1]))

@@ -19,7 +19,8 @@ def cautions(study: Study, arms: Sequence[ArmResult], metric: Metric, noise: Map
     """
     compared = [c for arm in arms for c in (arm.to_previous, arm.to_baseline) if c and c.change.is_tested]
     if compared and max(c.change.n for c in compared) == 2:
-        yield "Two seeds: an arm's noise is estimated mostly from the other arms, and one outlier can decide a verdict."
+        others = "an arm's noise is estimated mostly from the other arms, and " if noise else ""  # of two arms: not
+        yield f"Two seeds: {others}one outlier can decide a verdict."
     if study.looks:
         yield (
             f"Seeds were added after {count(study.looks, 'report')}: p and intervals no longer hold as printed. "
@@ -29,8 +30,8 @@ def cautions(study: Study, arms: Sequence[ArmResult], metric: Metric, noise: Map
     for name, ratio in noise.items():
         if ratio > MOST_NOISE:
             yield (
-                f"{name} varies {number(ratio, 1)}{TIMES} as much over seeds as the typical arm: comparisons with such "
-                f"an arm are falsely significant in more than 5% of studies (docs/statistics.md)."
+                f"{name} varies {number(ratio, 1)}{TIMES} as much over seeds as the typical arm: where noise is "
+                f"skewed, comparisons with such an arm are often falsely significant (docs/statistics.md)."
             )
     unit = unit_of(arms, "val/loss")
     for arm in arms:

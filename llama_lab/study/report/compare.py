@@ -8,8 +8,9 @@ from pathlib import Path
 
 from llama_lab.config.trust import Trust
 from llama_lab.errors import ConfigError, suggestion
+from llama_lab.runs.folder import is_run
 from llama_lab.runs.naming import short_names
-from llama_lab.runs.record import Record, every_run, is_run, read_record
+from llama_lab.runs.record import Record, every_run, read_record
 from llama_lab.study.settings import RATE
 from llama_lab.study.study import FILE, Arm, Member, Study
 

@@ -1,7 +1,7 @@
 """Comparisons of arms by their losses: which pairs are tested together, and their intervals and p-values."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -13,11 +13,8 @@ from llama_lab.study.naming import divergence
 from llama_lab.study.statistics import (
     Contrast,
     Effect,
-    Fit,
     describe,
-    fit_blocked,
     judge,
-    paired_contrast,
     seeds_needed,
 )
 from llama_lab.study.study import Study
@@ -29,29 +26,7 @@ Table = Mapping[Metric, pd.DataFrame]  # of `final_losses`
 Pair = tuple[str, str]  # an arm and its reference
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """The model of arm and seed over all arms without a diverged run. cells: (arm, seed) of each value of the fit."""
-
-    fit: Fit
-    cells: list[tuple[str, int]]
-
-    def weights(self, comparison: Comparison) -> list[float]:
-        """The weights whose sum over the values is the mean difference."""
-        share = {comparison.arm: 1 / len(comparison.seeds), comparison.against: -1 / len(comparison.seeds)}
-        return [share.get(arm, 0.0) if seed in comparison.seeds else 0.0 for arm, seed in self.cells]
-
-    def noise(self) -> dict[str, float]:
-        """Each arm's standard deviation over the typical one; empty for fewer than three arms."""
-        of_arm = {
-            arm: float(self.fit.noise[group]) for (arm, _), group in zip(self.cells, self.fit.groups, strict=True)
-        }
-        return of_arm if len(of_arm) > 2 else {}
-
-
-def compare_arms(
-    study: Study, judged: Judged, losses: Table, blocks: Blocks | None, metric: Metric, is_final: bool
-) -> dict[Pair, Comparison]:
+def compare_arms(study: Study, judged: Judged, losses: Table, metric: Metric, is_final: bool) -> dict[Pair, Comparison]:
     """Every arm against the one before it, the baseline and, if asked, all others, unless they share no seed.
 
     is_final: whether to estimate how many seeds are needed, which takes longer than everything else.
@@ -60,20 +35,19 @@ def compare_arms(
     pairs += [*_to_baseline(study), *family(study)]
     found = {pair: c for pair in pairs if (c := _compare(*pair, judged, losses, metric))}
     testable = {pair: c for pair, c in found.items() if not c.untested and c.change.sd > 0}
-    tested = {pair: testable[pair] for pair in family(study) if pair in testable}
-    if tested and blocks:
-        contrasts = judge(blocks.fit, np.array([blocks.weights(comparison) for comparison in tested.values()]))
-        for (pair, comparison), contrast in zip(tested.items(), contrasts, strict=True):
+    tested = {pair: testable[pair] for pair in (*family(study), *_ends(study)) if pair in testable}
+    if tested:
+        table = losses[metric]
+        samples = [(table[arm] - table[against]).dropna().to_numpy() for arm, against in tested]
+        signs = np.array([[(name == arm) - (name == against) for name in table] for arm, against in tested])
+        for (pair, comparison), contrast in zip(tested.items(), judge(samples, signs @ signs.T / 2), strict=True):
             found[pair] = _tested(comparison, contrast, len(tested), is_final)
-    for pair in _ends(study):
-        if pair in testable:  # by their own runs alone, without the arms in between
-            found[pair] = _tested(testable[pair], paired_contrast(testable[pair].change), 1, is_final)
     return found
 
 
 def _compare(arm: str, against: str, judged: Judged, losses: Table, metric: Metric) -> Comparison | None:
     """The comparison over the seeds that both have finished, not yet tested; None without a common seed."""
-    columns = {unit: table[[arm, against]].to_numpy() for unit, table in losses.items()}  # (seeds, 2)
+    columns = {unit: np.column_stack([t[arm], t[against]]) for unit, t in losses.items()}  # (seeds, 2)
     is_pair = ~np.isnan(columns[metric]).any(axis=1)
     seeds = tuple(losses[metric].index[is_pair])
     if not seeds:
@@ -88,17 +62,18 @@ def _compare(arm: str, against: str, judged: Judged, losses: Table, metric: Metr
     return Comparison(arm, against, seeds, nats if metric == "val/loss" else None, bits, untested=untested)
 
 
-def fit_blocks(study: Study, judged: Judged, losses: pd.DataFrame) -> Blocks | None:
-    """None if every arm diverged in some run, or none finished.
+def noise(study: Study, judged: Judged, losses: pd.DataFrame) -> dict[str, float]:
+    """Each arm's standard deviation over the typical one, beyond what the median arm of its size does at each seed.
 
-    What a seed does differs from size to size: in a scaling study only arms of one size and budget share it.
+    Without arms that diverged; empty for fewer than three arms.
     """
     diverged = [name for name, records in judged.items() if any(r.status == "diverged" for r in records)]
-    kept = losses.drop(columns=diverged).dropna(how="all")
-    cells = [(kept.columns[arm], kept.index[seed]) for arm, seed in np.argwhere(kept.T.notna().to_numpy())]
-    references = {arm.name: arm.previous or arm.name for arm in study.arms}
-    strata = [references[name] for name in kept] if study.design == "scaling" else None
-    return Blocks(fit_blocked(kept.T.to_numpy(), strata), cells) if cells else None
+    kept = losses.drop(columns=diverged)
+    references = {arm.name: arm.previous if arm.previous and study.design == "scaling" else "" for arm in study.arms}
+    strata = [references[name] or (name if study.design == "scaling" else "") for name in kept]
+    spread = (kept.T - kept.T.groupby(strata).transform("median")).T.std()
+    spread = spread[spread > 0]
+    return dict(spread / spread.median()) if len(spread) > 2 else {}
 
 
 def _tested(comparison: Comparison, contrast: Contrast, family: int, is_final: bool) -> Comparison:
@@ -110,7 +85,7 @@ def _tested(comparison: Comparison, contrast: Contrast, family: int, is_final: b
         nats = nats.with_test(contrast)
     bits = replace(bits, low=factor * contrast.low, high=factor * contrast.high, p=contrast.p)
     found = replace(comparison, nats=nats, bits=bits)
-    if found.change.significant or not is_final:
+    if found.change.significant or not contrast.mean or not is_final:
         return found
     return replace(found, seeds_needed=seeds_needed(contrast, len(comparison.seeds), family))
 
@@ -141,9 +116,9 @@ def _to_baseline(study: Study) -> list[Pair]:
 
 
 def _ends(study: Study) -> list[Pair]:
-    """The last arm of a ladder against its first, a family of its own; empty for a ladder of one step, or all pairs."""
-    is_own = study.is_chain and len(study.arms) > 2 and study.compare != "all"
-    return [(study.arms[-1].name, study.baseline)] if is_own else []
+    """The last arm of a ladder against its first; empty for a ladder of one step, or all pairs."""
+    is_asked = study.is_chain and len(study.arms) > 2 and study.compare != "all"
+    return [(study.arms[-1].name, study.baseline)] if is_asked else []
 
 
 def describe_tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Effect]) -> str:
@@ -158,7 +133,7 @@ def describe_tests(study: Study, compared: dict[Pair, Comparison], effects: Sequ
         to = " to the baseline"
     if study.compare == "all":
         noun, to = "pair", " of arms"
-    families = [f"max-t over the {count(sizes[0], noun)}{to}"] if sizes[0] else []
-    families += [f"max-t over the {count(known_effects, 'effect')}"] if known_effects else []
-    families += ["a paired t-test of the last arm against the first"] if sizes[1] else []
-    return " and, on its own, ".join(families) or "none"
+    tested = [f"the {count(sizes[0], noun)}{to}"] if sizes[0] else []
+    tested += [f"the {count(known_effects, 'effect')}"] if known_effects else []
+    tested += ["the last arm against the first"] if sizes[1] else []
+    return f"moderated paired tests of {' and '.join(tested)}" if tested else "none"

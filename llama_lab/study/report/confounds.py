@@ -39,11 +39,13 @@ def confounds(
     side by side. trust: packages whose components the configs of runs may name; models are rebuilt to check sizes.
     """
     known = started(records)
+    members = [member for arm in study.arms for member in arm.members]
+    tuning = {record.path for member, record in zip(members, records, strict=True) if member.tunes is not None}
     return (
         *_missing(study, arms, records),
-        *unequal_environments(known),
+        *unequal_environments(known, tuning),
         *_unequal_tokens(study, known),
-        *unequal_settings(study, known, is_swept=bool(rates)),
+        *unequal_settings(study, known, bool(rates), tuning),
         *misrecorded(study, records, trust),
         *unequal_speeds([arm for arm in study.arms if not (speed and arm.name in speed.arms)], known),
         *_same_seeds(arms),
@@ -85,13 +87,16 @@ def _unequal_tokens(study: Study, records: Sequence[Record]) -> Iterator[str]:
 
 
 def _same_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
-    """Runs of one arm with different seeds in name only."""
+    """Arms whose runs have different seeds in name only, or in part."""
+    shared: dict[str, list[str]] = {}
     for arm in arms:
-        known = started(arm.records)
-        same = [" and ".join(f"{key}={record.config.get(key)}" for key in SEEDS) for record in known]
-        for seeds, runs in by_value(known, same).items():
-            if len({run.seed for run in runs}) > 1:
-                yield f"{named(runs, ())} have the same {seeds}: they are not independent seeds."
+        runs = {record.seed: record for record in started(arm.records)}.values()
+        values = {key: [run.config[key] for run in runs if run.config.get(key) is not None] for key in SEEDS}
+        if same := " and ".join(key for key, found in values.items() if len({*found}) < len(found)):
+            shared.setdefault(same, []).append(arm.name)
+    for same, names in shared.items():
+        what = f"Runs of different seeds have the same {same} in {enumerate_some(names, MOST_NAMES)}"
+        yield sentence(what, "they are not independent, and intervals are too short")
 
 
 def _unmatched(study: Study, arms: Sequence[ArmResult]) -> Iterator[str]:
@@ -160,6 +165,16 @@ def one_rate(study: Study, records: Sequence[Record], is_swept: bool) -> Iterato
     if not is_swept and len(rates) == 1 and len(study.arms) > 1:
         rate = learning_rate(*rates)
         yield f"One learning rate for all arms, {rate}: an arm with another optimum is at a disadvantage."
+
+
+def rates_left(rates: Sequence[LearningRates], unit: str) -> Iterator[str]:
+    """A note on what a better learning rate could still gain."""
+    if known := [of_arm for of_arm in rates if not math.isnan(of_arm.left)]:
+        most = max(known, key=lambda of_arm: of_arm.left)
+        yield (
+            f"Rates are chosen from noisy runs: by the curvature of the losses around them, the judged runs of "
+            f"{most.arm} end {most.left:.2g} {unit} above the loss at its best rate, the most of all arms."
+        )
 
 
 def _doubtful_speeds(speed: StudySpeed, arms: Sequence[ArmResult], records: Sequence[Record]) -> Iterator[str]:

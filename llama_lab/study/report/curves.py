@@ -9,7 +9,7 @@ from llama_lab.runs.record import Record, finished
 from llama_lab.study.statistics import PairedDifference
 from llama_lab.study.study import Study
 
-from .comparisons import Judged, Pair, Table, compare_arms, fit_blocks, question
+from .comparisons import Judged, Pair, Table, compare_arms, question
 from .factorial import effects_of
 from .result import METRICS, Curve, CurveMetric, DifferenceCurve, Metric
 
@@ -56,8 +56,7 @@ def difference_curves(study: Study, judged: Judged, final: Table, metric: Metric
         if study.is_factorial:
             found = {(effect.name, ""): effect.change for effect in effects_of(study, losses[metric])}
         else:
-            blocks = fit_blocks(study, judged, losses[metric])
-            compared = compare_arms(study, judged, losses, blocks, metric, is_final=False)
+            compared = compare_arms(study, judged, losses, metric, is_final=False)
             found = {pair: compared[pair].change for pair in question(study) if pair in compared}
         for pair, difference in found.items():
             points.setdefault(pair, []).append((tokens, difference))

@@ -1,4 +1,4 @@
-"""Export of a study for a paper: figures, tables, runs, methods and references in one folder."""
+"""Export of a study for a paper: figures, tables and runs in one folder."""
 
 import shutil
 from collections.abc import Iterable, Iterator
@@ -14,8 +14,6 @@ from llama_lab.study.study import SUMMARY
 from .environment import environment
 from .figures import write_figures
 from .markup import latex_table, markdown_table
-from .methods import cited, methods, methods_latex, methods_markdown
-from .references import bibliography
 from .result import FIXED_COSTS, MEASURED_COSTS, Result
 from .summary import write_csv, write_summary_csv
 from .tables import Table, tables
@@ -52,10 +50,6 @@ def write_export(result: Result, folder: Path, overwrite: bool = False) -> None:
         write_runs(result, fresh / "runs.csv")
         write_curves(result, fresh / "curves.csv")
         write_summary_csv(result, fresh / SUMMARY)
-        paragraphs = methods(result)
-        _write(fresh / "methods.md", methods_markdown(paragraphs))
-        _write(fresh / "methods.tex", methods_latex(paragraphs))
-        _write(fresh / "references.bib", bibliography(cited(paragraphs)))
         for part in (FIGURES, TABLES):
             (fresh / part).mkdir()
         write_figures(result, fresh / FIGURES)

@@ -239,9 +239,7 @@ def layer_gradients(result: Result) -> Figure | None:
     return _draw(result, chart, layers, sizes, views, title=lambda view: view[1]) if views else None
 
 
-INTERVALS = (
-    "Bars: simultaneous 95% intervals. Filled: significant at 5% (max-t). Hollow: not. Arrow: the interval continues."
-)
+INTERVALS = "Bars: simultaneous 95% intervals. Filled: significant at 5%. Hollow: not. Arrow: the interval continues."
 SEEDS = "Bars: 95% intervals over seeds."
 
 # Each figure with its caption.
@@ -262,7 +260,7 @@ FIGURES: dict[Callable[[Result], Figure | None], str] = {
     scaling: "Loss over compute. Points: mean over seeds, with 95% intervals. Lines and bands: the law along the sizes "
     "of each budget, with its 95% interval.",
     gains: "Compute-equivalent gain over the reference. Points: by the differences at one size and budget. Line: the "
-    "joint fit. With 95% intervals.",
+    "laws of both. With 95% intervals.",
     iso_flop: "Loss at equal compute, by the law, with 95% intervals. Rings: the best size.",
     learning_rates: f"Loss over learning rate. Rings: each arm's best. Crosses: rates at which runs diverged. {SEEDS}",
     context_lengths: f"Loss over context length. A line ends where the position encoding ends. {SEEDS}",

@@ -1,10 +1,13 @@
 """The learning rates that an arm was trained at, and the best of them."""
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
-from llama_lab.study.learning_rate import best_rate, is_on_edge
+from llama_lab.study.learning_rate import chosen_rate, fitted_optimum, is_on_edge
+from llama_lab.study.settings import RATE
 
 from .result import LearningRates, estimate_of
 
@@ -47,8 +50,19 @@ def learning_rates(arm: str, runs: pd.DataFrame) -> LearningRates:
         best=best,
         on_edge=any(map(is_on_edge, tuned.values())) if tuned else best in (rates[0], rates[-1]),
         sensitivity=_sensitivity(ended),
-        chosen={seed: best_rate(losses) for seed, losses in tuned.items()},
+        chosen={seed: chosen_rate(losses) for seed, losses in tuned.items()},
+        left=_left(runs, [found for losses in tuned.values() if (found := fitted_optimum(losses))]),
     )
+
+
+def _left(runs: pd.DataFrame, optima: Sequence[tuple[float, float]]) -> float:
+    """See LearningRates; nan for fewer than two optima, of which the mean is taken for the arm's own."""
+    judged = [rate for record in runs[runs["tunes"].isna()]["record"] if (rate := record.config.get(RATE))]
+    if len(optima) < 2 or not judged:
+        return math.nan
+    place, curvature = np.mean(optima, axis=0)
+    distance = np.mean((np.log(judged) - place) ** 2) * len(optima) / (len(optima) - 1)
+    return float(curvature * distance)
 
 
 def _sensitivity(ended: pd.DataFrame) -> float:
@@ -56,5 +70,5 @@ def _sensitivity(ended: pd.DataFrame) -> float:
     if not (ended["status"] == "done").any():
         return math.nan
     entropy = [record.environment.unigram_entropy or math.inf for record in ended["record"]]
-    capped = ended["loss"].clip(upper=entropy).groupby(ended["rate"]).mean()
-    return float(capped.mean() - capped.min())
+    by_rate = ended["loss"].where(ended["status"] == "done", entropy).groupby(ended["rate"]).mean()
+    return float(by_rate.mean() - by_rate.min())

@@ -26,9 +26,7 @@ TEMPLATE = Path(__file__).with_name("page.html.j2")
 BESIDE = (SUMMARY, FILE, StudySpeed.FILE, "export/")  # files that the page links if they are in its folder
 MATCHES = {"params": "matched in parameters", "flops": "matched in FLOPs per token", "none": "not matched in size"}
 MOST_SEEDS = 8  # listed in one line
-SIGNIFICANT = (
-    "Bars: 95% intervals. Filled: significant at 5% (max-t): the simultaneous interval excludes zero. Left is better."
-)
+SIGNIFICANT = "Bars: 95% intervals. Filled: significant at 5% (adjusted): the interval excludes zero. Left is better."
 MOST_IN_ALT = 12  # arms in a chart's alternative text; the tables have all
 
 
@@ -192,8 +190,8 @@ def _scaling(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
     if not result.scaling.lacking:
         caption = (
             f"The training FLOPs that {result.scaling.options[0].option} would need for the same loss over those "
-            "spent; above 1 is better. Points: by the differences at one size and budget. Line: the joint fit. With "
-            "95% intervals, where the reference reached such a loss."
+            "spent; above 1 is better. Points: by the differences at one size and budget. Line: by the laws of both. "
+            "With 95% intervals, where the reference reached such a loss."
         )
         yield Chart(scaling.gains(result), _alt("Compute-equivalent gain", points("Gain")), caption, looks, wide=True)
         caption = "By the law, within the tokens of the study. Rings: the best size for that compute. 95% intervals."
@@ -224,7 +222,7 @@ def _effects(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
 
 def _differences(result: Result) -> Iterator[Chart]:
     is_long = result.study.is_chain and len(result.arms) > 2 and result.study.compare != "all"
-    ends = "; only the first step and, by a separate paired t-test, the last arm are tested" if is_long else ""
+    ends = "; only the first step and the last arm are tested" if is_long else ""
     note, shown = SIGNIFICANT, list[Finding]()  # below the first chart, and in it
     steps = ("Change at each step", "Each arm against the one before. ")
     if not result.study.is_chain:

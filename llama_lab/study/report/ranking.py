@@ -1,6 +1,6 @@
 """Ranks of a study's arms by loss, speed, memory and loss at longer contexts, each as far as the data determine them.
 
-Each quantity is a family of its own: all pairs of arms by max-t, and from these the intervals of the ranks.
+Each quantity is a family of its own: all pairs of arms, and from these the intervals of the ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ import pandas as pd
 
 from llama_lab.study.naming import divergence
 from llama_lab.study.speed import ArmSpeed, StudySpeed
-from llama_lab.study.statistics import LEVEL, Estimate, estimate, fit_blocked, geometric_mean, judge, rank_intervals
+from llama_lab.study.statistics import LEVEL, Estimate, describe, estimate, geometric_mean, judge, rank_intervals
 from llama_lab.study.study import Study
 
 from .result import ArmResult, Comparison, Metric, Quantity, Ranking, Standing
@@ -105,17 +105,16 @@ def _tested_ranking(
     costs: pd.DataFrame,
     context: int | None = None,
 ) -> Ranking:
-    """Rank by max-t over all pairs of the columns of `costs`, (rounds or seeds, arms), lower ones being better."""
+    """Rank by all pairs of the columns of `costs`, (rounds or seeds, arms), lower ones being better."""
     better: Pairs = set()
     if costs.shape[1] > 1:
-        fit = fit_blocked(costs.to_numpy().T)
-        if len(costs) < 2 or fit.variances.min() <= 0:  # without any noise
+        pairs = list(combinations(range(costs.shape[1]), 2))
+        signs = np.array([[(arm == a) - (arm == b) for arm in range(costs.shape[1])] for a, b in pairs])
+        samples = signs @ costs.to_numpy().T
+        if not all(describe(sample, costs.abs().max(axis=None)).sd > 0 for sample in samples):  # without any noise
             unranked = {**dict.fromkeys(costs, "not tested"), **unranked}
         else:
-            pairs = list(combinations(range(costs.shape[1]), 2))
-            signs = np.array([[(arm == a) - (arm == b) for arm in range(costs.shape[1])] for a, b in pairs])
-            contrasts = judge(fit, np.repeat(signs / len(costs), len(costs), axis=1))
-            for (a, b), contrast in zip(pairs, contrasts, strict=True):
+            for (a, b), contrast in zip(pairs, judge(list(samples), signs @ signs.T / 2), strict=True):
                 if contrast.p < LEVEL:
                     better.add((costs.columns[a], costs.columns[b])[:: 1 if contrast.mean < 0 else -1])
     return _ranking(quantity, arms, values, unranked, better, context)

@@ -3,6 +3,7 @@
 Losses are in nats per token, `bits` in bits per byte of text. Differences are arm minus reference: negative is better.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -31,7 +32,8 @@ FIXED_COSTS = (
     "kv_cache/bytes",
     "seq_len",
 )
-MEASURED_COSTS = ("perf/tokens_per_second", "perf/mfu", "perf/peak_memory_bytes")
+SPEEDS = ("perf/tokens_per_second", "perf/mfu")
+MEASURED_COSTS = (*SPEEDS, "perf/peak_memory_bytes")
 
 
 @dataclass(frozen=True)
@@ -222,9 +224,10 @@ class LearningRates:
 
     loss: None at a rate where no run finished. on_edge: whether the best rate is an end of the grid. sensitivity: mean
     over the grid of min(loss, entropy of token frequencies) minus the lowest (Wortsman et al. 2023, section 2.2, with
-    the loss of a model that has learned token frequencies in place of the loss at initialization). chosen: the best
-    rate of each judged seed's own tuning runs; empty without tuning runs, when the rate with the best mean is judged on
-    the runs that it was chosen from.
+    the loss of a model that has learned token frequencies in place of the loss at initialization). chosen: the rate
+    that each judged seed's own tuning runs choose; empty without tuning runs, when the rate with the best mean is
+    judged on the runs that it was chosen from. left: by how much the judged runs end above the loss at the arm's best
+    rate, by the parabolas of its tuning seeds; nan if not known.
     """
 
     arm: str
@@ -235,6 +238,7 @@ class LearningRates:
     on_edge: bool
     sensitivity: float
     chosen: dict[int, float] = field(default_factory=dict)
+    left: float = math.nan
 
 
 @dataclass(frozen=True)

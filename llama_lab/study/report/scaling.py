@@ -15,12 +15,14 @@ from llama_lab.study.study import Arm
 from .result import ArmResult, Metric
 
 BUDGET = "tokens_per_parameter"
+LOOSE = 10.0  # upper over lower end of an exponent's interval
 
 
-def scaled(arms: Sequence[ArmResult], metric: Metric) -> Scaling:
+def scaled(arms: Sequence[ArmResult], metric: Metric, is_timed: bool = True) -> Scaling:
     """The laws and gains of the options of a scaling study, whose arms these are.
 
-    An arm with a run that diverged gives no point: its survivors are not the arm.
+    is_timed: whether speeds were measured side by side; those that runs logged give no gain in time. An arm with a run
+    that diverged gives no point: its survivors are not the arm.
     """
     points: dict[str, list[Point]] = {}
     for arm in arms:
@@ -37,7 +39,8 @@ def scaled(arms: Sequence[ArmResult], metric: Metric) -> Scaling:
                     tokens=tokens,
                     flops=tokens * costs["train_flops_per_token"],
                     losses={record.seed: record.summary[metric] for record in done},
-                    flops_per_second=arm.costs.get("perf/tokens_per_second", math.nan) * costs["train_flops_per_token"],
+                    flops_per_second=(arm.costs.get("perf/tokens_per_second", math.nan) if is_timed else math.nan)
+                    * costs["train_flops_per_token"],
                 )
             )
     return scale(points)
@@ -50,7 +53,7 @@ def place_of(arm: Arm) -> tuple[str, str, float]:
 
 
 def gain_of(scaling: Scaling, arm: Arm) -> Estimate | None:
-    """The gain at an arm's size and budget, by the joint fit; None where the reference did not reach its loss."""
+    """The gain at an arm's size and budget, by the laws of both; None where the reference did not reach its loss."""
     name, size, budget = place_of(arm)
     gains = next((option.gains for option in scaling.options if option.option == name), None)
     i = gains.place((size, budget)) if gains else None
@@ -118,6 +121,8 @@ def scaling_sentences(scaling: Scaling) -> list[str]:
     fitted = [option for option in others if option.gains]
     if scaling.lacking:
         return [f"No power law is fitted: {scaling.lacking}. The losses are shown as points."]
+    if loose := _loose_exponents(reference):
+        return [f"Worth in compute is unknown: the law of {reference.option} is not identified ({loose})."]
     found = []
     for option in fitted:
         gains = option.gains
@@ -144,8 +149,14 @@ def scaling_sentences(scaling: Scaling) -> list[str]:
             if option.lacking
         ),
         f"A gain is the training FLOPs that {reference.option} would need for the same loss at as many tokens per "
-        f"parameter, over those spent, by one fit to all options; 95% intervals by parametric bootstrap{together}.",
+        f"parameter, over those spent, by the laws of both; 95% intervals by bootstrap{together}.",
     ]
+
+
+def _loose_exponents(option: Scaled) -> str:
+    """The exponents of a law whose intervals span more than LOOSE times: the losses do not determine them."""
+    found = {name: option.law.estimate(name) for name in ("alpha", "beta")} if option.law else {}
+    return ", ".join(f"{name} {one.text}" for name, one in found.items() if one.high > LOOSE * one.low)
 
 
 def trend(gains: Gains) -> str:

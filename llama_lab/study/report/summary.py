@@ -1,5 +1,6 @@
 """The result of a study as a table: every number in summary.csv, the most important ones on the terminal."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,18 @@ from llama_lab.formatting import UNKNOWN, number, plus_minus, short, three_digit
 from llama_lab.study.settings import RATE
 from llama_lab.study.speed import StudySpeed
 from llama_lab.study.statistics import Estimate
+from llama_lab.study.study import SUMMARY
 
 from .guide import grid, guide
 from .result import FIXED_COSTS, MEASURED_COSTS, ArmResult, Comparison, Inference, Ranking, Result, Spread
 from .scaling import gain_of
 
+MANY = 20  # arms
+SCREENS = 44  # lines on the terminal of more arms: two screens of 24, with what is said before and after
 REACHED = ("tokens", "flops", "seconds")
 ESTIMATE = ("mean", "sd", "low", "high")
 INTERVAL = ("mean", "low", "high")
+FORMULA = re.compile(r"[=@\t\r]|[+-](?!([\w.,=%\]]|[\[\s][+-]?)*$)")  # how one begins; names and intervals are none
 
 
 def summary_rows(result: Result) -> list[dict[str, Any]]:
@@ -45,13 +50,33 @@ def write_summary_csv(result: Result, path: Path) -> None:
 
 
 def write_csv(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Write rows with a column for each key that any of them has; None is empty."""
-    pd.DataFrame(list(rows), dtype=object).to_csv(path, index=False, lineterminator="\r\n")
+    """Write rows with a column for each key that any of them has; None is empty.
+
+    A spreadsheet would compute a text such as `=1+1`; it gets a quote in front.
+    """
+    safe = [{key: as_text(value) for key, value in row.items()} for row in rows]
+    pd.DataFrame(safe, dtype=object).to_csv(path, index=False, lineterminator="\r\n")
+
+
+def as_text(value: Any) -> Any:
+    """A value that no spreadsheet takes for a formula; `+rmsnorm` and `-0.1 [-0.2, +0.1]` stay."""
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 def print_table(result: Result) -> None:
-    """Print the arms, the findings and the warnings; 80 columns are enough."""
+    """Print the arms, the findings and the warnings in 80 columns; of many arms two screens, the page has the rest."""
     console = Console(highlight=False, markup=False, emoji=False)
+    with console.capture() as captured:
+        print_all(result, console)
+    lines = captured.get().splitlines(keepends=True)
+    most = SCREENS if len(result.arms) > MANY else len(lines)
+    console.out("".join(lines[:most]), end="")
+    if len(lines) > most:
+        console.print(f"... and {len(lines) - most} more lines, as in the report and {SUMMARY}")
+
+
+def print_all(result: Result, console: Console) -> None:
+    """Print every arm, finding and warning."""
     reference = result.study.before.split(maxsplit=1)[1] if any(arm.to_previous for arm in result.arms) else "baseline"
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=result.study.heading, title_justify="left")
     table.add_column("arm", overflow="fold")
@@ -73,7 +98,7 @@ def print_table(result: Result) -> None:
             three_digits(arm.costs.get("perf/tokens_per_second")),
         )
     console.print(table)
-    console.print(f"{result.unit}, ± half the 95% interval; lower and higher: significant at 5% (max-t)\n")
+    console.print(f"{result.unit}, ± half the 95% interval; lower and higher: significant at 5% (adjusted)\n")
     for sentence in dict.fromkeys((result.verdict, *result.answer)):
         console.print(sentence)
     if result.rankings:

@@ -146,7 +146,7 @@ def _rankings(result: Result) -> Table:
         f"Loss in {result.unit}, with 95% intervals over seeds. Speeds: geometric means over rounds, each "
         "of which measured every arm, with their 95% intervals; of decoding and prefill for one sequence that fills "
         "the context. Training memory: the most that PyTorch allocates on a GPU. KV cache: with 16-bit elements. "
-        "Rank: 1 is the best; its interval is as narrow as the significant differences of all pairs make it (max-t, "
+        "Rank: 1 is the best; its interval is as narrow as the significant differences of all pairs make it ("
         "each column on its own), or the numbers of bytes, which are exact. Arms are tested within seeds or rounds, so "
         "that they may differ though their intervals overlap."
     )
@@ -344,7 +344,7 @@ def _scaling(result: Result) -> Table:
     caption = (
         f"Loss: mean over seeds, {fmt.UNITS[result.metric]}. Gain: the training FLOPs that {reference.option} would "
         "need for the same loss at as many tokens per parameter, over those spent, where it reached such a loss: by "
-        "the differences at this size and budget alone, by the joint fit, and the latter in time, at measured speeds."
+        "the differences at this size and budget alone, by the laws of both, and so in time, at measured speeds."
     )
     head = ["Option", "Size", "Tokens per parameter", "Parameters", "Tokens", "Training FLOPs", "Loss"]
     head += ["Gain", "By the fit", "In time"] if not result.scaling.lacking else []
@@ -394,6 +394,8 @@ def _learning_rates(result: Result) -> Table:
         "Sensitivity: how far the loss is above the best one, averaged over the grid, where a diverged run counts with "
         "the entropy of token frequencies; 0 is insensitive (Wortsman et al. 2023)."
     )
+    if any(sweep.chosen for sweep in result.learning_rates):
+        caption += " All of this is of the tuning runs: the judged ones have other seeds, and so other losses."
     rows = []
     for sweep in result.learning_rates:
         at_best = dict(zip(sweep.rates, sweep.loss, strict=True)).get(sweep.best)

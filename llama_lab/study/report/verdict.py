@@ -216,6 +216,8 @@ def _at_longest(lengths: Sequence[Lengths], unit: str) -> list[str]:
         return []
     (_, least), (_, most) = known[0], known[-1]
     rises = f"of {least} rises least and that of {most} most" if len(known) > 1 else f"of {least} changes"
+    if len(known) > 1 and known[-1][0] < 0:  # it rises nowhere
+        rises = f"of {least} falls most and that of {most} least"
     sentences = [f"At {longest:,} tokens, compared with the trained length, the loss {rises}."]
     if none := [name for name, change in at_longest.items() if change is None]:
         sentences.append(f"{conjoin(none)} could not be evaluated at that length.")

@@ -3,14 +3,16 @@
 import csv
 import shutil
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from llama_lab.cli import compare_command
 from llama_lab.study.study import Study
-from tests.conftest import Command, Ran, RunTrain
-from tests.study.synthetic import write_study
+from tests.conftest import Command, Ran, RunTrain, unstamped
+from tests.study.synthetic import BASE_LOSS, write_run, write_study
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +100,7 @@ def test_packages_are_trusted_by_name(compare: Command, studied: Path, tmp_path:
     folder = tmp_path / "mine"
     shutil.copytree(studied / "runs" / "climb", folder)
     for file in folder.rglob("resolved.yaml"):
-        own = file.read_text().replace("llama_lab.model.norm.RMSNorm", "tests.study.synthetic.MyNorm")
+        own = unstamped(file).replace("llama_lab.model.norm.RMSNorm", "tests.study.synthetic.MyNorm")
         file.write_text(own)
     report = folder / "report.html"
     assert compare("mine").code == 0
@@ -161,7 +163,20 @@ def test_a_comparison_has_the_title_that_is_asked_for_and_else_one_of_design_and
 
 def test_the_record_of_a_study_made_before_has_a_title_of_design_and_baseline(tmp_path: Path) -> None:
     write_study(tmp_path, {"base": 0.0, "a": 0.0, "b": 0.0}, (1,), design="leave_one_out")
-    record = (tmp_path / "study.yaml").read_text()
+    record = unstamped(tmp_path / "study.yaml")
     (tmp_path / "study.yaml").write_text(record.replace("title: ''\n", ""))
     assert "title" not in (tmp_path / "study.yaml").read_text()
     assert Study.load(tmp_path).heading == "Leave one out: base and 2 other arms"
+
+
+def test_a_comparison_parses_the_config_of_each_run_once(
+    compare: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [(f"model.dim={dim}", seed) for dim in (32, 64) for seed in (1, 2)]
+    for arm, seed in runs:
+        write_run(tmp_path / arm / f"seed={seed}", arm, seed, BASE_LOSS, config={"train.prompt": f"{tmp_path} {arm}"})
+    parsed: list[str] = []
+    load = OmegaConf.load
+    monkeypatch.setattr(OmegaConf, "load", lambda file: parsed.append(file.getvalue()) or load(StringIO(parsed[-1])))
+    assert compare(tmp_path).code == 0
+    assert len([text for text in parsed if str(tmp_path) in text and "train:" in text]) == len(runs)

@@ -14,14 +14,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from llama_lab.cli import compare_command
-from llama_lab.config.keys import groups, options
 from llama_lab.errors import ConfigError
 from llama_lab.formatting import UNKNOWN
-from llama_lab.study.report import export, figures, references
+from llama_lab.study.report import export, figures
 from llama_lab.study.report.analysis import analyse
 from llama_lab.study.report.export import CONTENTS, write_export
 from llama_lab.study.report.markup import latex, latex_table, markdown_table
-from llama_lab.study.report.methods import cited, methods, methods_latex, methods_markdown
 from llama_lab.study.report.result import Result
 from llama_lab.study.report.tables import Table, tables
 from llama_lab.study.study import Study
@@ -32,8 +30,6 @@ HOSTILE = "a_b & c% $x$"
 UNFINISHED = "swiglu"
 ARMS = {HOSTILE: 0.0, "rmsnorm": -0.05, "rope": -0.2, UNFINISHED: -0.3}
 SEEDS = (1, 2, 3)
-CITED = ("norm", "block", "position", "attention", "ffn", "embedding", "init", "arch", "size")  # of the model
-CITED += ("tokenizer", "optim", "schedule")
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +62,6 @@ def paper(result: Result, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows(file: Path) -> list[dict[str, str]]:
     with file.open(newline="", encoding="utf-8") as opened:
         return list(csv.DictReader(opened))
-
-
-def prose(result: Result) -> str:
-    return methods_markdown(methods(result))
 
 
 # --- runs ---
@@ -122,7 +114,7 @@ def test_tables_have_the_cells_of_the_report(paper: Path, result: Result) -> Non
 
 
 def test_tables_are_sound_latex(paper: Path, result: Result) -> None:
-    files = [*(paper / "tables").glob("*.tex"), paper / "methods.tex"]
+    files = [*(paper / "tables").glob("*.tex")]
     assert len(files) > 5
     for file in files:
         text = file.read_text(encoding="utf-8")
@@ -166,122 +158,6 @@ def check_latex(text: str) -> None:
     body = [line for line in lines if re.search(r"(?<!\\)&", line)]
     assert len({len(re.findall(r"(?<!\\)&", line)) for line in body}) <= 1
     assert all(line.endswith(r"\\") for line in body)
-
-
-# --- methods and references ---
-
-
-def test_methods_say_what_the_records_say(result: Result) -> None:
-    text = prose(result)
-    for sentence in (
-        "a ladder: each arm is the one before it with one more change",
-        "It has 4 arms",
-        "Seeds are 1, 2, 3; 9 of 12 runs finished (3 diverged).",
-        "Seeds are paired",
-        "Their norm is rmsnorm [@zhang2019rmsnorm].",
-        "4 layers, 128 dimensions, 4 attention heads and a context of 256 tokens",
-        "with the hash 9f4fcfe12c2f",
-        "Its vocabulary has 4,096 tokens, which have 3.44 bytes on average.",
-        "1,600,000 tokens, in batches of 16 sequences of 256 tokens, which are 390 steps",
-        "AdamW (beta1 0.9, weight\\_decay 0.1), with a cosine schedule (warmup 0.05, final 0.1)",
-        "The peak learning rate is 0.002; it was not tuned.",
-        "max-t over the 2 steps [@hothorn2008simultaneous; @hasler2008heteroscedasticity]",
-        "device cpu, precision 32-true",
-        "torch 2.13.0+cpu",
-    ):
-        assert sentence in text
-    for warning in result.warnings:
-        assert latex(warning) in methods_latex(methods(result))
-
-
-def test_methods_say_where_runs_differ(tmp_path: Path) -> None:
-    study = synthetic.write_study(tmp_path, {"a": 0.0, "b": -0.1}, SEEDS)
-    one = synthetic.run_folder(tmp_path, study, "b", 2)
-    synthetic.plant_facts(one, device="NVIDIA H100")
-    synthetic.plant_config(one, train__batch_size=32, data__seed=7)
-    text = prose(analysed(tmp_path))
-    assert "device (NVIDIA H100 in b/seed=2; cpu in a, b/seed=1, b/seed=3)" in text
-    assert "batches of (32 in b/seed=2; 16 in a, b/seed=1, b/seed=3) sequences" in text
-    assert "but data.seed or model.seed differs between runs of one seed" in text
-    assert "Seeds are paired" not in text
-
-
-PUBLISHED = {"data__path": "owner/name", "data__val_split": "validation", "data__val_fraction": None}
-MIXED = {"data__mix__stdlib": 0.7, "data__mix__mine": 0.3, "data__val_fraction": None}
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (PUBLISHED, ("the dataset owner/name at commit 0123456789ab, with", "Validation is on its split validation; ")),
-        (MIXED, ("a mixture of stdlib (70.0%) and mine (30.0%), with", "held-out text of every part, in the same")),
-    ],
-)
-def test_methods_describe_published_datasets_and_mixtures(
-    settings: dict[str, object], said: tuple[str, ...], tmp_path: Path
-) -> None:
-    study = synthetic.write_study(tmp_path, {"a": 0.0, "b": -0.1}, (1,))
-    for arm in study.arms:
-        run = synthetic.run_folder(tmp_path, study, arm.name, 1)
-        synthetic.plant_config(run, **settings)
-        synthetic.plant_facts(run, revisions={"owner/name": "0123456789abcdef"})
-    text = prose(analysed(tmp_path))
-    assert all(sentence in text for sentence in said), text
-
-
-def test_methods_describe_tuned_learning_rates(tmp_path: Path) -> None:
-    synthetic.write_study(tmp_path, {"a": 0.0, "b": -0.1}, SEEDS, rates=(1e-3, 2e-3, 4e-3), best_rates={"b": 4e-3})
-    text = prose(analysed(tmp_path))
-    assert "each of the learning rates 0.001, 0.002, 0.004." in text
-    assert "0.002 for a; 0.004 for b" in text
-    assert "not tuned" not in text
-
-
-def test_methods_describe_tuning_seeds(tmp_path: Path) -> None:
-    best = {"b": 4e-3}
-    synthetic.write_study(tmp_path, {"a": 0, "b": 0}, SEEDS, rates=(1e-3, 2e-3, 4e-3), best_rates=best, tuned=True)
-    text = prose(analysed(tmp_path))
-    assert "Seeds are 1, 2, 3; 24 of 24 runs finished." in text
-    assert "on a tuning seed of its own" in text
-    assert "The rates 0.001, 0.002, 0.004 were tried; the chosen ones are 0.002 for a; 0.004 for b." in text
-
-
-def test_methods_of_runs_that_never_began_claim_nothing_of_them(tmp_path: Path) -> None:
-    study = synthetic.write_study(tmp_path, {"a": 0.0, "b": -0.1}, (1,))
-    for arm in study.arms:
-        synthetic.remove_run(synthetic.run_folder(tmp_path, study, arm.name, 1))
-    found = methods(analysed(tmp_path))
-    assert {paragraph.title for paragraph in found} == {"Design", "Not controlled"}
-
-
-def test_the_bibliography_has_what_the_methods_cite_and_nothing_else(paper: Path, result: Result) -> None:
-    keys = re.findall(r"^@\w+\{(\S+),$", (paper / "references.bib").read_text(), flags=re.MULTILINE)
-    text = (paper / "methods.tex").read_text(encoding="utf-8")
-    in_text = {key for found in re.findall(r"\\cite\{([^}]+)\}", text) for key in found.split(",")}
-    assert sorted(in_text) == keys == sorted(cited(methods(result)))
-
-
-@pytest.mark.parametrize("group", CITED)
-def test_every_option_has_its_sources_or_is_listed_as_having_none(group: str) -> None:
-    assert set(references.SOURCES[group]) == set(options(group))
-
-
-def test_no_group_of_options_is_forgotten() -> None:
-    assert set(references.SOURCES) == set(CITED)
-    assert set(groups()) - set(CITED) == {"data", "pattern", "trainer", "logger", "study"}
-
-
-def test_every_entry_of_the_bibliography_is_complete_and_cited() -> None:
-    lists = [*(keys.split() for found in references.SOURCES.values() for keys in found.values())]
-    lists += [*references.DESIGNS.values(), references.MAX_T, references.MODERATION, references.DEGREES_OF_FREEDOM]
-    lists += [references.EQUIVALENCE, references.SENSITIVITY, references.Z_LOSS, references.RANKS]
-    found = references.entries()
-    assert {key for keys in lists for key in keys} == set(found)
-    assert len(found) == references.FILE.read_text().count("\n@")
-    for entry in found.values():
-        assert entry.isascii()
-        assert entry.count("{") == entry.count("}")
-        assert {"author", "title", "year"} <= set(re.findall(r"^  (\w+) = \{", entry, flags=re.MULTILINE))
 
 
 # --- figures ---
@@ -400,10 +276,9 @@ def test_the_command_exports_a_study_and_says_what_it_wrote(in_process: Callable
     ran = in_process(compare_command, "llama-lab-compare", str(folder), "--export", "paper")
     assert (ran.code, ran.err) == (0, "")
     listed = (ran.cwd / "paper" / CONTENTS).read_text().splitlines()
-    assert {"runs.csv", "curves.csv", "summary.csv", "methods.md", "methods.tex", "references.bib"} <= set(listed)
+    assert {"runs.csv", "curves.csv", "summary.csv"} <= set(listed)
     assert all((ran.cwd / "paper" / name).is_file() for name in listed)
     assert "exported to paper:" in ran.out
-    assert "methods.md|.tex" in ran.out
     assert "tables/ (.csv, .md, .tex): arms, " in ran.out
     again = in_process(compare_command, "llama-lab-compare", str(folder), "--export", "paper", "--overwrite")
     assert (again.code, again.err) == (0, "")
@@ -495,7 +370,6 @@ def test_one_seed_is_exported(tmp_path: Path) -> None:
     found = analysed(tmp_path / "study")
     write_export(found, tmp_path / "paper")
     assert len(rows(tmp_path / "paper" / "runs.csv")) == 2
-    assert "were not tested" in (tmp_path / "paper" / "methods.md").read_text(encoding="utf-8")
     assert (tmp_path / "paper" / "figures" / "differences.svg").exists()
 
 
@@ -510,4 +384,3 @@ def test_an_average_of_the_weights_has_a_column_where_runs_keep_one(tmp_path: Pa
     column = tables(result)["losses"].cells("Of averaged weights")
     assert column[0].endswith(UNKNOWN)
     assert column[1].startswith("arm 3.60 [3.35")
-    assert "moving average of the weights with a decay of 0.99" in methods_markdown(methods(result))

@@ -457,7 +457,7 @@ def test_the_table_says_what_is_not_significant_how_many_seeds_it_takes_and_the_
     interval = "\u22120.0029 [\u22120.0111, +0.0053]"
     assert f"norm=rmsnorm vanilla {interval} 0.60 not significant 3 64 or more seeds" in cells
     assert re.search(r"block=prenorm norm=rmsnorm \S+ \S+ \S+ &lt; 0.001 lower 3", cells)
-    assert "intervals and p are simultaneous (max-t over the 6 steps)" in text
+    assert "intervals and p are simultaneous (moderated paired tests of the 6 steps)" in text
 
 
 def body(result: Result, folder: Path) -> str:

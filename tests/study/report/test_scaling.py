@@ -169,7 +169,7 @@ def test_arms_over_sizes_are_compared_with_their_reference_and_not_with_a_step(t
     arms = tuple(replace(a, previous=first[a.name] if a.name != first[a.name] else None) for a in study.arms)
     result = analyse(replace(study, arms=arms), tmp_path)
     shown = page(result)
-    assert result.tests == "max-t over the 4 comparisons"
+    assert result.tests == "moderated paired tests of the 4 comparisons"
     assert "Difference to its reference" in tables(result)["arms"].head
     assert shown.count('aria-label="Change from') == 1
     assert not re.search(r"the (step|one) before", shown)
@@ -177,8 +177,10 @@ def test_arms_over_sizes_are_compared_with_their_reference_and_not_with_a_step(t
 
 def test_a_ladder_of_which_all_pairs_are_compared_has_no_test_of_its_ends_alone() -> None:
     ladder = results.ladder()
-    assert "separate paired t-test" in page(ladder)
-    assert "separate paired t-test" not in page(replace(ladder, study=replace(ladder.study, compare="all")))
+    assert "only the first step and the last arm are tested" in page(ladder)
+    assert "only the first step and the last arm are tested" not in page(
+        replace(ladder, study=replace(ladder.study, compare="all"))
+    )
 
 
 def test_what_a_seed_does_at_one_size_is_no_noise_of_comparisons_at_another(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from llama_lab.study.report.analysis import analyse
 from llama_lab.study.report.result import Result
-from llama_lab.study.report.summary import print_table, summary_rows, write_summary_csv
+from llama_lab.study.report.summary import print_table, summary_rows, write_csv, write_summary_csv
 from llama_lab.study.report.tables import tables
 from tests.study.synthetic import plant_end, run_folder, write_study
 
@@ -135,3 +135,27 @@ def test_a_study_in_bits_says_so(
     assert f"{result.arms[1].bits.mean:.3f} ±" in out
     assert summary_rows(result)[1]["to_baseline_nats_mean"] is None
     assert summary_rows(result)[1]["to_baseline_bits_mean"] is not None
+
+
+def test_a_name_that_a_spreadsheet_would_compute_is_text(tmp_path: Path) -> None:
+    write_csv(
+        [
+            {"arm": name, "loss": -1.5}
+            for name in ("=1+1", "+1+1", "-A1*2", "@a", "a=1", "+rmsnorm", "-0.1 [-0.2, +0.1]")
+        ],
+        tmp_path / "a.csv",
+    )
+    rows = read(tmp_path / "a.csv")
+    assert [row["arm"] for row in rows] == ["'=1+1", "'+1+1", "'-A1*2", "'@a", "a=1", "+rmsnorm", "-0.1 [-0.2, +0.1]"]
+    assert rows[0]["loss"] == "-1.5"
+
+
+def test_however_many_arms_there_are_two_screens_are_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = [f"arm{i}" for i in range(60)]
+    print_table(analyse(write_study(tmp_path, dict.fromkeys(names, 0.0), seeds=(1,)), tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 45
+    assert lines[-1].endswith("more lines, as in the report and summary.csv")

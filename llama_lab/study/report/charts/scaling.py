@@ -44,7 +44,7 @@ def iso_flop(result: Result) -> go.Figure:
 
 
 def gains(result: Result) -> go.Figure:
-    """The compute-equivalent gain of each option over the reference, over training FLOPs, with the joint fit."""
+    """The compute-equivalent gain of each option over the reference, over training FLOPs, with that by their laws."""
     scaling, looks = result.scaling, option_styles(result)
     traces = []
     for option in scaling.options if scaling else ():

@@ -1,0 +1,44 @@
+"""How many CPU threads each run of a study has, the same in all arms; on the other cores, other runs train beside it.
+
+That depends on counted FLOPs, never on a timing: the last digits of a result depend on the number of threads, and so
+runs that are compared, and a study that is repeated, must decide alike.
+"""
+
+import os
+
+import torch
+
+from llama_lab.devices.hardware import usable_cores
+from llama_lab.runs.stored import Environment
+
+from .memory import copies_fit
+from .plan import Plan, PlannedArm
+
+# Training FLOPs of a micro-batch up to which each run has one thread: measured on two cores with 2e10 (size nano, 8
+# sequences), where two runs took 49 s side by side, and 58 s in turn with two threads each.
+SMALL = 1e11
+
+
+def threads_per_run(plan: Plan) -> int | None:
+    """As the study's runs began; else the user's OMP_NUM_THREADS; else one in small models, and all in others.
+
+    None if the runs do not train on one CPU each. Small models whose copies do not fit into memory together have all.
+    """
+    runs = [run.run for run in (*plan.tuning, *plan.runs)]
+    if (runs[0].hardware.accelerator, runs[0].hardware.world_size) != ("cpu", 1):
+        return None
+    begun = (run.folder.path for run in runs if (run.folder.path / Environment.FILE).exists())
+    if threads := next((Environment.load(path).cpu_threads for path in begun), 0):
+        return threads
+    if "OMP_NUM_THREADS" in os.environ:
+        return torch.get_num_threads()
+    largest, cores = max(plan.arms, key=micro_batch_flops), usable_cores()
+    is_small = micro_batch_flops(largest) <= SMALL
+    return 1 if is_small and copies_fit(largest.runs[0].run, plan.dataset, cores) else cores
+
+
+def micro_batch_flops(arm: PlannedArm) -> float:
+    """Training FLOPs of one forward and backward pass."""
+    cfg = arm.draft.cfg
+    sequences = cfg.train.micro_batch_size or cfg.train.batch_size
+    return float(sequences * cfg.model.max_seq_len * arm.cost.train_flops_per_token)

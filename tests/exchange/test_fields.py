@@ -1,0 +1,160 @@
+"""A field of a config.json counts only if transformers' class of that model type reads it: here as there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llama_lab.errors import ConfigError
+from llama_lab.exchange import Loaded, convert
+from llama_lab.exchange.convert import check_export, export_model, import_model, settings_of, write_theirs
+from llama_lab.exchange.tensors import write_weights
+from llama_lab.model.hf_families import FAMILIES, RECIPES
+from tests.composing import compose_config, decoder
+from tests.exchange.fields import ROPES, Base, all_fields, values_of
+from tests.exchange.test_loading import edit_json
+from tests.exchange.theirs import CASES, FULL, SLIDING, their_model
+
+FIRST = {model_type: case for case, (model_type, _) in reversed(CASES.items())}
+BOTH = {"rope_parameters": ROPES[0], "rope_scaling": ROPES[2]}
+
+
+def differing(case: str, folder: Path, changes: list[dict[str, Any]]) -> dict[str, str]:
+    """The changes of a case after which we load another model than transformers, without a word."""
+    base = Base(*CASES[case], folder)
+    outcomes = {str(one): base.outcome(**one) for one in changes}
+    return {one: what for one, what in outcomes.items() if what.startswith(("DIFFERS", "FAILS"))}
+
+
+# Of every family, what one of them reads and others ignore.
+TRAPS: list[dict[str, Any]] = [
+    {"partial_rotary_factor": 0.5},
+    {"rotary_pct": 0.5},
+    {"rope_theta": 100.0},
+    {"rope_parameters": ROPES[5]},
+    BOTH,
+    {"rope_scaling": ROPES[3]},
+    {"sliding_window_pattern": 2, "sliding_window": 7},
+    {"global_attn_every_n_layers": 2},
+    {"layer_types": [FULL, SLIDING, FULL], "sliding_window": 7, "num_hidden_layers": 3},
+    {"attn_logit_softcapping": 0.5},
+    {"head_dim": 12},
+]
+
+
+@pytest.mark.parametrize("case", FIRST.values())
+def test_a_field_that_siblings_read_counts_only_where_the_class_reads_it(case: str, tmp_path: Path) -> None:
+    assert differing(case, tmp_path, TRAPS) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_every_field_that_any_class_reads_is_read_as_transformers_does_or_refused(case: str, tmp_path: Path) -> None:
+    settings = CASES[case][1]
+    layers = next(settings[name] for name in ("num_hidden_layers", "n_layer", "n_layers") if name in settings)
+    changes = [{field: value} for field in all_fields() for value in values_of(field, layers)]
+    changes += [{"rope_parameters": ROPES[0], "rope_scaling": rope} for rope in ROPES]
+    assert differing(case, tmp_path, changes) == {}
+
+
+# What config.json of released models holds beside the settings of their families.
+RELEASED: dict[str, dict[str, Any]] = {
+    "exaone4": {"sliding_window_pattern": "LLLG", "layer_types": [SLIDING, SLIDING, SLIDING, FULL, SLIDING]},
+    "qwen2": {"use_mrope": False},
+    "phi3": {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},
+    "cohere": {"model_max_length": 131072},
+    "falcon 11B": {"ff_factor": 4},
+}
+
+
+@pytest.mark.parametrize("case", RELEASED)
+def test_a_released_file_is_read(case: str, tmp_path: Path) -> None:
+    assert Base(*CASES[case], tmp_path).outcome(**RELEASED[case]) == "equal"
+
+
+# Switches that some classes have, and whole numbers where they declare floats.
+SWITCHES = (
+    "position=rope_half",
+    "position=rope_long",
+    "position=rope_yarn",
+    "embedding=tied",
+    "model.attention.scale=1",
+    "model.attention.softcap=30",
+    "model.embedding.logit_softcap=30",
+    "model.embedding.logit_scale=2",
+    "model.attention.clip_qkv=8",
+)
+SIZES = ("model.dim=48", "model.n_layers=2", "model.n_heads=6", "model.max_seq_len=20", "size.n_kv_heads=2")
+QUICK = (
+    ("llama", SWITCHES[0]),
+    ("gemma2", SWITCHES[5]),
+    ("phi", SWITCHES[3]),
+    ("olmo", SWITCHES[8]),
+    ("llama", SWITCHES[1]),
+)
+
+
+def check_exports(recipe: str, switch: str, folder: Path) -> int:
+    """Write a recipe with a switch, and noise on all parameters, as every class that can hold it; how many could."""
+    overrides = ("size=pico", f"arch={recipe}", *SIZES, switch)
+    cfg = compose_config(*overrides, "model.vocab_size=61")
+    model = decoder(*overrides, vocab_size=61).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    loaded = Loaded(folder, cfg, model, None)
+    settings = settings_of(loaded)
+    able = [family for family in FAMILIES if not family.obstacles(settings)]
+    for number, family in enumerate(able):
+        (folder / str(number)).mkdir()
+        write_theirs(loaded, family, settings, folder / str(number), None, None)
+        assert "with the same logits" in check_export(folder / str(number), model, family, None)
+    return len(able)
+
+
+@pytest.mark.parametrize(("recipe", "switch"), QUICK)
+def test_a_switch_leaves_as_the_class_of_transformers_has_it(recipe: str, switch: str, tmp_path: Path) -> None:
+    check_exports(recipe, switch, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_every_switch_of_every_recipe_leaves_so(switch: str, tmp_path: Path) -> None:
+    able = {}
+    for recipe in RECIPES:
+        (tmp_path / recipe).mkdir()
+        able[recipe] = check_exports(recipe, switch, tmp_path / recipe)
+    assert any(able.values())
+
+
+def test_a_class_that_loads_another_model_is_no_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    their_model("llama").save_pretrained(tmp_path / "saved")
+    import_model(str(tmp_path / "saved"), tmp_path / "ours")
+    monkeypatch.setattr(convert, "write_weights", lambda folder, weights, _: save_other(folder, weights))
+    with pytest.raises(ConfigError, match=r"out: LlamaForCausalLM loads it as another model, whose logits differ by "):
+        export_model(tmp_path / "ours", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def save_other(folder: Path, weights: dict[str, Tensor]) -> None:
+    """The weights, but for one."""
+    name, weight = next(iter(weights.items()))
+    write_weights(folder, weights | {name: weight + 0.01 * torch.randn_like(weight)})
+
+
+def test_without_transformers_an_export_says_that_it_is_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    their_model("llama").save_pretrained(tmp_path / "saved")
+    import_model(str(tmp_path / "saved"), tmp_path / "ours")
+    monkeypatch.setattr(convert, "find_spec", lambda _: None)
+    assert "not checked, since transformers is not installed" in export_model(tmp_path / "ours", tmp_path / "out")
+
+
+def test_an_import_says_which_fields_it_ignored(tmp_path: Path) -> None:
+    their_model("llama").save_pretrained(tmp_path / "saved")
+    edit_json(tmp_path / "saved" / "config.json", sliding_window=7, partial_rotary_factor=0.5, use_qk_norm=False)
+    said = import_model(str(tmp_path / "saved"), tmp_path / "ours")
+    assert said.endswith("; ignored, as transformers does: sliding_window=7, partial_rotary_factor=0.5")

@@ -1,0 +1,104 @@
+"""Every recorded fact is compared between runs, checked in a way of its own, or declared free in its record."""
+
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_lab.runs.stored import Environment
+from llama_lab.study.report.analysis import analyse
+from llama_lab.study.settings import FREE
+from tests.study.synthetic import FACTS, change_metrics, plant_config, plant_facts, run_folder, write_study
+
+FAULTS: dict[str, Any] = {
+    "arm": "other",
+    "seed": 7,
+    "choices": {"norm": "layernorm", "position": "rope"},
+    "versions": FACTS["versions"] | {"datasets": "1", "hydra-core": "1"},
+    "git": {"commit": FACTS["git"]["commit"], "dirty": True},
+    "devices": 2,
+    "revisions": {"wiki": "beef"},
+    "epochs": {"wiki": 1.5},
+    "gpus": ["NVIDIA H100"],
+    "earlier_sessions": [FACTS | {"device": "cuda"}],
+    "command": ["train.py", "x=1"],
+    "data_hash": FACTS["data_hash"][:-1] + "0",
+    "token_to_position_ratio": 0.1,
+}
+OF_KIND = {"str": "other", "int": 7, "float": 0.7, "bool": True, "float | None": 0.7, "bool | None": True}
+
+
+def fault_of(fact: Field[Any]) -> dict[str, Any]:
+    """What environment.json and summary.json say of a run whose fact is another."""
+    if fact.name == "metrics":
+        return {"seq_len": 7}
+    if fact.name == "sharded":
+        return {"devices": 2, "sharded": True}
+    value = FAULTS.get(fact.name)
+    return {fact.name: OF_KIND[str(getattr(fact.type, "__name__", fact.type))] if value is None else value}
+
+
+@pytest.mark.parametrize("fact", fields(Environment), ids=lambda fact: fact.name)
+def test_a_fault_in_any_fact_is_named_unless_the_fact_is_declared_free(tmp_path: Path, fact: Field[Any]) -> None:
+    assert len(fact.metadata.keys() & {"compared", "checked", "free"}) == 1
+    assert fact.default is not MISSING or fact.default_factory is not MISSING
+    study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02}, seeds=(1, 2))
+    before = {*analyse(study, tmp_path).warnings}
+    plant_facts(run_folder(tmp_path, study, "rmsnorm", 2), **fault_of(fact))
+    named = {*analyse(study, tmp_path).warnings} - before
+    assert named or fact.metadata.get("free")
+
+
+def test_every_setting_that_is_free_says_why() -> None:
+    assert all(FREE.values())
+
+
+def curve_warnings(folder: Path, change: Any, **config: Any) -> list[str]:
+    """The new warnings of a study, the curve of one of whose runs was changed."""
+    study = write_study(folder, {"layernorm": 0.0, "rmsnorm": -0.02}, seeds=(1, 2, 3))
+    run = run_folder(folder, study, "rmsnorm", 2)
+    if config:
+        plant_config(run, **config)
+    change_metrics(run, change)
+    return list(analyse(study, folder).warnings)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"optim/lr": 1e-3}, "metrics.csv has learning rates that are not those of the schedule: rmsnorm/seed=2."),
+        ({"val/bits_per_byte": 1.0}, "metrics.csv has bits per byte that are not those of its losses: rmsnorm/seed=2."),
+        ({"val/loss": 0.0, "val/bits_per_byte": 0.0}, "A loss is not a positive number: rmsnorm/seed=2."),
+        ({"val/loss": float("nan")}, "A loss is not a positive number: rmsnorm/seed=2."),
+        ({"tokens": 9.0}, "metrics.csv has tokens that are not in proportion to steps, or a clock that goes back: "),
+        ({"kv_cache/bytes": 9.0}, "metrics.csv has a KV cache of another size than the record: rmsnorm/seed=2."),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_curve_that_contradicts_itself_is_named(tmp_path: Path, change: dict[str, float], sentence: str) -> None:
+    found = curve_warnings(tmp_path, lambda row: {key: change[key] for key in change if key in row or "kv" in key})
+    assert any(warning.startswith(sentence) for warning in found), found
+    assert not any("nan for nan" in warning for warning in found)
+
+
+def test_rows_that_are_missing_in_the_middle_are_named(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02}, seeds=(1, 2))
+    file = run_folder(tmp_path, study, "rmsnorm", 2) / "metrics.csv"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:20] + lines[24:]))
+    assert "metrics.csv lacks rows: rmsnorm/seed=2." in analyse(study, tmp_path).warnings
+
+
+def test_weights_to_start_from_without_a_hash_are_named(tmp_path: Path) -> None:
+    found = curve_warnings(tmp_path, lambda row: {}, init_from="runs/other")
+    assert "init_from and the hash of the initial weights do not agree: rmsnorm/seed=2." in found
+
+
+def test_a_setting_of_one_arm_of_a_group_is_named(tmp_path: Path) -> None:
+    axes = {"a": {"norm": "x", "size": "1"}, "b": {"norm": "x", "size": "2"}, "c": {"norm": "y", "size": "1"}}
+    config = {"b": {"model.norm.eps": 1e-6}}
+    arms = dict.fromkeys(axes, 0.0)
+    study = write_study(tmp_path, arms, seeds=(1, 2), design="comparison", match="", axes=axes, config=config)
+    found = analyse(study, tmp_path).warnings
+    assert any(w.startswith("Arms of the same norm differ in model.norm.eps: ") for w in found), found

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .hf_layers import with_layers, without_layers
+from .hf_layers import ABSENT, with_layers, without_layers
 from .hf_settings import MODEL, Setting, Settings, equal, flatten, nest, shown
 
 ATTENTION = {
@@ -54,6 +54,7 @@ IDLE_NAMES = """
     inference_runner validate_runner_input max_batch_size max_sequence_length pad_key_length pre_allocate_kv_cache
 """
 IDLE = re.compile("|".join(IDLE_NAMES.split()))
+SIZES = ("dim", "n_layers", "n_heads", "vocab_size", "max_seq_len")
 # What transformers reads of any config, whatever its class declares
 READ_BY_ALL = ("head_dim", "is_causal", "original_max_position_embeddings", "per_layer_config")
 
@@ -137,6 +138,11 @@ class Family:
         for setting in self.settings:
             ours |= setting.read(theirs, ours)
         ours |= {key: value(ours) for key, value in self.recipe.items() if callable(value)}
+        if isinstance(ours["max_seq_len"], list):  # LongRoPE ends the context, here in some layers
+            ours["max_seq_len"] = min(end for end in ours["max_seq_len"] if end != ABSENT)
+        for key in SIZES:
+            if type(ours[key]) is not int or ours[key] < 1:
+                raise ValueError(f"its {key} is {ours[key]!r}, which is no size")
         for name, value in self.unknown(theirs).items():
             is_ignored = name.partition(".")[0] in ignorable and name not in READ_BY_ALL
             if not is_ignored and not equal(value, ours.get(name)):

@@ -400,7 +400,9 @@ class RotaryPosition:
             raise ValueError(f"rope_scaling type {kind}: no switch; we have {', '.join(self.kinds)}")
         scaling, fields = SCALINGS[kind]
         found: Settings = {"position.scaling._target_": f"{MODEL}.position.{scaling}"}
-        original = numbers(f"rope_scaling {ORIGINAL}", rope.get(ORIGINAL)) or ours["max_seq_len"]
+        original = number(f"rope_scaling {ORIGINAL}", rope.get(ORIGINAL)) or ours["max_seq_len"]
+        if original < 1:
+            raise ValueError(f"rope_scaling {ORIGINAL}={original}: must be at least 1")
         derived = {ORIGINAL: original, "factor": ours["max_seq_len"] / original if kind == "longrope" else None}
         for name, (theirs, default) in fields.items():
             value = numbers(f"rope_scaling {theirs}", rope.pop(theirs, None))
@@ -503,6 +505,7 @@ class SteppedRotary(RotaryPosition):
         found = super().read(config, ours)
         rope = RotaryPosition.merged(self, nest(below(config, self.names)))
         beta, step = (number(f"rope_parameters {name}", rope.get(name)) for name in (BETA, ORIGINAL))
+        step = found.get("position.scaling.original_max_seq_len", step)
         if beta is None or not step:
             raise ValueError(f"rope_parameters: has no {BETA}, or no {ORIGINAL}, which their class needs; add it")
         if not beta:

@@ -28,7 +28,6 @@ NOISE_RATIOS = (4, 6, 8, 10, 12, 16, 20)  # of noisy to quiet contrasts, in step
 NOISY_SHARES = (0.125, 0.25, 0.5, 0.75)
 SPREADS = (0.1, 0.3)  # of log standard deviations of one kind
 OUTLIERS = 0.01
-EQUAL_ODDS = 1.0  # that all are of one kind
 OTHERS_WORTH = 0.25  # of each further arm of equal noise, as a part of a comparison's own degrees of freedom
 
 Columns = npt.NDArray[np.float64]
@@ -228,22 +227,22 @@ def judge(samples: Sequence[Columns], correlation: Columns) -> list[Contrast]:
 def _predict(likelihood: Columns, independence: float) -> Columns:
     """The distribution of each contrast's standard deviation that the others predict, (contrasts, grid).
 
-    They are of two kinds, quiet and noisy, of unknown scales, shares and spread, or all of one kind, with even odds;
+    They are of two kinds, quiet and noisy, of unknown scales, shares and spread, or all of one kind, each as probable;
     any other scale keeps a chance of OUTLIERS. likelihood: (contrasts, grid). independence: the part of a contrast's
     evidence that is its own, since contrasts share runs.
     """
-    prior, odds = _kinds(likelihood.shape[1])
+    prior = _kinds(likelihood.shape[1])
     evidence = independence * np.log(likelihood @ prior.T)
-    others = evidence.sum(axis=0) - evidence + odds
+    others = evidence.sum(axis=0) - evidence
     weights = np.exp(others - others.max(axis=1, keepdims=True))
     predicted: Columns = weights / weights.sum(axis=1, keepdims=True) @ prior
     return predicted
 
 
 @cache
-def _kinds(size: int) -> tuple[Columns, Columns]:
-    """Distributions over a grid of log standard deviations, (kinds, grid), and the logs of their prior odds."""
-    kinds, odds = [], []
+def _kinds(size: int) -> Columns:
+    """Distributions over a grid of log standard deviations, (kinds, grid)."""
+    kinds = []
     for spread in SPREADS:
         steps = STEP * (np.arange(size)[:, None] - np.arange(size)) / spread
         quiet = np.exp(-(steps**2) / 2)
@@ -251,8 +250,7 @@ def _kinds(size: int) -> tuple[Columns, Columns]:
         for ratio, share in ((0, 0.0), *product(NOISE_RATIOS, NOISY_SHARES)):
             noisy = quiet[np.minimum(np.arange(size) + ratio, size - 1)]
             kinds.append((1 - OUTLIERS) * ((1 - share) * quiet + share * noisy) + OUTLIERS / size)
-            odds += [0.0 if ratio else math.log(EQUAL_ODDS * len(NOISE_RATIOS) * len(NOISY_SHARES))] * size
-    return np.concatenate(kinds), np.array(odds)
+    return np.concatenate(kinds)
 
 
 @cache

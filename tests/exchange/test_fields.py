@@ -77,7 +77,7 @@ def test_a_released_file_is_read(case: str, tmp_path: Path) -> None:
 # Switches that some classes have, and whole numbers where they declare floats.
 SWITCHES = (
     "position=rope_half",
-    "position=rope_long",
+    "position=rope_long model.position.scaling.original_max_seq_len=20",
     "position=rope_yarn",
     "embedding=tied",
     "model.attention.scale=1",
@@ -98,7 +98,7 @@ QUICK = (
 
 def check_exports(recipe: str, switch: str, folder: Path) -> int:
     """Write a recipe with a switch, and noise on all parameters, as every class that can hold it; how many could."""
-    overrides = ("size=pico", f"arch={recipe}", *SIZES, switch)
+    overrides = ("size=pico", f"arch={recipe}", *SIZES, *switch.split())
     cfg = compose_config(*overrides, "model.vocab_size=61")
     model = decoder(*overrides, vocab_size=61).eval()
     with torch.no_grad():

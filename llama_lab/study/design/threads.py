@@ -14,8 +14,9 @@ from llama_lab.runs.stored import Environment
 from .memory import copies_fit
 from .plan import Plan, PlannedArm
 
-# Training FLOPs of a micro-batch up to which each run has one thread: measured on two cores with 2e10 (size nano, 8
-# sequences), where two runs took 49 s side by side, and 58 s in turn with two threads each.
+# Training FLOPs of a micro-batch up to which each run has one thread. On two cores (Linux, torch 2.13, 2026-11-23) two
+# steps side by side took 0.84, 0.78, 0.79 and 0.82 of their time in turn with two threads each at 6e9, 2e10, 8e10 and
+# 9e10 (sizes nano and micro, 2 to 32 sequences), and 1.0 at 7e11 (mini, 8 sequences).
 SMALL = 1e11
 
 

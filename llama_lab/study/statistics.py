@@ -28,7 +28,6 @@ NOISE_RATIOS = (4, 6, 8, 10, 12, 16, 20)  # of noisy to quiet contrasts, in step
 NOISY_SHARES = (0.125, 0.25, 0.5, 0.75)
 SPREADS = (0.1, 0.3)  # of log standard deviations of one kind
 OUTLIERS = 0.01
-OTHERS_WORTH = 0.25  # of each further arm of equal noise, as a part of a comparison's own degrees of freedom
 
 Columns = npt.NDArray[np.float64]
 SeedRange = tuple[int | None, int | None]  # None: more than MOST_SEEDS
@@ -288,10 +287,10 @@ def seeds_needed(contrast: Contrast, n: int, family: int) -> SeedRange:
 def smallest_difference(arms: int, seeds: int, comparisons: int) -> float:
     """The difference that a study of equally noisy arms detects with 80% power, in standard deviations of a run.
 
-    For one of so many comparisons, by a t-test whose degrees of freedom are a comparison's own and, of the others',
-    what simulated studies say they are worth (docs/statistics.md). Needs two arms and seeds.
+    For one of so many comparisons, by a t-test with a comparison's own degrees of freedom and up to as many again: that
+    is what the others are worth in simulated studies (docs/statistics.md). Needs two arms and seeds.
     """
-    df = (seeds - 1) * (1 + OTHERS_WORTH * (arms - 2))
+    df = (seeds - 1) * (2 - 1 / (arms - 1))
     needed = stats.t.isf(LEVEL / 2 / comparisons, df)
     reach = brentq(lambda shift: stats.nct.sf(needed, df, shift) - POWER, needed / 2, 4 * needed)
     return float(reach * math.sqrt(2 / seeds))

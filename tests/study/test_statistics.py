@@ -233,11 +233,11 @@ def test_of_ladders_without_a_step_at_most_7_percent_report_one(arms: int, seeds
 
 
 @pytest.mark.slow
-def test_a_step_of_five_run_sds_is_found_in_90_percent_of_ladders_of_seven_steps_and_three_seeds() -> None:
+def test_a_step_of_five_run_sds_is_found_in_three_of_four_ladders_of_seven_steps_and_three_seeds() -> None:
     losses = simulated(0.0, arms=8)
     losses[:, 4:] += 5 * 0.005
     steps = [(i, i - 1) for i in range(1, 8)]
-    assert np.mean([contrasts(study, steps)[3].p < 0.05 for study in losses]) >= 0.9
+    assert np.mean([contrasts(study, steps)[3].p < 0.05 for study in losses]) >= 0.75
 
 
 def test_the_ranks_of_an_arm_are_those_that_the_significant_pairs_allow() -> None:

@@ -168,7 +168,7 @@ def test_seven_kills_at_random_moments_lose_nothing_and_do_nothing_twice(
         launcher = preloaded.start(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
         if deed is not kill_launcher:
             wait_for_workers(launcher)
-        time.sleep(draw.uniform(0.5, 4.0))
+        time.sleep(draw.uniform(0.3, 2.0))
         assert launcher.poll() is None, "over before it was killed"
         deed(launcher.pid)
         launcher.wait(timeout=PATIENCE)

@@ -11,14 +11,14 @@ from .deferred import defer_torchmetrics
 if TYPE_CHECKING:
     from .comparison import compare, read_runs
     from .errors import ConfigError
-    from .exchange import load
+    from .hf.loading import load
     from .library import build_model, cost, generate, load_config
 
 __version__ = "0.4.0"
 
 __all__ = ["ConfigError", "build_model", "compare", "cost", "generate", "load", "load_config", "read_runs"]
 
-MODULES = {"ConfigError": "errors", "load": "exchange", "read_runs": "comparison", "compare": "comparison"}
+MODULES = {"ConfigError": "errors", "load": "hf.loading", "read_runs": "comparison", "compare": "comparison"}
 
 defer_torchmetrics()  # before anything imports Lightning
 

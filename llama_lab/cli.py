@@ -185,8 +185,8 @@ def convert_command() -> None:
     import torch  # takes seconds to import
 
     from llama_lab.config.trust import Trust
-    from llama_lab.exchange.convert import export_model, import_model
-    from llama_lab.exchange.tensors import parse_size
+    from llama_lab.hf.convert import export_model, import_model
+    from llama_lab.hf.tensors import parse_size
 
     try:
         with report_component_errors(), report_disk_errors(f"DEST {args.dest}"):

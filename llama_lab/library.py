@@ -17,7 +17,7 @@ from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.errors import ConfigError
 from llama_lab.estimate.estimate import expected_vocabulary
 from llama_lab.evaluation.text import generate_texts
-from llama_lab.exchange import Loaded
+from llama_lab.hf.loading import Loaded
 from llama_lab.model import Cost, Decoder
 from llama_lab.study.design.command import without
 from llama_lab.training.prepare import check_job

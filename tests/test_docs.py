@@ -26,8 +26,8 @@ from llama_lab.config.arguments import to_hydra
 from llama_lab.config.components import CONF_DIR, override_key
 from llama_lab.config.explain import read_help
 from llama_lab.config.value_types import check_kinds, default_settings
+from llama_lab.hf.families import FAMILIES
 from llama_lab.model import measure_cost
-from llama_lab.model.hf_families import FAMILIES
 from llama_lab.study.design.command import Composer, read_command, without
 from llama_lab.training.prepare import check_job, check_launcher
 from tests.composing import decoder, options
@@ -120,7 +120,7 @@ def check_tensorboard(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch)
 def check_convert(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Parse, and convert nothing."""
     for name in ("import_model", "export_model"):
-        monkeypatch.setattr(f"llama_lab.exchange.convert.{name}", lambda *_: "")
+        monkeypatch.setattr(f"llama_lab.hf.convert.{name}", lambda *_: "")
     monkeypatch.setattr(sys, "argv", ["llama-lab-convert", *arguments])
     convert_command()
 

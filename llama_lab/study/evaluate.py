@@ -15,8 +15,8 @@ from llama_lab.evaluation.display import print_evaluation
 from llama_lab.evaluation.evaluate import READ_TEXT, evaluate, prompts_of
 from llama_lab.evaluation.load import TrainedRun
 from llama_lab.evaluation.plot import plot_evaluation
-from llama_lab.exchange.loading import as_run, load
-from llama_lab.exchange.tensors import has_weights
+from llama_lab.hf.loading import as_run, load
+from llama_lab.hf.tensors import has_weights
 from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.folder import is_run
 from llama_lab.runs.record import finished, read_record

@@ -12,9 +12,9 @@ from llama_lab.config.components import flatten
 from llama_lab.config.trust import Trust, search_path_targets, stored_config, targets
 from llama_lab.data.open import Dataset
 from llama_lab.errors import ConfigError
-from llama_lab.exchange.loading import Loaded, load
-from llama_lab.exchange.tensors import has_weights
 from llama_lab.formatting import percent
+from llama_lab.hf.loading import Loaded, load
+from llama_lab.hf.tensors import has_weights
 from llama_lab.model import Decoder
 from llama_lab.model.position import Rope
 from llama_lab.model.transfer import KV_HEADS, Transfer, has_fewer_heads, patterns, transfer

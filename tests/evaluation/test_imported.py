@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from llama_lab.data.tokenizer import ByteTokenizer
-from llama_lab.exchange.convert import import_model
+from llama_lab.hf.convert import import_model
 from llama_lab.study.evaluate import opened
 from tests.composing import eval_settings
 from tests.conftest import Command

@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import GptOssConfig, Qwen3NextConfig, Qwen3NextForCausalLM
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 
-from llama_lab.model import Decoder, hf_families
+from llama_lab.hf import families
+from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention
 from llama_lab.model.layout import Layout
 from llama_lab.model.norm import RMSNorm
@@ -45,7 +46,7 @@ def test_a_gate_per_element_is_that_of_qwen3_next() -> None:
             *("arch=llama2", "attention=gqa", "norm=rmsnorm_offset", "model.norm.eps=1e-6"),
             *("model.attention.qk_norm=head", "model.attention.gate=element", "model.position.fraction=0.5"),
         ],
-        hf_families.QWEN3_NEXT,
+        families.QWEN3_NEXT,
         near_misses=[],
     )
     with torch.no_grad():

@@ -6,7 +6,8 @@ from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from llama_lab.errors import ConfigError
-from llama_lab.model import Decoder, hf_families, measure_cost
+from llama_lab.hf import families
+from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.latent_attention import LatentAttention
 from tests.composing import decoder, lively, options
 
@@ -50,7 +51,7 @@ def deepseek(query_rank: int | None) -> parity.Family:
             "model.attention.latent_eps=1e-6",
             "model.position.interleaved=true",
         ],
-        hf_families.DEEPSEEK_V3,
+        families.DEEPSEEK_V3,
         near_misses=["model.position.interleaved=false", "model.attention.latent_eps=null"],
     )
 

@@ -42,7 +42,9 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from llama_lab.model import Decoder, Sampling, generate, hf, hf_families
+from llama_lab.hf import families
+from llama_lab.hf import family as hf
+from llama_lab.model import Decoder, Sampling, generate
 from tests.composing import END_OF_TEXT, compose_config, decoder
 
 transformers.logging.set_verbosity_error()
@@ -58,7 +60,7 @@ NOTICED = 5 * TOLERANCE  # by how much a near miss must miss; the smallest is GE
 class Family:
     """An independent model, the overrides that compose ours, and how its weights become ours.
 
-    table: where each of our parameters is in theirs; the rows of it that `tests/exchange` checks by hand are its own.
+    table: where each of our parameters is in theirs; the rows of it that `tests/hf` checks by hand are its own.
     near_misses: overrides that change what we compute but not our parameters' shapes, and so must break parity.
     unused: how many of their numbers have no use.
     """
@@ -88,7 +90,7 @@ def gpt1() -> Family:
     return Family(
         OpenAIGPTLMHeadModel(config),
         ["arch=gpt1"],
-        hf_families.GPT1,
+        families.GPT1,
         near_misses=["ffn=gelu_bias", "ffn=relu_bias"],
     )
 
@@ -105,7 +107,7 @@ def gpt2() -> Family:
     return Family(
         GPT2LMHeadModel(config),
         ["arch=gpt2"],
-        hf_families.GPT2,
+        families.GPT2,
         near_misses=["ffn=gelu_bias", "block=reordered", "block=parallel_two_norms", "model.norm.eps=1e-6"],
     )
 
@@ -128,7 +130,7 @@ def opt() -> Family:
     return Family(
         OPTForCausalLM(opt_config()),
         ["arch=opt"],
-        hf_families.OPT,
+        families.OPT,
         near_misses=["ffn=gelu_bias", "block=reordered", "block=parallel_two_norms", "model.norm.eps=1e-6"],
         unused=2 * DIM,
     )
@@ -139,7 +141,7 @@ def opt_postnorm() -> Family:
     return Family(
         OPTForCausalLM(opt_config(do_layer_norm_before=False)),
         ["arch=opt", "block=postnorm"],
-        hf_families.OPT,
+        families.OPT,
         near_misses=["ffn=gelu_bias"],
         unused=2 * DIM,
     )
@@ -158,7 +160,7 @@ def ctrl() -> Family:
     return Family(
         CTRLLMHeadModel(config),
         ["arch=ctrl"],
-        hf_families.CTRL,
+        families.CTRL,
         near_misses=["position=sinusoidal", "model.position.theta=5000", "block=reordered"],
     )
 
@@ -177,7 +179,7 @@ def gpt_neox() -> Family:
     return Family(
         GPTNeoXForCausalLM(config),
         ["arch=gpt_neox"],
-        hf_families.GPT_NEOX,
+        families.GPT_NEOX,
         near_misses=[
             "block=prenorm",
             "position=rope",
@@ -193,7 +195,7 @@ def bloom() -> Family:
     return Family(
         BloomForCausalLM(config),
         ["arch=bloom"],
-        hf_families.BLOOM,
+        families.BLOOM,
         near_misses=["position=none", "ffn=gelu_bias", "block=reordered", "model.norm.eps=1e-6"],
     )
 
@@ -214,7 +216,7 @@ def falcon() -> Family:
     return Family(
         FalconForCausalLM(config),
         ["arch=falcon"],
-        hf_families.FALCON,
+        families.FALCON,
         near_misses=["position=alibi", "model.position.interleaved=true", "ffn=gelu_tanh", "model.norm.eps=1e-6"],
     )
 
@@ -232,7 +234,7 @@ def llama_family(n_kv_heads: int, rope: dict[str, object], overrides: list[str],
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0} | rope,
         attn_implementation="eager",
     )
-    return Family(LlamaForCausalLM(config), overrides, hf_families.LLAMA, near_misses)
+    return Family(LlamaForCausalLM(config), overrides, families.LLAMA, near_misses)
 
 
 def llama() -> Family:
@@ -319,7 +321,7 @@ def mistral() -> Family:
     return Family(
         MistralForCausalLM(config),
         ["arch=mistral", "model.attention.window=7"],
-        hf_families.MISTRAL,
+        families.MISTRAL,
         near_misses=["model.attention.window=8", "model.attention.window=null", "model.norm.eps=1e-6"],
     )
 
@@ -348,7 +350,7 @@ def llama4() -> Family:
     return Family(
         Llama4ForCausalLM(config),
         ["arch=llama2", *chunks, "model.position.interleaved=true"],
-        replace(hf_families.LLAMA, renamed={"feed_forward": "mlp"}),
+        replace(families.LLAMA, renamed={"feed_forward": "mlp"}),
         near_misses=["model.attention.chunk=8", "pattern.global.at=[2]", "model.position.interleaved=false"],
     )
 
@@ -369,7 +371,7 @@ def olmo2() -> Family:
     return Family(
         Olmo2ForCausalLM(config),
         ["arch=olmo2"],
-        hf_families.OLMO2,
+        families.OLMO2,
         near_misses=["block=prenorm", "position=rope", "model.norm.eps=1e-5"],
     )
 
@@ -401,7 +403,7 @@ def gemma2() -> Family:
             "model.attention.softcap=2",
             "model.embedding.logit_softcap=3",
         ],
-        hf_families.GEMMA2,
+        families.GEMMA2,
         near_misses=[
             "model.attention.window=8",
             "pattern.global.at=2::3",
@@ -442,7 +444,7 @@ TORCH = hf.Family(
     (),
     {
         "embedding.tokens.weight": "tokens.weight",
-        hf_families.QUERY_KEY_VALUE: ("encoder.layers.#.self_attn.in_proj_*", hf_families.QKV),
+        families.QUERY_KEY_VALUE: ("encoder.layers.#.self_attn.in_proj_*", families.QKV),
         "blocks.#.attention.output.*": "encoder.layers.#.self_attn.out_proj.*",
         "blocks.#.attention_norm.*": "encoder.layers.#.norm1.*",
         "blocks.#.ffn.up.*": "encoder.layers.#.linear1.*",

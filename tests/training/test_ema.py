@@ -119,7 +119,7 @@ def test_an_evaluation_of_it_finds_its_loss_and_leaves_that_of_the_last_weights(
 
 
 def test_texts_and_exports_are_of_the_weights_that_were_asked_for(averaged: Path, tmp_path: Path) -> None:
-    from llama_lab.exchange.convert import export_model
+    from llama_lab.hf.convert import export_model
 
     last, ema = (llama_lab.load(averaged, weights=weights) for weights in ("last", "ema"))
     assert not torch.equal(last.model.embedding.tokens.weight, ema.model.embedding.tokens.weight)

@@ -15,7 +15,7 @@ from llama_lab.config.components import build_model
 from llama_lab.data.open import open_dataset
 from llama_lab.errors import ConfigError, FinishedRunError
 from llama_lab.evaluation.load import load_run
-from llama_lab.exchange.convert import export_model
+from llama_lab.hf.convert import export_model
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Environment, WarmStart
 from llama_lab.training import warm_start

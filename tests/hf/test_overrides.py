@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from llama_lab.exchange import load
-from llama_lab.exchange.convert import import_model, settings_of
-from llama_lab.exchange.overrides import overrides_of
-from llama_lab.model.hf import Family, flat_settings
-from llama_lab.model.hf_families import ACTIVATIONS, GPT2, LLAMA, NEMOTRON
-from llama_lab.model.hf_settings import equal
+from llama_lab.hf.convert import import_model, settings_of
+from llama_lab.hf.families import ACTIVATIONS, GPT2, LLAMA, NEMOTRON
+from llama_lab.hf.family import Family, flat_settings
+from llama_lab.hf.loading import load
+from llama_lab.hf.overrides import overrides_of
+from llama_lab.hf.settings import equal
 from tests.composing import compose_config
-from tests.exchange.theirs import their_model
+from tests.hf.theirs import their_model
 
 EXPECTED = {
     "gpt2": ["embedding=tied", "block=prenorm", "norm=layernorm", "position=learned", "ffn=gelu_tanh_bias"],

@@ -8,9 +8,10 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config.components import register_resolvers
 from llama_lab.config.grammar import written
 from llama_lab.config.keys import COMPONENTS, option_file, options
-from llama_lab.model.hf import flat_settings
-from llama_lab.model.hf_layers import without_layers
-from llama_lab.model.hf_settings import Settings, equal, flatten, nest
+
+from .by_layer import without_layers
+from .family import flat_settings
+from .settings import Settings, equal, flatten, nest
 
 SIZES = ("dim", "n_layers", "n_heads", "head_dim", "n_kv_heads", "hidden_dim", "max_seq_len", "vocab_size")
 

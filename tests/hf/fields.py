@@ -15,11 +15,10 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from llama_lab.errors import ConfigError
-from llama_lab.exchange import load
-from llama_lab.exchange.loading import family_of
-from llama_lab.model.hf import IDLE_NAMES
-from llama_lab.model.hf_families import FAMILIES, FIELDS
-from tests.exchange.theirs import CASES, CONTEXT, FULL, SLIDING, VOCAB, kernel_of
+from llama_lab.hf.families import FAMILIES, FIELDS
+from llama_lab.hf.family import IDLE_NAMES
+from llama_lab.hf.loading import family_of, load
+from tests.hf.theirs import CASES, CONTEXT, FULL, SLIDING, VOCAB, kernel_of
 
 TOLERANCE = 1e-4
 KINDS = {FULL: {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}, SLIDING: {"rope_theta": 100.0}}
@@ -207,4 +206,8 @@ class Base:
         if not expected.isfinite().all():
             return "theirs is no number"
         error = (found - expected).abs().max().item()
-        return "equal" if error <= (self.family.precision if raw.get("alibi") else TOLERANCE) else f"DIFFERS by {error:.3g}"
+        return (
+            "equal"
+            if error <= (self.family.precision if raw.get("alibi") else TOLERANCE)
+            else f"DIFFERS by {error:.3g}"
+        )

@@ -9,10 +9,10 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from llama_lab.exchange import load
+from llama_lab.hf.loading import load
 from llama_lab.model import Sampling, generate
 from tests.conftest import Command
-from tests.exchange.theirs import reload
+from tests.hf.theirs import reload
 
 Trained = Callable[..., Path]
 TEXT = "def f(x): return 'a€ é'  # <|endoftext|> 日本\n\n\t1  2"

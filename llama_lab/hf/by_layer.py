@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .hf_settings import (
+from llama_lab.model.position import rotary_dim
+
+from .settings import (
     MODEL,
     ROPE,
     RotaryPosition,
@@ -18,7 +20,6 @@ from .hf_settings import (
     numbers,
     usual_scale,
 )
-from .position import rotary_dim
 
 NOPE: Settings = {"position._target_": f"{MODEL}.position.Position"}
 ABSENT = "absent"  # of a layer whose component does not have the setting

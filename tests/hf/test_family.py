@@ -8,10 +8,10 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoConfig
 
-from llama_lab.model.hf import Family, flat_settings, model_node
-from llama_lab.model.hf_families import FAMILIES, MISSING, RECIPES
-from llama_lab.model.hf_layers import each
-from llama_lab.model.hf_settings import Settings, equal
+from llama_lab.hf.by_layer import each
+from llama_lab.hf.families import FAMILIES, MISSING, RECIPES
+from llama_lab.hf.family import Family, flat_settings, model_node
+from llama_lab.hf.settings import Settings, equal
 from tests.composing import compose_config, decoder, options
 
 LLAMA, *_ = FAMILIES

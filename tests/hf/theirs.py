@@ -8,8 +8,8 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
+from llama_lab.hf.families import FAMILIES
 from llama_lab.model import Decoder, Sampling, generate
-from llama_lab.model.hf_families import FAMILIES
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from llama_lab.exchange import Loaded, load
-from llama_lab.exchange.convert import export_model, import_model, settings_of
-from llama_lab.model.hf_families import FAMILIES
-from tests.exchange.theirs import (
+from llama_lab.hf.convert import export_model, import_model, settings_of
+from llama_lab.hf.families import FAMILIES
+from llama_lab.hf.loading import Loaded, load
+from tests.hf.theirs import (
     CASES,
     CONTEXT,
     PROMPT,

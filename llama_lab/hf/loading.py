@@ -17,11 +17,11 @@ from llama_lab.display import open_display
 from llama_lab.errors import ConfigError, first_line, suggestion
 from llama_lab.evaluation.load import TrainedRun, load_run
 from llama_lab.model import Decoder
-from llama_lab.model.hf import Family, model_node
-from llama_lab.model.hf_families import FAMILIES, FIELDS, MISSING, RECIPES
 from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
 from llama_lab.runs.stored import Environment
 
+from .families import FAMILIES, FIELDS, MISSING, RECIPES
+from .family import Family, model_node
 from .tensors import check_finite, common_dtype, has_weights, read_json, read_weights
 
 CONFIG, GENERATION = "config.json", "generation_config.json"

@@ -10,7 +10,7 @@ import pytest
 from llama_lab.cli import convert_command
 from tests.conftest import Command, Ran
 from tests.evaluation.conftest import copied, trained
-from tests.exchange.theirs import their_model
+from tests.hf.theirs import their_model
 
 __all__ = ["copied", "trained"]
 

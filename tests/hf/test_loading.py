@@ -16,9 +16,9 @@ import llama_lab
 from llama_lab.config.trust import Trust
 from llama_lab.data.tokenizer import BPETokenizer
 from llama_lab.errors import ConfigError
-from llama_lab.exchange import load
-from llama_lab.exchange.convert import export_model, import_model
-from llama_lab.exchange.tensors import INDEX, WEIGHTS, parse_size
+from llama_lab.hf.convert import export_model, import_model
+from llama_lab.hf.loading import load
+from llama_lab.hf.tensors import INDEX, WEIGHTS, parse_size
 
 SHARD = "model-00001-of-00002.safetensors"
 
@@ -241,7 +241,7 @@ def test_our_own_layout_with_a_file_of_no_weights_is_refused(llama: Path, tmp_pa
 def test_a_component_of_ones_own_is_loaded_where_it_is_trusted(llama: Path, tmp_path: Path) -> None:
     import_model(str(llama), tmp_path / "ours")
     cfg = OmegaConf.load(tmp_path / "ours" / "resolved.yaml")
-    cfg.model.norm._target_ = "tests.exchange.own.OwnNorm"
+    cfg.model.norm._target_ = "tests.hf.own.OwnNorm"
     OmegaConf.save(cfg, tmp_path / "ours" / "resolved.yaml")
     with pytest.raises(ConfigError, match=r"add trust=\[tests\], or --trust tests"):
         load(tmp_path / "ours")

@@ -1,11 +1,11 @@
 """Hugging Face's models in our terms, and ours in theirs: settings and weights, both ways by one table per family.
 
-The tables are in `hf_families.py`, the kinds of settings in `hf_settings.py`. A family lists what it always is
+The tables are in `families.py`, the kinds of settings in `settings.py`. A family lists what it always is
 (`recipe`), which of its settings are which of ours (`settings`), and where each of our parameters is kept (`weights`).
 Nothing here reads a file.
 
 Our settings are flat: the model node of a resolved config with dotted keys, `{"dim": 64, "norm.eps": 1e-5}`, without
-what only the start of training reads, and lists where layers differ; see `flat_settings` and `hf_layers.py`.
+what only the start of training reads, and lists where layers differ; see `flat_settings` and `by_layer.py`.
 """
 
 import re
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .hf_layers import ABSENT, with_layers, without_layers
-from .hf_settings import MODEL, Setting, Settings, equal, flatten, nest, shown
+from .by_layer import ABSENT, with_layers, without_layers
+from .settings import MODEL, Setting, Settings, equal, flatten, nest, shown
 
 ATTENTION = {
     "attention._target_": f"{MODEL}.attention.GroupedQueryAttention",

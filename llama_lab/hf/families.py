@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .hf import ATTENTION, Family, Fusion, Weights
-from .hf_layers import (
+from .by_layer import (
     SLIDING,
     FullLayers,
     GlobalAndLocal,
@@ -19,7 +18,8 @@ from .hf_layers import (
     Windows,
     sliding,
 )
-from .hf_settings import (
+from .family import ATTENTION, Family, Fusion, Weights
+from .settings import (
     MODEL,
     ORIGINAL,
     PHI3_KINDS,

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from llama_lab.errors import ConfigError
-from llama_lab.exchange import Loaded, convert
-from llama_lab.exchange.convert import check_export, export_model, import_model, settings_of, write_theirs
-from llama_lab.exchange.tensors import write_weights
-from llama_lab.model.hf_families import FAMILIES, RECIPES
+from llama_lab.hf.convert import check_export, export_model, import_model, settings_of, write_theirs
+from llama_lab.hf.families import FAMILIES, RECIPES
+from llama_lab.hf.loading import Loaded, convert
+from llama_lab.hf.tensors import write_weights
 from tests.composing import compose_config, decoder
-from tests.exchange.fields import ROPES, Base, all_fields, values_of
-from tests.exchange.test_loading import edit_json
-from tests.exchange.theirs import CASES, FULL, SLIDING, their_model
+from tests.hf.fields import ROPES, Base, all_fields, values_of
+from tests.hf.test_loading import edit_json
+from tests.hf.theirs import CASES, FULL, SLIDING, their_model
 
 FIRST = {model_type: case for case, (model_type, _) in reversed(CASES.items())}
 BOTH = {"rope_parameters": ROPES[0], "rope_scaling": ROPES[2]}

@@ -17,13 +17,13 @@ from llama_lab.data.hub import is_hub_name, report_hub_errors
 from llama_lab.errors import ConfigError, first_line
 from llama_lab.files import discard
 from llama_lab.model import Decoder
-from llama_lab.model.hf import Family, flat_settings
-from llama_lab.model.hf_families import FAMILIES
-from llama_lab.model.hf_settings import Settings
 from llama_lab.runs.folder import OVERRIDES, RESOLVED, TOKENIZER, write_yaml
 
+from .families import FAMILIES
+from .family import Family, flat_settings
 from .loading import CONFIG, GENERATION, MODEL_TYPE, TOKEN_IDS, Loaded, load, named_weights
 from .overrides import overrides_of
+from .settings import Settings
 from .tensors import check_finite, common_dtype, write_json, write_weights
 
 TOKENIZER_FILES = (

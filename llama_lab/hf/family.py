@@ -142,7 +142,7 @@ class Family:
             ours["max_seq_len"] = min(end for end in ours["max_seq_len"] if end != ABSENT)
         for key in SIZES:
             if type(ours[key]) is not int or ours[key] < 1:
-                raise ValueError(f"its {key} is {ours[key]!r}, which is no size")
+                raise ValueError(f"{key}={ours[key]}: must be a positive whole number")
         for name, value in self.unknown(theirs).items():
             is_ignored = name.partition(".")[0] in ignorable and name not in READ_BY_ALL
             if not is_ignored and not equal(value, ours.get(name)):

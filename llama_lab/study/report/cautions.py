@@ -24,7 +24,7 @@ def cautions(study: Study, arms: Sequence[ArmResult], metric: Metric, noise: Map
     if study.looks:
         yield (
             f"Seeds were added after {count(study.looks, 'report')}: p and intervals no longer hold as printed. "
-            f"Testing at 3, 4, 5 and 6 seeds until something is significant finds something in 9 to 13% of studies "
+            f"Testing at 3, 4, 5 and 6 seeds until something is significant finds something in 6 to 12% of studies "
             f"without an effect."
         )
     for name, ratio in noise.items():

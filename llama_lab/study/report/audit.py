@@ -159,8 +159,8 @@ def _copies(records: Sequence[Record]) -> Iterator[str]:
 def _unlike_their_curves(records: Sequence[Record]) -> Iterator[str]:
     """Runs whose summary.json disagrees with the end of their metrics.csv."""
     finished = [record for record in records if record.done]
-    logged = [key for record in finished for row in record.metrics for key in row]
-    ends = [key for record in finished for key in record.summary if key not in record.costs]
+    logged = dict.fromkeys(key for record in finished for row in record.metrics for key in row)
+    ends = [key for record in finished for key in record.summary if "/" in key and key not in record.costs]
     for key in (key for key in dict.fromkeys((*LOSSES, *logged, *ends)) if key not in OF_THE_RUN):
         last = [next((row[key] for row in reversed(record.metrics) if key in row), None) for record in finished]
         pairs = [(record.summary.get(key), end) for record, end in zip(finished, last, strict=True)]

@@ -12,7 +12,7 @@ from llama_lab.config.keys import groups, keys_of, option_file, options
 from llama_lab.config.trust import Trust
 from llama_lab.runs.folder import belongs
 from llama_lab.runs.metrics import COLUMNS
-from llama_lab.runs.stored import Environment
+from llama_lab.runs.stored import Environment, Facts
 from llama_lab.runs.telemetry import layer_metrics
 from llama_lab.study.report.analysis import analyse
 from llama_lab.study.report.audit import OF_THE_RUN, SIZES, misrecorded
@@ -35,14 +35,16 @@ FAULTS: dict[str, Any] = {
     "data_hash": FACTS["data_hash"][:-1] + "0",
     "token_to_position_ratio": 0.1,
 }
-# What a report calls a fact that it does not name as a fact.
-NAMES = {
-    "choices": "norm",
-    "sharded": "shards",
-    "versions": "hydra-core",
-    "init_hash": "hash of the initial weights",
-    "token_to_position_ratio": "Tokens over positions",
-    "metrics": "seq_len",
+# What a report says of a fact that it does not compare as it is.
+SAID = {
+    "seed": "is listed with seed=2, and was trained with seed=7",
+    "choices": "The options on record are not those of the config",
+    "sharded": "2 shards",
+    "init_hash": "init_from and the hash of the initial weights do not agree",
+    "token_to_position_ratio": "Tokens over positions are",
+    "metrics": "7 seq_len instead of 256",
+    "versions": "Runs differ in hydra-core",
+    "git": "The code had uncommitted changes",
     "earlier_sessions": "Sessions of one run differ in device",
 }
 OF_KIND = {"str": "other", "int": 7, "float": 0.7, "bool": True, "float | None": 0.7, "bool | None": True}
@@ -70,8 +72,19 @@ def test_a_fault_in_any_fact_is_named_unless_the_fact_is_declared_free(
     for seed in seeds:
         plant_facts(run_folder(tmp_path, study, "rmsnorm", seed), **fault_of(fact))
     new = {*analyse(study, tmp_path).warnings} - before
-    name = NAMES.get(fact.name, TITLES.get(fact.name, fact.name))
-    assert any(name in warning for warning in new) or fact.metadata.get("free"), new
+    said = SAID.get(fact.name, f"Runs differ in {TITLES.get(fact.name)}")
+    assert any(said in warning for warning in new) or fact.metadata.get("free"), new
+
+
+def test_a_fact_of_the_summary_that_the_environment_denies_is_named(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02}, seeds=(1, 2))
+    records = analyse(study, tmp_path).records
+    file = run_folder(tmp_path, study, "rmsnorm", 2) / "summary.json"
+    whole = json.loads(file.read_text())
+    for fact in (fact for fact in fields(Facts) if fact.name != "metrics"):  # these are recomputed
+        file.write_text(json.dumps(whole | fault_of(fact)))
+        found = [*misrecorded(study, records, Trust())]
+        assert "summary.json and environment.json state other facts: rmsnorm/seed=2." in found, fact.name
 
 
 def settings() -> list[str]:
@@ -106,7 +119,7 @@ def test_a_fault_in_any_metric_of_a_summary_is_named_unless_the_metric_is_declar
     study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02}, seeds=(1, 2))
     *others, record = analyse(study, tmp_path).records
     unlogged = ("val/loss/wiki", *layer_metrics(1), "perf/compile_seconds")
-    for key in dict.fromkeys((*record.summary, *COLUMNS, *unlogged)):
+    for key in dict.fromkeys((*record.costs, *COLUMNS, *unlogged)):
         planted = replace(record, summary=record.summary | {key: 7.0})
         found = [*misrecorded(study, [*others, planted], Trust())]
         assert any(SIZES.get(key, key) in text for text in found) or OF_THE_RUN.get(key), key

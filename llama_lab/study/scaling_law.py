@@ -29,6 +29,7 @@ STEPS, ENOUGH = 300, 1e-12  # iterations of a fit, and the relative decrease bel
 STARTS = [(e, alpha, beta) for e in (0.1, 0.5, 0.9) for alpha in (0.1, 0.3, 0.6, 1.0) for beta in (0.1, 0.3, 0.6, 1.0)]
 LOWEST, HIGHEST = 0.01, 4.0  # of the exponents
 WIDEST = math.log(1e4)  # of a gain
+LOOSE = 10.0  # upper over lower end of an exponent's interval
 HOLDS = 1.1  # a change of the gain with every tenfold of compute that is smaller is none
 
 Floats = npt.NDArray[np.float64]
@@ -83,6 +84,12 @@ class Law:
     def estimate(self, name: str) -> Estimate:
         """E, A, B, alpha, beta, or gamma: with compute C that is spent best, the loss is E + c / C^gamma."""
         return interval(self._value(self.theta, name), self._value(self.draws, name))
+
+    @property
+    def loose(self) -> str:
+        """The exponents whose intervals span more than LOOSE times: the losses do not determine them."""
+        found = {name: self.estimate(name) for name in ("alpha", "beta")}
+        return ", ".join(f"{name} {one.text}" for name, one in found.items() if one.high > LOOSE * one.low)
 
     def _value(self, theta: Floats, name: str) -> Floats:
         alpha, beta = theta[..., 3], theta[..., 4]
@@ -153,16 +160,21 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The options of a scaling study, the reference first. lacking: why none has a law, in words; empty if some do."""
+    """The options of a scaling study, the reference first.
+
+    lacking: why none has a law, in words; empty if some do. loose: the exponents that leave the reference's law
+    unidentified, so that no option has gains; empty if it is identified.
+    """
 
     options: tuple[Scaled, ...]
     lacking: str = ""
+    loose: str = ""
 
 
 def scale(points: Mapping[str, Sequence[Point]]) -> Scaling:
     """The laws and gains of the options with enough points. points: by option, the reference first.
 
-    There are none unless the reference and another option have enough.
+    There are none unless the reference and another option have enough, and no gains over an unidentified law.
     """
     lack = {option: lacking(own) for option, own in points.items()}
     reference, *others = points
@@ -172,11 +184,15 @@ def scale(points: Mapping[str, Sequence[Point]]) -> Scaling:
         return Scaling(found, next(f"{option} has {why}" for option, why in lack.items() if why))
     rng = np.random.default_rng(0)
     gains = dict(zip(fitted, fit_gains(points[reference], [points[option] for option in fitted], rng), strict=True))
+    laws = {option: None if lack[option] else fit_law(own, rng) for option, own in points.items()}
+    base = laws[reference]
+    loose = base.loose if base else ""
     return Scaling(
         tuple(
-            Scaled(option, tuple(own), None if lack[option] else fit_law(own, rng), gains.get(option), lack[option])
+            Scaled(option, tuple(own), laws[option], None if loose else gains.get(option), lack[option])
             for option, own in points.items()
-        )
+        ),
+        loose=loose,
     )
 
 

@@ -76,7 +76,8 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     ranks = {one.arm: one.ranks for one in ranked[0].standings if one.ranks} if ranked else {}
     lengths = tuple(found for name, own in judged.items() if (found := _lengths(name, own)))
     verdict, sentences = answer(study, arms, effects, pairs, ranks, lengths, metric, tests)
-    scaling = scaled(arms, metric, speed is not None) if study.design == "scaling" else None
+    is_timed = speed is not None and of_arm.keys() <= speed.arms.keys()
+    scaling = scaled(arms, metric, is_timed) if study.design == "scaling" else None
     if scaling:
         scales = scaling_sentences(scaling)
         verdict, sentences = scales[0], (*scales, *sentences)

@@ -39,7 +39,13 @@ SIZES = {
     "kv_cache/bytes": "bytes of KV cache",
 }
 LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
-OVERALL = "perf/tokens_per_second"  # of the whole run in a summary, of an interval in a row
+# Metrics that are not the last of their rows in a summary, and why.
+OF_THE_RUN = {
+    "perf/tokens_per_second": "of the whole run, in a row of an interval; unequal ones of one arm are named",
+    "perf/tokens_per_second_per_device": "follows from the speed",
+    "perf/mfu": "follows from the speed and the device's peak",
+    "perf/compile_seconds": "wall clock, in no row",
+}
 MOST_ASIDE = 3.0  # largest over smallest ratio of tokens to positions
 
 
@@ -153,10 +159,9 @@ def _copies(records: Sequence[Record]) -> Iterator[str]:
 def _unlike_their_curves(records: Sequence[Record]) -> Iterator[str]:
     """Runs whose summary.json disagrees with the end of their metrics.csv."""
     finished = [record for record in records if record.done]
-    metrics = dict.fromkeys(key for record in finished for row in record.metrics for key in row)
-    for key in (
-        key for key in {**dict.fromkeys(LOSSES), **metrics} if not key.startswith(OVERALL) and key != "perf/mfu"
-    ):
+    logged = dict.fromkeys(key for record in finished for row in record.metrics for key in row)
+    ends = [key for record in finished for key in record.summary if "/" in key and key not in record.costs]
+    for key in (key for key in dict.fromkeys((*LOSSES, *logged, *ends)) if key not in OF_THE_RUN):
         last = [next((row[key] for row in reversed(record.metrics) if key in row), None) for record in finished]
         pairs = [(record.summary.get(key), end) for record, end in zip(finished, last, strict=True)]
         texts = [

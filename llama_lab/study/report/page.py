@@ -187,13 +187,14 @@ def _scaling(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
     lines = "" if result.scaling.lacking else " Lines: the law along the sizes of each budget, with its 95% interval."
     caption = f"Points: mean over seeds, with its 95% interval.{lines}"
     yield Chart(scaling.losses(result), _alt("Loss over compute", points("Loss")), caption, looks, wide=True)
-    if not result.scaling.lacking:
+    if any(option.gains for option in result.scaling.options):
         caption = (
             f"The training FLOPs that {result.scaling.options[0].option} would need for the same loss over those "
             "spent; above 1 is better. Points: by the differences at one size and budget. Line: by the laws of both. "
             "With 95% intervals, where the reference reached such a loss."
         )
         yield Chart(scaling.gains(result), _alt("Compute-equivalent gain", points("Gain")), caption, looks, wide=True)
+    if not result.scaling.lacking:
         caption = "By the law, within the tokens of the study. Rings: the best size for that compute. 95% intervals."
         yield Chart(
             scaling.iso_flop(result),

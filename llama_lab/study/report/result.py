@@ -223,11 +223,11 @@ class LearningRates:
     """The final loss of one arm over its grid of learning rates.
 
     loss: None at a rate where no run finished. on_edge: whether the best rate is an end of the grid. sensitivity: mean
-    over the grid of min(loss, entropy of token frequencies) minus the lowest (Wortsman et al. 2023, section 2.2, with
-    the loss of a model that has learned token frequencies in place of the loss at initialization). chosen: the rate
-    that each judged seed's own tuning runs choose; empty without tuning runs, when the rate with the best mean is
-    judged on the runs that it was chosen from. left: by how much the judged runs end above the loss at the arm's best
-    rate, by the parabolas of its tuning seeds; nan if not known.
+    loss over the grid minus the lowest, where a diverged run counts with the entropy of token frequencies (Wortsman et
+    al. 2023, section 2.2, who cap all losses at that of initialization). chosen: the rate that each judged seed's own
+    tuning runs choose; empty without tuning runs, when the rate with the best mean is judged on the runs that it was
+    chosen from. left: by how much the judged runs end above the loss at the arm's best rate, by the parabolas of its
+    tuning seeds; nan if not known.
     """
 
     arm: str

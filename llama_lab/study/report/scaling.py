@@ -15,14 +15,13 @@ from llama_lab.study.study import Arm
 from .result import ArmResult, Metric
 
 BUDGET = "tokens_per_parameter"
-LOOSE = 10.0  # upper over lower end of an exponent's interval
 
 
 def scaled(arms: Sequence[ArmResult], metric: Metric, is_timed: bool = True) -> Scaling:
     """The laws and gains of the options of a scaling study, whose arms these are.
 
-    is_timed: whether speeds were measured side by side; those that runs logged give no gain in time. An arm with a run
-    that diverged gives no point: its survivors are not the arm.
+    is_timed: whether the speeds of all were measured side by side; those that runs logged give no gain in time. An arm
+    with a run that diverged gives no point: its survivors are not the arm.
     """
     points: dict[str, list[Point]] = {}
     for arm in arms:
@@ -121,8 +120,8 @@ def scaling_sentences(scaling: Scaling) -> list[str]:
     fitted = [option for option in others if option.gains]
     if scaling.lacking:
         return [f"No power law is fitted: {scaling.lacking}. The losses are shown as points."]
-    if loose := _loose_exponents(reference):
-        return [f"Worth in compute is unknown: the law of {reference.option} is not identified ({loose})."]
+    if scaling.loose:
+        return [f"Worth in compute is unknown: the law of {reference.option} is not identified ({scaling.loose})."]
     found = []
     for option in fitted:
         gains = option.gains
@@ -151,12 +150,6 @@ def scaling_sentences(scaling: Scaling) -> list[str]:
         f"A gain is the training FLOPs that {reference.option} would need for the same loss at as many tokens per "
         f"parameter, over those spent, by the laws of both; 95% intervals by bootstrap{together}.",
     ]
-
-
-def _loose_exponents(option: Scaled) -> str:
-    """The exponents of a law whose intervals span more than LOOSE times: the losses do not determine them."""
-    found = {name: option.law.estimate(name) for name in ("alpha", "beta")} if option.law else {}
-    return ", ".join(f"{name} {one.text}" for name, one in found.items() if one.high > LOOSE * one.low)
 
 
 def trend(gains: Gains) -> str:

@@ -341,13 +341,17 @@ def _scaling(result: Result) -> Table:
                 timed = fmt.number(gains.line[i].mean * speeds[i], 2)
                 cells += [gains.points[i].text, gains.line[i].text, timed]
             rows.append([option.option, *cells, *[fmt.UNKNOWN] * (9 - len(cells))])
-    caption = (
-        f"Loss: mean over seeds, {fmt.UNITS[result.metric]}. Gain: the training FLOPs that {reference.option} would "
-        "need for the same loss at as many tokens per parameter, over those spent, where it reached such a loss: by "
-        "the differences at this size and budget alone, by the laws of both, and so in time, at measured speeds."
-    )
+    caption = f"Loss: mean over seeds, {fmt.UNITS[result.metric]}."
     head = ["Option", "Size", "Tokens per parameter", "Parameters", "Tokens", "Training FLOPs", "Loss"]
-    head += ["Gain", "By the fit", "In time"] if not result.scaling.lacking else []
+    if any(option.gains for option in result.scaling.options):
+        head += ["Gain", "By the fit", "In time"]
+        caption += (
+            f" Gain: the training FLOPs that {reference.option} would need for the same loss at as many tokens per "
+            "parameter, over those spent, where it reached such a loss: by the differences at this size and budget "
+            "alone, by the laws of both, and so in time, at measured speeds."
+        )
+    if result.scaling.loose:
+        caption += f" Without gains: the law of {reference.option} is not identified ({result.scaling.loose})."
     return Table(caption, head, [row[: len(head)] for row in rows], frozenset({"Size"}))
 
 

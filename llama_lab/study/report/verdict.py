@@ -214,10 +214,9 @@ def _at_longest(lengths: Sequence[Lengths], unit: str) -> list[str]:
     known = sorted((c.mean, f"{name} ({c.text} {unit}, {count(c.n, 'seed')})") for name, c in at_longest.items() if c)
     if longest is None:
         return []
-    (_, least), (_, most) = known[0], known[-1]
-    rises = f"of {least} rises least and that of {most} most" if len(known) > 1 else f"of {least} changes"
-    if len(known) > 1 and known[-1][0] < 0:  # it rises nowhere
-        rises = f"of {least} falls most and that of {most} least"
+    (lowest, first), (highest, last) = known[0], known[-1]
+    words = ("falls most", "least" if highest < 0 else "rises most") if lowest < 0 else ("rises least", "most")
+    rises = f"of {first} {words[0]} and that of {last} {words[1]}" if len(known) > 1 else f"of {first} changes"
     sentences = [f"At {longest:,} tokens, compared with the trained length, the loss {rises}."]
     if none := [name for name, change in at_longest.items() if change is None]:
         sentences.append(f"{conjoin(none)} could not be evaluated at that length.")

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -187,6 +188,18 @@ def test_seeds_are_needed_where_nothing_is_significant_and_nowhere_else(ladder: 
     _, result = ladder
     assert arm(result, "rmsnorm").to_previous.seeds_needed is not None
     assert arm(result, "rope").to_previous.seeds_needed is None
+
+
+def test_no_seeds_would_find_a_difference_of_zero(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"a": 0.0, "b": 0.0}, seeds=(1, 2), design="comparison")
+    for name, seed, loss in (("a", 1, 3.5), ("a", 2, 3.75), ("b", 1, 3.75), ("b", 2, 3.5)):
+        bits = loss / math.log(2) / BYTES_PER_TOKEN
+        plant_facts(run_folder(tmp_path, study, name, seed), **{"val/loss": loss, "val/bits_per_byte": bits})
+    result = analyse(study, tmp_path)
+    comparison = arm(result, "b").to_baseline
+    assert (comparison.change.mean, comparison.change.is_tested) == (0.0, True)
+    assert comparison.seeds_needed is None
+    assert not any("would need" in sentence for sentence in result.answer)
 
 
 def test_seeds_needed_are_never_fewer_than_there_are_whatever_the_noise(tmp_path: Path) -> None:
@@ -479,6 +492,24 @@ def test_a_rate_at_which_a_seed_diverged_does_not_win_and_counts_as_a_model_of_f
     assert result.divergences[0].learning_rate == 4e-3
 
 
+def test_a_rate_at_which_runs_finished_above_the_entropy_of_frequencies_counts_with_their_losses(
+    tmp_path: Path,
+) -> None:
+    study = write_study(tmp_path, {"base": 0.0}, seeds=(1, 2), rates=(1e-3, 2e-3, 4e-3), design="learning_rate")
+    for seed in (1, 2):
+        plant_facts(run_folder(tmp_path, study, "base", seed, 4e-3), **{"val/loss": 7.0})
+    low, best = (np.mean(final_losses(tmp_path, f"base-lr={rate:g}", (1, 2))) for rate in (1e-3, 2e-3))
+    (grid,) = analyse(study, tmp_path).learning_rates
+    assert grid.sensitivity == pytest.approx(np.mean([low, best, 7.0]) - best)
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+def test_the_table_of_rates_says_whether_its_losses_are_those_of_tuning_runs(tmp_path: Path, tuned: bool) -> None:
+    study = write_study(tmp_path, {"base": 0.0}, rates=(1e-3, 2e-3, 4e-3), tuned=tuned, design="learning_rate")
+    caption = tables(analyse(study, tmp_path))["learning_rates"].caption
+    assert caption.endswith("the tuning runs: the judged ones have other seeds, and so other losses.") == tuned
+
+
 def test_an_arm_that_diverged_at_every_rate_has_no_best_one(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "arm": 0.0}, seeds=(1, 2), rates=(1e-3, 2e-3), design="learning_rate")
     for seed, rate in itertools.product((1, 2), (1e-3, 2e-3)):
@@ -566,8 +597,27 @@ def test_the_answer_says_whose_loss_holds_at_the_longest_context_and_who_has_non
     assert result.answer[-2].startswith("At 1,024 tokens, compared with the trained length, the loss of alibi")
     interval = stats.ttest_1samp([-0.009, -0.006, -0.001], 0).confidence_interval()
     shown = f"[{interval.low:+.3f},\u00a0{interval.high:+.3f}]".replace("-", MINUS)
-    assert f"alibi ({MINUS}0.005 {shown} nats per token, 3 seeds) rises least and that of rope (+" in result.answer[-2]
+    assert f"alibi ({MINUS}0.005 {shown} nats per token, 3 seeds) falls most and that of rope (+" in result.answer[-2]
+    assert result.answer[-2].endswith(" rises most.")
     assert result.answer[-1] == "learned could not be evaluated at that length."
+
+
+@pytest.mark.parametrize(
+    ("rises", "first", "last"),
+    [
+        ({"a": 0.4, "b": 0.1}, ("b", "rises least"), ("a", "most")),
+        ({"a": -0.1, "b": -0.4}, ("b", "falls most"), ("a", "least")),
+        ({"a": -0.1, "b": 0.4}, ("a", "falls most"), ("b", "rises most")),
+    ],
+)
+def test_losses_at_the_longest_context_rise_or_fall_by_their_signs(
+    tmp_path: Path, rises: dict[str, float], first: tuple[str, str], last: tuple[str, str]
+) -> None:
+    study = write_study(tmp_path, dict.fromkeys(rises, 0.0), seeds=(1, 2), design="context")
+    for seed, (name, rise) in itertools.product((1, 2), rises.items()):
+        eval_json(tmp_path, study, name, seed, {256: 3.0, 512: 3.0 + rise + 0.001 * seed})
+    pattern = rf"of {first[0]} \([^()]*\) {first[1]} and that of {last[0]} \([^()]*\) {last[1]}\."
+    assert re.search(pattern, analyse(study, tmp_path).answer[-1])
 
 
 def test_without_lengths_the_answer_says_nothing_of_them(ladder: tuple[Path, Result]) -> None:
@@ -651,6 +701,22 @@ def test_two_seeds_give_a_warning_and_three_do_not(tmp_path: Path) -> None:
     for seeds in ((1, 2), (1, 2, 3)):
         folder = tmp_path / str(len(seeds))
         assert cautioned(analyse(write_study(folder, LADDER, seeds), folder), "Two seeds: ") == (len(seeds) == 2)
+
+
+@pytest.mark.parametrize(("arms", "from_others"), [("ab", False), ("abc", True)])
+def test_only_of_three_arms_two_seeds_are_judged_by_the_noise_of_others(
+    tmp_path: Path, arms: str, from_others: bool
+) -> None:
+    result = analyse(write_study(tmp_path, dict.fromkeys(arms, 0.0), (1, 2)), tmp_path)
+    assert cautioned(result, "Two seeds: ")
+    assert cautioned(result, "mostly from the other arms") == from_others
+
+
+def test_arms_that_are_not_tested_at_two_seeds_have_no_warning_of_verdicts(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"a": 0.0, "b": 0.0}, (1, 2))
+    for seed in (1, 2):
+        plant_facts(run_folder(tmp_path, study, "b", seed), data_hash="other")
+    assert not cautioned(analyse(study, tmp_path), "Two seeds: ")
 
 
 def test_a_noisy_arm_is_named_in_a_warning(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from llama_lab.config.trust import Trust
 from llama_lab.study.report.analysis import analyse
 from llama_lab.study.speed import ArmSpeed, StudySpeed
 from llama_lab.study.study import Study
-from tests.study.synthetic import plant_config, plant_end, plant_facts, run_folder, write_study
+from tests.study.synthetic import change_metrics, plant_config, plant_end, plant_facts, run_folder, write_study
 
 Plant = Callable[[Path, Study], None]
 
@@ -224,6 +224,22 @@ def test_a_summary_whose_metrics_are_lost_is_named(tmp_path: Path) -> None:
 
     found = warnings_of(tmp_path, plant)
     assert any(w.endswith(" for none.") and "last val/loss of rmsnorm/seed=2" in w for w in found)
+
+
+@pytest.mark.parametrize(("shift", "is_reported"), [(0.02, False), (0.1, True)])
+def test_a_summary_and_a_curve_that_are_shifted_alike_are_denied_by_the_evaluation(
+    tmp_path: Path, shift: float, is_reported: bool
+) -> None:
+    def shifted(row: dict[str, float]) -> dict[str, float]:
+        loss = row.get("val/loss", 0.0)
+        factor = 1 + shift / loss if loss else 1.0
+        return {key: row[key] * factor for key in ("val/loss", "val/bits_per_byte") if key in row}
+
+    def plant(folder: Path, study: Study) -> None:
+        change_metrics(run_folder(folder, study, "rmsnorm", 2), shifted)
+
+    sentence = "eval.json has another loss at the trained length: rmsnorm/seed=2."
+    assert warnings_of(tmp_path, plant, lengths=(256, 512)) == [sentence] * is_reported
 
 
 @pytest.mark.parametrize(("speed", "is_reported"), [(7_900.0, True), (8_100.0, False), (18_100.0, True)])

@@ -13,7 +13,7 @@ import pytest
 from llama_lab.formatting import UNKNOWN
 from llama_lab.runs.record import Record
 from llama_lab.runs.stored import Environment
-from llama_lab.study.report import charts
+from llama_lab.study.report import charts, figures
 from llama_lab.study.report.analysis import analyse
 from llama_lab.study.report.page import page
 from llama_lab.study.report.result import ArmResult
@@ -21,6 +21,7 @@ from llama_lab.study.report.scaling import iso_flop_lines, relative_speeds, scal
 from llama_lab.study.report.summary import summary_rows
 from llama_lab.study.report.tables import tables
 from llama_lab.study.scaling_law import Point
+from llama_lab.study.speed import ArmSpeed, StudySpeed
 from llama_lab.study.study import Arm
 from tests.study import results
 from tests.study.simulate_scaling import Condition, draw
@@ -81,6 +82,45 @@ def test_the_verdict_states_the_gain_also_in_time_and_its_trend(arms: list[ArmRe
     assert "; with measured training speeds, 0.70 times the time" in verdict
     assert re.search(r"the gain holds within 10% \(\S+ \[0\.9\d*,\s1\.0\d*\] with every tenfold of compute\)", verdict)
     assert explained.startswith("A gain is the training FLOPs that relu would need")
+
+
+def test_speeds_that_were_not_measured_side_by_side_give_no_gain_in_time(arms: list[ArmResult]) -> None:
+    scaling = scaled(arms, "val/loss", is_timed=False)
+    verdict, _ = scaling_sentences(scaling)
+    assert verdict.startswith("swiglu is worth 1.")
+    assert "the time" not in verdict
+    assert {row[9] for row in tables(replace(results.ladder(), scaling=scaling))["scaling"].rows} == {UNKNOWN}
+
+
+@pytest.mark.parametrize(("measured", "is_timed"), [((), False), (("a",), False), (("a", "b"), True)])
+def test_gains_in_time_are_of_studies_all_of_whose_arms_were_measured(
+    tmp_path: Path, measured: Sequence[str], is_timed: bool
+) -> None:
+    axes = {name: {"ffn": name, "size": "nano", "tokens_per_parameter": "1"} for name in "ab"}
+    study = write_study(tmp_path, dict.fromkeys(axes, 0.0), design="scaling", match="none", axes=axes)
+    if measured:
+        speeds = dict.fromkeys(measured, ArmSpeed([12_000.0], [300.0]))
+        StudySpeed("cpu", 1, "32-true", 2, "2.13.0+cpu", speeds).save(tmp_path)
+    scaling = analyse(study, tmp_path).scaling
+    assert scaling is not None
+    assert all(math.isfinite(p.flops_per_second) == is_timed for option in scaling.options for p in option.points)
+
+
+def test_a_law_that_is_not_identified_gives_no_gain_anywhere() -> None:
+    reference, option = draw(Condition("noise of 20%", noise=0.2), np.random.default_rng(0))
+    arms = [*arms_of("relu", reference), *arms_of("swiglu", option)]
+    scaling = scaled(arms, "val/loss")
+    (sentence,) = scaling_sentences(scaling)
+    assert sentence.startswith("Worth in compute is unknown: the law of relu is not identified (alpha ")
+    result = replace(results.ladder(), scaling=scaling)
+    found = tables(result)
+    assert found["scaling"].head[-1] == "Loss"
+    assert f"Without gains: the law of relu is not identified ({scaling.loose})." in found["scaling"].caption
+    assert not any("Gain" in title for title in found["laws"].head)
+    assert "Compute-equivalent gain" not in page(result)
+    assert figures.gains(result) is None
+    rows = summary_rows(replace(result, arms=tuple(arms), study=replace(result.study, design="scaling")))
+    assert {row["gain_mean"] for row in rows} == {None}
 
 
 def test_a_gain_that_lies_beyond_the_reference_is_not_stated(arms: list[ArmResult]) -> None:

@@ -20,7 +20,6 @@ from llama_lab.errors import ConfigError, first_line
 from llama_lab.files import read_stamped
 
 from . import CONF_DIR
-from .older import upgraded
 
 TARGET = re.compile(r"\b_target_:\s*['\"]?([\w.]+)")  # in a YAML file
 
@@ -121,7 +120,6 @@ def stored_config(file: Path) -> DictConfig:
 def read_stored(file: Path) -> DictConfig:
     """Read a stored config with every `${...}` as text, so that it cannot read environment variables.
 
-    Settings that its version lacked are added.
     Raises YAML's errors, and ValueError for a file that holds no settings, or was altered since it was written.
     """
     return DictConfig(with_text(_settings(read_stamped(file)), escape_new))
@@ -134,7 +132,7 @@ def _settings(text: str) -> dict[str, Any]:
         raise ValueError("it holds no settings")
     stored = OmegaConf.to_container(content)
     assert isinstance(stored, dict)
-    return upgraded({str(key): value for key, value in stored.items()})
+    return {str(key): value for key, value in stored.items()}
 
 
 def with_text(node: Any, change: Callable[[str], str]) -> Any:

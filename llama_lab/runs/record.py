@@ -1,7 +1,7 @@
 """The record of a run: its folder, read."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,12 @@ import yaml
 from omegaconf import OmegaConf
 
 from llama_lab.config.components import flatten
-from llama_lab.config.older import choices_before
 from llama_lab.config.trust import stored_config
 from llama_lab.errors import ConfigError
 from llama_lab.files import ALTERED, read_stamped
 
 from .evaluation import Evaluation
-from .folder import BEFORE, OVERRIDES, RESOLVED, is_run
+from .folder import OVERRIDES, RESOLVED, is_run
 from .metrics import METRICS, described, read_cells, with_numbers
 from .stored import Environment, Status, Summary, WarmStart, as_type, reading
 
@@ -75,9 +74,7 @@ def read_record(path: Path) -> Record:
         raise ConfigError(f"{path}: holds no run; name folders of runs or studies, such as runs/llama/base/seed=1")
     status = Status.load(path)
     environment = Environment.load(path, needs=("arm", "seed"))
-    config = BEFORE | flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True))
-    if environment.choices:
-        environment = replace(environment, choices=choices_before(config) | environment.choices)
+    config = flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True))
     ended = Summary.load(path) if status.status == "done" else Summary()
     summary = ended.metrics
     with reading(path, METRICS):

@@ -23,7 +23,7 @@ def test_the_queue_keeps_its_slots_at_work(
 ) -> None:
     """Measured over the sum of the times of the runs' processes, from start to result, divided by the slots.
 
-    About a second of it is planning the first four. The server that the runs are forks of is there, from a sweep before.
+    About a second of it is planning the first four. The server that the runs are forks of is there from a sweep before.
     The bound is wide, since other processes may hold up the queue.
     """
     times: dict[int, float] = {}

@@ -240,13 +240,9 @@ def _has_other_rates(run: Record, trust: Trust) -> bool:
 
 
 def _has_other_facts(run: Record) -> bool:
-    """Whether the copy in summary.json differs; older versions did not have every option."""
+    """Whether the copy in summary.json differs."""
     own, copy = run.environment, Summary.load(run.path)
-    names = {fact.name for fact in fields(Facts)} - {"choices", "metrics"}
-    return (
-        any(getattr(own, name) != getattr(copy, name) for name in names)
-        or not copy.choices.items() <= own.choices.items()
-    )
+    return any(getattr(own, fact.name) != getattr(copy, fact.name) for fact in fields(Facts) if fact.name != "metrics")
 
 
 def _is_evaluated_otherwise(run: Record) -> bool:

@@ -83,7 +83,7 @@ def test_a_run_that_is_judged_at_another_rate_than_its_tuning_runs_choose_is_nam
         ({"versions": VERSIONS | {"lightning": "2.6.4"}}, ("lightning", "2.6.4", "2.6.6")),
         ({"versions": VERSIONS | {"numpy": "1.26.4"}}, ("numpy", "1.26.4", "2.4.6")),
         ({"versions": VERSIONS | {"tokenizers": "0.21.0"}}, ("tokenizers", "0.21.0", "0.22.1")),
-        ({"versions": VERSIONS | {"llama-lab": "0.0.9"}}, ("llama-lab", "0.0.9", "0.1.0", "code may differ")),
+        ({"versions": VERSIONS | {"llama-lab": "0.4.1"}}, ("llama-lab", "0.4.1", "0.4.0", "code may differ")),
         ({"git": {"commit": "beefbeefbeefbeef", "dirty": False}}, ("commit", "beefbeefbeef", "799d2f66f95e")),
         ({"git": None}, ("commit", "unknown", "799d2f66f95e")),
     ],

@@ -160,7 +160,7 @@ def convert_command() -> None:
         prog="llama-lab-convert", description="Exchange models with Hugging Face's transformers, as safetensors."
     )
     directions = parser.add_subparsers(dest="direction", required=True, metavar="import | export")
-    importing = directions.add_parser("import", help="a model of transformers into our own layout")
+    importing = directions.add_parser("import", help="a model of transformers, and what composes it here")
     importing.add_argument("source", metavar="PATH_OR_REPO", help="folder, or name of a repository: owner/name")
     exporting = directions.add_parser("export", help="a run into the layout of transformers")
     exporting.add_argument("source", type=Path, metavar="RUN", help="folder of a run, or of an imported model")

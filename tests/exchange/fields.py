@@ -207,4 +207,8 @@ class Base:
         if not expected.isfinite().all():
             return "theirs is no number"
         error = (found - expected).abs().max().item()
-        return "equal" if error <= (self.family.precision if raw.get("alibi") else TOLERANCE) else f"DIFFERS by {error:.3g}"
+        return (
+            "equal"
+            if error <= (self.family.precision if raw.get("alibi") else TOLERANCE)
+            else f"DIFFERS by {error:.3g}"
+        )

@@ -6,8 +6,6 @@ The names below are the library; see docs/library.md. They import PyTorch on fir
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .deferred import defer_torchmetrics
-
 if TYPE_CHECKING:
     from .comparison import compare, read_runs
     from .errors import ConfigError
@@ -19,8 +17,6 @@ __version__ = "0.4.0"
 __all__ = ["ConfigError", "build_model", "compare", "cost", "generate", "load", "load_config", "read_runs"]
 
 MODULES = {"ConfigError": "errors", "load": "hf.loading", "read_runs": "comparison", "compare": "comparison"}
-
-defer_torchmetrics()  # before anything imports Lightning
 
 
 def __getattr__(name: str) -> Any:

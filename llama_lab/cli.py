@@ -18,7 +18,6 @@ from llama_lab.config.arguments import is_launched, to_hydra
 from llama_lab.config.component_errors import report_component_errors
 from llama_lab.config.components import CONF_DIR, override_key, register_resolvers
 from llama_lab.config.explain import explain, read_help
-from llama_lab.config.help import share_config_sources
 from llama_lab.config.keys import groups
 from llama_lab.config.layers import shallower
 from llama_lab.config.messages import USER_ERRORS, exit_with, is_unreadable, one_line
@@ -60,8 +59,6 @@ def hydra_command(job: Callable[[DictConfig], object], config: str, on_interrupt
     register_resolvers()
     os.environ.setdefault("LLAMA_LAB_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra raises errors instead of printing them
-    if {"--help", "-h"} & {*sys.argv}:
-        share_config_sources()
     try:
         sys.argv[1:] = to_hydra(sys.argv[1:])
         names, composing = read_help(sys.argv[1:])
@@ -163,7 +160,7 @@ def convert_command() -> None:
         prog="llama-lab-convert", description="Exchange models with Hugging Face's transformers, as safetensors."
     )
     directions = parser.add_subparsers(dest="direction", required=True, metavar="import | export")
-    importing = directions.add_parser("import", help="a model of transformers into our own layout")
+    importing = directions.add_parser("import", help="a model of transformers, and what composes it here")
     importing.add_argument("source", metavar="PATH_OR_REPO", help="folder, or name of a repository: owner/name")
     exporting = directions.add_parser("export", help="a run into the layout of transformers")
     exporting.add_argument("source", type=Path, metavar="RUN", help="folder of a run, or of an imported model")

@@ -62,7 +62,7 @@ def last_of_each(overrides: Iterable[str]) -> list[str]:
 
 
 def unstamped(file: Path) -> str:
-    """The text of a YAML file as versions before 0.4.0 wrote it, without a checksum."""
+    """The text of a stamped YAML file without its checksum, so that it may be changed."""
     first, _, text = file.read_text().partition("\n")
     assert first.startswith("# checksum: ")
     return text

@@ -6,10 +6,12 @@ import math
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 import yaml
 from omegaconf import OmegaConf
 
+from llama_lab.cli import compare_command, convert_command, eval_command, train_command
 from llama_lab.config.components import CONF_DIR
 from llama_lab.data.open import open_dataset
 from tests.composing import decoder, options
@@ -680,3 +683,34 @@ def test_hydra_full_error_shows_where_an_error_came_from(
     monkeypatch.setattr(monkeypatch, "setenv", lambda name, _: setenv(name, "1"))
     with pytest.raises(ValueError, match=r"model\.n_heads=5"):
         command(*tiny, "model.n_heads=5")
+
+
+# A run of an older version
+
+WAYS: dict[str, tuple[Callable[[], None], list[str]]] = {
+    "the same command": (train_command, ["runs_dir=runs"]),
+    "resuming": (train_command, ["resume={run}", "train.tokens=3e4"]),
+    "starting from it": (train_command, ["init_from={run}"]),
+    "evaluating": (eval_command, ["run={run}"]),
+    "generating": (eval_command, ["run={run}", "prompt=def"]),
+    "exporting": (convert_command, ["export", "{run}", "exported"]),
+    "comparing": (compare_command, ["{run}"]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_of_a_version_before_0_4_is_refused_in_one_line_that_names_it(
+    way: str, finished: Ran, tiny: list[str], in_process: Callable[..., Ran], tmp_path: Path
+) -> None:
+    command, arguments = WAYS[way]
+    run = Path("runs") / finished.run.relative_to(finished.cwd / "runs")
+    shutil.copytree(finished.cwd / "runs", tmp_path / "runs")
+    file = tmp_path / run / "environment.json"
+    facts = {key: value for key, value in json.loads(file.read_text()).items() if key not in ("checksum", "versions")}
+    settings = [*tiny, "logger=all", "train.checkpoint_every=7", "train.micro_batch_size=4"]
+    for versions, named in (({"llama-lab": "0.3.1"}, "0.3.1"), ({}, "before 0.4")):
+        file.write_text(json.dumps(facts | {"versions": versions}))
+        typed = [argument.format(run=run) for argument in arguments]
+        ran = in_process(command, "the command", *(settings if command is train_command else []), *typed)
+        why = f"was written by llama-lab {named}; this version reads runs of 0.4 and later: use that version"
+        assert (ran.code, ran.err.removeprefix("error: ").removeprefix("init_from=")) == (2, f"{run}: {why}\n")

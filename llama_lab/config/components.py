@@ -158,7 +158,7 @@ def build_model(cfg: DictConfig, vocab_size: int, eot_id: int | None = None) -> 
                 f"model.attention.{key}={size}: hides nothing at model.max_seq_len={cfg.model.max_seq_len}; "
                 f"make it smaller, or null"
             )
-    masked = "data" in cfg and cfg.data.get("document_mask", False)  # probes have no documents, nor had older configs
+    masked = "data" in cfg and cfg.data.get("document_mask", False)  # probes have no documents
     if masked and eot_id is None:
         raise ConfigError("data.document_mask=true: documents start with the end-of-text token; give its eot_id")
     return build(cfg.model, "model", vocab_size=wanted or vocab_size, **({"border": eot_id} if masked else {}))

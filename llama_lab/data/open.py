@@ -38,7 +38,10 @@ def open_dataset(
     revisions: commits that a run has recorded; they are used where the config names none. Raises ConfigError as
     `TokenDataset.open_or_build` and `ProbeDataset` do, and for a tokenizer that does not fit.
     """
-    tokenizer, half = build(cfg.tokenizer, "tokenizer"), cfg.data.get("val_half")  # which older configs lack
+    tokenizer, half = (
+        build(cfg.tokenizer, "tokenizer"),
+        cfg.data.get("val_half"),
+    )  # which an imported model's text lacks
     if half not in (None, *HALVES):
         raise ConfigError(f"data.val_half={half}: unknown; choose {' or '.join(HALVES)}, or null for all documents")
     if is_probe(cfg):
@@ -58,7 +61,6 @@ def open_text(
     cfg: DictConfig, tokenizer: TokenizerFactory, display: "Display | None", revisions: Mapping[str, str]
 ) -> TokenDataset:
     """`open_dataset` of text."""
-    val_tokens = cfg.data.get("val_tokens")  # older configs have no bound
     progress = display.prepare if display else lambda *_: None
     print_line = display.print_line if display else lambda _: None
     if "mix" in cfg.data:
@@ -67,10 +69,10 @@ def open_text(
             name: Part(_source(part, f"data.sources.{name}", revisions, cfg), part.val_fraction, shares[name])
             for name, part in cfg.data.sources.items()
         }
-        return open_mixture(parts, tokenizer, cfg.data.cache_dir, progress, val_tokens, print_line)
+        return open_mixture(parts, tokenizer, cfg.data.cache_dir, progress, cfg.data.val_tokens, print_line)
     source = _source(cfg.data, "data", revisions, cfg)
     dataset = TokenDataset.open_or_build(
-        source, tokenizer, cfg.data.val_fraction, cfg.data.cache_dir, progress, val_tokens
+        source, tokenizer, cfg.data.val_fraction, cfg.data.cache_dir, progress, cfg.data.val_tokens
     )
     if dataset.times:
         print_line(dataset.describe_build())

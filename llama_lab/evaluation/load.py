@@ -66,12 +66,12 @@ def load_run(path: Path, trust: Trust = Trust(), weights: str = "last") -> Train
         raise ConfigError(
             f"run={path}: has no checkpoint yet, {folder.checkpoint.name}; train it further, or restore it"
         )
+    environment = Environment.load(path, needs=("vocab_size", "tokenizer_hash", "data_hash"))
     with reading(path, RESOLVED):
         cfg = read_stored(path / RESOLVED)
         if missing := [part for part in PARTS if part not in cfg]:
             raise ValueError(f"it has no {', '.join(missing)}")
     trust.check(cfg, f"run={path}: its {RESOLVED}", lambda package: f"trust=[{package}]")
-    environment = Environment.load(path, needs=("vocab_size", "tokenizer_hash", "data_hash"))
     with reading(path, TOKENIZER):
         tokenizer = TextTokenizer.load(path / TOKENIZER)
     if tokenizer.hash != environment.tokenizer_hash:

@@ -21,7 +21,7 @@ from llama_lab.runs.folder import OVERRIDES, RESOLVED, TOKENIZER, write_yaml
 
 from .families import FAMILIES
 from .family import Family, flat_settings
-from .loading import CONFIG, GENERATION, MODEL_TYPE, TOKEN_IDS, Loaded, load, named_weights
+from .loading import CONFIG, GENERATION, TOKEN_IDS, Loaded, load, named_weights
 from .overrides import overrides_of
 from .settings import Settings
 from .tensors import check_finite, common_dtype, write_json, write_weights
@@ -38,17 +38,21 @@ DOWNLOADED = ["*.json", "*.safetensors", "*.jinja"]
 
 
 def import_model(source: str, dest: Path, dtype: torch.dtype | None = None, max_shard_bytes: int | None = None) -> str:
-    """Write a model of transformers, a folder's or a repository's, into `dest` in our layout; return what was done."""
+    """Write a model of transformers, a folder's or a repository's, and what composes it here, into `dest`.
+
+    Returns what was done.
+    """
     loaded = load(local_folder(source))
     if (loaded.path / RESOLVED).exists():
         raise ConfigError(f"{source}: is a model of ours already; load it as it is, or export it")
+    settings = settings_of(loaded)
     with building(dest) as fresh:
-        write_ours(loaded, fresh, dtype, max_shard_bytes)
-        write_yaml(overrides_of(settings_of(loaded)), fresh / OVERRIDES)
+        write_model(loaded, settings, fresh, dtype, max_shard_bytes)
+        write_yaml(overrides_of(settings), fresh / OVERRIDES)
     ignored = f"; ignored, as transformers does: {', '.join(loaded.ignored)}" if loaded.ignored else ""
     return (
-        f"{dest}: {loaded.model_type} of {count(loaded)}, in our own layout, for llama_lab.load; {OVERRIDES} has what "
-        f"composes the same model with train.py{ignored}"
+        f"{dest}: {loaded.model_type} of {count(loaded)}; {OVERRIDES} has what composes the same model with train.py"
+        f"{ignored}"
     )
 
 
@@ -63,20 +67,17 @@ def export_model(
     """Write a run, or what was imported, into `dest` as transformers loads it; return what was done.
 
     weights: see `load`.
-    A model that no class of transformers can hold is written in our own layout, which `load` reads.
+    A model that no class of transformers can hold is written beside its config of ours, which `load` reads.
     """
     loaded = load(run, trust, weights)
     check_finite(run, named_weights(loaded.model))
-    settings = settings_of(loaded)
-    family, obstacles = nearest_family(loaded, settings)
     with building(dest) as fresh:
+        family, obstacles = write_model(loaded, settings_of(loaded), fresh, dtype, max_shard_bytes)
         if not obstacles:
-            write_theirs(loaded, family, settings, fresh, dtype, max_shard_bytes)
             checked = check_export(fresh, loaded.model, family, dtype)
             return f"{dest}: {family.architecture} of {count(loaded)}; {checked}"
-        write_ours(loaded, fresh, dtype, max_shard_bytes)
     return (
-        f"{dest}: {count(loaded)} in our own layout, for llama_lab.load, since no class of transformers holds it; the "
+        f"{dest}: {count(loaded)} beside {RESOLVED}, for llama_lab.load, since no class of transformers holds it; the "
         f"nearest, {family.architecture}, differs in {', '.join(obstacles)}"
     )
 
@@ -96,6 +97,25 @@ def nearest_family(loaded: Loaded, settings: Settings) -> tuple[Family, list[str
     families = sorted(FAMILIES, key=lambda family: family.model_type != loaded.model_type)
     found = [(family, family.obstacles(settings)) for family in families]
     return min(found, key=lambda one: (len(one[1]), sum("." not in of.partition("=")[0] for of in one[1])))
+
+
+def write_model(
+    loaded: Loaded, settings: Settings, folder: Path, dtype: torch.dtype | None, max_shard_bytes: int | None
+) -> tuple[Family, list[str]]:
+    """Write a model as transformers does, or as it is beside its config if no family can hold it.
+
+    Returns what `nearest_family` does.
+    """
+    family, obstacles = nearest_family(loaded, settings)
+    if not obstacles:
+        write_theirs(loaded, family, settings, folder, dtype, max_shard_bytes)
+        return family, obstacles
+    cfg = loaded.cfg.copy()
+    cfg.model.vocab_size = loaded.model.vocab_size
+    write_yaml(OmegaConf.to_container(cfg, resolve=True), folder / RESOLVED)
+    write_weights(folder, in_dtype(named_weights(loaded.model), dtype), max_shard_bytes)
+    write_surroundings(loaded, folder)
+    return family, obstacles
 
 
 def write_theirs(
@@ -149,16 +169,6 @@ def check_export(folder: Path, model: Decoder, family: Family, dtype: torch.dtyp
             f"of the largest; please report it with the config of the model"
         )
     return f"{call} loads it, with the same logits"
-
-
-def write_ours(loaded: Loaded, folder: Path, dtype: torch.dtype | None, max_shard_bytes: int | None) -> None:
-    """Write a model in our own layout: its config as a run has it, and its parameters under our names."""
-    cfg = loaded.cfg.copy()
-    cfg.model.vocab_size = loaded.model.vocab_size
-    cfg[MODEL_TYPE] = loaded.model_type
-    write_yaml(OmegaConf.to_container(cfg, resolve=True), folder / RESOLVED)
-    write_weights(folder, in_dtype(named_weights(loaded.model), dtype), max_shard_bytes)
-    write_surroundings(loaded, folder)
 
 
 def write_surroundings(loaded: Loaded, folder: Path) -> None:

@@ -25,7 +25,6 @@ from .family import Family, model_node
 from .tensors import check_finite, common_dtype, has_weights, read_json, read_weights
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-MODEL_TYPE = "model_type"  # in the config of our own layout, beside the model
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -119,7 +118,7 @@ def load_trained(folder: Path, trust: Trust, weights: str) -> Loaded:
 
 
 def load_ours(folder: Path, trust: Trust) -> Loaded:
-    """What was written in our own layout; see `export.py`."""
+    """Weights beside a config of ours: a model that no class of transformers can hold, as it was exported."""
     cfg = stored_config(folder / RESOLVED)
     if "model" not in cfg:
         raise ConfigError(f"{folder}: its {RESOLVED} has no model; export it again")
@@ -130,8 +129,7 @@ def load_ours(folder: Path, trust: Trust) -> Loaded:
     model.to(common_dtype(weights))
     model.load_state_dict(weights, strict=False)  # the second name of a tied weight is not in the file
     tokenizer = read_tokenizer(folder, model.vocab_size)
-    model_type = str(cfg.pop(MODEL_TYPE, None))
-    return Loaded(folder, cfg, model.eval(), tokenizer, model_type, read_generation(folder))
+    return Loaded(folder, cfg, model.eval(), tokenizer, generation=read_generation(folder))
 
 
 def load_transformers(folder: Path) -> Loaded:

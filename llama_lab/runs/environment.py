@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
+from llama_lab import __version__
 from llama_lab.config.arguments import typed_command
 
 from .stored import Environment, Facts, Git
 
 CPUINFO = Path("/proc/cpuinfo")
 RUNS_AT_ONCE = "LLAMA_LAB_RUNS_AT_ONCE"  # variable that a launcher sets: how many runs may share the run's device
-LIBRARIES = ("llama-lab", "lightning", "hydra-core", "numpy", "tokenizers", "datasets", "wandb")
+LIBRARIES = ("lightning", "hydra-core", "numpy", "tokenizers", "datasets", "wandb")
 
 
 def environment(facts: Facts) -> Environment:
@@ -23,7 +24,7 @@ def environment(facts: Facts) -> Environment:
         **vars(facts),
         command=typed_command(),
         python=platform.python_version(),
-        versions={name: version(name) for name in LIBRARIES} | {"torch": torch.__version__},  # with its CUDA version
+        versions={"llama-lab": __version__, "torch": torch.__version__} | {name: version(name) for name in LIBRARIES},
         platform=platform.platform(),
         cpu=cpu_name(),
         cpu_threads=torch.get_num_threads(),

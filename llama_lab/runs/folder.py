@@ -52,8 +52,6 @@ CHANGEABLE = (
     "estimate",
     "device",
     "estimate_mfu",
-    "plan",  # the names of `estimate` and `estimate_mfu` in older runs
-    "plan_mfu",
     "draw",
     "draw_against",
     "measure",
@@ -75,10 +73,6 @@ CHANGEABLE = (
 UNNAMED = ("name", "arm", "seed", "hydra", *CHANGEABLE)
 # Those that may also change when a finished run is trained further.
 EXTENDABLE = (*CHANGEABLE, "train.tokens", "train.evaluations", "schedule.warmup")
-# Settings that older runs lack; null is what those did. An older run may be resumed with another value, since its
-# hashes show whether that changes its data.
-ADDED = ("data.val_tokens", "tokenizer.sample_bytes")
-BEFORE = {"data.document_mask": False}  # what older runs did, which lack the setting
 AS_BEGUN = ("trainer.compile", "auto")  # a setting and the value with which a run goes on as it began
 
 
@@ -212,6 +206,7 @@ class RunFolder:
         if cfg.overwrite or not (self.path / RESOLVED).exists():  # without it: killed as it started, or cleared
             return
         self.check_files("name", "restore it, choose another name, or start over with overwrite=true")
+        before = Environment.load(self.path)
         finished = Status.load(self.path).status == "done"
         changed = self.changed_keys(cfg, EXTENDABLE if cfg.resume else CHANGEABLE)
         if finished and not cfg.resume:
@@ -220,15 +215,16 @@ class RunFolder:
                 f"overwrite=true, or train it further with resume={self.path} train.tokens=<more>"
             )
         if changed:
-            key, old, new = self.changed_group(changed[0][0], choices) or changed[0]
+            key, old, new = self.changed_group(changed[0][0], before.choices, choices) or changed[0]
             raise ConfigError(
                 f"{key}={new}: the run in {self.path} has {key}={old}; give the same settings to go on, "
                 f"choose another name, or start over with overwrite=true"
             )
 
-    def changed_group(self, key: str, choices: Mapping[str, str]) -> tuple[str, Any, Any] | None:
+    def changed_group(
+        self, key: str, before: Mapping[str, str], choices: Mapping[str, str]
+    ) -> tuple[str, Any, Any] | None:
         """(group, option before, option now) of the choice that has changed a key; None if none has."""
-        before = Environment.load(self.path).choices
         differ = [group for group in before.keys() & choices.keys() if before[group] != choices[group]]
         for group in sorted(differ, key=lambda group: (group != "arch", group)):  # which chooses other groups
             chosen = {group, *COMPONENTS} & {*differ} if group == "arch" else {group}
@@ -250,7 +246,7 @@ class RunFolder:
         if cfg.overwrite or not (self.path / RESOLVED).exists():
             self.clear()
         checkpoint = self.checkpoint_for(cfg)
-        sessions = [] if checkpoint is None else self._earlier_sessions(cfg, environment)
+        sessions = [] if checkpoint is None else self._earlier_sessions(environment)
         if checkpoint == stable(self.checkpoint):
             (self.path / WANDB_ID).unlink(missing_ok=True)  # W&B would not forget the decay
             go_back_to(checkpoint, self.checkpoint)
@@ -278,20 +274,15 @@ class RunFolder:
         grows = cfg.train.tokens > self.config().train.tokens
         return newest_whole(earlier) if grows and checkpoint_step(earlier) < checkpoint_step(last) else last
 
-    def _earlier_sessions(self, cfg: DictConfig, environment: Environment) -> list[Environment]:
+    def _earlier_sessions(self, environment: Environment) -> list[Environment]:
         """The environments of the sessions that led to the checkpoint."""
         last = Environment.load(self.path)
         for key in ("data_hash", "tokenizer_hash", "precision"):
             before, now = getattr(last, key), getattr(environment, key)
             if before and before != now:
-                # The overrides that make `cfg` do what the run did without these settings.
-                old, new = flatten(OmegaConf.to_container(self.config(), resolve=True)), flatten(resolved(cfg))
-                added = [f"{name}=null" for name in ADDED if name not in old and new.get(name) is not None]
-                is_bounded = added and key != "precision"
-                remedy = f"it began without bounds, so go on with {' '.join(added)}" if is_bounded else "restore that"
                 raise ConfigError(
                     f"{key}={now}: the checkpoint in {self.path} was trained with {before}; "
-                    f"{remedy}, choose another name, or start over with overwrite=true"
+                    f"restore that, choose another name, or start over with overwrite=true"
                 )
         for name in ("llama-lab", "torch"):
             before, now = last.versions.get(name), environment.versions.get(name)
@@ -330,10 +321,9 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
 
 def changes(before: Any, now: Any, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
     """(key, value before, value now) of every setting in which two `resolved` configs differ and may not."""
-    old, new = BEFORE | flatten(before), BEFORE | flatten(now)
-    added = [key for key in ADDED if key not in old]
+    old, new = flatten(before), flatten(now)
     ignored = (*changeable, "pattern")  # of which model.layers is made
-    keys = [key for key in sorted(old.keys() | new.keys() - added) if not belongs(key, ignored)]
+    keys = [key for key in sorted(old.keys() | new.keys()) if not belongs(key, ignored)]
     return [
         (key, old.get(key), new.get(key))
         for key in keys

@@ -89,20 +89,19 @@ class MetricsCSV(MetricsLogger):
             writer.writerow(cells)
         self.rows = described([cells], self.rows)
 
-    def forget_after(self, step: int, known: Rows | None = None) -> list[dict[str, float]]:
+    def forget_after(self, known: Rows) -> list[dict[str, float]]:
         """Drop the rows after a checkpoint: a run that resumes there writes them again. Returns the other metrics.
 
-        These keep their columns, also where the run logs less from now on. step, known: of the checkpoint; older ones
-        do not know their rows. Raises ConfigError if these are not the file's first rows.
+        These keep their columns, also where the run logs less from now on. known: the rows of the checkpoint. Raises
+        ConfigError if these are not the file's first rows.
         """
         try:
-            rows = read_cells(self.path)
-            rows = rows[: known["count"]] if known else [row for row in rows if float(row["step"]) <= step]
+            rows = read_cells(self.path)[: known["count"]]
             metrics = with_numbers(rows)
         except (ValueError, KeyError) as error:
             raise self._damaged(str(error)) from error
         self.rows = described(rows)
-        if known and self.rows != known:
+        if self.rows != known:
             raise self._damaged(f"it does not begin with the {known['count']} rows before the checkpoint")
         if not self.path.exists():
             return []

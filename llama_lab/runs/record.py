@@ -1,21 +1,19 @@
 """The record of a run: its folder, read."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
 from llama_lab.config.components import flatten
-from llama_lab.config.older import choices_before
-from llama_lab.config.trust import stored_config
+from llama_lab.config.trust import stored_settings
 from llama_lab.errors import ConfigError
 from llama_lab.files import ALTERED, read_stamped
 
 from .evaluation import Evaluation
-from .folder import BEFORE, OVERRIDES, RESOLVED, is_run
+from .folder import OVERRIDES, RESOLVED, is_run
 from .metrics import METRICS, described, read_cells, with_numbers
 from .stored import Environment, Status, Summary, WarmStart, as_type, reading
 
@@ -27,7 +25,7 @@ class Record:
     """A run's folder, read. Losses are in nats per token.
 
     status: running, interrupted, pruned, done, diverged, failed; "missing" for a run that a study lists but that left
-    nothing. message: why, in one line. overrides: what was typed. config: the resolved config, on one level
+    nothing. message: why, in one line. overrides: what was typed. settings: the resolved config; config: on one level
     (`{"train.tokens": 2e6}`). summary: the last value of every metric, empty unless done. metrics: the rows of
     metrics.csv, one per logged step; a row holds what was logged at that step, with `step`, `tokens` and `seconds`
     always; step 0 only of trained weights. evaluation: empty unless of the run as it ended. start: of a run with
@@ -40,6 +38,7 @@ class Record:
     status: str
     message: str = ""
     overrides: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     environment: Environment = field(default_factory=Environment)
     summary: dict[str, float] = field(default_factory=dict)
@@ -75,9 +74,7 @@ def read_record(path: Path) -> Record:
         raise ConfigError(f"{path}: holds no run; name folders of runs or studies, such as runs/llama/base/seed=1")
     status = Status.load(path)
     environment = Environment.load(path, needs=("arm", "seed"))
-    config = BEFORE | flatten(OmegaConf.to_container(stored_config(path / RESOLVED), resolve=True))
-    if environment.choices:
-        environment = replace(environment, choices=choices_before(config) | environment.choices)
+    settings = stored_settings(path / RESOLVED)
     ended = Summary.load(path) if status.status == "done" else Summary()
     summary = ended.metrics
     with reading(path, METRICS):
@@ -93,7 +90,8 @@ def read_record(path: Path) -> Record:
         status=status.status,
         message=status.message,
         overrides=read_overrides(path),
-        config=config,
+        settings=settings,
+        config=flatten(settings),
         environment=environment,
         summary=summary,
         metrics=metrics,

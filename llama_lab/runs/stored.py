@@ -4,6 +4,7 @@ What eval.json holds is in `evaluation.py`.
 """
 
 import json
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -23,8 +24,8 @@ class Stored:
     """A dataclass that a run keeps in the JSON file `FILE` of its folder.
 
     A key is the name of a field, except that the field `metrics` is not nested: it takes every number that no field is
-    named after. A field that an older version did not write has its default; what else a newer one wrote is ignored.
-    The key `checksum` is that of all others, and absent in older files. NEEDS: metrics that every file has.
+    named after. What a newer version wrote besides is ignored.
+    The key `checksum` is that of all others. NEEDS: metrics that every file has.
     """
 
     FILE: ClassVar[str]
@@ -145,7 +146,7 @@ def free(why: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts(Stored):
-    """The facts of a run before it trains; those that an older run did not record are empty, or 0.
+    """The facts of a run before it trains.
 
     label: what people call the arm, see `short_name`. choices: the option of each config group. devices: of all nodes.
     init_hash: of the weights that it started from, see `WarmStart`; empty for fresh ones. unigram_entropy: of the
@@ -218,7 +219,7 @@ class WarmStart(Stored):
 class Summary(Facts):
     """A finished run: its facts, and in `metrics` its costs and the last value of every metric.
 
-    rows: the checksum of the rows of metrics.csv; empty if an older version wrote it.
+    rows: the checksum of the rows of metrics.csv.
     """
 
     FILE: ClassVar[str] = "summary.json"
@@ -240,7 +241,7 @@ class Environment(Facts):
 
     git: None outside a checkout. runs_at_once: how many runs may have trained on its device at a time. tf32: whether
     products of 32-bit matrices are rounded to TF32 on a GPU. deterministic: whether PyTorch was told to use
-    deterministic algorithms alone. Both are None where they were not recorded.
+    deterministic algorithms alone.
     """
 
     FILE: ClassVar[str] = "environment.json"
@@ -262,3 +263,15 @@ class Environment(Facts):
     earlier_sessions: list["Environment"] = field(
         default_factory=list, metadata=checked("are compared with the run's last one")
     )
+
+    @classmethod
+    def load(cls, folder: Path, needs: Collection[str] = ()) -> Self:
+        """Read the file, see `Stored`. Raises ConfigError for a run of a version before 0.4, too."""
+        stored = super().load(folder, needs)
+        version = stored.versions.get("llama-lab", "before 0.4")
+        if re.match(r"before|0\.[0-3]\b", version):
+            raise ConfigError(
+                f"{folder}: was written by llama-lab {version}; this version reads runs of 0.4 and later: "
+                f"use that version"
+            )
+        return stored

@@ -74,7 +74,6 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
     Raises ConfigError as `prepare` does.
     """
     set_damaged_aside(plan.folder / FILE)
-    refuse_old_grid(plan)
     results: list[tuple[PlannedRun, JobReturn]] = []
     while True:
         # Reads each folder once before every launch.
@@ -169,17 +168,6 @@ def set_damaged_aside(file: Path) -> None:
         file.replace(aside)
         problem = str(error).partition("; ")[0]
         sys.stderr.write(f"{problem}; renamed {aside.name} and written again, without its count of earlier reports\n")
-
-
-def refuse_old_grid(plan: Plan) -> None:
-    """Raise ConfigError for a study of an earlier version, which chose learning rates on the runs it judges."""
-    if (plan.folder / FILE).exists():
-        members = [member for arm in Study.load(plan.folder).arms for member in arm.judged]
-        if any(member.learning_rate is not None for member in members):
-            raise ConfigError(
-                f"{plan.folder}: its learning rates were chosen on the runs that it judges, no longer supported; "
-                f"give another name= (llama-lab-compare {plan.folder} still reports on it)"
-            )
 
 
 def looks(plan: Plan) -> int:

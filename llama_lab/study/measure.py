@@ -89,10 +89,7 @@ def job_of(run: Path, job: Run) -> Run:
     if not is_probe(cfg):
         cfg.data.cache_dir = job.cfg.data.cache_dir
     cfg.trainer.compile = compiled
-    train = cfg.train
-    for key, default in (("recompute", "none"), ("ema", None)):  # which older runs lack
-        train.setdefault(key, default)
-    micro_batches_per_step(train.batch_size, train.micro_batch_size, job.hardware.world_size)  # for its checks
+    micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, job.hardware.world_size)  # its checks
     return replace(job, cfg=cfg, steps=SLOW_STEPS + STEPS)
 
 

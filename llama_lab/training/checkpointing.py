@@ -61,20 +61,6 @@ class Checkpointing(L.Callback):
             if isinstance(table, MetricsCSV):
                 checkpoint["metrics"] = dict(table.rows)
 
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Convert the counts of older checkpoints from micro-batches to steps."""
-        step, progress = checkpoint["global_step"], checkpoint["loops"]["fit_loop"]
-        steps = progress["epoch_loop.manual_optimization.optim_step_progress"]
-        batches = progress["epoch_loop.batch_progress"]
-        if steps["total"]["completed"] == step:
-            return
-        for count in (steps["total"], steps["current"]):
-            count.update(ready=step, completed=step)
-        for count in (batches["total"], batches["current"]):
-            unfinished = count["ready"] - count["completed"]  # 1 before an evaluation, 0 after
-            count.update(ready=step, started=step, processed=step, completed=step - unfinished)
-        batches["is_last_batch"] = False
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

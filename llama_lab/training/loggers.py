@@ -93,8 +93,7 @@ def open_loggers(run: Run, checkpoint: Path | None, facts: Facts) -> Iterator[li
     settings, title = run.cfg.logger, run.title
     telemetry = run.cfg.train.telemetry
     table = MetricsCSV(run.folder.metrics, facts.epochs, run.cfg.model.n_layers if telemetry else 0)
-    at: dict[str, Any] = load_checkpoint(checkpoint, list) if checkpoint else {"global_step": 0, "metrics": NO_ROWS}
-    history = table.forget_after(at["global_step"], at.get("metrics"))
+    history = table.forget_after(load_checkpoint(checkpoint, list)["metrics"] if checkpoint else NO_ROWS)
     config: dict[str, Any] = {**OmegaConf.to_container(run.cfg, resolve=True), **facts.to_json()}  # type: ignore[dict-item]
     loggers: list[Logger] = [table]
     with ExitStack() as ends:

@@ -88,10 +88,10 @@ def new_run(
     if cfg.resume:
         with report_disk_errors(f"resume={cfg.resume}"):
             folder.check_files(f"resume={cfg.resume}", "restore it, or train the run again")
+        label = folder.label
         cfg = with_earlier_warmup(cfg, folder, steps)
         arm_folder = folder.path.absolute().parent
         name, arm = arm_folder.parent.name, arm_folder.name
-        label = folder.label
     return Run(cfg, name, arm, label or arm, overrides, choices, folder, hardware, steps)
 
 

@@ -17,7 +17,6 @@ from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.evaluation.load import TrainedRun, load_run
 from llama_lab.model import Decoder
 from llama_lab.runs.evaluation import Evaluation
-from llama_lab.runs.folder import changes
 from llama_lab.runs.stored import Summary
 from tests.composing import compose_config, eval_settings
 from tests.training.tiny import pieces
@@ -134,10 +133,3 @@ def test_an_estimate_counts_the_masks_of_documents() -> None:
     masks = 4 * 8 * 32 * 32
     added = apart.activation_bytes(8) - plain.activation_bytes(8)
     assert masks <= added <= 4 * masks
-
-
-def test_a_run_from_before_document_masks_goes_on_without_one() -> None:
-    now = {"data": {"document_mask": False, "files": []}}
-    before = {"data": {"files": []}}
-    assert changes(before, now, ()) == []
-    assert changes(before, {"data": {"document_mask": True, "files": []}}, ()) == [("data.document_mask", False, True)]

@@ -148,10 +148,10 @@ def test_an_imported_model_has_the_scores_of_the_run_it_was(
 ) -> None:
     run = copied(trained("arch=llama2"))
     export_model(run, tmp_path / "theirs")
-    import_model(str(tmp_path / "theirs"), tmp_path / "ours")
+    import_model(str(tmp_path / "theirs"), tmp_path / "imported")
     asked = ("eval.parts=[lm_eval]", f"eval.task_path={tasks}", "eval.tasks=[our_chosen,our_read]")
     scores = []
-    for folder in (run, tmp_path / "ours"):
+    for folder in (run, tmp_path / "imported"):
         assert evaluating(f"run={folder}", *asked).code == 0
         scores.append([score["value"] for score in json.loads((folder / "eval.json").read_text())["tasks"]])
     assert scores[0] == pytest.approx(scores[1], rel=1e-5)

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from llama_lab.errors import ConfigError
 from llama_lab.evaluation.evaluate import check_done
 from llama_lab.evaluation.load import TrainedRun, load_run
-from llama_lab.runs.folder import RESOLVED, RunFolder
+from llama_lab.runs.folder import RunFolder
 
 LAST = Path("checkpoints/last.ckpt")
 Copied = Callable[[Path], Path]
@@ -56,15 +55,6 @@ def test_a_loaded_run_has_the_weights_the_tokenizer_and_the_step_of_its_folder(e
     assert run.tokenizer.decode(run.tokenizer.encode("a€")) == "a€"
 
 
-def test_a_run_from_before_validation_had_a_bound_opens_its_data(endless: Path, copied: Copied) -> None:
-    run = copied(endless)
-    cfg = OmegaConf.load(run / RESOLVED)
-    del cfg.data["val_tokens"]
-    OmegaConf.save(cfg, run / RESOLVED)
-    loaded = load_run(run)
-    assert loaded.open_dataset().index.data_hash == loaded.environment.data_hash
-
-
 GARBAGE = {
     "empty": b"",
     "no text": b"\xff\xfe\x00" * 100,
@@ -101,7 +91,7 @@ def test_a_missing_file_is_an_error_of_one_line(name: str, endless: Path, copied
 def test_a_missing_fact_is_named(fact: str, endless: Path, copied: Copied) -> None:
     run = copied(endless)
     facts = json.loads((run / "environment.json").read_text())
-    del facts[fact], facts["checksum"]  # as an older version wrote it
+    del facts[fact], facts["checksum"]
     (run / "environment.json").write_text(json.dumps(facts))
     assert f"its environment.json is damaged, KeyError: '{fact}'; " in refusal(run)
 

@@ -67,9 +67,9 @@ def test_a_tokenizer_of_theirs_goes_in_and_out_unchanged(llama: Path, converting
         tokenizer_object=plain, bos_token="<s>", eos_token="</s>", unk_token="<unk>", model_max_length=20
     )
     theirs.save_pretrained(llama)
-    assert converting("import", llama, tmp_path / "ours").code == 0
-    assert converting("export", tmp_path / "ours", tmp_path / "out").code == 0
-    loaded = load(tmp_path / "ours")
+    assert converting("import", llama, tmp_path / "imported").code == 0
+    assert converting("export", tmp_path / "imported", tmp_path / "out").code == 0
+    loaded = load(tmp_path / "imported")
     assert loaded.tokenizer is not None
     assert loaded.tokenizer.eot_id == 1
     again = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -103,7 +103,7 @@ def test_a_variant_of_attention_is_exported_as_the_class_that_has_it(
         (["attention=mla"], "nearest, DeepseekV3ForCausalLM, differs in attention.latent_eps=1e-05 (1e-06)"),
     ],
 )
-def test_a_mix_that_no_class_holds_is_written_in_our_own_layout_and_read_back_exactly(
+def test_a_mix_that_no_class_holds_is_written_beside_its_config_and_read_back_exactly(
     overrides: list[str], obstacle: str, trained: Trained, converting: Command, tmp_path: Path
 ) -> None:
     run = trained(*overrides)
@@ -176,9 +176,8 @@ def test_an_import_that_fails_leaves_nothing_behind(llama: Path, converting: Com
     assert not (tmp_path / "deep").exists()
 
 
-def test_our_own_layout_is_not_imported_again(llama: Path, converting: Command, tmp_path: Path) -> None:
-    converting("import", llama, tmp_path / "ours")
-    ran = converting("import", tmp_path / "ours", tmp_path / "twice")
+def test_a_model_of_ours_is_not_imported(trained: Trained, converting: Command, tmp_path: Path) -> None:
+    ran = converting("import", trained(), tmp_path / "out")
     assert ran.code == 2
     assert "is a model of ours already" in ran.err
 

@@ -63,9 +63,10 @@ def test_an_imported_model_writes_their_text(case: Case, tokens: Tensor) -> None
 
 
 def test_an_exported_model_is_theirs_again(case: Case, tokens: Tensor, tmp_path: Path) -> None:
-    """Through our own layout, too: every tensor is bit for bit what they saved."""
-    import_model(str(case.saved), tmp_path / "ours")
-    export_model(tmp_path / "ours", tmp_path / "theirs")
+    """As it was imported, too: every tensor is bit for bit what they saved."""
+    import_model(str(case.saved), tmp_path / "imported")
+    assert (tmp_path / "imported" / "config.json").exists(), "as transformers has it"
+    export_model(tmp_path / "imported", tmp_path / "theirs")
     assert json.loads((tmp_path / "theirs" / "config.json").read_text())["model_type"] == case.theirs.config.model_type
     again = reload(tmp_path / "theirs")
     before, after = (load_file(folder / "model.safetensors") for folder in (case.saved, tmp_path / "theirs"))
@@ -113,9 +114,9 @@ def test_an_imported_model_has_their_gradients(name: str, tokens: Tensor, tmp_pa
 
 def test_the_context_of_longrope_ends_where_its_long_factors_begin(tmp_path: Path) -> None:
     their_model("phi3, longrope, whose context is longer").save_pretrained(tmp_path / "theirs")
-    found = import_model(str(tmp_path / "theirs"), tmp_path / "ours")
+    found = import_model(str(tmp_path / "theirs"), tmp_path / "imported")
     assert f"max_position_embeddings={4 * CONTEXT} (for texts up to {CONTEXT} tokens)" in found
-    assert load(tmp_path / "ours").model.max_seq_len == CONTEXT
+    assert load(tmp_path / "imported").model.max_seq_len == CONTEXT
 
 
 def test_every_family_is_among_the_cases() -> None:

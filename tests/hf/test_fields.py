@@ -131,10 +131,10 @@ def test_every_switch_of_every_recipe_leaves_so(switch: str, tmp_path: Path) -> 
 
 def test_a_class_that_loads_another_model_is_no_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     their_model("llama").save_pretrained(tmp_path / "saved")
-    import_model(str(tmp_path / "saved"), tmp_path / "ours")
+    import_model(str(tmp_path / "saved"), tmp_path / "imported")
     monkeypatch.setattr(convert, "write_weights", lambda folder, weights, _: save_other(folder, weights))
     with pytest.raises(ConfigError, match=r"out: LlamaForCausalLM loads it as another model, whose logits differ by "):
-        export_model(tmp_path / "ours", tmp_path / "out")
+        export_model(tmp_path / "imported", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -148,13 +148,13 @@ def test_without_transformers_an_export_says_that_it_is_not_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     their_model("llama").save_pretrained(tmp_path / "saved")
-    import_model(str(tmp_path / "saved"), tmp_path / "ours")
+    import_model(str(tmp_path / "saved"), tmp_path / "imported")
     monkeypatch.setattr(convert, "find_spec", lambda _: None)
-    assert "not checked, since transformers is not installed" in export_model(tmp_path / "ours", tmp_path / "out")
+    assert "not checked, since transformers is not installed" in export_model(tmp_path / "imported", tmp_path / "out")
 
 
 def test_an_import_says_which_fields_it_ignored(tmp_path: Path) -> None:
     their_model("llama").save_pretrained(tmp_path / "saved")
     edit_json(tmp_path / "saved" / "config.json", sliding_window=7, partial_rotary_factor=0.5, use_qk_norm=False)
-    said = import_model(str(tmp_path / "saved"), tmp_path / "ours")
+    said = import_model(str(tmp_path / "saved"), tmp_path / "imported")
     assert said.endswith("; ignored, as transformers does: sliding_window=7, partial_rotary_factor=0.5")

@@ -16,7 +16,7 @@ import llama_lab
 from llama_lab.config.trust import Trust
 from llama_lab.data.tokenizer import BPETokenizer
 from llama_lab.errors import ConfigError
-from llama_lab.hf.convert import export_model, import_model
+from llama_lab.hf.convert import export_model
 from llama_lab.hf.loading import load
 from llama_lab.hf.tensors import INDEX, WEIGHTS, parse_size
 
@@ -204,12 +204,19 @@ HIDDEN: list[dict[str, Any]] = [
 ]
 
 
-def test_a_strangers_folder_runs_nothing(trained: Callable[..., Path], copied: Callable[[Path], Path], llama: Path,
+@pytest.fixture
+def ours(trained: Callable[..., Path], tmp_path: Path) -> Path:
+    """What an export makes of a run that no class of transformers holds."""
+    export_model(trained("norm=rmsnorm", "position=relative"), tmp_path / "ours")
+    assert {file.name for file in (tmp_path / "ours").iterdir()} >= {"resolved.yaml", WEIGHTS, "tokenizer.json"}
+    return tmp_path / "ours"
+
+
+def test_a_strangers_folder_runs_nothing(trained: Callable[..., Path], copied: Callable[[Path], Path], ours: Path,
                                          tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """A run's, and one in our own layout."""
-    import_model(str(llama), tmp_path / "ours")
+    """A run's, and weights beside a config of ours."""
     monkeypatch.chdir(tmp_path)
-    for folder in (copied(trained()), tmp_path / "ours"):
+    for folder in (copied(trained()), ours):
         cfg = OmegaConf.load(folder / "resolved.yaml")
         cfg.model.norm = ATTACK
         OmegaConf.save(cfg, folder / "resolved.yaml")
@@ -231,21 +238,19 @@ def test_a_strangers_config_json_runs_nothing(
     assert not (tmp_path / "harm").exists()
 
 
-def test_our_own_layout_with_a_file_of_no_weights_is_refused(llama: Path, tmp_path: Path) -> None:
-    import_model(str(llama), tmp_path / "ours")
-    save_file({}, tmp_path / "ours" / WEIGHTS)
+def test_a_config_of_ours_with_a_file_of_no_weights_is_refused(ours: Path) -> None:
+    save_file({}, ours / WEIGHTS)
     with pytest.raises(ConfigError, match="its weights lack "):
-        load(tmp_path / "ours")
+        load(ours)
 
 
-def test_a_component_of_ones_own_is_loaded_where_it_is_trusted(llama: Path, tmp_path: Path) -> None:
-    import_model(str(llama), tmp_path / "ours")
-    cfg = OmegaConf.load(tmp_path / "ours" / "resolved.yaml")
+def test_a_component_of_ones_own_is_loaded_where_it_is_trusted(ours: Path) -> None:
+    cfg = OmegaConf.load(ours / "resolved.yaml")
     cfg.model.norm._target_ = "tests.hf.own.OwnNorm"
-    OmegaConf.save(cfg, tmp_path / "ours" / "resolved.yaml")
+    OmegaConf.save(cfg, ours / "resolved.yaml")
     with pytest.raises(ConfigError, match=r"add trust=\[tests\], or --trust tests"):
-        load(tmp_path / "ours")
-    assert type(load(tmp_path / "ours", Trust(("tests",))).model.norm).__name__ == "OwnNorm"
+        load(ours)
+    assert type(load(ours, Trust(("tests",))).model.norm).__name__ == "OwnNorm"
 
 
 def test_a_size_is_a_number_and_a_unit_of_a_thousand() -> None:

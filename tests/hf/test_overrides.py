@@ -50,11 +50,11 @@ def test_every_activation_has_overrides(family: Family, activation: str) -> None
 @pytest.mark.parametrize("case", EXPECTED)
 def test_the_overrides_of_an_import_compose_the_same_model(case: str, tmp_path: Path) -> None:
     their_model(case).save_pretrained(tmp_path / "theirs")
-    import_model(str(tmp_path / "theirs"), tmp_path / "ours")
-    overrides = list(OmegaConf.load(tmp_path / "ours" / "overrides.yaml"))
+    import_model(str(tmp_path / "theirs"), tmp_path / "imported")
+    overrides = list(OmegaConf.load(tmp_path / "imported" / "overrides.yaml"))
     assert set(EXPECTED[case]) <= {*overrides}
     assert len({*overrides}) == len(overrides), "a key is set twice"
     composed = flat_settings(OmegaConf.to_container(compose_config(*overrides).model, resolve=True))
-    wanted = settings_of(load(tmp_path / "ours"))
+    wanted = settings_of(load(tmp_path / "imported"))
     assert composed.keys() == wanted.keys()
     assert not [key for key in wanted if not equal(composed[key], wanted[key])]

@@ -1,18 +1,14 @@
 """Layers that differ: each behaves as a model of its kind does, decodes with a cache and costs what it says."""
 
-import copy
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from llama_lab.config.older import upgraded
 from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.generate import _static_step, prefill
 from llama_lab.model.position import Position
-from llama_lab.runs.folder import changes, resolved
-from tests.composing import compose_config, decoder, lively
+from tests.composing import decoder, lively
 
 TOKENS = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(0))
 FOUR = ("size=pico", "model.n_layers=4", "attention=gqa")
@@ -115,24 +111,3 @@ def test_a_layer_s_encoding_that_ends_somewhere_ends_the_model() -> None:
     assert model.max_context == 16, "and it does not slide on"
     with pytest.raises(ConfigError, match=r"^model.max_seq_len=32: ending positions end at 24; make it smaller, or"):
         decoder("size=pico", "model.max_seq_len=32", windows, rule)
-
-
-def test_a_run_of_an_earlier_version_has_the_layers_that_it_had() -> None:
-    cfg = compose_config(*FOUR, "model.attention.window=5")
-    attention = {"window": 5, "global_every": 2, "_target_": "a"}
-    old = {"model": {"n_layers": cfg.model.n_layers, "attention": attention}}
-    assert upgraded(old)["model"]["layers"] == [{"at": [1, 3], "attention": {"window": None, "_target_": "a"}}]
-    assert upgraded(old)["model"]["attention"] == {"window": 5, "_target_": "a"}
-    assert upgraded(upgraded(old)) == upgraded(old)
-
-
-def test_an_earlier_run_goes_on_with_the_pattern_that_has_taken_the_place_of_its_setting() -> None:
-    now = resolved(
-        compose_config(*FOUR, "attention=gqa_window", "model.attention.window=5", "pattern=global_every_2nd")
-    )
-    before = copy.deepcopy(now)
-    del before["pattern"], before["model"]["layers"]
-    for setting in ("chunk", "prefix"):
-        del before["model"]["attention"][setting]
-    before["model"]["attention"]["global_every"] = 2
-    assert changes(upgraded(before), now, ()) == []

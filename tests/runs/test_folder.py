@@ -5,19 +5,20 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
+from llama_lab import __version__
 from llama_lab.errors import ConfigError
-from llama_lab.runs.folder import LOCK, RESOLVED, UNNAMED, RunFolder, arm_name, locked
-from llama_lab.runs.stored import Environment, from_json
+from llama_lab.runs.folder import LOCK, UNNAMED, RunFolder, arm_name, locked
+from llama_lab.runs.stored import Environment
 from tests.composing import compose_config
-from tests.conftest import Command, unstamped
+from tests.conftest import Command
 from tests.training.tiny import planned
 
 # Names of arms
@@ -98,6 +99,8 @@ def test_two_recipes_under_one_name_are_two_arms() -> None:
 
 # What may be done in a folder
 
+OURS = Environment(versions={"llama-lab": __version__})
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
@@ -107,7 +110,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def begun(folder: RunFolder, *overrides: str, status: str) -> None:
     """Leave a run in a folder, with a checkpoint and that status."""
     with locked(folder.path):
-        folder.begin(compose_config("size=pico", *overrides), list(overrides), Environment())
+        folder.begin(compose_config("size=pico", *overrides), list(overrides), OURS)
         torch.save({"state_dict": {}, "global_step": 0}, folder.checkpoint)
         folder.write_status(status, "why")  # type: ignore[arg-type]
 
@@ -152,15 +155,6 @@ def test_an_unfinished_run_goes_on_with_the_same_settings(status: str, folder: R
     check(folder, "model.dropout=0.1", "logger=none", "trainer.devices=2", "runs_dir=elsewhere")
 
 
-def test_a_run_of_an_older_version_goes_on_though_keys_have_new_names(folder: RunFolder) -> None:
-    begun(folder, status="interrupted")
-    resolved = folder.path / RESOLVED
-    text = unstamped(resolved)
-    assert "\nestimate: false\n" in text
-    resolved.write_text(text.replace("\nestimate: ", "\nplan: ").replace("\nestimate_mfu: ", "\nplan_mfu: "))
-    check(folder)
-
-
 @pytest.mark.parametrize(
     ("override", "key", "old", "new"),
     [
@@ -186,25 +180,7 @@ def test_an_unfinished_run_goes_on_from_a_token_cache_that_moved(folder: RunFold
     check(folder, "data.cache_dir=/new")
 
 
-def forget(folder: RunFolder, *keys: str) -> None:
-    """Take settings out of a run's config, as if it had been made before there were any such."""
-    cfg = OmegaConf.load(folder.path / RESOLVED)
-    for key in keys:
-        group, name = key.split(".")
-        del cfg[group][name]
-    OmegaConf.save(cfg, folder.path / RESOLVED)
-
-
 BOUNDS = ("data.val_tokens", "tokenizer.sample_bytes")
-
-
-def test_a_run_from_before_the_bounds_goes_on_with_any(folder: RunFolder) -> None:
-    begun(folder, status="interrupted")
-    forget(folder, *BOUNDS)
-    check(folder)
-    check(folder, "data.val_tokens=null", "tokenizer.sample_bytes=null")
-    with pytest.raises(ConfigError, match=r"data\.val_fraction=0\.1: "):
-        check(folder, "data.val_fraction=0.1")
 
 
 @pytest.mark.parametrize("key", BOUNDS)
@@ -214,21 +190,14 @@ def test_a_run_with_bounds_goes_on_with_the_same_alone(key: str, folder: RunFold
     assert refusal(folder, f"{key}=null").startswith(f"{key}=None: the run in {folder.path} has {key}=1000;")
 
 
-@pytest.mark.parametrize("fact", ["data_hash", "tokenizer_hash"])
-def test_a_run_from_before_the_bounds_whose_data_they_change_is_told_how_to_go_on(fact: str, folder: RunFolder) -> None:
+@pytest.mark.parametrize("fact", ["data_hash", "tokenizer_hash", "precision"])
+def test_a_checkpoint_of_other_data_or_precision_is_not_gone_on_with(fact: str, folder: RunFolder) -> None:
     begun(folder, status="interrupted")
-    (folder.path / "environment.json").write_text(f'{{"{fact}": "old"}}')
-    old, new = (from_json(Environment, {fact: value}) for value in ("old", "new"))
-    unbounded = compose_config("size=pico", "data.val_tokens=null", "tokenizer.sample_bytes=null")
+    old, new = (replace(OURS, **{fact: value}) for value in ("old", "new"))
+    old.save(folder.path)
     with pytest.raises(ConfigError, match=f"{fact}=new: .* was trained with old; restore that, "):
-        folder.begin(unbounded, [], new)
-    forget(folder, *BOUNDS)
-    with pytest.raises(ConfigError, match=r"go on with data\.val_tokens=null tokenizer\.sample_bytes=null, ") as error:
         folder.begin(compose_config("size=pico"), [], new)
-    assert "\n" not in str(error.value)
-    with pytest.raises(ConfigError, match=f"{fact}=new: .* was trained with old; restore that, "):
-        folder.begin(unbounded, [], new)
-    assert folder.begin(unbounded, [], old) == folder.checkpoint
+    assert folder.begin(compose_config("size=pico"), [], old) == folder.checkpoint
 
 
 def test_resume_may_change_the_budget_of_a_finished_run_and_nothing_that_it_computes(folder: RunFolder) -> None:
@@ -260,13 +229,16 @@ def test_a_run_that_goes_on_with_other_kernels_says_so(
     library: str, folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun(folder, status="interrupted")
-    cfg, old, new = compose_config("size=pico"), *(Environment(versions={library: v}) for v in ("0.1.0", "0.2.0"))
+    cfg, old, new = (
+        compose_config("size=pico"),
+        *(Environment(versions=OURS.versions | {library: v}) for v in ("0.4.0", "0.5.0")),
+    )
     old.save(folder.path)
     with locked(folder.path):
         folder.begin(cfg, [], old)
         assert capsys.readouterr().err == ""
         folder.begin(cfg, [], new)
-    assert capsys.readouterr().err.startswith(f"{library} 0.2.0 goes on with a run of 0.1.0: its kernels may differ")
+    assert capsys.readouterr().err.startswith(f"{library} 0.5.0 goes on with a run of 0.4.0: its kernels may differ")
 
 
 @pytest.mark.parametrize("overrides", [[], ["overwrite=true"]])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llama_lab.errors import ConfigError
-from llama_lab.runs.metrics import COLUMNS, MetricsCSV, described, read_cells, read_metrics
+from llama_lab.runs.metrics import COLUMNS, NO_ROWS, MetricsCSV, described, read_cells, read_metrics
 
 ROWS = [
     {"step": 10, "tokens": 2560, "seconds": 0.1, "train/loss": 5.25, "perf/peak_memory_bytes": 460435456},
@@ -36,16 +36,16 @@ def test_a_row_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path) -> None:
 
 def test_a_resumed_run_forgets_the_rows_after_its_step_and_keeps_the_others_exactly(tmp_path: Path) -> None:
     table = written(tmp_path)
-    table.forget_after(19)
+    table.forget_after(described(read_cells(table.path)[:2]))
     assert read_metrics(table.path) == ROWS[:2]
     table.log_metrics({"tokens": 5120}, step=20)
     assert read_metrics(table.path) == [*ROWS[:2], {"step": 20, "tokens": 5120}]
-    table.forget_after(0)
+    table.forget_after(NO_ROWS)
     assert read_metrics(table.path) == []
 
 
 def test_there_is_nothing_to_forget_before_the_first_row(tmp_path: Path) -> None:
-    MetricsCSV(tmp_path / "metrics.csv").forget_after(5)
+    MetricsCSV(tmp_path / "metrics.csv").forget_after(NO_ROWS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -56,7 +56,7 @@ def test_a_row_cut_short_by_a_kill_is_left_out_whichever_its_last_byte(tmp_path:
         table.path.write_bytes(content[:cut])
         whole = content[:cut].count(b"\n") - 1
         assert read_metrics(table.path) in (ROWS[:whole], ROWS[: whole + 1]), content[:cut]
-        table.forget_after(100)  # as a resumed run does before it logs
+        table.forget_after(described(read_cells(table.path)))  # as a resumed run does before it logs
         table.log_metrics({"tokens": 7680}, step=30)
         assert read_metrics(table.path)[whole:][-1] == {"step": 30, "tokens": 7680}
 
@@ -75,7 +75,7 @@ def test_a_resumed_run_keeps_exactly_the_rows_before_its_checkpoint_whatever_col
     assert known["count"] == 3
     table.log_metrics({"tokens": 5376}, step=20)
     wider = MetricsCSV(table.path, layers=2)
-    assert [row["tokens"] for row in wider.forget_after(20, known)] == [row["tokens"] for row in ROWS]
+    assert [row["tokens"] for row in wider.forget_after(known)] == [row["tokens"] for row in ROWS]
     assert wider.rows == known == described(read_cells(table.path))
     assert read_metrics(table.path) == ROWS
 
@@ -96,11 +96,11 @@ def test_rows_that_are_not_those_before_the_checkpoint_are_refused_by_the_file_s
     table = written(tmp_path)
     table.path.write_text(DAMAGE[damage](table.path.read_text()))
     with pytest.raises(ConfigError, match=rf"^{table.path}: is damaged, .*; restore it, choose another name, or start"):
-        MetricsCSV(table.path).forget_after(20, table.rows)
+        MetricsCSV(table.path).forget_after(table.rows)
 
 
 def test_a_file_that_is_gone_is_refused_if_the_checkpoint_had_rows(tmp_path: Path) -> None:
     table = written(tmp_path)
     table.path.unlink()
     with pytest.raises(ConfigError, match="does not begin with the 3 rows before the checkpoint"):
-        MetricsCSV(table.path).forget_after(20, table.rows)
+        MetricsCSV(table.path).forget_after(table.rows)

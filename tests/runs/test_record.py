@@ -1,4 +1,4 @@
-"""What a run records is read back, from older and newer versions too, and a damaged file is named in one line."""
+"""What a run records is read back, from newer versions too, and a damaged file is named in one line."""
 
 import json
 from dataclasses import replace
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from llama_lab.errors import ConfigError
 from llama_lab.runs.evaluation import CacheLoss, CacheSize, Evaluation, GenerationSpeed, LengthLoss
@@ -15,7 +14,9 @@ from llama_lab.runs.stored import Environment, Facts, Git, Status, Stored, Summa
 from tests.study.synthetic import BASE_LOSS, plant_evaluation, write_run
 
 FACTS = Facts(name="name", arm="arm", seed=3, choices={"norm": "rmsnorm"}, metrics={"params": 7, "kv_cache/bytes": 8})
-FIRST = Environment(**vars(FACTS), command=["train.py"], versions={"torch": "2"}, git=Git("beef", dirty=True))
+FIRST = Environment(
+    **vars(FACTS), command=["train.py"], versions={"llama-lab": "0.4.0", "torch": "2"}, git=Git("beef", dirty=True)
+)
 EVALUATION = Evaluation(
     step=5,
     device="cpu",
@@ -59,23 +60,13 @@ def write(folder: Path, name: str, content: Any) -> None:
     (folder / name).write_text(json.dumps(content))
 
 
-def test_an_environment_of_an_older_or_newer_version_is_loaded(tmp_path: Path) -> None:
-    session = {"arm": "a", "seed": 1, "params": 7}
+def test_an_environment_of_a_newer_version_is_loaded(tmp_path: Path) -> None:
+    versions = {"llama-lab": "0.10.0"}
+    session = {"arm": "a", "seed": 1, "versions": versions, "params": 7}
     newer = {"sharding": {"by": "rows"}, "is_new": True, "why": "x", "perf/new": 1.5}
     write(tmp_path, "environment.json", session | newer | {"earlier_sessions": [session]})
-    old = Environment(arm="a", seed=1, metrics={"params": 7})
+    old = Environment(arm="a", seed=1, versions=versions, metrics={"params": 7})
     assert Environment.load(tmp_path) == replace(old, metrics={"params": 7, "perf/new": 1.5}, earlier_sessions=[old])
-
-
-@pytest.mark.parametrize(("every", "pattern"), [(2, "global_every_2nd"), (3, "none"), (None, "none")])
-def test_a_run_from_before_patterns_has_the_option_that_does_what_it_did(
-    every: int | None, pattern: str, tmp_path: Path
-) -> None:
-    write_run(tmp_path / "run", "arm", 1, BASE_LOSS)
-    cfg = OmegaConf.load(tmp_path / "run" / "resolved.yaml")
-    cfg.model.attention.global_every = every
-    OmegaConf.save(cfg, tmp_path / "run" / "resolved.yaml")
-    assert read_record(tmp_path / "run").environment.choices["pattern"] == pattern
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ FACTS: dict[str, Any] = {
     "command": ["train.py"],
     "python": "3.11.7",
     "versions": {
-        "llama-lab": "0.1.0",
+        "llama-lab": "0.4.0",
         "torch": "2.13.0+cpu",
         "lightning": "2.6.6",
         "numpy": "2.4.6",

@@ -420,20 +420,6 @@ def test_a_grid_goes_on_where_its_best_rate_is_an_end(study: Callable[..., Ran])
     assert study(*grid, "study.seeds=[1]", "study.extend_rates=true").code == 0
 
 
-def test_a_study_that_chose_its_rates_on_judged_runs_is_reported_on_and_not_continued(
-    study: Callable[..., Ran], grid: Path
-) -> None:
-    record = yaml.safe_load((grid / "study.yaml").read_text())
-    for arm in record["arms"]:
-        arm["members"] = [m | {"tunes": None} for m in arm["members"] if m["tunes"] is not None]
-    (grid / "study.yaml").write_text(yaml.safe_dump(record))
-    refused = study(*GRID)
-    assert refused.code == 2
-    assert "runs/grid: its learning rates were chosen on the runs that it judges" in refused.err
-    result = analyse(Study.load(grid), grid)
-    assert any("was chosen on the runs that are compared" in warning for warning in result.warnings)
-
-
 @pytest.mark.parametrize("left", ["resolved.yaml", "status.json"])
 def test_a_kill_while_old_runs_are_cleared_lets_no_old_weights_in(
     study: Callable[..., Ran], left: str, climb: Path, ladder: Ran, tmp_path: Path

@@ -9,7 +9,6 @@ from typing import Any
 
 import lightning as L
 import pytest
-import torch
 
 from llama_lab.runs import checkpoint
 from llama_lab.runs.folder import RunFolder
@@ -177,28 +176,6 @@ def test_a_run_that_a_search_prunes_saves_and_goes_on_to_the_same_end(
     assert run.folder.status == Status("pruned", "stopped by the search at step 14 of 40")
     assert run.folder.final_loss is None
     assert run.folder.prune_request.exists(), "which is of the session before"
-    assert ends_as_the_whole_run(whole, *overrides)
-
-
-@pytest.mark.parametrize("moment", ["between two checkpoints", "at an evaluation and checkpoint"])
-def test_a_checkpoint_whose_batches_are_micro_batches_goes_on_to_the_same_end(
-    moment: str, whole: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
-    run = planned(*overrides)
-    with monkeypatch.context() as patched:
-        STOPS[moment](patched, lambda: stop(signal.SIGINT))
-        assert train(run) == "interrupted"
-    checkpoint = torch.load(run.folder.checkpoint, weights_only=True)
-    progress = checkpoint["loops"]["fit_loop"]
-    taken, seen = checkpoint["global_step"], 2 * checkpoint["global_step"]
-    for count in ("total", "current"):  # as Lightning's automatic optimization leaves them
-        progress["epoch_loop.manual_optimization.optim_step_progress"][count] = {"ready": 0, "completed": 0}
-        progress["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"][count]["completed"] = taken
-        batches = progress["epoch_loop.batch_progress"][count]
-        completed = seen - (batches["ready"] - batches["completed"])
-        batches.update(ready=seen, started=seen, processed=seen, completed=completed)
-    torch.save(checkpoint, run.folder.checkpoint)
     assert ends_as_the_whole_run(whole, *overrides)
 
 

@@ -1,5 +1,6 @@
 """Checks of runs' records against each other, and against what can be recomputed from them."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from functools import lru_cache
@@ -12,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import build, build_model
 from llama_lab.config.keys import option_file
-from llama_lab.config.trust import TARGET, Trust, stored_config
+from llama_lab.config.trust import TARGET, Trust, escape, with_text
 from llama_lab.drawing.anatomy import Anatomy, anatomy
 from llama_lab.errors import ConfigError, first_line
 from llama_lab.formatting import enumerate_some, number, three_digits
@@ -62,8 +63,8 @@ def misrecorded(study: Study, records: Sequence[Record], trust: Trust) -> Iterat
 
 def rebuilt(record: Record, trust: Trust) -> Anatomy | str:
     """The parts of the model that a run's config describes, with its cost, or why it cannot be built and counted."""
-    model = stored_config(record.path / RESOLVED).get("model")
-    if not isinstance(model, DictConfig):
+    model = record.settings.get("model")
+    if not isinstance(model, dict):
         return f"{RESOLVED} has no model"
     if not record.environment.vocab_size:
         return "environment.json has no vocab_size"
@@ -71,14 +72,13 @@ def rebuilt(record: Record, trust: Trust) -> Anatomy | str:
         trust.check(model, RESOLVED, lambda package: f"--trust {package} to llama-lab-compare")
     except ConfigError as error:
         return str(error)
-    model = model.copy()
-    model.seed = 0  # a model on the meta device has no initial values, and one cache entry serves all seeds
-    return _rebuilt(OmegaConf.to_yaml(model), record.environment.vocab_size)
+    # A model on the meta device has no initial values, and one cache entry serves all seeds
+    return _rebuilt(json.dumps(model | {"seed": 0}), record.environment.vocab_size)
 
 
 @lru_cache(maxsize=256)
 def _rebuilt(model: str, vocab_size: int) -> Anatomy | str:
-    cfg = OmegaConf.create({"model": OmegaConf.create(model)})
+    cfg = OmegaConf.create({"model": with_text(json.loads(model), escape)})
     try:
         with torch.device("meta"):
             decoder = build_model(cfg, vocab_size)
@@ -232,26 +232,22 @@ def _has_other_bits(run: Record) -> bool:
 
 def _has_other_rates(run: Record, trust: Trust) -> bool:
     """Checked at the steps of the run, whatever its budget; not for schedules that are not trusted."""
-    stored = stored_config(run.path / RESOLVED).get("schedule")
+    stored = run.settings.get("schedule")
     if stored is None or RATE not in run.config or is_resumed(run):
         return False
     try:
         trust.check(stored, RESOLVED, str)
     except ConfigError:
         return False  # the model of such a run is named, or its schedule is the user's own
-    schedule, last, peak = build(stored, "schedule"), int(run.summary["step"]), run.config[RATE]
+    schedule, last, peak = build(DictConfig(stored), "schedule"), int(run.summary["step"]), run.config[RATE]
     rates = {int(row["step"]): row["optim/lr"] for row in run.metrics if "optim/lr" in row}
     return any(not isclose(rate, peak * schedule(step, last), rel_tol=1e-6) for step, rate in rates.items())
 
 
 def _has_other_facts(run: Record) -> bool:
-    """Whether the copy in summary.json differs; older versions did not have every option."""
+    """Whether the copy in summary.json differs."""
     own, copy = run.environment, Summary.load(run.path)
-    names = {fact.name for fact in fields(Facts)} - {"choices", "metrics"}
-    return (
-        any(getattr(own, name) != getattr(copy, name) for name in names)
-        or not copy.choices.items() <= own.choices.items()
-    )
+    return any(getattr(own, fact.name) != getattr(copy, fact.name) for fact in fields(Facts) if fact.name != "metrics")
 
 
 def _is_evaluated_otherwise(run: Record) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +59,13 @@ class Chart:
         """The figure for Plotly.js, safe inside a script element."""
         return Markup(self.opened.to_json())
 
-    @property
+    @cached_property
     def legend(self) -> dict[str, Style]:
         """The drawn lines, with their styles."""
         drawn = {trace.meta["arm"] for trace in self.figure.data if trace.meta}
         return {name: style for name, style in self.looks.items() if name in drawn}
 
-    @property
+    @cached_property
     def hidden(self) -> set[str]:
         """The lines that are switched off at first."""
         return set() if self.shown is None else set(self.legend) - set(self.shown)
@@ -77,7 +77,7 @@ class Chart:
         note = f" Of {len(self.legend)} the {shown} that differ most are shown; press a name to show another."
         return self.caption + (note if self.hidden else "")
 
-    @property
+    @cached_property
     def has_lines(self) -> bool:
         """Whether arms are drawn as lines, not only as points."""
         return any("lines" in trace.mode for trace in self.figure.data if trace.meta)

@@ -56,7 +56,7 @@ def test_a_users_number_of_threads_stays(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_study_goes_on_with_the_threads_that_its_runs_began_with(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
-    Environment(cpu_threads=2).save(tmp_path / "1")
+    Environment(cpu_threads=2, versions={"llama-lab": "0.4.0"}).save(tmp_path / "1")
     assert threads_per_run(plan(tmp_path, SMALL, SMALL)) == 2
 
 

@@ -85,7 +85,7 @@ def test_a_run_that_is_judged_at_another_rate_than_its_tuning_runs_choose_is_nam
         ({"versions": VERSIONS | {"tokenizers": "0.21.0"}}, ("tokenizers", "0.21.0", "0.22.1")),
         ({"versions": VERSIONS | {"datasets": "4.0"}}, ("datasets", "4.0", "unknown")),
         ({"versions": VERSIONS | {"hydra-core": "1.4"}}, ("hydra-core", "1.4", "unknown")),
-        ({"versions": VERSIONS | {"llama-lab": "0.0.9"}}, ("llama-lab", "0.0.9", "0.1.0", "code may differ")),
+        ({"versions": VERSIONS | {"llama-lab": "0.4.1"}}, ("llama-lab", "0.4.1", "0.4.0", "code may differ")),
         ({"git": {"commit": "beefbeefbeefbeef", "dirty": False}}, ("commit", "beefbeefbeef", "799d2f66f95e")),
         ({"git": None}, ("commit", "unknown", "799d2f66f95e")),
     ],

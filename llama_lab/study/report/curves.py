@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 import pandas as pd
 
@@ -25,13 +26,13 @@ def loss_curves(arm: str, records: Sequence[Record], metric: Metric) -> Iterator
     shown = drawn(records)
     metrics: tuple[CurveMetric, ...] = (metric, "train/loss") if metric == "val/loss" else (metric,)
     for one in metrics if shown else ():
-        rows = _logged(shown, one).groupby("tokens")
-        points = rows.agg(seconds=("seconds", "mean"), mean=(one, "mean"), low=(one, "min"), high=(one, "max"))
-        points = points.loc[_thin(list(points.index), MAX_POINTS)]
-        tokens = points.index.tolist()
+        rows = [{row["tokens"]: row for row in record.metrics if one in row} for record in shown]
+        tokens = _thin(sorted(set.intersection(*map(set, rows))), MAX_POINTS)
         flops = [n * shown[0].costs["train_flops_per_token"] for n in tokens]
+        losses, seconds = ([[row[n][name] for row in rows] for n in tokens] for name in (one, "seconds"))
         if tokens:
-            yield Curve(arm, one, tokens, flops, **{name: points[name].tolist() for name in points})
+            ends = (list(map(end, losses)) for end in (fmean, min, max))
+            yield Curve(arm, one, tokens, flops, list(map(fmean, seconds)), *ends)
 
 
 def difference_curves(study: Study, judged: Judged, final: Table, metric: Metric) -> tuple[DifferenceCurve, ...]:

@@ -3,14 +3,18 @@
 import gzip
 import json
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from llama_lab.formatting import MINUS
 
 HERE = Path(__file__).parent
 VALUES = HERE / "values"
 TOLERANCE = 1e-6  # relative, or absolute of numbers below one
 LARGE = 50_000  # characters; larger files are compressed
+NUMBER = re.compile(rf"[<{MINUS}-]?\d+(?:,\d{{3}})*(?:\.\d+)?(?:e[-+]?\d+)?%?")
 
 writing = False  # set by `python -m tests.golden.write`
 
@@ -68,3 +72,8 @@ def differences(golden: Any, found: Any, tolerance: float, at: str = "") -> Iter
             yield f"{at}: {golden} was golden, {found} is found"
     elif golden != found:
         yield f"{at}: {golden!r} was golden, {found!r} is found"
+
+
+def numbers(sentences: Iterable[str]) -> list[list[str]]:
+    """The numbers of each sentence, as they are written."""
+    return [NUMBER.findall(sentence) for sentence in sentences]

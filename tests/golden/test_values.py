@@ -91,6 +91,7 @@ def test_a_recipe_has_its_losses_of_ten_steps(name: str, command: Command, tiny:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_an_exported_family_has_its_names_shapes_and_logits(converting: Command, tmp_path: Path) -> None:
     """To 1e-4, since weights of some scale every difference of a sum."""
     tokens = torch.arange(CONTEXT)[None] * 7 % VOCAB

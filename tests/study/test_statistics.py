@@ -17,6 +17,7 @@ from llama_lab.study.statistics import (
     estimate,
     factorial_effects,
     first_reach,
+    geometric_mean,
     judge,
     paired_difference,
     pareto_front,
@@ -37,6 +38,14 @@ def test_an_estimate_has_the_interval_of_scipys_one_sample_t_test() -> None:
     found, expected = estimate(values), stats.ttest_1samp(values, 0).confidence_interval()
     assert (found.n, found.mean, found.sd) == (4, pytest.approx(np.mean(values)), pytest.approx(np.std(values, ddof=1)))
     assert (found.low, found.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
+
+
+def test_a_geometric_mean_is_scipys_with_the_interval_of_the_logarithms() -> None:
+    values = [900.0, 1000.0, 1600.0]
+    found, logs = geometric_mean(values), np.log(values)
+    low, high = np.exp(stats.t.interval(0.95, 2, logs.mean(), stats.sem(logs)))
+    assert (found.mean, found.sd) == (pytest.approx(stats.gmean(values)), pytest.approx(logs.std(ddof=1)))
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
 
 
 def test_one_seed_has_a_mean_and_nothing_else() -> None:

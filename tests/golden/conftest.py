@@ -1,5 +1,5 @@
 """The command that exports."""
 
-from tests.exchange.conftest import converting
+from tests.hf.conftest import converting
 
 __all__ = ["converting"]

@@ -21,8 +21,8 @@ from llama_lab.study.report.write import write_report
 from llama_lab.study.study import Study
 from tests.composing import options
 from tests.conftest import Command
-from tests.exchange.theirs import CASES, CONTEXT, VOCAB, their_model
 from tests.golden.files import check, numbers
+from tests.hf.theirs import CASES, CONTEXT, VOCAB, their_model
 from tests.study.simulate_scaling import Condition, draw
 from tests.study.synthetic import plant_config, plant_end, plant_facts, run_folder, write_study
 

@@ -54,7 +54,7 @@ NEEDLESS = [
     "torchvision",
     "torchmetrics.functional",
     "torch._inductor.compile_fx",
-    "llama_lab.bench",
+    "benchmarks",
     "llama_lab.estimate",
     "llama_lab.study",
     "llama_lab.launching.engine",

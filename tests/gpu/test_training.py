@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from llama_lab.bench.gpu_training import estimate_error, measure_ladder, train_steps
+from benchmarks.gpu_training import estimate_error, measure_ladder, train_steps
 from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.runs.stored import Status, Summary
 from llama_lab.study.speed import StudySpeed

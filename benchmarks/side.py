@@ -1,4 +1,4 @@
-"""One side of `python -m llama_lab.bench peers`, in a process of its own: `python side.py SPEC`, in JSON.
+"""One side of `python -m benchmarks peers`, in a process of its own: `python side.py SPEC`, in JSON.
 
 For a peer nothing of ours is imported, so that another environment need hold only PyTorch and the peer. The process
 answers in lines of JSON: once when it is ready, and then each line of its input, which is a number of steps or texts.
@@ -91,7 +91,7 @@ class Side(NamedTuple):
 
 def ours(spec: Spec) -> Side:
     """Our decoder, with the loss and the optimizer of a run."""
-    from llama_lab.bench.decoders import compose
+    from benchmarks.decoders import compose
     from llama_lab.config.components import build, build_model
     from llama_lab.model import Sampling, generate
     from llama_lab.training.compiling import compile_in_place

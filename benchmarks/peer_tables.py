@@ -84,7 +84,7 @@ def conditions(preset: str, spec: Spec, found: Sequence[Measured], ceiling: Sequ
         f"{preset}: {work}, {model}, {precision}, {'compiled' if spec.compile else 'eager'}",
         f"{cpu_name()}, {spec.threads} threads, Python {platform.python_version()}, {date.today().isoformat()}",
         ", ".join(versions),
-        f"python -m llama_lab.bench {shlex.join(sys.argv[1:])}",
+        f"python -m benchmarks {shlex.join(sys.argv[1:])}",
     ]
     if ceiling:
         gigaflops = spread([flops / 1e9 for flops in ceiling], "{:,.0f}".format)

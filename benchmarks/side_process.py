@@ -12,7 +12,6 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import IO, Any
 
-import llama_lab
 from llama_lab.errors import ConfigError
 
 from . import side
@@ -109,12 +108,12 @@ def started(contender: Contender) -> Iterator[SideProcess]:
 
 
 def environment(contender: Contender) -> dict[str, str]:
-    """The environment of a contender's process; ours finds the package that this process has."""
+    """The environment of a contender's process; ours finds the packages of this checkout."""
     variables = {**os.environ, "OMP_NUM_THREADS": str(contender.spec.threads), "HF_HUB_OFFLINE": "1"}
     if contender.kept:
         variables |= KEEP
     if contender.spec.side == "ours":
-        paths = (str(Path(llama_lab.__file__).parents[1]), variables.get("PYTHONPATH", ""))
+        paths = (str(Path(__file__).parents[1]), variables.get("PYTHONPATH", ""))
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return variables
 

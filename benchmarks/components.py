@@ -1,4 +1,4 @@
-"""Measures what textbooks claim about the parts of a decoder: `python -m llama_lab.bench components`."""
+"""Measures what textbooks claim about the parts of a decoder: `python -m benchmarks components`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`python -m llama_lab.bench` as a user meets it: what it prints and writes, and how it refuses."""
+"""`python -m benchmarks` as a user meets it: what it prints and writes, and how it refuses."""
 
 import csv
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_lab.bench import __main__ as command
+from benchmarks import __main__ as command
 from tests.conftest import Command, Ran
 
 COLUMNS = ["component", "what", "size", "pass", "median_s", "low_s", "high_s", "ratio"]
@@ -94,7 +94,7 @@ def test_decode_times_the_compiled_step_by_default(bench: Command, tmp_path: Pat
         (["decode", "--out", "file/below"], "--out=file/below: file is a file; choose a folder"),
         (
             ["decode", "--rounds", "many"],
-            "argument --rounds: invalid int value: 'many'; see python -m llama_lab.bench decode --help",
+            "argument --rounds: invalid int value: 'many'; see python -m benchmarks decode --help",
         ),
         (["peers", "--threads", "0"], "--threads=0: must be a positive whole number"),
         (["peers", "--decode", "--compile"], "--compile: peers decode eagerly; leave it out, or --decode"),
@@ -104,7 +104,7 @@ def test_decode_times_the_compiled_step_by_default(bench: Command, tmp_path: Pat
             "--only=trainin: trainin is no part (did you mean training?); "
             "choose from training,loss,attention,decoding,billion,sharding,ladder",
         ),
-        ([], "the following arguments are required: COMMAND; see python -m llama_lab.bench --help"),
+        ([], "the following arguments are required: COMMAND; see python -m benchmarks --help"),
     ],
 )
 def test_what_a_person_did_wrong_is_reported_in_one_line(
@@ -128,7 +128,7 @@ def test_what_a_person_did_wrong_is_reported_in_one_line(
 
 def test_training_runs_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
-    monkeypatch.setattr("llama_lab.bench.training.run", lambda: ran.append(True))
+    monkeypatch.setattr("benchmarks.training.run", lambda: ran.append(True))
     monkeypatch.setattr(sys, "argv", ["bench", "training"])
     command.main()
     assert ran == [True]

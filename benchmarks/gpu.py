@@ -1,4 +1,4 @@
-"""What only a GPU can show, beside its goals: `python -m llama_lab.bench gpu`, within ten minutes on one card.
+"""What only a GPU can show, beside its goals: `python -m benchmarks gpu`, within ten minutes on one card.
 
 Parts run one after the other. One that fails is recorded with its error, and the others go on; every finding is written
 when it is made.

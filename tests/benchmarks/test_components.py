@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from llama_lab.bench import __main__ as command
-from llama_lab.bench.components import COMPONENTS
-from llama_lab.bench.decoders import TINY, generate_uncached, kv_computations, measure_decoding
-from llama_lab.bench.layers import (
+from benchmarks import __main__ as command
+from benchmarks.components import COMPONENTS
+from benchmarks.decoders import TINY, generate_uncached, kv_computations, measure_decoding
+from benchmarks.layers import (
     SHAPES,
     Peaks,
     attention_finding,
@@ -22,7 +22,7 @@ from llama_lab.bench.layers import (
     options,
     rms_norm,
 )
-from llama_lab.bench.rows import row_table, rows_of, timing_text, with_ratio
+from benchmarks.rows import row_table, rows_of, timing_text, with_ratio
 from llama_lab.devices.memory import CLEAR
 from llama_lab.model import Sampling, generate
 from llama_lab.model.norm import LayerNorm, RMSNorm

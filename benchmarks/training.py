@@ -1,4 +1,4 @@
-"""The overhead of Lightning's loop: `python -m llama_lab.bench training`.
+"""The overhead of Lightning's loop: `python -m benchmarks training`.
 
 Trains the default model on the default batches, in turn by a bare PyTorch loop and by the Trainer with our callbacks
 and metrics.csv, and prints the speed of each and the ratio of their times, round by round.

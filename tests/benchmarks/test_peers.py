@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from llama_lab.bench import side
-from llama_lab.bench.peer_tables import LOSS, RATIO, ROUNDS, SHARE, SPEED, markdown, rows_of, text_table
-from llama_lab.bench.peers import PRESETS, contenders, rotated, spec_of, train_flops
-from llama_lab.bench.side import SIDES, Spec, Work, batches
-from llama_lab.bench.side_process import Contender, Measured, skipped, started
+from benchmarks import side
+from benchmarks.peer_tables import LOSS, RATIO, ROUNDS, SHARE, SPEED, markdown, rows_of, text_table
+from benchmarks.peers import PRESETS, contenders, rotated, spec_of, train_flops
+from benchmarks.side import SIDES, Spec, Work, batches
+from benchmarks.side_process import Contender, Measured, skipped, started
 from llama_lab.devices.memory import libc
 from llama_lab.errors import ConfigError
 from tests.conftest import Command
@@ -213,5 +213,5 @@ def test_peers_prints_all_sides_as_text_and_as_markdown(bench: Command) -> None:
     ]
     assert "of ceiling" in table[0]
     assert "round 2 of 2, tokens/s: ours " in ran.out
-    assert "python -m llama_lab.bench peers --preset tiny --rounds 2" in ran.out
+    assert "python -m benchmarks peers --preset tiny --rounds 2" in ran.out
     assert max(len(line) for line in ran.out.splitlines() if line.startswith(" ")) <= 80

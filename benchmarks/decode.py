@@ -1,4 +1,4 @@
-"""Greedy decoding of a whole decoder, batch 1, ours and transformers': `python -m llama_lab.bench decode`.
+"""Greedy decoding of a whole decoder, batch 1, ours and transformers': `python -m benchmarks decode`.
 
 Also measures the floor, the least time to read the weights and the KV cache, and how the time per token grows with the
 text: only that of attention should.

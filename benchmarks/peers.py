@@ -1,4 +1,4 @@
-"""Our decoder beside its peers, in training or greedy decoding on a CPU: `python -m llama_lab.bench peers`.
+"""Our decoder beside its peers, in training or greedy decoding on a CPU: `python -m benchmarks peers`.
 
 Each side is a process of its own (`side.py`) that waits while another works. In a round each works once, on the same
 shape and the same tokens, and the order rotates. Large matrix products in every round show the ceiling.

@@ -30,7 +30,7 @@ from .decoders import compose
 from .findings import Finding, skipped
 from .gpu_memory import free
 
-PROGRAM = Path(__file__).parents[2] / "train.py"
+PROGRAM = Path(__file__).parents[1] / "train.py"
 SMALL = ("arch=gpt2", "size=gpt2", "model.vocab_size=50304", "train.batch_size=32")  # 124M
 BILLION = ("arch=llama3", "size=llama3_1b", "embedding=tied", "model.max_seq_len=2048", "train.batch_size=4")
 RUN = ("size=mini", "train.tokens=1e6", "train.evaluations=1", "logger=none")

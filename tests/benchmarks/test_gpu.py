@@ -1,4 +1,4 @@
-"""`python -m llama_lab.bench gpu`: its record, its refusals, and every part's way, at tiny sizes on a CPU."""
+"""`python -m benchmarks gpu`: its record, its refusals, and every part's way, at tiny sizes on a CPU."""
 
 import json
 import os
@@ -10,11 +10,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from llama_lab.bench import __main__ as command
-from llama_lab.bench import gpu, gpu_decoding, gpu_kernels, gpu_training
-from llama_lab.bench.decoders import TINY, build_decoder, compose
-from llama_lab.bench.findings import Finding, Findings, failure, skipped
-from llama_lab.bench.gpu import PARTS, Part, measure_parts
+from benchmarks import __main__ as command
+from benchmarks import gpu, gpu_decoding, gpu_kernels, gpu_training
+from benchmarks.decoders import TINY, build_decoder, compose
+from benchmarks.findings import Finding, Findings, failure, skipped
+from benchmarks.gpu import PARTS, Part, measure_parts
 from llama_lab.errors import INTERRUPTED, ConfigError
 from llama_lab.runs.stored import Summary
 

@@ -17,7 +17,7 @@ def bench(preloaded: PreloadedPython, environment: dict[str, str], tmp_path: Pat
 
     def run(*arguments: str) -> Ran:
         done = subprocess.run(
-            [preloaded.executable, "-m", "llama_lab.bench", *arguments],
+            [preloaded.executable, "-m", "benchmarks", *arguments],
             cwd=tmp_path,
             env={**environment, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "80"},
             stdin=subprocess.DEVNULL,

@@ -9,8 +9,8 @@ import torch
 import transformers
 from torch.overrides import TorchFunctionMode
 
-from llama_lab.bench import decode
-from llama_lab.bench.decode import (
+from benchmarks import decode
+from benchmarks.decode import (
     PRESETS,
     buffers,
     cache_bytes,
@@ -21,7 +21,7 @@ from llama_lab.bench.decode import (
     weight_bytes,
     with_shares,
 )
-from llama_lab.bench.rows import rows_of
+from benchmarks.rows import rows_of
 from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.timing import measurement
 from tests.composing import decoder

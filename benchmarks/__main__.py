@@ -1,4 +1,4 @@
-"""The command line: `python -m llama_lab.bench {components,decode,training,peers,gpu}`."""
+"""The command line: `python -m benchmarks {components,decode,training,peers,gpu}`."""
 
 import argparse
 from argparse import SUPPRESS as UNSET
@@ -29,7 +29,7 @@ def main() -> None:
     options = vars(parser().parse_args())
     try:
         check(options)
-        command = import_module(f"llama_lab.bench.{options.pop('command')}")  # takes seconds
+        command = import_module(f"benchmarks.{options.pop('command')}")  # takes seconds
         command.run(**options)
     except ConfigError as error:
         exit_with(error)
@@ -43,7 +43,7 @@ def parser() -> Parser:
     )
     shared.add_argument("--out", type=Path, default=Path("bench"), metavar="FOLDER", help="output folder")
     shared.add_argument("--rounds", type=int, default=5, metavar="N", help="measurements of each")
-    top = Parser(prog="python -m llama_lab.bench", description="Benchmark parts and whole decoders on this machine.")
+    top = Parser(prog="python -m benchmarks", description="Benchmark parts and whole decoders on this machine.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     about = "norms, feed-forwards, attention, decoding and caching, with the claims of textbooks"
     description = "Time the parts of a decoder: prints a table of each, and writes components.csv and a plot of each."

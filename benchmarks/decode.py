@@ -5,32 +5,28 @@ text: only that of attention should.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from torch.utils.benchmark import Measurement
 
 from llama_lab.evaluation.speed import NEW_TOKENS, decoding, inference
-from llama_lab.formatting import in_bytes
+from llama_lab.library import load_config
 from llama_lab.model import Decoder, Sampling, generate, measure_cost
 from llama_lab.model.attention import GroupedQueryAttention
-from llama_lab.plots import save
 from llama_lab.timing import measurement, time_in_turn
 
-from .charts import decode_chart
-from .decoders import SMALL, TINY, build_decoder, compose
-from .peers import shape_of
-from .rows import row_table, rows_of, start, with_ratio, write_csv
-from .side import continued, llama
+from .decoders import BILLION, SMALL, TINY, build_decoder
+from .rows import rows_of, show, start, write
+from .sides import continued, llama
 
-EAGER, COMPILED, ATTENTION, REST = "ours, eager", "ours, compiled", "attention alone", "the rest"
-COLUMNS = ("tokens_per_s", "bytes_read", "of_memory_floor", "of_cache_floor")
+EAGER, COMPILED = "ours, eager", "ours, compiled"
 
 
 @dataclass(frozen=True)
@@ -52,68 +48,56 @@ class Preset:
 
     def build(self, max_seq_len: int, device: torch.device) -> Decoder:
         """The model, for texts of `max_seq_len` tokens."""
-        return build_decoder(compose(*self.overrides, f"model.max_seq_len={max_seq_len}"), device, self.dtype)
+        return build_decoder(load_config([*self.overrides, f"model.max_seq_len={max_seq_len}"]), device, self.dtype)
 
 
 PRESETS = {
     "small": Preset(SMALL),
     "tiny": Preset(TINY, prompt=4, new_tokens=8, max_seq_len=16, contexts=(8, 16), buffer_bytes=2**20),
-    "1b": Preset(("arch=llama3", "size=llama3_1b", "embedding=tied"), torch.bfloat16),
+    "1b": Preset(BILLION, torch.bfloat16),
 }
 
 
 def run(preset: str, compile: bool, device: str, rounds: int, out: Path) -> None:
-    """Measure and print all; write `decode.csv` and `decode.png` into `out`."""
+    """Measure and print all; write `decode.csv` into `out`."""
     sizes = PRESETS[preset]
-    here, where, console = start(device, str(sizes.dtype), f"{rounds} rounds")
-    if find_spec("transformers") is None:
-        console.print("transformers is not installed, so ours stand alone; pip install 'transformers>=5,<6'")
+    here, where = start(device)
     model = sizes.build(sizes.max_seq_len, here)
-    speeds, floors, reads = measure_generation(model, sizes, compile, rounds, here)
-    growth = pd.concat([*measure_quarters(model, sizes, compile, rounds), *measure_contexts(sizes, rounds, here)])
-    growth["tokens_per_s"] = (1 / growth.median_s).where(growth.what != REST)
-    title = f"Greedy text, batch 1, {sizes.new_tokens} tokens after {sizes.prompt}; time of a token"
-    console.print(row_table(title, {"what": "what"}, pd.concat([speeds, floors])))
-    for floor, read in zip(floors.itertuples(), reads.itertuples(), strict=True):
-        console.print(
-            f"{floor.what}: {in_bytes(floor.bytes_read)} per token, weights and KV cache, at "
-            f"{read.bytes_read / read.low_s / 1e9:.1f} GB/s, the best of reading {in_bytes(read.bytes_read)}"
-        )
-    title = "Time of a token as the text grows, and of attention's kernels alone"
-    console.print(row_table(title, {"what": "what", "where": "size"}, growth))
-    tables = [rows.assign(component="decode") for rows in (speeds, floors, reads, growth)]
-    write_csv(tables, COLUMNS, where, out / "decode.csv")
-    save(decode_chart(speeds, floors, growth), out / "decode.png")
-    console.print(f"wrote {out / 'decode.csv'} and {out / 'decode.png'}", soft_wrap=True)
+    modes = {EAGER: False, COMPILED: True} if compile else {EAGER: False}
+    speeds, floors = measure_generation(model, sizes, modes, rounds, here)
+    show(f"Greedy text, batch 1, {sizes.new_tokens} tokens after {sizes.prompt}; time of a token", speeds)
+    show("The least time of a token, by the bandwidth of reading", floors)
+    growth = pd.concat([*measure_quarters(model, sizes, modes, rounds), *measure_contexts(sizes, rounds, here)])
+    show("Time of a token as the text grows, and of attention's kernels alone", growth)
+    write([speeds, floors, growth], where, out / "decode.csv")
 
 
 def measure_generation(
-    model: Decoder, preset: Preset, compiled: bool, rounds: int, device: torch.device
-) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Seconds per token of every contender and of the floors, and of a reading of each floor's buffer.
+    model: Decoder, preset: Preset, modes: Mapping[str, bool], rounds: int, device: torch.device
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The time of a token by transformers and by ours, prompt processing included, and the floors.
 
-    Prompt processing is included; the first contender is transformers, if installed. Buffers are read in the same
-    rounds, so that other load on the memory slows both.
+    modes: ours, and whether the step is compiled. Buffers are read in the same rounds, so that other load on the memory
+    slows both. Each floor's time is also told as a share of each contender's.
     """
-    contenders: dict[str, Callable[[], object]] = {}
-    if find_spec("transformers") is not None:
-        contenders["transformers"] = transformers_generation(model, preset, device)
-    for name, is_compiled in ours(compiled).items():
-        contenders[name] = partial(token_moments, model, preset, is_compiled)
+    texts: dict[str, Callable[[], object]] = {"transformers": transformers_generation(model, preset, device)}
+    texts |= {name: partial(token_moments, model, preset, compiled) for name, compiled in modes.items()}
     sizes = buffers(model, preset)
-    readings = {name: torch.ones(n // 4, device=device).sum for name, n in sizes.items()}  # by all threads
-    timings = time_in_turn(contenders | readings, rounds)
-    size = f"{preset.new_tokens} after {preset.prompt}"
-    speeds = rows_of(size, "generate", {name: timings[name] for name in contenders}, parts=preset.new_tokens)
-    reads = rows_of("", "read", {name: timings[name] for name in sizes}).assign(bytes_read=list(sizes.values()))
-    floors = floors_of(size, weight_bytes(model) + cache_bytes(model, preset.prompt, preset.new_tokens), reads)
-    speeds, floors = with_shares(with_ratio(speeds), floors), with_shares(floors, floors)
-    return speeds, floors, reads.assign(what=reads.what + "'s buffer")
+    readings = {name: torch.ones(size // 4, device=device).sum for name, size in sizes.items()}  # by all threads
+    timings = time_in_turn(texts | readings, rounds)
+    times = {name: timings[name] for name in texts}
+    rows = rows_of(f"{preset.new_tokens} after {preset.prompt}", "generate", times, parts=preset.new_tokens)
+    needed = weight_bytes(model) + cache_bytes(model, preset.prompt, preset.new_tokens)
+    floors = floors_of(needed, sizes, timings)
+    shares = {f"of_{floor.what}": floor.floor_ms / rows.median_ms for floor in floors.itertuples()}
+    return rows.assign(tokens_per_s=1e3 / rows.median_ms, **shares), floors
 
 
-def ours(compiled: bool) -> dict[str, bool]:
-    """Our contenders: whether the step is compiled, by name. The compiled one is included if `compiled`."""
-    return {EAGER: False, COMPILED: True} if compiled else {EAGER: False}
+def floors_of(needed: float, sizes: Mapping[str, int], timings: Mapping[str, Measurement]) -> pd.DataFrame:
+    """The least time to read the bytes that a token needs, by the fastest reading of each buffer."""
+    rows = pd.DataFrame({"what": list(sizes), "read_bytes": list(sizes.values()), "token_bytes": needed})
+    rows["gb_per_s"] = [size / min(timings[name].times) / 1e9 for name, size in sizes.items()]
+    return rows.assign(floor_ms=rows.token_bytes / rows.gb_per_s / 1e6)
 
 
 def token_moments(model: Decoder, preset: Preset, compiled: bool) -> list[float]:
@@ -127,9 +111,8 @@ def transformers_generation(model: Decoder, preset: Preset, device: torch.device
 
     Raises RuntimeError if the models differ in their number of parameters; the function does if the text ends early.
     """
-    cfg = compose(*preset.overrides, f"model.max_seq_len={preset.max_seq_len}").model
     with device:
-        theirs = llama(shape_of(cfg), cfg.embedding.tied)
+        theirs = llama(load_config([*preset.overrides, f"model.max_seq_len={preset.max_seq_len}"]).model)
         prompt = torch.arange(preset.prompt)[None]
     theirs = theirs.to(preset.dtype).eval()
     if sum(p.numel() for p in theirs.parameters()) != sum(p.numel() for p in model.parameters()):
@@ -138,33 +121,18 @@ def transformers_generation(model: Decoder, preset: Preset, device: torch.device
     def work() -> None:
         new = continued(theirs, prompt, preset.new_tokens)
         if new != preset.new_tokens:
-            raise RuntimeError(f"transformers' text ended at {preset.prompt + new} tokens")
+            raise RuntimeError(f"transformers' text ended after {new} tokens")
 
     return work
 
 
-def floors_of(size: str, bytes_per_token: float, reads: pd.DataFrame) -> pd.DataFrame:
-    """The least time per token: the bytes that must be read for it, divided by the bandwidth of each of `reads`.
-
-    The bandwidth is that of the fastest round.
-    """
-    seconds = bytes_per_token * reads.low_s / reads.bytes_read
-    return reads.assign(size=size, median_s=seconds, low_s=seconds, high_s=seconds, bytes_read=bytes_per_token)
-
-
-def with_shares(rows: pd.DataFrame, floors: pd.DataFrame) -> pd.DataFrame:
-    """The rows with tokens per second, absolute and as a fraction of each floor's."""
-    shares = {f"of_{floor.what.replace(' ', '_')}": floor.median_s / rows.median_s for floor in floors.itertuples()}
-    return rows.assign(tokens_per_s=1 / rows.median_s, **shares)
-
-
 def buffers(model: Decoder, preset: Preset) -> dict[str, int]:
-    """Bytes of the buffers that measure the bandwidth, by the names of their floors.
+    """Bytes of the buffers that measure the bandwidth, by what they are read from.
 
     One is far larger than the processor's caches, and a program may be faster than its floor; the other is as large as
     the weights, since a small model may stay in a cache.
     """
-    return {"memory floor": preset.buffer_bytes, "cache floor": weight_bytes(model)}
+    return {"memory": preset.buffer_bytes, "cache": weight_bytes(model)}
 
 
 def weight_bytes(model: Decoder) -> int:
@@ -187,18 +155,18 @@ def cache_bytes(model: Decoder, prompt: int, new_tokens: int) -> float:
     return cost.kv_bytes_per_token * (prompt + (new_tokens - 1) / 2)
 
 
-def measure_quarters(model: Decoder, preset: Preset, compiled: bool, rounds: int) -> Iterator[pd.DataFrame]:
-    """Our seconds per token over the first and the last quarter of the text, without prompt processing."""
+def measure_quarters(model: Decoder, preset: Preset, modes: Mapping[str, bool], rounds: int) -> Iterator[pd.DataFrame]:
+    """Our time per token over the first and the last quarter of the text, without prompt processing."""
     n = preset.new_tokens // 4
-    for name, is_compiled in ours(compiled).items():
-        texts = [token_moments(model, preset, is_compiled) for _ in range(rounds + 1)][1:]  # the first warms up
+    for name, compiled in modes.items():
+        texts = [token_moments(model, preset, compiled) for _ in range(rounds + 1)][1:]  # the first warms up
         for quarter, first, last in (("first", 0, n), ("last", -1 - n, -1)):
             seconds = measurement([moments[last] - moments[first] for moments in texts])
             yield rows_of(f"{quarter} {n} tokens", "decode", {name: seconds}, parts=n)
 
 
 def measure_contexts(preset: Preset, rounds: int, device: torch.device) -> Iterator[pd.DataFrame]:
-    """Seconds per token at the end of each context, eager: of a step, of attention's kernels alone, and of the rest."""
+    """The time of a token at the end of each context, eager: of a step, and of attention's kernels alone."""
     model = preset.build(max(preset.contexts), device)
     steps = {context: min(NEW_TOKENS, context) for context in preset.contexts}
     contenders: dict[str, Callable[[], object]] = {}
@@ -208,8 +176,7 @@ def measure_contexts(preset: Preset, rounds: int, device: torch.device) -> Itera
     found = time_in_turn(contenders, rounds)
     for context, n in steps.items():
         step, attention = measurement(found[f"step {context}"].times, parts=n), found[f"attention {context}"]
-        rest = measurement([step.median - attention.median])
-        yield rows_of(f"at {context} tokens", "decode", {EAGER: step, ATTENTION: attention, REST: rest})
+        yield rows_of(f"at {context} tokens", "decode", {EAGER: step, "attention alone": attention})
 
 
 def attention_alone(model: Decoder, context: int) -> Callable[[], object]:
@@ -222,4 +189,9 @@ def attention_alone(model: Decoder, context: int) -> Callable[[], object]:
         key, value = kept.tensors
         query = torch.randn(1, layer.n_kv_heads, layer.n_heads // layer.n_kv_heads, layer.head_dim).to(key)
         calls.append(partial(F.scaled_dot_product_attention, query, key, value))
-    return inference(lambda: [call() for call in calls])
+
+    def work() -> None:
+        for call in calls:
+            call()
+
+    return inference(work)

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.optim import SGD
+from torch.profiler import ProfilerActivity, profile
 
+from llama_lab.config.components import build
 from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
-from llama_lab.model import Decoder
+from llama_lab.library import load_config
 from llama_lab.model.attention import reference_attention
 from llama_lab.model.layout import Layout
 from llama_lab.model.mask import CAUSAL, Mask
@@ -20,15 +21,13 @@ from llama_lab.model.position import Alibi, Position, Relative
 from llama_lab.timing import time_in_turn
 from llama_lab.training.module import LanguageModel
 
-from .decoders import build_decoder, compose
+from .decoders import BILLION, build_decoder
 from .findings import Finding
-from .gpu_decoding import calls
-from .gpu_memory import allocated, free
 from .layers import both
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # (score, batch, head, query, key) to a new score
 
-
+WRITTEN_OUT = "scaled_dot_product_attention_math"
 FUSED = {
     "causal": ("arch=llama",),
     "causal, shared heads": ("arch=llama3", "size.n_kv_heads=2"),
@@ -47,6 +46,63 @@ class Variant:
     mask: Mask = CAUSAL
     softcap: float | None = None
 
+    def masked(self, length: int, device: torch.device) -> Callable[..., Tensor]:
+        """What `GroupedQueryAttention` does: the fused kernel with a mask, or the reference if scores are capped."""
+        mask = Layout(self.position, torch.arange(length, device=device)).mask(self.mask)
+        if self.softcap is None:
+            return partial(with_mask, mask)
+        return partial(reference_attention, mask=mask, softcap=self.softcap)
+
+    def flex(self, length: int, device: torch.device, compiled: bool) -> Callable[..., Tensor]:
+        """The same through flex_attention, which skips blocks of keys that no query sees."""
+
+        def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return self.mask.sees(query, key)
+
+        blocks = create_block_mask(visible, None, None, length, length, device=str(device))
+        attend: Any = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+        return partial(attend, score_mod=self.change(torch.arange(length, device=device)), block_mask=blocks)
+
+    def change(self, positions: Tensor) -> Score | None:
+        """The change of a score that the variant makes; None for none."""
+        if self.softcap is not None:
+            return capping(self.softcap)
+        bias = self.position.bias(positions[-1:], positions)  # of the last query: all distances, the largest first
+        return None if bias is None else biasing(bias[:, 0].flip(-1).contiguous())
+
+
+def capping(softcap: float) -> Score:
+    """A function that soft-caps scores."""
+
+    def capped(score: Tensor, _batch: Tensor, _head: Tensor, _query: Tensor, _key: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return capped
+
+
+def biasing(by_distance: Tensor) -> Score:
+    """A function that adds the bias `(H, T)` of its distance to a score."""
+
+    def biased(score: Tensor, _batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score + by_distance[head, (query - key).clamp(min=0)]
+
+    return biased
+
+
+def with_mask(mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """PyTorch's attention with a mask that is added to the scores."""
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.type_as(query))
+
+
+def variants(n_heads: int, window: int, device: torch.device) -> dict[str, Variant]:
+    """Every kind of attention for which the model needs a mask, or the written-out reference."""
+    return {
+        f"window of {window}": Variant(Position(), Mask(window=window)),
+        "ALiBi": Variant(Alibi(n_heads)),
+        "relative bias": Variant(Relative(n_heads).to(device).requires_grad_(False)),
+        "soft-cap": Variant(Position(), softcap=50.0),
+    }
+
 
 def measure_attention(
     device: torch.device,
@@ -60,40 +116,24 @@ def measure_attention(
     shape: of queries, keys and values, `(B, H, T, Dh)`, in bf16 on a GPU. A rate counts visible keys alone, so that a
     window has to be as much faster as it computes less. The model's own path adds a mask to the scores.
     """
-    _, n_heads, length, _ = shape
-    on_gpu = device.type == "cuda"  # elsewhere flex_attention has no backward pass
-    dtype, run = (torch.bfloat16, both) if on_gpu else (torch.float32, forward)
+    length, on_gpu = shape[2], device.type == "cuda"  # elsewhere flex_attention has no backward pass
+    dtype, pass_of = (torch.bfloat16, both) if on_gpu else (torch.float32, forward)
     heads = [torch.randn(*shape, device=device, dtype=dtype, requires_grad=on_gpu) for _ in range(3)]
-    for name, variant in variants(n_heads, window, device).items():
-        flex, masked = flex_path(variant, length, device, compiled), masked_path(variant, length, device)
-        error = float((flex(*heads) - masked(*heads)).detach().abs().max())
+    for name, variant in variants(shape[1], window, device).items():
+        ways: dict[str, Callable[..., Tensor]] = {
+            "causal": partial(F.scaled_dot_product_attention, is_causal=True),
+            "flex": variant.flex(length, device, compiled),
+            "masked": variant.masked(length, device),
+        }
+        error = float((ways["flex"](*heads) - ways["masked"](*heads)).detach().abs().max())
         yield Finding(f"{name}: largest difference of flex from our masked path", error, goal=0.02, at_most=True)
-        causal = partial(F.scaled_dot_product_attention, is_causal=True)
-        ways: dict[str, Callable[..., Tensor]] = {"causal": causal, "flex": flex, "masked": masked}
-        timings = time_in_turn({way: partial(run, partial(work, *heads), heads) for way, work in ways.items()}, rounds)
+        timings = time_in_turn({way: partial(pass_of, partial(f, *heads), heads) for way, f in ways.items()}, rounds)
         share = variant.mask.mean_keys(length) / CAUSAL.mean_keys(length)
         for way, goal in (("flex", 70), ("masked", None)):
             rate = 100 * share * timings["causal"].median / timings[way].median
             yield Finding(f"{name}: {way}, of the causal fused rate", rate, "%", goal)
-        free()  # PyTorch compiles no function for more than a few cases
+        torch.compiler.reset()  # PyTorch compiles no function for more than a few cases
     yield from fused_kernels(device)
-
-
-def fused_kernels(device: torch.device, length: int = 256) -> Iterator[Finding]:
-    """Whether attention of the model runs a fused kernel, forward and backward, and not PyTorch's written-out one."""
-    for name, overrides in FUSED.items():
-        cfg = compose("size=pico", *overrides, f"model.max_seq_len={length}", "model.vocab_size=64")
-        model = build_decoder(cfg, device).train()
-        tokens = torch.zeros(2, length, dtype=torch.long, device=device)
-        mixed = torch.autocast(device.type, torch.bfloat16, enabled="float32" not in name)
-
-        def work(model: Decoder = model, tokens: Tensor = tokens, mixed: torch.autocast = mixed) -> None:
-            with mixed:
-                logits = model(tokens)
-            logits.float().sum().backward()
-
-        written_out = sum(n for call, n in calls(work).items() if "scaled_dot_product_attention_math" in call)
-        yield Finding(f"{name}: no written-out attention", written_out == 0, goal=True)
 
 
 def forward(work: Callable[[], Tensor], _inputs: Sequence[Tensor]) -> None:
@@ -101,53 +141,23 @@ def forward(work: Callable[[], Tensor], _inputs: Sequence[Tensor]) -> None:
     work()
 
 
-def variants(n_heads: int, window: int, device: torch.device) -> dict[str, Variant]:
-    """Every kind of attention for which the model needs a mask, or the written-out reference."""
-    none = Position()
-    return {
-        f"window of {window}": Variant(none, Mask(window=window)),
-        "ALiBi": Variant(Alibi(n_heads)),
-        "relative bias": Variant(Relative(n_heads).to(device).requires_grad_(False)),
-        "soft-cap": Variant(none, softcap=50.0),
-    }
-
-
-def masked_path(variant: Variant, length: int, device: torch.device) -> Callable[..., Tensor]:
-    """What `GroupedQueryAttention` does: the fused kernel with a mask, or the reference if scores are capped."""
-    positions = torch.arange(length, device=device)
-    mask = Layout(variant.position, positions).mask(variant.mask)
-    if variant.softcap is not None:
-        return lambda q, k, v: reference_attention(q, k, v, mask, variant.softcap)
-    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask.type_as(q))
-
-
-def flex_path(variant: Variant, length: int, device: torch.device, compiled: bool) -> Callable[..., Tensor]:
-    """The same through flex_attention, which skips blocks of keys that no query sees."""
-
-    def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return variant.mask.sees(query, key)
-
-    blocks = create_block_mask(visible, None, None, length, length, device=str(device))
-    attend: Any = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
-    return partial(attend, score_mod=score_of(variant, length, device), block_mask=blocks)
-
-
-def score_of(variant: Variant, length: int, device: torch.device) -> Score | None:
-    """The change of a score that the variant makes; None for none."""
-    if variant.softcap is not None:
-        cap = variant.softcap
-        return lambda score, _batch, _head, _query, _key: cap * torch.tanh(score / cap)
-    positions = torch.arange(length, device=device)
-    bias = variant.position.bias(positions[-1:], positions)  # of the last query: all distances, the largest first
-    if bias is None:
-        return None
-    by_distance = bias[:, 0].flip(-1).contiguous()  # `(H, T)`
-    return lambda score, _batch, head, query, key: score + by_distance[head, (query - key).clamp(min=0)]
+def fused_kernels(device: torch.device, length: int = 256) -> Iterator[Finding]:
+    """Whether attention of the model runs a fused kernel, forward and backward, and not PyTorch's written-out one."""
+    for name, overrides in FUSED.items():
+        cfg = load_config(["size=pico", *overrides, f"model.max_seq_len={length}", "model.vocab_size=64"])
+        model = build_decoder(cfg, device).train()
+        tokens = torch.zeros(2, length, dtype=torch.long, device=device)
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            with torch.autocast(device.type, torch.bfloat16, enabled="float32" not in name):
+                logits = model(tokens)
+            logits.float().sum().backward()
+        written_out = sum(event.count for event in profiler.key_averages() if WRITTEN_OUT in event.key)
+        yield Finding(f"{name}: calls of written-out attention", written_out, goal=0, at_most=True)
 
 
 def measure_loss(
     device: torch.device,
-    overrides: Sequence[str] = ("arch=llama3", "size=llama3_1b", "embedding=tied", "model.n_layers=1"),
+    overrides: Sequence[str] = (*BILLION, "model.n_layers=1"),
     sequences: int = 8,
     length: int = 2048,
 ) -> Iterator[Finding]:
@@ -155,20 +165,18 @@ def measure_loss(
 
     Beside parameters and gradients. It is compared with the logits in float32, of which a whole copy would be one.
     """
-    model = build_decoder(compose(*overrides, f"model.max_seq_len={length}"), device).train()
-    module = LanguageModel(model, lambda m: SGD(m.parameters()), lambda step, steps: 1.0, steps=1, bytes_per_token=1)
+    cfg = load_config([*overrides, f"model.max_seq_len={length}"])
+    model = build_decoder(cfg, device).train()
+    module = LanguageModel(model, build(cfg.optim, "optim"), build(cfg.schedule, "schedule"), 1, bytes_per_token=1)
     tokens = torch.randint(model.vocab_size, (sequences, length + 1), device=device)
-
-    def work() -> None:
+    taken = 0
+    for _ in range(2):  # the first makes the gradients
+        reset_peak_memory(device)
+        before = torch.cuda.memory_allocated() if device.type == "cuda" else peak_memory_bytes(device)
         with torch.autocast(device.type, torch.bfloat16):
             _, objective = module.loss(tokens[:, :-1], tokens[:, 1:])
         objective.backward()  # type: ignore[no-untyped-call]
-
-    work()  # makes the gradients
-    reset_peak_memory(device)
-    before = allocated(device) if device.type == "cuda" else peak_memory_bytes(device)
-    work()
-    peak = peak_memory_bytes(device) - before
+        taken = peak_memory_bytes(device) - before
     whole = 4 * sequences * length * model.vocab_size
-    yield Finding("peak memory of the loss", peak / 1e9, "GB", note=f"float32 logits are {whole / 1e9:.3g} GB")
-    yield Finding("peak memory of the loss over float32 logits", peak / whole, goal=1, at_most=True)
+    yield Finding("peak memory of the loss", taken / 1e9, "GB", note=f"float32 logits are {whole / 1e9:.3g} GB")
+    yield Finding("peak memory of the loss over float32 logits", taken / whole, goal=1, at_most=True)

@@ -1,31 +1,30 @@
 """Our decoder beside its peers, in training or greedy decoding on a CPU: `python -m benchmarks peers`.
 
-Each side is a process of its own (`side.py`) that waits while another works. In a round each works once, on the same
-shape and the same tokens, and the order rotates. Large matrix products in every round show the ceiling.
+Each side is a process of its own that waits while another works. In a round each works once, on the same shape and the
+same tokens, and the order alternates. Large matrix products in every round show the ceiling.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
+import pandas as pd
 import torch
-from omegaconf import DictConfig
-from rich.console import Console
 from torch.utils.benchmark import Timer
 
-from llama_lab.config.components import build_model
-from llama_lab.model import measure_cost
+from llama_lab.errors import ConfigError
+from llama_lab.library import cost
+from llama_lab.timing import alternating
 
-from .decoders import SMALL, TINY, compose
-from .peer_tables import TABLES, conditions, markdown, rows_of, text_table
-from .side import Shape, Spec
-from .side_process import Contender, Measured, SideProcess, skipped, started
+from .decoders import SMALL, TINY, build_decoder
+from .processes import process
+from .rows import show, start, write
+from .sides import SIDES, Spec, begin, work
 
-T = TypeVar("T")
-SIZES = ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "max_seq_len")
-ADAMW = ("lr", "beta1", "beta2", "eps", "weight_decay")
+KEPT = "ours, memory kept"
+KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**62)}  # mallopt(3); in effect `keep_freed_memory`
+CEILING = "ceiling"
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Preset:
     whose products are the ceiling.
     """
 
-    overrides: Sequence[str]
+    overrides: tuple[str, ...]
     warm_up: int = 3
     steps: int = 5
     texts: int = 4
@@ -47,103 +46,77 @@ class Preset:
 
 PRESETS = {
     "small": Preset((*SMALL, "model.max_seq_len=256", "train.batch_size=8")),
-    "default": Preset(()),
+    "default": Preset(("model.vocab_size=4096",)),  # of its tokenizer
     "tiny": Preset((*TINY, "train.batch_size=2"), 1, steps=2, texts=1, prompt=4, new_tokens=8, product=64),
 }
 
 
-def run(
-    preset: str,
-    compile: bool,
-    decode: bool,
-    precision: str,
-    rounds: int,
-    keep_freed_memory: bool,
-    threads: int | None = None,
-    litgpt: Path | None = None,
-) -> None:
-    """Measure all sides, and print what was found as tables and as Markdown.
+def run(preset: str, compile: bool, decode: bool, precision: str, rounds: int, out: Path) -> None:
+    """Measure all sides, print what was found, and write `peers.csv` into `out`.
 
-    threads: of each side, by default as many as PyTorch chooses. litgpt: the Python of an environment that holds it.
+    Freed memory is returned by all, as in other programs; our training is also measured as a run does it, keeping it.
+    Raises ConfigError for decoding that is compiled.
     """
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    torch.set_num_threads(threads or torch.get_num_threads())
+    if decode and compile:
+        raise ConfigError("--compile: peers decode eagerly; leave it out, or --decode")
+    _, where = start("cpu")
     sizes = PRESETS[preset]
-    spec = replace(spec_of(sizes, decode), compile=compile, bf16=precision == "bf16")
-    found, ceiling = measure(contenders(spec, keep_freed_memory, litgpt), sizes, rounds, console)
-    rows = rows_of(found, train_flops(spec), ceiling)
-    console.print(conditions(preset, spec, found, ceiling))
-    for columns in TABLES:
-        console.print(text_table(rows, columns))
-    console.print(markdown(rows))
+    spec = Spec(sizes.overrides, compile, precision == "bf16")
+    names = [*SIDES] if decode else ["ours", KEPT, *list(SIDES)[1:]]
+    if decode:
+        spec = replace(spec, prompt=sizes.prompt, new_tokens=sizes.new_tokens)
+    speeds, facts = measure(names, spec, sizes, rounds)
+    table = compared(speeds, train_flops(spec)).join(facts).rename_axis("side").reset_index()
+    show("Medians and ranges of the rounds; ratios to ours, and shares of the ceiling, are those of a round", table)
+    conditions = {"preset": preset, "compile": spec.compile, "decode": decode, "precision": precision}
+    write([table], where | conditions, out / "peers.csv")
 
 
-def spec_of(sizes: Preset, decode: bool) -> Spec:
-    """Our side's training in a preset, or its decoding."""
-    overrides = (f"model.vocab_size={compose().tokenizer.vocab_size}", *sizes.overrides)
-    cfg = compose(*overrides)
-    shape, optim = shape_of(cfg.model), {key: cfg.optim[key] for key in ADAMW}
-    spec = Spec("ours", shape, overrides, optim, cfg.train.grad_clip, cfg.train.batch_size, torch.get_num_threads())
-    return replace(spec, prompt=sizes.prompt, new_tokens=sizes.new_tokens) if decode else spec
+def measure(names: Sequence[str], spec: Spec, sizes: Preset, rounds: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Tokens per second of every side, and FLOP/s of matrix products, by round; parameters and losses by side."""
+    count = sizes.texts if spec.new_tokens else sizes.steps
+    tokens = count * (spec.new_tokens or spec.config.train.batch_size * spec.config.model.max_seq_len)
+    fixed = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "HF_HUB_OFFLINE": "1"}
+    found = []
+    with ExitStack() as stack:
+        sides = {name: stack.enter_context(process(**fixed, **(KEEP if name == KEPT else {}))) for name in names}
+        params = {name: sides[name].submit(begin, name.partition(",")[0], spec).result() for name in names}
+        losses = {name: sides[name].submit(work, sizes.warm_up).result()[1] for name in names}
+        for number in range(rounds):
+            speeds = {}
+            for name in alternating(names, number):
+                seconds, more = sides[name].submit(work, count).result()
+                speeds[name] = tokens / seconds
+                losses[name] += more
+            found.append({CEILING: product_speed(sizes.product, spec.bf16), **{name: speeds[name] for name in names}})
+            show(f"round {number + 1} of {rounds}", pd.DataFrame(found[-1:]))
+    facts = pd.DataFrame({"parameters": params})
+    if not spec.new_tokens:
+        facts = facts.assign(first_loss=[of[0] for of in losses.values()], last_loss=[of[-1] for of in losses.values()])
+    return pd.DataFrame(found), facts
 
 
-def shape_of(model: DictConfig) -> Shape:
-    """The shape of a config's Llama."""
-    return Shape(**{key: model[key] for key in SIZES}, theta=model.position.theta, eps=model.norm.eps)
+def compared(speeds: pd.DataFrame, flops: float) -> pd.DataFrame:
+    """By side, over the rounds: tokens per second, the ratio to ours of the same round, and the share of its ceiling.
+
+    speeds: of every side, and FLOP/s of matrix products, by round. flops: of training on one token; 0 in decoding.
+    """
+    sides = speeds.drop(columns=CEILING)
+    tables = {"tokens_per_s": sides, "ratio": sides.div(sides.ours, axis=0)}
+    if flops:
+        tables["of_ceiling"] = flops * sides.div(speeds[CEILING], axis=0)
+    spreads = [table.agg(["median", "min", "max"]).T.add_prefix(f"{name}_") for name, table in tables.items()]
+    return pd.concat(spreads, axis=1)
 
 
 def train_flops(spec: Spec) -> float:
-    """FLOPs of training on a token of the shape that all sides share."""
-    with torch.device("meta"):
-        model = build_model(compose(*spec.overrides), spec.shape.vocab_size)
-    return measure_cost(model).train_flops_per_token
+    """FLOPs of training on a token of the model that all sides share; 0 in decoding."""
+    return 0.0 if spec.new_tokens else cost(build_decoder(spec.config, torch.device("meta"))).train_flops_per_token
 
 
-def contenders(spec: Spec, kept: bool, litgpt: Path | None) -> list[Contender]:
-    """All sides, ours first; unless all keep freed memory, our training also as a run does it, keeping it."""
-    found = [Contender(replace(spec, side=name), kept) for name in ("ours", "transformers", "x-transformers")]
-    if not (kept or spec.new_tokens):
-        found.insert(1, Contender(spec, kept=True))
-    if litgpt:
-        found.append(Contender(replace(spec, side="litgpt"), kept, str(litgpt)))
-    return found
-
-
-def measure(
-    sides: Sequence[Contender], sizes: Preset, rounds: int, console: Console
-) -> tuple[list[Measured], list[float]]:
-    """What was found of all sides that are installed, and the FLOP/s of matrix products in every round of training."""
-    spec, ceiling = sides[0].spec, []
-    count = sizes.texts if spec.new_tokens else sizes.steps
-    with ExitStack() as stack:
-        processes = [stack.enter_context(started(contender)) for contender in sides]
-        found: dict[SideProcess, Measured] = {}
-        for process in processes:
-            if measured := process.ready():
-                found[process] = measured
-                measured.losses += process.work(sizes.warm_up)[1]
-            else:
-                console.print(skipped(process))
-        for number in range(rounds):
-            for process in rotated(list(found), number):
-                seconds, losses = process.work(count)
-                found[process].speeds.append(count * spec.tokens / seconds)
-                found[process].losses += losses
-            if not spec.new_tokens:
-                ceiling.append(product_speed(sizes.product, spec))
-            speeds = (f"{m.contender.name} {m.speeds[-1]:,.0f}" for m in found.values())
-            console.print(f"round {number + 1} of {rounds}, tokens/s: {', '.join(speeds)}")
-    return list(found.values()), ceiling
-
-
-def rotated(items: Sequence[T], number: int) -> Iterator[T]:
-    """The order of a round, whose first is the next one in each."""
-    start = number % len(items)
-    yield from (*items[start:], *items[:start])
-
-
-def product_speed(rows: int, spec: Spec) -> float:
+def product_speed(rows: int, bf16: bool) -> float:
     """FLOP/s of a product of two square matrices in the precision of the training."""
-    a, b = torch.randn(2, rows, rows, dtype=torch.bfloat16 if spec.bf16 else torch.float32)
-    seconds: float = Timer("a @ b", globals={"a": a, "b": b}, num_threads=spec.threads).timeit(5).mean
+    a, b = torch.randn(2, rows, rows, dtype=torch.bfloat16 if bf16 else torch.float32)
+    timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
+    seconds: float = timer.timeit(5).mean
     return 2 * rows**3 / seconds

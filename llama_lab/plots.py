@@ -1,6 +1,5 @@
 """Plots as PNG files: colours that colour-blind readers can distinguish, and one style of axes."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -9,16 +8,7 @@ from matplotlib.figure import Figure
 from llama_lab.files import replacing
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito 2008
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # for print without colour
 INK, GRID = "#222222", "#E4E4E4"
-
-
-def new_figure(n_columns: int, title: str, width: float = 4.6, height: float = 3.6) -> tuple[Figure, Sequence[Axes]]:
-    """A figure with `n_columns` axes side by side, each `width` by `height` inches."""
-    figure = Figure(figsize=(n_columns * width, height), dpi=150, layout="constrained")
-    figure.suptitle(title, fontsize=11, color=INK)
-    axes = figure.subplots(1, n_columns, squeeze=False)[0]
-    return figure, list(axes)
 
 
 def style(axes: Axes, title: str, x: str, y: str) -> None:

@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 
 SIZE = 4  # bytes of an integer between the processes
-MODULES = ("llama_lab.bench", "tests.launching.tasks", "torch.distributed.run")  # of those that `-m` may name
+MODULES = ("tests.launching.tasks", "torch.distributed.run")  # of those that `-m` may name
 READ_BY_IMPORTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LD_PRELOAD", "PYTHONHASHSEED")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 

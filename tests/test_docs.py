@@ -20,7 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 
 import llama_lab
-from llama_lab.bench.__main__ import parser as bench_parser
+from benchmarks.__main__ import parser as bench_parser
 from llama_lab.cli import compare_command, convert_command, tensorboard_command
 from llama_lab.config.arguments import to_hydra
 from llama_lab.config.components import CONF_DIR, override_key
@@ -35,10 +35,11 @@ from tests.conftest import Command, last_of_each
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (*ROOT.glob("*.md"), *sorted(ROOT.glob("docs/*.md")))}
-OURS = (".ci", "conf", "docs", "eval.py", "hydra_plugins", "llama_lab", "pyproject.toml", "tests", "train.py", *PAGES)
+FOLDERS = (".ci", "benchmarks", "conf", "docs", "hydra_plugins", "llama_lab", "tests")
+OURS = (*FOLDERS, "eval.py", "pyproject.toml", "train.py", *PAGES)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"`(my\w+/[\w./]+)`:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # of an example
-COMMAND = re.compile(r"^(?:\S+=\S+ )*(?:python (?:train|eval)\.py|python -m llama_lab\.bench|llama-lab-\w+)\s+(?=\S)")
+COMMAND = re.compile(r"^(?:\S+=\S+ )*(?:python (?:train|eval)\.py|python -m benchmarks|llama-lab-\w+)\s+(?=\S)")
 
 
 def blocks(text: str, kind: str) -> list[str]:
@@ -138,7 +139,7 @@ PROGRAMS: dict[str, Callable[[Sequence[str], pytest.MonkeyPatch], None]] = {
     "llama-lab-compare": check_compare,
     "llama-lab-convert": check_convert,
     "llama-lab-tensorboard": check_tensorboard,
-    "llama_lab.bench": check_bench,
+    "benchmarks": check_bench,
 }
 
 
@@ -208,7 +209,7 @@ def test_every_path_that_is_named_exists(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_says_to_be_in_a_file_is_defined_there(page: str) -> None:
-    for name, file in re.findall(r"`([\w.]+)`(?:\s+in\s+|\s+\()`(llama_lab/[\w/]+\.py)`", PAGES[page]):
+    for name, file in re.findall(r"`([\w.]+)`(?:\s+in\s+|\s+\()`((?:llama_lab|benchmarks)/[\w/]+\.py)`", PAGES[page]):
         source = (ROOT / file).read_text(encoding="utf-8")
         assert re.search(rf"\b(def|class) {name.rpartition('.')[2]}\b", source), f"{name} in {file}"
 
@@ -298,6 +299,11 @@ def test_a_room_imports_no_other_than_the_design_page_says(room: str, imported: 
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("llama_lab.") and not node.level:
                 found.add(str(node.module).split(".")[1])
     assert found & rooms - {room} <= set(re.findall(r"\w+", imported))
+
+
+def test_the_package_does_not_import_the_benchmarks() -> None:
+    sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "llama_lab").rglob("*.py")}
+    assert [path for path, text in sources.items() if re.search(r"^\s*(from|import) benchmarks\b", text, re.M)] == []
 
 
 def test_every_room_is_on_the_design_page() -> None:

@@ -47,7 +47,7 @@ NEEDLESS = [
     "IPython",
     "torchvision",
     "torch._inductor.compile_fx",
-    "llama_lab.bench",
+    "benchmarks",
     "llama_lab.estimate",
     "llama_lab.study",
     "llama_lab.launching.engine",

@@ -2,9 +2,10 @@
 
 There, a matrix product is limited by reading the weights. The compiler leaves `F.linear` to the math library, whose
 matrix-vector product uses one core and is not fused with anything. Of a sum of products it makes a loop of its own,
-which uses all cores and is fused with what surrounds it. Without this file, a step of the model of `python -m
-llama_lab.bench decode` takes 1.3 times as long on two cores (3.44 against 2.60 ms), and 1.2 times on one (4.38 against
-3.56 ms): the fastest of at least 360 calls of each, in turn, on a busy x86-64 machine (torch 2.13.0, 2026-11-22).
+which uses all cores and is fused with what surrounds it. Without this file, a step of the model of
+`python -m benchmarks decode` takes 1.3 times as long on two cores (3.44 against 2.60 ms), and 1.2 times on one (4.38
+against 3.56 ms): the fastest of at least 360 calls of each, in turn, on a busy x86-64 machine (torch 2.13.0,
+2026-11-22).
 """
 
 from collections.abc import Callable

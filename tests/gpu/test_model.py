@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llama_lab.bench.gpu_decoding import graphs_launched
-from llama_lab.bench.gpu_kernels import FUSED, fused_kernels, measure_attention
+from benchmarks.gpu_decoding import graphs_launched
+from benchmarks.gpu_kernels import FUSED, fused_kernels, measure_attention
 from llama_lab.config.components import build_model
 from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.model.generate import compiled_step, eager_step

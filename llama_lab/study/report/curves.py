@@ -31,8 +31,8 @@ def loss_curves(arm: str, records: Sequence[Record], metric: Metric) -> Iterator
         flops = [n * shown[0].costs["train_flops_per_token"] for n in tokens]
         losses, seconds = ([[row[n][name] for row in rows] for n in tokens] for name in (one, "seconds"))
         if tokens:
-            ends = (list(map(end, losses)) for end in (fmean, min, max))
-            yield Curve(arm, one, tokens, flops, list(map(fmean, seconds)), *ends)
+            mean, low, high = list(map(fmean, losses)), list(map(min, losses)), list(map(max, losses))
+            yield Curve(arm, one, tokens, flops, list(map(fmean, seconds)), mean, low, high)
 
 
 def difference_curves(study: Study, judged: Judged, final: Table, metric: Metric) -> tuple[DifferenceCurve, ...]:

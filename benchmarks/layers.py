@@ -1,9 +1,5 @@
 """Parts of a layer: norms and feed-forwards, forward and backward, and causal attention, fused against written out."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -15,12 +11,12 @@ from torch import Tensor, nn
 from llama_lab.config.components import CONF_DIR, build
 from llama_lab.devices.memory import CLEAR, peak_memory_bytes, reset_peak_memory
 from llama_lab.evaluation.speed import inference
+from llama_lab.library import load_config
 from llama_lab.model.attention import reference_attention
-from llama_lab.model.feedforward import GatedFeedForward
 from llama_lab.model.norm import LayerNorm, RMSNorm
 
-from .decoders import compose
-from .rows import measure, speeds
+from .processes import process
+from .rows import measure
 
 Pass = tuple[Callable[[], Tensor], Sequence[Tensor]]
 Work = Callable[[], object]
@@ -64,12 +60,6 @@ def measure_norms(
             yield from measure_passes(str(dim), contenders, rounds)
 
 
-def norm_finding(rows: pd.DataFrame) -> str:
-    """The speed of RMSNorm relative to LayerNorm, over the widths."""
-    found = (f"{kind} {speeds(rows, f'RMSNorm {kind}')}" for kind in KINDS)
-    return f"RMSNorm to LayerNorm of its kind: {'; '.join(found)}"
-
-
 def measure_feedforwards(
     rounds: int, device: torch.device, dim: int = 768, tokens: int = 512
 ) -> Iterator[pd.DataFrame]:
@@ -86,20 +76,14 @@ def measure_feedforwards(
 
 def options() -> list[str]:
     """The options of the group `ffn`, starting with `FIRST`."""
-    return sorted((path.stem for path in (CONF_DIR / "ffn").glob("*.yaml")), key=lambda name: (name != FIRST, name))
+    return [FIRST, *sorted({path.stem for path in (CONF_DIR / "ffn").glob("*.yaml")} - {FIRST})]
 
 
 def feedforward(option: str, dim: int) -> nn.Module:
     """The feed-forward of `ffn=option` in a model of width `dim`, with mlp_ratio 4."""
-    cfg = compose(f"ffn={option}", f"model.dim={dim}", "size.mlp_ratio=4.0").model
+    cfg = load_config([f"ffn={option}", f"model.dim={dim}", "size.mlp_ratio=4.0"]).model
     layer: nn.Module = build(cfg.ffn, "model.ffn")(dim=dim, hidden_dim=cfg.hidden_dim)
     return layer
-
-
-def feedforward_finding(rows: pd.DataFrame) -> str:
-    """The speed of gated options relative to ReLU."""
-    gated = (option for option in options() if isinstance(feedforward(option, 8), GatedFeedForward))
-    return f"gated ones to ReLU's speed: {speeds(rows, *gated)}"
 
 
 def measure_passes(size: str, contenders: Mapping[str, Pass], rounds: int) -> Iterator[pd.DataFrame]:
@@ -111,8 +95,7 @@ def measure_passes(size: str, contenders: Mapping[str, Pass], rounds: int) -> It
 
 def backward(output: Tensor, inputs: Sequence[Tensor]) -> Work:
     """A function that computes only the gradients of `inputs`, from a random gradient of `output`."""
-    gradient = torch.randn_like(output)
-    return lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
+    return partial(torch.autograd.grad, output, inputs, torch.randn_like(output), retain_graph=True)
 
 
 def measure_attention(rounds: int, device: torch.device, shapes: Shapes = SHAPES) -> Iterator[pd.DataFrame]:
@@ -124,7 +107,7 @@ def measure_attention(rounds: int, device: torch.device, shapes: Shapes = SHAPES
     peaks = measure_peaks(shapes, device)
     for size, direction, contenders in cases(shapes, device):
         rows = measure(size, direction, contenders, rounds)
-        yield rows.assign(peak_bytes=[peaks[size, direction, what] for what in contenders]) if peaks else rows
+        yield rows.assign(peak_bytes=[peaks.get((size, direction, what)) for what in contenders])
 
 
 def cases(shapes: Shapes, device: torch.device) -> Iterator[tuple[str, str, dict[str, Work]]]:
@@ -142,8 +125,8 @@ def kernels(heads: Sequence[Tensor], mask: Tensor) -> dict[str, Callable[[], Ten
     """Each kernel on query, key and value `(B, H, T, Dh)`; returns the same shape. mask: additive, `(T, T)`."""
     query, key, value = heads
     return {
-        "written out": lambda: reference_attention(query, key, value, mask),
-        "fused": lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True),
+        "written out": partial(reference_attention, query, key, value, mask),
+        "fused": partial(F.scaled_dot_product_attention, query, key, value, is_causal=True),
     }
 
 
@@ -163,14 +146,8 @@ def measure_peaks(shapes: Shapes, device: torch.device) -> Peaks:
         return peaks_here(shapes, device)
     if not CLEAR.exists():
         return {}
-    child = subprocess.run(
-        [sys.executable, "-m", __name__, json.dumps(shapes)],
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},  # bytes; by default glibc raises it dynamically
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return {(size, direction, what): peak for size, direction, what, peak in json.loads(child.stdout)}
+    with process(MALLOC_MMAP_THRESHOLD_="65536") as child:  # bytes; by default glibc raises it dynamically
+        return child.submit(peaks_here, shapes, device).result()
 
 
 def peaks_here(shapes: Shapes, device: torch.device) -> Peaks:
@@ -184,19 +161,3 @@ def peaks_here(shapes: Shapes, device: torch.device) -> Peaks:
             work()
             peaks[size, direction, what] = peak_memory_bytes(device) - before
     return peaks
-
-
-def attention_finding(rows: pd.DataFrame) -> str:
-    """The speed and the memory of the fused kernel relative to the written-out one, over the lengths."""
-    measured = rows.assign(peak_bytes=rows.get("peak_bytes", 0))
-    peaks = measured.pivot(index=["size", "pass"], columns="what", values="peak_bytes")
-    shares = (peaks["fused"] / peaks["written out"])[peaks["written out"] > 0]
-    known = f"{shares.min():.1%} to {shares.max():.1%} of the memory"
-    return (
-        f"fused to written out: {speeds(rows, 'fused')}; {known if len(shares) else 'memory cannot be measured here'}"
-    )
-
-
-if __name__ == "__main__":
-    found = peaks_here(json.loads(sys.argv[1]), torch.device("cpu"))
-    print(json.dumps([[*case, peak] for case, peak in found.items()]))

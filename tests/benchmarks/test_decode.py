@@ -9,8 +9,8 @@ import torch
 import transformers
 from torch.overrides import TorchFunctionMode
 
-from llama_lab.bench import decode
-from llama_lab.bench.decode import (
+from benchmarks import decode
+from benchmarks.decode import (
     PRESETS,
     buffers,
     cache_bytes,
@@ -19,9 +19,7 @@ from llama_lab.bench.decode import (
     measure_generation,
     measure_quarters,
     weight_bytes,
-    with_shares,
 )
-from llama_lab.bench.rows import rows_of
 from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.timing import measurement
 from tests.composing import decoder
@@ -78,34 +76,29 @@ def test_the_floor_s_cache_is_what_the_tokens_of_a_text_read_on_average() -> Non
 
 
 def test_the_floor_s_time_follows_from_bytes_and_the_fastest_read() -> None:
-    read = rows_of("", "read", {"memory floor": measurement([2.0, 1.0, 4.0])}).assign(bytes_read=1000)
-    floors = floors_of("1", 100.0, read)
-    assert list(floors.median_s) == [0.1]
-    speed = with_shares(rows_of("1", "generate", {"a": measurement([0.2])}), floors)
-    assert (list(speed.of_memory_floor), list(speed.tokens_per_s)) == ([0.5], [5.0])
+    (floor,) = floors_of(100.0, {"memory": 1000}, {"memory": measurement([2.0, 1.0, 4.0])}).itertuples()
+    assert (floor.read_bytes, floor.token_bytes, floor.gb_per_s) == (1000, 100.0, 1e-6)
+    assert floor.floor_ms == pytest.approx(100.0)
 
 
 def test_one_buffer_is_large_and_the_other_as_large_as_the_weights() -> None:
     model = TINY.build(16, CPU)
-    assert buffers(model, TINY) == {"memory floor": TINY.buffer_bytes, "cache floor": weight_bytes(model)}
+    assert buffers(model, TINY) == {"memory": TINY.buffer_bytes, "cache": weight_bytes(model)}
     assert PRESETS["small"].buffer_bytes >= 512 * 2**20
 
 
 def test_all_contenders_are_timed_by_the_token_and_compared_with_transformers() -> None:
     model = TINY.build(TINY.max_seq_len, CPU)
-    measurements, floors, reads = measure_generation(model, TINY, compiled=False, rounds=1, device=CPU)
-    assert list(measurements.what) == ["transformers", "ours, eager"]
-    assert measurements.ratio[0] == 1.0
-    assert list(floors.what) == ["memory floor", "cache floor"]
-    assert list(reads.bytes_read) == [2**20, weight_bytes(model)]
-    for name in ("of_memory_floor", "of_cache_floor"):
-        assert measurements[name].between(0, 1, inclusive="neither").all()
-
-
-def test_ours_stand_alone_where_transformers_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "find_spec", lambda name: None)
-    measurements, *_ = measure_generation(TINY.build(TINY.max_seq_len, CPU), TINY, False, 1, CPU)
-    assert list(measurements.what) == ["ours, eager"]
+    rows, floors = measure_generation(model, TINY, {"ours": False}, rounds=1, device=CPU)
+    assert list(rows.what) == ["transformers", "ours"]
+    assert rows.ratio[0] == 1.0
+    assert list(floors.what) == ["memory", "cache"]
+    assert list(floors.read_bytes) == [2**20, weight_bytes(model)]
+    for floor in floors.itertuples():
+        assert list(rows[f"of_{floor.what}"]) == pytest.approx(
+            [floor.floor_ms / row.median_ms for row in rows.itertuples()]
+        )
+    assert list(rows.tokens_per_s) == pytest.approx([1000 / row.median_ms for row in rows.itertuples()])
 
 
 def test_a_text_of_transformers_that_ends_early_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +106,7 @@ def test_a_text_of_transformers_that_ends_early_is_no_measurement(monkeypatch: p
     work()
     whole = transformers.LlamaForCausalLM.generate
     monkeypatch.setattr(transformers.LlamaForCausalLM, "generate", lambda *a, **k: whole(*a, **k)[:, :-1])
-    with pytest.raises(RuntimeError, match="ended at 11 tokens"):
+    with pytest.raises(RuntimeError, match="ended after 7 tokens"):
         work()
 
 
@@ -124,13 +117,13 @@ def test_another_model_of_transformers_is_refused() -> None:
 
 
 def test_a_token_is_timed_early_and_late_in_a_text_and_at_every_context() -> None:
-    quarters = pd.concat(measure_quarters(TINY.build(TINY.max_seq_len, CPU), TINY, compiled=False, rounds=2))
+    model = TINY.build(TINY.max_seq_len, CPU)
+    quarters = pd.concat(measure_quarters(model, TINY, {"ours": False}, rounds=2))
     assert list(quarters["size"]) == ["first 2 tokens", "last 2 tokens"]
-    assert (quarters.low_s < quarters.high_s).all()  # of two rounds
+    assert (quarters.low_ms < quarters.high_ms).all()  # of two rounds
     contexts = list(measure_contexts(TINY, rounds=1, device=CPU))
-    assert [size for rows in contexts for size in rows["size"]] == ["at 8 tokens"] * 3 + ["at 16 tokens"] * 3
+    assert [size for rows in contexts for size in rows["size"]] == ["at 8 tokens"] * 2 + ["at 16 tokens"] * 2
     for rows in contexts:
-        step, attention, rest = rows.itertuples()
-        assert (step.what, attention.what, rest.what) == ("ours, eager", "attention alone", "the rest")
-        assert 0 < attention.median_s < step.median_s
-        assert rest.median_s == pytest.approx(step.median_s - attention.median_s)
+        step, attention = rows.itertuples()
+        assert (step.what, attention.what) == ("ours, eager", "attention alone")
+        assert 0 < attention.median_ms < step.median_ms

@@ -1,0 +1,1 @@
+"""Benchmarks of parts and whole decoders on this machine: `python -m benchmarks`."""

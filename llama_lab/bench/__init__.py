@@ -1,1 +1,0 @@
-"""Benchmarks of parts and whole decoders on this machine: `python -m llama_lab.bench`."""

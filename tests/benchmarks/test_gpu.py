@@ -1,0 +1,171 @@
+"""`python -m benchmarks gpu`: its record, and every part's way, at tiny sizes on a CPU."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from benchmarks import __main__ as command
+from benchmarks import gpu, gpu_decoding, gpu_kernels, gpu_training
+from benchmarks.decoders import TINY
+from benchmarks.findings import Finding
+from benchmarks.gpu import PARTS, findings
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("finding", "outcome", "text"),
+    [
+        (Finding("MFU", 51.23, "%", goal=50), "met", "MFU: 51.2 %, goal at least 50, met"),
+        (Finding("MFU", 49.9, "%", goal=50), "not met", "MFU: 49.9 %, goal at least 50, not met"),
+        (Finding("ratio", 1.01, goal=1.01, at_most=True), "met", "ratio: 1.01, goal at most 1.01, met"),
+        (Finding("ratio", 2.0, goal=1.01, at_most=True), "not met", "ratio: 2.00, goal at most 1.01, not met"),
+        (Finding("calls", 0, goal=0, at_most=True), "met", "calls: 0, goal at most 0, met"),
+        (Finding("speed", 12345.6, "tokens/s", note="1B"), "measured", "speed: 12,346 tokens/s, measured (1B)"),
+        (Finding("NCCL", None, note="one GPU"), "not measured", "NCCL: not measured (one GPU)"),
+    ],
+)
+def test_a_finding_says_whether_it_meets_its_goal(finding: Finding, outcome: str, text: str) -> None:
+    assert (finding.outcome, str(finding)) == (outcome, text)
+
+
+def good(_: torch.device) -> Iterator[Finding]:
+    yield Finding("good", 1.0)
+
+
+def broken(_: torch.device) -> Iterator[Finding]:
+    yield Finding("before", 1.0)
+    raise RuntimeError("CUDA is upset\nmore")
+
+
+def interrupted(_: torch.device) -> Iterator[Finding]:
+    yield Finding("before", 1.0)
+    raise KeyboardInterrupt
+
+
+def test_a_part_that_fails_is_recorded_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    found = list(findings(["bad", "good"], CPU, 1, {"bad": broken, "good": good}))
+    assert [(part, finding.name) for part, finding in found] == [
+        ("bad", "before"),
+        ("bad", "the rest"),
+        ("good", "good"),
+    ]
+    assert found[1][1].note == "failed, RuntimeError: CUDA is upset more"
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_no_part_begins_when_the_time_is_over() -> None:
+    ((part, finding),) = findings(["good"], CPU, -1, {"good": good})
+    assert (part, finding.outcome) == ("good", "not measured")
+    assert "--only good" in finding.note
+
+
+def test_ctrl_c_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(gpu, "start", lambda wanted: (CPU, {"device": "H100"}))
+    monkeypatch.setitem(PARTS, "loss", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.run(["loss"], 1, tmp_path / "out")
+    (row,) = pd.read_csv(tmp_path / "out" / "gpu.csv").itertuples()
+    assert (row.part, row.name, row.value, row.outcome, row.device) == ("loss", "before", 1.0, "measured", "H100")
+
+
+def test_the_command_line_knows_the_parts() -> None:
+    assert list(PARTS) == list(command.GPU_PARTS)
+
+
+# Every part, on a CPU: what it finds means nothing, but what it calls exists
+
+
+@pytest.fixture
+def trainable(tiny: list[str]) -> list[str]:
+    """The overrides of a tiny model that trains on the tests' text."""
+    return [*tiny, "model.vocab_size=512"]
+
+
+def outcomes(found: Iterator[Finding]) -> dict[str, str]:
+    """The outcome of every finding."""
+    return {finding.name: finding.outcome for finding in found}
+
+
+def test_training_is_measured_by_our_own_loop(trainable: list[str]) -> None:
+    found = list(gpu_training.measure_small(CPU, trainable, steps=6, modes=(False, False)))
+    by_name = {finding.name: finding for finding in found}
+    assert by_name["bf16-mixed by default"].outcome == "not met"  # a CPU's default is float32
+    assert by_name["MFU, eager"].outcome == "not measured"
+    assert by_name["training, eager"].value
+    assert by_name["error of the estimated memory"].note.endswith("GB")
+    assert by_name["speed of the last over the first"].value
+
+
+def test_mfu_is_the_share_of_the_peak_that_the_models_flops_need() -> None:
+    trained = gpu_training.Trained("bf16-mixed", 10, 1000.0, 6e9, 1.0, 10e12)
+    assert trained.mfu("MFU", 50) == Finding("MFU", pytest.approx(60), "%", 50)
+
+
+def test_the_loss_is_compared_with_its_logits() -> None:
+    overrides = ("arch=llama3", "size=pico", "model.vocab_size=64000")
+    peak, over = gpu_kernels.measure_loss(CPU, overrides, sequences=2, length=128)
+    assert peak.note == "float32 logits are 0.0655 GB"
+    assert over.value is not None
+    assert 0.1 < over.value < 20
+
+
+def test_flex_attention_gives_what_our_masked_path_gives() -> None:
+    found = outcomes(gpu_kernels.measure_attention(CPU, (1, 4, 128, 16), window=32, compiled=False, rounds=1))
+    fused = {name for name in found if "written-out" in name}
+    assert len(fused) == len(gpu_kernels.FUSED)
+    differences = {name: outcome for name, outcome in found.items() if "difference" in name}
+    assert len(differences) == 4
+    assert set(differences.values()) == {"met"}
+    assert {name for name, outcome in found.items() if outcome == "measured"} == {
+        f"{variant}: masked, of the causal fused rate"
+        for variant in ("window of 32", "ALiBi", "relative bias", "soft-cap")
+    }
+
+
+def test_decoding_is_measured_with_its_share_of_the_bandwidth() -> None:
+    found = {
+        finding.name: finding
+        for finding in gpu_decoding.measure_decoding(
+            CPU, TINY, context=16, new_tokens=4, buffer_bytes=2**20, modes=[False], rounds=1
+        )
+    }
+    assert found["KV cache in torch.bfloat16, allocated over formula"].value == 1
+    assert found["KV cache in torch.int8, allocated over formula"].value == 1
+    share = found["of the bandwidth, eager"].value
+    assert share is not None
+    assert 0 < share < 100
+    assert found["CUDA graphs launched per token, eager"].value == 0
+
+
+def test_launches_of_graphs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        def replay(self) -> None:
+            pass
+
+    monkeypatch.setattr(gpu_decoding, "CUDAGraph", Graph)
+    assert gpu_decoding.graphs_launched(lambda: [Graph().replay() for _ in range(3)]) == 3
+
+
+@pytest.mark.slow
+def test_sharded_runs_of_train_py_are_compared_with_one_device(tiny: list[str]) -> None:
+    found = outcomes(gpu_training.measure_sharding(CPU, tiny))
+    assert found["FSDP2 on one device: validation loss beside one device's"] == "met"
+    assert found["ddp on two devices"] == "not measured"
+
+
+@pytest.mark.slow
+def test_a_ladder_runs_in_slots(tiny: list[str]) -> None:
+    found = list(gpu_training.measure_ladder(CPU, {"tiny": [*tiny, "study.axes=[norm]"]}, slots=2))
+    values = {finding.name: finding.value for finding in found}
+    assert values["ladder at tiny: runs that are done"] == 2
+    assert values["ladder at tiny: reports"] == 1
+
+
+def test_a_run_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"train\.py size=huge ended with 2: .*huge"):
+        gpu_training.train(tmp_path, "size=huge")

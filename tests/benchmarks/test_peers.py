@@ -1,0 +1,119 @@
+"""Peers have our shape and do our work, one at a time."""
+
+import os
+import resource
+from dataclasses import replace
+from itertools import islice
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.peers import CEILING, KEEP, PRESETS, compared, train_flops
+from benchmarks.processes import process
+from benchmarks.sides import SIDES, Ours, Spec, batches, begin
+from llama_lab.devices.memory import libc
+
+SPEC = Spec(PRESETS["tiny"].overrides)
+TEXT = replace(SPEC, prompt=4, new_tokens=8)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_transformers_has_as_many_parameters_as_ours_and_x_transformers_only_its_bias_more(preset: str) -> None:
+    spec = Spec(PRESETS[preset].overrides)
+    ours, transformers, x_transformers = (begin(side, spec) for side in SIDES)
+    assert transformers == ours
+    assert x_transformers == ours + 2 * spec.config.model.hidden_dim * spec.config.model.n_layers
+
+
+def test_the_presets_are_the_shapes_that_they_are_said_to_be() -> None:
+    small, default = (Spec(PRESETS[name].overrides).config for name in ("small", "default"))
+    shape = small.model
+    assert (shape.dim, shape.n_layers, shape.n_heads, shape.n_kv_heads) == (256, 6, 8, 4)
+    assert (shape.hidden_dim, shape.vocab_size, small.train.batch_size, shape.max_seq_len) == (688, 4096, 8, 256)
+    assert (default.train.batch_size, default.model.max_seq_len) == (16, 256)
+    assert default.model.vocab_size == default.tokenizer.vocab_size
+    assert begin("ours", Spec(PRESETS["default"].overrides)) == 1_840_256  # of the table in the README
+
+
+def test_all_sides_read_the_same_tokens_of_a_law_that_can_be_learnt() -> None:
+    first, second = (list(islice(batches(SPEC.config), 3)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert not torch.equal(first[0], first[1])
+    counts = torch.stack(first).flatten().bincount(minlength=64)
+    assert counts[0] > counts[32:].max() > 0
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_every_side_starts_at_the_loss_of_guessing_and_learns(side: str, bf16: bool) -> None:
+    seconds, losses = SIDES[side](replace(SPEC, bf16=bf16)).train(40)
+    assert seconds > 0
+    assert losses[0] == pytest.approx(torch.tensor(64).log().item(), abs=0.05)
+    assert losses[-1] < losses[0] - 0.3
+
+
+def test_our_side_takes_the_very_steps_of_a_bare_loop() -> None:
+    ours, twin = Ours(SPEC), Ours(SPEC)
+    losses = []
+    for tokens in islice(batches(SPEC.config), 3):
+        loss = nn.functional.cross_entropy(twin.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        losses.append(loss.item())
+        twin.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(twin.model.parameters(), 1.0)
+        twin.optimizer.step()
+    assert ours.train(2)[1] + ours.train(1)[1] == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_every_side_makes_a_whole_text(side: str, bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work = SIDES[side](replace(TEXT, bf16=bf16))
+    assert at_work.decode(2)[0] > 0
+    monkeypatch.setattr(at_work, "generate", lambda prompt, new_tokens: new_tokens - 1)
+    with pytest.raises(RuntimeError, match="ended after 7 tokens"):
+        at_work.decode(1)
+
+
+def test_ratios_are_those_of_each_round_and_shares_those_of_its_ceiling() -> None:
+    speeds = {"ours": [100.0, 200.0, 50.0], "transformers": [50.0, 300.0, 40.0], CEILING: [2000.0, 4000.0, 1000.0]}
+    ours, theirs = compared(pd.DataFrame(speeds), 10.0).itertuples()
+    assert (ours.ratio_min, ours.ratio_max) == (1.0, 1.0)
+    assert (theirs.ratio_median, theirs.ratio_min, theirs.ratio_max) == (0.8, 0.5, 1.5)  # not that of the medians, 0.5
+    assert (theirs.tokens_per_s_median, theirs.tokens_per_s_min, theirs.tokens_per_s_max) == (50, 40, 300)
+    assert (ours.of_ceiling_median, theirs.of_ceiling_median) == (0.5, 0.4)
+
+
+def test_decoding_has_no_ceiling() -> None:
+    assert train_flops(TEXT) == 0
+    assert not compared(pd.DataFrame({"ours": [1.0], CEILING: [1.0]}), 0.0).columns.str.startswith("of_ceiling").any()
+
+
+def page_faults() -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(3):
+        torch.ones(2**24)  # larger than what glibc ever keeps by itself
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(not hasattr(libc, "mallopt"), reason="this C library is not glibc")
+def test_a_process_keeps_freed_memory_as_a_run_of_ours_does() -> None:
+    faults = []
+    for variables in ({}, KEEP):
+        with process(**variables) as executor:
+            faults.append(min(executor.submit(page_faults).result() for _ in range(5)))
+    assert faults[1] < faults[0] / 4
+
+
+def test_a_process_has_its_variables_alone_and_reports_what_fails() -> None:
+    with process(MINE="1") as executor:
+        assert executor.submit(os.getenv, "MINE").result() == "1"
+        assert "MINE" not in os.environ
+        with pytest.raises(ValueError, match=r"model\.n_heads=3: does not divide"):
+            executor.submit(begin, "transformers", Spec((*SPEC.overrides, "model.n_heads=3"))).result()
+
+
+def test_flops_are_counted_at_the_context_of_the_batches() -> None:
+    assert train_flops(Spec((*SPEC.overrides, "model.max_seq_len=64"))) > train_flops(SPEC) > 6 * 20_000

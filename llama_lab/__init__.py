@@ -6,13 +6,13 @@ The names below are the library; see docs/library.md. They import PyTorch on fir
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__ as __version__
+
 if TYPE_CHECKING:
     from .comparison import compare, read_runs
     from .errors import ConfigError
     from .hf.loading import load
     from .library import build_model, cost, generate, load_config
-
-__version__ = "0.4.0"
 
 __all__ = ["ConfigError", "build_model", "compare", "cost", "generate", "load", "load_config", "read_runs"]
 

@@ -9,6 +9,7 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from llama_lab.hf import convert
 from llama_lab.hf.loading import load
 from llama_lab.model import Sampling, generate
 from tests.conftest import Command
@@ -120,6 +121,20 @@ def test_a_mix_that_no_class_holds_is_written_beside_its_config_and_read_back_ex
     assert before.tokenizer.hash == after.tokenizer.hash
     before.cfg.model.vocab_size = 257  # which follows the tokenizer in a run
     assert OmegaConf.to_container(before.cfg, resolve=True) == OmegaConf.to_container(after.cfg, resolve=True)
+
+
+def test_weights_that_are_no_numbers_are_not_exported(
+    trained: Trained, converting: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained()
+    loaded = load(run)
+    loaded.model.embedding.tokens.weight.data[0, 0] = float("inf")
+    monkeypatch.setattr(convert, "load", lambda *_: loaded)
+    ran = converting("export", run, tmp_path / "out")
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert "embedding.tokens.weight" in ran.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_export_is_in_shards_and_in_the_dtype_that_was_asked_for(

@@ -134,7 +134,10 @@ def test_a_study_given_again_trains_nothing(runs: Path, command: Command) -> Non
 
 
 @pytest.mark.parametrize("name", [QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in PLANS if one != QUICK)])
-def test_a_study_has_its_plan(name: str, runs: Path, command: Command, tiny: list[str]) -> None:
+def test_a_study_has_its_plan(
+    name: str, runs: Path, command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # the estimated times are of any width
     own = {"scaling": ("train.tokens=", "size="), "uptrain": ("train.tokens=",), "extend": ("train.tokens=",)}.get(
         name, ()
     )

@@ -244,12 +244,3 @@ def test_the_report_has_the_measured_speeds_and_names_what_is_wrong_with_them(
     in_process(compare_command, "llama-lab-compare", str(measured))
     rows = {row["arm"]: row for row in csv.DictReader((measured / "summary.csv").open())}
     assert rows["vanilla"].get("perf/tokens_per_second", "") == "", "a run beside others says nothing about speed"
-
-
-def test_runs_from_before_recomputation_are_measured_without_it(measured: Path) -> None:
-    resolved = next(measured.rglob("resolved.yaml"))
-    text = unstamped(resolved)
-    resolved.write_text(text.replace("  recompute: none\n", ""))
-    assert resolved.read_text() != text
-    job = measure.job_of(resolved.parent, planned(f"measure={measured}"))
-    assert job.cfg.train.recompute == "none"

@@ -370,23 +370,32 @@ def column_of(setup: Setup, model: MemoryModel, limit: float) -> Column:
     """A setup's memory, and if that exceeds `limit` bytes, the nearest setup that fits."""
     fits = model.fits(setup, limit)
     shortest = max(mixer.full_after or 1 for mixer in model.model.mixers)  # no window may be as long as the context
-    others = () if fits else alternatives(setup, shortest)
+    worlds, contexts = within_reach(setup, shortest)
+    least = (Setup(True, worlds[-1], worlds[-1], 1, contexts[-1]), replace(setup, micro_batch=1))
+    hope = not fits and any(model.fits(one, limit) for one in least)  # without it, every one would be measured
+    others = alternatives(setup, shortest) if hope else ()
     return Column(setup, model.memory(setup), fits, next((s for s in others if model.fits(s, limit)), None))
 
 
-def alternatives(setup: Setup, shortest: int) -> Iterator[Setup]:
-    """Other setups, the nearest first: smaller micro-batches, then FSDP, more devices, and shorter contexts.
-
-    Devices double and contexts halve. Shorter contexts, which change what is trained, come after all numbers of
-    devices, ordered by the number of doublings and halvings. shortest: contexts stay longer than this.
-    """
-    yield from smaller_micro_batches(setup)
+def within_reach(setup: Setup, shortest: int) -> tuple[list[int], list[int]]:
+    """Numbers of devices, each twice the one before, and contexts, each half and longer than `shortest`."""
     worlds = [max(setup.devices, 2)]
     while 2 * worlds[-1] <= MOST_DEVICES:
         worlds.append(2 * worlds[-1])
     contexts = [setup.seq_len]
     while contexts[-1] // 2 > shortest:
         contexts.append(contexts[-1] // 2)
+    return worlds, contexts
+
+
+def alternatives(setup: Setup, shortest: int) -> Iterator[Setup]:
+    """Other setups, the nearest first: smaller micro-batches, then FSDP, more devices, and shorter contexts.
+
+    Shorter contexts, which change what is trained, come after all numbers of devices, ordered by the number of
+    doublings and halvings. shortest: contexts stay longer than this.
+    """
+    yield from smaller_micro_batches(setup)
+    worlds, contexts = within_reach(setup, shortest)
     changes = product(range(len(contexts)), range(len(worlds)))
     for halved, doubled in sorted(changes, key=lambda times: (times[0] > 0, sum(times), times[0])):
         yield from sharded(setup, worlds[doubled], contexts[halved])

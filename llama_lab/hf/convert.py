@@ -183,8 +183,11 @@ def write_surroundings(loaded: Loaded, folder: Path) -> None:
 
 
 def in_dtype(weights: dict[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """The weights in another dtype; None keeps theirs."""
-    return weights if dtype is None else {name: weight.to(dtype) for name, weight in weights.items()}
+    """The weights in another dtype; None keeps theirs. Raises ConfigError for a weight beyond its range."""
+    written = weights if dtype is None else {name: weight.to(dtype) for name, weight in weights.items()}
+    if infinite := next((name for name, weight in written.items() if not weight.isfinite().all()), None):
+        raise ConfigError(f"--dtype {str(dtype).removeprefix('torch.')}: cannot hold {infinite}; choose a wider one")
+    return written
 
 
 def count(loaded: Loaded) -> str:

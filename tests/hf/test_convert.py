@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from llama_lab.hf import convert
@@ -152,6 +153,38 @@ def test_an_export_is_in_shards_and_in_the_dtype_that_was_asked_for(
     assert torch.equal(model.transformer.wte.weight, ours["embedding.tokens.weight"].bfloat16())
     again = load(tmp_path / "out").model
     assert torch.equal(again.embedding.tokens.weight, ours["embedding.tokens.weight"].bfloat16())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_neither_exported_nor_read_from_our_own_layout(
+    value: float, trained: Trained, copied: Callable[[Path], Path], llama: Path, converting: Command, tmp_path: Path
+) -> None:
+    run, name = copied(trained()), "embedding.tokens.weight"
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=False)
+    next(weight for key, weight in checkpoint["state_dict"].items() if key.endswith(name)).view(-1)[:1] = value
+    torch.save(checkpoint, run / "checkpoints" / "last.ckpt")
+    converting("import", llama, tmp_path / "ours")
+    weights = load_file(tmp_path / "ours" / "model.safetensors")
+    weights[name].view(-1)[:1] = value
+    save_file(weights, tmp_path / "ours" / "model.safetensors")
+    for source in (run, tmp_path / "ours"):
+        ran = converting("export", source, tmp_path / "out")
+        assert (ran.code, ran.err.count("\n")) == (2, 1)
+        assert ran.err.startswith(f"error: {source}: its weight {name} is not finite; ")
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_weight_that_the_dtype_asked_for_cannot_hold_is_not_written(
+    llama: Path, converting: Command, tmp_path: Path
+) -> None:
+    converting("import", llama, tmp_path / "ours")
+    weights = load_file(tmp_path / "ours" / "model.safetensors")
+    weights["embedding.tokens.weight"].view(-1)[:1] = 1e5
+    save_file(weights, tmp_path / "ours" / "model.safetensors")
+    ran = converting("export", tmp_path / "ours", tmp_path / "out", "--dtype", "float16")
+    told = "error: --dtype float16: cannot hold model.embed_tokens.weight; choose a wider one\n"
+    assert (ran.code, ran.err) == (2, told)
+    assert not (tmp_path / "out").exists()
 
 
 def test_nothing_is_overwritten(llama: Path, converting: Command, tmp_path: Path) -> None:

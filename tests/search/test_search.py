@@ -1,5 +1,6 @@
 """Searches of tiny runs through the command line: what they find, how they stop and go on, what they refuse."""
 
+import csv
 import json
 import math
 import os
@@ -14,8 +15,11 @@ from typing import Any
 import optuna
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from llama_lab.search.pruning import Evaluations
+from llama_lab.search.results import Results
+from llama_lab.search.space import Parameter
 from tests.conftest import TRAIN, Command, RunTrain, last_of_each
 from tests.launching.tasks import PATIENCE
 from tests.preloaded import PreloadedPython
@@ -52,6 +56,25 @@ def test_the_best_trial_is_that_of_the_lowest_loss_and_is_printed_as_its_own_com
     assert trials(ran.cwd)[:2] == found, "more trials go on with the search"
     assert len(trials(ran.cwd)) == 3
     assert all(file.stat().st_mtime_ns == when for file, when in files.items())
+
+
+def test_a_value_that_a_spreadsheet_would_compute_is_text_in_search_csv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    texts = ["=1+1", "+1+1", "-A1*2", "@a", "a=1"]
+    study, options = optuna.create_study(), optuna.distributions.CategoricalDistribution(texts)
+    for text in texts:
+        told = {"status": "done", "folder": text, "message": text}
+        of_trial = {"params": {"train.prompt": text}, "distributions": {"train.prompt": options}, "user_attrs": told}
+        study.add_trial(optuna.trial.create_trial(value=-1.5, **of_trial))
+    cfg = OmegaConf.create({"hydra": {"overrides": {"hydra": []}}})
+    Results(study, tmp_path, cfg, "val/loss", [Parameter("train.prompt", "", options)], []).write()
+    with (tmp_path / "search.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    for column in ("train.prompt", "folder", "message"):
+        assert [row[column] for row in found] == ["'=1+1", "'+1+1", "'-A1*2", "'@a", "a=1"]
+    assert found[0]["val/loss"] == "-1.5"
 
 
 def test_a_grid_is_hydra_s_own(command: Command, tiny: list[str]) -> None:

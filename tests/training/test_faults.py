@@ -160,6 +160,24 @@ def test_a_disk_that_cannot_be_written_is_told_and_a_sweep_goes_on(
     assert command(*runs).code == 0
 
 
+@pytest.mark.parametrize("problem", ["No space left on device", "Read-only file system"])
+def test_a_run_that_cannot_begin_on_a_disk_changes_nothing_of_what_is_there(
+    problem: str, command: Command, disk: Disk, tiny: list[str]
+) -> None:
+    overrides = [*tiny, "train.tokens=2560", f"runs_dir={disk.path}/runs"]
+    assert command(*overrides).code == 0
+    before = {file: file.read_bytes() for file in disk.path.rglob("*") if file.is_file()}
+    is_full = problem.startswith("No space")
+    disk.fill() if is_full else disk.remount("ro")
+    for more in ("seed=2",) if is_full else ("seed=2", "overwrite=true"):  # which frees space
+        ran = command(*overrides, more)
+        assert (ran.code, ran.err.count("\n")) == (2, 1)
+        assert ran.err.startswith(f"error: runs_dir={disk.path}/runs: {problem}"), ran.err
+        assert ran.err.endswith(" and run the same command again\n")
+    assert len(before) > 5
+    assert before == {file: file.read_bytes() for file in before}
+
+
 def test_tokens_on_a_disk_that_cannot_be_written_can_be_trained_on(
     command: Command, disk: Disk, tiny: list[str]
 ) -> None:

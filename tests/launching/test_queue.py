@@ -17,6 +17,8 @@ from omegaconf import OmegaConf
 from llama_lab.launching import launch, process
 from llama_lab.runs.environment import RUNS_AT_ONCE
 from llama_lab.runs.folder import write_yaml
+from llama_lab.runs.stored import Environment
+from llama_lab.version import __version__
 from tests.composing import compose_config
 from tests.conftest import TRAIN, Ran
 from tests.launching.conftest import ON_CPU, Sweep, folder, mark, status
@@ -63,12 +65,13 @@ def test_what_is_done_is_passed_over_without_a_process(sweep: Sweep) -> None:
 
 
 def resolved(ran: Ran, seed: int) -> None:
-    """Give a run the config that a real one would have left."""
+    """Give a run the config and the environment that a real one would have left."""
     overrides = [o for o in sys.argv[2:] if not o.startswith(("hydra", "seed="))]
     write_yaml(
         OmegaConf.to_container(compose_config(*overrides, f"seed={seed}"), resolve=True),
         folder(ran, seed) / "resolved.yaml",
     )
+    Environment(arm="a", seed=seed, versions={"llama-lab": __version__}).save(folder(ran, seed))
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from tempfile import mkdtemp
 
-from omegaconf import OmegaConf
 
-from llama_lab.config.trust import stored_config
+from llama_lab.config.trust import stored_settings
 from llama_lab.devices.site import Site
 from llama_lab.errors import INTERRUPTED, ConfigError
 from llama_lab.runs import environment
@@ -179,7 +178,7 @@ def shape_of(job: Job) -> tuple[str, int, int]:
 
 def check_same(job: Job, info: JobInfo) -> None:
     """Raise ConfigError if the job in Slurm trains with other settings than `job`."""
-    theirs = OmegaConf.to_container(stored_config(info.file(".yaml")), resolve=True)
+    theirs = stored_settings(info.file(".yaml"))
     changed = changes(theirs, resolved(job.run.cfg), CHANGEABLE)
     if changed:
         key, old, new = changed[0]

@@ -5,9 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
-from omegaconf import OmegaConf
-
-from llama_lab.config.trust import read_stored
+from llama_lab.config.trust import read_settings
 from llama_lab.errors import ConfigError, first_line
 from llama_lab.runs.folder import write_yaml
 from llama_lab.runs.stored import from_json
@@ -131,7 +129,7 @@ class Study:
     def load(cls, folder: Path) -> Self:
         """Read study.yaml in `folder`. Raises ConfigError if it is damaged."""
         try:
-            study = from_json(cls, OmegaConf.to_container(read_stored(folder / FILE), resolve=True))
+            study = from_json(cls, read_settings(folder / FILE))
             named = {study.baseline, *(arm.previous for arm in study.arms if arm.previous)}
             if unknown := named - {arm.name for arm in study.arms}:
                 raise ValueError(f"it has no arm {min(unknown)}")

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from llama_lab.config.messages import exit_with
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 COMPONENTS = ("norm", "ffn", "attention", "decoding", "caching")
 GPU_PARTS = ("training", "loss", "attention", "decoding", "billion", "sharding", "ladder")

@@ -16,14 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch.utils.benchmark import Measurement
 
+from llama_lab.api import load_config
 from llama_lab.evaluation.speed import NEW_TOKENS, decoding, inference
-from llama_lab.library import load_config
+from llama_lab.evaluation.timing import time_in_turn
 from llama_lab.model import Decoder, Sampling, generate, measure_cost
 from llama_lab.model.attention import GroupedQueryAttention
-from llama_lab.timing import measurement, time_in_turn
 
 from .decoders import BILLION, SMALL, TINY, build_decoder
-from .rows import rows_of, show, start, write
+from .rows import measurement, rows_of, show, start, write
 from .sides import continued, llama
 
 EAGER, COMPILED = "ours, eager", "ours, compiled"

@@ -10,8 +10,8 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from llama_lab.api import build_model, load_config
 from llama_lab.evaluation.speed import NEW_TOKENS, decoding
-from llama_lab.library import build_model, load_config
 from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.model.attention import GroupedQueryAttention
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llama_lab.formatting import three_digits
+from llama_lab.util.formatting import three_digits
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from llama_lab.display import quiet_libraries
-from llama_lab.errors import ConfigError, first_line
+from llama_lab.util.display import quiet_libraries
+from llama_lab.util.errors import ConfigError, first_line
 
 from . import gpu_decoding, gpu_kernels, gpu_training
 from .findings import Finding

@@ -6,10 +6,10 @@ from unittest.mock import patch
 import torch
 from torch.cuda import CUDAGraph
 
+from llama_lab.api import load_config
 from llama_lab.evaluation.speed import decoding
-from llama_lab.library import load_config
+from llama_lab.evaluation.timing import time_in_turn
 from llama_lab.model import Decoder
-from llama_lab.timing import time_in_turn
 
 from .decode import cache_bytes, weight_bytes
 from .decoders import BILLION, build_decoder

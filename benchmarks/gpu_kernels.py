@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.profiler import ProfilerActivity, profile
 
+from llama_lab.api import load_config
 from llama_lab.config.components import build
 from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
-from llama_lab.library import load_config
+from llama_lab.evaluation.timing import time_in_turn
 from llama_lab.model.attention import reference_attention
 from llama_lab.model.layout import Layout
 from llama_lab.model.mask import CAUSAL, Mask
 from llama_lab.model.position import Alibi, Position, Relative
-from llama_lab.timing import time_in_turn
 from llama_lab.training.module import LanguageModel
 
 from .decoders import BILLION, build_decoder

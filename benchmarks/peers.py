@@ -13,9 +13,9 @@ import pandas as pd
 import torch
 from torch.utils.benchmark import Timer
 
-from llama_lab.errors import ConfigError
-from llama_lab.library import cost
-from llama_lab.timing import alternating
+from llama_lab.api import cost
+from llama_lab.evaluation.timing import alternating
+from llama_lab.util.errors import ConfigError
 
 from .decoders import SMALL, TINY, build_decoder
 from .processes import process

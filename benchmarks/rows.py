@@ -11,12 +11,12 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch.utils.benchmark import Measurement
+from torch.utils.benchmark import Measurement, TaskSpec
 
 from llama_lab.devices.hardware import choose_accelerator
-from llama_lab.formatting import three_digits
+from llama_lab.evaluation.timing import Contenders, time_in_turn
 from llama_lab.runs.environment import cpu_name
-from llama_lab.timing import Contenders, time_in_turn
+from llama_lab.util.formatting import three_digits
 
 
 def measure(size: str, direction: str, contenders: Contenders, rounds: int, parts: int = 1) -> pd.DataFrame:
@@ -59,3 +59,8 @@ def write(tables: Sequence[pd.DataFrame], where: Mapping[str, Any], path: Path) 
     path.parent.mkdir(parents=True, exist_ok=True)
     pd.concat(tables).assign(**where).to_csv(path, index=False)
     print(f"\nwrote {path}", flush=True)
+
+
+def measurement(seconds: Sequence[float], parts: int = 1) -> Measurement:
+    """Seconds of a call in every round as PyTorch's measurement of one of its equal `parts`."""
+    return Measurement(parts, list(seconds), TaskSpec("work()", ""))

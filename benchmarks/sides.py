@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from llama_lab.api import load_config
 from llama_lab.config.components import build
-from llama_lab.library import load_config
 from llama_lab.model import Sampling, generate
 from llama_lab.training.compiling import compile_in_place
 from llama_lab.training.module import LanguageModel

@@ -16,14 +16,13 @@ from omegaconf import DictConfig
 
 from llama_lab.config.arguments import is_launched, to_hydra
 from llama_lab.config.component_errors import report_component_errors
-from llama_lab.config.components import CONF_DIR, override_key, register_resolvers
+from llama_lab.config.components import CONF_DIR, register_resolvers
 from llama_lab.config.explain import explain, read_help
+from llama_lab.config.grammar import override_key
 from llama_lab.config.keys import groups
 from llama_lab.config.layers import shallower
 from llama_lab.config.messages import USER_ERRORS, exit_with, is_unreadable, one_line
 from llama_lab.config.value_types import check_kinds, default_settings
-from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError, first_line
-from llama_lab.files import report_disk_errors
 from llama_lab.launching.process import first_rank_first, follow_launcher
 from llama_lab.training.prepare import (
     check_complete,
@@ -34,6 +33,8 @@ from llama_lab.training.prepare import (
     check_sweeper,
     requested_run,
 )
+from llama_lab.util.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError, first_line
+from llama_lab.util.files import report_disk_errors
 
 if TYPE_CHECKING:
     from llama_lab.training.run import Run
@@ -125,7 +126,7 @@ def compare_command() -> None:
     if args.overwrite and not args.export:
         exit_with(ConfigError("--overwrite: replaces an earlier export; name its folder with --export"))
     from llama_lab.config.trust import Trust
-    from llama_lab.study.report.compare import compare  # takes seconds to import
+    from llama_lab.report.compare import compare  # takes seconds to import
 
     try:
         with report_disk_errors(f"--out {args.out or 'comparison'}"):
@@ -242,7 +243,7 @@ def evaluate_or_write(cfg: DictConfig) -> None:
     check_complete(cfg)
     check_kinds(cfg, default_settings({"data": job.runtime.choices["data"]}, "eval"))
     from llama_lab.evaluation.evaluate import check_settings, prompts_of, write  # they take seconds to import
-    from llama_lab.study.evaluate import evaluate_all, found_runs, opened
+    from llama_lab.study.evaluate_all import evaluate_all, found_runs, opened
 
     check_settings(cfg, [override_key(o) for o in job.overrides.task])
     if not prompts_of(cfg):
@@ -263,7 +264,7 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> float | None:
     job = HydraConfig.get()
     choices = dict(job.runtime.choices)
     if is_launched():
-        from llama_lab.study.design.command import run_config
+        from llama_lab.config.composing import run_config
 
         cfg, choices = run_config(cfg, choices)  # an experiment may choose the study that this run belongs to
     if not in_sweep:
@@ -285,7 +286,7 @@ def run_one(cfg: DictConfig, in_sweep: bool) -> float | None:
         measure(run)
         return None
     from llama_lab.devices.hardware import current_rank
-    from llama_lab.display import print_result
+    from llama_lab.runs.result_table import print_result
     from llama_lab.runs.stored import Status
     from llama_lab.training.profile import profile_message
     from llama_lab.training.train import train  # after the checks: torch and lightning take seconds to import
@@ -322,8 +323,8 @@ def measure(job: "Run") -> None:
     """Measure the speeds of a study's arms and rewrite its report."""
     from llama_lab.config.trust import Trust
     from llama_lab.devices.hardware import current_rank
+    from llama_lab.report.write import write_report
     from llama_lab.study.measure import measure_study
-    from llama_lab.study.report.write import write_report
 
     measure_study(job)
     if current_rank() == 0:
@@ -359,9 +360,9 @@ def print_costs(cfg: DictConfig) -> None:
     small, _, _ = shallower(cfg)  # else what is listed by layers would be long
     check_job(small, HydraConfig.get().runtime.choices)
     check_pattern(small, HydraConfig.get().overrides.task)
-    from llama_lab.display import quiet_libraries
     from llama_lab.estimate.estimate import estimate_training  # after the checks: torch takes seconds to import
     from llama_lab.estimate.table import print_estimate
+    from llama_lab.util.display import quiet_libraries
 
     quiet_libraries()
     print_estimate(estimate_training(cfg))

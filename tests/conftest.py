@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from llama_lab.cli import eval_command, train_command
 from llama_lab.config import component_errors, value_types
-from llama_lab.config.components import override_key
+from llama_lab.config.grammar import override_key
 from llama_lab.launching import launch
 from tests.preloaded import PreloadedPython
 from tests.quick_composing import compose_quickly

@@ -29,8 +29,8 @@ from tests.stand_in import READ_BY_IMPORTS, SIZE, receive, request_fork
 MODULES = (
     "llama_lab.cli",
     "llama_lab.training.train",
-    "llama_lab.study.evaluate",
-    "llama_lab.study.report.write",
+    "llama_lab.study.evaluate_all",
+    "llama_lab.report.write",
     "torch.utils.tensorboard",
 )
 """What trainings, studies and evaluations import; but for wandb, which makes a folder as it is imported."""

@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 import llama_lab
 from llama_lab.cli import compare_command
 from llama_lab.model import measure_cost
-from llama_lab.study.report.write import PAGE
+from llama_lab.report.write import PAGE
 from tests.composing import decoder
 from tests.conftest import Ran, RunTrain
 from tests.notebook import LARGEST, NOTEBOOK, executed

@@ -49,9 +49,11 @@ NEEDLESS = [
     "torch._inductor.compile_fx",
     "benchmarks",
     "llama_lab.estimate",
+    "llama_lab.analysis",
+    "llama_lab.report",
     "llama_lab.study",
     "llama_lab.launching.engine",
-    "llama_lab.plots",
+    "llama_lab.evaluation.plot",
 ]
 TORCHMETRICS = ["torchmetrics", "matplotlib", "PIL", "scipy", "transformers", "jinja2"]  # it imports the rest, if there
 

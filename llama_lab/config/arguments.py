@@ -10,10 +10,9 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
-from .components import override_key
-from .grammar import QUOTED, quote
+from .grammar import QUOTED, override_key, quote
 from .trust import escape
 
 TYPED = "LLAMA_LAB_COMMAND"  # variable of a launched run: the command line of its launcher, as JSON

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from llama_lab.errors import ConfigError, RunFailedError, first_line
+from llama_lab.util.errors import ConfigError, RunFailedError, first_line
 
 from .trust import package_of, users_targets
 

@@ -6,10 +6,10 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 from . import CONF_DIR as CONF_DIR
 from .component_errors import remember_components, users_frame
@@ -78,16 +78,9 @@ def unless(setting: object, otherwise: Any) -> Any:
     return otherwise if setting is None else None
 
 
-def parts(mix: Any, settings: Any) -> Any:
-    """The config of each part of a mixture."""
-    from .parts import mixture_parts  # which composes configs, as nothing else here does
-
-    return mixture_parts(mix, settings)
-
-
 def layers(pattern: Any, *, _root_: DictConfig) -> Any:
     """The layers that differ by a pattern."""
-    from .layers import different_layers  # as above
+    from .layers import different_layers  # which composes configs, as nothing else here does
 
     return different_layers(pattern, _root_=_root_)
 
@@ -106,7 +99,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.deepnorm_scale": deepnorm_scale,
     "lab.power": lambda base, exponent: base**exponent,
     "lab.unless": unless,
-    "lab.parts": parts,
+    "lab.parts": lambda *args: get_method("llama_lab.data.parts.mixture_parts")(*args),  # of a room that builds on this
     "lab.layers": layers,
     "lab.every": every,
     "lab.half": lambda n: n // 2,
@@ -211,17 +204,3 @@ def of_layers(model: DictConfig, part: str) -> list[DictConfig]:
         for layer in one["at"] if part in one else ():
             nodes[layer] = one[part]
     return nodes
-
-
-def override_key(override: str) -> str:
-    """The key that an override sets, adds or deletes: `norm` of `+norm=none`."""
-    return override.lstrip("+~").partition("=")[0]
-
-
-def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten a nested config: `{"train.tokens": 2e6}`; lists are values."""
-    if not isinstance(node, dict):
-        return {prefix: node}
-    return {
-        k: v for key, child in node.items() for k, v in flatten(child, f"{prefix}.{key}" if prefix else key).items()
-    }

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, flag_override
 
 from . import CONF_DIR
 
@@ -25,3 +27,16 @@ def composing() -> Iterator[ConfigLoader]:
     is_ready = GlobalHydra.instance().is_initialized()
     with nullcontext() if is_ready else hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         yield GlobalHydra.instance().config_loader()
+
+
+def run_config(cfg: DictConfig, choices: dict[str, Any]) -> tuple[DictConfig, dict[str, Any]]:
+    """A run's config and choices, without Hydra's node and the study."""
+    return without(cfg, "hydra", "study", "match"), choices | {"study": None}
+
+
+def without(cfg: DictConfig, *keys: str) -> DictConfig:
+    """Delete these keys from a config, if present, and return it."""
+    with flag_override(cfg, ["struct", "readonly"], False):
+        for key in keys:
+            cfg.pop(key, None)
+    return cfg

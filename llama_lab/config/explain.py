@@ -22,9 +22,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from llama_lab.errors import ConfigError, suggestion
+from llama_lab.util.errors import ConfigError, suggestion
 
-from .components import flatten, override_key
+from .grammar import flatten, override_key
 from .keys import nearest
 
 WIDTH = 80

@@ -1,7 +1,8 @@
-"""Values as overrides set them, in Hydra's grammar, and as people read them."""
+"""Keys and values as overrides set them, in Hydra's grammar, and as people read them."""
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -45,3 +46,17 @@ def quote(text: str) -> str:
     text = re.sub(r'(\\*)"', r'\1\1\\"', text)
     text = re.sub(r"(\\+)\Z", r"\1\1", text)
     return f'"{text}"'
+
+
+def override_key(override: str) -> str:
+    """The key that an override sets, adds or deletes: `norm` of `+norm=none`."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten a nested config: `{"train.tokens": 2e6}`; lists are values."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    return {
+        k: v for key, child in node.items() for k, v in flatten(child, f"{prefix}.{key}" if prefix else key).items()
+    }

@@ -9,7 +9,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from . import CONF_DIR
-from .components import flatten
+from .grammar import flatten
 
 # The groups of an architecture, in the default order of a ladder.
 COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init", "pattern")

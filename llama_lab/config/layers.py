@@ -19,10 +19,11 @@ import hydra
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from llama_lab.errors import ConfigError, suggestion
+from llama_lab.util.errors import ConfigError, suggestion
 
-from .components import MOST_LAYERS, check_depth, flatten
+from .components import MOST_LAYERS, check_depth
 from .composing import composing, last_loader
+from .grammar import flatten
 
 # What a layer may have of its own: components, each with the sizes that its options set, and sizes.
 SLOTS: dict[str, tuple[str, ...]] = {

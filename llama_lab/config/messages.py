@@ -12,10 +12,10 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from llama_lab.errors import USER_ERROR, ConfigError, suggestion
+from llama_lab.util.errors import USER_ERROR, ConfigError, suggestion
 
 from . import CONF_DIR
-from .components import flatten, override_key
+from .grammar import flatten, override_key
 from .keys import groups, homes, nearest, options
 from .trust import package_of
 

@@ -16,8 +16,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from llama_lab.errors import ConfigError, first_line
-from llama_lab.files import read_stamped
+from llama_lab.util.errors import ConfigError, first_line
+from llama_lab.util.files import read_stamped
 
 from . import CONF_DIR
 

@@ -10,9 +10,9 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.errors import ConfigError, suggestion
+from llama_lab.util.errors import ConfigError, suggestion
 
-from .components import flatten
+from .grammar import flatten
 from .keys import group_of, options
 
 Kind = type | str

@@ -21,10 +21,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from llama_lab.data.index import FORMAT_VERSION, HALVES, TOKENIZER_NAME, Index, SplitIndex, describe_file, write_index
-from llama_lab.data.source import ReportProgress, Source
-from llama_lab.data.tokenizer import TextTokenizer, TokenizerFactory, sample_bytes
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
+
+from .index import FORMAT_VERSION, HALVES, TOKENIZER_NAME, Index, SplitIndex, describe_file, write_index
+from .source import ReportProgress, Source
+from .tokenizer import TextTokenizer, TokenizerFactory, sample_bytes
 
 Digests = npt.NDArray[np.bytes_]
 """The blake2b hash of each document's UTF-8 bytes: `(documents,)`, 16 bytes each."""

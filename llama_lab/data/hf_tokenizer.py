@@ -6,10 +6,11 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from llama_lab.data.hub import is_hub_name, report_hub_errors
-from llama_lab.data.index import TOKENIZER_NAME
-from llama_lab.data.tokenizer import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, TextTokenizer, VocabularyFrom
-from llama_lab.errors import ConfigError, first_line
+from llama_lab.util.errors import ConfigError, first_line
+
+from .hub import is_hub_name, report_hub_errors
+from .index import TOKENIZER_NAME
+from .tokenizer import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, TextTokenizer, VocabularyFrom
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from llama_lab.errors import ConfigError, first_line
+from llama_lab.util.errors import ConfigError, first_line
 
 
 def is_hub_name(path: str) -> bool:

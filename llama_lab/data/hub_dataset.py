@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from llama_lab.config.paths import FORMATS
-from llama_lab.data.hub import is_hub_name, report_hub_errors
-from llama_lab.data.index import json_hash
-from llama_lab.data.source import ReportProgress, cut, read_blocks
-from llama_lab.errors import ConfigError, first_line
-from llama_lab.files import discard, replace_text
+from llama_lab.util.errors import ConfigError, first_line
+from llama_lab.util.files import discard, replace_text
+
+from .hub import is_hub_name, report_hub_errors
+from .index import json_hash
+from .paths import FORMATS
+from .source import ReportProgress, cut, read_blocks
 
 if TYPE_CHECKING:
     import datasets

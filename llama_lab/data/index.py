@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 FORMAT_VERSION = 2
 INDEX_NAME = "index.json"

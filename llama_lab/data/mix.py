@@ -12,15 +12,16 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from llama_lab.data.build import train_on_all
-from llama_lab.data.index import FORMAT_VERSION, TOKENIZER_NAME, Index, SplitIndex, TokenStream, json_hash
-from llama_lab.data.source import ReportProgress, Source
-from llama_lab.data.tokenizer import TextTokenizer, TokenizerFactory, VocabularyFrom, sample_bytes
-from llama_lab.data.tokens import UNDIVIDED, TokenDataset, check_val_tokens, locked
-from llama_lab.data.windows import Ids, Tokens, ValWindows, Windows, count_train_windows
-from llama_lab.errors import ConfigError
-from llama_lab.files import report_disk_errors
-from llama_lab.formatting import conjoin
+from llama_lab.util.errors import ConfigError
+from llama_lab.util.files import report_disk_errors
+from llama_lab.util.formatting import conjoin
+
+from .build import train_on_all
+from .index import FORMAT_VERSION, TOKENIZER_NAME, Index, SplitIndex, TokenStream, json_hash
+from .source import ReportProgress, Source
+from .tokenizer import TextTokenizer, TokenizerFactory, VocabularyFrom, sample_bytes
+from .tokens import UNDIVIDED, TokenDataset, check_val_tokens, locked
+from .windows import Ids, Tokens, ValWindows, Windows, count_train_windows
 
 Order = npt.NDArray[np.intp]
 """The part of each window of a period: `(windows,)`."""

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from llama_lab.config.components import build
-from llama_lab.config.parts import exact_shares
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 from .index import HALVES
 from .mix import Part, open_mixture
+from .parts import exact_shares
 from .probes import ProbeDataset, ProbeValidation, Symbols
 from .source import Source
 from .tokenizer import TokenizerFactory
@@ -18,7 +18,7 @@ from .tokens import TokenDataset
 from .windows import ValWindows
 
 if TYPE_CHECKING:
-    from llama_lab.display import Display
+    from llama_lab.util.display import Display
 
 
 Dataset = TokenDataset | ProbeDataset

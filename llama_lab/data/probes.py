@@ -12,10 +12,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from llama_lab.data.index import HALVES, json_hash
-from llama_lab.data.tokenizer import TextTokenizer, symbol_tokenizer
-from llama_lab.data.windows import IGNORE, Examples, Ids
-from llama_lab.errors import ConfigError
+from llama_lab.model.loss import IGNORE
+from llama_lab.util.errors import ConfigError
+
+from .index import HALVES, json_hash
+from .tokenizer import TextTokenizer, symbol_tokenizer
+from .windows import Examples, Ids
 
 Mask = npt.NDArray[np.bool_]
 

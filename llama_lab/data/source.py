@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from llama_lab.errors import ConfigError
-from llama_lab.files import replace_text
+from llama_lab.util.errors import ConfigError
+from llama_lab.util.files import replace_text
 
 END_OF_TEXT = "<|endoftext|>"
 MOST_IDS = 2**22  # sixteen times the largest published vocabulary

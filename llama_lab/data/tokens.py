@@ -9,8 +9,12 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from llama_lab.data.build import VAL_HALVES, BuildTimes, build
-from llama_lab.data.index import (
+from llama_lab.util.errors import ConfigError
+from llama_lab.util.files import discard, report_disk_errors
+from llama_lab.util.formatting import conjoin, duration
+
+from .build import VAL_HALVES, BuildTimes, build
+from .index import (
     FORMAT_VERSION,
     HALVES,
     TOKENIZER_NAME,
@@ -20,12 +24,9 @@ from llama_lab.data.index import (
     json_hash,
     read_index,
 )
-from llama_lab.data.source import ReportProgress, Source
-from llama_lab.data.tokenizer import TextTokenizer, TokenizerFactory
-from llama_lab.data.windows import Tokens, TrainWindows, ValWindows, Windows, count_train_windows
-from llama_lab.errors import ConfigError
-from llama_lab.files import discard, report_disk_errors
-from llama_lab.formatting import conjoin, duration
+from .source import ReportProgress, Source
+from .tokenizer import TextTokenizer, TokenizerFactory
+from .windows import Tokens, TrainWindows, ValWindows, Windows, count_train_windows
 
 log = logging.getLogger(__name__)
 

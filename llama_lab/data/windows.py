@@ -7,11 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from llama_lab.data.index import TokenStream
-from llama_lab.errors import ConfigError
+from llama_lab.model.loss import IGNORE
+from llama_lab.util.errors import ConfigError
 
-IGNORE = -100
-"""The target of a position that is not predicted; `torch.nn.functional.cross_entropy` ignores it."""
+from .index import TokenStream
 
 Tokens = npt.NDArray[np.unsignedinteger]
 Ids = npt.NDArray[np.int64]

@@ -10,7 +10,7 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
 STRATEGIES = ("auto", "ddp", "fsdp")

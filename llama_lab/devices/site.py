@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 from .hardware import Hardware, check_strategy, choose_accelerator, choose_hardware, choose_precision
 

@@ -6,9 +6,9 @@ import torch
 from omegaconf import DictConfig
 
 from llama_lab.config.components import build_model
-from llama_lab.errors import ConfigError
 from llama_lab.estimate.estimate import expected_vocabulary
-from llama_lab.files import replace_text
+from llama_lab.util.errors import ConfigError
+from llama_lab.util.files import replace_text
 
 from .anatomy import Anatomy, anatomy
 from .picture import picture

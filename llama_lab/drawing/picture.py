@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_uppercase
 
-from llama_lab import formatting as fmt
 from llama_lab.model import Cost
-from llama_lab.templates import template
+from llama_lab.util import formatting as fmt
+from llama_lab.util.templates import template
 
 from .anatomy import Anatomy, Layer, Part
 from .wiring import Sum

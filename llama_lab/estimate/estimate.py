@@ -29,17 +29,17 @@ from torch import Tensor, nn
 
 from llama_lab.config.components import build, model_cost
 from llama_lab.config.layers import shallower
-from llama_lab.data.module import micro_batches_per_step, multiples_around
+from llama_lab.data.data_module import micro_batches_per_step, multiples_around
 from llama_lab.data.open import is_probe, open_probe
 from llama_lab.devices import gpus as devices
 from llama_lab.devices.gpus import Device
 from llama_lab.devices.hardware import check_strategy, choose_precision
 from llama_lab.devices.memory import device_memory
-from llama_lab.errors import ConfigError, first_line, suggestion
 from llama_lab.model import Cost, Decoder
 from llama_lab.model.cost import count
 from llama_lab.model.recompute import PARTS, recomputed_flops
 from llama_lab.training.run import budget_steps, check_ema
+from llama_lab.util.errors import ConfigError, first_line, suggestion
 
 from .activations import Footprint
 

@@ -6,8 +6,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from llama_lab.display import fact_table, plain_table, state_rows
-from llama_lab.formatting import duration
+from llama_lab.runs.result_table import state_rows
+from llama_lab.util.display import fact_table, plain_table
+from llama_lab.util.formatting import duration
 
 from .estimate import USABLE, Column, Estimate, Memory, Setup
 

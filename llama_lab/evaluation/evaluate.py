@@ -16,18 +16,18 @@ from llama_lab.config.value_types import is_kind
 from llama_lab.data.open import Dataset, is_probe
 from llama_lab.data.probes import ProbeDataset
 from llama_lab.devices.hardware import Hardware, choose_hardware
-from llama_lab.display import quiet_libraries
-from llama_lab.errors import ConfigError, suggestion
-from llama_lab.formatting import conjoin
 from llama_lab.model import Decoder
 from llama_lab.runs.evaluation import EmaEvaluation, Evaluation
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status
+from llama_lab.util.display import quiet_libraries
+from llama_lab.util.errors import ConfigError, suggestion
+from llama_lab.util.formatting import conjoin
 
+from .answers import answers_text
+from .cache_memory import cache_losses, cache_sizes
 from .lengths import batch_tokens, check_multiples, evaluating_on, evaluation, surroundings
 from .load import TrainedRun, check_weights, load_run
-from .memory import cache_losses, cache_sizes
-from .probes import answers_text
 from .speed import generation_speed
 from .text import NEW_TOKENS, cache_dtype, encode_prompts, generate_texts, sampling, write_texts
 

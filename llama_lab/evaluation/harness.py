@@ -15,9 +15,9 @@ from omegaconf import DictConfig
 
 from llama_lab.config.components import check_decodes
 from llama_lab.data.tokenizer import TextTokenizer
-from llama_lab.errors import ConfigError, suggestion
 from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.runs.evaluation import TaskScore
+from llama_lab.util.errors import ConfigError, suggestion
 
 SAMPLING = ("top_k", "top_p", "min_p")  # settings of generation that mean the same to the harness and to us
 BOOTSTRAPS = 1000  # for standard errors without a formula; 2% of rounding

@@ -12,12 +12,12 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from llama_lab.config.value_types import is_kind
-from llama_lab.data import IGNORE
 from llama_lab.data.open import Dataset, Validation
 from llama_lab.devices.hardware import Hardware
-from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder
+from llama_lab.model.loss import IGNORE
 from llama_lab.runs.evaluation import Evaluation, LengthLoss
+from llama_lab.util.errors import ConfigError
 
 MAX_BUCKETS = 64
 

@@ -9,12 +9,12 @@ from llama_lab.config.components import build_model
 from llama_lab.config.trust import Trust, read_stored
 from llama_lab.data.open import Dataset, open_dataset
 from llama_lab.data.tokenizer import TextTokenizer
-from llama_lab.display import open_display
-from llama_lab.errors import ConfigError, first_line
 from llama_lab.model import Decoder
 from llama_lab.runs.checkpoint import WEIGHTS, model_weights, read_checkpoint
 from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
 from llama_lab.runs.stored import Environment, reading
+from llama_lab.util.display import open_display
+from llama_lab.util.errors import ConfigError, first_line
 
 PARTS = ("data", "model", "tokenizer", "train", "trainer")  # of a config, that an evaluation reads
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from llama_lab.model import Decoder
 from llama_lab.model.generate import decoding_step, prefill
 from llama_lab.runs.evaluation import GenerationSpeed
-from llama_lab.timing import time_in_turn
+
+from .timing import time_in_turn
 
 NEW_TOKENS = 16  # tokens at the end of a context over which the time per token is averaged
 

@@ -10,10 +10,10 @@ import torch
 from omegaconf import DictConfig
 
 from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
-from llama_lab.display import VISIBLE
-from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.model.generate import check_prompts
+from llama_lab.util.display import VISIBLE
+from llama_lab.util.errors import ConfigError
 
 from .load import TrainedRun
 

@@ -14,10 +14,10 @@ from torch.func import functional_call
 
 from llama_lab.config.trust import Trust
 from llama_lab.data.hub import is_hub_name, report_hub_errors
-from llama_lab.errors import ConfigError, first_line
-from llama_lab.files import discard
 from llama_lab.model import Decoder
 from llama_lab.runs.folder import OVERRIDES, RESOLVED, TOKENIZER, write_yaml
+from llama_lab.util.errors import ConfigError, first_line
+from llama_lab.util.files import discard
 
 from .families import FAMILIES
 from .family import Family, flat_settings

@@ -13,12 +13,12 @@ from llama_lab.config.components import build_model, check_depth
 from llama_lab.config.trust import Trust, stored_config
 from llama_lab.data.open import Dataset, open_dataset
 from llama_lab.data.tokenizer import TextTokenizer
-from llama_lab.display import open_display
-from llama_lab.errors import ConfigError, first_line, suggestion
 from llama_lab.evaluation.load import TrainedRun, load_run
 from llama_lab.model import Decoder
 from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
 from llama_lab.runs.stored import Environment
+from llama_lab.util.display import open_display
+from llama_lab.util.errors import ConfigError, first_line, suggestion
 
 from .families import FAMILIES, FIELDS, MISSING, RECIPES
 from .family import Family, model_node

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from llama_lab.errors import ConfigError, first_line
+from llama_lab.util.errors import ConfigError, first_line
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"

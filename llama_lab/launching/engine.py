@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from llama_lab.devices.site import Site
-from llama_lab.errors import FAILED, USER_ERROR, ConfigError, RunFailedError
-from llama_lab.formatting import duration
 from llama_lab.runs.folder import OUTPUT, locked
 from llama_lab.runs.stored import Status, StatusName, Summary
 from llama_lab.training.run import Run
+from llama_lab.util.errors import FAILED, USER_ERROR, ConfigError, RunFailedError
+from llama_lab.util.formatting import duration
 
 from .process import STOPPED
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llama_lab.config.arguments import TYPED, is_launched
-from llama_lab.errors import INTERRUPTED
+from llama_lab.util.errors import INTERRUPTED
 
 LIFELINE = "LLAMA_LAB_LIFELINE"  # set where standard input is a pipe that closes when the launcher exits
 LAST_WORDS_SECONDS = 5.0

@@ -12,10 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from llama_lab.formatting import duration
 from llama_lab.runs.metrics import COLUMNS
 from llama_lab.runs.stored import Status
 from llama_lab.training.run import Run
+from llama_lab.util.formatting import duration
 
 TAIL = 4096  # bytes of metrics.csv, some twenty rows
 

@@ -16,8 +16,8 @@ import torch
 
 from llama_lab.devices.hardware import choose_accelerator, usable_cores
 from llama_lab.devices.site import Site
-from llama_lab.errors import INTERRUPTED, ConfigError, first_line
 from llama_lab.runs.folder import PLACE
+from llama_lab.util.errors import INTERRUPTED, ConfigError, first_line
 
 from .engine import Engine, Job, Session, SubmittedRun, check_alone
 from .local_engine import Slot, slot_environment

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import ray
 
-from llama_lab.files import replace_text
+from llama_lab.util.files import replace_text
 
 from .process import RunProcess
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 # Options of sbatch that are set elsewhere, and where.
 PLACES = {

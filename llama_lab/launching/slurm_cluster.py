@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 LOOK_SECONDS = 3.0  # between two calls of squeue, for any number of jobs
 # Slurm's final states.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 from .engine import Job
 from .process import run_variables, without_ranks

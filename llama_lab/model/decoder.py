@@ -12,7 +12,7 @@ from .embedding import Embedding
 from .factory import call
 from .init import WeightInit, initialise
 from .layout import Layout
-from .loss import head_loss
+from .loss import IGNORE, head_loss
 from .mixer import NEW_STATE, Mixer, class_name
 from .norm import Norm
 from .position import Position
@@ -152,11 +152,11 @@ class Decoder(nn.Module):
         return Layout(self.position, places, shortest, longest, starts)
 
     def predictable(self, targets: Tensor) -> Tensor:
-        """`targets (B, T)`, but -100, which no loss counts, for those within a prefix: the model sees them."""
+        """`targets (B, T)`, but IGNORE for those within a prefix: the model sees them."""
         if not self.prefix:
             return targets
         seen = torch.arange(targets.shape[1], device=targets.device) < self.prefix - 1
-        return targets.masked_fill(seen, -100)
+        return targets.masked_fill(seen, IGNORE)
 
     def transform(self, tokens: Tensor, layout: Layout, states: Sequence[State] | None = None) -> Tensor:
         """Embeddings, blocks and the last norm: `tokens (B, T)` to `(B, T, D)`, updating the `states` of the mixers."""

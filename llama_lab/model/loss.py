@@ -16,6 +16,9 @@ from torch.autograd.function import once_differentiable
 from .embedding import Embedding
 from .packing import is_plain
 
+IGNORE = -100
+"""The target of a position that is not predicted; `torch.nn.functional.cross_entropy` ignores it."""
+
 CHUNK = {"cpu": 2**20, "cuda": 2**27}
 """Logits in a chunk. A CPU's stay in its cache; a GPU's are as large as its matrix products need."""
 

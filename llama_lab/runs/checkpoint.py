@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from llama_lab.errors import ConfigError, first_line
-from llama_lab.files import discard, sync
+from llama_lab.util.errors import ConfigError, first_line
+from llama_lab.util.files import discard, sync
 
 from .shards import Join, join_parts, part_files, write_file
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from llama_lab.config.arguments import typed_command
-from llama_lab.version import __version__
+from llama_lab.util.version import __version__
 
 from .stored import Environment, Facts, Git
 

@@ -14,12 +14,12 @@ import yaml
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.components import flatten, override_key
+from llama_lab.config.grammar import flatten, override_key
 from llama_lab.config.keys import COMPONENTS, keys_of, option_file
-from llama_lab.config.paths import make_absolute
 from llama_lab.config.trust import escape, stored_config, with_text
-from llama_lab.errors import ConfigError, FinishedRunError, first_line
-from llama_lab.files import discard, read_stamped, replace_text, stamped
+from llama_lab.data.paths import make_absolute
+from llama_lab.util.errors import ConfigError, FinishedRunError, first_line
+from llama_lab.util.files import discard, read_stamped, replace_text, stamped
 
 from .checkpoint import checkpoint_step, existing, go_back_to, newest_whole, stable
 from .stored import Environment, Status, StatusName, Summary, read_json

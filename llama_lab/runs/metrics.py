@@ -8,10 +8,10 @@ from typing import Any, TypedDict
 
 from lightning.pytorch.loggers.logger import Logger
 
-from llama_lab.errors import ConfigError
-from llama_lab.files import replacing
+from llama_lab.util.errors import ConfigError
+from llama_lab.util.files import replacing
 
-from .telemetry import layer_metrics
+from .layer_metrics import layer_metrics
 
 METRICS = "metrics.csv"
 COLUMNS = (

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from llama_lab.config.components import override_key
+from llama_lab.config.grammar import override_key
 
 from .folder import UNNAMED, belongs
 from .record import Record

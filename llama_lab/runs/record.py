@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from llama_lab.config.components import flatten
+from llama_lab.config.grammar import flatten
 from llama_lab.config.trust import stored_settings
-from llama_lab.errors import ConfigError
-from llama_lab.files import ALTERED, read_stamped
+from llama_lab.util.errors import ConfigError
+from llama_lab.util.files import ALTERED, read_stamped
 
 from .evaluation import Evaluation
 from .folder import OVERRIDES, RESOLVED, is_run

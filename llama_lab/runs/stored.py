@@ -12,8 +12,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
-from llama_lab.errors import ConfigError, first_line
-from llama_lab.files import ALTERED, checksum, replace_text
+from llama_lab.util.errors import ConfigError, first_line
+from llama_lab.util.files import ALTERED, checksum, replace_text
 
 T = TypeVar("T")
 StatusName = Literal["running", "interrupted", "pruned", "done", "diverged", "failed"]

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 from tensorboard import program
 
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 from .naming import short_names
 from .record import every_run, read_record

@@ -6,7 +6,7 @@ from optuna.samplers import GridSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 from .space import Parameter
 

@@ -13,13 +13,13 @@ from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
 from llama_lab.config.arguments import typed_flags
-from llama_lab.config.components import override_key
-from llama_lab.display import plain_table
-from llama_lab.errors import RunFailedError
-from llama_lab.files import replacing
+from llama_lab.config.grammar import override_key
 from llama_lab.launching.launch import LAUNCHING
+from llama_lab.report.summary import write_csv
 from llama_lab.runs.folder import belongs, write_yaml
-from llama_lab.study.report.summary import write_csv
+from llama_lab.util.display import plain_table
+from llama_lab.util.errors import RunFailedError
+from llama_lab.util.files import replacing
 
 from .space import Parameter
 

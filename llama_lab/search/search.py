@@ -19,19 +19,18 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig
 from optuna.trial import Trial, TrialState
 
-from llama_lab.config.components import override_key
-from llama_lab.config.grammar import written
+from llama_lab.config.grammar import override_key, written
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.config.value_types import WORDS, is_kind
-from llama_lab.errors import INTERRUPTED, ConfigError, FinishedRunError, RunFailedError, first_line
-from llama_lab.files import discard, report_disk_errors
-from llama_lab.formatting import conjoin
 from llama_lab.launching.launch import composed_run
 from llama_lab.runs.folder import CHANGEABLE, RunFolder, arm_name, belongs, check_no_file, locked
 from llama_lab.runs.metrics import COLUMNS
 from llama_lab.runs.stored import Status, Summary
 from llama_lab.training.prepare import check_devices, folder_name
 from llama_lab.training.run import Run, check_folder
+from llama_lab.util.errors import INTERRUPTED, ConfigError, FinishedRunError, RunFailedError, first_line
+from llama_lab.util.files import discard, report_disk_errors
+from llama_lab.util.formatting import conjoin
 
 from .grid import Grid
 from .pruning import Evaluations, pruning

@@ -3,7 +3,7 @@
 import importlib.util
 from dataclasses import dataclass
 
-from llama_lab.errors import ConfigError, suggestion
+from llama_lab.util.errors import ConfigError, suggestion
 
 DIRECTIONS = ("minimize", "maximize")
 TRIALS = 20  # by default, unless the search is over a grid

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, Sweep
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 Value = str | int | float

@@ -8,7 +8,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 
-from llama_lab.errors import ConfigError, first_line
+from llama_lab.util.errors import ConfigError, first_line
 
 from .settings import SearchSettings, setting_error
 

@@ -1,1 +1,1 @@
-"""Studies: designed sets of runs, and the evidence that they give."""
+"""Designs, plans and their execution."""

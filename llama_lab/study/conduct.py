@@ -15,26 +15,27 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
+from llama_lab.config.composing import run_config
 from llama_lab.config.grammar import written
 from llama_lab.config.trust import Trust, package_of, targets, users_targets
 from llama_lab.data.open import is_probe
 from llama_lab.devices.hardware import current_rank
-from llama_lab.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
-from llama_lab.files import discard
-from llama_lab.formatting import count
 from llama_lab.runs.folder import CHANGEABLE, is_run, locked
-from llama_lab.study.design.command import Composer, read_command, run_config
+from llama_lab.runs.study import FILE, SUMMARY, Study
+from llama_lab.runs.study_speed import StudySpeed, measured_speed
+from llama_lab.study.design.command import Composer, read_command
 from llama_lab.study.design.dry_run import print_plan
 from llama_lab.study.design.plan import Plan, PlannedRun, plan_study
 from llama_lab.study.design.threads import threads_per_run
 from llama_lab.study.design.tuning import resolve_rates, status_of
 from llama_lab.training.prepare import requested_run
 from llama_lab.training.train import train
+from llama_lab.util.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
+from llama_lab.util.files import discard
+from llama_lab.util.formatting import count
 
 from .measure import finished_run, measure_study
-from .progress import StudyProgress
-from .speed import StudySpeed, measured_speed
-from .study import FILE, SUMMARY, Study
+from .study_progress import StudyProgress
 
 
 def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) -> None:
@@ -57,7 +58,7 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
         if cfg.study.measure_speed:
             measure(plan, launcher)
         # Imported after the runs, and not by each of them: SciPy and Plotly take a second.
-        from llama_lab.study.report.write import log_report, write_report
+        from llama_lab.report.write import log_report, write_report
 
         named = (OmegaConf.to_container(run.run.cfg) for run in plan.runs)  # tuning runs have the same targets
         result = write_report(plan.folder, Trust(targets=frozenset(t for cfg in named for _, t in targets(cfg))))

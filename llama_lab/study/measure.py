@@ -18,25 +18,24 @@ from omegaconf import OmegaConf
 
 from llama_lab.config.components import build_model
 from llama_lab.config.trust import Trust, stored_config
-from llama_lab.data.module import TokenDataModule, micro_batches_per_step
+from llama_lab.data.data_module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.open import Dataset, is_probe, open_dataset
 from llama_lab.devices.hardware import check_started, current_rank
 from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
 from llama_lab.devices.throughput import synchronize
-from llama_lab.display import open_display, quiet_libraries
-from llama_lab.errors import ConfigError
 from llama_lab.evaluation.evaluate import place
 from llama_lab.evaluation.speed import NEW_TOKENS, decoding, reading
+from llama_lab.evaluation.timing import alternating, time_in_turn
 from llama_lab.runs.folder import RESOLVED, RunFolder
-from llama_lab.timing import alternating, time_in_turn
+from llama_lab.runs.study import FILE as STUDY
+from llama_lab.runs.study import Arm, Study
+from llama_lab.runs.study_speed import ArmSpeed, StudySpeed
 from llama_lab.training.compiling import check_compiler
 from llama_lab.training.monitor import SLOW_STEPS
 from llama_lab.training.run import Run
 from llama_lab.training.train import build_module, leave_process_group, make_trainer
-
-from .speed import ArmSpeed, StudySpeed
-from .study import FILE as STUDY
-from .study import Arm, Study
+from llama_lab.util.display import open_display, quiet_libraries
+from llama_lab.util.errors import ConfigError
 
 ROUNDS = 5
 STEPS = 3  # timed training steps per round

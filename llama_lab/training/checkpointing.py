@@ -7,9 +7,9 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
 from llama_lab.devices.throughput import Stopwatch
-from llama_lab.files import discard
 from llama_lab.runs.checkpoint import replace_checkpoint, stable
 from llama_lab.runs.metrics import MetricsCSV
+from llama_lab.util.files import discard
 
 from .stop import StopRequest
 

@@ -16,9 +16,9 @@ import torch
 from torch.utils._triton import has_triton
 
 from llama_lab.devices.hardware import Hardware, current_rank
-from llama_lab.errors import ConfigError
-from llama_lab.formatting import duration
 from llama_lab.model import Decoder
+from llama_lab.util.errors import ConfigError
+from llama_lab.util.formatting import duration
 
 
 @dataclass(frozen=True)

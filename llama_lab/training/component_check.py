@@ -12,10 +12,10 @@ from llama_lab.config.component_errors import users_frame, users_method
 from llama_lab.config.components import build_model, model_cost
 from llama_lab.config.trust import users_targets
 from llama_lab.devices.hardware import Hardware
-from llama_lab.errors import ConfigError, first_line
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention
 from llama_lab.model.generate import prefill
+from llama_lab.util.errors import ConfigError, first_line
 
 VOCAB, BATCH, LENGTH = 61, 2, 11  # unlike each other and unlike usual sizes, so that swapped dimensions do not fit
 BORDER = 3  # a token in the midst of the first sequence

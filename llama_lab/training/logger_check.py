@@ -10,7 +10,7 @@ from urllib.parse import urlparse
 
 from omegaconf import DictConfig
 
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 MODES: tuple[str, ...] = ("auto", "online", "offline")  # of W&B
 WANDB_MODES = ("online", "offline", "disabled", "dryrun", "run", "shared")  # that W&B reads from the environment

@@ -10,14 +10,14 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from omegaconf import OmegaConf
 
-from llama_lab.config.components import override_key
+from llama_lab.config.grammar import override_key
 from llama_lab.config.keys import COMPONENTS
 from llama_lab.devices.hardware import current_rank
 from llama_lab.runs.checkpoint import load_checkpoint
 from llama_lab.runs.folder import belongs
+from llama_lab.runs.layer_metrics import QUANTITIES, layer_metric
 from llama_lab.runs.metrics import NO_ROWS, MetricsCSV
 from llama_lab.runs.stored import Facts, Summary
-from llama_lab.runs.telemetry import QUANTITIES, layer_metric
 
 from .logger_check import LONGEST_TAG
 from .run import Run

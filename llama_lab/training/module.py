@@ -15,10 +15,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from llama_lab.data import IGNORE
 from llama_lab.devices.strategy import unsynchronized
 from llama_lab.model import Decoder
-from llama_lab.model.loss import plain_loss
+from llama_lab.model.loss import IGNORE, plain_loss
 
 
 class LanguageModel(L.LightningModule):

@@ -9,9 +9,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
 from llama_lab.devices.throughput import Speed, Stopwatch, synchronize
-from llama_lab.display import Display
 from llama_lab.model import Cost
 from llama_lab.model.cost import state_metrics
+from llama_lab.util.display import Display
 
 from .module import LanguageModel
 

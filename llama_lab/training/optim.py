@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
 
-from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder
+from llama_lab.util.errors import ConfigError
 
 Closure = Callable[[], float]
 LIKE_ADAMW = "match_rms_adamw"  # PyTorch's name of Muon's updates with the size of AdamW's

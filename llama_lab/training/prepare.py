@@ -9,11 +9,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from llama_lab.config.arguments import settled_keys
-from llama_lab.config.components import check_idle, override_key
+from llama_lab.config.components import check_idle
+from llama_lab.config.grammar import override_key
 from llama_lab.config.keys import groups
 from llama_lab.config.layers import unchanged
 from llama_lab.config.value_types import check_kinds, default_settings
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 from .logger_check import check_logger
 

@@ -8,7 +8,7 @@ import lightning as L
 from torch.profiler import profile, schedule
 
 from llama_lab.devices.throughput import Stopwatch
-from llama_lab.files import discard, replace_text, replacing
+from llama_lab.util.files import discard, replace_text, replacing
 
 from .monitor import SLOW_STEPS
 

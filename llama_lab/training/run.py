@@ -6,17 +6,17 @@ from typing import Literal
 
 from omegaconf import DictConfig
 
-from llama_lab.data.module import micro_batches_per_step
+from llama_lab.data.data_module import micro_batches_per_step
 from llama_lab.devices.hardware import Hardware, choose_hardware, current_rank
 from llama_lab.devices.site import Site
-from llama_lab.errors import ConfigError
 from llama_lab.evaluation.lengths import check_multiples
-from llama_lab.files import report_disk_errors
 from llama_lab.model import Cost
 from llama_lab.model.recompute import PARTS
 from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status
+from llama_lab.util.errors import ConfigError
+from llama_lab.util.files import report_disk_errors
 
 from .longer_budget import with_earlier_warmup
 from .warm_start import check_init, check_unchanged

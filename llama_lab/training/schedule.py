@@ -7,7 +7,7 @@ zero to the peak takes.
 import math
 from collections.abc import Callable
 
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 
 
 def constant(step: int, steps: int, warmup: float) -> float:

@@ -28,7 +28,7 @@ from llama_lab.devices.throughput import synchronize
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention, attention_scores
 from llama_lab.model.layout import Layout
-from llama_lab.runs.telemetry import PARTS, layer_metric
+from llama_lab.runs.layer_metrics import PARTS, layer_metric
 
 from .module import LanguageModel
 from .monitor import Monitor

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from llama_lab.files import replace_text
 from llama_lab.runs.folder import TRACKIO_ID, RunFolder
 from llama_lab.runs.metrics import MetricsLogger
+from llama_lab.util.files import replace_text
 
 
 class TrackioMetrics(MetricsLogger):

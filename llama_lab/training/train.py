@@ -13,7 +13,7 @@ from lightning.pytorch.loggers.logger import Logger
 
 from llama_lab.config.component_errors import report_component_errors
 from llama_lab.config.components import build, build_model, check_decodes, model_cost
-from llama_lab.data.module import TokenDataModule
+from llama_lab.data.data_module import TokenDataModule
 from llama_lab.data.open import Dataset, is_probe, open_dataset
 from llama_lab.data.probes import ProbeDataset
 from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
@@ -21,12 +21,8 @@ from llama_lab.devices.hardware import check_started, current_rank
 from llama_lab.devices.memory import keep_freed_memory
 from llama_lab.devices.strategy import make_plugins, make_strategy
 from llama_lab.devices.throughput import peak_flops
-from llama_lab.display import open_display, quiet_libraries
-from llama_lab.errors import ConfigError, first_line
+from llama_lab.evaluation.answers import answers_text
 from llama_lab.evaluation.lengths import evaluation
-from llama_lab.evaluation.probes import answers_text
-from llama_lab.files import discard, replace_text, report_disk_errors
-from llama_lab.formatting import conjoin
 from llama_lab.model import Cost, Decoder, Sampling, generate
 from llama_lab.model.cost import cost_metrics
 from llama_lab.model.init import linear_on_meta
@@ -36,13 +32,17 @@ from llama_lab.runs.environment import environment
 from llama_lab.runs.folder import RESOLVED, SAMPLE, TOKENIZER, locked
 from llama_lab.runs.metrics import described, read_cells, read_metrics, with_numbers
 from llama_lab.runs.stored import Facts, Summary, WarmStart
+from llama_lab.util.display import open_display, quiet_libraries
+from llama_lab.util.errors import ConfigError, first_line
+from llama_lab.util.files import discard, replace_text, report_disk_errors
+from llama_lab.util.formatting import conjoin
 
 from .checkpointing import Checkpointing, InterruptedRunError, PrunedRunError
 from .compiling import check_compiler, compile_in_place, compiler_failed, decide, delete_compiled
 from .component_check import check_components
 from .loggers import log_hparams, open_loggers
 from .longer_budget import warn_of_differences
-from .memory import check_memory
+from .memory_check import check_memory
 from .module import LanguageModel
 from .monitor import SLOW_STEPS, DivergedError, Monitor
 from .optim import check_shards

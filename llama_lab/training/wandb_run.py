@@ -8,10 +8,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from llama_lab.files import replace_text
 from llama_lab.runs.folder import OVERRIDES, RESOLVED, TOKENIZER, WANDB_ID, RunFolder
 from llama_lab.runs.metrics import METRICS, MetricsLogger
 from llama_lab.runs.stored import Environment, Status, Summary
+from llama_lab.util.files import replace_text
 
 from .logger_check import wandb_mode
 

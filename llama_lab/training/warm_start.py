@@ -8,11 +8,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from llama_lab.config.components import flatten
+from llama_lab.config.grammar import flatten
 from llama_lab.config.trust import Trust, search_path_targets, stored_config, targets
 from llama_lab.data.open import Dataset
-from llama_lab.errors import ConfigError
-from llama_lab.formatting import percent
 from llama_lab.hf.loading import Loaded, load
 from llama_lab.hf.tensors import has_weights
 from llama_lab.model import Decoder
@@ -21,6 +19,8 @@ from llama_lab.model.transfer import KV_HEADS, Transfer, has_fewer_heads, patter
 from llama_lab.runs.checkpoint import existing
 from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
 from llama_lab.runs.stored import WarmStart
+from llama_lab.util.errors import ConfigError
+from llama_lab.util.formatting import percent
 
 FATES = {
     "taken": "taken",

@@ -20,10 +20,9 @@ from benchmarks.layers import (
     options,
     rms_norm,
 )
-from benchmarks.rows import rows_of
+from benchmarks.rows import measurement, rows_of
 from llama_lab.devices.memory import CLEAR
 from llama_lab.model.norm import LayerNorm, RMSNorm
-from llama_lab.timing import measurement
 from tests.composing import lively
 from tests.composing import options as all_options
 

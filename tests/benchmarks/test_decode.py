@@ -20,8 +20,8 @@ from benchmarks.decode import (
     measure_quarters,
     weight_bytes,
 )
+from benchmarks.rows import measurement
 from llama_lab.model import Decoder, Sampling, generate
-from llama_lab.timing import measurement
 from tests.composing import decoder
 
 CPU = torch.device("cpu")

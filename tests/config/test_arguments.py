@@ -11,7 +11,7 @@ from llama_lab.cli import eval_command, train_command
 from llama_lab.config.arguments import quote_argument, to_hydra
 from llama_lab.config.components import CONF_DIR
 from llama_lab.config.grammar import written
-from llama_lab.errors import ConfigError
+from llama_lab.util.errors import ConfigError
 from tests.conftest import Command
 
 AT_HOME = "/home/me"

@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 
 from llama_lab.config.components import check_idle
 from llama_lab.config.layers import layers_at
-from llama_lab.errors import ConfigError
 from llama_lab.training.prepare import check_complete, check_pattern
+from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, decoder, options
 
 FOUR = ("size=nano",)

@@ -9,11 +9,11 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from llama_lab.data import BPETokenizer, HFTokenizer, TextTokenizer
+from llama_lab.data.hf_tokenizer import HFTokenizer
 from llama_lab.data.open import open_dataset
-from llama_lab.data.tokenizer import TOKENIZER_CONFIG
-from llama_lab.errors import ConfigError
+from llama_lab.data.tokenizer import TOKENIZER_CONFIG, BPETokenizer, TextTokenizer
 from llama_lab.evaluation.load import load_run
+from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config
 from tests.conftest import Command
 from tests.data.texts import sentences

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 
-from llama_lab.data import BPETokenizer, ByteTokenizer, HubDataset, TokenDataset
-from llama_lab.data.hub_dataset import join_rows
+from llama_lab.data.hub_dataset import HubDataset, join_rows
 from llama_lab.data.open import _source, open_dataset
-from llama_lab.errors import ConfigError
+from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer
+from llama_lab.data.tokens import TokenDataset
+from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config
 from tests.data.hub_stand_in import serve
 from tests.data.texts import sentences
@@ -211,7 +212,7 @@ def test_offline_a_name_on_the_hub_says_how_to_use_local_files(monkeypatch: pyte
 
 LONG_LINE = """
 import resource, sys
-from llama_lab.data import HubDataset
+from llama_lab.data.hub_dataset import HubDataset
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -240,8 +241,11 @@ def test_a_line_of_plain_text_is_never_in_memory_whole(tmp_path: Path) -> None:
 ON_THE_HUB = """
 import json, sys
 from pathlib import Path
-from llama_lab.data import BPETokenizer, ByteTokenizer, HFTokenizer, HubDataset, TokenDataset
-from llama_lab.errors import ConfigError
+from llama_lab.data.tokens import TokenDataset
+from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer
+from llama_lab.data.hub_dataset import HubDataset
+from llama_lab.data.hf_tokenizer import HFTokenizer
+from llama_lab.util.errors import ConfigError
 
 def opened(**settings):
     source = HubDataset("org/stories", val_split="validation", cache_dir=sys.argv[1], **settings)

@@ -11,15 +11,17 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from llama_lab.data import IGNORE, ByteTokenizer, TextFiles, TrainWindows, ValWindows
+from llama_lab.data.data_module import TokenDataModule
 from llama_lab.data.mix import MixedDataset, MixedWindows, Part, balanced_order, open_mixture
-from llama_lab.data.module import TokenDataModule
 from llama_lab.data.open import open_dataset
-from llama_lab.data.tokenizer import BPETokenizer, CharTokenizer
-from llama_lab.errors import ConfigError
+from llama_lab.data.source import TextFiles
+from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
+from llama_lab.data.windows import TrainWindows, ValWindows
 from llama_lab.evaluation.load import load_run
+from llama_lab.model.loss import IGNORE
 from llama_lab.runs.metrics import read_metrics
 from llama_lab.runs.stored import Summary
+from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config
 from tests.conftest import Command
 from tests.training.tiny import identical, pieces, repeatable, trained_state

@@ -11,12 +11,12 @@ import pytest
 import torch
 from hydra.utils import instantiate
 
-from llama_lab.config.components import flatten
-from llama_lab.data import IGNORE
-from llama_lab.data.module import TokenDataModule
+from llama_lab.config.grammar import flatten
+from llama_lab.data.data_module import TokenDataModule
 from llama_lab.data.open import open_dataset
 from llama_lab.data.probes import Copy, Induction, Probe, ProbeDataset, Recall
-from llama_lab.errors import ConfigError
+from llama_lab.model.loss import IGNORE
+from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config
 from tests.training.tiny import planned
 

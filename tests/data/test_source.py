@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_lab.data import StandardLibrary, TextFiles
-from llama_lab.data.source import cut
-from llama_lab.errors import ConfigError
+from llama_lab.data.source import StandardLibrary, TextFiles, cut
+from llama_lab.util.errors import ConfigError
 
 TEXTS = ["first\r\ndocument ", "zweites, mit Umlaut: ü\n", "troisième\u2028 𝄞"]
 
@@ -176,7 +175,7 @@ def test_reading_rows_touches_neither_network_nor_home_and_prints_nothing(tmp_pa
 import socket, sys
 def refuse(*args): sys.exit("network used")
 socket.socket.connect = socket.getaddrinfo = refuse
-from llama_lab.data import TextFiles
+from llama_lab.data.source import TextFiles
 print(*TextFiles(["a.jsonl", "b.parquet"]).documents())
 try: list(TextFiles("broken.jsonl").documents())
 except ValueError: print("refused")

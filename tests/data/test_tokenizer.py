@@ -9,9 +9,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, processors
 
-from llama_lab.data import BPETokenizer, ByteTokenizer, CharTokenizer, TextTokenizer, TokenizerFactory
-from llama_lab.data.tokenizer import WORD_BYTES
-from llama_lab.errors import ConfigError
+from llama_lab.data.tokenizer import (
+    WORD_BYTES,
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    TextTokenizer,
+    TokenizerFactory,
+)
+from llama_lab.util.errors import ConfigError
 from tests.data.texts import sentences
 
 TEXT = sentences(50)

@@ -22,19 +22,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_lab.data import (
-    BPETokenizer,
-    ByteTokenizer,
-    CharTokenizer,
-    TextFiles,
-    TextTokenizer,
-    TokenDataset,
-    TokenizerFactory,
-)
 from llama_lab.data import build as build_module
 from llama_lab.data import index as index_module
 from llama_lab.data.index import HALVES
-from llama_lab.errors import ConfigError
+from llama_lab.data.source import TextFiles
+from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, TextTokenizer, TokenizerFactory
+from llama_lab.data.tokens import TokenDataset
+from llama_lab.util.errors import ConfigError
 from tests.data.texts import Documents, dataset, documents_of, sentences
 
 TEXTS = sentences(200)
@@ -490,7 +484,9 @@ def test_ctrl_c_leaves_neither_a_folder_nor_a_process_in_any_phase(phase: str, t
     texts.write_text("\n".join(sentences(20_000)))  # 4 MB
     script = """
 import sys, time
-from llama_lab.data import BPETokenizer, TextFiles, TokenDataset
+from llama_lab.data.tokens import TokenDataset
+from llama_lab.data.tokenizer import BPETokenizer
+from llama_lab.data.source import TextFiles
 
 def progress(done, total, phase):
     if phase == sys.argv[3] and done:

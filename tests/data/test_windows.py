@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llama_lab.data import IGNORE, TrainWindows, ValWindows
-from llama_lab.data.windows import count_train_windows
-from llama_lab.errors import ConfigError
+from llama_lab.data.windows import TrainWindows, ValWindows, count_train_windows
+from llama_lab.model.loss import IGNORE
+from llama_lab.util.errors import ConfigError
 
 seq_lens = st.integers(1, 20)
 

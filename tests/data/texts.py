@@ -5,7 +5,8 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llama_lab.data import ByteTokenizer, TokenDataset, TokenizerFactory
+from llama_lab.data.tokenizer import ByteTokenizer, TokenizerFactory
+from llama_lab.data.tokens import TokenDataset
 
 PANGRAM = "the quick brown fox jumps over a lazy dog while Zoë counts naïve façades € 𝄞"
 WORDS = [*PANGRAM.split(), "\n", "\t"]

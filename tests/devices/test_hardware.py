@@ -9,14 +9,14 @@ import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from omegaconf import OmegaConf
 
-from llama_lab.config.components import flatten
+from llama_lab.config.grammar import flatten
 from llama_lab.config.value_types import check_kinds
-from llama_lab.data.module import micro_batches_per_step
+from llama_lab.data.data_module import micro_batches_per_step
 from llama_lab.devices.hardware import check_started, choose_hardware
 from llama_lab.devices.strategy import DataParallel, FullySharded, make_plugins, make_strategy
-from llama_lab.errors import ConfigError
 from llama_lab.training.prepare import check_devices
 from llama_lab.training.run import spare_devices
+from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config
 from tests.conftest import Command
 from tests.training.tiny import planned

@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llama_lab.devices.strategy import Checkpoints, DataParallel, FullySharded, materialise, shard
-from llama_lab.errors import ConfigError
 from llama_lab.evaluation.load import load_run
 from llama_lab.model.init import linear_on_meta
 from llama_lab.runs import checkpoint
@@ -37,6 +36,7 @@ from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.train import train
+from llama_lab.util.errors import ConfigError
 from tests.composing import decoder, kinds, options
 from tests.conftest import Command, Ran, RunTrain
 from tests.training.test_resume import Moment, Power, cut, while_replacing_the_checkpoint

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from llama_lab.devices.throughput import Speed, Stopwatch, peak_flops
-from llama_lab.display import LogDisplay
 from llama_lab.model import Cost
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import SLOW_STEPS, Monitor
+from llama_lab.util.display import LogDisplay
 from tests.training.tiny import Pieces, pieces
 
 COST = Cost(32, 1, 1, 1, 2e9, 2e9, 6e9, 8, 256)

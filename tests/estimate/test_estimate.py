@@ -16,7 +16,6 @@ from torch.profiler import ProfilerActivity, profile
 from llama_lab.config import layers
 from llama_lab.config.components import build
 from llama_lab.devices.gpus import DEVICES, options
-from llama_lab.errors import ConfigError
 from llama_lab.estimate import activations
 from llama_lab.estimate.activations import Footprint, step_bytes
 from llama_lab.estimate.estimate import (
@@ -32,9 +31,10 @@ from llama_lab.estimate.table import gigabytes, verdicts
 from llama_lab.model import Decoder, loss
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.recompute import recompute
-from llama_lab.training.memory import allocate
+from llama_lab.training.memory_check import allocate
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.train import build_module
+from llama_lab.util.errors import ConfigError
 from tests import composing
 from tests.composing import compose_config, decoder
 from tests.conftest import Command

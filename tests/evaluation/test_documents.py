@@ -11,13 +11,13 @@ from torch import Tensor
 
 from llama_lab.config.components import build_model
 from llama_lab.data.open import open_dataset
-from llama_lab.errors import ConfigError
 from llama_lab.estimate.activations import Footprint
 from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.evaluation.load import TrainedRun, load_run
 from llama_lab.model import Decoder
 from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.stored import Summary
+from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, eval_settings
 from tests.training.tiny import pieces
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from llama_lab.errors import ConfigError
 from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.folder import RunFolder
+from llama_lab.util.errors import ConfigError
 from tests.composing import eval_settings
 from tests.conftest import Ran
 

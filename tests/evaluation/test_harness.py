@@ -10,11 +10,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from llama_lab.errors import ConfigError
 from llama_lab.evaluation import evaluate as evaluate_module
 from llama_lab.evaluation.evaluate import check_settings, evaluate
 from llama_lab.evaluation.load import load_run
 from llama_lab.hf.convert import export_model, import_model
+from llama_lab.util.errors import ConfigError
 from tests.composing import eval_settings
 from tests.conftest import Command
 

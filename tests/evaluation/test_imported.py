@@ -13,7 +13,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from llama_lab.data.tokenizer import ByteTokenizer
 from llama_lab.hf.convert import import_model
-from llama_lab.study.evaluate import opened
+from llama_lab.study.evaluate_all import opened
 from tests.composing import eval_settings
 from tests.conftest import Command
 

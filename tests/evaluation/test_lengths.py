@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llama_lab.data.windows import Tokens, ValWindows
-from llama_lab.errors import ConfigError
 from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.evaluation.lengths import losses_at_lengths
 from llama_lab.model import Decoder
@@ -21,6 +20,7 @@ from llama_lab.runs.evaluation import Evaluation, LengthLoss
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
 from llama_lab.training.train import train
+from llama_lab.util.errors import ConfigError
 from tests.composing import decoder, eval_settings, options
 from tests.conftest import Command, Ran
 from tests.training.tiny import pieces, planned

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from llama_lab.errors import ConfigError
 from llama_lab.evaluation.evaluate import check_done
 from llama_lab.evaluation.load import TrainedRun, load_run
 from llama_lab.runs.folder import RunFolder
+from llama_lab.util.errors import ConfigError
 
 LAST = Path("checkpoints/last.ckpt")
 Copied = Callable[[Path], Path]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from llama_lab.data import IGNORE
 from llama_lab.data.open import open_dataset
+from llama_lab.evaluation.answers import answers_text
 from llama_lab.evaluation.load import load_run
-from llama_lab.evaluation.probes import answers_text
 from llama_lab.model import Sampling
+from llama_lab.model.loss import IGNORE
 from llama_lab.runs.stored import Summary
 from llama_lab.training.checkpointing import Checkpointing
 from llama_lab.training.train import train

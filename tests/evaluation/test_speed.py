@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.benchmark import Measurement
+from torch.utils.benchmark import Measurement, TaskSpec
 
 from llama_lab.evaluation import speed as speed_module
 from llama_lab.evaluation.speed import NEW_TOKENS, decoding, generation_speed, random_tokens, reading, reading_again
 from llama_lab.model import Decoder
-from llama_lab.timing import measurement
 from tests.composing import decoder, lively
 
 RECIPES = {
@@ -75,7 +74,7 @@ def test_decoding_and_reading_again_give_the_same_logits(overrides: list[str], m
 @pytest.mark.parametrize(("context", "new_tokens"), [(32, 16), (5, 5)])
 def test_times_are_per_step_of_all_sequences(context: int, new_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(contenders: dict[str, Any], rounds: int) -> dict[str, Measurement]:
-        return {name: measurement([8.0] * rounds) for name in contenders}
+        return {name: Measurement(1, [8.0] * rounds, TaskSpec("work()", "")) for name in contenders}
 
     monkeypatch.setattr(speed_module, "time_in_turn", timed)
     found = generation_speed(decoder(), 2, context, 3)

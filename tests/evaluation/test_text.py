@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llama_lab.data.tokenizer import ByteTokenizer
-from llama_lab.errors import ConfigError
 from llama_lab.evaluation import text as text_module
 from llama_lab.evaluation.load import TrainedRun, load_run
 from llama_lab.evaluation.text import SEPARATOR, generate_texts, new_tokens, write_texts
+from llama_lab.util.errors import ConfigError
 from tests.composing import eval_settings
 
 EOT = 256

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from llama_lab.config.trust import Trust, packaged_targets, read_stored
-from llama_lab.errors import ConfigError
 from llama_lab.evaluation.load import load_run
 from llama_lab.runs.folder import write_yaml
+from llama_lab.util.errors import ConfigError
 from tests.conftest import Command
 
 Copied = Callable[[Path], Path]
@@ -37,7 +37,7 @@ ATTACKS = {
     "inside a component": ("model.ffn.activation", {"_target_": "pathlib.Path.touch", "_args_": ["{harm}"]}),
     "inside a list": ("model.extra", [{"deep": [{"_target_": "os.mkdir", "path": "{harm}"}]}]),
     "no text": ("model.norm", {"_target_": ["os.mkdir"]}),
-    "through ours": ("model.norm", {"_target_": "llama_lab.files.threading.Thread"}),
+    "through ours": ("model.norm", {"_target_": "llama_lab.util.files.threading.Thread"}),
     "an interpolation": ("model.norm", {"_target_": "${oc.env:HARM}", "path": "{harm}"}),
 }
 

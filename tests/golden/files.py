@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from llama_lab.formatting import MINUS
+from llama_lab.util.formatting import MINUS
 
 HERE = Path(__file__).parent
 VALUES = HERE / "values"

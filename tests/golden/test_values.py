@@ -14,17 +14,17 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 import llama_lab
-from llama_lab.data import TrainWindows
-from llama_lab.data.module import TokenDataModule
+from llama_lab.data.data_module import TokenDataModule
 from llama_lab.data.open import open_dataset
-from llama_lab.study.report.write import write_report
-from llama_lab.study.study import Study
+from llama_lab.data.windows import TrainWindows
+from llama_lab.report.write import write_report
+from llama_lab.runs.study import Study
+from tests.analysis.simulate_scaling import Condition, draw
+from tests.analysis.synthetic import plant_config, plant_end, plant_facts, run_folder, write_study
 from tests.composing import options
 from tests.conftest import Command
 from tests.golden.files import check, numbers
 from tests.hf.theirs import CASES, CONTEXT, VOCAB, their_model
-from tests.study.simulate_scaling import Condition, draw
-from tests.study.synthetic import plant_config, plant_end, plant_facts, run_folder, write_study
 
 RECIPES = options("arch")
 TRAINED = {arch: [f"arch={arch}"] for arch in ("vanilla", "gpt2", "llama", "gemma2")} | {

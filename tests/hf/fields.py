@@ -14,10 +14,10 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from llama_lab.errors import ConfigError
 from llama_lab.hf.families import FAMILIES, FIELDS
 from llama_lab.hf.family import IDLE_NAMES
 from llama_lab.hf.loading import family_of, load
+from llama_lab.util.errors import ConfigError
 from tests.hf.theirs import CASES, CONTEXT, FULL, SLIDING, VOCAB, kernel_of
 
 TOLERANCE = 1e-4

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from llama_lab.errors import ConfigError
 from llama_lab.hf import convert
 from llama_lab.hf.convert import check_export, export_model, import_model, settings_of, write_theirs
 from llama_lab.hf.families import FAMILIES, RECIPES
 from llama_lab.hf.loading import Loaded
 from llama_lab.hf.tensors import write_weights
+from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, decoder
 from tests.hf.fields import ROPES, Base, all_fields, values_of
 from tests.hf.test_loading import edit_json

@@ -15,10 +15,10 @@ from torch import Tensor
 import llama_lab
 from llama_lab.config.trust import Trust
 from llama_lab.data.tokenizer import BPETokenizer
-from llama_lab.errors import ConfigError
 from llama_lab.hf.convert import export_model
 from llama_lab.hf.loading import load
 from llama_lab.hf.tensors import INDEX, WEIGHTS, parse_size
+from llama_lab.util.errors import ConfigError
 
 SHARD = "model-00001-of-00002.safetensors"
 

@@ -18,7 +18,7 @@ from llama_lab.launching import launch, process
 from llama_lab.runs.environment import RUNS_AT_ONCE
 from llama_lab.runs.folder import write_yaml
 from llama_lab.runs.stored import Environment
-from llama_lab.version import __version__
+from llama_lab.util.version import __version__
 from tests.composing import compose_config
 from tests.conftest import TRAIN, Ran
 from tests.launching.conftest import ON_CPU, Sweep, folder, mark, status

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from llama_lab.errors import ConfigError
 from llama_lab.launching.local_engine import make_slots, slot_environment, visible_gpus
 from llama_lab.launching.settings import LocalSettings
+from llama_lab.util.errors import ConfigError
 
 FOUR = ["0", "1", "2", "3"]
 

@@ -17,11 +17,11 @@ from typing import Any, cast
 import pytest
 
 from llama_lab.devices.hardware import Hardware
-from llama_lab.errors import ConfigError
 from llama_lab.launching import slurm_cluster, slurm_engine, slurm_script
 from llama_lab.launching.settings import SlurmSettings, seconds_of
 from llama_lab.launching.slurm_cluster import JobInfo
 from llama_lab.runs.stored import Git
+from llama_lab.util.errors import ConfigError
 from tests.conftest import TRAIN, RunTrain, last_of_each
 from tests.launching.conftest import Sweep, mark, status
 from tests.launching.tasks import PATIENCE, wait_for

@@ -16,8 +16,7 @@ from llama_lab.model.norm import RMSNorm
 from llama_lab.model.position import Position
 from llama_lab.training.compiling import compile_in_place
 from tests.composing import decoder, lively
-
-from . import test_parity as parity
+from tests.model import test_parity as parity
 
 TOKENS = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(1))
 

@@ -5,13 +5,12 @@ import torch
 from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-from llama_lab.errors import ConfigError
 from llama_lab.hf import families
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.latent_attention import LatentAttention
+from llama_lab.util.errors import ConfigError
 from tests.composing import decoder, lively, options
-
-from . import test_parity as parity
+from tests.model import test_parity as parity
 
 RANK, QUERY_RANK, NOPE, ROPE, VALUE = 20, 28, 12, 8, 10
 LENGTH = 24

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.generate import _static_step, prefill
 from llama_lab.model.position import Position
+from llama_lab.util.errors import ConfigError
 from tests.composing import decoder, lively
 
 TOKENS = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(0))

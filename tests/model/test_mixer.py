@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-from llama_lab.evaluation.memory import cache_dtypes, cache_sizes
+from llama_lab.evaluation.cache_memory import cache_dtypes, cache_sizes
 from llama_lab.model import Decoder, Sampling, generate, measure_cost
 from llama_lab.model.feedforward import FeedForward
 from llama_lab.model.init import ResidualOutput

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llama_lab.errors import ConfigError
 from llama_lab.model import measure_cost
 from llama_lab.model.attention import GroupedQueryAttention
 from llama_lab.model.layout import Layout
 from llama_lab.model.position import Position
+from llama_lab.util.errors import ConfigError
 from tests.composing import decoder
 
 HEADS, KV_HEADS, WIDTH, T = 4, 2, 8, 6

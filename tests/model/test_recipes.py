@@ -11,9 +11,9 @@ from omegaconf.errors import InterpolationResolutionError
 from torch import nn
 
 from llama_lab.config.components import CONF_DIR, build_model
-from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder
 from llama_lab.model.init import ResidualOutput
+from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, kinds, options, without_numbers, written
 
 # The keys of `model` that each group sets.

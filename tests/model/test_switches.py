@@ -7,10 +7,11 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from llama_lab.config.components import build_model, flatten
-from llama_lab.errors import ConfigError
+from llama_lab.config.components import build_model
+from llama_lab.config.grammar import flatten
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.training.prepare import check_complete
+from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, decoder, options
 
 # What a group's options set: the component, and the size that belongs to it.

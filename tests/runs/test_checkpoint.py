@@ -15,7 +15,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_lab.errors import ConfigError
 from llama_lab.runs.checkpoint import before, checkpoint_step, newest_whole, read_checkpoint, replace_checkpoint
 from llama_lab.runs.shards import write_file
 from llama_lab.runs.stored import Facts
@@ -23,6 +22,7 @@ from llama_lab.training import run as run_module
 from llama_lab.training import train as train_module
 from llama_lab.training.monitor import Monitor
 from llama_lab.training.train import session, train
+from llama_lab.util.errors import ConfigError
 from tests.training.test_resume import RUN, at, ends_as_the_whole_run, whole  # noqa: F401
 from tests.training.tiny import planned
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from llama_lab.errors import ConfigError
 from llama_lab.runs.metrics import COLUMNS, NO_ROWS, MetricsCSV, described, read_cells, read_metrics
+from llama_lab.util.errors import ConfigError
 
 ROWS = [
     {"step": 10, "tokens": 2560, "seconds": 0.1, "train/loss": 5.25, "perf/peak_memory_bytes": 460435456},

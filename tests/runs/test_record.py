@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from llama_lab.errors import ConfigError
 from llama_lab.runs.evaluation import CacheLoss, CacheSize, Evaluation, GenerationSpeed, LengthLoss
 from llama_lab.runs.record import read_record
 from llama_lab.runs.stored import Environment, Facts, Git, Status, Stored, Summary
-from tests.study.synthetic import BASE_LOSS, plant_evaluation, write_run
+from llama_lab.util.errors import ConfigError
+from tests.analysis.synthetic import BASE_LOSS, plant_evaluation, write_run
 
 FACTS = Facts(name="name", arm="arm", seed=3, choices={"norm": "rmsnorm"}, metrics={"params": 7, "kv_cache/bytes": 8})
 FIRST = Environment(

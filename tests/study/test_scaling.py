@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from llama_lab.study.report.analysis import analyse
-from llama_lab.study.study import Study
+from llama_lab.analysis.analyse import analyse
+from llama_lab.runs.study import Study
 from tests.conftest import Command, Ran
 
 COMMON = ("study=scaling", "study.axis=ffn", "study.options=[relu,swiglu]", "study.measure_speed=false", "name=scale")

@@ -16,11 +16,11 @@ import yaml
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from llama_lab.analysis.analyse import analyse
+from llama_lab.analysis.rate_choice import chosen_rate
 from llama_lab.config.components import build_model
 from llama_lab.runs.folder import OUTPUT, RunFolder
-from llama_lab.study.learning_rate import chosen_rate
-from llama_lab.study.report.analysis import analyse
-from llama_lab.study.study import Study
+from llama_lab.runs.study import Study
 from tests.conftest import TRAIN, Command, Ran, RunTrain, unstamped
 from tests.training.offline import OfflineRun
 
@@ -143,14 +143,14 @@ def test_the_sizes_of_a_users_own_components_are_checked_by_the_study_that_names
 ) -> None:
     option = tmp_path / "my_conf" / "norm" / "mine.yaml"
     option.parent.mkdir(parents=True)
-    option.write_text("# @package model.norm\n_target_: tests.study.synthetic.MyNorm\n_partial_: true\neps: 1e-5\n")
+    option.write_text("# @package model.norm\n_target_: tests.analysis.synthetic.MyNorm\n_partial_: true\neps: 1e-5\n")
     kv_heads = ("study=kv_heads", "study.kv_heads=[2,1]", "study.seeds=[1]", "name=mine", "norm=mine", *QUICK)
     ran = study("--config-dir=my_conf", *kv_heads)
     assert ran.code == 0, ran.err
     report = ran.cwd / "runs" / "mine" / "report.html"
     assert "cannot be checked" not in report.read_text(encoding="utf-8")
     found = analyse(Study.load(report.parent), report.parent).warnings
-    assert any("names tests.study.synthetic.MyNorm" in warning for warning in found)
+    assert any("names tests.analysis.synthetic.MyNorm" in warning for warning in found)
 
 
 def test_a_setting_that_was_changed_after_training_is_named_in_the_report(climb: Path) -> None:

@@ -17,10 +17,10 @@ import pytest
 from playwright.sync_api import Browser
 
 from llama_lab.cli import tensorboard_command
-from llama_lab.errors import ConfigError
 from llama_lab.runs.tensorboard import link_runs
+from llama_lab.util.errors import ConfigError
+from tests.browser import in_browser
 from tests.conftest import Ran, RunTrain
-from tests.study.browser import in_browser
 
 OPEN = "from llama_lab.cli import tensorboard_command; tensorboard_command()"
 

@@ -13,9 +13,8 @@ from torch._dynamo.utils import counters
 
 from llama_lab.config.components import model_cost
 from llama_lab.devices.hardware import Hardware
-from llama_lab.display import summary_rows
-from llama_lab.errors import ConfigError, FinishedRunError
 from llama_lab.runs.folder import RESOLVED
+from llama_lab.runs.result_table import summary_rows
 from llama_lab.runs.stored import Summary
 from llama_lab.study.measure import job_of
 from llama_lab.training import compiling
@@ -24,6 +23,7 @@ from llama_lab.training.checkpointing import Checkpointing
 from llama_lab.training.compiling import THRESHOLDS, Threshold, compile_in_place, decide, missing_part, pays
 from llama_lab.training.run import Run
 from llama_lab.training.train import train
+from llama_lab.util.errors import ConfigError, FinishedRunError
 from tests.composing import decoder
 from tests.conftest import Command, Ran, RunTrain
 from tests.training.tiny import identical, planned, repeatable, rows, trained_state

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 import llama_lab
-from llama_lab.errors import ConfigError
 from llama_lab.evaluation.load import load_run
 from llama_lab.model import Decoder
 from llama_lab.runs.stored import Summary
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.train import train
+from llama_lab.util.errors import ConfigError
 from tests.conftest import Command
 from tests.training.tiny import identical, nll_by_hand, pieces, planned, repeatable, rows, trained_state
 

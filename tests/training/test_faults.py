@@ -13,12 +13,12 @@ import pytest
 from llama_lab.data.source import TextFiles
 from llama_lab.data.tokenizer import ByteTokenizer
 from llama_lab.data.tokens import TokenDataset
-from llama_lab.errors import ConfigError
 from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status
 from llama_lab.training import train as train_module
 from llama_lab.training.monitor import Monitor
+from llama_lab.util.errors import ConfigError
 from tests.conftest import Command
 from tests.training.test_resume import RUN, at, whole  # noqa: F401
 from tests.training.tiny import identical, planned, repeatable, rows, trained_state

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from llama_lab.data import ValWindows
+from llama_lab.data.windows import ValWindows
 from llama_lab.model import Decoder
 from llama_lab.runs.folder import RunFolder
 from llama_lab.training.module import LanguageModel

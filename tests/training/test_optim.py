@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from llama_lab.config.components import build
-from llama_lab.errors import ConfigError
 from llama_lab.model import Decoder
 from llama_lab.training.optim import adam, adamw, lion, muon, sgd
+from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, decoder, options
 from tests.training.tiny import pieces
 

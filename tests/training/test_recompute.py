@@ -7,9 +7,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from llama_lab.errors import ConfigError
 from llama_lab.runs.folder import RunFolder, arm_name
 from llama_lab.training.train import train
+from llama_lab.util.errors import ConfigError
 from tests.conftest import RunTrain
 from tests.training.tiny import identical, planned, repeatable, trained_state
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
-from llama_lab.errors import ConfigError
 from llama_lab.training.schedule import constant, cosine, linear, noam, wsd
+from llama_lab.util.errors import ConfigError
 
 Schedule = Callable[[int, int], float]
 

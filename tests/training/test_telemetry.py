@@ -21,7 +21,7 @@ from llama_lab.model import Decoder
 from llama_lab.model.attention import MultiHeadAttention
 from llama_lab.model.mixer import Mixer
 from llama_lab.runs.folder import arm_name
-from llama_lab.runs.telemetry import layer_metrics
+from llama_lab.runs.layer_metrics import layer_metrics
 from llama_lab.training import telemetry
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.train import train

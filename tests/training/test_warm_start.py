@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 
 from llama_lab.config.components import build_model
 from llama_lab.data.open import open_dataset
-from llama_lab.errors import ConfigError, FinishedRunError
 from llama_lab.evaluation.load import load_run
 from llama_lab.hf.convert import export_model
 from llama_lab.runs.folder import RunFolder
@@ -22,6 +21,7 @@ from llama_lab.training import warm_start
 from llama_lab.training.monitor import Monitor
 from llama_lab.training.train import train
 from llama_lab.training.warm_start import hash_of, init_hash, load_source, start_from
+from llama_lab.util.errors import ConfigError, FinishedRunError
 from tests.conftest import Command, RunTrain, last_of_each
 from tests.training.test_resume import at
 from tests.training.tiny import identical, planned, rows, trained_state

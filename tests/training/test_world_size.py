@@ -12,8 +12,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from llama_lab.data import ValWindows
 from llama_lab.data.open import open_dataset
+from llama_lab.data.windows import ValWindows
 from llama_lab.runs.checkpoint import model_weights
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary

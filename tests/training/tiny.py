@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from rich.console import Console
 
 from llama_lab.config.components import build, build_model
-from llama_lab.data import TokenDataset
-from llama_lab.data.module import TokenDataModule
+from llama_lab.data.data_module import TokenDataModule
 from llama_lab.data.open import open_dataset
+from llama_lab.data.tokens import TokenDataset
 from llama_lab.devices.throughput import Stopwatch
-from llama_lab.display import LogDisplay, quiet_libraries
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Facts
@@ -24,6 +23,7 @@ from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import Monitor
 from llama_lab.training.run import Outcome, Run, check_folder, new_run
 from llama_lab.training.train import fit, session
+from llama_lab.util.display import LogDisplay, quiet_libraries
 from tests.composing import compose_config
 
 

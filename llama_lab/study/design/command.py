@@ -10,15 +10,16 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.components import build, override_key
-from llama_lab.config.grammar import shown
+from llama_lab.config.components import build
+from llama_lab.config.composing import run_config, without
+from llama_lab.config.grammar import override_key, shown
 from llama_lab.config.value_types import check_kinds, default_settings
-from llama_lab.errors import ConfigError
 from llama_lab.runs.folder import arm_name
-from llama_lab.study.study import Arm
+from llama_lab.runs.study import Arm
 from llama_lab.training.prepare import check_complete, folder_name
+from llama_lab.util.errors import ConfigError
 
 from .designs import Design
 from .matching import MATCHED
@@ -211,14 +212,6 @@ def checked_margin(margin: Any) -> float | None:
     return float(margin)
 
 
-def without(cfg: DictConfig, *keys: str) -> DictConfig:
-    """Delete these keys from a config, if present, and return it."""
-    with flag_override(cfg, ["struct", "readonly"], False):
-        for key in keys:
-            cfg.pop(key, None)
-    return cfg
-
-
 class Composer:
     """Composes the configs of a study's runs with the overrides that they share; designs see it as `Configs`."""
 
@@ -246,8 +239,3 @@ class Composer:
                 f"has it for all arms"
             ) from None
         return run_config(cfg, dict(cfg.hydra.runtime.choices))
-
-
-def run_config(cfg: DictConfig, choices: dict[str, Any]) -> tuple[DictConfig, dict[str, Any]]:
-    """A run's config and choices, without Hydra's node and the study."""
-    return without(cfg, "hydra", "study", "match"), choices | {"study": None}

@@ -7,11 +7,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import ROPE
 from llama_lab.config.value_types import is_kind
-from llama_lab.errors import ConfigError
-from llama_lab.formatting import conjoin, percent
 from llama_lab.model.transfer import KV_HEADS
-from llama_lab.study.study import Arm
+from llama_lab.runs.study import Arm
 from llama_lab.training.warm_start import changed_settings, source_config
+from llama_lab.util.errors import ConfigError
+from llama_lab.util.formatting import conjoin, percent
 
 from .designs import Configs, Variants, check_levels, compose_recipe, heads_name, kv_head_levels
 

@@ -12,9 +12,9 @@ from omegaconf import DictConfig
 
 from llama_lab.config.keys import COMPONENTS
 from llama_lab.config.value_types import WORDS, is_kind
-from llama_lab.errors import ConfigError, suggestion
-from llama_lab.formatting import conjoin
-from llama_lab.study.study import Arm
+from llama_lab.runs.study import Arm
+from llama_lab.util.errors import ConfigError, suggestion
+from llama_lab.util.formatting import conjoin
 
 
 @dataclass(frozen=True)

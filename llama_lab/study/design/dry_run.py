@@ -10,8 +10,8 @@ from rich.table import Table
 
 from llama_lab.config.components import build_model
 from llama_lab.devices.throughput import synchronize
-from llama_lab.formatting import count, duration, number, short
 from llama_lab.training.train import build_module
+from llama_lab.util.formatting import count, duration, number, short
 
 from .matching import AIM
 from .plan import Plan
@@ -79,7 +79,7 @@ def power(plan: Plan) -> list[str]:
         return ["one seed: nothing will be tested; study.seeds=[1,2,3] or more are"]
     if plan.study.is_factorial or len(plan.arms) == 1:
         return []
-    from llama_lab.study.statistics import smallest_difference  # SciPy takes a second
+    from llama_lab.analysis.statistics import smallest_difference  # SciPy takes a second
 
     others = len(plan.arms) - 1
     steps = sum(arm.previous is not None for arm in plan.study.arms)  # fewer than arms over depths or sizes

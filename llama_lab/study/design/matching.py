@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from llama_lab.errors import ConfigError
 from llama_lab.model import Cost
+from llama_lab.util.errors import ConfigError
 
 # Parameters exclude token and position tables and the head. Otherwise most of a small model's feed-forward would make
 # up for the untied embeddings.

@@ -8,14 +8,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.components import flatten
-from llama_lab.config.grammar import shown, written
+from llama_lab.analysis.settings import INIT, SEEDS
+from llama_lab.config.grammar import flatten, shown, written
 from llama_lab.config.keys import groups, nearest
-from llama_lab.errors import ConfigError, suggestion
-from llama_lab.formatting import conjoin
 from llama_lab.runs.folder import CHANGEABLE, belongs
-from llama_lab.study.settings import INIT, SEEDS
-from llama_lab.study.study import Arm
+from llama_lab.runs.study import Arm
+from llama_lab.util.errors import ConfigError, suggestion
+from llama_lab.util.formatting import conjoin
 
 from .designs import Configs, Variants, compose_recipe
 

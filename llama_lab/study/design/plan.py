@@ -12,30 +12,30 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.components import build_model, flatten, model_cost, override_key
-from llama_lab.config.grammar import written
+from llama_lab.analysis.settings import planned_settings
+from llama_lab.config.components import build_model, model_cost
+from llama_lab.config.grammar import flatten, override_key, written
 from llama_lab.data.index import HALVES
 from llama_lab.data.open import Dataset, open_dataset
 from llama_lab.data.tokenizer import encode_prompt
 from llama_lab.devices.site import Site
-from llama_lab.display import open_display
-from llama_lab.errors import ConfigError, suggestion
-from llama_lab.formatting import conjoin
 from llama_lab.model import Cost, Decoder
 from llama_lab.runs.checkpoint import existing
 from llama_lab.runs.folder import CHANGEABLE, check_no_file, is_run, resolved
-from llama_lab.study.settings import planned_settings
-from llama_lab.study.study import Arm, Member, Study
+from llama_lab.runs.study import Arm, Member, Study
 from llama_lab.training.compiling import check_compiler, decide, pays
 from llama_lab.training.prepare import check_devices, check_pattern, folder_name, requested_run
 from llama_lab.training.run import Run, new_run
 from llama_lab.training.train import build_module
 from llama_lab.training.warm_start import fit_weights, has_source, hash_of, load_source
+from llama_lab.util.display import open_display
+from llama_lab.util.errors import ConfigError, suggestion
+from llama_lab.util.formatting import conjoin
 
 from .command import Composer, StudyCommand
 from .designs import Variants
 from .matching import match_width
-from .memory import check_memory
+from .memory_fit import check_memory
 
 
 @dataclass(frozen=True, eq=False)

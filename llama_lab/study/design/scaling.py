@@ -9,10 +9,10 @@ from omegaconf import DictConfig
 
 from llama_lab.config.components import build_model, model_cost
 from llama_lab.config.keys import COMPONENTS
-from llama_lab.errors import ConfigError, suggestion
 from llama_lab.estimate.estimate import expected_vocabulary
-from llama_lab.formatting import conjoin
-from llama_lab.study.study import Arm
+from llama_lab.runs.study import Arm
+from llama_lab.util.errors import ConfigError, suggestion
+from llama_lab.util.formatting import conjoin
 
 from .designs import Configs, Variants, check_levels, compose_recipe
 

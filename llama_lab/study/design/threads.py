@@ -11,7 +11,7 @@ import torch
 from llama_lab.devices.hardware import usable_cores
 from llama_lab.runs.stored import Environment
 
-from .memory import copies_fit
+from .memory_fit import copies_fit
 from .plan import Plan, PlannedArm
 
 # Training FLOPs of a micro-batch up to which each run has one thread. On two cores (Linux, torch 2.13, 2026-11-23) two

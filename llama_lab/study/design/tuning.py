@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from llama_lab.analysis.rate_choice import Losses, chosen_rate, rate_beyond, rates_between
 from llama_lab.data.open import Dataset
 from llama_lab.runs.folder import CHANGEABLE, is_run
 from llama_lab.runs.stored import Environment, Summary
-from llama_lab.study.learning_rate import Losses, chosen_rate, rate_beyond, rates_between
 
 from .plan import Plan, PlannedArm, PlannedRun, by_seed, plan_run, plan_tuning
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.components import override_key
-from llama_lab.errors import ConfigError
+from llama_lab.analysis.analyse import analyse
+from llama_lab.config.grammar import override_key
+from llama_lab.report.tables import tables
 from llama_lab.runs.folder import write_yaml
+from llama_lab.runs.study import Study
 from llama_lab.study.design.continued import Extend, Uptrain
-from llama_lab.study.report.analysis import analyse
-from llama_lab.study.report.tables import tables
-from llama_lab.study.study import Study
+from llama_lab.util.errors import ConfigError
 from tests.conftest import Command, Ran, last_of_each
 from tests.study.design.test_designs import Composed
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig
 
 from llama_lab.config.components import CONF_DIR
+from llama_lab.config.composing import run_config
 from llama_lab.config.keys import COMPONENTS
-from llama_lab.errors import ConfigError
-from llama_lab.study.design.command import run_config
 from llama_lab.study.design.designs import (
     AddOne,
     Context,
@@ -28,6 +27,7 @@ from llama_lab.study.design.designs import (
     Variants,
     combinations,
 )
+from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, options
 
 

@@ -8,9 +8,9 @@ import torch
 from omegaconf import DictConfig
 
 from llama_lab.config.components import build_model
-from llama_lab.errors import ConfigError
 from llama_lab.model import Cost, measure_cost
 from llama_lab.study.design.matching import AIM, MATCHED, match_width
+from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, options
 
 SIZES = ("nano", "mini", "pythia_70m")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from llama_lab.errors import ConfigError
+from llama_lab.analysis.analyse import analyse
+from llama_lab.runs.study import Study
 from llama_lab.study.design.options import Options
-from llama_lab.study.report.analysis import analyse
-from llama_lab.study.study import Study
+from llama_lab.util.errors import ConfigError
 from tests.conftest import Command, Ran
 from tests.study.design.test_designs import CONFIGS, Composed
 

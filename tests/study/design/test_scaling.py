@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from llama_lab.errors import ConfigError
-from llama_lab.study.design import Scaling, memory
+from llama_lab.analysis.statistics import smallest_difference
+from llama_lab.runs.study import Study
+from llama_lab.study.design import Scaling
+from llama_lab.study.design import memory_fit as memory
 from llama_lab.study.design.dry_run import power
-from llama_lab.study.design.memory import check_memory
+from llama_lab.study.design.memory_fit import check_memory
 from llama_lab.study.design.scaling import parameters
-from llama_lab.study.statistics import smallest_difference
-from llama_lab.study.study import Study
 from llama_lab.training.run import new_run
+from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, options
-
-from .test_designs import CONFIGS
+from tests.study.design.test_designs import CONFIGS
 
 DESIGN: dict[str, Any] = {
     "axis": "ffn",

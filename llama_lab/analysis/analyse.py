@@ -1,0 +1,284 @@
+"""The analysis of a study: from the folders of its runs to the Result that its report shows."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from llama_lab.config.trust import Trust
+from llama_lab.runs.folder import is_run
+from llama_lab.runs.record import Record, finished, missing_record, read_record, started, trained_beside
+from llama_lab.runs.study import Study
+from llama_lab.runs.study_speed import ArmSpeed, StudySpeed, measured_speed
+
+from .architectures import architectures
+from .cautions import cautions
+from .comparisons import Judged, Pair, compare_arms, describe_tests, family, noise
+from .confounds import confounds, one_rate, rates_left
+from .curves import difference_curves, drawn, loss_curves
+from .depth_profiles import telemetry
+from .environments import environment
+from .factorial import effects_of, interactions_of
+from .inference import inference
+from .learning_rates import is_swept, judged_runs, learning_rates
+from .ranking import rankings
+from .result import (
+    FIXED_COSTS,
+    MEASURED_COSTS,
+    METRICS,
+    SPEEDS,
+    ArmResult,
+    Comparison,
+    Divergence,
+    Front,
+    Lengths,
+    Metric,
+    Provenance,
+    Reach,
+    Result,
+    common_losses,
+    estimate_of,
+    final_losses,
+    unit_of,
+)
+from .scaling_gains import scaled, scaling_sentences
+from .settings import RATE, different_settings
+from .statistics import estimate, first_reach, geometric_mean, paired_difference, pareto_front
+from .verdict import answer
+
+
+def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008, Trust is immutable
+    """Read every run that a study lists, and compare its arms.
+
+    folder: of the study, which the paths of its runs are relative to. trust: see `confounds`. Runs that did not finish,
+    or never started, are reported and excluded from the comparison.
+    """
+    runs = _read(study, folder)
+    of_arm = {arm.name: runs[runs["arm"] == arm.name] for arm in study.arms}
+    records: list[Record] = runs["record"].tolist()
+    rates = tuple(learning_rates(name, own) for name, own in of_arm.items() if is_swept(own))
+    judged: Judged = {name: judged_runs(own)["record"].tolist() for name, own in of_arm.items()}
+    texts = {(r.environment.tokenizer_hash, r.environment.data_hash) for own in judged.values() for r in started(own)}
+    metric: Metric = "val/loss" if len(texts) < 2 else "val/bits_per_byte"  # nats of other tokens mean something else
+    losses = {unit: final_losses(judged, unit) for unit in METRICS}
+    speed = measured_speed(folder)
+    compared = compare_arms(study, judged, losses, metric, is_final=True)
+    arms = _arm_results(study, judged, metric, compared, speed, is_swept=bool(rates))
+    effects = effects_of(study, losses[metric]) if study.is_factorial else ()
+    tests = describe_tests(study, compared, effects)
+    pairs = tuple(c for pair in family(study) if (c := compared.get(pair))) if study.compare == "all" else ()
+    ranked = rankings(study, arms, pairs, speed, metric)
+    ranks = {one.arm: one.ranks for one in ranked[0].standings if one.ranks} if ranked else {}
+    lengths = tuple(found for name, own in judged.items() if (found := _lengths(name, own)))
+    verdict, sentences = answer(study, arms, effects, pairs, ranks, lengths, metric, tests)
+    is_timed = speed is not None and of_arm.keys() <= speed.arms.keys()
+    scaling = scaled(arms, metric, is_timed) if study.design == "scaling" else None
+    if scaling:
+        scales = scaling_sentences(scaling)
+        verdict, sentences = scales[0], (*scales, *sentences)
+    return Result(
+        study=study,
+        metric=metric,
+        tests=tests,
+        verdict=verdict,
+        answer=sentences,
+        arms=arms,
+        curves=tuple(curve for arm in arms for curve in loss_curves(arm.name, arm.records, metric)),
+        front=Front(
+            kv_cache=_best_trades(arms, metric, "kv_cache/bytes_per_token", 1),
+            throughput=_best_trades(arms, metric, "perf/tokens_per_second", -1),
+        ),
+        inference=tuple(filter(None, (inference(arm.name, arm.records) for arm in arms))),
+        effects=effects,
+        learning_rates=rates,
+        divergences=tuple(_divergence(run) for run in runs[runs["status"] != "done"].itertuples()),
+        lengths=lengths,
+        provenance=_provenance(records, judged, study.baseline),
+        warnings=(
+            *confounds(study, arms, records, rates, speed, trust),
+            *cautions(study, arms, metric, noise(study, judged, losses[metric])),
+        ),
+        notes=(
+            *study.notes,
+            *one_rate(study, records, is_swept=bool(rates)),
+            *rates_left(rates, unit_of(arms, "val/loss")),
+        ),
+        speed=speed,
+        difference_curves=difference_curves(study, judged, losses, metric),
+        interactions=interactions_of(study, arms, metric) if effects else (),
+        telemetry=tuple(filter(None, (telemetry(arm.name, drawn(arm.records)) for arm in arms))),
+        pairs=pairs,
+        ranks=ranks,
+        rankings=ranked,
+        records=tuple(records),
+        architectures=architectures(study, arms, trust),
+        scaling=scaling,
+    )
+
+
+def _read(study: Study, folder: Path) -> pd.DataFrame:
+    """A row per member of the study, with its record, under the arm's name in the study.
+
+    Columns: arm, rate and tunes (see Member), status, loss (`val/loss`, infinite where a run diverged; nan unless it
+    ended), record.
+    """
+    rows = []
+    for arm, member in [(one.name, member) for one in study.arms for member in one.members]:
+        path = folder / member.folder
+        record = read_record(path) if is_run(path) else missing_record(path, arm, member.seed)
+        loss = math.inf if record.status == "diverged" else record.summary.get("val/loss", math.nan)
+        record = replace(record, arm=arm)
+        rows.append((arm, member.learning_rate, member.tunes, record.status, loss, record))
+    runs = pd.DataFrame(rows, columns=["arm", "rate", "tunes", "status", "loss", "record"])
+    return runs.astype({"rate": float, "tunes": float})
+
+
+def _arm_results(
+    study: Study,
+    judged: Judged,
+    metric: Metric,
+    compared: dict[Pair, Comparison],
+    speed: StudySpeed | None,
+    is_swept: bool,
+) -> tuple[ArmResult, ...]:
+    speeds = speed.arms if speed else {}
+    baseline = {record.seed: record for record in finished(judged[study.baseline])}
+    if study.design == "scaling":  # whose baseline is of another size
+        baseline = {}
+    return tuple(
+        ArmResult(
+            arm=arm,
+            learning_rates=tuple(sorted({r.config[RATE] for r in started(judged[arm.name]) if RATE in r.config})),
+            records=tuple(judged[arm.name]),
+            loss=estimate_of(judged[arm.name], "val/loss"),
+            bits=estimate_of(judged[arm.name], "val/bits_per_byte"),
+            accuracy=estimate_of(judged[arm.name], "val/accuracy"),
+            ema=estimate_of(judged[arm.name], "val/ema_loss"),
+            to_previous=compared.get((arm.name, arm.previous)) if arm.previous else None,
+            to_baseline=compared.get((arm.name, study.baseline)) if arm.name != study.baseline else None,
+            to_reach=_to_reach(judged[arm.name], metric, baseline, speeds.get(arm.name)),
+            reach=_reach(judged[arm.name], metric, baseline),
+            costs=_costs(judged[arm.name], speeds.get(arm.name)),
+            difference=_difference(judged[arm.previous or study.baseline], judged[arm.name], is_swept),
+        )
+        for arm in study.arms
+    )
+
+
+def _difference(
+    reference: Sequence[Record], records: Sequence[Record], is_swept: bool
+) -> dict[str, tuple[object, object]]:
+    ours, theirs = started(records), started(reference)
+    return different_settings(theirs[0], ours[0], is_swept) if ours and theirs else {}
+
+
+def _costs(records: Sequence[Record], speed: ArmSpeed | None) -> dict[str, float]:
+    """An arm's FIXED_COSTS, and means over its finished runs of its MEASURED_COSTS.
+
+    speed: as measured in turn, which replaces what the runs logged; without it, runs beside others have none.
+    """
+    known = next((record.costs for record in started(records)), {})
+    fixed = {key: known[key] for key in FIXED_COSTS if key in known}
+    logged = {key: [r.summary[key] for r in finished(records) if key in r.summary] for key in MEASURED_COSTS}
+    costs = fixed | {key: fmean(values) for key, values in logged.items() if values}
+    if speed is None:
+        return {key: value for key, value in costs.items() if key not in SPEEDS or not trained_beside(records)}
+    if "perf/mfu" in costs:  # in proportion to the speed
+        costs["perf/mfu"] *= speed.costs["perf/tokens_per_second"] / costs["perf/tokens_per_second"]
+    return costs | speed.costs
+
+
+def _to_reach(
+    records: Sequence[Record], metric: Metric, baseline: Mapping[int, Record], speed: ArmSpeed | None
+) -> dict[str, float]:
+    """See ArmResult.to_reach; baseline: its finished runs by seed.
+
+    Seconds follow from the speed that was measured in turn, or else are those that the runs logged, if none trained
+    beside another.
+    """
+    reached = []
+    for record in (record for record in records if record.seed in baseline):
+        tokens, seconds = (_reaches(record, metric, baseline[record.seed], axis) for axis in ("tokens", "seconds"))
+        if tokens is None or seconds is None:
+            return {}
+        if speed:
+            seconds = tokens / speed.costs["perf/tokens_per_second"]
+        reached.append({"tokens": tokens, "flops": tokens * record.costs["train_flops_per_token"]})
+        if speed or not trained_beside(records):
+            reached[-1]["seconds"] = seconds
+    return {key: fmean([one[key] for one in reached]) for key in reached[0]} if reached else {}
+
+
+def _reach(records: Sequence[Record], metric: Metric, baseline: Mapping[int, Record]) -> Reach | None:
+    """None without curves, or without a seed that both have finished."""
+    ratios, censored = {}, set()
+    for record in (record for record in finished(records) if record.seed in baseline):
+        own, whole = (_reaches(one, metric, baseline[record.seed]) for one in (record, baseline[record.seed]))
+        evaluated = [row["tokens"] for row in record.metrics if metric in row]
+        if evaluated and whole:
+            ratios[record.seed] = (evaluated[-1] if own is None else own) / whole
+            censored |= {record.seed} if own is None else set()
+    if not ratios:
+        return None
+    return Reach(ratios, frozenset(censored), None if censored else geometric_mean([*ratios.values()]))
+
+
+def _reaches(record: Record, metric: Metric, baseline: Record, axis: str = "tokens") -> float | None:
+    """The tokens (or seconds) of training at which a run first has the baseline's final loss; None if it never has."""
+    rows = [row for row in record.metrics if metric in row and row["step"]]  # step 0: what a warm start begins with
+    return first_reach([row[axis] for row in rows], [row[metric] for row in rows], baseline.summary[metric])
+
+
+def _best_trades(arms: Sequence[ArmResult], metric: Metric, cost: str, sign: int) -> tuple[str, ...]:
+    """The arms on the front of loss, over common seeds, and cost; sign -1 for a cost of which more is better."""
+    means = common_losses(arms, metric).mean().dropna()
+    costs = {arm.name: sign * arm.costs[cost] for arm in arms if cost in arm.costs and arm.name in means}
+    on_front = pareto_front(list(costs.values()), [means[name] for name in costs])
+    return tuple(name for name, is_on in zip(costs, on_front, strict=True) if is_on)
+
+
+def _lengths(arm: str, records: Sequence[Record]) -> Lengths | None:
+    """The losses at the lengths that all evaluated runs share, the trained one first; None without any."""
+    evaluated = [record.evaluation.lengths for record in finished(records) if record.evaluation.lengths]
+    runs = [pd.DataFrame(lengths).assign(run=i) for i, lengths in enumerate(evaluated)]
+    by_length = pd.concat(runs).groupby("length", sort=False) if runs else ()
+    shared = {int(n): entries.set_index("run") for n, entries in by_length if len(entries) == len(runs)}
+    if not shared:
+        return None
+    trained = next(iter(shared))
+    losses = pd.DataFrame({n: entries["loss"] for n, entries in shared.items()}, dtype=float)  # (runs, lengths)
+    pairs = {n: losses[n].to_frame("longer").assign(trained=losses[trained]).dropna() for n in losses}
+    buckets = {n: entries[entries["losses"].astype(bool)] for n, entries in shared.items()}
+    return Lengths(
+        arm=arm,
+        trained=trained,
+        lengths=list(shared),
+        loss=[estimate(known) if len(known := losses[n].dropna()) else None for n in losses],
+        by_position={
+            n: (np.mean(own["positions"].tolist(), axis=0).tolist(), np.mean(own["losses"].tolist(), axis=0).tolist())
+            for n, own in buckets.items()
+            if len(own)
+        },
+        changes=[paired_difference(pair["longer"], pair["trained"]) if len(pair) else None for pair in pairs.values()],
+    )
+
+
+def _divergence(run: Any) -> Divergence:
+    tokens = max((row["tokens"] for row in run.record.metrics), default=0.0)
+    rate, is_tuning = (None if math.isnan(run.rate) else run.rate), not math.isnan(run.tunes)
+    return Divergence(run.arm, run.record.seed, run.status, tokens, run.record.message, rate, is_tuning)
+
+
+def _provenance(records: Sequence[Record], judged: Judged, baseline: str) -> Provenance:
+    facts = pd.DataFrame([environment(record.environment) for record in started(records)])
+    first = next(iter(started(judged[baseline])), None)
+    return Provenance(
+        seeds=tuple(sorted({record.seed for own in judged.values() for record in own})),
+        environment={name: facts[name].value_counts(sort=False).to_dict() for name in facts},
+        baseline_config=(first.path / "resolved.yaml").read_text() if first else "",
+    )

@@ -1,0 +1,222 @@
+"""Uncontrolled differences between the runs of a study, as sentences that name the runs and the values."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from llama_lab.config.trust import Trust
+from llama_lab.runs.record import Record, finished, started
+from llama_lab.runs.study import Study
+from llama_lab.runs.study_speed import StudySpeed
+from llama_lab.util.formatting import TIMES, count, enumerate_some, learning_rate, number, percent
+
+from .audit import misrecorded, unequal_speeds
+from .environments import unequal_environments
+from .inference import TIMED
+from .result import ArmResult, LearningRates
+from .sentences import MOST_NAMES, by_value, disagreement, named, sentence, values_in
+from .settings import RATE, SEEDS, TOKENS, unequal_settings
+
+OPTIMIZER = "optim"
+MOST_RESIDUAL = 0.005  # of matching, as a fraction
+MOST_UNMATCHED = 0.01  # difference in parameters without matching, as a fraction
+MOST_UNQUIET = 1.5  # slowest over fastest round of one measurement
+
+# The conditions of a measurement of inference, by name, and as fields of an Evaluation.
+MEASURED_WITH = {"device": "device", "precision": "precision", "CPU threads": "threads", "torch": "torch"}
+
+
+def confounds(
+    study: Study,
+    arms: Sequence[ArmResult],
+    records: Sequence[Record],
+    rates: Sequence[LearningRates],
+    speed: StudySpeed | None,
+    trust: Trust,
+) -> tuple[str, ...]:
+    """A sentence for everything that was not controlled.
+
+    records: one per member of the study, in their order. rates: of the arms that sweep learning rates. speed: measured
+    side by side. trust: packages whose components the configs of runs may name; models are rebuilt to check sizes.
+    """
+    known = started(records)
+    members = [member for arm in study.arms for member in arm.members]
+    tuning = {record.path for member, record in zip(members, records, strict=True) if member.tunes is not None}
+    return (
+        *_missing(study, arms, records),
+        *unequal_environments(known, tuning),
+        *_unequal_tokens(study, known),
+        *unequal_settings(study, known, bool(rates), tuning),
+        *misrecorded(study, records, trust),
+        *unequal_speeds([arm for arm in study.arms if not (speed and arm.name in speed.arms)], known),
+        *_same_seeds(arms),
+        *_unmatched(study, arms),
+        *_mistuned(study, rates, arms, known),
+        *(_doubtful_speeds(speed, arms, known) if speed else ()),
+        *_doubtful_inference(arms),
+    )
+
+
+def _missing(study: Study, arms: Sequence[ArmResult], records: Sequence[Record]) -> Iterator[str]:
+    """Unfinished runs, but for tuning runs that diverged, which is a result; and the seeds that arms lack."""
+    members = (member for arm in study.arms for member in arm.members)
+    expected = [r for m, r in zip(members, records, strict=True) if m.tunes is None or r.status != "diverged"]
+    for status in sorted({record.status for record in expected} - {"done"}):
+        runs = [record for record in expected if record.status == status]
+        yield f"{count(len(runs), 'run')} did not finish ({status}): {named(runs, ())}."
+    seeds_of = {arm.name: {record.seed for record in finished(arm.records)} for arm in arms}
+    every = set().union(*seeds_of.values())
+    for name, seeds in seeds_of.items():
+        if not seeds:
+            yield f"{name} has no finished run, and is not compared."
+        elif lacking := sorted(every - seeds):
+            noun = "seed" if len(lacking) == 1 else "seeds"
+            yield f"{name} lacks {noun} {', '.join(map(str, lacking))}: it is compared over the others."
+    if single := [arm.name for arm in arms if arm.loss is not None and arm.loss.n == 1]:
+        yield f"Only one seed: {enumerate_some(single, MOST_NAMES)}. The variation over seeds is unknown."
+
+
+def _unequal_tokens(study: Study, records: Sequence[Record]) -> Iterator[str]:
+    """Different budgets, or, with equal budgets, different numbers of tokens in finished runs, but for planned ones."""
+    planned = {arm.name: str((arm.settings or {}).get(TOKENS)) for arm in study.arms}
+    for runs in by_value(records, [planned[record.arm] for record in records]).values():
+        done = finished(runs)
+        budgets = disagreement(runs, [f"{record.config[TOKENS]:,.0f}" for record in runs])
+        trained = disagreement(done, [f"{record.summary['tokens']:,.0f}" for record in done])
+        if values := budgets or trained:
+            yield sentence(f"Training tokens differ: {values}", "more training alone lowers the loss")
+
+
+def _same_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
+    """Arms whose runs have different seeds in name only, or in part."""
+    shared: dict[str, list[str]] = {}
+    for arm in arms:
+        runs = {record.seed: record for record in started(arm.records)}.values()
+        values = {key: [run.config[key] for run in runs if run.config.get(key) is not None] for key in SEEDS}
+        if same := " and ".join(key for key, found in values.items() if len({*found}) < len(found)):
+            shared.setdefault(same, []).append(arm.name)
+    for same, names in shared.items():
+        what = f"Runs of different seeds have the same {same} in {enumerate_some(names, MOST_NAMES)}"
+        yield sentence(what, "they are not independent, and intervals are too short")
+
+
+def _unmatched(study: Study, arms: Sequence[ArmResult]) -> Iterator[str]:
+    for arm in arms:
+        if abs(arm.arm.residual or 0) > MOST_RESIDUAL:
+            yield f"Matching left {arm.name} {percent(arm.arm.residual)} off in {study.match or 'size'}."
+    if study.match in ("none", ""):
+        sizes = {arm.name: arm.costs["params_non_embedding"] for arm in arms if "params_non_embedding" in arm.costs}
+        references = {arm.name: arm.arm.reference or study.baseline for arm in arms}
+        for name, size in sizes.items():
+            reference = sizes.get(references[name]) or math.nan  # comparisons with nan are false
+            if abs(excess := size / reference - 1) > MOST_UNMATCHED:
+                more = f"{percent(abs(excess))} {'more' if excess > 0 else 'fewer'}"
+                yield f"{name} has {more} parameters without embeddings than {references[name]}."
+
+
+def _mistuned(
+    study: Study, rates: Sequence[LearningRates], arms: Sequence[ArmResult], records: Sequence[Record]
+) -> Iterator[str]:
+    """Learning rates that were searched unequally, are not those that tuning chose, or were chosen badly."""
+    tuned = any(arm.tuning for arm in study.arms)  # on other seeds, a larger grid gives no advantage
+    if rates and not tuned and RATE not in study.axes:
+        found = {arm.name: {r.config[RATE] for r in records if r.arm == arm.name} for arm in study.arms}
+        grids = [", ".join(map(learning_rate, sorted(found[record.arm]))) for record in records]
+        if values := disagreement(records, grids):
+            yield f"Learning rates searched differ: {values}; the best of more rates is lower by chance alone."
+    chosen = {(of_arm.arm, seed): rate for of_arm in rates for seed, rate in of_arm.chosen.items()}
+    tuners = {arm.name: arm.tuner for arm in study.arms}
+    for record in started(record for arm in arms for record in arm.records):
+        own, best = record.config.get(RATE), chosen.get((tuners[record.arm], record.seed))
+        if best is not None and own != best:
+            yield (
+                f"{named([record], ())} is judged at the learning rate {learning_rate(own)}, where its tuning runs "
+                f"choose {learning_rate(best)}."
+            )
+    if not rates and OPTIMIZER in study.axes:
+        own = {
+            arm.axes[OPTIMIZER]: learning_rate(r.config.get(RATE))
+            for arm in study.arms
+            for r in records
+            if r.arm == arm.name
+        }
+        listed = ", ".join(f"{name} {rate}" for name, rate in own.items())
+        yield (
+            f"Each optimizer had one learning rate, which was not searched ({listed}): a difference may be that of the "
+            f"rates; study.learning_rates searches them."
+        )
+    if on_judged := [of_arm.arm for of_arm in rates if not of_arm.chosen]:
+        yield (
+            f"The learning rate of {enumerate_some(on_judged, MOST_NAMES)} was chosen on the runs that are compared, "
+            f"which p-values do not account for."
+        )
+    for of_arm in (of_arm for of_arm in rates if of_arm.on_edge):
+        low, high = (learning_rate(rate) for rate in (min(of_arm.rates), max(of_arm.rates)))
+        ends = sorted(set(of_arm.chosen.values()) or {of_arm.best})
+        further = "; study.extend_rates=true goes on" if of_arm.chosen else ""
+        yield (
+            f"{of_arm.arm} is best at {enumerate_some([learning_rate(rate) for rate in ends], MOST_NAMES)}, an end of "
+            f"the grid from {low} to {high}: a better rate may lie beyond{further}."
+        )
+
+
+def one_rate(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
+    """A note on arms that all have one learning rate."""
+    rates = {record.config.get(RATE) for record in started(records)}
+    if not is_swept and len(rates) == 1 and len(study.arms) > 1:
+        rate = learning_rate(*rates)
+        yield f"One learning rate for all arms, {rate}: an arm with another optimum is at a disadvantage."
+
+
+def rates_left(rates: Sequence[LearningRates], unit: str) -> Iterator[str]:
+    """A note on what a better learning rate could still gain."""
+    if known := [of_arm for of_arm in rates if not math.isnan(of_arm.left)]:
+        most = max(known, key=lambda of_arm: of_arm.left)
+        yield (
+            f"Rates are chosen from noisy runs: by the curvature of the losses around them, the judged runs of "
+            f"{most.arm} end {most.left:.2g} {unit} above the loss at its best rate, the most of all arms."
+        )
+
+
+def _doubtful_speeds(speed: StudySpeed, arms: Sequence[ArmResult], records: Sequence[Record]) -> Iterator[str]:
+    """Speeds of a study that were measured on other hardware, under other load, or not at all."""
+    hardware = "{} x {}, {}, {} CPU threads".format  # `2 x NVIDIA H100, bf16-mixed, 8 CPU threads`
+    here = hardware(speed.devices, speed.device, speed.precision, speed.threads)
+    ours = [record.environment for record in records]
+    places = by_value(records, [hardware(at.devices, at.device, at.precision, at.cpu_threads) for at in ours])
+    places.pop(here, None)
+    if places:
+        yield f"Speeds were measured on {here}, but runs trained on other hardware: {values_in(places, records)}."
+    if unquiet := [n for n, arm in speed.arms.items() if any(map(_is_unquiet, (arm.train, arm.decode, arm.prefill)))]:
+        spread = f"rounds differ more than {MOST_UNQUIET}{TIMES} in {enumerate_some(unquiet, MOST_NAMES)}"
+        yield f"The machine was not quiet while speeds were measured: {spread}."
+    if logged := [arm.name for arm in arms if arm.name not in speed.arms and "perf/tokens_per_second" in arm.costs]:
+        names = enumerate_some(logged, MOST_NAMES)
+        yield f"The speed of {names} is as its runs logged it, not measured with the others."
+
+
+def _is_unquiet(rounds: Sequence[float]) -> bool:
+    return bool(rounds) and max(rounds) > MOST_UNQUIET * min(rounds)
+
+
+def _doubtful_inference(arms: Sequence[ArmResult]) -> Iterator[str]:
+    """Inference that was measured under unequal conditions or other load, or whose cache has another size."""
+    records = [record for arm in arms for record in arm.records if record.evaluation.speed]
+    measured = [record.evaluation for record in records]
+    facts = {name: [str(getattr(one, key) or "unknown") for one in measured] for name, key in MEASURED_WITH.items()}
+    facts["largest context"] = [f"{max(speed.context for speed in one.speed):,}" for one in measured]
+    for fact, found in facts.items():
+        if values := disagreement(records, found):
+            yield f"Measurements of inference differ in {fact}: {values}; their speeds cannot be compared."
+    speeds = [(record.arm, speed) for record in records for speed in record.evaluation.speed]
+    if unquiet := [arm for arm, speed in speeds if any(_is_unquiet(getattr(speed, part) or ()) for part in TIMED)]:
+        names = enumerate_some(list(dict.fromkeys(unquiet)), MOST_NAMES)
+        spread = f"more than {MOST_UNQUIET}{TIMES} the fastest"
+        yield f"The machine was not quiet while inference was measured: a round took {spread} in {names}."
+    caches = [(record.arm, cache) for arm in arms for record in arm.records for cache in record.evaluation.cache]
+    unequal = {arm: cache for arm, cache in caches if cache.measured_bytes != cache.formula_bytes}
+    for arm, cache in unequal.items():
+        sizes = (
+            f"{number(cache.measured_bytes)} bytes measured at {cache.context:,} tokens, "
+            f"{number(cache.formula_bytes)} expected"
+        )
+        yield f"The KV cache of {arm} does not match its formula: {sizes}."

@@ -1,0 +1,73 @@
+"""The learning rates that an arm was trained at, and the best of them."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from .rate_choice import chosen_rate, fitted_optimum, is_on_edge
+from .result import LearningRates, estimate_of
+from .settings import RATE
+
+
+def is_swept(runs: pd.DataFrame) -> bool:
+    """Whether an arm was trained at several rates."""
+    return bool(runs["rate"].nunique() > 1)
+
+
+def _best_rate(runs: pd.DataFrame) -> float:
+    """The rate with the lowest mean loss among those with the most finished seeds; nan if no run finished."""
+    losses = runs[runs["status"] == "done"].groupby("rate")["loss"]
+    found = losses.agg(["size", "mean"]).sort_values(["size", "mean"], ascending=[False, True])
+    return float(found.index[0]) if len(found) else math.nan
+
+
+def judged_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs that an arm is judged by: all but its tuning runs.
+
+    If learning rates are swept without tuning runs, those at the best rate; all of them if no run finished.
+    """
+    if runs["tunes"].notna().any():
+        return runs[runs["tunes"].isna()]
+    best = _best_rate(runs) if is_swept(runs) else math.nan
+    return runs if math.isnan(best) else runs[runs["rate"] == best]
+
+
+def learning_rates(arm: str, runs: pd.DataFrame) -> LearningRates:
+    """What an arm's runs say of its learning rates."""
+    best, ended = _best_rate(runs), runs.dropna(subset=["rate", "loss"])
+    by_rate = {rate: own["record"].tolist() for rate, own in runs.groupby("rate")}
+    by_seed = ended.groupby("tunes")  # the tuning runs of each judged seed that finished or diverged
+    tuned = {int(seed): dict(zip(own["rate"], own["loss"], strict=True)) for seed, own in by_seed}
+    rates = list(by_rate)
+    return LearningRates(
+        arm=arm,
+        rates=rates,
+        loss=[estimate_of(records, "val/loss") for records in by_rate.values()],
+        diverged=[sum(record.status == "diverged" for record in records) for records in by_rate.values()],
+        best=best,
+        on_edge=any(map(is_on_edge, tuned.values())) if tuned else best in (rates[0], rates[-1]),
+        sensitivity=_sensitivity(ended),
+        chosen={seed: chosen_rate(losses) for seed, losses in tuned.items()},
+        left=_left(runs, [found for losses in tuned.values() if (found := fitted_optimum(losses))]),
+    )
+
+
+def _left(runs: pd.DataFrame, optima: Sequence[tuple[float, float]]) -> float:
+    """See LearningRates; nan for fewer than two optima, of which the mean is taken for the arm's own."""
+    judged = [rate for record in runs[runs["tunes"].isna()]["record"] if (rate := record.config.get(RATE))]
+    if len(optima) < 2 or not judged:
+        return math.nan
+    place, curvature = np.mean(optima, axis=0)
+    distance = np.mean((np.log(judged) - place) ** 2) * len(optima) / (len(optima) - 1)
+    return float(curvature * distance)
+
+
+def _sensitivity(ended: pd.DataFrame) -> float:
+    """See LearningRates; nan if no run finished. A diverged run counts with the entropy of token frequencies."""
+    if not (ended["status"] == "done").any():
+        return math.nan
+    entropy = [record.environment.unigram_entropy or math.inf for record in ended["record"]]
+    by_rate = ended["loss"].where(ended["status"] == "done", entropy).groupby(ended["rate"]).mean()
+    return float(by_rate.mean() - by_rate.min())

@@ -1,0 +1,448 @@
+"""The result of a study's analysis: plain data that the page, the tables and the exports are made from.
+
+Losses are in nats per token, `bits` in bits per byte of text. Differences are arm minus reference: negative is better.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pandas as pd
+
+from llama_lab.drawing.anatomy import Anatomy
+from llama_lab.runs.record import Record, finished
+from llama_lab.runs.study import Arm, Study
+from llama_lab.runs.study_speed import StudySpeed
+from llama_lab.util.formatting import UNITS, UNKNOWN
+
+from .scaling_law import Scaling
+from .statistics import Effect, Estimate, PairedDifference, SeedRange, estimate
+
+Metric = Literal["val/loss", "val/bits_per_byte"]
+METRICS: tuple[Metric, ...] = ("val/loss", "val/bits_per_byte")
+Quantity = Literal["loss", "train", "decode", "prefill", "memory", "cache", "longest"]
+CurveMetric = Literal["val/loss", "train/loss", "val/bits_per_byte"]
+
+# Costs that follow from the config, and those that are measured.
+FIXED_COSTS = (
+    "params",
+    "params_non_embedding",
+    "flops_per_token",
+    "train_flops_per_token",
+    "kv_cache/bytes_per_token",
+    "kv_cache/bytes",
+    "seq_len",
+)
+SPEEDS = ("perf/tokens_per_second", "perf/mfu")
+MEASURED_COSTS = (*SPEEDS, "perf/peak_memory_bytes")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One arm against another, over the seeds that both have finished.
+
+    nats: None if the tokenizers differ, and nats per token are not comparable. Intervals and p are those of the family
+    that the comparison belongs to; nan if it belongs to none, or is untested. untested: the reason, in words; empty if
+    there is none. seeds_needed: the fewest and the most seeds that would detect such a difference with 80% power; None
+    if it is significant or untested.
+    """
+
+    arm: str
+    against: str
+    seeds: tuple[int, ...]
+    nats: PairedDifference | None
+    bits: PairedDifference
+    seeds_needed: SeedRange | None = None
+    untested: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the arm."""
+        return self.arm
+
+    @property
+    def change(self) -> PairedDifference:
+        """The difference in the unit that the arms are judged in."""
+        return self.bits if self.nats is None else self.nats
+
+
+Finding = Comparison | Effect
+"""The change of the loss by a step, an arm or an effect."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The tokens that an arm took to reach the baseline's final loss at the same seed, over those the baseline took.
+
+    ratios: by seed. censored: the seeds whose run ended before reaching it; their ratio is a lower bound. ratio: the
+    geometric mean over seeds with its interval by Student's t; None if a seed is censored.
+    """
+
+    ratios: dict[int, float]
+    censored: frozenset[int]
+    ratio: Estimate | None
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """An arm at the learning rates it is judged at.
+
+    learning_rates: of its runs, each once. records: its runs at these rates, finished or not. loss, bits: over the
+    finished ones; None without any. accuracy: the same of a probe's answers. ema: of the average of the weights,
+    where they have one. to_reach: "tokens", "flops" (of training)
+    and "seconds" to the baseline's final loss at the same seed, means over seeds; empty unless every seed reached it.
+    reach: the tokens seed by seed. costs: the known ones of FIXED_COSTS, and means over seeds of MEASURED_COSTS.
+    difference: config groups and keys that differ from the arm before, or else from the baseline, with (its value, this
+    arm's value).
+    """
+
+    arm: Arm
+    learning_rates: tuple[float, ...]
+    records: tuple[Record, ...]
+    loss: Estimate | None
+    bits: Estimate | None
+    to_previous: Comparison | None = None
+    to_baseline: Comparison | None = None
+    to_reach: dict[str, float] = field(default_factory=dict)
+    reach: Reach | None = None
+    costs: dict[str, float] = field(default_factory=dict)
+    difference: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    accuracy: Estimate | None = None
+    ema: Estimate | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the arm."""
+        return self.arm.name
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """The comparison to the arm before, or else to the baseline."""
+        return self.to_previous or self.to_baseline
+
+    @property
+    def verdict(self) -> str:
+        """The verdict of `comparison`; a dash without one, as for the baseline."""
+        if self.loss is None:
+            return "no finished run"
+        return self.comparison.change.verdict if self.comparison else UNKNOWN
+
+    @property
+    def entropy_floor(self) -> float | None:
+        """The loss of a probe's best predictor; None for text."""
+        return next((floor for r in self.records if (floor := r.environment.entropy_floor) is not None), None)
+
+    def judged(self, metric: Metric) -> Estimate | None:
+        """The loss that the arm is judged by."""
+        return self.loss if metric == "val/loss" else self.bits
+
+
+def unit_of(arms: Sequence[ArmResult], metric: str) -> str:
+    """The unit of a loss of these arms: that of a probe is a mean over its answers alone."""
+    is_probe = any(arm.entropy_floor is not None for arm in arms)
+    return UNITS[metric].replace("token", "answer") if is_probe else UNITS[metric]
+
+
+def final_losses(runs: Mapping[str, Sequence[Record]], metric: Metric) -> pd.DataFrame:
+    """The final loss of every finished run, (seeds, arms); nan for the others. runs: by arm."""
+    found = {arm: {r.seed: r.summary[metric] for r in records if r.done} for arm, records in runs.items()}
+    return pd.DataFrame(found, dtype=float).sort_index()
+
+
+def first_losses(records: Sequence[Record], metric: Metric) -> dict[int, float]:
+    """The loss before the first step of every run that started from trained weights, by seed."""
+    found = {r.seed: next((row for row in r.metrics if metric in row), None) for r in records}
+    return {seed: row[metric] for seed, row in found.items() if row and row["step"] == 0}
+
+
+def estimate_of(records: Sequence[Record], metric: Metric | Literal["val/accuracy", "val/ema_loss"]) -> Estimate | None:
+    """The mean over the finished runs that have the metric, with its interval; None without any."""
+    found = [record.summary[metric] for record in finished(records) if metric in record.summary]
+    return estimate(found) if found else None
+
+
+def common_losses(arms: Sequence[ArmResult], metric: Metric) -> pd.DataFrame:
+    """The `final_losses` of the arms with any finished run, at the seeds that all of these have finished.
+
+    Otherwise the survivors of a divergence would be ranked against runs with other seeds.
+    """
+    losses = final_losses({arm.name: arm.records for arm in arms}, metric)
+    return losses.dropna(axis="columns", how="all").dropna()
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A loss over the training of one arm: mean, lowest and highest over seeds, at up to 200 points."""
+
+    arm: str
+    metric: CurveMetric
+    tokens: list[float]
+    flops: list[float]
+    seconds: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+@dataclass(frozen=True)
+class DifferenceCurve:
+    """A comparison or an effect over training, tested at up to 40 evaluations that all finished runs share.
+
+    name: of the arm or effect. against: the arm's reference; empty for an effect. low, high: the simultaneous interval,
+    nan if untested; the last one is the reported interval.
+    """
+
+    name: str
+    against: str
+    tokens: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """The mean loss at each combination of two axes of a factorial.
+
+    levels: each axis's options, the baseline's first. means: `means[i][j]` at level i of the first axis and j of the
+    second.
+    """
+
+    axes: tuple[str, str]
+    levels: tuple[tuple[str, ...], tuple[str, ...]]
+    means: tuple[tuple[float, ...], ...]
+
+    @property
+    def size(self) -> float:
+        """The largest absolute interaction: half the change of one axis's effect between two levels of the other."""
+        rows = [[mean - row[0] for mean in row] for row in self.means]
+        return max(abs(mean - first) / 2 for row in rows for mean, first in zip(row, rows[0], strict=True))
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """The final loss of one arm over its grid of learning rates.
+
+    loss: None at a rate where no run finished. on_edge: whether the best rate is an end of the grid. sensitivity: mean
+    loss over the grid minus the lowest, where a diverged run counts with the entropy of token frequencies (Wortsman et
+    al. 2023, section 2.2, who cap all losses at that of initialization). chosen: the rate that each judged seed's own
+    tuning runs choose; empty without tuning runs, when the rate with the best mean is judged on the runs that it was
+    chosen from. left: by how much the judged runs end above the loss at the arm's best rate, by the parabolas of its
+    tuning seeds; nan if not known.
+    """
+
+    arm: str
+    rates: list[float]
+    loss: list[Estimate | None]
+    diverged: list[int]
+    best: float
+    on_edge: bool
+    sensitivity: float
+    chosen: dict[int, float] = field(default_factory=dict)
+    left: float = math.nan
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A run that did not finish, and why.
+
+    tokens: at its last logged step. is_tuning: whether the run only served to choose a learning rate.
+    """
+
+    arm: str
+    seed: int
+    status: str
+    tokens: float
+    message: str
+    learning_rate: float | None = None
+    is_tuning: bool = False
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The final loss of one arm at several context lengths; None beyond the end of its position encoding.
+
+    by_position: for each length, the mean position and loss of each bucket, over seeds. changes: for each length, the
+    loss minus that at the trained length, paired by seed; None if no seed has both.
+    """
+
+    arm: str
+    trained: int
+    lengths: list[int]
+    loss: list[Estimate | None]
+    by_position: dict[int, tuple[list[float], list[float]]]
+    changes: list[PairedDifference | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Front:
+    """The Pareto-optimal arms in loss and each cost."""
+
+    kv_cache: tuple[str, ...]
+    throughput: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds, with the lowest and the highest seed."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast an arm generates `batch_size` sequences at once, at the end of a context of `context` tokens.
+
+    Over the `runs` runs that measured it, each with the median of its rounds. decode, uncached: tokens per second over
+    all sequences, with and without the KV cache. gain: their ratio. prefill: seconds to read the prompts. None if some
+    run did not measure it.
+    """
+
+    batch_size: int
+    context: int
+    runs: int
+    decode: Spread | None
+    uncached: Spread | None
+    gain: Spread | None
+    prefill: Spread | None
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """The bytes of the KV cache of one sequence of `context` tokens, with elements of `dtype`.
+
+    measured: from its tensors. formula: from the cost model.
+    """
+
+    dtype: str
+    context: int
+    measured: Spread
+    formula: Spread
+
+
+@dataclass(frozen=True)
+class Inference:
+    """The cost of generation of one arm, at each batch size and context that all of its evaluated runs measured."""
+
+    arm: str
+    speeds: tuple[Speed, ...]
+    caches: tuple[CacheSize, ...]
+
+    def speed(self, batch_size: int) -> Speed | None:
+        """The speed at the largest context measured with this batch size."""
+        found = (speed for speed in self.speeds if speed.batch_size == batch_size)
+        return max(found, key=lambda speed: speed.context, default=None)
+
+    def cache(self, dtype: str) -> CacheSize | None:
+        """The size at the largest context measured with this element type."""
+        found = (cache for cache in self.caches if cache.dtype == dtype)
+        return max(found, key=lambda cache: cache.context, default=None)
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """What the runs of one arm logged of each layer, see `train.telemetry`.
+
+    tokens: of a few logged steps, the first and the last among them. values: of each quantity, a row for each of these
+    with a value for each layer, means over seeds; nan where a layer has none.
+    """
+
+    arm: str
+    tokens: list[float]
+    values: dict[str, list[list[float]]]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An arm's value of a quantity and its rank, 1 being the best.
+
+    value: with its 95% interval, which exact values do not have; None if unknown. ranks: the interval of the rank, see
+    rank_intervals; None if the arm is not ranked, and `reason` says why.
+    """
+
+    arm: str
+    value: Estimate | None
+    ranks: tuple[int, int] | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """All arms by one quantity.
+
+    quantity: the loss; tokens per second of training, decoding and prefill, means over rounds; bytes that training
+    allocates on a GPU, and of the KV cache of a full context; the loss at the longest evaluated context, of `context`
+    tokens. better: the pairs of arms of which the first is better than the second, significantly unless values are
+    exact.
+    """
+
+    quantity: Quantity
+    standings: tuple[Standing, ...]
+    better: frozenset[tuple[str, str]]
+    context: int | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any arm has a value."""
+        return any(standing.value for standing in self.standings)
+
+    def standing(self, arm: str) -> Standing:
+        """The standing of the arm of this name."""
+        return next(standing for standing in self.standings if standing.arm == arm)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How the study was run. environment: for each fact, its values with the number of runs that had them."""
+
+    seeds: tuple[int, ...]
+    environment: dict[str, dict[str, int]]
+    baseline_config: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything that the report shows.
+
+    metric: what arms are judged by: "val/loss", or "val/bits_per_byte" if tokenizers differ. verdict: one sentence.
+    answer: several. tests: which comparisons were tested together, and how. warnings: what was not controlled, in
+    sentences. notes: other remarks. speed: of the arms side by side; None if not measured, when costs have the speeds
+    that the runs logged. records: one per member of the study, in their order, tuning runs included. pairs, ranks:
+    of all arms, with the interval of each rank (see rank_intervals); empty unless the study compares all pairs.
+    architectures: see `architectures`. scaling: of a study over sizes and budgets.
+    """
+
+    study: Study
+    metric: Metric
+    tests: str
+    answer: tuple[str, ...]
+    arms: tuple[ArmResult, ...]
+    curves: tuple[Curve, ...]
+    front: Front
+    inference: tuple[Inference, ...]
+    effects: tuple[Effect, ...]
+    learning_rates: tuple[LearningRates, ...]
+    divergences: tuple[Divergence, ...]
+    lengths: tuple[Lengths, ...]
+    provenance: Provenance
+    warnings: tuple[str, ...]
+    speed: StudySpeed | None = None
+    verdict: str = ""
+    notes: tuple[str, ...] = ()
+    difference_curves: tuple[DifferenceCurve, ...] = ()
+    interactions: tuple[Interaction, ...] = ()
+    telemetry: tuple[Telemetry, ...] = ()
+    pairs: tuple[Comparison, ...] = ()
+    ranks: dict[str, tuple[int, int]] = field(default_factory=dict)
+    rankings: tuple[Ranking, ...] = ()
+    records: tuple[Record, ...] = ()
+    architectures: tuple[tuple[Anatomy, Anatomy | None], ...] = ()
+    scaling: Scaling | None = None
+
+    @property
+    def unit(self) -> str:
+        """The unit of `metric`."""
+        return unit_of(self.arms, self.metric)

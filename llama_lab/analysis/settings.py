@@ -1,0 +1,299 @@
+"""The settings of a study's runs: which may differ between arms, and which do."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from llama_lab.config.grammar import flatten
+from llama_lab.runs.folder import CHANGEABLE, belongs, resolved
+from llama_lab.runs.record import Record
+from llama_lab.runs.study import Study
+
+from .sentences import by_value, disagreement, first_and_more, sentence, values_in
+
+SEEDS = ("data.seed", "model.seed")
+TEXT = ("data.files", "data.source", "data.val_tokens", "tokenizer.sample_bytes")
+BY_ROLE = ("data.val_half", "train.evaluations", "train.eval_lengths")  # of judged runs, or of tuning runs
+INIT = "init_from"
+# Settings that may differ, and why; all others are compared.
+FREE = {
+    **dict.fromkeys(CHANGEABLE, "where a run computes and how it is watched: facts say what came of it"),
+    **dict.fromkeys(("name", "arm", "study"), "names"),
+    **dict.fromkeys(("seed", *SEEDS), "equal in all runs of one seed, and different in those of others"),
+    INIT: "the hashes of initial weights are compared",
+    **dict.fromkeys(TEXT, "the hashes of data and tokenizer are compared"),
+}
+OWN = tuple(key for key in FREE if key not in TEXT)  # of each run
+MODEL = ("model", "size", "pattern")
+COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
+WIDTH = "model.hidden_dim"  # solved for by matching
+MATCHED = ("params", "flops")
+RATE = "optim.lr"
+TOKENS = "train.tokens"
+# What follows if runs differ in a setting, where that is not plain.
+CONSEQUENCES = {
+    "trainer.compile": "their speeds and last digits differ for another reason than their architecture",
+    "train.ema": "the average takes time and memory, and leaves the losses of the last weights as they are",
+}
+UNSET = "unset"
+
+# The config keys that a group of the model sets.
+GROUPS = {
+    "norm": ("model.norm",),
+    "block": ("model.block",),
+    "position": ("model.position",),
+    "attention": ("model.attention", "model.n_kv_heads"),
+    "ffn": ("model.ffn", WIDTH),
+    "embedding": ("model.embedding",),
+    "init": ("model.init",),
+    "pattern": ("pattern", "model.layers"),
+    "size": (
+        "size",
+        "model.dim",
+        "model.n_layers",
+        "model.n_heads",
+        "model.head_dim",
+        "model.n_kv_heads",
+        WIDTH,
+        "model.vocab_size",
+    ),
+}
+
+CHOSEN = (*GROUPS, "optim", "schedule")  # groups of which all runs of an arm have one option
+
+# The keys that the axes of a design set which are named after no group or key.
+DERIVED = {"tokens_per_parameter": (TOKENS,)}
+
+# Keys whose values some option computes from other keys.
+FOLLOWS = {
+    "model.head_dim": ("model.dim", "model.n_heads"),
+    WIDTH: ("model.dim", "size.mlp_ratio"),
+    "model.n_kv_heads": ("model.n_heads", "size.n_kv_heads"),
+    "model.attention.window": ("model.max_seq_len",),
+    "model.attention.scale": ("model.head_dim",),
+    "model.attention.kv_rank": ("model.head_dim",),
+    "model.attention.nope_dim": ("model.head_dim",),
+    "model.attention.value_dim": ("model.head_dim",),
+    "model.attention.temperature.length": ("model.max_seq_len",),
+    "model.attention.temperature.step": ("model.max_seq_len",),
+    "model.block.residual_scale": ("model.n_layers",),
+    "model.embedding.std": ("model.dim",),
+    "model.embedding.scale": ("model.dim",),
+    "model.position.amplitude": ("model.embedding.std", "model.embedding.scale", "model.embedding.norm_input"),
+    "model.position.std": ("model.embedding.std", "model.embedding.scale", "model.embedding.norm_input"),
+    "model.position.scaling.original_max_seq_len": ("model.max_seq_len",),
+    "model.position.scaling.max_seq_len": ("model.max_seq_len",),
+}
+
+
+# What layers that differ have copies of.
+COPIED = ("attention", "n_kv_heads", "ffn", "hidden_dim", "position", "norm", "block", "n_layers", "max_seq_len")
+
+
+def different_settings(reference: Record, record: Record, is_swept: bool) -> dict[str, tuple[Any, Any]]:
+    """(reference's value, record's value) by setting in which two runs differ, without names, seeds and hardware.
+
+    A setting is a group of which they choose other options, or a config key that no such group sets.
+    """
+    ours, theirs = record.environment.choices, reference.environment.choices
+    options = {group: (theirs.get(group), ours.get(group)) for group in ours if not belongs(group, (*OWN, "hydra"))}
+    groups = {group: pair for group, pair in options.items() if pair[0] != pair[1]}
+    covered = [key for group in groups for key in GROUPS.get(group, (group,))]
+    keys = [key for key in _keys([reference, record]) if not belongs(key, (*_own(is_swept), *covered))]
+    pairs = {key: (reference.config.get(key), record.config.get(key)) for key in keys}
+    return groups | {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def planned_settings(
+    axes: Collection[str], match: str, configs: Sequence[DictConfig], is_swept: bool = False
+) -> list[dict[str, Any]]:
+    """Each arm's values of the keys in which the arms of a plan differ; see `Arm.settings`, `_own`.
+
+    Includes only keys that an axis sets, or that all arms compute from other keys in the same way: any other difference
+    is a mistake, which a plan does not excuse.
+    """
+    values = [flatten(resolved(cfg)) for cfg in configs]
+    written = [flatten(OmegaConf.to_container(cfg)) for cfg in configs]
+    keys = sorted({key for config in values for key in config})
+
+    def is_varied(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+        return len({text_of(config, key) for config in configs}) > 1
+
+    apart = [
+        key
+        for key in keys
+        if not belongs(key, (*_own(is_swept), *TEXT))
+        and is_varied(key, values)
+        and (_movers(key, axes, match, keys) or not is_varied(key, written))
+    ]
+    return [{key: config[key] for key in apart if key in config} for config in values]
+
+
+def unequal_settings(
+    study: Study, records: Sequence[Record], is_swept: bool, tuning: Collection[Path] = ()
+) -> Iterator[str]:
+    """A sentence for every setting that differs between runs but should not. tuning: folders of tuning runs."""
+    axes, planned, own = study.axes, _planned(study), (*_own(is_swept), *TEXT, TOKENS)
+    shared = [  # settings that neither an axis nor the study's plan sets
+        key
+        for key in _keys(records)
+        if (key in COMPARED or not belongs(key, (*own, *MODEL)))
+        and key not in planned
+        and not any(_is_named(key, axis) for axis in axes)
+    ]
+    if values := disagreement(records, [f"all but the first {prefix(record.config)}" for record in records]):
+        yield f"Losses are of different tokens, since those of an attention.prefix are not predicted: {values}."
+    different = _different(records, [key for key in shared if key not in BY_ROLE])
+    for runs in by_value(records, [str(record.path in tuning) for record in records]).values():
+        different |= _different(runs, [key for key in BY_ROLE if key in shared and key not in different])
+    for key, values in different.items():
+        yield sentence(f"{key} differs: {values}", CONSEQUENCES.get(key, ""))
+    yield from _mixed_arms(study, records, (*own, *planned, *shared))
+    if study.design == "comparison":
+        yield from _ungrouped(study, records)
+    else:
+        yield from _unplanned(study, records)
+    yield from _off_axis(study, records, (*own, *shared))
+    for key, seed in product(SEEDS, sorted({record.seed for record in records})):
+        pairs = [record for record in records if record.seed == seed]
+        if values := disagreement(pairs, [str(record.config.get(key)) for record in pairs]):
+            yield f"{key} differs between the runs of seed {seed}: {values}."
+    for seed in sorted({record.seed for record in records}) if INIT not in axes else ():
+        pairs = [record for record in records if record.seed == seed]
+        if values := disagreement(pairs, [record.environment.init_hash[:12] or "fresh weights" for record in pairs]):
+            yield f"The runs of seed {seed} start from different weights: {values}."
+
+
+def _mixed_arms(study: Study, records: Sequence[Record], ignored: tuple[str, ...]) -> Iterator[str]:
+    """The settings that may differ between arms, but not within one arm, whose runs are averaged."""
+    keys = [key for key in _keys(records) if not belongs(key, ignored)]
+    for arm in study.arms:
+        runs = [record for record in records if record.arm == arm.name]
+        options = {group: [str(run.environment.choices.get(group, UNSET)) for run in runs] for group in CHOSEN}
+        groups = {group: values for group, chosen in options.items() if (values := disagreement(runs, chosen))}
+        if found := _different(runs, keys) or groups:
+            yield f"Runs that are averaged as {arm.name} differ in {first_and_more(found)}."
+
+
+def _ungrouped(study: Study, records: Sequence[Record]) -> Iterator[str]:
+    """The model settings in which a comparison's arms differ, other than those that it groups runs by."""
+    axes = study.axes
+    if "arm" in axes:  # an arm's name stands for all of its settings
+        return
+    grouped = {*axes} | (GROUPS.keys() - {"size"} if "arch" in axes else set())
+    others = [group for group in GROUPS if group not in grouped]
+    choices = {group: [str(t.environment.choices.get(group, UNSET)) for t in records] for group in others}
+    groups = {group: values for group, options in choices.items() if (values := disagreement(records, options))}
+    matched = (WIDTH,) if study.match in MATCHED else ()
+    covered = (*SEEDS, *COMPARED, *matched, *grouped, *_keys_set_by(grouped), *_keys_set_by(groups))
+    keys = [key for key in _keys(records) if belongs(key, MODEL) and not belongs(key, covered)]
+    if found := groups | _different(records, keys):
+        yield f"Arms differ in more than what they are grouped by: {first_and_more(found)}."
+
+
+def _unplanned(study: Study, records: Sequence[Record]) -> Iterator[str]:
+    """The settings in which a run differs from what the study's plan recorded for its arm."""
+    arms = {arm.name: arm for arm in study.arms}
+    found = {}
+    for key in _planned(study):
+        pairs = [(text_of(record.config, key), text_of(arms[record.arm].settings or {}, key)) for record in records]
+        groups = by_value(records, ["" if has == wanted else f"{has} instead of {wanted}" for has, wanted in pairs])
+        groups.pop("", None)
+        if groups:
+            found[key] = values_in(groups, records)
+    if found:
+        yield f"Runs have other settings than the study planned: {first_and_more(found)}."
+
+
+def _off_axis(study: Study, records: Sequence[Record], ignored: tuple[str, ...]) -> Iterator[str]:
+    """The settings in which arms differ although the axes that can change them have equal levels.
+
+    If the study recorded its plan: those in which all planned arms are equal. ignored: settings that are free, or
+    compared between all runs.
+    """
+    planned, axes, keys = _planned(study), study.axes, _keys(records)
+    arms = {arm.name: arm for arm in study.arms}
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for key in keys:
+        if belongs(key, (*ignored, *planned)):
+            continue
+        movers = () if planned else _movers(key, axes, study.match, keys)
+        if study.design == "comparison" and not movers:  # see `_ungrouped`
+            continue
+        levels = [str([arms[record.arm].axes.get(axis) for axis in movers]) for record in records]
+        for runs in by_value(records, levels).values():
+            values = Counter(arm for arm, _ in {(record.arm, text_of(record.config, key)) for record in runs})
+            whole = [record for record in runs if values[record.arm] == 1]  # `_mixed_arms` reports the others
+            if different := _different(whole, [key]).get(key):
+                found.setdefault(movers, {}).setdefault(key, different)
+    for movers, settings in found.items():
+        what = f"Arms of the same {', '.join(movers)} differ in" if movers else "Arms differ in more than their axes:"
+        yield f"{what} {first_and_more(settings)}."
+
+
+def _movers(key: str, axes: Collection[str], match: str, keys: Sequence[str]) -> tuple[str, ...]:
+    """The axes that may change a setting, directly or through a key that it follows. keys: of all configs."""
+    if key == WIDTH and match in MATCHED:
+        return tuple(sorted(axes))
+    copied = tuple(f"model.{part}" for part in COPIED) if key == "model.layers" else ()
+    through = {axis for followed in FOLLOWS.get(key, copied) for axis in _movers(followed, axes, match, keys)}
+
+    def moves(axis: str) -> bool:
+        if axis in (keys_of := GROUPS | DERIVED):
+            return belongs(key, keys_of[axis])
+        if axis == "arch":
+            return belongs(key, tuple(_keys_set_by(GROUPS.keys() - {"size"})))
+        is_key = any(_is_named(other, axis) and not belongs(other, OWN) for other in keys)
+        return _is_named(key, axis) if is_key else belongs(key, MODEL)  # an unknown name may set any of these
+
+    return tuple(axis for axis in sorted(axes) if axis in through or moves(axis))
+
+
+def _is_named(key: str, axis: str) -> bool:
+    """Whether an axis is a key, a node above it, or its last part, such as `warmup`."""
+    return belongs(key, (axis,)) or key.rpartition(".")[2] == axis
+
+
+def _planned(study: Study) -> tuple[str, ...]:
+    """The keys in which the study's planned arms differ; none if it recorded no plan."""
+    return tuple(sorted({key for arm in study.arms for key in arm.settings or ()}))
+
+
+def _own(is_swept: bool) -> tuple[str, ...]:
+    """The settings of each run. is_swept: whether its learning rate is one."""
+    return (*OWN, RATE) if is_swept else OWN
+
+
+def _keys_set_by(groups: Iterable[str]) -> list[str]:
+    return [key for group in groups for key in GROUPS.get(group, ())]
+
+
+def _keys(records: Sequence[Record]) -> list[str]:
+    return sorted({key for record in records for key in record.config})
+
+
+def _different(records: Sequence[Record], keys: Sequence[str]) -> dict[str, str]:
+    """The keys in which runs differ, with a text of which runs have which value; null is as if it were not there."""
+    found = {
+        key: disagreement(records, [text_of(record.config, key) for record in records])
+        for key in keys
+        if any(record.config.get(key) is not None for record in records)
+    }
+    return {key: values for key, values in found.items() if values}
+
+
+def prefix(config: Mapping[str, Any]) -> int:
+    """The number of first tokens that some layer of a flat config's model sees at once; 1 without a prefix."""
+    layers = [flatten(one) for one in config.get("model.layers") or ()]
+    found = [config.get("model.attention.prefix"), *(one.get("attention.prefix") for one in layers)]
+    return max((size for size in found if size), default=1)
+
+
+def text_of(config: Mapping[str, Any], key: str) -> str:
+    """A setting as text, the same for 16 and 16.0."""
+    value = config.get(key, UNSET)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

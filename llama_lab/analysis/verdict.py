@@ -1,0 +1,223 @@
+"""The verdict of a study in one sentence, and its findings in several."""
+
+from collections.abc import Mapping, Sequence
+
+from llama_lab.runs.study import Study
+from llama_lab.util.formatting import conjoin, count, decimals, enumerate_some, number, p_value, seed_range
+
+from .result import ArmResult, Comparison, Finding, Lengths, Metric, common_losses, unit_of
+from .sentences import divergence
+from .statistics import Effect, PairedDifference, term_name
+
+MOST_NAMED = 6  # arms with their numbers in one sentence
+MOST_LIMITS = 3  # excluded changes in one sentence
+NOTHING = "Nothing can be concluded from one seed."
+UNCOMPARED = "Nothing can be compared: no arm shares a finished seed with what it is compared with."
+
+
+def answer(
+    study: Study,
+    arms: Sequence[ArmResult],
+    effects: Sequence[Effect],
+    pairs: Sequence[Comparison],
+    ranks: Mapping[str, tuple[int, int]],
+    lengths: Sequence[Lengths],
+    metric: Metric,
+    tests: str,
+) -> tuple[str, tuple[str, ...]]:
+    """The verdict, and the sentences that explain it; the last ones are about the longest evaluated context, if any.
+
+    By the effects of a factorial, the steps of a ladder, or else the differences to the baseline.
+    """
+    steps = [arm.to_previous for arm in arms if arm.to_previous]
+    others = [arm.to_baseline for arm in arms if arm.to_baseline]
+    compared = steps or others
+    unit = unit_of(arms, metric)
+    diverged = [
+        f"{how}: it is not tested over the others." for arm in arms if (how := divergence(arm.name, arm.records))
+    ]
+    final = _first_to_last(study, arms, unit) if study.is_chain else _lowest(arms, metric)
+    if study.design == "scaling":  # the largest arm
+        final = []
+    # Nats per token of different tokenizers cannot be ranked.
+    at_longest = _at_longest(lengths, unit) if metric == "val/loss" else []
+    if not compared:
+        return UNCOMPARED, (*diverged, UNCOMPARED, *at_longest)
+    if max(comparison.bits.n for comparison in compared) == 1:
+        return NOTHING, (*diverged, NOTHING, *(final if study.is_chain else ()), *at_longest)
+    noun, against = (
+        ("step" if study.is_chain else "comparison", "") if steps else ("arm", f"Compared with {study.baseline}, ")
+    )
+    findings: Sequence[Finding] = compared
+    if any(effect.change.is_tested for effect in effects):
+        noun, against, findings = "effect", "", effects
+    return _verdict(findings, noun, against, unit), (
+        *diverged,
+        *_significant(findings, noun, against, unit),
+        *_not_significant(findings, unit),
+        *_within(study, findings, unit),
+        *_pairs(pairs, ranks),
+        *_untested(findings),
+        *(final if len(compared) > 1 else ()),
+        *([f"Significance is at 5%, by {tests}; the intervals are those of these tests."] if tests != "none" else []),
+        *at_longest,
+    )
+
+
+def _name(found: Finding) -> str:
+    """The name of a step, an arm or an effect, with the effects that cannot be separated from it."""
+    aliases = [term_name(axes) for axes in found.aliases] if isinstance(found, Effect) else []
+    return f"{found.name} (aliased with {conjoin(aliases)})" if aliases else found.name
+
+
+def _verdict(findings: Sequence[Finding], noun: str, against: str, unit: str) -> str:
+    """How many findings lowered and raised the loss, and which changed it most."""
+    tested = [f for f in findings if f.change.is_tested]
+    clear = sorted((f for f in tested if f.change.significant), key=lambda f: -abs(f.change.mean))
+    if not tested:
+        return f"No {noun} could be tested."
+    if len(findings) == 1:
+        change = {"lower": "lowered the loss", "higher": "raised the loss"}
+        verb = change.get(tested[0].change.verdict, "did not change the loss significantly")
+        return f"{against}{_name(tested[0])} {verb}: {tested[0].change.text} {unit}."
+    if not clear:
+        return f"{against}{'no' if against else 'No'} {noun} changed the loss significantly."
+    verbs = {"lower": "lowered the loss", "higher": "raised it"}
+    counts = {verdict: sum(f.change.verdict == verdict for f in clear) for verdict in verbs}
+    if not counts["lower"]:
+        verbs["higher"] = "raised the loss"
+    totals = conjoin([f"{n} {verbs[verdict]}" for verdict, n in counts.items() if n])
+    most = f"{_name(clear[0])} {'changed it most' if len(clear) > 1 else 'did'}"
+    return f"Of {count(len(findings), noun)}, {totals}; {most}: {clear[0].change.text} {unit}."
+
+
+def _change(found: PairedDifference, unit: str) -> str:
+    return ", ".join(filter(None, [f"{found.text} {unit}", p_value(found.p)]))
+
+
+def _significant(findings: Sequence[Finding], noun: str, against: str, unit: str) -> list[str]:
+    """Which findings significantly lowered or raised the loss."""
+    sentences = []
+    for verb, sign in (("lowered", -1), ("raised", 1)):
+        clear = [f for f in findings if f.change.significant and f.change.mean * sign > 0]
+        if len(clear) > MOST_NAMED:
+            clear.sort(key=lambda f: -abs(f.change.mean))
+        chosen = [f"{_name(f)} ({_change(f.change, unit)})" for f in clear]
+        if chosen and len(findings) == 1:
+            sentences.append(f"{against}{_name(clear[0])} {verb} the loss: {_change(clear[0].change, unit)}.")
+        elif chosen:
+            named = conjoin(chosen) if len(chosen) <= MOST_NAMED else enumerate_some(chosen, MOST_NAMED)
+            subject = f"{len(chosen)} of {count(len(findings), noun)}"
+            sentences.append(f"{against}{subject} {verb} the loss: {named}.")
+    return sentences
+
+
+def _not_significant(findings: Sequence[Finding], unit: str) -> list[str]:
+    """Which findings are not significant, the changes that are excluded, and the seeds that would be needed."""
+    unclear = [f for f in findings if f.change.is_tested and not f.change.significant]
+    if not unclear:
+        return []
+    in_order = ", in this order" if 1 < len(unclear) <= MOST_LIMITS else ""
+    have = sorted({f.change.n for f in unclear})
+    seeds = count(have[0], "seed") if len(have) == 1 else f"{have[0]} to {have[-1]} seeds"
+    limits = [(max(-d.low, d.high), decimals(d.low, d.high)) for d in (f.change for f in unclear)]
+    if len(unclear) > MOST_LIMITS:  # the table has all of them
+        limits = [max(limits)]
+    names = conjoin([_name(f) for f in unclear])
+    sentences = [
+        f"{names} {'is' if len(unclear) == 1 else 'are'} not significant with {seeds}; a change of more than "
+        f"{conjoin([number(limit, digits) for limit, digits in limits])} {unit} is excluded{in_order}."
+    ]
+    needed = [seed_range(f.seeds_needed) for f in unclear if isinstance(f, Comparison) and f.seeds_needed]
+    if needed and len(unclear) <= MOST_LIMITS:
+        changes = "such a change" if len(unclear) == 1 else "such changes"
+        sentences.append(f"Finding {changes} would need {conjoin(needed)}{in_order}.")
+    return sentences
+
+
+def _within(study: Study, findings: Sequence[Finding], unit: str) -> list[str]:
+    """Which changes are below the margin, by two one-sided tests: an interval within the margin passes both."""
+    if study.margin is None:
+        return []
+    margin = f"study.margin={study.margin:g} {unit}"
+    within = [_name(f) for f in findings if f.change.is_tested and max(-f.change.low, f.change.high) < study.margin]
+    if not within:
+        return [f"No change is shown to be within {margin}."]
+    return [f"{conjoin(within)} {'changes' if len(within) == 1 else 'change'} the loss by less than {margin}."]
+
+
+def _pairs(pairs: Sequence[Comparison], ranks: Mapping[str, tuple[int, int]]) -> list[str]:
+    """How many pairs of arms differ, and which arms may be the lowest."""
+    tested = {name for c in pairs if c.change.is_tested for name in (c.arm, c.against)}
+    if not tested:
+        return []
+    clear = sum(c.change.significant for c in pairs)
+    first = [name for name, (best, _) in ranks.items() if best == 1 and name in tested]
+    differ = f"{clear or 'none'} {'differs' if clear == 1 else 'differ'} significantly"
+    return [f"Of {count(len(pairs), 'pair')} of arms, {differ}; no arm is significantly below {conjoin(first)}."]
+
+
+def _untested(findings: Sequence[Finding]) -> list[str]:
+    """Which findings were not tested, and why."""
+    compared = [f for f in findings if isinstance(f, Comparison) and not f.change.is_tested]
+    sentences = [f"{c.arm} is not tested against {c.against}: {c.untested}." for c in compared if c.untested]
+    for c in (c for c in compared if not c.untested and c.change.sd == 0):  # which independent runs never have
+        pair, seeds = f"{c.arm} and {c.against}", count(len(c.seeds), "seed")
+        sentences.append(
+            f"{pair} are identical: their losses are equal in each of {seeds}."
+            if c.change.mean == 0
+            else f"{pair} differ by exactly as much in each of {seeds}, which is no evidence."
+        )
+    if single := [c.arm for c in compared if not c.untested and c.change.n == 1]:
+        sentences.append(f"Nothing can be concluded about {conjoin(single)}, from one seed.")
+    return sentences
+
+
+def _first_to_last(study: Study, arms: Sequence[ArmResult], unit: str) -> list[str]:
+    last = arms[-1].to_baseline
+    if last is None:
+        return []
+    verdict = ", not significant"
+    if last.untested:
+        verdict = f", which is not tested: {last.untested}"
+    elif last.bits.n == 1:
+        verdict = ", which may be noise"
+    elif last.change.significant or last.change.sd == 0:
+        verdict = ""
+    change = _change(last.change, unit)
+    return [f"From the first arm, {study.baseline}, to the last, {last.arm}, the loss changed by {change}{verdict}."]
+
+
+def _lowest(arms: Sequence[ArmResult], metric: Metric) -> list[str]:
+    """The arm with the lowest mean over the seeds that all have finished."""
+    losses = common_losses(arms, metric)
+    if losses.empty:
+        return ["Arms are not ranked: no seed was finished by all of them."]
+    every = {record.seed for arm in arms for record in arm.records}
+    over = f", over the {count(len(losses), 'seed')} that all have finished" if len(losses) < len(every) else ""
+    name = losses.mean().idxmin()
+    loss = next(loss for arm in arms if arm.name == name and (loss := arm.judged(metric)))
+    mean = number(losses[name].mean(), decimals(loss.low, loss.high))
+    return [f"The lowest mean loss is that of {name}{over}: {mean} {unit_of(arms, metric)}."]
+
+
+def _at_longest(lengths: Sequence[Lengths], unit: str) -> list[str]:
+    """Which arms' losses change least and most from the trained length to the longest evaluated context."""
+    longer = [
+        (n, arm.arm, change)
+        for arm in lengths
+        for n, change in zip(arm.lengths, arm.changes, strict=True)
+        if n > arm.trained
+    ]
+    longest = max((n for n, _, change in longer if change), default=None)
+    at_longest = {arm: change for n, arm, change in longer if n == longest}
+    known = sorted((c.mean, f"{name} ({c.text} {unit}, {count(c.n, 'seed')})") for name, c in at_longest.items() if c)
+    if longest is None:
+        return []
+    (lowest, first), (highest, last) = known[0], known[-1]
+    words = ("falls most", "least" if highest < 0 else "rises most") if lowest < 0 else ("rises least", "most")
+    rises = f"of {first} {words[0]} and that of {last} {words[1]}" if len(known) > 1 else f"of {first} changes"
+    sentences = [f"At {longest:,} tokens, compared with the trained length, the loss {rises}."]
+    if none := [name for name, change in at_longest.items() if change is None]:
+        sentences.append(f"{conjoin(none)} could not be evaluated at that length.")
+    return sentences

@@ -1,0 +1,178 @@
+"""Data for Lightning: which rows of which step each device reads, and where a resumed run continues."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
+
+from llama_lab.util.errors import ConfigError
+
+from .open import Dataset, Validation
+from .windows import Ids
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and targets: `(B, T)` int64 each."""
+
+
+def micro_batches_per_step(batch_size: int, micro_batch_size: int | None, world_size: int) -> int:
+    """Return the number of micro-batches per device and optimizer step.
+
+    `batch_size` counts sequences over all `world_size` devices, `micro_batch_size` those of one forward pass on one
+    device; None: a device's whole share. Raises ConfigError unless the numbers divide each other.
+    """
+    for key, value in {"train.batch_size": batch_size, "train.micro_batch_size": micro_batch_size}.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{key}={value}: must be at least 1")
+    unit = world_size * (micro_batch_size or 1)
+    if batch_size % unit:
+        raise ConfigError(
+            f"train.batch_size={batch_size}: not a multiple of {unit}, which train.micro_batch_size={micro_batch_size} "
+            f"on trainer.devices={world_size} needs; {' and '.join(map(str, multiples_around(batch_size, unit)))}"
+            f"{' is' if batch_size < unit else ' are'}"
+        )
+    return batch_size // unit if micro_batch_size else 1
+
+
+def multiples_around(number: int, unit: int) -> list[int]:
+    """The positive multiples of `unit` next to `number`, below and above; `number` itself if it is one."""
+    return sorted({max(number // unit, 1) * unit, math.ceil(number / unit) * unit})
+
+
+class TokenDataModule(L.LightningDataModule):
+    """Feeds a Trainer from a dataset; each of its training batches is the micro-batches of one optimizer step.
+
+    `batch_size` is the number of sequences of one optimizer step over all devices; each device takes an equal,
+    contiguous share of its rows, in micro-batches of `micro_batch_size` (None: the whole share).
+
+    Training data starts at the trainer's `global_step`, so that a resumed run reads exactly what it would have read,
+    and is endless: the trainer stops at `max_steps`. It needs `use_distributed_sampler=False`. Raises ConfigError for
+    a text that is too short, or a negative seed.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        seq_len: int,
+        batch_size: int,
+        micro_batch_size: int | None,
+        seed: int,
+    ):
+        super().__init__()
+        dataset.require_windows(seq_len, batch_size)
+        self.dataset = dataset
+        self.seq_len = seq_len
+        self.batch_size = batch_size
+        self.micro_batch_size = micro_batch_size
+        self.seed = seed
+        self.train_windows = dataset.train_windows(seq_len, seed)
+        self.val_parts = dataset.val_parts(seq_len)
+
+    @property
+    def world_size(self) -> int:
+        """Number of devices that share a batch."""
+        return self.trainer.world_size if self.trainer else 1
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches per device and optimizer step."""
+        return micro_batches_per_step(self.batch_size, self.micro_batch_size, self.world_size)
+
+    def train_dataloader(self) -> "TrainBatches":
+        """Return this device's training micro-batches, step by step, from the trainer's current step on.
+
+        Raises ValueError for a trainer without `max_steps`, or one that accumulates gradients itself.
+        """
+        if self.trainer and (self.trainer.max_steps < 0 or self.trainer.accumulate_grad_batches != 1):
+            raise ValueError(
+                f"Trainer(max_steps={self.trainer.max_steps}, accumulate_grad_batches="
+                f"{self.trainer.accumulate_grad_batches}) but the data has no end, and each of its batches is one step"
+            )
+        return TrainBatches(self)
+
+    def val_dataloader(self) -> "list[ValBatches]":
+        """Return this device's share of the validation windows of each part."""
+        return [ValBatches(self, windows) for windows in self.val_parts.values()]
+
+    @property
+    def rank(self) -> int:
+        """Index of this device among `world_size`."""
+        return self.trainer.global_rank if self.trainer else 0
+
+    @property
+    def rows(self) -> range:
+        """The rows of a batch that this device takes."""
+        share = self.batch_size // self.world_size
+        return range(self.rank * share, (self.rank + 1) * share)
+
+    def to_tensors(self, inputs: Ids, targets: Ids) -> Batch:
+        """Ids as tensors; for a GPU in pinned memory, from which it copies them while it computes."""
+        batch = torch.from_numpy(inputs).contiguous(), torch.from_numpy(targets).contiguous()
+        if self.trainer and isinstance(self.trainer.accelerator, CUDAAccelerator):
+            return batch[0].pin_memory(), batch[1].pin_memory()
+        return batch
+
+
+class TrainBatches:
+    """One device's micro-batches of each optimizer step, from the trainer's current step on, endlessly.
+
+    So Lightning sees no end of an epoch, and a run with a larger budget continues like any other. Checkpoints store no
+    position, only what determines the order of the data, so that a run cannot be resumed on other data.
+    """
+
+    def __init__(self, data: TokenDataModule):
+        self._data = data
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        # A generator: it reads `global_step` when the first batch is due, after the checkpoint is restored.
+        data = self._data
+        for step in itertools.count(data.trainer.global_step if data.trainer else 0):
+            examples = data.train_windows.examples(step, data.batch_size, data.rows)
+            micro_batches = (np.split(side, data.accumulate) for side in examples)
+            yield [data.to_tensors(*rows) for rows in zip(*micro_batches, strict=True)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what determines the order of the data."""
+        return {
+            "data_hash": self._data.dataset.index.data_hash,
+            "tokenizer_hash": self._data.dataset.index.tokenizer_hash,
+            "data.seed": self._data.seed,
+            "train.batch_size": self._data.batch_size,
+            "model.max_seq_len": self._data.seq_len,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise ConfigError if the checkpoint's run read its data in another order."""
+        for key, value in self.state_dict().items():
+            if state[key] != value:
+                raise ConfigError(
+                    f"{key}={value}: the checkpoint was trained with {state[key]}; resume with that, or start a new run"
+                )
+
+
+class ValBatches:
+    """One device's validation windows, as `Batch`: of W devices, device r takes windows r, r + W, r + 2W, ...
+
+    All devices have equally many batches, as collective operations in a forward pass require. A device that runs out
+    of windows gets a last batch with nothing to predict.
+    """
+
+    def __init__(self, data: TokenDataModule, windows: Validation):
+        self._data = data
+        self._windows = windows
+        self._batch_size = data.micro_batch_size or len(data.rows)
+
+    def __len__(self) -> int:
+        return math.ceil(len(self._windows) / self._data.world_size / self._batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        windows = self._windows
+        mine = range(self._data.rank, len(windows), self._data.world_size)
+        for i in range(len(self)):
+            batch = [windows[j] for j in mine[i * self._batch_size : (i + 1) * self._batch_size]]
+            inputs, targets = zip(*(batch or [windows.nothing()]), strict=True)
+            yield self._data.to_tensors(np.stack(inputs), np.stack(targets))

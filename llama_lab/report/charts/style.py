@@ -1,0 +1,63 @@
+"""The style of an arm, the same in every chart, and which arms a chart opens with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from llama_lab.analysis.result import Result
+
+# Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is invisible on white.
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
+BETTER, WORSE, UNCLEAR, INK, GRID = "#0072B2", "#D55E00", "#767676", "#222222", "#E4E4E4"
+COLOUR_OF = {"lower": BETTER, "higher": WORSE}  # by verdict
+MOST_LINES = 6  # that a chart opens with
+MOST_BANDS = 4
+
+
+@dataclass(frozen=True)
+class Style:
+    """The style of an arm, the same in every chart."""
+
+    colour: str
+    dash: str
+    symbol: str
+
+
+def styles(result: Result) -> dict[str, Style]:
+    """A style for each arm, solid black for the baseline; the cycles' lengths are coprime, so 210 are distinct."""
+    return cycle_styles(sorted((arm.name for arm in result.arms), key=lambda name: name != result.study.baseline))
+
+
+def curve_styles(result: Result) -> dict[str, Style]:
+    """The style of each curve of differences: its arm's, or one for each effect."""
+    looks = styles(result)
+    effects = cycle_styles([curve.name for curve in result.difference_curves if not curve.against])
+    return {curve.name: (looks if curve.against else effects)[curve.name] for curve in result.difference_curves}
+
+
+def option_styles(result: Result) -> dict[str, Style]:
+    """A style for each option of a scaling study."""
+    return cycle_styles([option.option for option in result.scaling.options] if result.scaling else [])
+
+
+def cycle_styles(names: Sequence[str]) -> dict[str, Style]:
+    """A style for each name."""
+    cycles = (COLOURS, DASHES, SYMBOLS)
+    return {name: Style(*(cycle[i % len(cycle)] for cycle in cycles)) for i, name in enumerate(names)}
+
+
+def foremost(result: Result) -> set[str]:
+    """The arms that a chart of lines opens with: all, or, of many, the baseline and those that differ most."""
+    if len(result.arms) <= MOST_LINES + 2:
+        return {arm.name for arm in result.arms}
+    changes = pd.Series({arm.name: c.change.mean for arm in result.arms if (c := arm.comparison)}, dtype=float)
+    return {result.study.baseline, *changes.abs().dropna().nlargest(MOST_LINES - 1).index}
+
+
+def foremost_curves(result: Result) -> set[str]:
+    """The curves of differences that are visible at first: those that end furthest from zero."""
+    ends = pd.Series({curve.name: curve.mean[-1] for curve in result.difference_curves}, dtype=float)
+    return set(ends.abs().dropna().nlargest(MOST_BANDS).index)

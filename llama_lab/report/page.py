@@ -1,0 +1,316 @@
+"""report.html: a study's result as one self-contained file for a screen, a phone and paper."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from plotly import graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from llama_lab.analysis.result import Finding, Result
+from llama_lab.drawing.anatomy import Anatomy
+from llama_lab.drawing.picture import picture
+from llama_lab.runs.study import FILE, SUMMARY
+from llama_lab.runs.study_speed import StudySpeed
+from llama_lab.util import formatting as fmt
+from llama_lab.util.templates import template
+
+from .charts import compute, context_lengths, costs, differences, training
+from .charts.axes import change_axis
+from .charts.style import Style, curve_styles, foremost, foremost_curves, option_styles, styles
+from .guide import guide
+from .tables import Table, tables
+
+TEMPLATE = Path(__file__).with_name("page.html.j2")
+BESIDE = (SUMMARY, FILE, StudySpeed.FILE, "export/")  # files that the page links if they are in its folder
+MATCHES = {"params": "matched in parameters", "flops": "matched in FLOPs per token", "none": "not matched in size"}
+MOST_SEEDS = 8  # listed in one line
+SIGNIFICANT = "Bars: 95% intervals. Filled: significant at 5% (adjusted): the interval excludes zero. Left is better."
+MOST_IN_ALT = 12  # arms in a chart's alternative text; the tables have all
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure with its texts and its legend.
+
+    alt: the alternative text. caption: how to read it. looks: the style of each line in the legend. shown: the lines
+    that are visible at first; None for all.
+    """
+
+    figure: go.Figure
+    alt: str
+    caption: str
+    looks: Mapping[str, Style] = field(default_factory=dict)
+    shown: Collection[str] | None = None
+    wide: bool = False
+
+    @property
+    def opened(self) -> go.Figure:
+        """The figure as it opens, with the lines that are hidden at first switched off."""
+        hidden = self.hidden
+        for trace in self.figure.data:
+            if trace.meta and trace.meta["arm"] in hidden:
+                trace.visible = False
+        return self.figure
+
+    @property
+    def json(self) -> Markup:
+        """The figure for Plotly.js, safe inside a script element."""
+        return Markup(self.opened.to_json())
+
+    @cached_property
+    def legend(self) -> dict[str, Style]:
+        """The drawn lines, with their styles."""
+        drawn = {trace.meta["arm"] for trace in self.figure.data if trace.meta}
+        return {name: style for name, style in self.looks.items() if name in drawn}
+
+    @cached_property
+    def hidden(self) -> set[str]:
+        """The lines that are switched off at first."""
+        return set() if self.shown is None else set(self.legend) - set(self.shown)
+
+    @property
+    def full_caption(self) -> str:
+        """The caption, with a note on hidden lines."""
+        shown = len(self.legend) - len(self.hidden)
+        note = f" Of {len(self.legend)} the {shown} that differ most are shown; press a name to show another."
+        return self.caption + (note if self.hidden else "")
+
+    @cached_property
+    def has_lines(self) -> bool:
+        """Whether arms are drawn as lines, not only as points."""
+        return any("lines" in trace.mode for trace in self.figure.data if trace.meta)
+
+    @property
+    def choices(self) -> dict[str, list[str]]:
+        """The options of each group that has more than one."""
+        groups = (self.figure.layout.meta or {}).get("choices", {})
+        return {group: list(options) for group, options in groups.items() if len(options) > 1}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page; left out if empty."""
+
+    title: str
+    text: tuple[str, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    tables: tuple[Table, ...] = ()
+    command: str = ""
+    drawings: Mapping[str, Markup] = field(default_factory=dict)
+    folds: bool = True  # whether long tables are collapsed
+
+
+def write_page(result: Result, path: Path) -> None:
+    """Write the report of a study, with links to the files of BESIDE that exist in its folder."""
+    path.write_text(page(result, [name for name in BESIDE if (path.parent / name).exists()]), encoding="utf-8")
+
+
+def drawing(one: Anatomy, other: Anatomy | None) -> tuple[str, Markup]:
+    """The title and the picture of an architecture, or of a second one with what differs from it."""
+    if other is None:
+        return one.name, Markup(picture(one))
+    return f"{one.name} and {other.name}", Markup(picture(other, one))
+
+
+def page(result: Result, files: Sequence[str] = ()) -> str:
+    """The report of a study as HTML, with links to these files beside it."""
+    study, seeds = result.study, result.provenance.seeds
+    listed = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds)) or fmt.UNKNOWN}"
+    facts = (  # the subtitle
+        study.design.replace("_", "-").capitalize(),
+        fmt.count(len(result.arms), "arm"),
+        f"baseline {study.baseline}",
+        listed if len(seeds) <= MOST_SEEDS else fmt.count(len(seeds), "seed"),
+        MATCHES.get(study.match, "matching not recorded"),
+    )
+    return template(TEMPLATE).render(
+        result=result,
+        facts=" · ".join(facts),
+        files=files,
+        sections=_sections(result),
+        plotly_js=Markup(get_plotlyjs()),
+    )
+
+
+def figures(result: Result) -> dict[str, go.Figure]:
+    """The page's charts by title, as they open, each with a legend of Plotly's if it has one on the page."""
+    found = [chart for section in _sections(result) for chart in section.charts]
+    return {one.figure.layout.title.text: one.opened.update_layout(showlegend=bool(one.legend)) for one in found}
+
+
+def _sections(result: Result) -> list[Section]:
+    found = tables(result)
+
+    def section(title: str, drawn: Iterable[Chart], *slugs: str, **settings: Any) -> Section:
+        shown = tuple(chart for chart in drawn if any(fmt.known(y) for one in chart.figure.data for y in one.y))
+        return Section(title, charts=shown, tables=tuple(found[slug] for slug in slugs if slug in found), **settings)
+
+    sections = [
+        section("Scaling", _scaling(result, found), "laws", "scaling", folds=False),
+        section("Main effects and interactions", _effects(result, found), "effects", "interactions", folds=False),
+        section("Arms", _differences(result), "arms", folds=False),
+        section("Which to choose", (), "rankings", text=guide(result), folds=False),
+        section("Findings", (), "differences", "pairs", "losses", "seeds", text=result.answer),
+        section("Training", _training(result, found), "starts", "reach"),
+        section("Telemetry", _telemetry(result, found), "telemetry"),
+        section("Architectures", (), drawings=dict(drawing(*pair) for pair in result.architectures)),
+        section("Cost", _cost(result, found), "costs"),
+        section("Inference", _inference(result, found), "decoding", "caches"),
+        section("Learning rate", _learning_rates(result, found), "learning_rates"),
+        section("Context length", _lengths(result, found), "lengths"),
+        section("Runs that did not finish", (), "unfinished"),
+        section("How it was made", (), "settings", "environment", command=result.study.command),
+    ]
+    return [one for one in sections if one.text or one.charts or one.tables or one.command or one.drawings]
+
+
+def _alt(what: str, found: Iterable[str]) -> str:
+    """A chart's alternative text."""
+    return f"{what}: {fmt.enumerate_some(list(found), MOST_IN_ALT, '; ')}."
+
+
+def _lines(
+    result: Result, figure: go.Figure, table: Table | None, columns: Iterable[str], caption: str, wide: bool = False
+) -> Chart:
+    """A chart with a line or a point for each arm; its alternative text has these columns of a table (default: all)."""
+    alt = _alt(figure.layout.title.text, table.cells(*columns) if table else ())
+    chart = Chart(figure, alt, caption, styles(result), foremost(result), wide)
+    return chart if chart.has_lines else replace(chart, shown=None)
+
+
+def _forest(result: Result, rows: Sequence[Finding], title: str, caption: str) -> Chart:
+    axis = change_axis(result)
+    alt = _alt(f"{title}, {axis}", map(differences.in_words, rows))
+    return Chart(differences.differences(rows, title, axis), alt, caption)
+
+
+def _scaling(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
+    if not result.scaling:
+        return
+    looks = option_styles(result)
+    points = partial(found["scaling"].cells, "Size", "Tokens per parameter")
+    lines = "" if result.scaling.lacking else " Lines: the law along the sizes of each budget, with its 95% interval."
+    caption = f"Points: mean over seeds, with its 95% interval.{lines}"
+    yield Chart(compute.losses(result), _alt("Loss over compute", points("Loss")), caption, looks, wide=True)
+    if any(option.gains for option in result.scaling.options):
+        caption = (
+            f"The training FLOPs that {result.scaling.options[0].option} would need for the same loss over those "
+            "spent; above 1 is better. Points: by the differences at one size and budget. Line: by the laws of both. "
+            "With 95% intervals, where the reference reached such a loss."
+        )
+        yield Chart(compute.gains(result), _alt("Compute-equivalent gain", points("Gain")), caption, looks, wide=True)
+    if not result.scaling.lacking:
+        caption = "By the law, within the tokens of the study. Rings: the best size for that compute. 95% intervals."
+        yield Chart(
+            compute.iso_flop(result),
+            _alt("Loss at equal compute", found["laws"].cells()),
+            caption,
+            looks,
+            wide=True,
+        )
+
+
+def _effects(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
+    if rows := differences.effect_rows(result):
+        caption = (
+            "Main effect: the change of the loss from the baseline's option of one axis to another option, averaged "
+            "over all settings of the other axes. Interaction: half the change of one axis's effect when the other "
+            f"axis changes. {SIGNIFICANT}"
+        )
+        yield _forest(result, rows, "Main effects and interactions", caption)
+    if result.interactions:
+        shown, known = len(differences.shown_interactions(result)), len(result.interactions)
+        some = f" The {shown} largest of {known} interactions; the table has all." if shown < known else ""
+        caption = f"Lines that are not parallel show an interaction. Over the seeds that all arms have finished.{some}"
+        alt = _alt("Mean loss at each combination of two axes", found["interactions"].cells())
+        yield Chart(differences.interactions(result), alt, caption)
+
+
+def _differences(result: Result) -> Iterator[Chart]:
+    is_long = result.study.is_chain and len(result.arms) > 2 and result.study.compare != "all"
+    ends = "; only the first step and the last arm are tested" if is_long else ""
+    note, shown = SIGNIFICANT, list[Finding]()  # below the first chart, and in it
+    steps = ("Change at each step", "Each arm against the one before. ")
+    if not result.study.is_chain:
+        steps = ("Change from its reference", "Each arm against the first option at otherwise equal settings. ")
+    kinds: tuple[tuple[differences.Against, str, str], ...] = (
+        ("previous", *steps),
+        ("baseline", f"Change from {result.study.baseline}", f"Each arm against {result.study.baseline}{ends}. "),
+    )
+    for against, title, caption in kinds if not result.effects else ():
+        rows = [
+            row for row in differences.difference_rows(result, against) if result.study.is_chain or row not in shown
+        ]
+        if rows:
+            yield _forest(result, rows, title, caption + note)
+            note, shown = "", rows
+
+
+def _training(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
+    if any(len(curve.tokens) > 1 for curve in result.difference_curves):
+        ends = (
+            f"{curve.name} {fmt.with_interval(curve.mean[-1], curve.low[-1], curve.high[-1], is_difference=True)}"
+            for curve in result.difference_curves
+        )
+        caption = (
+            "Mean of the paired differences at every evaluation that all runs share. Bands: the simultaneous 95% "
+            "intervals of the same test at that evaluation; the last one is the reported interval. A band that "
+            "excludes zero before the end is not a finding: each evaluation is one more look."
+        )
+        looks, shown = curve_styles(result), foremost_curves(result)
+        alt = _alt("Difference over training, at its end", ends)
+        yield Chart(differences.difference_curves(result), alt, caption, looks, shown, wide=True)
+    caption = (
+        "Lines: mean over seeds. Bands: from the lowest to the highest seed. Press an arm's name to hide it; "
+        "drag over the chart to zoom, double-click to go back."
+    )
+    yield _lines(result, training.curves(result), found.get("losses"), (), caption, wide=True)
+
+
+def _telemetry(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
+    caption = (
+        "Means over seeds; faint: the first logged step, strong: the last, two in between. Gradients are those before "
+        "clipping, updates those of the optimizer step. Activations are what blocks (the residual stream), attention "
+        "and feed-forwards return, without dropout."
+    )
+    yield _lines(result, training.telemetry(result), found.get("telemetry"), (), caption, wide=True)
+
+
+def _cost(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
+    caption = (
+        "Dotted: the arms that no other one beats in both mean loss and {}, regardless of their intervals, with means "
+        "over the seeds that all arms have finished. Bars: 95% intervals over seeds."
+    )
+    fronts = (
+        (costs.kv_cache_front(result), "KV-cache size per token", "KV cache per token"),
+        (costs.throughput_front(result), "training speed", "Tokens per second"),
+    )
+    for figure, name, column in fronts:
+        yield _lines(result, figure, found.get("arms"), ("Loss", column), caption.format(name))
+
+
+def _inference(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
+    caption = "At the end of a context, over all sequences of a batch. Bars: from the lowest to the highest seed."
+    columns = ("Sequences", "Context", "Tokens per second", "Gain")
+    yield _lines(result, costs.decoding_speeds(result), found.get("decoding"), columns, caption)
+    caption = "The size of the cache's tensors during generation; a sliding window's cache is at most its length."
+    yield _lines(result, costs.cache_sizes(result), found.get("caches"), (), caption)
+
+
+def _learning_rates(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
+    caption = "Rings: each arm's best learning rate. Crosses above: runs that diverged. Bars: 95% intervals over seeds."
+    yield _lines(result, training.learning_rates(result), found.get("learning_rates"), (), caption, wide=True)
+
+
+def _lengths(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
+    caption = "A line ends where the arm's position encoding ends. Bars: 95% intervals over seeds."
+    yield _lines(result, context_lengths.context_lengths(result), found.get("lengths"), (), caption)
+    caption = (
+        "Mean over seeds. Dotted: the last position that the arms were trained on. An arm is missing if its "
+        "position encoding ends before the chosen context."
+    )
+    yield _lines(result, context_lengths.positions(result), found.get("lengths"), (), caption)

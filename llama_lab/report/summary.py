@@ -1,0 +1,198 @@
+"""The result of a study as a table: every number in summary.csv, the most important ones on the terminal."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from llama_lab.analysis.result import (
+    FIXED_COSTS,
+    MEASURED_COSTS,
+    ArmResult,
+    Comparison,
+    Inference,
+    Ranking,
+    Result,
+    Spread,
+)
+from llama_lab.analysis.scaling_gains import gain_of
+from llama_lab.analysis.settings import RATE
+from llama_lab.analysis.statistics import Estimate
+from llama_lab.runs.study import SUMMARY
+from llama_lab.runs.study_speed import StudySpeed
+from llama_lab.util.formatting import UNKNOWN, number, plus_minus, short, three_digits
+
+from .guide import grid, guide
+
+MANY = 20  # arms
+SCREENS = 44  # lines on the terminal of more arms: two screens of 24, with what is said before and after
+REACHED = ("tokens", "flops", "seconds")
+ESTIMATE = ("mean", "sd", "low", "high")
+INTERVAL = ("mean", "low", "high")
+FORMULA = re.compile(r"[=@\t\r]|[+-](?!([\w.,=%\]]|[\[\s][+-]?)*$)")  # how one begins; names and intervals are none
+
+
+def summary_rows(result: Result) -> list[dict[str, Any]]:
+    """One row per arm, all with the same keys; None for an unknown value. Losses in nats per token, bits per byte."""
+    axes = result.study.axes
+    inference = {found.arm: found for found in result.inference}
+    rows = [
+        _row(arm, axes, result.provenance.seeds)
+        | (_rank_columns(result.ranks.get(arm.name)) if result.pairs else {})
+        | _ranking_columns(result.rankings, arm.name)
+        | _inference_columns(inference.get(arm.name))
+        | _speed_columns(result.speed, arm.name)
+        | (_columns("gain", gain_of(result.scaling, arm.arm), *INTERVAL) if result.scaling else {})
+        for arm in result.arms
+    ]
+    return [{key: None if value != value else value for key, value in row.items()} for row in rows]  # nan != nan
+
+
+def write_summary_csv(result: Result, path: Path) -> None:
+    """Write the rows with every digit, so that two reports can be compared exactly; unknown values are empty."""
+    write_csv(summary_rows(result), path)
+
+
+def write_csv(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """Write rows with a column for each key that any of them has; None is empty.
+
+    A spreadsheet would compute a text such as `=1+1`; it gets a quote in front.
+    """
+    safe = [{key: as_text(value) for key, value in row.items()} for row in rows]
+    pd.DataFrame(safe, dtype=object).to_csv(path, index=False, lineterminator="\r\n")
+
+
+def as_text(value: Any) -> Any:
+    """A value that no spreadsheet takes for a formula; `+rmsnorm` and `-0.1 [-0.2, +0.1]` stay."""
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+
+def print_table(result: Result) -> None:
+    """Print the arms, the findings and the warnings in 80 columns; of many arms two screens, the page has the rest."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    with console.capture() as captured:
+        print_all(result, console)
+    lines = captured.get().splitlines(keepends=True)
+    most = SCREENS if len(result.arms) > MANY else len(lines)
+    console.out("".join(lines[:most]), end="")
+    if len(lines) > most:
+        console.print(f"... and {len(lines) - most} more lines, as in the report and {SUMMARY}")
+
+
+def print_all(result: Result, console: Console) -> None:
+    """Print every arm, finding and warning."""
+    reference = result.study.before.split(maxsplit=1)[1] if any(arm.to_previous for arm in result.arms) else "baseline"
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=result.study.heading, title_justify="left")
+    table.add_column("arm", overflow="fold")
+    loss_unit = "val loss" if result.metric == "val/loss" else "bits/byte"
+    for title in (loss_unit, f"to {reference}"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("verdict", min_width=11)  # "not significant" in two lines
+    for title in ("params", "KV B/\ntoken", "tokens/s"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for arm in result.arms:
+        loss, change = arm.judged(result.metric), arm.comparison and arm.comparison.change
+        table.add_row(
+            arm.name,
+            plus_minus(loss.mean, loss.low, loss.high) if loss else UNKNOWN,
+            plus_minus(change.mean, change.low, change.high, is_difference=True) if change else "",
+            arm.verdict,
+            short(arm.costs.get("params")),
+            number(arm.costs.get("kv_cache/bytes_per_token")),
+            three_digits(arm.costs.get("perf/tokens_per_second")),
+        )
+    console.print(table)
+    console.print(f"{result.unit}, ± half the 95% interval; lower and higher: significant at 5% (adjusted)\n")
+    for sentence in dict.fromkeys((result.verdict, *result.answer)):
+        console.print(sentence)
+    if result.rankings:
+        console.print("", grid(result))
+    listed = (("Which to choose", guide(result)), ("Not controlled", result.warnings), ("Notes", result.notes))
+    for title, sentences in listed:
+        if sentences:
+            console.print(f"\n{title}:")
+        for sentence in sentences:
+            console.print(f"- {sentence}")
+
+
+def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+    losses = {record.seed: record.summary["val/loss"] for record in arm.records if record.done}
+    rates = {record.seed: record.config.get(RATE) for record in arm.records}
+    return {
+        "arm": arm.name,
+        **{f"axis:{axis}": arm.arm.axes.get(axis) for axis in axes},
+        "seeds": sum(record.done for record in arm.records),
+        "diverged": sum(record.status == "diverged" for record in arm.records),
+        "learning_rate": arm.learning_rates[0] if len(arm.learning_rates) == 1 else None,
+        **_columns("val_loss", arm.loss, *ESTIMATE),
+        **_columns("val_bits_per_byte", arm.bits, *ESTIMATE),
+        **_columns("val_accuracy", arm.accuracy, *ESTIMATE),
+        **_columns("val_ema_loss", arm.ema, *ESTIMATE),
+        "entropy_floor": arm.entropy_floor,
+        **_comparison_columns("previous", arm.to_previous),
+        **_comparison_columns("baseline", arm.to_baseline),
+        **{f"{name}_to_reach_baseline": arm.to_reach.get(name) for name in REACHED},
+        **{name: arm.costs.get(name) for name in (*FIXED_COSTS, *MEASURED_COSTS)},
+        "residual": arm.arm.residual,
+        **{f"val_loss:seed={seed}": losses.get(seed) for seed in seeds},
+        **{f"learning_rate:seed={seed}": rates.get(seed) for seed in seeds},
+        "width": next((record.config.get("model.hidden_dim") for record in arm.records if record.config), None),
+    }
+
+
+def _columns(name: str, found: Estimate | None, *parts: str) -> dict[str, Any]:
+    return {f"{name}_{part}": getattr(found, part, None) for part in parts}
+
+
+def _comparison_columns(name: str, c: Comparison | None) -> dict[str, Any]:
+    against, nats, bits, needed = (c.against, c.nats, c.bits, c.seeds_needed) if c else (None,) * 4
+    fewest, most = needed or (None, None)
+    return {
+        f"{name}_arm": against,
+        **_columns(f"to_{name}_nats", nats, "n", *ESTIMATE, "p"),
+        **_columns(f"to_{name}_bits", bits, "n", *ESTIMATE, "p"),
+        f"to_{name}_seeds_needed_from": fewest,
+        f"to_{name}_seeds_needed_to": most,
+    }
+
+
+def _rank_columns(ranks: tuple[int, int] | None) -> dict[str, int | None]:
+    best, worst = ranks or (None, None)
+    return {"rank_from": best, "rank_to": worst}
+
+
+def _ranking_columns(rankings: Sequence[Ranking], arm: str) -> dict[str, float | None]:
+    """The value and the rank by everything but the loss, which has its columns, with their intervals."""
+    columns: dict[str, float | None] = {}
+    for ranking in (one for one in rankings if one.quantity != "loss"):
+        standing = ranking.standing(arm)
+        own = _columns("value", standing.value, *INTERVAL) | _rank_columns(standing.ranks)
+        columns |= {f"{ranking.quantity}:{name}": value for name, value in own.items()}
+    return columns
+
+
+def _inference_columns(inference: Inference | None) -> dict[str, float | None]:
+    """For one sequence at the largest context; the cache has the first element type that was measured."""
+    speed = inference.speed(1) if inference else None
+    cache = inference.cache(inference.caches[0].dtype) if inference and inference.caches else None
+    columns: dict[str, Spread | None] = {
+        "decode_tokens_per_second": speed.decode if speed else None,
+        "decode_tokens_per_second_uncached": speed.uncached if speed else None,
+        "prefill_seconds": speed.prefill if speed else None,
+        "kv_cache_measured_bytes": cache.measured if cache else None,
+    }
+    return {name: spread.mean if spread else None for name, spread in columns.items()}
+
+
+def _speed_columns(speed: StudySpeed | None, arm: str) -> dict[str, float | None]:
+    """From the speeds that were measured side by side: the range of the training rounds, and the decoding speed."""
+    found = speed.arms.get(arm) if speed else None
+    low, high = (min(found.train), max(found.train)) if found else (None, None)
+    columns = {"perf/tokens_per_second_low": low, "perf/tokens_per_second_high": high}
+    generation = ("decode_tokens_per_second", "prefill_tokens_per_second")
+    return columns | {name: found.costs[name] for name in generation if found and name in found.costs}

@@ -1,0 +1,531 @@
+"""The report's tables, one function each: from a Result to cells of text."""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import compress
+from typing import Any, Literal
+
+import pandas as pd
+
+from llama_lab.analysis.depth_profiles import names
+from llama_lab.analysis.result import (
+    ArmResult,
+    CacheSize,
+    Comparison,
+    Divergence,
+    Inference,
+    Reach,
+    Result,
+    Speed,
+    Spread,
+    common_losses,
+    final_losses,
+    first_losses,
+    unit_of,
+)
+from llama_lab.analysis.scaling_gains import relative_speeds
+from llama_lab.analysis.scaling_law import Scaled
+from llama_lab.analysis.statistics import Effect, Estimate, term_name
+from llama_lab.config.grammar import written
+from llama_lab.util import formatting as fmt
+
+from .guide import ranked, title
+
+ENDS = ((0, "First"), (-1, "Last"))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells of text; the lines after a cell's first are notes. words: columns that hold text, not numbers."""
+
+    caption: str
+    head: list[str]
+    rows: list[list[str]]
+    words: frozenset[str] = frozenset()
+
+    def cells(self, *titles: str) -> list[str]:
+        """Each row as text: its name and its cells in these columns (default: all)."""
+        kept = [i for i, title in enumerate(self.head) if i == 0 or not titles or title in titles]
+        return [" ".join(row[i] for i in kept).replace("\n", ", ") for row in self.rows]
+
+
+def tables(result: Result) -> dict[str, Table]:
+    """The tables that are not empty, by slug, in the page's order."""
+    found = {
+        "scaling": _scaling(result),
+        "laws": _laws(result),
+        "effects": _effects(result),
+        "interactions": _interactions(result),
+        "arms": _arms(result),
+        "rankings": _rankings(result),
+        "differences": _differences(result),
+        "pairs": _pairs(result),
+        "losses": _losses(result),
+        "seeds": _seed_losses(result),
+        "starts": _starts(result),
+        "reach": _to_reach(result),
+        "telemetry": _telemetry(result),
+        "costs": _costs(result),
+        "decoding": _decoding(result.inference),
+        "caches": _caches(result.inference),
+        "learning_rates": _learning_rates(result),
+        "lengths": _lengths(result),
+        "unfinished": _unfinished(result),
+        "settings": _settings(result),
+        "environment": _environment(result),
+    }
+    return {slug: table for slug, table in found.items() if table.rows and len(table.head) > 1}
+
+
+def _arms(result: Result) -> Table:
+    reference = result.study.before if any(arm.to_previous for arm in result.arms) else result.study.baseline
+    columns: dict[str, Callable[[ArmResult], str]] = {
+        "Parameters": lambda arm: fmt.number(arm.costs.get("params")),
+        "FLOPs per token": lambda arm: fmt.short(arm.costs.get("train_flops_per_token")),
+        "Tokens per second": lambda arm: fmt.three_digits(arm.costs.get("perf/tokens_per_second")),
+        "Loss": lambda arm: (
+            fmt.plus_minus(loss.mean, loss.low, loss.high) if (loss := arm.judged(result.metric)) else fmt.UNKNOWN
+        ),
+        f"Difference to {reference}": lambda arm: _text(arm.comparison.change if arm.comparison else None),
+        "Verdict": lambda arm: arm.verdict,
+        "KV cache per token": lambda arm: fmt.in_bytes(arm.costs.get("kv_cache/bytes_per_token")),
+    }
+    caption = (
+        f"Loss: final validation loss, {result.unit}, \u00b1 half its 95% interval over seeds. "
+        "Difference: mean over seeds of the paired difference with its simultaneous 95% interval where it is tested; "
+        "negative is better. FLOPs: of matrix products, in training. KV cache: with 16-bit elements."
+    )
+    return _arm_table(result, caption, columns, "Verdict")
+
+
+def _differences(result: Result) -> Table:
+    compared = [c for arm in result.arms for c in (arm.to_previous, arm.to_baseline) if c]
+    distinct = {(c.arm, c.against): (c.arm, c) for c in compared if fmt.known(c.change.mean)}
+    columns: dict[str, Callable[[Comparison], str]] = {
+        "Compared with": lambda c: c.against,
+        "Difference": lambda c: c.change.text,
+        "p": lambda c: fmt.bare_p(c.change.p),
+        "Verdict": lambda c: c.change.verdict,
+        "Seeds": lambda c: str(c.change.n),
+        "Seeds needed": lambda c: fmt.seed_range(c.seeds_needed) if c.seeds_needed else fmt.UNKNOWN,
+        "In bits per byte": lambda c: c.bits.text if c.nats else fmt.UNKNOWN,
+        "Why not tested": lambda c: c.untested or fmt.UNKNOWN,
+    }
+    caption = (
+        f"Differences in {result.unit}; intervals and p are simultaneous ({result.tests}). "
+        "Seeds needed: for 80% power, if the difference is within its own 80% interval."
+    )
+    return _table(caption, distinct.values(), columns, ("Compared with", "Verdict", "Why not tested"))
+
+
+def _pairs(result: Result) -> Table:
+    """A row and a column per arm; empty unless all pairs are compared."""
+    found = {(c.arm, c.against): c.change for c in result.pairs}
+
+    def cell(against: str, arm: ArmResult) -> str:
+        change = found.get((arm.name, against))
+        return f"{change.text}\n{fmt.p_value(change.p) or change.verdict}" if change else fmt.UNKNOWN
+
+    caption = (
+        f"The arm of the row minus that of the column, {result.unit}: negative is better. Intervals and p "
+        f"are simultaneous ({result.tests}). Rank: by loss, as far as the significant differences determine it."
+    )
+    against = [arm.name for arm in result.arms if result.pairs]
+    columns: dict[str, Callable[[ArmResult], str]] = {
+        "Rank": lambda arm: fmt.rank(result.ranks.get(arm.name)),
+        **{name: partial(cell, name) for name in against},
+    }
+    return _arm_table(result, caption, columns)
+
+
+def _rankings(result: Result) -> Table:
+    columns = {title(found): partial(ranked, found) for found in result.rankings if found.is_known}
+    caption = (
+        f"Loss in {result.unit}, with 95% intervals over seeds. Speeds: geometric means over rounds, each "
+        "of which measured every arm, with their 95% intervals; of decoding and prefill for one sequence that fills "
+        "the context. Training memory: the most that PyTorch allocates on a GPU. KV cache: with 16-bit elements. "
+        "Rank: 1 is the best; its interval is as narrow as the significant differences of all pairs make it ("
+        "each column on its own), or the numbers of bytes, which are exact. Arms are tested within seeds or rounds, so "
+        "that they may differ though their intervals overlap."
+    )
+    return _arm_table(result, caption, columns)
+
+
+def _losses(result: Result) -> Table:
+    columns: dict[str, Callable[[ArmResult], str]] = {
+        unit_of(result.arms, "val/loss").capitalize(): lambda arm: _text(arm.loss),
+        "Of averaged weights": lambda arm: _text(arm.ema),
+        "Of the best predictor": lambda arm: fmt.number(arm.entropy_floor, 4),
+        "Accuracy": lambda arm: _text(arm.accuracy),
+        "Bits per byte": lambda arm: _text(arm.bits),
+        "SD over seeds": lambda arm: fmt.three_digits(getattr(arm.judged(result.metric), "sd", None)),
+        "Seeds": _seeds,
+        "Learning rate": lambda arm: ", ".join(map(fmt.learning_rate, arm.learning_rates)) or fmt.UNKNOWN,
+    }
+    caption = f"Final validation loss with its 95% interval over seeds; SD in {result.unit}."
+    return _arm_table(result, caption, columns)
+
+
+def _seed_losses(result: Result) -> Table:
+    against = {c.arm: c.against for arm in result.arms if (c := arm.comparison)}
+    losses = final_losses({arm.name: arm.records for arm in result.arms}, result.metric)
+
+    def cell(seed: int, arm: ArmResult) -> str:
+        loss = losses[arm.name].get(seed)
+        reference = losses[against[arm.name]].get(seed) if against.get(arm.name) in losses else None
+        shown = fmt.number(loss, 4)
+        return f"{shown}\n{fmt.signed(loss - reference)}" if fmt.known(loss) and fmt.known(reference) else shown
+
+    caption = (
+        f"Every seed: final validation loss, {result.unit}, and below it the difference to "
+        f"{result.study.before}, or else to the baseline, at the same seed."
+    )
+    seeds = result.provenance.seeds
+    return _arm_table(result, caption, {f"Seed {seed}": partial(cell, seed) for seed in seeds})
+
+
+def _to_reach(result: Result) -> Table:
+    baseline = next((arm.to_reach for arm in result.arms if arm.name == result.study.baseline), {})
+    columns: dict[str, Callable[[ArmResult], str]] = {
+        "Tokens": lambda arm: _reached(arm.to_reach, baseline, "tokens", fmt.number),
+        "Tokens over the baseline's": lambda arm: _reach(arm.reach),
+        "Training FLOPs": lambda arm: _reached(arm.to_reach, baseline, "flops", fmt.short),
+        "Seconds": lambda arm: _reached(arm.to_reach, baseline, "seconds", fmt.number),
+    }
+    caption = (
+        f"Cost of reaching the final loss of {result.study.baseline}, mean over seeds, and as a multiple of the "
+        f"baseline's cost; {fmt.UNKNOWN} if not every seed reached it. Tokens over the baseline's: the geometric mean "
+        "of the ratios at each seed with its 95% interval, and the ratios; > if a run ended before reaching it. "
+        "Interpolated linearly between evaluations; with a decaying learning rate, a loss on the way is not what a "
+        "shorter budget would give."
+    )
+    return _arm_table(result, caption, columns)
+
+
+def _starts(result: Result) -> Table:
+    """What the weights of `init_from` gave each arm, over the seeds that all have finished."""
+    if not any(record.start for arm in result.arms for record in arm.records):
+        return Table("", [], [])
+    ends = common_losses(result.arms, result.metric)
+    starts = pd.DataFrame({arm.name: first_losses(arm.records, result.metric) for arm in result.arms}, dtype=float)
+    begin, end = (losses.reindex(ends.index).mean() for losses in (starts, ends))
+
+    def share(arm: ArmResult) -> str:
+        shares = [record.start.share for record in arm.records if record.start]
+        return fmt.percent(min(shares)) if shares else fmt.UNKNOWN
+
+    def recovered(losses: pd.Series, arm: ArmResult) -> str:
+        """The share of the loss between fresh heads and all heads that the arm does not lose."""
+        fresh = [one.name for one in result.arms if one.arm.axes == arm.arm.axes | {"init_kv_heads": "random"}]
+        if not fresh or arm.name in fresh:
+            return fmt.UNKNOWN
+        worst, own, best = (losses.get(name, math.nan) for name in (*fresh, arm.name, result.study.baseline))
+        return fmt.percent((worst - own) / (worst - best)) if worst > best else fmt.UNKNOWN
+
+    columns: dict[str, Callable[[ArmResult], str]] = {
+        "Parameters taken": share,
+        "Loss at the start": lambda arm: fmt.number(begin.get(arm.name), 4),
+        "Loss at the end": lambda arm: fmt.number(end.get(arm.name), 4),
+        "Recovered at the start": partial(recovered, begin),
+        "Recovered at the end": partial(recovered, end),
+    }
+    caption = (
+        f"Weights from init_from. Losses: in validation, {result.unit}, before the first step and after "
+        "the last, means over the seeds that all arms have finished. Recovered: of the loss between fresh key and "
+        f"value heads and those of {result.study.baseline}, the share that an arm's way to start them makes up for."
+    )
+    return _arm_table(result, caption, columns)
+
+
+def _costs(result: Result) -> Table:
+    columns: dict[str, Callable[[ArmResult], str]] = {
+        "Parameters without embeddings": lambda arm: fmt.number(arm.costs.get("params_non_embedding")),
+        "FLOPs per token, forward": lambda arm: fmt.short(arm.costs.get("flops_per_token")),
+        "Tokens per second, training": lambda arm: _speed(result, arm, "train", "perf/tokens_per_second"),
+        "Decoding": lambda arm: _speed(result, arm, "decode", "decode_tokens_per_second"),
+        "Prefill": lambda arm: _speed(result, arm, "prefill", "prefill_tokens_per_second"),
+        "MFU": lambda arm: fmt.percent(arm.costs.get("perf/mfu")),
+        "Peak memory": lambda arm: fmt.in_bytes(arm.costs.get("perf/peak_memory_bytes")),
+        "KV cache, full context": _full_cache,
+        "Matching residual": lambda arm: fmt.residual(arm.arm.residual),
+    }
+    caption = f"Matching residual: how far the arm's size is from the one it was matched to. {_speed_note(result)}"
+    return _arm_table(result, caption, columns)
+
+
+def _speed(result: Result, arm: ArmResult, kind: Literal["train", "decode", "prefill"], cost: str) -> str:
+    """The geometric mean and range of the rounds if speeds were measured side by side, else what the runs logged."""
+    found = result.speed.arms.get(arm.name) if result.speed else None
+    rounds = getattr(found, kind, [])
+    if not rounds:
+        return fmt.number(arm.costs.get(cost))
+    return _spread(Spread(arm.costs[cost], min(rounds), max(rounds)), fmt.number)
+
+
+def _speed_note(result: Result) -> str:
+    speed = result.speed
+    if speed is None:
+        return "Training speed: as logged by the runs, mean over seeds; it was not measured side by side."
+    rounds = max(len(arm.train) for arm in speed.arms.values())
+    hardware = f"{speed.devices} x {speed.device} in {speed.precision} with {speed.threads} CPU threads"
+    return (
+        f"Speeds: geometric mean, lowest and highest of {rounds} rounds after the runs, each of which measured every "
+        f"arm, on {hardware}. Decoding and prefill: tokens per second of one sequence on one device, at the end of the "
+        "context with the KV cache, and reading all of it; not compiled."
+    )
+
+
+def _decoding(arms: Sequence[Inference]) -> Table:
+    columns: dict[str, Callable[[Speed], str]] = {
+        "Sequences": lambda speed: fmt.number(speed.batch_size),
+        "Context": lambda speed: fmt.number(speed.context),
+        "Seeds": lambda speed: fmt.number(speed.runs),
+        "Tokens per second": lambda speed: _spread(speed.decode, fmt.three_digits),
+        "Without KV cache": lambda speed: _spread(speed.uncached, fmt.three_digits),
+        "Gain": lambda speed: _spread(speed.gain, lambda gain: f"{fmt.three_digits(gain)}{fmt.TIMES}"),
+        "Prefill, ms": lambda speed: _spread(speed.prefill, lambda seconds: fmt.three_digits(1e3 * seconds)),
+    }
+    caption = (
+        "Decoding at the end of the largest context that an arm was measured at, over all sequences of a batch, with "
+        "and without the KV cache, and the ratio of the two. Prefill: reading prompts that fill the context. Means "
+        "over seeds of the median round, and, below them, the lowest and the highest seed."
+    )
+    sizes = [(arm, size) for arm in arms for size in sorted({speed.batch_size for speed in arm.speeds})]
+    found = [(arm.arm, speed) for arm, size in sizes if (speed := arm.speed(size))]
+    return _table(caption, found, columns)
+
+
+def _caches(arms: Sequence[Inference]) -> Table:
+    columns: dict[str, Callable[[CacheSize], str]] = {
+        "Elements": lambda cache: cache.dtype,
+        "Context": lambda cache: fmt.number(cache.context),
+        "Measured": lambda cache: _spread(cache.measured, fmt.in_bytes),
+        "By the formula": lambda cache: _spread(cache.formula, fmt.in_bytes),
+    }
+    caption = "KV cache of one sequence at the largest measured context: from its tensors, and from the cost model."
+    dtypes = [(arm, dtype) for arm in arms for dtype in dict.fromkeys(cache.dtype for cache in arm.caches)]
+    found = [(arm.arm, cache) for arm, dtype in dtypes if (cache := arm.cache(dtype))]
+    return _table(caption, found, columns, ["Elements"])
+
+
+def _effects(result: Result) -> Table:
+    columns: dict[str, Callable[[Effect], str]] = {
+        "Change of loss": lambda effect: effect.change.text,
+        "p": lambda effect: fmt.bare_p(effect.change.p),
+        "Verdict": lambda effect: effect.change.verdict,
+        "Aliased with": lambda effect: ", ".join(map(term_name, effect.aliases)) or fmt.UNKNOWN,
+    }
+    known = [(effect.name, effect) for effect in result.effects if fmt.known(effect.change.mean)]
+    caption = (
+        f"In {result.unit}; negative is better. Intervals and p are simultaneous ({result.tests}). "
+        "Aliased: effects that a fraction of the combinations cannot separate."
+    )
+    return _table(caption, known, columns, ("Verdict", "Aliased with"), head="Effect")
+
+
+def _scaling(result: Result) -> Table:
+    """A row per point, with the gain where the reference reached its loss."""
+    if not result.scaling:
+        return Table("", [], [])
+    rows = []
+    reference = result.scaling.options[0]
+    for option in result.scaling.options:
+        gains = option.gains
+        speeds = relative_speeds(option, reference)
+        for point in option.points:
+            cells = [point.size, f"{point.budget:g}", fmt.short(point.params), fmt.short(point.tokens)]
+            cells += [fmt.short(point.flops), fmt.number(math.exp(point.log_loss), 4)]
+            if gains and (i := gains.place(point.cell)) is not None:
+                timed = fmt.number(gains.line[i].mean * speeds[i], 2)
+                cells += [gains.points[i].text, gains.line[i].text, timed]
+            rows.append([option.option, *cells, *[fmt.UNKNOWN] * (9 - len(cells))])
+    caption = f"Loss: mean over seeds, {fmt.UNITS[result.metric]}."
+    head = ["Option", "Size", "Tokens per parameter", "Parameters", "Tokens", "Training FLOPs", "Loss"]
+    if any(option.gains for option in result.scaling.options):
+        head += ["Gain", "By the fit", "In time"]
+        caption += (
+            f" Gain: the training FLOPs that {reference.option} would need for the same loss at as many tokens per "
+            "parameter, over those spent, where it reached such a loss: by the differences at this size and budget "
+            "alone, by the laws of both, and so in time, at measured speeds."
+        )
+    if result.scaling.loose:
+        caption += f" Without gains: the law of {reference.option} is not identified ({result.scaling.loose})."
+    return Table(caption, head, [row[: len(head)] for row in rows], frozenset({"Size"}))
+
+
+def _laws(result: Result) -> Table:
+    options = result.scaling.options if result.scaling else ()
+    titles = {"\u03b1": "alpha", "\u03b2": "beta"} | {key: key for key in ("E", "A", "B")} | {"\u03b3": "gamma"}
+
+    def coefficient(key: str, option: Scaled) -> str:
+        if not option.law:
+            return fmt.UNKNOWN
+        found = option.law.estimate(key)
+        if key in ("A", "B"):  # of any order of magnitude
+            return f"{found.mean:.3g} [{found.low:.2g},\u00a0{found.high:.2g}]"
+        return found.text
+
+    columns: dict[str, Callable[[Scaled], str]] = {title: partial(coefficient, key) for title, key in titles.items()}
+    columns["Gain changes by, per tenfold compute"] = lambda option: (
+        option.gains.growth.text if option.gains else fmt.UNKNOWN
+    )
+    caption = (
+        "L = E + A / N^\u03b1 + B / D^\u03b2, of N parameters and D tokens. With compute C that is spent best, the "
+        "loss above E falls as 1 / C^\u03b3. 95% intervals by parametric bootstrap."
+    )
+    return _table(caption, [(option.option, option) for option in options if option.law], columns, head="Option")
+
+
+def _interactions(result: Result) -> Table:
+    digits = min((fmt.decimals(e.change.low, e.change.high) for e in result.effects), default=4)
+    caption = (
+        f"Mean loss, {result.unit}, over the seeds that all arms have finished, at each combination of "
+        "the options of two axes, averaged over the others."
+    )
+    rows = [
+        [term_name(found.axes), first, second, fmt.number(mean, digits)]
+        for found in result.interactions
+        for first, means in zip(found.levels[0], found.means, strict=True)
+        for second, mean in zip(found.levels[1], means, strict=True)
+    ]
+    return Table(caption, ["Axes", "First", "Second", "Loss"], rows, frozenset({"First", "Second"}))
+
+
+def _learning_rates(result: Result) -> Table:
+    caption = (
+        "Sensitivity: how far the loss is above the best one, averaged over the grid, where a diverged run counts with "
+        "the entropy of token frequencies; 0 is insensitive (Wortsman et al. 2023)."
+    )
+    if any(sweep.chosen for sweep in result.learning_rates):
+        caption += " All of this is of the tuning runs: the judged ones have other seeds, and so other losses."
+    rows = []
+    for sweep in result.learning_rates:
+        at_best = dict(zip(sweep.rates, sweep.loss, strict=True)).get(sweep.best)
+        rates = ", ".join(map(fmt.learning_rate, sorted({*sweep.chosen.values()} or {sweep.best})))
+        best = rates + ("\nedge of the grid" if sweep.on_edge else "")
+        diverged = str(sum(sweep.diverged))
+        rows.append([sweep.arm, best, _text(at_best), fmt.number(sweep.sensitivity, 4), diverged])
+    return Table(caption, ["Arm", "Best learning rate", "Lowest mean loss", "Sensitivity", "Diverged runs"], rows)
+
+
+def _unfinished(result: Result) -> Table:
+    columns: dict[str, Callable[[Divergence], str]] = {
+        "Seed": lambda run: str(run.seed),
+        "Learning rate": lambda run: fmt.learning_rate(run.learning_rate),
+        "Status": lambda run: run.status,
+        "Tokens seen": lambda run: fmt.number(run.tokens),
+        "Why": lambda run: run.message,
+    }
+    unfinished = [(run.arm, run) for run in result.divergences]
+    return _table("Tokens seen: at the last logged step.", unfinished, columns, ("Status", "Why"))
+
+
+def _lengths(result: Result) -> Table:
+    caption = (
+        f"Validation loss in {unit_of(result.arms, 'val/loss')}; {fmt.UNKNOWN} beyond the end of the position encoding."
+    )
+    lengths = sorted({length for arm in result.lengths for length in arm.lengths})
+    losses = {arm.arm: dict(zip(arm.lengths, arm.loss, strict=True)) for arm in result.lengths}
+    rows = [
+        [arm.arm, f"{arm.trained:,}", *(_text(losses[arm.arm].get(length)) for length in lengths)]
+        for arm in result.lengths
+    ]
+    return Table(caption, ["Arm", "Trained at", *(f"{length:,} tokens" for length in lengths)], rows)
+
+
+def _telemetry(result: Result) -> Table:
+    places = {f"{step} step, {layer.lower()} layer": (t, i) for t, step in ENDS for i, layer in ENDS}
+    rows = [
+        [arm.arm, ", ".join(names(quantity)), *(fmt.three_digits(values[t][i]) for t, i in places.values())]
+        for arm in result.telemetry
+        for quantity, values in arm.values.items()
+    ]
+    caption = "Means over seeds; gradients before clipping, updates of the optimizer step after it."
+    return Table(caption, ["Arm", "Quantity", *places], rows, frozenset({"Quantity"}))
+
+
+def _environment(result: Result) -> Table:
+    rows = [
+        [fact, "\n".join(f"{value} ({fmt.count(n, 'run')})" for value, n in values.items())]
+        for fact, values in result.provenance.environment.items()
+    ]
+    return Table("Hardware, software and data of the runs", ["Fact", "Value"], rows, frozenset({"Value"}))
+
+
+def _settings(result: Result) -> Table:
+    head = ["Arm", "Compared with", "Setting", "There", "Here"]
+    rows = [
+        [arm.name, arm.arm.previous or result.study.baseline, key, written(theirs), written(own)]
+        for arm in result.arms
+        for key, (theirs, own) in arm.difference.items()
+    ]
+    return Table("Settings in which an arm differs from the arm it is compared with", head, rows, frozenset(head))
+
+
+def _table(
+    caption: str,
+    named: Iterable[tuple[str, Any]],
+    columns: Mapping[str, Callable[[Any], str]],
+    words: Collection[str] = (),
+    head: str = "Arm",
+) -> Table:
+    """A row per item with its name, without the columns of unknown values.
+
+    columns: what they show of an item. words: those that hold text. head: the title of the names.
+    """
+    rows = [[name, *(show(item) for show in columns.values())] for name, item in named]
+    known = [any(cell != fmt.UNKNOWN for cell in cells) for cells in zip(*rows, strict=True)]
+    return Table(
+        caption, [*compress([head, *columns], known)], [[*compress(row, known)] for row in rows], frozenset(words)
+    )
+
+
+def _arm_table(result: Result, caption: str, columns: Mapping[str, Callable[[ArmResult], str]], *words: str) -> Table:
+    """A row per arm. words: columns that hold text."""
+    return _table(caption, [(arm.name, arm) for arm in result.arms], columns, words)
+
+
+def _text(found: Estimate | None) -> str:
+    return found.text if found else fmt.UNKNOWN
+
+
+def _spread(spread: Spread | None, show: Callable[[float], str]) -> str:
+    """A mean and, below it, the lowest and the highest value if they are shown differently."""
+    if not spread or not fmt.known(spread.mean):
+        return fmt.UNKNOWN
+    low, high = show(spread.low), show(spread.high)
+    # No line may break inside a range.
+    return show(spread.mean) if low == high else f"{show(spread.mean)}\n{low}\u00a0to\u00a0{high}"
+
+
+def _seeds(arm: ArmResult) -> str:
+    finished = sum(record.done for record in arm.records)
+    return f"{finished}" if finished == len(arm.records) else f"{finished} of {len(arm.records)}"
+
+
+def _reach(reach: Reach | None) -> str:
+    """The mean ratio, or how many seeds are censored, and below it the ratio of each seed."""
+    if not reach:
+        return fmt.UNKNOWN
+    found = reach.ratio
+    whole = found.text if found else f"not reached in {len(reach.censored)} of {fmt.count(len(reach.ratios), 'seed')}"
+    each = (f"{'>' if seed in reach.censored else ''}{ratio:.2f}{fmt.TIMES}" for seed, ratio in reach.ratios.items())
+    return f"{whole}\n{', '.join(each)}"
+
+
+def _reached(own: dict[str, float], baseline: dict[str, float], key: str, show: Callable[[float], str]) -> str:
+    """A cost and, below it, the multiple of the baseline's cost."""
+    value, reference = own.get(key), baseline.get(key)
+    if not fmt.known(value):
+        return fmt.UNKNOWN
+    if not fmt.known(reference) or reference <= 0:
+        return show(value)
+    return f"{show(value)}\n{value / reference:.2f}{fmt.TIMES}"
+
+
+def _full_cache(arm: ArmResult) -> str:
+    shown = fmt.in_bytes(arm.costs.get("kv_cache/bytes"))
+    context = arm.costs.get("seq_len")
+    return f"{shown}\n{fmt.number(context)} tokens" if fmt.known(context) and shown != fmt.UNKNOWN else shown

@@ -1,0 +1,141 @@
+"""study.yaml: a study's arms, the runs of each, and what they are compared with."""
+
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+from llama_lab.config.trust import read_settings
+from llama_lab.util.errors import ConfigError, first_line
+
+from .folder import write_yaml
+from .stored import from_json
+
+FILE = "study.yaml"
+SUMMARY = "summary.csv"  # of a report
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a study.
+
+    folder: of the run, relative to the study's folder, or absolute. learning_rate: the run's, if the study searches it.
+    tunes: the judged seed of the arm whose learning rate this run helps to choose; None for a judged run.
+    """
+
+    folder: str
+    seed: int
+    learning_rate: float | None = None
+    tunes: int | None = None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One architecture of a study, with its judged and tuning runs.
+
+    axes: the level of each of the study's axes, such as `{"norm": "rmsnorm"}`. previous: the arm that it is one step
+    from, if any. residual: the relative difference to the reference that matching left; None if unmatched.
+    settings: the arm's values of the config keys in which the planned arms differ, such as `{"model.norm.eps": 1e-6}`;
+    None if no plan recorded them. overrides: those that make the arm, in addition to the shared ones. reference: the
+    arm whose size it is matched to; its own name for none. Both are empty if the arm is not of a design. tuned_by: the
+    arm whose tuning runs choose this one's learning rates; empty: its own. flops: of training each run, by the plan.
+    """
+
+    name: str
+    axes: dict[str, str]
+    members: tuple[Member, ...] = ()
+    previous: str | None = None
+    residual: float | None = None
+    settings: dict[str, Any] | None = None
+    overrides: tuple[str, ...] = ()
+    reference: str = ""
+    tuned_by: str = ""
+    flops: float | None = None
+
+    @property
+    def tuner(self) -> str:
+        """The name of the arm whose tuning runs choose its learning rates."""
+        return self.tuned_by or self.name
+
+    @property
+    def judged(self) -> tuple[Member, ...]:
+        """The runs that are compared."""
+        return tuple(member for member in self.members if member.tunes is None)
+
+    @property
+    def tuning(self) -> tuple[Member, ...]:
+        """The runs that choose learning rates."""
+        return tuple(member for member in self.members if member.tunes is not None)
+
+    def below(self, folder: Path) -> Self:
+        """The arm with `folder` before the relative paths of its members."""
+        return replace(self, members=tuple(replace(one, folder=str(folder / one.folder)) for one in self.members))
+
+
+@dataclass(frozen=True)
+class Study:
+    """A set of arms. baseline: the name of the arm that all others are compared with.
+
+    design: ladder, leave_one_out, ...; "comparison" for runs that were grouped afterwards. match: params, flops or
+    none; "" if unknown. notes: caveats, as sentences. margin: the largest change of the loss that does not matter, in
+    the unit in which arms are judged; None if not given. looks: reports that were written on fewer seeds. title: of the
+    report; default: see `heading`. compare: "all": all pairs of arms are tested as one family; "baseline": each arm
+    with the one that it is a step from, or else with the baseline.
+    """
+
+    name: str
+    design: str
+    baseline: str
+    arms: tuple[Arm, ...]
+    match: str = ""
+    command: str = ""
+    notes: tuple[str, ...] = ()
+    margin: float | None = None
+    looks: int = 0
+    title: str = ""
+    compare: str = "baseline"
+
+    @property
+    def heading(self) -> str:
+        """The title of the report; default: design and baseline."""
+        others = len(self.arms) - 1
+        arms = f" and {others} other {'arm' if others == 1 else 'arms'}" if others else ""
+        return self.title or f"{self.design.replace('_', ' ').capitalize()}: {self.baseline}{arms}"
+
+    @property
+    def axes(self) -> list[str]:
+        """Those of all arms, once each."""
+        return list(dict.fromkeys(axis for arm in self.arms for axis in arm.axes))
+
+    @property
+    def is_factorial(self) -> bool:
+        """Whether its arms are combinations of the options of several axes, which are judged by their effects."""
+        return self.design == "factorial" or (self.design == "options" and len(self.arms[0].axes) > 1)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each arm is a step from the one before it."""
+        return all(arm.previous == before.name for before, arm in pairwise(self.arms))
+
+    @property
+    def before(self) -> str:
+        """What an arm's `previous` is to it, in words."""
+        return "the step before" if self.is_chain else "its reference"
+
+    def save(self, folder: Path) -> None:
+        """Write study.yaml atomically."""
+        write_yaml(asdict(self), folder / FILE)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read study.yaml in `folder`. Raises ConfigError if it is damaged."""
+        try:
+            study = from_json(cls, read_settings(folder / FILE))
+            named = {study.baseline, *(arm.previous for arm in study.arms if arm.previous)}
+            if unknown := named - {arm.name for arm in study.arms}:
+                raise ValueError(f"it has no arm {min(unknown)}")
+        except Exception as error:  # of YAML or OmegaConf, without a common base
+            raise ConfigError(
+                f"{folder / FILE}: is damaged, {first_line(error)}; restore it, or run the command that wrote it again"
+            ) from error
+        return study

@@ -1,1 +1,0 @@
-"""From the runs of a study to its report."""

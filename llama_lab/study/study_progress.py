@@ -1,0 +1,80 @@
+"""A study's progress for the user: which run of how many, its loss, and the time left."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from llama_lab.runs.folder import RunFolder
+from llama_lab.runs.stored import Status, Summary
+from llama_lab.runs.study import Study
+from llama_lab.training.run import Outcome, Run
+from llama_lab.util.formatting import duration
+
+
+class StudyProgress:
+    """Prints a study's progress from the files of its runs, so that any process on any machine can do it."""
+
+    def __init__(self, study: Study, folder: Path) -> None:
+        self._study = study
+        self._folder = folder
+        self._arms = {member.folder: arm for arm in study.arms for member in arm.members}
+        self._console = Console(highlight=False, soft_wrap=True)
+
+    def run_started(self, run: Run) -> None:
+        """Print the start of a run."""
+        left = [folder for folder in self._arms if self._status(folder) not in ("done", "diverged", "failed")]
+        place = len(self._arms) - len(left) + 1
+        self._console.rule(f"run {place} of {len(self._arms)}: {run.title}{self._time_left(left)}")
+
+    def run_ended(self, run: Run, outcome: Outcome) -> None:
+        """Print how a run ended: its loss, the step from the arm before it, and the losses of all arms at its seed."""
+        if outcome != "done":
+            self._print(f"{run.title}: {outcome}, {Status.load(run.folder.path).message}")
+            return
+        self._print(f"{run.title}: val loss {self._loss(run.title):.4f}{self._step(run.title)}")
+        self._print(f"seed {run.cfg.seed} so far: {self._so_far(run.cfg.seed)}")
+
+    def run_failed(self, run: Run, error: BaseException) -> None:
+        """Print the error of a run that crashed."""
+        self._print(f"{run.title}: failed, {type(error).__name__}: {error}")
+
+    def _so_far(self, seed: int) -> str:
+        """The loss of every arm that has one at this seed, the best of several learning rates."""
+        losses: dict[str, list[float]] = {}
+        for folder, arm in self._arms.items():
+            if folder.endswith(f"/seed={seed}") and (loss := self._loss(folder)) is not None:
+                losses.setdefault(arm.name, []).append(loss)
+        return ", ".join(f"{arm} {min(found):.4f}" for arm, found in losses.items())
+
+    def _step(self, folder: str) -> str:
+        """The difference to the previous arm, or the baseline, at the same seed and learning rate, if that is done."""
+        arm = self._arms[folder]
+        own = next(member for member in arm.members if member.folder == folder)
+        against = next(a for a in self._study.arms if a.name == (arm.previous or arm.reference or self._study.baseline))
+        for member in against.members:
+            same = (member.seed, member.learning_rate) == (own.seed, own.learning_rate)
+            if same and arm != against and (other := self._loss(member.folder)) is not None:
+                return f" ({(self._loss(folder) or 0) - other:+.4f} to {against.name})"
+        return ""
+
+    def _time_left(self, left: Sequence[str]) -> str:
+        """The training time of these runs, at the FLOP/s of the finished ones."""
+        done = [folder for folder in self._arms if self._status(folder) == "done"]
+        if not done:
+            return ""
+        seconds = sum(Summary.load(self._folder / folder).metrics["seconds"] for folder in done)
+        flops = [sum(self._arms[folder].flops or 1.0 for folder in folders) for folders in (left, done)]
+        return f", about {duration(seconds * flops[0] / flops[1])} of training left"
+
+    def _status(self, folder: str) -> str:
+        """A run's status; empty before it starts."""
+        status = RunFolder(self._folder / folder).status
+        return status.status if status else ""
+
+    def _loss(self, folder: str) -> float | None:
+        """The final loss of a run; None unless it is done."""
+        return Summary.load(self._folder / folder).metrics["val/loss"] if self._status(folder) == "done" else None
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False)

@@ -1,0 +1,179 @@
+"""Every recorded fact is compared between runs, checked in a way of its own, or declared free in its record."""
+
+import json
+from dataclasses import MISSING, Field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_lab.analysis.analyse import analyse
+from llama_lab.analysis.audit import OF_THE_RUN, SIZES, misrecorded
+from llama_lab.analysis.environments import TITLES
+from llama_lab.analysis.settings import FREE, TOKENS, different_settings, unequal_settings
+from llama_lab.config import CONF_DIR
+from llama_lab.config.keys import groups, keys_of, option_file, options
+from llama_lab.config.trust import Trust
+from llama_lab.runs.folder import belongs
+from llama_lab.runs.layer_metrics import layer_metrics
+from llama_lab.runs.metrics import COLUMNS
+from llama_lab.runs.stored import Environment, Facts
+from tests.analysis.synthetic import FACTS, change_metrics, plant_config, plant_facts, run_folder, write_study
+
+FAULTS: dict[str, Any] = {
+    "arm": "other",
+    "seed": 7,
+    "choices": {"norm": "layernorm", "position": "rope"},
+    "versions": FACTS["versions"] | {"datasets": "1", "hydra-core": "1"},
+    "git": {"commit": FACTS["git"]["commit"], "dirty": True},
+    "devices": 2,
+    "revisions": {"wiki": "beef"},
+    "epochs": {"wiki": 1.5},
+    "gpus": ["NVIDIA H100"],
+    "earlier_sessions": [FACTS | {"device": "cuda"}],
+    "command": ["train.py", "x=1"],
+    "data_hash": FACTS["data_hash"][:-1] + "0",
+    "token_to_position_ratio": 0.1,
+}
+# What a report says of a fact that it does not compare as it is.
+SAID = {
+    "seed": "is listed with seed=2, and was trained with seed=7",
+    "choices": "The options on record are not those of the config",
+    "sharded": "2 shards",
+    "init_hash": "init_from and the hash of the initial weights do not agree",
+    "token_to_position_ratio": "Tokens over positions are",
+    "metrics": "7 seq_len instead of 256",
+    "versions": "Runs differ in hydra-core",
+    "git": "The code had uncommitted changes",
+    "earlier_sessions": "Sessions of one run differ in device",
+}
+OF_KIND = {"str": "other", "int": 7, "float": 0.7, "bool": True, "float | None": 0.7, "bool | None": True}
+
+
+def fault_of(fact: Field[Any]) -> dict[str, Any]:
+    """What environment.json and summary.json say of a run whose fact is another."""
+    if fact.name == "metrics":
+        return {"seq_len": 7}
+    if fact.name == "sharded":
+        return {"devices": 2, "sharded": True}
+    value = FAULTS.get(fact.name)
+    return {fact.name: OF_KIND[str(getattr(fact.type, "__name__", fact.type))] if value is None else value}
+
+
+@pytest.mark.parametrize("seeds", [(2,), (1, 2)], ids=["in one run", "in one arm"])
+@pytest.mark.parametrize("fact", fields(Environment), ids=lambda fact: fact.name)
+def test_a_fault_in_any_fact_is_named_unless_the_fact_is_declared_free(
+    tmp_path: Path, fact: Field[Any], seeds: tuple[int, ...]
+) -> None:
+    assert len(fact.metadata.keys() & {"compared", "checked", "free"}) == 1
+    assert fact.default is not MISSING or fact.default_factory is not MISSING
+    study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02}, seeds=(1, 2))
+    before = {*analyse(study, tmp_path).warnings}
+    for seed in seeds:
+        plant_facts(run_folder(tmp_path, study, "rmsnorm", seed), **fault_of(fact))
+    new = {*analyse(study, tmp_path).warnings} - before
+    said = SAID.get(fact.name, f"Runs differ in {TITLES.get(fact.name)}")
+    assert any(said in warning for warning in new) or fact.metadata.get("free"), new
+
+
+def test_a_fact_of_the_summary_that_the_environment_denies_is_named(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02}, seeds=(1, 2))
+    records = analyse(study, tmp_path).records
+    file = run_folder(tmp_path, study, "rmsnorm", 2) / "summary.json"
+    whole = json.loads(file.read_text())
+    for fact in (fact for fact in fields(Facts) if fact.name != "metrics"):  # these are recomputed
+        file.write_text(json.dumps(whole | fault_of(fact)))
+        found = [*misrecorded(study, records, Trust())]
+        assert "summary.json and environment.json state other facts: rmsnorm/seed=2." in found, fact.name
+
+
+def settings() -> list[str]:
+    """The keys of the config of a run, of all packaged options."""
+    files = [option_file(group, option) for group in groups() if group != "study" for option in options(group)]
+    keys = {key for file in (CONF_DIR / "config.yaml", *files) for key in keys_of(file)}
+    return sorted(key for key in keys if not belongs(key, (*FREE, TOKENS, "hydra")))
+
+
+@pytest.mark.parametrize(("design", "axis"), [("comparison", "norm"), ("ladder", "arm")])
+def test_a_fault_in_any_setting_is_named_unless_the_setting_is_declared_free(
+    tmp_path: Path, design: str, axis: str
+) -> None:
+    arms = {"layernorm": 0.0, "rmsnorm": -0.02}
+    study = write_study(tmp_path, arms, (1, 2), design=design, axes={name: {axis: name} for name in arms})
+    records = analyse(study, tmp_path).records
+    assert not [*unequal_settings(study, records, is_swept=False)]
+    for key in settings():
+        value = [{"norm": 7}] if key == "model.layers" else 7
+        for seeds in ((2,), (1, 2)):
+            planted = [
+                replace(run, config=run.config | {key: value}) if run.arm == "rmsnorm" and run.seed in seeds else run
+                for run in records
+            ]
+            shown = [*unequal_settings(study, planted, is_swept=False)]
+            if len(seeds) == 2:  # the table of settings compares the first runs of two arms
+                shown += different_settings(planted[0], planted[2], is_swept=False)
+            assert any(key in text for text in shown), (key, seeds)
+
+
+def test_a_fault_in_any_metric_of_a_summary_is_named_unless_the_metric_is_declared_free(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02}, seeds=(1, 2))
+    *others, record = analyse(study, tmp_path).records
+    unlogged = ("val/loss/wiki", *layer_metrics(1), "perf/compile_seconds")
+    for key in dict.fromkeys((*record.costs, *COLUMNS, *unlogged)):
+        planted = replace(record, summary=record.summary | {key: 7.0})
+        found = [*misrecorded(study, [*others, planted], Trust())]
+        assert any(SIZES.get(key, key) in text for text in found) or OF_THE_RUN.get(key), key
+
+
+def test_every_setting_that_is_free_says_why() -> None:
+    assert all(FREE.values())
+
+
+def curve_warnings(folder: Path, change: Any, **config: Any) -> list[str]:
+    """The new warnings of a study, the curve of one of whose runs was changed."""
+    study = write_study(folder, {"layernorm": 0.0, "rmsnorm": -0.02}, seeds=(1, 2, 3))
+    run = run_folder(folder, study, "rmsnorm", 2)
+    if config:
+        plant_config(run, **config)
+    change_metrics(run, change)
+    return list(analyse(study, folder).warnings)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"optim/lr": 1e-3}, "metrics.csv has learning rates that are not those of the schedule: rmsnorm/seed=2."),
+        ({"val/bits_per_byte": 1.0}, "metrics.csv has bits per byte that are not those of its losses: rmsnorm/seed=2."),
+        ({"val/loss": 0.0, "val/bits_per_byte": 0.0}, "A loss is not a positive number: rmsnorm/seed=2."),
+        ({"val/loss": float("nan")}, "A loss is not a positive number: rmsnorm/seed=2."),
+        ({"tokens": 9.0}, "metrics.csv has tokens that are not in proportion to steps, or a clock that goes back: "),
+        ({"kv_cache/bytes": 9.0}, "metrics.csv has a KV cache of another size than the record: rmsnorm/seed=2."),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_curve_that_contradicts_itself_is_named(tmp_path: Path, change: dict[str, float], sentence: str) -> None:
+    found = curve_warnings(tmp_path, lambda row: {key: change[key] for key in change if key in row or "kv" in key})
+    assert any(warning.startswith(sentence) for warning in found), found
+    assert not any("nan for nan" in warning for warning in found)
+
+
+def test_rows_that_are_missing_in_the_middle_are_named(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02}, seeds=(1, 2))
+    file = run_folder(tmp_path, study, "rmsnorm", 2) / "metrics.csv"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:20] + lines[24:]))
+    assert "metrics.csv lacks rows: rmsnorm/seed=2." in analyse(study, tmp_path).warnings
+
+
+def test_weights_to_start_from_without_a_hash_are_named(tmp_path: Path) -> None:
+    found = curve_warnings(tmp_path, lambda row: {}, init_from="runs/other")
+    assert "init_from and the hash of the initial weights do not agree: rmsnorm/seed=2." in found
+
+
+def test_a_setting_of_one_arm_of_a_group_is_named(tmp_path: Path) -> None:
+    axes = {"a": {"norm": "x", "size": "1"}, "b": {"norm": "x", "size": "2"}, "c": {"norm": "y", "size": "1"}}
+    config = {"b": {"model.norm.eps": 1e-6}}
+    arms = dict.fromkeys(axes, 0.0)
+    study = write_study(tmp_path, arms, seeds=(1, 2), design="comparison", match="", axes=axes, config=config)
+    found = analyse(study, tmp_path).warnings
+    assert any(w.startswith("Arms of the same norm differ in model.norm.eps: ") for w in found), found

@@ -1,0 +1,31 @@
+"""Tests that look at a page in the chromium that is installed."""
+
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+FLAGS += ["--disable-sync", "--no-first-run", "--disable-quic"]
+
+browsing = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH; no browser is downloaded"),
+]
+
+
+def in_browser(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that needs a browser."""
+    for mark in browsing:
+        test = mark(test)
+    return test
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()

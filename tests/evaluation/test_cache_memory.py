@@ -1,0 +1,75 @@
+"""The KV cache's bytes by formula are those of its tensors, and the loss through it is that of decoding with it."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from llama_lab.data.windows import Tokens, ValWindows
+from llama_lab.evaluation.cache_memory import cache_dtypes, cache_losses, cache_sizes
+from llama_lab.model import Decoder
+from tests.composing import decoder, lively, options
+from tests.evaluation.test_lengths import stream
+
+MODELS = {
+    "plain": ["attention=gqa"],
+    "window": ["attention=gqa", "model.attention.window=5"],
+    "global every other": ["attention=gqa", "model.attention.window=5", "pattern=global_every_2nd"],
+    "window of 1": ["attention=mqa", "model.attention.window=1"],
+    "learned positions": ["position=learned"],
+}
+
+
+@torch.no_grad()
+def decoded_loss(model: Decoder, tokens: Tokens, dtype: torch.dtype) -> float:
+    """Mean nats per token, one window after the other, one token at a time through a cache."""
+    paid = []
+    for start in range(0, len(tokens) - 1, model.max_seq_len):
+        window = torch.from_numpy(tokens[start : start + model.max_seq_len + 1].astype(int))
+        cache = model.new_state(1, model.max_seq_len, dtype)
+        logits = torch.cat([model(token.view(1, 1), cache)[0] for token in window[:-1]])
+        paid.append(F.cross_entropy(logits.double(), window[1:], reduction="none"))
+    return float(torch.cat(paid).mean())
+
+
+@pytest.mark.parametrize("overrides", MODELS.values(), ids=MODELS)
+@torch.no_grad()
+def test_the_loss_through_a_cache_is_that_of_decoding_token_by_token(overrides: list[str]) -> None:
+    model, tokens = lively(*overrides), stream(113)  # three windows of 32, and half of one
+    found = {cost.dtype: cost.loss for cost in cache_losses(model, ValWindows(tokens, model.max_seq_len), 64)}
+    assert list(found) == ["bfloat16", "float32", "int8"]
+    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+        assert found[str(dtype).removeprefix("torch.")] == pytest.approx(decoded_loss(model, tokens, dtype), abs=1e-6)
+    assert len({round(loss or 0, 5) for loss in found.values()}) == 3, "rounding costs too little for this to be a test"
+
+
+def test_a_loss_that_is_no_number_is_none() -> None:
+    model = decoder("attention=gqa").eval()
+    with torch.no_grad():
+        model.norm.weight.fill_(float("nan"))
+        assert {cost.loss for cost in cache_losses(model, ValWindows(stream(65), model.max_seq_len), 64)} == {None}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [[f"attention={option}"] for option in options("attention") if option != "gqa_window"] + list(MODELS.values()),
+    ids=str,
+)
+def test_the_measured_bytes_are_those_of_the_formula(overrides: list[str]) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        model = decoder(*overrides).to(dtype)
+        sizes = cache_sizes(model, [1, 3], [1, 8, 32])
+        names = [str(d).removeprefix("torch.") for d in cache_dtypes(model)]
+        assert [(s.dtype, s.batch_size, s.context) for s in sizes] == list(itertools.product(names, [1, 3], [1, 8, 32]))
+        for size in sizes:
+            assert size.measured_bytes == size.formula_bytes > 0
+            assert size.allocated_bytes is None
+
+
+def test_bytes_by_hand() -> None:
+    model = decoder("attention=gqa", "model.n_kv_heads=2")
+    first, *_ = cache_sizes(model, [3], [10])
+    assert first.measured_bytes == 3 * 10 * 2 * 2 * 2 * 8 * 2  # keys and values, 2 layers, 2 heads of 8, bfloat16
+    last = cache_sizes(model, [3], [10])[-1]
+    assert last.measured_bytes == 3 * 10 * 2 * 2 * 2 * (8 + 4)  # and a float32 scale for each head's bytes

@@ -1,0 +1,183 @@
+"""`llama-lab-compare`: reports from any run folders."""
+
+import csv
+import shutil
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from llama_lab.cli import compare_command
+from llama_lab.runs.study import Study
+from tests.analysis.synthetic import BASE_LOSS, write_run, write_study
+from tests.conftest import Command, Ran, RunTrain, unstamped
+
+
+@pytest.fixture(scope="module")
+def swept(run_train: RunTrain, tiny: list[str]) -> Path:
+    """A plain sweep: two norms, two seeds."""
+    sweep = ("--multirun", *tiny, "train.tokens=5120", "norm=layernorm,rmsnorm", "seed=1,2", "name=plain")
+    ran = run_train(*sweep)
+    assert ran.code == 0, ran.err
+    return ran.cwd
+
+
+@pytest.fixture(scope="module")
+def studied(run_train: RunTrain, tiny: list[str]) -> Path:
+    """A ladder of two rungs."""
+    settings = (
+        "train.tokens=5120",
+        "study=ladder",
+        "study.learning_rates=null",
+        "study.axes=[norm]",
+        "study.seeds=[1,2]",
+        "study.measure_speed=false",
+        "name=climb",
+    )
+    ran = run_train(*tiny, *settings)
+    assert ran.code == 0, ran.err
+    return ran.cwd
+
+
+@pytest.fixture
+def compare(in_process: Callable[..., Ran]) -> Command:
+    """Run the command in this process, in a fresh folder."""
+    return lambda *arguments: in_process(compare_command, "llama-lab-compare", *map(str, arguments))
+
+
+def rows(folder: Path) -> dict[str, dict[str, str]]:
+    with (folder / "summary.csv").open(newline="") as file:
+        return {row["arm"]: row for row in csv.DictReader(file)}
+
+
+def test_runs_of_a_plain_sweep_become_arms(compare: Command, swept: Path) -> None:
+    ran = compare(swept / "runs" / "plain")
+    assert (ran.code, ran.err) == (0, "")
+    found = rows(ran.cwd / "comparison")
+    assert set(found) == {"norm=layernorm", "norm=rmsnorm"}
+    assert (ran.cwd / "comparison" / "report.html").exists()
+
+
+def test_runs_are_grouped_by_any_key_against_any_baseline(compare: Command, swept: Path) -> None:
+    ran = compare(swept, "--group-by", "norm,model.n_layers", "--baseline", "norm=rmsnorm, model.n_layers=2")
+    found = rows(ran.cwd / "comparison")
+    assert set(found) == {"norm=layernorm, model.n_layers=2", "norm=rmsnorm, model.n_layers=2"}
+    assert {row["axis:norm"] for row in found.values()} == {"layernorm", "rmsnorm"}
+    layernorm, rmsnorm = (found[f"norm={norm}, model.n_layers=2"] for norm in ("layernorm", "rmsnorm"))
+    expected = float(layernorm["val_loss_mean"]) - float(rmsnorm["val_loss_mean"])
+    assert float(layernorm["to_baseline_nats_mean"]) == pytest.approx(expected)
+    assert rmsnorm["to_baseline_nats_mean"] == ""
+
+
+def test_a_study_alone_is_reported_on_where_it_is(compare: Command, studied: Path) -> None:
+    folder = studied / "runs" / "climb"
+    before = (folder / "summary.csv").read_text()
+    (folder / "summary.csv").unlink()
+    assert compare(folder).code == 0
+    assert (folder / "summary.csv").read_text() == before
+
+
+def test_a_study_against_another_baseline_goes_elsewhere(compare: Command, studied: Path) -> None:
+    folder = studied / "runs" / "climb"
+    before = (folder / "summary.csv").read_text()
+    ran = compare(folder, "--baseline", "+rmsnorm", "--out", "turned")
+    assert (ran.code, (folder / "summary.csv").read_text()) == (0, before)
+    delta, turned = (rows(path) for path in (folder, ran.cwd / "turned"))
+    assert float(turned["vanilla"]["to_baseline_nats_mean"]) == -float(delta["+rmsnorm"]["to_baseline_nats_mean"])
+    assert compare(folder, "--baseline", "+rmsnorm", "--out", "turned").code == 0, "the same command again"
+    assert compare("turned").code == 0, "the comparison is a study that can be reported on again"
+
+
+def test_studies_and_runs_of_different_folders_are_combined(compare: Command, studied: Path, swept: Path) -> None:
+    ran = compare(studied / "runs" / "climb", swept / "runs" / "plain")
+    assert ran.code == 0
+    assert len(rows(ran.cwd / "comparison")) == 4
+
+
+def test_packages_are_trusted_by_name(compare: Command, studied: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(studied / "runs" / "climb", folder)
+    for file in folder.rglob("resolved.yaml"):
+        own = unstamped(file).replace("llama_lab.model.norm.RMSNorm", "tests.analysis.synthetic.MyNorm")
+        file.write_text(own)
+    report = folder / "report.html"
+    assert compare("mine").code == 0
+    assert "names tests.analysis.synthetic.MyNorm" in report.read_text(encoding="utf-8")
+    assert compare("mine", "--trust", "tests").code == 0
+    assert "names tests.analysis.synthetic.MyNorm" not in report.read_text(encoding="utf-8")
+
+
+def test_a_study_that_was_moved_is_still_found(compare: Command, studied: Path, tmp_path: Path) -> None:
+    shutil.copytree(studied / "runs" / "climb", tmp_path / "moved")
+    assert compare("moved").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "error: nowhere: holds no run; name folders of runs or studies"),
+        (["STUDY", "--baseline", "vanila"], "error: --baseline vanila: no such arm (did you mean vanilla?); choose "),
+        (["STUDY", "--group-by", "nrom"], "error: --group-by nrom: "),
+        (["SWEEP", "--group-by", ",,,"], "error: --group-by ,,,: names no key"),
+        (["SWEEP", "--group-by", "ffn"], "separate them with --group-by "),
+        (["SWEEP", "--out", "STUDY"], "holds a study, which the comparison would replace"),
+    ],
+)
+def test_wrong_arguments_are_reported_in_one_line(
+    compare: Command, studied: Path, swept: Path, arguments: list[str], message: str
+) -> None:
+    paths = {"STUDY": str(studied / "runs" / "climb"), "SWEEP": str(swept)}
+    ran = compare(*(paths.get(argument, argument) for argument in arguments))
+    assert ran.code == 2
+    assert message in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_run_whose_metrics_end_in_a_partial_line_is_read_up_to_it(
+    compare: Command, studied: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cut"
+    shutil.copytree(studied / "runs" / "climb", folder)
+    metrics = folder / "vanilla" / "seed=1" / "metrics.csv"
+    metrics.write_text(metrics.read_text()[:-25])
+    (folder / "vanilla" / "seed=1" / "status.json").write_text('{"status": "running", "message": ""}')
+    ran = compare("cut")
+    assert (ran.code, ran.err) == (0, "")
+    assert "vanilla/seed=1" in ran.out
+
+
+def test_a_comparison_has_the_title_that_is_asked_for_and_else_one_of_design_and_baseline(
+    compare: Command, tmp_path: Path
+) -> None:
+    facts = {"near": {"choices": {"norm": "layernorm", "position": "rope"}}}
+    write_study(tmp_path / "study", {"base": 0.0, "near": 0.0}, seeds=(1, 2), facts=facts)
+    ran = compare(tmp_path / "study", "--group-by", "norm", "--title", "Two norms")
+    assert (ran.code, ran.err) == (0, "")
+    assert Study.load(ran.cwd / "comparison").heading == "Two norms"
+    assert "Two norms" in ran.out
+    assert "<h1>Two norms</h1>" in (ran.cwd / "comparison" / "report.html").read_text(encoding="utf-8")
+    ran = compare(tmp_path / "study", "--group-by", "norm")
+    assert Study.load(ran.cwd / "comparison").heading == "Comparison: norm=rmsnorm and 1 other arm"
+
+
+def test_the_record_of_a_study_made_before_has_a_title_of_design_and_baseline(tmp_path: Path) -> None:
+    write_study(tmp_path, {"base": 0.0, "a": 0.0, "b": 0.0}, (1,), design="leave_one_out")
+    record = unstamped(tmp_path / "study.yaml")
+    (tmp_path / "study.yaml").write_text(record.replace("title: ''\n", ""))
+    assert "title" not in (tmp_path / "study.yaml").read_text()
+    assert Study.load(tmp_path).heading == "Leave one out: base and 2 other arms"
+
+
+def test_a_comparison_parses_the_config_of_each_run_once(
+    compare: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [(f"model.dim={dim}", seed) for dim in (32, 64) for seed in (1, 2)]
+    for arm, seed in runs:
+        write_run(tmp_path / arm / f"seed={seed}", arm, seed, BASE_LOSS, config={"train.prompt": f"{tmp_path} {arm}"})
+    parsed: list[str] = []
+    load = OmegaConf.load
+    monkeypatch.setattr(OmegaConf, "load", lambda file: parsed.append(file.getvalue()) or load(StringIO(parsed[-1])))
+    assert compare(tmp_path).code == 0
+    assert len([text for text in parsed if str(tmp_path) in text and "train:" in text]) == len(runs)

@@ -1,0 +1,79 @@
+"""A report shows what was logged of every layer, over depth and training."""
+
+from pathlib import Path
+
+import pytest
+
+from llama_lab.analysis.depth_profiles import telemetry
+from llama_lab.report import charts, tables
+from llama_lab.report.page import write_page
+from llama_lab.runs.record import Record
+from tests.analysis import results
+from tests.conftest import RunTrain
+
+
+def record(seed: int, rows: dict[int, list[float]]) -> Record:
+    """A run that logged these gradient norms, one for each layer, at these tokens, and other rows between."""
+    metrics = []
+    for tokens, norms in rows.items():
+        of_layers = {f"telemetry/ffn_grad_norm/layer_{i:02d}": norm for i, norm in enumerate(norms)}
+        metrics += [{"tokens": tokens, "train/loss": 1.0} | of_layers, {"tokens": tokens, "val/loss": 1.0}]
+    return Record(Path(), "an arm", seed, "done", metrics=[*metrics, {"tokens": 7.0, "val/loss": 1.0}])
+
+
+def test_layers_are_means_over_the_runs_at_the_steps_that_all_have_logged() -> None:
+    found = telemetry("an arm", [record(1, {1: [1, 2], 5: [3, 4], 9: [5, 6]}), record(2, {1: [3, 2], 9: [7, 8]})])
+    assert found is not None
+    assert (found.arm, found.tokens) == ("an arm", [1, 9])
+    assert found.values == {"ffn_grad_norm": [[2, 2], [6, 7]]}
+
+
+def test_of_many_steps_four_are_shown_with_the_first_and_the_last() -> None:
+    found = telemetry("an arm", [record(1, {step: [step] for step in range(1, 101)})])
+    assert found is not None
+    assert found.tokens == [1, 34, 67, 100]
+
+
+def test_runs_without_it_are_left_out_and_arms_of_such_alone_have_none() -> None:
+    bare = record(2, {1: []})
+    found = telemetry("an arm", [record(1, {1: [1]}), bare])
+    assert found is not None
+    assert found.values == {"ffn_grad_norm": [[1]]}
+    assert telemetry("an arm", [bare]) is None
+    assert telemetry("an arm", []) is None
+
+
+def test_a_chart_has_a_line_for_each_step_the_stronger_the_later() -> None:
+    figure = charts.training.telemetry(results.watched())
+    lines = [t for t in figure.data if t.meta == {"arm": "vanilla", "view": ["gradient norm", "feed-forwards"]}]
+    assert [line.opacity for line in lines] == [0.25, 0.5, 0.75, 1]
+    assert [list(line.y) for line in lines[:2]] == [[1, 2, 3, 4, 5, 6], [0.5, 1, 1.5, 2, 2.5, 3]]
+    assert {t.meta["arm"] for t in figure.data if t.meta["view"] == ["attention entropy, nats"]} == {"vanilla"}
+    shown = [t.meta["view"] for t in figure.data if t.visible]
+    assert shown == [["gradient norm", "blocks"]] * 8
+
+
+def test_the_table_has_the_ends_of_depth_and_of_training() -> None:
+    table = tables.tables(results.watched())["telemetry"]
+    assert table.head[2:] == [
+        f"{step} step, {layer} layer" for step in ("First", "Last") for layer in ("first", "last")
+    ]
+    assert ["vanilla", "gradient norm, feed-forwards", "1.00", "6.00", "0.250", "1.50"] in table.rows
+    assert ["vanilla", "attention entropy, nats", "1.00", "6.00", "0.250", "1.50"] in table.rows
+
+
+def test_a_report_has_the_section_only_if_a_run_has_logged_it(tmp_path: Path) -> None:
+    for name, result, there in (("with", results.watched(), True), ("without", results.ladder(), False)):
+        write_page(result, tmp_path / name)
+        assert (">Telemetry</h2>" in (tmp_path / name).read_text(encoding="utf-8")) == there
+
+
+@pytest.mark.slow
+def test_a_study_with_telemetry_shows_both_arms(tiny: list[str], run_train: RunTrain) -> None:
+    depth = ["study=depth", "study.depths=[3]", "study.warmups=[0.0]", "study.seeds=[1]", "study.measure_speed=false"]
+    ran = run_train(*tiny, *depth, "train.tokens=2560", "train.telemetry=true", "name=deep")
+    assert (ran.code, ran.err) == (0, "")
+    report = (ran.cwd / "runs" / "deep" / "report.html").read_text(encoding="utf-8")
+    assert ">Telemetry</h2>" in report
+    for arm in ("postnorm", "prenorm"):
+        assert f'"arm":"{arm}-3-warmup=0","view":["gradient norm","feed-forwards"]' in report

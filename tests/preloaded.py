@@ -209,9 +209,6 @@ def main() -> None:
     del os.environ["JE_ARROW_MALLOC_CONF"]
     from lightning.fabric.utilities import rank_zero
 
-    from tests.quick_composing import compose_quickly
-
-    compose_quickly()
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the other threads"
     gc.freeze()  # so that a collection in a fork does not copy what the server has allocated
     listener = socket.socket(fileno=int(sys.argv[1]))

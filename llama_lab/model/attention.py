@@ -10,7 +10,6 @@ from .layout import Layout
 from .mask import Mask
 from .mixer import Mixer
 from .norm import Norm
-from .packing import together
 from .position import Position, Relation, has_relation, rotate
 from .qk_norm import check_qk_norm, norm_of_heads
 from .sinks import Sinks
@@ -81,7 +80,6 @@ class GroupedQueryAttention(Mixer):
     int8_state = True
     documents = True
     relations = True
-    packs = ("query", "key", "value")
     scores = ("query", "key", "output_gate")  # the maps that do not scale what attention adds
 
     def __init__(
@@ -243,7 +241,7 @@ class GroupedQueryAttention(Mixer):
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project `x (B, T, D)` to query `(B, H, T, Dh)`, key and value `(B, Hkv, T, Dh)`."""
-        query, key, value = together(x, self.query, self.key, self.value)
+        query, key, value = self.query(x), self.key(x), self.value(x)
         if self.clip_qkv is not None:
             query, key, value = (p.clamp(-self.clip_qkv, self.clip_qkv) for p in (query, key, value))
         if self.qk_norm == "projection":

@@ -5,7 +5,6 @@ from torch import Tensor, nn
 
 from .init import Table, check_positive
 from .norm import NoNorm, Norm
-from .packing import together
 
 
 class Embedding(nn.Module):
@@ -19,8 +18,6 @@ class Embedding(nn.Module):
     logit_scale: multiplies the logits, before a bias and the cap (Cohere; the multiplier of muP, Yang et al. 2022).
     logit_softcap: bound the logits to ±logit_softcap by a tanh (Gemma 2, section 2).
     """
-
-    packs = ("head",)
 
     def __init__(
         self,
@@ -58,7 +55,7 @@ class Embedding(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Score the vocabulary: `x (B, T, D)` to `(B, T, V)`."""
-        (logits,) = together(self.scaled(x), self.head)
+        logits: Tensor = self.head(self.scaled(x))
         if self.logit_softcap is None:
             return logits
         return self.logit_softcap * torch.tanh(logits / self.logit_softcap)

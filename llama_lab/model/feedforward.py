@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .init import ResidualOutput
-from .packing import together
 
 Activation = Callable[[], nn.Module]  # a factory, so that every layer has its own
 
@@ -49,8 +48,6 @@ class XIELU(nn.Module):
 class FeedForward(nn.Module):
     """down(activation(up(x))): the feed-forward of Vaswani et al. 2017, eq. 2."""
 
-    packs = ("up",)
-
     def __init__(
         self, dim: int, hidden_dim: int, activation: Activation, up_bias: bool = False, down_bias: bool = False
     ) -> None:
@@ -61,14 +58,11 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x (B, T, dim)` to the same shape."""
-        (up,) = together(x, self.up)
-        return self.down(self.activation(up))  # type: ignore[no-any-return]
+        return self.down(self.activation(self.up(x)))  # type: ignore[no-any-return]
 
 
 class GatedFeedForward(nn.Module):
     """down(activation(gate(x)) * up(x)): the gated linear units of Shazeer 2020, eqs. 5 and 6."""
-
-    packs = ("gate", "up")
 
     def __init__(
         self,
@@ -87,5 +81,4 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x (B, T, dim)` to the same shape."""
-        gate, up = together(x, self.gate, self.up)
-        return self.down(self.activation(gate) * up)  # type: ignore[no-any-return]
+        return self.down(self.activation(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]

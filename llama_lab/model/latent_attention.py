@@ -14,7 +14,6 @@ from .layout import Layout
 from .mask import CAUSAL
 from .mixer import Mixer
 from .norm import Norm
-from .packing import together
 from .position import rotate
 from .state import State
 from .temperature import Temperature, apply_temperature
@@ -36,7 +35,6 @@ class LatentAttention(Mixer):
     """
 
     documents = True
-    packs = ("query", "latent")
     scores = ("query", "query_up", "latent")
 
     def __init__(
@@ -93,7 +91,7 @@ class LatentAttention(Mixer):
 
     def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
         """Attend from each token of `x (B, T, D)` to those before it, in `x` and in `state`."""
-        query, latent = together(x, self.query, self.latent)
+        query, latent = self.query(x), self.latent(x)
         if self.query_up is not None:
             query = self.query_up(self.query_norm(query))
         query = query.view(*x.shape[:2], self.n_heads, -1).transpose(1, 2)

@@ -1,54 +1,74 @@
-"""Linear maps as a single token wants them, while text is generated: those of one input as one product.
+"""A model made ready to write text token by token: maps of one input become one product, from outside the model.
 
 A token's products are limited by what each call costs and by reading the weights, so fewer and larger ones are faster,
 and so are weights that are read along their longer side. Training has many tokens per product, and gains nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-class Pack(NamedTuple):
-    """Weights `(sum of out, in)` and biases `(sum of out,)` of several maps, and the width `out` of each."""
-
-    weight: Tensor
-    bias: Tensor | None
-    widths: list[int]
+OF_ONE_INPUT = (("query", "key", "value"), ("query", "latent"), ("gate", "up"), ("up",), ("head",))
+"""The maps of one input in attention, feed-forwards and embedding, by name; the first that a module of ours has."""
 
 
-def together(x: Tensor, *maps: nn.Linear) -> tuple[Tensor, ...]:
-    """Each of `maps` of `x (..., in)`: as one product if they are `packed`."""
-    pack: Pack | None = vars(maps[0]).get("pack")
-    # The pack has no gradients, autocast would convert it again for each token, and the compiler joins what it can.
-    if pack is None or torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
-        return tuple(linear(x) for linear in maps)
-    return F.linear(x, pack.weight, pack.bias).split_with_sizes(pack.widths, -1)
+class Pack:
+    """One product in the place of several maps: the first one called computes all, and the others take their parts."""
+
+    def __init__(self, maps: list[nn.Linear]) -> None:
+        self._maps = maps
+        self._weight, self._bias = pack_maps(maps)
+        self._input: Tensor | None = None
+        self._outputs: tuple[Tensor, ...] = ()
+        for number, linear in enumerate(maps):
+            linear.forward = self._part(number)  # type: ignore[assignment, method-assign]
+
+    def undo(self) -> None:
+        """Let each map compute its own product again."""
+        for linear in self._maps:
+            del linear.forward
+        weight_by_rows(self._maps)
+
+    def _part(self, number: int) -> Callable[[Tensor], Tensor]:
+        widths = [linear.out_features for linear in self._maps]
+
+        def forward(x: Tensor) -> Tensor:
+            # A pack has no gradients, autocast would convert it again for each token, and compiling joins what it can.
+            if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
+                return nn.Linear.forward(self._maps[number], x)
+            if number == 0 or x is not self._input:
+                self._input = x
+                self._outputs = F.linear(x, self._weight, self._bias).split_with_sizes(widths, -1)
+            return self._outputs[number]
+
+        return forward
 
 
 @contextmanager
 def packed(model: nn.Module) -> Iterator[None]:
-    """Inside, the maps that a module names in its `packs` are one product where it calls them `together`.
+    """Inside, the maps of OF_ONE_INPUT of each module of ours are one product; a user's class is left as it is.
 
     Their parameters become views of the pack, and stay that, so that it takes no memory of its own. On a CPU, a pack
     with more rows than columns is kept by columns while inside.
     """
-    packs = []
-    for module in model.modules():
-        maps = [getattr(module, name) for name in getattr(module, "packs", ())]
-        if maps and all(is_plain(linear) for linear in maps) and "pack" not in vars(maps[0]):
-            maps[0].pack = pack_maps(maps)
-            packs.append(maps)
+    packs = [Pack(maps) for module in model.modules() if (maps := maps_of_one_input(module))]
     try:
         yield
     finally:
-        for maps in packs:
-            del maps[0].pack
-            weight_by_rows(maps)
+        for pack in packs:
+            pack.undo()
+
+
+def maps_of_one_input(module: nn.Module) -> list[nn.Linear]:
+    """The maps of a module of ours that can be one product; none if one is a user's, has hooks or is packed already."""
+    if not type(module).__module__.startswith(f"{__package__}."):
+        return []
+    names = next((names for names in OF_ONE_INPUT if all(hasattr(module, name) for name in names)), ())
+    maps = [getattr(module, name) for name in names]
+    return maps if all(is_plain(linear) and "forward" not in vars(linear) for linear in maps) else []
 
 
 def is_plain(linear: nn.Module) -> bool:
@@ -58,18 +78,16 @@ def is_plain(linear: nn.Module) -> bool:
 
 @torch.inference_mode(False)  # else the parameters could never be trained again
 @torch.no_grad()
-def pack_maps(maps: list[nn.Linear]) -> Pack:
-    """A pack whose parts are the parameters of `maps`; missing biases are zeros."""
+def pack_maps(maps: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weights `(sum of out, in)` and biases `(sum of out,)` of all `maps`, whose parameters become their parts."""
     weight = weight_by_rows(maps)
     if is_faster_by_columns(weight):
         weight = weight.t().contiguous().t()
         become_views([linear.weight for linear in maps], weight)
     if all(linear.bias is None for linear in maps):
-        bias = None
-    else:
-        zeros = [linear.weight.new_zeros(linear.out_features) for linear in maps]
-        bias = join([zero if linear.bias is None else linear.bias for linear, zero in zip(maps, zeros, strict=True)])
-    return Pack(weight, bias, [linear.out_features for linear in maps])
+        return weight, None
+    zeros = [linear.weight.new_zeros(linear.out_features) for linear in maps]
+    return weight, join([zero if m.bias is None else m.bias for m, zero in zip(maps, zeros, strict=True)])
 
 
 def is_faster_by_columns(weight: Tensor) -> bool:

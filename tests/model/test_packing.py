@@ -7,32 +7,41 @@ import torch
 from torch import Tensor, nn
 
 from llama_lab.model import Decoder, generate
-from llama_lab.model.packing import packed, together
+from llama_lab.model.packing import OF_ONE_INPUT, packed
 from tests.composing import decoder
 
 INPUT = 16  # more than all outputs, so that weights are kept by rows
 PROMPTS = [[1, 2, 3], [4, 5]]
 
 
-def maps(*biases: bool) -> nn.Module:
-    torch.manual_seed(0)
-    module = nn.Module()
-    for name, width, bias in zip("abc", (3, 5, 2), biases, strict=False):
-        module.add_module(name, nn.Linear(INPUT, width, bias=bias))
-    module.packs = tuple("abc"[: len(biases)])  # type: ignore[assignment]
-    return module
+class Maps(nn.Module):
+    """Maps of one input, with the names that those of one of our modules have."""
+
+    def __init__(self, *biases: bool, inputs: int = INPUT, widths: tuple[int, ...] = (3, 5, 2)) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.names = next(names for names in OF_ONE_INPUT if len(names) == len(biases))
+        for name, width, bias in zip(self.names, widths, biases, strict=False):
+            self.add_module(name, nn.Linear(inputs, width, bias=bias))
+
+    @property
+    def linears(self) -> list[nn.Linear]:
+        return [getattr(self, name) for name in self.names]
 
 
-def products(module: nn.Module, x: Tensor) -> tuple[tuple[Tensor, ...], int]:
+Maps.__module__ = "llama_lab.model.maps"
+
+
+def products(module: Maps, x: Tensor) -> tuple[tuple[Tensor, ...], int]:
     """Outputs of all maps, and the number of products that they took."""
     with torch.profiler.profile() as trace, torch.no_grad():
-        found = together(x, *(getattr(module, name) for name in module.packs))  # type: ignore[arg-type, union-attr]
+        found = tuple(linear(x) for linear in module.linears)
     return found, sum(event.count for event in trace.key_averages() if event.key == "aten::linear")
 
 
 @pytest.mark.parametrize("biases", [(False, False), (True, True, True), (True, False, True)])
 def test_packed_maps_are_one_product_with_the_same_values(biases: tuple[bool, ...]) -> None:
-    module, x = maps(*biases), torch.randn(2, 3, INPUT)
+    module, x = Maps(*biases), torch.randn(2, 3, INPUT)
     apart, count = products(module, x)
     with packed(module):
         joined, once = products(module, x)
@@ -43,25 +52,27 @@ def test_packed_maps_are_one_product_with_the_same_values(biases: tuple[bool, ..
 
 
 def test_parameters_keep_their_values_and_take_no_more_memory() -> None:
-    module = maps(True, True, False)
+    module = Maps(True, True, False)
     before = copy.deepcopy(module.state_dict())
     with packed(module):
         pass
     torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
-    whole = module.a.weight.untyped_storage()
+    first, _, last = module.linears
+    whole = first.weight.untyped_storage()
     assert whole.nbytes() == 10 * INPUT * 4
-    assert module.c.weight.untyped_storage().data_ptr() == whole.data_ptr()
+    assert last.weight.untyped_storage().data_ptr() == whole.data_ptr()
     with packed(module):
         pass
-    assert module.a.weight.data_ptr() == whole.data_ptr(), "copied again"
+    assert first.weight.data_ptr() == whole.data_ptr(), "copied again"
 
 
 def test_maps_that_have_been_moved_are_packed_anew() -> None:
-    module, x = maps(True, True), torch.randn(2, 3, INPUT)
+    module, x = Maps(True, True), torch.randn(2, 3, INPUT)
     with packed(module):
         pass
-    module.b.weight.data = module.b.weight.data.clone()
-    module.a.bias.data = 2 * module.a.bias.data
+    first, second = module.linears
+    second.weight.data = second.weight.data.clone()
+    first.bias.data = 2 * first.bias.data
     apart, _ = products(module, x)
     with packed(module):
         joined, once = products(module, x)
@@ -129,29 +140,28 @@ def test_a_packed_model_has_the_logits_of_the_whole_text(arch: str) -> None:
 
 
 def test_packs_with_more_rows_than_columns_are_kept_by_columns_while_inside() -> None:
-    module = nn.Module()
-    module.a, module.b = nn.Linear(4, 3), nn.Linear(4, 5)
-    module.packs = ("a", "b")  # type: ignore[assignment]
+    module = Maps(True, True, inputs=4)
+    first, second = module.linears
     before, x = copy.deepcopy(module.state_dict()), torch.randn(2, 4)
     apart, _ = products(module, x)
     for _ in range(2):
         with packed(module):
-            assert module.a.weight.stride() == (1, 8)
-            assert module.b.weight.untyped_storage().data_ptr() == module.a.weight.untyped_storage().data_ptr()
+            assert first.weight.stride() == (1, 8)
+            assert second.weight.untyped_storage().data_ptr() == first.weight.untyped_storage().data_ptr()
             torch.testing.assert_close(products(module, x)[0], apart)
             torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
-        assert module.a.weight.is_contiguous()
-        assert module.b.weight.is_contiguous()
+        assert first.weight.is_contiguous()
+        assert second.weight.is_contiguous()
         torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
 
 
 def test_parameters_that_are_replaced_inside_are_kept() -> None:
-    module = nn.Module()
-    module.a, module.packs = nn.Linear(4, 8), ("a",)  # type: ignore[assignment]
+    module = Maps(True, inputs=4, widths=(8,))
+    (only,) = module.linears
     with packed(module):
-        module.a.weight.data = torch.full((8, 4), 2.0, dtype=torch.bfloat16)
-    assert module.a.weight.dtype == torch.bfloat16
-    assert (module.a.weight == 2).all()
+        only.weight.data = torch.full((8, 4), 2.0, dtype=torch.bfloat16)
+    assert only.weight.dtype == torch.bfloat16
+    assert (only.weight == 2).all()
 
 
 @pytest.mark.parametrize("arch", ["llama", "gpt2"])  # gpt2's head is the token table
@@ -159,3 +169,14 @@ def test_a_model_that_has_generated_has_its_parameters_where_an_optimizer_expect
     model = decoder(f"arch={arch}")
     list(generate(model, PROMPTS, 3))
     assert all(p.is_contiguous() and not p.is_inference() for p in model.parameters())
+
+
+def test_maps_of_other_inputs_and_those_of_a_users_class_compute_their_own() -> None:
+    module, x, other = Maps(True, True), torch.randn(2, INPUT), torch.randn(2, INPUT)
+    gate, up = module.linears
+    expected = gate(x), up(other)
+    with packed(module), torch.no_grad():
+        torch.testing.assert_close((gate(x), up(other)), expected)
+    mine = type("Mine", (Maps,), {})(True, True)
+    with packed(mine):
+        assert products(mine, x)[1] == 2

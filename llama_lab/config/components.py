@@ -13,13 +13,13 @@ from llama_lab.util.errors import ConfigError
 
 from . import CONF_DIR as CONF_DIR
 from .component_errors import remember_components, users_frame
+from .layers import check_depth, different_layers
 
 if TYPE_CHECKING:
     import torch
 
     from llama_lab.model import Cost, Decoder
 
-MOST_LAYERS = 2048  # of a model that is built, twice the deepest published
 ROPE, ROPE_ALIBI = "llama_lab.model.position.Rope", "llama_lab.model.position.RopeAlibi"
 
 
@@ -48,15 +48,6 @@ def gated_width(dim: int, mlp_ratio: float) -> int:
     return max(8, 8 * round(2 / 3 * mlp_ratio * dim / 8))
 
 
-def check_depth(n_layers: int) -> None:
-    """Raise ConfigError for more layers than are built."""
-    if isinstance(n_layers, int) and n_layers > MOST_LAYERS:
-        raise ConfigError(
-            f"model.n_layers={n_layers}: at most {MOST_LAYERS} layers are built; use fewer, or see what so many would "
-            f"take with estimate=true"
-        )
-
-
 def check_ratio(mlp_ratio: float) -> None:
     """Raise ConfigError unless the ratio is a positive number."""
     if not isinstance(mlp_ratio, int | float) or mlp_ratio <= 0:
@@ -78,13 +69,6 @@ def unless(setting: object, otherwise: Any) -> Any:
     return otherwise if setting is None else None
 
 
-def layers(pattern: Any, *, _root_: DictConfig) -> Any:
-    """The layers that differ by a pattern."""
-    from .layers import different_layers  # which composes configs, as nothing else here does
-
-    return different_layers(pattern, _root_=_root_)
-
-
 def every(n: int, n_layers: int) -> str:
     """Every n-th layer, as a slice; of a model with fewer layers, the last one."""
     period = min(n, n_layers)
@@ -100,7 +84,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.power": lambda base, exponent: base**exponent,
     "lab.unless": unless,
     "lab.parts": lambda *args: get_method("llama_lab.data.parts.mixture_parts")(*args),  # of a room that builds on this
-    "lab.layers": layers,
+    "lab.layers": different_layers,
     "lab.every": every,
     "lab.half": lambda n: n // 2,
     "lab.times": lambda factor, n: factor * n,

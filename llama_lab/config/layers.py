@@ -21,7 +21,6 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from llama_lab.util.errors import ConfigError, suggestion
 
-from .components import MOST_LAYERS, check_depth
 from .composing import composing, last_loader
 from .grammar import flatten
 
@@ -34,6 +33,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "block": (),
 }
 SIZES = ("n_kv_heads", "hidden_dim")
+MOST_LAYERS = 2048  # of a model that is built, twice the deepest published
 
 
 @dataclass(frozen=True)
@@ -203,3 +203,12 @@ def option(group: str, name: str, key: str, loader: ConfigLoader | None) -> dict
             raise ConfigError(f"{key}={name}: {group} has no such option{suggestion(name, known)}")
         model = written(hydra.compose("config", overrides=[f"{group}={name}"]).model)
     return {part: model[part] for part in (group, *SLOTS[group])}
+
+
+def check_depth(n_layers: int) -> None:
+    """Raise ConfigError for more layers than are built."""
+    if isinstance(n_layers, int) and n_layers > MOST_LAYERS:
+        raise ConfigError(
+            f"model.n_layers={n_layers}: at most {MOST_LAYERS} layers are built; use fewer, or see what so many would "
+            f"take with estimate=true"
+        )

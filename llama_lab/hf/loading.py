@@ -9,7 +9,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from llama_lab.config.components import build_model, check_depth
+from llama_lab.config.components import build_model
+from llama_lab.config.layers import check_depth
 from llama_lab.config.trust import Trust, stored_config
 from llama_lab.data.open import Dataset, open_dataset
 from llama_lab.data.tokenizer import TextTokenizer

@@ -13,11 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import build, build_model
 from llama_lab.config.keys import option_file
+from llama_lab.config.schema import belongs
 from llama_lab.config.trust import TARGET, Trust, escape, with_text
 from llama_lab.drawing.anatomy import Anatomy, anatomy
 from llama_lab.model import Cost
 from llama_lab.model.cost import cost_metrics
-from llama_lab.runs.folder import RESOLVED, belongs
+from llama_lab.runs.folder import RESOLVED
 from llama_lab.runs.record import MISSING, Record, trained_beside
 from llama_lab.runs.stored import Facts, Summary
 from llama_lab.runs.study import Arm, Study

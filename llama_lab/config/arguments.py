@@ -13,13 +13,10 @@ from hydra.errors import HydraException
 from llama_lab.util.errors import ConfigError
 
 from .grammar import QUOTED, override_key, quote
+from .schema import FOLDERS, PATHS, TEXTS
 from .trust import escape
 
 TYPED = "LLAMA_LAB_COMMAND"  # variable of a launched run: the command line of its launcher, as JSON
-# Any value of these is plain text.
-TEXTS = ("run", "prompt", "resume", "measure", "draw_against", "train.prompt", "logger.notes")
-FOLDERS = ("run", "resume", "init_from", "measure", "draw", "runs_dir")  # or a file; only here is ~ expanded
-PATHS = (*FOLDERS, "data.files", "data.cache_dir")
 ITEM = r"(?:\[[^][]*\]|[^][,])+"  # of a list of paths; brackets inside belong to a glob pattern
 STRUCTURE = "[](){},'\""  # of Hydra's lists, calls and quotes
 

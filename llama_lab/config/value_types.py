@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from functools import lru_cache
+from types import NoneType
 from typing import Any
 
 import hydra
@@ -14,90 +15,16 @@ from llama_lab.util.errors import ConfigError, suggestion
 
 from .grammar import flatten
 from .keys import group_of, options
+from .schema import KEYS, Kind, declared_kinds
 
-Kind = type | str
-"""A type, or a string for the value itself."""
-
-# Settings that may be null, with their kinds otherwise.
-NULLABLE: dict[str, tuple[Kind, ...]] = {
-    "name": (str, int),
-    "arm": (str, int),
-    "resume": (str,),
-    "init_from": (str,),
-    "init_kv_heads": (str,),
-    "measure": (str,),
-    "device": (str,),
-    "draw": (str,),
-    "draw_against": (str,),
-    "logger.entity": (str,),
-    "logger.notes": (str,),
-    "study.axes": (list,),
-    "study.base": (str,),
-    "study.learning_rates": (list,),
-    "study.tuning_seeds": (list,),
-    "study.kv_heads": (list,),
-    "study.share": (float,),
-    "train.micro_batch_size": (int,),
-    "train.grad_clip": (float,),
-    "train.ema": (float,),
-    "data.document_chars": (int,),
-    "data.val_tokens": (int,),
-    "data.val_half": (str,),
-    "data.val_fraction": (float,),
-    "data.name": (str,),
-    "data.val_split": (str,),
-    "data.document_start": (str,),
-    "data.max_bytes": (int,),
-    "data.revision": (str,),
-    "data.data_files": (str, list, dict),
-    "tokenizer.sample_bytes": (int,),
-    "tokenizer.end_of_text": (str,),
-    "model.vocab_size": (int,),
-    "model.position.scaling": (dict,),
-    "model.attention.window": (int,),
-    "model.attention.chunk": (int,),
-    "model.attention.prefix": (int,),
-    "model.attention.scale": (float,),
-    "model.attention.temperature": (dict,),
-    "model.attention.clip_qkv": (float,),
-    "model.attention.qk_norm": (str,),
-    "model.attention.qk_bias": (bool,),
-    "model.attention.softcap": (float,),
-    "model.attention.gate": (str,),
-    "model.attention.query_rank": (int,),
-    "model.attention.latent_eps": (float,),
-    "model.attention.value_residual": (float, str),
-    "model.embedding.logit_softcap": (float,),
-    "beside": (str,),
-    "cache_dtype": (str,),
-    "prompt": (str,),
-    "max_new_tokens": (int,),
-    "top_k": (int,),
-    "top_p": (float,),
-    "min_p": (float,),
-    "eval.task_path": (str,),
-    "eval.fewshot": (int,),
-    "eval.limit": (int,),
-}
-NOT_NULLABLE: dict[str, tuple[Kind, ...]] = {
-    "model.position.scaling.short_factors": (float, list),
-    "model.position.scaling.long_factors": (float, list),
-    "run": (str,),
-    "data.files": (list, str),
-    "study.axis": (str, list),
-    "trainer.devices": (int, "auto"),
-    "trainer.precision": (str, int),  # so that the check of precisions refuses 16
-    "trainer.num_nodes": (int, "auto"),
-    "trainer.compile": (bool, "auto"),
-}
-
-WORDS = {
+WORDS: dict[Kind, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number, and finite",
     str: "text",
     list: "a list",
     dict: "a component",
+    NoneType: "",  # what may be null is said by `--help`
 }
 
 
@@ -135,12 +62,22 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
             raise ConfigError(f"{key}={value}: does not fit into 64 bits; make it smaller")
         if str(written[key]).startswith("${"):
             continue  # the key that it refers to is checked
-        kinds = NULLABLE.get(key) or NOT_NULLABLE.get(key) or (type(defaults[key]),)
-        if (value is None and key in NULLABLE) or kinds == (type(None),):
-            continue
-        if not any(is_kind(value, kind) for kind in kinds):
-            wanted = " or ".join(kind if isinstance(kind, str) else WORDS.get(kind, kind.__name__) for kind in kinds)
+        kinds = kinds_of(key, value, defaults[key], cfg)
+        if kinds and not any(is_kind(value, kind) for kind in kinds):
+            wanted = " or ".join(str(word) for kind in kinds if (word := WORDS.get(kind, kind)))
             raise ConfigError(f"{key}={'null' if value is None else value}: must be {wanted}")
+
+
+def kinds_of(key: str, value: object, default: object, cfg: DictConfig) -> tuple[Kind, ...]:
+    """The kinds of value of a setting: by its record, its default, or its component's signature; empty for any."""
+    if (record := KEYS.get(key)) and record.kinds:
+        return (*record.kinds, NoneType) if record.nullable else record.kinds
+    if default is not None and is_kind(value, type(default)):
+        return (type(default),)
+    component, _, name = key.rpartition(".")
+    target = OmegaConf.select(cfg, f"{component}._target_")
+    declared = declared_kinds(target, name) if target else ()
+    return declared or (() if default is None else (type(default),))
 
 
 def component_advice(key: str, value: object) -> str:

@@ -16,8 +16,8 @@ from llama_lab.config.arguments import typed_flags
 from llama_lab.config.composing import run_config
 from llama_lab.config.grammar import override_key
 from llama_lab.config.messages import USER_ERRORS, one_line
+from llama_lab.config.schema import belongs
 from llama_lab.devices.site import Site
-from llama_lab.runs.folder import belongs
 from llama_lab.training.prepare import check_pattern, requested_run
 from llama_lab.training.run import Run, check_folder
 from llama_lab.training.stop import StopRequest

@@ -14,10 +14,11 @@ from itertools import groupby
 from pathlib import Path
 from tempfile import mkdtemp
 
+from llama_lab.config.schema import CHANGEABLE
 from llama_lab.config.trust import stored_settings
 from llama_lab.devices.site import Site
 from llama_lab.runs import environment
-from llama_lab.runs.folder import CHANGEABLE, OUTPUT, changes, resolved, write_yaml
+from llama_lab.runs.folder import OUTPUT, changes, resolved, write_yaml
 from llama_lab.util.errors import INTERRUPTED, ConfigError
 
 from .engine import Engine, Job, Session, SubmittedRun

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.grammar import flatten, override_key
 from llama_lab.config.keys import COMPONENTS, keys_of, option_file
+from llama_lab.config.schema import CHANGEABLE, EXTENDABLE, UNNAMED, belongs
 from llama_lab.config.trust import escape, stored_config, with_text
 from llama_lab.data.paths import make_absolute
 from llama_lab.util.errors import ConfigError, FinishedRunError, first_line
@@ -43,36 +44,6 @@ NEEDED: dict[str, tuple[str, ...]] = {
     RESOLVED: ("data", "model", "schedule", "train"),
 }
 
-# Settings of where a run computes and how it is watched, not of what it computes: they make no arm of their own, and
-# may change when an unfinished run is resumed.
-CHANGEABLE = (
-    "overwrite",
-    "resume",
-    "runs_dir",
-    "estimate",
-    "device",
-    "estimate_mfu",
-    "draw",
-    "draw_against",
-    "measure",
-    "trust",
-    "data.cache_dir",
-    "logger",
-    "trainer.accelerator",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.strategy",
-    "trainer.profile",
-    "train.log_every",
-    "train.telemetry",
-    "train.checkpoint_every",
-    "train.sample_tokens",
-    "train.prompt",
-    "train.recompute",
-)
-UNNAMED = ("name", "arm", "seed", "hydra", *CHANGEABLE)
-# Those that may also change when a finished run is trained further.
-EXTENDABLE = (*CHANGEABLE, "train.tokens", "train.evaluations", "schedule.warmup")
 AS_BEGUN = ("trainer.compile", "auto")  # a setting and the value with which a run goes on as it began
 
 
@@ -90,11 +61,6 @@ def arm_name(overrides: list[str]) -> str:
     if short != full or len(short) > 100:
         short = f"{short[:90]}-{hashlib.blake2b(full.encode(), digest_size=3).hexdigest()}"
     return short if full else "base"
-
-
-def belongs(key: str, roots: tuple[str, ...]) -> bool:
-    """Whether `key` is one of `roots` or below one."""
-    return any(key == root or key.startswith(f"{root}.") for root in roots)
 
 
 def locked(folder: Path) -> AbstractContextManager[object]:

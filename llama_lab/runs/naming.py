@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from llama_lab.config.grammar import override_key
+from llama_lab.config.schema import UNNAMED, belongs
 
-from .folder import UNNAMED, belongs
 from .record import Record
 
 TEXT_AND_DEVICES = ("data", "trainer")  # what the name of a run on its own leaves out

@@ -14,9 +14,10 @@ from rich.console import Console
 
 from llama_lab.config.arguments import typed_flags
 from llama_lab.config.grammar import override_key
+from llama_lab.config.schema import belongs
 from llama_lab.launching.launch import LAUNCHING
 from llama_lab.report.summary import write_csv
-from llama_lab.runs.folder import belongs, write_yaml
+from llama_lab.runs.folder import write_yaml
 from llama_lab.util.display import plain_table
 from llama_lab.util.errors import RunFailedError
 from llama_lab.util.files import replacing

@@ -4,7 +4,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from inspect import signature
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,15 +14,16 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from hydra.utils import get_class, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 from optuna.trial import Trial, TrialState
 
 from llama_lab.config.grammar import override_key, written
 from llama_lab.config.messages import USER_ERRORS, one_line
+from llama_lab.config.schema import CHANGEABLE, KEYS, belongs, declared_kinds
 from llama_lab.config.value_types import WORDS, is_kind
 from llama_lab.launching.launch import composed_run
-from llama_lab.runs.folder import CHANGEABLE, RunFolder, arm_name, belongs, check_no_file, locked
+from llama_lab.runs.folder import RunFolder, arm_name, check_no_file, locked
 from llama_lab.runs.metrics import COLUMNS
 from llama_lab.runs.stored import Status, Summary
 from llama_lab.training.prepare import check_devices, folder_name
@@ -39,20 +39,6 @@ from .settings import TRIALS, SearchSettings, setting_error
 from .space import Parameter, read_space
 from .storage import ANEW, open_study
 
-# Settings that make a trial's run, and why a search cannot have them.
-RESERVED = {
-    "arm": "a search names the arms of its trials; leave it out",
-    "resume": "a search trains runs of its own, and the same command resumes them; leave it out",
-    "estimate": "a search trains; leave out the sweeper to estimate one of its runs",
-    "measure": "a search trains; leave out the sweeper to measure a study",
-}
-TYPES = {
-    "bool": bool,
-    "int": int,
-    "float": float,
-    "str": str,
-    "None": type(None),
-}  # of a sampler's settings, as their class declares them
 NO_ARM = ("name", "arm", *CHANGEABLE)  # settings that give a run no folder of its own
 
 
@@ -102,14 +88,11 @@ def read_settings(cfg: DictConfig) -> SearchSettings:
 
 def check_types(part: str, node: DictConfig) -> None:
     """Raise ConfigError for a setting of a sampler or pruner of another type than its class declares."""
-    parameters = signature(get_class(node._target_)).parameters
-    for name in parameters.keys() & node.keys():
-        declared = parameters[name].annotation  # text in some of Optuna's files
-        kinds = str(getattr(declared, "__name__", declared)).split(" | ")
-        if not {*kinds} <= TYPES.keys() or any(is_kind(node[name], TYPES[kind]) for kind in kinds):
-            continue
-        wanted = " or ".join("null" if kind == "None" else WORDS[TYPES[kind]] for kind in kinds)
-        raise setting_error(f"{part}.{name}", node[name], f"must be {wanted}")
+    for name, value in ((str(key), own) for key, own in node.items()):
+        kinds = declared_kinds(node._target_, name)
+        if dict not in kinds and kinds and not any(is_kind(value, kind) for kind in kinds):
+            wanted = " or ".join(WORDS[kind] or "null" for kind in kinds)
+            raise setting_error(f"{part}.{name}", value, f"must be {wanted}")
 
 
 def check_command(cfg: DictConfig) -> None:
@@ -118,9 +101,9 @@ def check_command(cfg: DictConfig) -> None:
         raise ConfigError("hydra/sweeper=optuna: searches over training, with train.py; leave it out")
     if "study" in cfg:
         raise ConfigError("hydra/sweeper=optuna: a study makes its own runs; leave out the sweeper, or study=")
-    for key, reason in RESERVED.items():
-        if cfg[key]:
-            raise ConfigError(f"{key}={str(cfg[key]).lower()}: {reason}")
+    for key, record in KEYS.items():
+        if record.search and cfg[key]:
+            raise ConfigError(f"{key}={str(cfg[key]).lower()}: {record.search}")
     check_devices(cfg.copy(), cfg.hydra.runtime.choices["hydra/launcher"])
 
 

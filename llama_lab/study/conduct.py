@@ -17,10 +17,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.composing import run_config
 from llama_lab.config.grammar import written
+from llama_lab.config.schema import CHANGEABLE
 from llama_lab.config.trust import Trust, package_of, targets, users_targets
 from llama_lab.data.open import is_probe
 from llama_lab.devices.hardware import current_rank
-from llama_lab.runs.folder import CHANGEABLE, is_run, locked
+from llama_lab.runs.folder import is_run, locked
 from llama_lab.runs.study import FILE, SUMMARY, Study
 from llama_lab.runs.study_speed import StudySpeed, measured_speed
 from llama_lab.study.design.command import Composer, read_command

@@ -13,6 +13,7 @@ from llama_lab.config.components import check_idle
 from llama_lab.config.grammar import override_key
 from llama_lab.config.keys import groups
 from llama_lab.config.layers import unchanged
+from llama_lab.config.schema import KEYS, UNNAMED, belongs
 from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.util.errors import ConfigError
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from .run import Run
 
 OWN_PROCESSES = ("local_gpus", "slurm", "ray")  # launchers that start each run in processes of its own
-MEASURING = ("measure", "trust", "data.cache_dir")  # settings of a command that measures, beside its hardware
 # Of the settings that have no default.
 EXAMPLES = {
     "data.files": "data.files=[book.txt]",
@@ -51,7 +51,7 @@ def requested_run(
             f"pictures of its arms"
         )
     check_measuring(cfg, overrides)
-    from llama_lab.runs.folder import UNNAMED, arm_name, belongs
+    from llama_lab.runs.folder import arm_name
     from llama_lab.runs.naming import short_name
 
     from .run import new_run  # after the checks: torch and lightning take seconds to import
@@ -112,7 +112,8 @@ def check_measuring(cfg: DictConfig, overrides: list[str]) -> None:
         return
     for override in overrides:
         key = override_key(override)
-        if key not in MEASURING and key.partition(".")[0] not in ("trainer", "hydra", "hydra/launcher"):
+        is_taken = key in KEYS and KEYS[key].measures
+        if not is_taken and key.partition(".")[0] not in ("trainer", "hydra", "hydra/launcher"):
             raise ConfigError(f"{override}: measure= trains what the study's runs have trained; leave it out")
     if cfg.trainer.profile:
         raise ConfigError("trainer.profile=true: would slow down what measure= measures; leave it out")

@@ -14,7 +14,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from llama_lab import __version__
-from llama_lab.runs.folder import LOCK, UNNAMED, RunFolder, arm_name, locked
+from llama_lab.config.schema import UNNAMED
+from llama_lab.runs.folder import LOCK, RunFolder, arm_name, locked
 from llama_lab.runs.stored import Environment
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config

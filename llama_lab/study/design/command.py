@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config.components import build
 from llama_lab.config.composing import run_config, without
 from llama_lab.config.grammar import override_key, shown
+from llama_lab.config.schema import KEYS
 from llama_lab.config.value_types import check_kinds, default_settings
 from llama_lab.runs.folder import arm_name
 from llama_lab.runs.study import Arm
@@ -24,19 +25,6 @@ from llama_lab.util.errors import ConfigError
 from .designs import Design
 from .matching import MATCHED
 
-# Settings that a study sets for each run, and what to use instead.
-RESERVED = {
-    "arch": "a study's recipes are study.base and study.target, or study.recipes",
-    "seed": "a study's seeds are study.seeds",
-    "arm": "a study names its arms",
-    "resume": "run the same command again to resume a study",
-    "estimate": "study.dry_run=true prints a study's arms with their costs, and trains nothing",
-    "device": "a study trains on this machine; study.dry_run=true prints what its arms cost",
-    "estimate_mfu": "a study trains on this machine; study.dry_run=true prints what its arms cost",
-    "measure": "a study measures speeds at its end; study.measure_speed=false leaves that out",
-    "trust": "a study trusts the components of its own command",
-    "overwrite": "study.overwrite=true retrains the runs whose settings have changed",
-}
 # The keys of every study; all others are its design's. UNNAMED ones do not become part of the study's name.
 COMMON = (
     "seeds",
@@ -101,10 +89,10 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
     check_kinds(cfg, defaults)
     keys = {argument: override_key(argument) for argument in arguments}
     if "arch" in keys.values() or choices["arch"] != default_recipe:  # an experiment may also set it
-        raise ConfigError(f"arch={choices['arch']}: {RESERVED['arch']}")
-    for key in RESERVED.keys() - {"arch"}:
-        if key in keys.values() or cfg[key] != defaults[key]:
-            raise ConfigError(f"{key}={str(cfg[key]).lower()}: {RESERVED[key]}")
+        raise ConfigError(f"arch={choices['arch']}: {KEYS['arch'].study}")
+    for key, record in KEYS.items():
+        if record.study and key != "arch" and (key in keys.values() or cfg[key] != defaults[key]):
+            raise ConfigError(f"{key}={str(cfg[key]).lower()}: {record.study}")
     refuse_sweeps(arguments)
     if cfg.match not in (*MATCHED, "none"):
         raise ConfigError(f"match={cfg.match}: unknown; choose {', '.join(MATCHED)} or none")

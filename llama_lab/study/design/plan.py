@@ -15,13 +15,14 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.analysis.settings import planned_settings
 from llama_lab.config.components import build_model, model_cost
 from llama_lab.config.grammar import flatten, override_key, written
+from llama_lab.config.schema import CHANGEABLE
 from llama_lab.data.index import HALVES
 from llama_lab.data.open import Dataset, open_dataset
 from llama_lab.data.tokenizer import encode_prompt
 from llama_lab.devices.site import Site
 from llama_lab.model import Cost, Decoder
 from llama_lab.runs.checkpoint import existing
-from llama_lab.runs.folder import CHANGEABLE, check_no_file, is_run, resolved
+from llama_lab.runs.folder import check_no_file, is_run, resolved
 from llama_lab.runs.study import Arm, Member, Study
 from llama_lab.training.compiling import check_compiler, decide, pays
 from llama_lab.training.prepare import check_devices, check_pattern, folder_name, requested_run

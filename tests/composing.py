@@ -1,9 +1,12 @@
 """Compose the real configs and build real models, as every test of a switch does."""
 
 import pickle
+from collections.abc import Sequence
 from functools import cache
+from itertools import combinations, product
 from typing import Any
 
+import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -32,7 +35,9 @@ def config_of(config: str, *overrides: str) -> DictConfig:
     cfg: DictConfig = pickle.loads(composed(config, *(one.input_line or "" for one in parsed if one not in keys)))
     try:
         for one in keys:
-            OmegaConf.update(cfg, one.key_or_group, one.value(), merge=True, force_add=one.is_add() or one.is_force_add())
+            OmegaConf.update(
+                cfg, one.key_or_group, one.value(), merge=True, force_add=one.is_add() or one.is_force_add()
+            )
     except OmegaConfBaseException:
         composed(config, *overrides)  # which raises Hydra's own error
         raise
@@ -95,3 +100,27 @@ def without_numbers(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: without_numbers(value) for key, value in node.items()}
     return "number" if type(node) in (int, float) else node
+
+
+def cover(*axes: Sequence[Any], meeting: int = 2) -> list[tuple[Any, ...]]:
+    """Few combinations of a choice of each axis, in which any choices of `meeting` axes meet; found greedily."""
+
+    def meetings(row: Sequence[Any]) -> set[Any]:
+        return set(combinations([at for at in enumerate(row) if at[1] is not ...], meeting))
+
+    missing = {some for row in product(*axes) for some in meetings(row)}
+    rows = []
+    while missing:
+        row = [dict(min(missing, key=str)).get(axis, ...) for axis in range(len(axes))]
+        for axis in (axis for axis, choice in enumerate(row) if choice is ...):
+            grown = [[*row[:axis], choice, *row[axis + 1 :]] for choice in axes[axis]]
+            row = max(grown, key=lambda candidate: len(meetings(candidate) & missing))
+        missing -= meetings(row)
+        rows.append(tuple(row))
+    return rows
+
+
+def crossed(*axes: Sequence[Any], meeting: int = 2) -> list[Any]:
+    """Every combination of a choice of each axis, for a test; those that `cover` leaves out are marked `matrix`."""
+    covering = cover(*axes, meeting=meeting)
+    return [pytest.param(*row, marks=() if row in covering else pytest.mark.matrix) for row in product(*axes)]

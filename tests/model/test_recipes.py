@@ -1,7 +1,7 @@
 """Recipes are choices of group options and nothing else, and one switch changes one thing."""
 
 from functools import cache
-from itertools import combinations
+from itertools import combinations, cycle
 from typing import Any
 
 import pytest
@@ -131,11 +131,17 @@ def test_switches_of_recipes_run_or_are_refused(arch: str) -> None:
             assert build_model(cfg, 97)(TOKENS).isfinite().all(), (group, option)
 
 
-@pytest.mark.parametrize("size", options("size"))
-def test_every_size_fits_every_recipe(size: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "archs"),
+    [
+        *((size, [arch]) for size, arch in zip(options("size"), cycle(options("arch")), strict=False)),
+        *(pytest.param(size, options("arch"), marks=pytest.mark.matrix) for size in options("size")),
+    ],
+)
+def test_every_size_fits_every_recipe(size: str, archs: list[str]) -> None:
     given = OmegaConf.load(CONF_DIR / "size" / f"{size}.yaml")
     assert OmegaConf.merge(recipe("llama"), given) == composed(f"size={size}", "arch=llama")  # so merging composes
-    for arch in options("arch"):
+    for arch in archs:
         cfg = OmegaConf.merge(recipe(arch), given)
         cfg.model.n_layers = 2  # the others are alike; whole models are built in test_cost.py
         with torch.device("meta"):

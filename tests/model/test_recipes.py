@@ -1,5 +1,6 @@
 """Recipes are choices of group options and nothing else, and one switch changes one thing."""
 
+import pickle
 from functools import cache
 from itertools import combinations, cycle
 from typing import Any
@@ -14,6 +15,7 @@ from llama_lab.config.components import CONF_DIR, build_model
 from llama_lab.model import Decoder
 from llama_lab.model.init import ResidualOutput
 from llama_lab.util.errors import ConfigError
+from tests import composing
 from tests.composing import compose_config, kinds, options, without_numbers, written
 
 # The keys of `model` that each group sets.
@@ -49,6 +51,15 @@ def component(cfg: DictConfig, group: str) -> dict[str, Any]:
     """A group's nodes, interpolations unresolved."""
     model = OmegaConf.to_container(cfg.model, resolve=False)
     return {key: model[key] for key in GROUPS[group]}
+
+
+def test_keys_that_tests_set_in_a_composed_config_are_those_that_hydra_sets() -> None:
+    for keys in (
+        ["model.dim=64", "train.tokens=1e9", "model.attention.window=null"],
+        ["+pattern.a={at: [0], position: {theta: 100.0}}", "pattern.global.at=2::3", "data.files=[a,b]"],
+    ):
+        overrides = ["size=pico", "data=text", "pattern=global_every_2nd", *keys]
+        assert compose_config(*overrides) == pickle.loads(composing.composed("config", *overrides))
 
 
 @pytest.mark.parametrize("arch", options("arch"))

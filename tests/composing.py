@@ -1,12 +1,17 @@
 """Compose the real configs and build real models, as every test of a switch does."""
 
 import pickle
+from collections.abc import Sequence
 from functools import cache
+from itertools import combinations, product
 from typing import Any
 
+import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from llama_lab.config.components import CONF_DIR, build_model, register_resolvers
@@ -18,21 +23,35 @@ END_OF_TEXT = 0  # the token with which a document starts, under data.document_m
 
 @cache
 def composed(config: str, *overrides: str) -> bytes:
-    """A config of conf/, pickled, which is faster to copy. Composing takes long, and many tests ask for the same."""
+    """What Hydra composes, pickled, which is faster to copy. It takes long, and many tests ask for the same."""
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         return pickle.dumps(compose(config, overrides=list(overrides)))
 
 
+def config_of(config: str, *overrides: str) -> DictConfig:
+    """What Hydra composes, but that single keys are set afterwards, as it does, so that it chooses options once."""
+    parsed = OverridesParser.create().parse_overrides([*overrides])
+    keys = [one for one in parsed if "." in one.key_or_group and not one.is_delete() and not one.is_sweep_override()]
+    cfg: DictConfig = pickle.loads(composed(config, *(one.input_line or "" for one in parsed if one not in keys)))
+    try:
+        for one in keys:
+            OmegaConf.update(
+                cfg, one.key_or_group, one.value(), merge=True, force_add=one.is_add() or one.is_force_add()
+            )
+    except OmegaConfBaseException:
+        composed(config, *overrides)  # which raises Hydra's own error
+        raise
+    return cfg
+
+
 def compose_config(*overrides: str) -> DictConfig:
     """The config that `python train.py *overrides` would run."""
-    cfg: DictConfig = pickle.loads(composed("config", *overrides))
-    return cfg
+    return config_of("config", *overrides)
 
 
 def eval_settings(*overrides: str) -> DictConfig:
     """The settings that `python eval.py run=here *overrides` would evaluate by."""
-    settings: DictConfig = pickle.loads(composed("eval", "run=here", *overrides))
-    return settings
+    return config_of("eval", "run=here", *overrides)
 
 
 def decoder(*overrides: str, vocab_size: int = 97, device: str = "cpu") -> Decoder:
@@ -81,3 +100,27 @@ def without_numbers(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: without_numbers(value) for key, value in node.items()}
     return "number" if type(node) in (int, float) else node
+
+
+def cover(*axes: Sequence[Any], meeting: int = 2) -> list[tuple[Any, ...]]:
+    """Few combinations of a choice of each axis, in which any choices of `meeting` axes meet; found greedily."""
+
+    def meetings(row: Sequence[Any]) -> set[Any]:
+        return set(combinations([at for at in enumerate(row) if at[1] is not ...], meeting))
+
+    missing = {some for row in product(*axes) for some in meetings(row)}
+    rows = []
+    while missing:
+        row = [dict(min(missing, key=str)).get(axis, ...) for axis in range(len(axes))]
+        for axis in (axis for axis, choice in enumerate(row) if choice is ...):
+            grown = [[*row[:axis], choice, *row[axis + 1 :]] for choice in axes[axis]]
+            row = max(grown, key=lambda candidate: len(meetings(candidate) & missing))
+        missing -= meetings(row)
+        rows.append(tuple(row))
+    return rows
+
+
+def crossed(*axes: Sequence[Any], meeting: int = 2) -> list[Any]:
+    """Every combination of a choice of each axis, for a test; those that `cover` leaves out are marked `matrix`."""
+    covering = cover(*axes, meeting=meeting)
+    return [pytest.param(*row, marks=() if row in covering else pytest.mark.matrix) for row in product(*axes)]

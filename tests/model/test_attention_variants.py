@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GptOssConfig, Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 
 from llama_lab.hf import families
@@ -23,24 +23,14 @@ TOKENS = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(1))
 
 def test_a_gate_per_element_is_that_of_qwen3_next() -> None:
     """Its layers of softmax attention, without experts."""
-    torch.manual_seed(0)
-    config = Qwen3NextConfig(
-        vocab_size=parity.VOCAB,
-        hidden_size=parity.DIM,
-        intermediate_size=parity.GATED,
-        num_hidden_layers=parity.LAYERS,
-        num_attention_heads=parity.HEADS,
-        num_key_value_heads=parity.KV_HEADS,
-        head_dim=parity.HEAD_DIM,
-        layer_types=["full_attention"] * parity.LAYERS,
-        mlp_only_layers=[*range(parity.LAYERS)],
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-        max_position_embeddings=parity.LENGTH,
-        pad_token_id=None,
-        attn_implementation="eager",
-    )
     family = parity.Family(
-        Qwen3NextForCausalLM(config).eval(),
+        parity.theirs(
+            "qwen3_next",
+            parity.MISTRAL | parity.rope(partial_rotary_factor=0.5),
+            head_dim=parity.HEAD_DIM,
+            layer_types=["full_attention"] * parity.LAYERS,
+            mlp_only_layers=[*range(parity.LAYERS)],
+        ),
         [
             *("arch=llama2", "attention=gqa", "norm=rmsnorm_offset", "model.norm.eps=1e-6"),
             *("model.attention.qk_norm=head", "model.attention.gate=element", "model.position.fraction=0.5"),
@@ -48,15 +38,10 @@ def test_a_gate_per_element_is_that_of_qwen3_next() -> None:
         families.QWEN3_NEXT,
         near_misses=[],
     )
-    with torch.no_grad():
-        for p in family.theirs.parameters():
-            p.add_(0.1 * torch.randn_like(p))
     expected, model = parity.their_logits(family, TOKENS), parity.our_model(family)
     logits = model(TOKENS)
     assert parity.largest_difference(logits, expected) <= parity.TOLERANCE
-    theirs = family.as_ours(parity.next_token_gradients(family.theirs, expected, TOKENS))
-    for name, gradient in parity.next_token_gradients(model, logits, TOKENS).items():
-        assert parity.largest_difference(gradient, theirs[name]) <= 1e-4 * theirs[name].abs().max().item(), name
+    parity.assert_same_gradients(family, model, logits, expected, TOKENS)
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])

@@ -13,7 +13,7 @@ from llama_lab.model import Decoder, generate, measure_cost
 from llama_lab.model.cache import Lookup, new_layer_cache, quantise
 from llama_lab.model.generate import _static_step, eager_step, prefill
 from llama_lab.model.state import DecoderState
-from tests.composing import kinds, lively, options
+from tests.composing import cover, crossed, kinds, lively, options
 
 LENGTH = 24
 VARIANTS = {
@@ -57,8 +57,7 @@ def chunk_sizes(draw: st.DrawFn) -> list[int]:
     return [end - start for start, end in pairwise([0, *ends])]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("position", kinds("position"))
+@pytest.mark.parametrize(("position", "variant"), crossed(kinds("position"), [*VARIANTS], meeting=1))
 @given(sizes=chunk_sizes())
 @settings(deadline=None, max_examples=3)
 @torch.no_grad()
@@ -68,48 +67,20 @@ def test_cached_decoding_equals_the_full_forward(position: str, variant: str, si
     torch.testing.assert_close(in_chunks(model, tokens, sizes), model(tokens), rtol=1e-4, atol=1e-4)
 
 
-FACTORS = {
-    "position": ["none", "learned", "sinusoidal", "rope", "rope_quarter", "rope_yarn", "alibi", "relative"],
-    "attention": ["mha", "gqa", "mqa", "mha_bias", "gqa_gemma2"],
-    "window": ["none", "1", "5", "5 on every other layer"],
-    "block": options("block"),
-    "norm": ["layernorm", "rmsnorm", "rmsnorm_offset", "none"],
-}
 WINDOWS = {
     "none": ["model.attention.window=null"],
     "1": ["model.attention.window=1"],
     "5": ["model.attention.window=5"],
     "5 on every other layer": ["model.attention.window=5", "pattern=global_every_2nd"],
 }
-Choice = dict[str, str]
-Pair = tuple[tuple[str, str], tuple[str, str]]
-
-
-def pairs_of(choice: Choice) -> set[Pair]:
-    return set(combinations(sorted(choice.items()), 2))
-
-
-def covering_choices() -> list[Choice]:
-    """Few choices of all factors in which every two levels of two factors meet, found greedily."""
-    missing = {
-        (one, other)
-        for a, b in combinations(sorted(FACTORS), 2)
-        for one, other in product([(a, level) for level in FACTORS[a]], [(b, level) for level in FACTORS[b]])
-    }
-    choices: list[Choice] = []
-    while missing:
-        choice = dict(min(missing))
-        for name in sorted(FACTORS.keys() - choice.keys()):
-            grown = [choice | {name: level} for level in FACTORS[name]]
-            choice = max(grown, key=lambda candidate: len(pairs_of(candidate) & missing))
-        missing -= pairs_of(choice)
-        choices.append(choice)
-    return choices
-
-
-def composed(choice: Choice) -> Decoder:
-    groups = [f"{name}={choice[name]}" for name in ("position", "attention", "block", "norm")]
-    return lively(*groups, *WINDOWS[choice["window"]])
+FACTORS = [
+    ["none", "learned", "sinusoidal", "rope", "rope_quarter", "rope_yarn", "alibi", "relative"],  # positions
+    ["mha", "gqa", "mqa", "mha_bias", "gqa_gemma2"],  # attentions
+    [*WINDOWS],
+    options("block"),
+    ["layernorm", "rmsnorm", "rmsnorm_offset", "none"],  # norms
+]
+COVER = cover(*FACTORS)
 
 
 def assert_same_logits(actual: Tensor, expected: Tensor) -> None:
@@ -140,10 +111,15 @@ def static_step(model: Decoder, kv_cache: DecoderState):
     return step
 
 
-@pytest.mark.parametrize("choice", covering_choices(), ids=lambda choice: "-".join(choice.values()))
+@pytest.mark.parametrize("choice", COVER, ids="-".join)
 @torch.no_grad()
-def test_every_pair_of_parts_decodes_as_the_full_forward(choice: Choice) -> None:
-    model, tokens = composed(choice), torch.randint(97, (3, LENGTH), generator=torch.Generator().manual_seed(0))
+def test_every_pair_of_parts_decodes_as_the_full_forward(choice: tuple[str, ...]) -> None:
+    position, attention, window, block, norm = choice
+    groups = [f"position={position}", f"attention={attention}", f"block={block}", f"norm={norm}"]
+    model, tokens = (
+        lively(*groups, *WINDOWS[window]),
+        torch.randint(97, (3, LENGTH), generator=torch.Generator().manual_seed(0)),
+    )
     expected = model(tokens)
     for sizes in ([1] * (LENGTH - 1), [7, 1, 6, 1, 1]):
         assert_same_logits(in_chunks(model, tokens, sizes), expected)
@@ -153,11 +129,9 @@ def test_every_pair_of_parts_decodes_as_the_full_forward(choice: Choice) -> None
             assert_same_logits(logits[row], expected[row, n - 1 : n - 1 + logits.shape[1]])
 
 
-def test_the_covering_choices_are_all_that_is_promised() -> None:
-    covered = set().union(*map(pairs_of, covering_choices()))
-    for a, b in combinations(sorted(FACTORS), 2):
-        for one, other in product(FACTORS[a], FACTORS[b]):
-            assert ((a, one), (b, other)) in covered
+def test_every_two_parts_meet_in_what_covers_them() -> None:
+    for one, other in combinations(range(len(FACTORS)), 2):
+        assert {(row[one], row[other]) for row in COVER} == {*product(FACTORS[one], FACTORS[other])}
 
 
 @torch.no_grad()
@@ -226,9 +200,7 @@ def test_rounding_the_cache_to_int8_costs_little_loss() -> None:
     model = lively("attention=gqa", "model.attention.window=null")
     tokens = torch.tensor(list(generate(model, [[i] for i in range(16)], LENGTH))).T.contiguous()  # its own text
     exact = F.log_softmax(model(tokens), -1)
-    worse: dict[
-        torch.dtype, float
-    ] = {}  # by how many nats per token the loss rises, in expectation over the next token
+    worse: dict[torch.dtype, float] = {}  # nats per token by which the loss rises, in expectation over the next token
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         kv_cache = model.new_state(len(tokens), LENGTH, dtype)
         logits = torch.cat([model(token, kv_cache) for token in tokens.split(1, 1)], 1)

@@ -43,6 +43,7 @@ def test_every_recipe_learns_a_tiny_batch_by_heart(arch: str) -> None:
             return
         optimizer.zero_grad()
         loss.backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
         optimizer.step()
     pytest.fail(f"the loss is still {loss:.3f}")
 

@@ -17,11 +17,12 @@ from llama_lab.model.mask import Mask
 from llama_lab.model.mixer import Mixer
 from llama_lab.model.state import State
 from llama_lab.util.errors import ConfigError
-from tests.composing import END_OF_TEXT, compose_config, decoder, lively
+from tests.composing import END_OF_TEXT, compose_config, decoder, kinds, lively
 
 LENGTH = 24
 POSITIONS = ["none", "learned", "sinusoidal", "rope", "alibi", "relative"]
 KERNELS = ["sdpa", "reference"]
+NO_KERNEL = ("shaw", "sdpa")
 CHUNK, WINDOW, PREFIX = Mask(chunk=5), Mask(window=5), Mask(prefix=7)
 DOCUMENTS = ["data.document_mask=true"]
 STARTS = (0, 3, 14)  # of the documents in `packed`
@@ -89,10 +90,13 @@ def test_every_kernel_has_the_same_rule(position: str) -> None:
             torch.testing.assert_close(fused, reference, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize(
+    ("position", "kernel"),
+    [(position, kernel) for position in kinds("position") for kernel in KERNELS if (position, kernel) != NO_KERNEL],
+)
 def test_with_one_layer_a_token_is_influenced_by_what_it_sees_alone(position: str, kernel: str) -> None:
     for rule, reader, seen in (
+        (WINDOW, 17, range(13, 18)),
         (CHUNK, 17, range(15, 18)),
         (PREFIX, 17, range(18)),
         (PREFIX, 2, range(7)),
@@ -214,28 +218,23 @@ def test_layers_of_chunks_keep_one_chunk_and_global_ones_all() -> None:
 
 
 REFUSED = {
-    "chunk and window": (
-        ["model.attention.chunk=4", "model.attention.window=4"],
-        "model.attention.chunk=4: there is attention.window=4 too; set one of them to null",
-    ),
-    "chunk long": (["model.attention.chunk=32"], "model.attention.chunk=32: hides nothing at model.max_seq_len=32; "),
-    "chunk empty": (["model.attention.chunk=0"], "model.attention.chunk=0: must be at least 1, or null for none"),
-    "prefix of one": (["model.attention.prefix=1"], "model.attention.prefix=1: must be at least 2, or null for none"),
-    "prefix long": (["model.attention.prefix=32"], "model.attention.prefix=32: max_seq_len=32 ends there; make it"),
-    "prefix of documents": (
-        ["model.attention.prefix=4", *DOCUMENTS],
-        "model.attention.prefix=4: with documents, sequences would predict unequally many tokens; set it to null, or",
-    ),
+    "model.attention.chunk=4: there is attention.window=4 too; set one of them to null": ["chunk=4", "window=4"],
+    "model.attention.chunk=32: hides nothing at model.max_seq_len=32; ": ["chunk=32"],
+    "model.attention.chunk=0: must be at least 1, or null for none": ["chunk=0"],
+    "model.attention.prefix=1: must be at least 2, or null for none": ["prefix=1"],
+    "model.attention.prefix=32: max_seq_len=32 ends there; make it": ["prefix=32"],
 }
+OF_DOCUMENTS = "with documents, sequences would predict unequally many tokens; set it to null, or"
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_work_is_refused_in_one_line(case: str) -> None:
-    overrides, beginning = REFUSED[case]
-    with pytest.raises(ConfigError) as error:
-        decoder(*overrides)
-    assert str(error.value).startswith(beginning)
-    assert "\n" not in str(error.value)
+def test_what_cannot_work_is_refused_in_one_line() -> None:
+    cases = {beginning: [f"model.attention.{setting}" for setting in REFUSED[beginning]] for beginning in REFUSED}
+    cases[f"model.attention.prefix=4: {OF_DOCUMENTS}"] = ["model.attention.prefix=4", *DOCUMENTS]
+    for beginning, overrides in cases.items():
+        with pytest.raises(ConfigError) as error:
+            decoder(*overrides)
+        assert str(error.value).startswith(beginning)
+        assert "\n" not in str(error.value)
 
 
 def test_a_document_mask_needs_the_token_with_which_documents_start() -> None:

@@ -11,7 +11,6 @@ from llama_lab.model import measure_cost
 from llama_lab.model.attention import GroupedQueryAttention
 from llama_lab.model.layout import Layout
 from llama_lab.model.position import Position
-from llama_lab.util.errors import ConfigError
 from tests.composing import decoder
 
 HEADS, KV_HEADS, WIDTH, T = 4, 2, 8, 6
@@ -101,22 +100,3 @@ def test_a_scale_of_the_scores_is_one_of_the_queries(kernel: str) -> None:
     with torch.no_grad():
         plain.query.weight *= 0.7 * WIDTH**0.5
     torch.testing.assert_close(scaled(x, layout), plain(x, layout), rtol=1e-4, atol=1e-4)
-
-
-REFUSED = {
-    "qk_norm=null: qk_gain, qk_bias and qk_norm_rotated need": ["qk_gain=heads"],
-    "qk_norm=null: qk_gain": ["qk_norm_rotated=true"],
-    "qk_norm=projection: has a gain per element": ["qk_norm=projection", "qk_gain=heads"],
-    "qk_norm=projection: has": ["qk_norm=projection", "qk_norm_rotated=true"],
-    "qk_gain=none: such a norm has no bias either": ["qk_norm=head", "qk_gain=none", "qk_bias=false"],
-    "qk_gain=all: unknown; choose shared, heads or none": ["qk_norm=head", "qk_gain=all"],
-    "qk_bias: the model's norm has no argument bias": ["qk_norm=head", "qk_bias=true"],
-    "scale=0: must be positive": ["scale=0"],
-    "clip_qkv=-1: must be positive": ["clip_qkv=-1"],
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_a_kind_has_not_is_refused_by_name(message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^model\.attention\.{message}"):
-        decoder(*(f"model.attention.{setting}" for setting in REFUSED[message]))

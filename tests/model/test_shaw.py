@@ -93,22 +93,3 @@ def test_every_layer_in_which_it_acts_has_vectors_of_its_own() -> None:
     assert {name.split(".")[2] for name, _ in rest.named_parameters() if "position" in name} == {"0", "2"}
     few(TOKENS).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in few.other_positions.parameters())
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["model.attention.kernel=sdpa"],
-            "model.attention.kernel=sdpa: it cannot add to keys and values, as position=shaw",
-        ),
-        (
-            ["attention=mla"],
-            "model.attention=llama_lab.model.latent_attention.LatentAttention: adds no vectors to keys",
-        ),
-        (["model.position.clip=0"], "model.position.clip=0: must be positive"),
-    ],
-)
-def test_what_cannot_add_them_is_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(Exception, match=message):
-        decoder(*SHAW, *overrides)

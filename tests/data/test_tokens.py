@@ -478,6 +478,7 @@ def test_an_interrupted_build_leaves_nothing_to_open(tmp_path: Path) -> None:
 PHASES = ["reading", "training tokenizer", "tokenising"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("phase", PHASES)
 def test_ctrl_c_leaves_neither_a_folder_nor_a_process_in_any_phase(phase: str, tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
@@ -529,6 +530,7 @@ def _open_at_once(barrier, results, cache_dir: Path, log: Path) -> None:
     results.put((data.index.data_hash, int(data.train[:].sum()), int(data.val.sum())))
 
 
+@pytest.mark.process
 def test_processes_that_race_build_once_and_open_the_same(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     barrier, results = spawn.Barrier(2), spawn.Queue()

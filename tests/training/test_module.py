@@ -204,6 +204,7 @@ def test_bf16_mixed_computes_in_another_precision_than_float32(settings: list[st
     assert first_losses[0] == pytest.approx(first_losses[1], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_bf16_mixed_ends_as_near_to_float32_as_another_seed_does(settings: list[str]) -> None:
     losses = []
     for precision, seed in (("32-true", 1), ("bf16-mixed", 1), ("32-true", 2)):

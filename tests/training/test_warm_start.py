@@ -253,6 +253,7 @@ def test_a_stranger_s_config_runs_no_code(
     assert command(*settings, *ours).code == 0, "a component of this command is trusted"
 
 
+@pytest.mark.slow
 def test_each_seed_of_a_sweep_may_start_from_its_own_source(tiny: list[str], command: Command) -> None:
     base = (*tiny, *SHORT, "arm=base", "name=source")
     assert command(*base, "--multirun", "seed=1,2").code == 0

@@ -12,6 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from llama_lab.data.data_module import TokenDataModule
 from llama_lab.data.open import open_dataset
 from llama_lab.data.windows import ValWindows
 from llama_lab.runs.checkpoint import model_weights
@@ -20,16 +21,17 @@ from llama_lab.runs.stored import Summary
 from llama_lab.training.train import train
 from tests.composing import decoder
 from tests.conftest import TRAIN, Ran, RunTrain, last_of_each
+from tests.data.test_data_module import on_device
 from tests.preloaded import PreloadedPython
-from tests.training.tiny import nll_by_hand, planned, repeatable, rows
+from tests.training.tiny import nll_by_hand, pieces, planned, repeatable, rows
 
-STEPS = 200
+STEPS = 62
 RUN = [
     "model.max_seq_len=28",
     f"train.tokens={STEPS * 8 * 28}",
     "train.micro_batch_size=2",
     "train.log_every=1",
-    "train.evaluations=3",  # the last of them after the last step, which is no multiple
+    "train.evaluations=3",  # after steps 21, 42 and 62
     "train.ema=0.9",
 ]
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
@@ -52,6 +54,34 @@ def assert_same_curve(ran: Path, one: Path) -> None:
         for key, value in row.items():
             limit = {"train/loss": 1e-5, "val/loss": 1e-6}.get(key, 1e-4 * abs(other[key]))
             assert value == pytest.approx(other[key], abs=limit, rel=0), f"{key} at step {row['step']}"
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_what_devices_read_makes_the_gradient_and_the_validation_loss_of_one(
+    devices: int, tiny: list[str], tmp_path: Path
+) -> None:
+    """In one process: gradients are averaged over devices, as DDP does, and the sums of validation are added."""
+    parts = pieces(*tiny, *RUN, f"runs_dir={tmp_path}")
+    module = parts.module
+
+    def together(devices: int) -> tuple[torch.Tensor, float]:
+        module.zero_grad()
+        module._val_sums = []
+        for rank in range(devices):
+            data = on_device(TokenDataModule(parts.dataset, 28, 8, 2, seed=1), rank, devices)
+            micro_batches = next(iter(data.train_dataloader()))
+            for inputs, targets in micro_batches:
+                (module.loss(inputs, targets)[1] / len(micro_batches) / devices).backward()
+            for i, batch in enumerate(data.val_dataloader()[0]):
+                with torch.no_grad():
+                    module.validation_step(batch, i)
+        ((nll, count, *_),) = module._val_sums
+        assert count == parts.dataset.index.val.tokens
+        return torch.cat([p.grad.flatten() for p in module.model.parameters() if p.grad is not None]), nll / count
+
+    (gradient, loss), (of_one, loss_of_one) = together(devices), together(1)
+    assert (gradient - of_one).norm() < 1e-5 * of_one.norm()
+    assert loss == pytest.approx(loss_of_one, rel=1e-6)
 
 
 def torchrun(
@@ -142,6 +172,7 @@ def listening(session: int) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("ss") is None, reason="ss is not installed")
 @pytest.mark.parametrize("trainer", ["ddp", "fsdp"])
 def test_the_processes_of_one_machine_listen_on_loopback_alone(

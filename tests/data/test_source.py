@@ -247,8 +247,7 @@ WRONG_ROWS: list[tuple[list[Any], str, str, tuple[str, ...]]] = [  # the second 
 
 
 @pytest.mark.parametrize(
-    ("suffix", "rows", "field", "message"),
-    [(suffix, *case) for *case, suffixes in WRONG_ROWS for suffix in suffixes],
+    ("suffix", "rows", "field", "message"), [(suffix, *case) for *case, suffixes in WRONG_ROWS for suffix in suffixes]
 )
 def test_a_row_whose_text_is_none_is_named(suffix: str, rows: list[Any], field: str, message: str) -> None:
     name = write_rows(f"rows{suffix}", rows)

@@ -279,6 +279,7 @@ def test_w_and_b_is_sent_what_it_does_not_have_whatever_a_kill_kept_from_arrivin
 # TensorBoard
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("ran", ["finished", pytest.param("killed_twice", marks=pytest.mark.slow)])
 def test_tensorboard_shows_the_metrics_over_tokens(ran: str, request: pytest.FixtureRequest) -> None:
     finished = request.getfixturevalue(ran)

@@ -64,11 +64,7 @@ def short(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Short:
 
 @pytest.mark.parametrize("schedule", [CONSTANT, WSD], ids=["constant", "wsd"])
 def test_a_longer_budget_ends_at_the_same_last_bit_as_if_it_had_been_the_first(
-    schedule: tuple[str, ...],
-    short: Short,
-    in_one_go: Wholes,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    schedule: tuple[str, ...], short: Short, in_one_go: Wholes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = in_one_go[schedule]
     overrides, folder = short(schedule, tmp_path)
@@ -91,11 +87,7 @@ def test_a_longer_budget_ends_at_the_same_last_bit_as_if_it_had_been_the_first(
 
 @pytest.mark.parametrize("step", [34, 50])
 def test_a_longer_budget_that_is_killed_goes_on_with_the_same_command(
-    step: int,
-    short: Short,
-    in_one_go: Wholes,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    step: int, short: Short, in_one_go: Wholes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = in_one_go[WSD]
     overrides, folder = short(WSD, tmp_path)

@@ -202,10 +202,7 @@ def test_another_source_is_another_run(settings: list[str], tmp_path: Path) -> N
 REFUSED: dict[str, tuple[list[str], str]] = {
     "no folder": (["init_from=nowhere"], "init_from=nowhere: is no folder; name a run, or a folder with config.json"),
     "nothing alike": (["model.dim=16"], "none of its weights has a name and shape of this model; name a more"),
-    "more heads": (
-        ["init_kv_heads=first"],
-        "init_kv_heads=first: this model has not fewer key and value heads than",
-    ),
+    "more heads": (["init_kv_heads=first"], "init_kv_heads=first: this model has not fewer key and value heads than"),
     "a word": (["init_kv_heads=last"], "init_kv_heads=last: unknown; choose mean | first | random, or null for mean"),
     "no source": (["init_from=null", "init_kv_heads=mean"], "init_kv_heads=mean: pools the heads of trained weights;"),
     "tokenizer": (

@@ -85,19 +85,25 @@ def test_what_devices_read_makes_the_gradient_and_the_validation_loss_of_one(
 
 
 def torchrun(
-    python: PreloadedPython, cwd: Path, environment: Mapping[str, str], *arguments: str
-) -> "subprocess.Popen[str]":
-    """Start `torchrun *arguments` on one of the nodes that this machine plays."""
-    command = [python.executable, "-m", "torch.distributed.run", "--master-addr=127.0.0.1", *arguments]
-    return subprocess.Popen(
-        command,
-        cwd=cwd,
-        env={**environment, **LOOPBACK},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    python: PreloadedPython, cwd: Path, environment: Mapping[str, str], nodes: int, per_node: int, overrides: list[str]
+) -> Ran:
+    """A run that torchrun starts in so many processes on each of the nodes that this machine plays."""
+    layout = [f"--nnodes={nodes}", f"--nproc-per-node={per_node}", f"--master-port={free_port()}"]
+    command = [python.executable, "-m", "torch.distributed.run", "--master-addr=127.0.0.1", *layout]
+    started = [
+        subprocess.Popen(
+            [*command, f"--node-rank={node}", str(TRAIN), *last_of_each(overrides)],
+            cwd=cwd,
+            env={**environment, **LOOPBACK},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(nodes)
+    ]
+    out, err = zip(*(process.communicate() for process in started), strict=True)
+    return Ran(max(process.returncode for process in started), "".join(out), "".join(err), cwd)
 
 
 def free_port() -> int:
@@ -128,10 +134,7 @@ def test_any_number_of_devices_gives_the_curve_of_one(
     if world == "2 devices":
         ran = run_train(*overrides, **LOOPBACK)
     else:  # more than the cores that a machine may have, which only torchrun starts
-        layout = ("--nproc-per-node=4", f"--master-port={free_port()}")
-        process = torchrun(preloaded, tmp_path, environment, *layout, str(TRAIN), *last_of_each(overrides))
-        out, err = process.communicate()
-        ran = Ran(process.returncode, out, err, tmp_path)
+        ran = torchrun(preloaded, tmp_path, environment, 1, 4, overrides)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.count("│ parameters") == 1, "each rank prints"
     assert_same_curve(ran.run, one)
@@ -215,21 +218,8 @@ def test_what_torchrun_has_started_is_used_without_being_told(
     environment: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    layout = [f"--nnodes={nodes}", f"--nproc-per-node={per_node}", f"--master-port={free_port()}"]
-    started = [
-        torchrun(
-            preloaded,
-            tmp_path,
-            environment,
-            *layout,
-            f"--node-rank={node}",
-            str(TRAIN),
-            *last_of_each([*tiny, *RUN, f"trainer={trainer}", "trainer.accelerator=cpu"]),
-        )
-        for node in range(nodes)
-    ]
-    ended = [process.communicate() for process in started]
-    ran = Ran(max(process.returncode for process in started), ended[0][0], ended[0][1], tmp_path)
-    assert ran.code == 0, ended
-    assert "".join(out for out, _ in ended).count("│ parameters") == 1, "each rank prints"
+    overrides = [*tiny, *RUN, f"trainer={trainer}", "trainer.accelerator=cpu"]
+    ran = torchrun(preloaded, tmp_path, environment, nodes, per_node, overrides)
+    assert ran.code == 0, ran.err
+    assert ran.out.count("│ parameters") == 1, "each rank prints"
     assert_same_curve(ran.run, one)

@@ -3,13 +3,14 @@
 import csv
 import json
 import os
+import random
 import re
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ import pytest
 import yaml
 
 from llama_lab.cli import compare_command, eval_command, train_command
-from tests.conftest import Command, Ran, RunTrain
-from tests.training.tiny import killed_after, repeatable
+from llama_lab.runs.folder import RunFolder
+from llama_lab.training.monitor import Monitor
+from tests.conftest import Command, Ran
+from tests.training.test_resume import Power, at, cut
+from tests.training.tiny import repeatable
 
 # Kinds of damage, each of a file's path.
 
@@ -118,6 +122,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
 }
 OF_KEYS = ("a key renamed", "a key removed", "of another type")
 
+SEED = 3  # draws every kind twice, and every action with every target
 RUN_FILES = [
     "status.json",
     "environment.json",
@@ -135,24 +140,30 @@ FILES = {
     "study": ["study.yaml", "summary.csv", "report.html", *(f"vanilla/seed=1/{name}" for name in FINISHED[:-1])],
     "tokens": ["index.json", "train.bin", "val.bin", "tokenizer.json"],
 }
-CASES = [
-    (target, name, kind)
-    for target, names in FILES.items()
-    for i, name in enumerate(names)
-    for j, kind in enumerate(KINDS)
-    if kind not in OF_KEYS or name.endswith((".json", "resolved.yaml", "study.yaml", "metrics.csv"))
-    if "/seed=" not in name or (i + j) % 3 == 0  # a study's runs are read as others are
-]
-QUICK = {
-    ("finished", "metrics.csv", "flipped"),
-    ("finished", "summary.json", "a key renamed"),
-    ("finished", "resolved.yaml", "truncated"),
-    ("interrupted", "metrics.csv", "emptied"),
-    ("interrupted", "metrics.csv", "flipped at its begin"),
-    ("study", "study.yaml", "a key removed"),
-    ("study", "study.yaml", "emptied"),
-    ("tokens", "train.bin", "flipped"),
+ACTIONS = {
+    "finished": ("evaluate", "repeat", "compare"),
+    "interrupted": ("resume",),
+    "study": ("compare", "evaluate", "the study again"),
+    "tokens": ("evaluate", "resume"),
 }
+
+
+def damages() -> Iterator[Any]:
+    """Every kind of damage to every file under every action. The quick part has one of each file, drawn.
+
+    A study's runs are read as others are, so that each of their files has a third of the kinds.
+    """
+    draw = random.Random(SEED)
+    for target, names in FILES.items():
+        for i, name in enumerate(names):
+            keyed = name.endswith((".json", "resolved.yaml", "study.yaml", "metrics.csv"))
+            kinds = [kind for kind in KINDS if keyed or kind not in OF_KEYS]
+            cases = [*product(kinds[i % 3 :: 3] if "/seed=" in name else kinds, ACTIONS[target])]
+            quick = draw.choice(cases)
+            for case in cases:
+                marks = [] if case == quick else pytest.mark.matrix
+                yield pytest.param(target, name, *case, id=" ".join((target, name, *case)), marks=marks)
+
 
 BUDGET = ("train.tokens=5120", "train.evaluations=2", "train.checkpoint_every=4")  # 20 steps
 RUN = ("arm=base", "train.eval_lengths=[1]")
@@ -187,22 +198,43 @@ class World:
         shutil.copytree(self.whole, self.path)
 
 
-@pytest.fixture(scope="module")
-def world(tiny: list[str], tmp_path_factory: pytest.TempPathFactory, run_train: RunTrain) -> World:
-    path = tmp_path_factory.mktemp("damage") / "world"
-    path.mkdir()
-    shared = (*tiny, *BUDGET, f"data.cache_dir={path / 'cache'}", f"runs_dir={path / 'runs'}")
-    assert run_train(*shared, *RUN, "name=finished").code == 0
-    killed = run_train(*shared, *RUN, "name=interrupted", script=killed_after(14, path))
-    assert killed.code == -signal.SIGKILL, killed.err
-    assert run_train(*shared, *STUDY).code == 0
-    shutil.copytree(path, path.with_name("whole"))
-    return World(path, path.with_name("whole"), shared)
+@dataclass(frozen=True)
+class Commands:
+    """The commands, inside this process."""
+
+    train: Command
+    evaluate: Command
+    compare: Callable[..., Ran]
 
 
 @pytest.fixture
-def whole(world: World) -> Iterator[World]:
-    """The world, which is whole again after the test."""
+def commands(in_process: Callable[..., Ran]) -> Commands:
+    return Commands(
+        partial(in_process, train_command, "train.py", "hydra/launcher=basic"),
+        partial(in_process, eval_command, "eval.py"),
+        partial(in_process, compare_command, "llama-lab-compare"),
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("damage")
+
+
+@pytest.fixture
+def whole(place: Path, tiny: list[str], commands: Commands, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """The world, which the first test makes, and which is whole again after each."""
+    path = place / "world"
+    world = World(path, place / "whole", (*tiny, *BUDGET, f"data.cache_dir={path}/cache", f"runs_dir={path}/runs"))
+    if not world.whole.exists():
+        assert commands.train(*world.shared, *RUN, "name=finished").code == 0
+        with monkeypatch.context() as patched:
+            at(Monitor, "on_train_batch_end", 14)(patched, cut)
+            with pytest.raises(Power):
+                commands.train(*world.shared, *RUN, "name=interrupted")
+        RunFolder(world.folder("interrupted")).write_status("running")
+        assert commands.train(*world.shared, *STUDY).code == 0
+        shutil.copytree(path, world.whole)
     yield world
     UNREADABLE.clear()
     world.restore()
@@ -226,48 +258,23 @@ def evaluated(folder: Path) -> object:
     return [json.loads(file.read_text())["val/loss"] for file in sorted(folder.rglob("eval.json"))]
 
 
-@dataclass(frozen=True)
-class Commands:
-    """The commands, inside this process."""
-
-    train: Command
-    evaluate: Command
-    compare: Callable[..., Ran]
-
-
-@pytest.fixture
-def commands(in_process: Callable[..., Ran]) -> Commands:
-    return Commands(
-        partial(in_process, train_command, "train.py"),
-        partial(in_process, eval_command, "eval.py"),
-        partial(in_process, compare_command, "llama-lab-compare"),
-    )
-
-
 Result = Callable[[], object]
 """Reads what a command has left."""
 
 
-def actions(world: World, target: str, commands: Commands) -> Iterator[tuple[str, Callable[[], Ran], Result]]:
-    """What people do with a target: its name, the command, and its result."""
-    folder = world.folder(target)
-    if target in ("finished", "tokens"):
-        finished = world.folder("finished")
-        evaluate = partial(commands.evaluate, f"run={finished}", "eval.parts=[loss]")
-        yield "evaluate", evaluate, partial(evaluated, finished)
-    if target in ("interrupted", "tokens"):
+def prepared(world: World, target: str, action: str, commands: Commands) -> tuple[Callable[[], Ran], Result]:
+    """What people do with a target: the command, and its result."""
+    folder, out = world.folder("finished" if target == "tokens" else target), world.path / "out"
+    if action == "evaluate":
+        return partial(commands.evaluate, f"run={folder}", "eval.parts=[loss]"), partial(evaluated, folder)
+    if action == "resume":
         result = partial(losses, world.folder("interrupted"))
-        yield "resume", lambda: commands.train(*world.shared, *RUN, "name=interrupted"), result
-    if target == "finished":
-        result = partial(losses, folder)
-        yield "repeat", lambda: commands.train(*world.shared, *RUN, "name=finished"), result
-        out = world.path / "out"
-        yield "compare", lambda: commands.compare(str(folder), "--out", str(out)), partial(table, out)
-    if target == "study":
-        yield "compare", lambda: commands.compare(str(folder)), partial(table, folder)
-        evaluate = partial(commands.evaluate, f"run={folder}", "eval.parts=[loss]")
-        yield "evaluate", evaluate, partial(evaluated, folder)
-        yield "the study again", lambda: commands.train(*world.shared, *STUDY), partial(table, folder)
+        return partial(commands.train, *world.shared, *RUN, "name=interrupted"), result
+    if action == "repeat":
+        return partial(commands.train, *world.shared, *RUN, "name=finished"), partial(losses, folder)
+    if action == "compare":
+        return partial(commands.compare, str(folder), "--out", str(out)), partial(table, out)
+    return partial(commands.train, *world.shared, *STUDY), partial(table, folder)
 
 
 EXPECTED: dict[tuple[str, str], tuple[int, object]] = {}
@@ -276,38 +283,31 @@ EXPECTED: dict[tuple[str, str], tuple[int, object]] = {}
 def expected(world: World, target: str, action: str, commands: Commands) -> tuple[int, object]:
     """The exit status and the result of a command on a whole world."""
     if (target, action) not in EXPECTED:
+        act, result = prepared(world, target, action, commands)
+        ran = act()
+        assert ran.code == 0 or "already holds a finished run" in ran.err, ran.err
+        EXPECTED[target, action] = ran.code, result()
         world.restore()
-        for name, act, result in actions(world, target, commands):
-            ran = act()
-            assert ran.code == 0 or "already holds a finished run" in ran.err, ran.err
-            EXPECTED[target, name] = ran.code, result()
-            world.restore()
     return EXPECTED[target, action]
 
 
-def slow_unless_quick(case: tuple[str, str, str]) -> Any:
-    return pytest.param(*case, id=" ".join(case), marks=[] if case in QUICK else pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("target", "name", "kind"), map(slow_unless_quick, CASES))
+@pytest.mark.parametrize(("target", "name", "kind", "action"), damages())
 def test_damage_is_named_in_one_line_or_changes_nothing(
-    target: str, name: str, kind: str, whole: World, commands: Commands
+    target: str, name: str, kind: str, action: str, whole: World, commands: Commands
 ) -> None:
-    for action in [name for name, *_ in actions(whole, target, commands)]:
-        code, result = expected(whole, target, action, commands)
-        KINDS[kind](whole.folder(target) / name)
-        ((act, read),) = [rest for found, *rest in actions(whole, target, commands) if found == action]
-        ran = act()
-        UNREADABLE.clear()
-        assert "Traceback" not in ran.err + ran.out, f"{action}: {ran.err}"
-        if "already holds a finished run" in ran.err:
-            assert ran.code == code
-        elif ran.code == 0:
-            assert read() == result, f"{action}: another result, {ran.err}"
-        else:
-            line = [line for line in ran.err.splitlines() if "could not be evaluated, see above" not in line][-1]
-            assert re.match(r"(error|failed)\b", line), f"{action}: {ran.err}"
-            named = name.replace("tokenizer_config", "tokenizer")  # which the two files are together
-            assert Path(name).name in ran.err or Path(named).name in ran.err, f"{action}: {ran.err}"
-            assert ";" in line, f"{action}: no remedy, {ran.err}"
-        whole.restore()
+    code, result = expected(whole, target, action, commands)
+    act, read = prepared(whole, target, action, commands)
+    KINDS[kind](whole.folder(target) / name)
+    ran = act()
+    UNREADABLE.clear()
+    assert "Traceback" not in ran.err + ran.out, ran.err
+    if "already holds a finished run" in ran.err:
+        assert ran.code == code
+    elif ran.code == 0:
+        assert read() == result, f"another result, {ran.err}"
+    else:
+        line = [line for line in ran.err.splitlines() if "could not be evaluated, see above" not in line][-1]
+        assert re.match(r"(error|failed)\b", line), ran.err
+        named = name.replace("tokenizer_config", "tokenizer")  # which the two files are together
+        assert Path(name).name in ran.err or Path(named).name in ran.err, ran.err
+        assert ";" in line, f"no remedy, {ran.err}"

@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import TRAIN, without_keys
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_default_run_learns_far_more_of_the_standard_library_than_token_frequencies(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_groups_offer_nothing_else() -> None:
     assert options("tokenizer") == ["bpe", "byte", "char", "hf", "symbols"]
 
 
+@pytest.mark.process
 def test_the_package_imports_neither_torch_nor_lightning_nor_datasets() -> None:
     script = "import sys, llama_lab.data; print({'torch', 'lightning', 'datasets', 'pyarrow'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -157,15 +157,6 @@ def test_a_run_resumed_from_anywhere_is_the_run_that_never_stopped(
     assert logger.steps == logged[completed:]
 
 
-def test_lightnings_own_checkpoints_resume_exactly(
-    data: TokenDataset, whole_run: tuple[Bigram, list[int]], tmp_path: Path
-) -> None:
-    fit(data, ModelCheckpoint(tmp_path, every_n_train_steps=5, save_last=True), max_steps=5)
-    resumed = fit(data, resume=tmp_path / "last.ckpt")
-    assert all(map(torch.equal, resumed.batches, whole_run[0].batches[10:]))
-    assert torch.equal(resumed.table.weight, whole_run[0].table.weight)
-
-
 @pytest.mark.parametrize("micro_batch_size", [1, 4])
 def test_a_run_resumed_with_other_micro_batches_reads_the_same_rows(
     micro_batch_size: int, data: TokenDataset, whole_run: tuple[Bigram, list[int]], tmp_path: Path
@@ -312,12 +303,6 @@ def test_a_trainer_that_takes_several_steps_for_one_is_refused(data: TokenDatase
     module.trainer.accumulate_grad_batches = 4
     with pytest.raises(ValueError, match=r"accumulate_grad_batches=4.* each of its batches is one step"):
         module.train_dataloader()
-
-
-def test_a_trainer_validates_on_every_token(whole_run: tuple[Bigram, list[int]], data: TokenDataset) -> None:
-    validated = whole_run[0].validated
-    last = validated[-len(TokenDataModule(data, T, BATCH, 2, seed=7).val_dataloader()[0]) :]
-    assert sum(int((targets != IGNORE).sum()) for _, targets in last) == data.index.val.tokens
 
 
 def test_batches_for_a_gpu_are_pinned(data: TokenDataset, monkeypatch: pytest.MonkeyPatch) -> None:

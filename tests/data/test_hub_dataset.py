@@ -225,6 +225,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.process
 def test_a_line_of_plain_text_is_never_in_memory_whole(tmp_path: Path) -> None:
     with (tmp_path / "line.txt").open("w") as file:
         for _ in range(80):
@@ -272,6 +273,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.process
 def test_a_name_on_the_hub_stays_at_the_commit_of_its_first_use_and_its_text_is_downloaded_once(tmp_path: Path) -> None:
     root = tmp_path / "hub"
     for name in ("org/stories/data", "gated/stories", "org/tokenizer"):

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from llama_lab.data.data_module import TokenDataModule
 from llama_lab.data.mix import MixedDataset, MixedWindows, Part, balanced_order, open_mixture
 from llama_lab.data.open import open_dataset
 from llama_lab.data.source import TextFiles
@@ -194,13 +193,6 @@ def test_the_hash_of_the_data_follows_the_shares(tmp_path: Path) -> None:
 def test_a_bound_on_validation_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.val_tokens=0: must be at least 1"):
         mixture(tmp_path, val_tokens=0)
-
-
-def test_two_devices_share_the_batches_of_one(tmp_path: Path) -> None:
-    module = TokenDataModule(mixture(tmp_path), 16, 8, None, seed=0)
-    whole = module.train_windows.batch(3, 8)
-    halves = [module.train_windows.batch(3, 8, range(r * 4, r * 4 + 4)) for r in range(2)]
-    assert (np.concatenate(halves) == whole).all()
 
 
 # From the command line

@@ -25,7 +25,10 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def write_rows(path: str, rows: list[dict[str, Any]]) -> str:
+ROWS = (".jsonl", ".json", ".parquet")
+
+
+def write_rows(path: str, rows: list[Any]) -> str:
     if path.endswith(".parquet"):
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
     elif path.endswith(".jsonl"):
@@ -165,6 +168,7 @@ def test_a_long_text_iscut_at_a_paragraph_else_line_else_word() -> None:
     assert len(list(TextFiles("book.txt", document_chars=None).documents())) == 1
 
 
+@pytest.mark.process
 def test_reading_rows_touches_neither_network_nor_home_and_prints_nothing(tmp_path: Path) -> None:
     write_rows("a.jsonl", [{"text": "x"}])
     write_rows("b.parquet", [{"text": "y"}])
@@ -190,14 +194,6 @@ except ValueError: print("refused")
 # Refusals
 
 
-def test_a_missing_file_is_named() -> None:
-    assert refusal("nope.txt").startswith("data.files=[nope.txt]: no such file; paths are relative to ")
-
-
-def test_a_pattern_without_match_is_named() -> None:
-    assert refusal("b/*.txt").startswith("data.files=[b/*.txt]: the pattern matches no file")
-
-
 def test_a_field_of_rows_is_refused_where_no_file_has_rows() -> None:
     Path("a.txt").write_text("one")
     assert refusal("a.txt", text_field="body").startswith("data.text_field=body: names a field of rows, and none of ")
@@ -205,102 +201,92 @@ def test_a_field_of_rows_is_refused_where_no_file_has_rows() -> None:
     assert list(TextFiles(["a.txt", rows], text_field="body").documents()) == ["one", "two"]
 
 
-def test_a_folder_is_answered_with_a_pattern() -> None:
+MISSING = [
+    ("nope.txt", "data.files=[nope.txt]: no such file; paths are relative to "),
+    ("b/*.txt", "data.files=[b/*.txt]: the pattern matches no file"),
+    ("books", "data.files=[books]: is a folder; name the files in it, such as books/**/*.txt"),
+    (None, "data.files=[]: no files given"),
+]
+
+
+@pytest.mark.parametrize(("name", "message"), MISSING)
+def test_what_is_no_file_is_named(name: str | None, message: str) -> None:
     Path("books").mkdir()
-    assert "data.files=[books]: is a folder; name the files in it, such as books/**/*.txt" in refusal("books")
+    assert refusal(*[name] if name else []).startswith(message)
 
 
-def test_no_files_at_all_are_refused() -> None:
-    assert refusal().startswith("data.files=[]: no files given")
+UNREADABLE = [
+    ("empty.txt", b"", "the file is empty; leave it out"),
+    ("none.json", b"[]", "the file has no rows"),
+    *((f"broken{suffix}", b'{"text": "a"}\n{"text": "b"', f"not a valid {suffix} file (") for suffix in ROWS),
+    ("list.json", b'[\n {"text": "a"},\n {"text": "b"\n}, oops]', "not a valid .json file (line 4: "),
+    *(
+        ("image.bin", lead + data, problem)
+        for lead in (b"", b"a" * 3_000_000)
+        for data, problem in ((b"abc\0def", "a binary file (it has NUL bytes)"), (b"abc\xff", "not UTF-8 text"))
+    ),
+]
 
 
-def test_an_empty_file_is_named() -> None:
-    Path("empty.txt").touch()
-    assert refusal("empty.txt").endswith("empty.txt]: the file is empty; leave it out")
+@pytest.mark.parametrize(("name", "content", "message"), UNREADABLE)
+def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes, message: str) -> None:
+    Path(name).write_bytes(content)
+    told = refusal(name)
+    assert told.startswith("data.files=[")
+    assert f"{name}]: " in told
+    assert message in told
 
 
-def test_a_file_without_rows_is_named() -> None:
-    assert "none.json]: the file has no rows" in refusal(write_rows("none.json", []))
+LACKING = "has no such field; choose one of [id, body]"
+WRONG_ROWS: list[tuple[list[Any], str, str, tuple[str, ...]]] = [  # the second of two, but for the first of the first
+    ([{"text": "a", "id": 3}, {"text": "b", "id": None}], "id", "holds int there, not text", ROWS),
+    ([{"text": "a"}, {"text": None}], "text", "holds null there, not text", ROWS),
+    ([{"text": "a"}, {"id": 1, "body": "b"}], "text", LACKING, ROWS[:2]),
+    ([{"text": "\U0001d11e"}, {"text": "a\ud834"}], "text", "'\\ud834', half a character", ROWS[:2]),
+]
 
 
-@pytest.mark.parametrize(("data", "problem"), [(b"abc\0def", "it has NUL bytes"), (b"abc\xff", "not UTF-8 text")])
-@pytest.mark.parametrize("lead", [b"", b"a" * 3_000_000], ids=["at its start", "far into it"])
-def test_a_binary_file_is_named(lead: bytes, data: bytes, problem: str) -> None:
-    Path("image.bin").write_bytes(lead + data)
-    message = refusal("image.bin")
-    assert message.startswith("data.files=[")
-    assert "image.bin]" in message
-    assert problem in message
+@pytest.mark.parametrize(
+    ("suffix", "rows", "field", "message"), [(suffix, *case) for *case, suffixes in WRONG_ROWS for suffix in suffixes]
+)
+def test_a_row_whose_text_is_none_is_named(suffix: str, rows: list[Any], field: str, message: str) -> None:
+    name = write_rows(f"rows{suffix}", rows)
+    told = refusal(name, text_field=field)
+    place = f"{'line' if suffix == '.jsonl' else 'row'} {1 if field == 'id' else 2}"
+    assert told.startswith(f"data.text_field={field}: {place} of ")
+    assert name in told
+    assert message in told
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_a_missing_field_is_answered_with_the_fields_present(name: str) -> None:
-    write_rows(name, [{"id": 1, "body": "x"}])
-    message = refusal(name)
+def test_a_field_that_no_row_has_is_answered_with_those_present(name: str) -> None:
+    message = refusal(write_rows(name, [{"id": 1, "body": "x"}]))
     assert message.startswith("data.text_field=text: ")
-    assert f"{name} has no such field; choose one of [id, body]" in message
+    assert f"{name} {LACKING}" in message
 
 
-PLACES = {"rows.jsonl": "line 2", "rows.json": "row 2", "rows.parquet": "row 2"}
+@pytest.mark.parametrize(("name", "place"), [("rows.jsonl", "line 2"), ("rows.json", "row 2")])
+def test_a_row_that_is_no_object_is_named(name: str, place: str) -> None:
+    assert f"{name}]: {place} is str rather than an object" in refusal(write_rows(name, [{"text": "a"}, "b"]))
 
 
-@pytest.mark.parametrize("name", PLACES)
-def test_a_field_that_is_no_text_is_named(name: str) -> None:
-    write_rows(name, [{"text": "a", "id": 3}, {"text": "b", "id": None}])
-    message = refusal(name, text_field="id")
-    assert message.startswith(f"data.text_field=id: {PLACES[name].replace('2', '1')} of ")
-    assert f"{name} holds int there, not text" in message
+LINES = [b'{"text": "one row of some length, so that the file has many blocks"}'] * 60_000
+FAULTS = [b'{"text": "b"', b'{"text": "\xff"}', b"nonsense"]
 
 
-@pytest.mark.parametrize("name", PLACES)
-def test_a_row_with_null_for_its_text_is_named(name: str) -> None:
-    write_rows(name, [{"text": "a"}, {"text": None}])
-    message = refusal(name)
-    assert message.startswith(f"data.text_field=text: {PLACES[name]} of ")
-    assert f"{name} holds null there, not text" in message
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
-def test_a_row_without_the_field_is_named(name: str) -> None:
-    write_rows(name, [{"text": "a"}, {"id": 1, "body": "b"}])
-    message = refusal(name)
-    assert message.startswith(f"data.text_field=text: {PLACES[name]} of ")
-    assert f"{name} has no such field; choose one of [id, body]" in message
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
-def test_a_row_that_is_no_object_is_named(name: str) -> None:
-    write_rows(name, [{"text": "a"}, "b"])  # type: ignore[list-item]
-    assert f"{name}]: {PLACES[name]} is str rather than an object" in refusal(name)
-
-
-@pytest.mark.parametrize("name", ["broken.jsonl", "broken.json", "broken.parquet"])
-def test_a_file_that_cannot_be_parsed_is_named(name: str) -> None:
-    Path(name).write_text('{"text": "a"}\n{"text": "b"')
-    assert f"{name}]: not a valid {Path(name).suffix} file (" in refusal(name)
-
-
-@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "byte-order mark"])
-@pytest.mark.parametrize("fault", [b'{"text": "b"', b'{"text": "\xff"}', b"nonsense"])
-@pytest.mark.parametrize("line", [1, 3, 60_001])
+@pytest.mark.parametrize(
+    ("line", "fault", "mark"),
+    [
+        pytest.param(line, fault, mark, marks=[] if (i + j) % 2 == k else pytest.mark.matrix)
+        for i, line in enumerate((1, 3, 60_001))
+        for j, fault in enumerate(FAULTS)
+        for k, mark in enumerate((b"", b"\xef\xbb\xbf"))
+    ],
+)
 def test_the_line_at_fault_of_a_broken_file_is_named(line: int, fault: bytes, mark: bytes) -> None:
-    lines = [b'{"text": "one row of some length, so that the file has many blocks"}'] * 60_000
-    lines.insert(line - 1, fault)
+    lines = [*LINES[: line - 1], fault, *LINES[line - 1 :]]
     Path("broken.jsonl").write_bytes(mark + b"\n".join(lines) + b"\n")
     assert f"broken.jsonl]: not a valid .jsonl file (line {line}: " in refusal("broken.jsonl")
-
-
-def test_the_line_at_fault_of_a_broken_list_is_named() -> None:
-    Path("broken.json").write_text('[\n {"text": "a"},\n {"text": "b"\n}, oops]')
-    assert "broken.json]: not a valid .json file (line 4: " in refusal("broken.json")
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
-def test_half_of_a_surrogate_pair_is_named(name: str) -> None:
-    write_rows(name, [{"text": "\U0001d11e"}, {"text": "a\ud834"}])
-    message = refusal(name)
-    assert message.startswith(f"data.text_field=text: {PLACES[name]} of ")
-    assert "'\\ud834', half a character" in message
 
 
 def test_a_document_of_no_characters_is_refused() -> None:

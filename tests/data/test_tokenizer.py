@@ -165,7 +165,7 @@ def test_transformers_loads_a_folder_with_ours(tokenizer: TextTokenizer, tmp_pat
     assert len(theirs) == tokenizer.vocab_size
 
 
-@pytest.mark.parametrize("alphabet", ["a", " ", "漢字中文的一"])
+@pytest.mark.parametrize("alphabet", ["a", " ", pytest.param("漢字中文的一", marks=pytest.mark.slow)])
 def test_a_word_of_megabytes_takes_seconds_and_round_trips(alphabet: str) -> None:
     word = "".join(random.Random(0).choices(alphabet, k=3_000_000 // len(alphabet[0].encode())))
     start = time.process_time()

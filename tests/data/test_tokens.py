@@ -357,18 +357,11 @@ def test_tilde_in_cache_dir_is_the_home_folder(tmp_path: Path, monkeypatch: pyte
     assert dataset(Path("~/cache"), TEXTS).folder.parent == tmp_path / "cache"
 
 
-def truncate(folder: Path) -> None:
-    os.truncate(folder / "train.bin", (folder / "train.bin").stat().st_size // 2)
-
-
-def flip_byte(folder: Path) -> None:
-    data = bytearray((folder / "val.bin").read_bytes())
-    data[len(data) // 2] ^= 1
-    (folder / "val.bin").write_bytes(data)
-
-
-def garble_index(folder: Path) -> None:
-    (folder / "index.json").write_bytes(b"\0\xff{")
+def flip(file: Path, position: int) -> None:
+    """Change one bit of the byte at a position."""
+    stored = bytearray(file.read_bytes())
+    stored[position] ^= 1
+    file.write_bytes(stored)
 
 
 def alter_index(folder: Path) -> None:
@@ -376,44 +369,29 @@ def alter_index(folder: Path) -> None:
     (folder / "index.json").write_text(text.replace('"duplicates": 0', '"duplicates": 1'))
 
 
-def lose_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
+DAMAGE: dict[str, Callable[[Path], object]] = {  # by what is told of it
+    "train.bin has": lambda folder: os.truncate(folder / "train.bin", 1000),
+    "val.bin was altered": lambda folder: flip(folder / "val.bin", 500),
+    "index.json cannot be read (UnicodeDecodeError)": lambda folder: (folder / "index.json").write_bytes(b"\0\xff{"),
+    "index.json was altered": alter_index,
+    "tokenizer.json is missing": lambda folder: (folder / "tokenizer.json").unlink(),
+    "index.json cannot be read (FileNotFoundError)": lambda folder: (folder / "index.json").unlink(),
+}
 
 
-def lose_index(folder: Path) -> None:
-    (folder / "index.json").unlink()
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (truncate, "train.bin has"),
-        (flip_byte, "val.bin was altered"),
-        (garble_index, "index.json cannot be read"),
-        (alter_index, "index.json was altered"),
-        (lose_tokenizer, "tokenizer.json is missing"),
-        (lose_index, "index.json cannot be read"),
-    ],
-)
+@pytest.mark.parametrize("reason", DAMAGE)
 def test_a_damaged_folder_is_reported_in_one_line_and_rebuilt(
-    damage: Callable[[Path], None], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     built = dataset(tmp_path, TEXTS)
     expected = built.train[:].tolist(), built.val.tolist()
-    damage(built.folder)
+    DAMAGE[reason](built.folder)
     again = dataset(tmp_path, TEXTS)
     assert (again.train[:].tolist(), again.val.tolist()) == expected
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert reason in record.getMessage()
     assert "\n" not in record.getMessage()
-
-
-def flip(file: Path, position: int) -> None:
-    """Change one bit of the byte at a position."""
-    stored = bytearray(file.read_bytes())
-    stored[position] ^= 1
-    file.write_bytes(stored)
 
 
 @pytest.mark.parametrize("block", [1, 2, 3])
@@ -478,6 +456,7 @@ def test_an_interrupted_build_leaves_nothing_to_open(tmp_path: Path) -> None:
 PHASES = ["reading", "training tokenizer", "tokenising"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("phase", PHASES)
 def test_ctrl_c_leaves_neither_a_folder_nor_a_process_in_any_phase(phase: str, tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
@@ -529,6 +508,7 @@ def _open_at_once(barrier, results, cache_dir: Path, log: Path) -> None:
     results.put((data.index.data_hash, int(data.train[:].sum()), int(data.val.sum())))
 
 
+@pytest.mark.process
 def test_processes_that_race_build_once_and_open_the_same(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     barrier, results = spawn.Barrier(2), spawn.Queue()

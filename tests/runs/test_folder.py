@@ -69,6 +69,7 @@ def test_different_values_of_one_key_make_different_arms(key: str, one: str, oth
         "train.log_every=3",
         "train.prompt=def",
         "train.recompute=block",
+        "train.telemetry=true",
         "trainer.profile=true",
         "logger=none",
         "logger.project=mine",
@@ -153,7 +154,8 @@ def test_a_finished_run_is_refused_and_the_message_says_how_to_go_on(folder: Run
 def test_an_unfinished_run_goes_on_with_the_same_settings(status: str, folder: RunFolder) -> None:
     begun(folder, "model.dropout=0.1", status=status)
     check(folder, "model.dropout=0.1")
-    check(folder, "model.dropout=0.1", "logger=none", "trainer.devices=2", "runs_dir=elsewhere")
+    elsewhere = ("logger=none", "trainer.devices=2", "runs_dir=elsewhere")
+    check(folder, "model.dropout=0.1", *elsewhere, "train.recompute=block", "trainer.profile=true")
 
 
 @pytest.mark.parametrize(
@@ -304,11 +306,13 @@ def test_a_damaged_file_is_named_unless_the_run_starts_over(folder: RunFolder, n
         planned(f"resume='{folder.path}'")
 
 
+@pytest.mark.process
 def test_two_processes_cannot_train_in_one_folder(folder: RunFolder, other_process: subprocess.Popen[str]) -> None:
     with pytest.raises(ConfigError, match=r"another process .*; wait, or choose another name"), locked(folder.path):
         pytest.fail("both hold it")
 
 
+@pytest.mark.process
 def test_a_killed_process_holds_no_folder(folder: RunFolder, other_process: subprocess.Popen[str]) -> None:
     other_process.kill()
     other_process.wait()

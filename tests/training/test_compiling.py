@@ -83,37 +83,31 @@ def test_a_run_pays_by_its_flops_per_device_and_their_kind() -> None:
     assert not pays(1e30, on("mps")), "where it was never tried"
 
 
+@pytest.mark.parametrize("compiles", [True, False])
 def test_auto_compiles_a_long_run_and_says_so(
+    compiles: bool,
     quick: None,
     set_threshold: Callable[[float], None],
     tiny: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    set_threshold(1.0)
+    """And keeps a short one eager in silence. What a run does is recorded, and what a measurement of it does."""
+    if compiles:
+        set_threshold(1.0)
     run = planned(*tiny, *SHORT, f"runs_dir={tmp_path}")
     assert train(run) == "done"
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("trainer.compile=auto: compiles; ")
-    assert counters["stats"]["unique_graphs"] > 0
+    told = [line.partition("; ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert told == (["trainer.compile=auto: compiles"] if compiles else [])
+    assert counters["stats"]["unique_graphs"] == compiles, "evaluations and the sample compile nothing"
+    assert not counters["graph_break"]
     summary = Summary.load(run.folder.path)
-    assert compiled_in(run.folder.path) is summary.compiled is True
-    assert summary.metrics["perf/compile_seconds"] > 0
-    assert any("compiling" in label for label, _ in summary_rows(summary))
-
-
-def test_auto_keeps_a_short_run_eager_in_silence(
-    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    counters.clear()
-    run = planned(*tiny, *SHORT, f"runs_dir={tmp_path}")
-    assert train(run) == "done"
-    assert capsys.readouterr().err == ""
-    assert not counters["stats"]
-    summary = Summary.load(run.folder.path)
-    assert compiled_in(run.folder.path) is summary.compiled is False
-    assert "perf/compile_seconds" not in summary.metrics
-    assert not any("compiling" in label for label, _ in summary_rows(summary))
+    assert compiled_in(run.folder.path) is summary.compiled is compiles
+    assert (summary.metrics.get("perf/compile_seconds", 0) > 0) is compiles
+    assert any("compiling" in label for label, _ in summary_rows(summary)) is compiles
+    for setting, measured in (("auto", compiles), ("false", False)):
+        job = planned(*tiny, f"measure={tmp_path}", f"trainer.compile={setting}")
+        assert job_of(run.folder.path, job).compiled is measured
 
 
 # What it needs
@@ -179,13 +173,6 @@ def test_equal_blocks_share_their_code(overrides: list[str], graphs: int) -> Non
     assert counters["stats"]["unique_graphs"] == graphs
     assert not counters["graph_break"]
     assert list(model.state_dict()) == keys
-
-
-def test_evaluations_and_the_sample_compile_nothing(quick: None, tiny: list[str], tmp_path: Path) -> None:
-    run = planned(*tiny, *SHORT, *COMPILES, f"runs_dir={tmp_path}")
-    assert train(run) == "done"
-    assert counters["stats"]["unique_graphs"] == 1
-    assert not counters["graph_break"]
 
 
 # What was begun
@@ -287,14 +274,6 @@ def test_arms_on_both_sides_of_the_threshold_decide_alike_and_as_the_study_began
     fourth = study("name=second", "study.seeds=[1,2]")
     assert (fourth.code, fourth.err) == (0, "")
     assert [compiled_in(arm.with_name("seed=2")) for arm in second] == [True, True]
-
-
-def test_a_measurement_compiles_what_the_run_has_compiled(quick: None, tiny: list[str], tmp_path: Path) -> None:
-    run = planned(*tiny, *SHORT, *COMPILES, f"runs_dir={tmp_path}")
-    assert train(run) == "done"
-    job = planned(*tiny, f"measure={tmp_path}")
-    assert job_of(run.folder.path, job).compiled
-    assert not job_of(run.folder.path, planned(*tiny, f"measure={tmp_path}", "trainer.compile=false")).compiled
 
 
 # Real code

@@ -91,6 +91,7 @@ FULL: dict[str, tuple[Arrange, list[str]]] = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("file", FULL)
 def test_a_full_disk_is_told_in_one_line_and_the_same_command_ends_as_if_nothing_had_been(
     file: str,
@@ -125,6 +126,7 @@ def test_a_full_disk_is_told_in_one_line_and_the_same_command_ends_as_if_nothing
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.process
 def test_a_disk_that_is_full_for_the_tokens_is_told_and_leaves_nothing(
     command: Command, disk: Disk, tiny: list[str]
 ) -> None:
@@ -139,6 +141,7 @@ def test_a_disk_that_is_full_for_the_tokens_is_told_and_leaves_nothing(
     assert command(*overrides).code == 0
 
 
+@pytest.mark.process
 def test_a_disk_that_cannot_be_written_is_told_and_a_sweep_goes_on(
     command: Command, disk: Disk, tiny: list[str], tmp_path: Path
 ) -> None:
@@ -160,6 +163,7 @@ def test_a_disk_that_cannot_be_written_is_told_and_a_sweep_goes_on(
     assert command(*runs).code == 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("problem", ["No space left on device", "Read-only file system"])
 def test_a_run_that_cannot_begin_on_a_disk_changes_nothing_of_what_is_there(
     problem: str, command: Command, disk: Disk, tiny: list[str]
@@ -178,6 +182,7 @@ def test_a_run_that_cannot_begin_on_a_disk_changes_nothing_of_what_is_there(
     assert before == {file: file.read_bytes() for file in before}
 
 
+@pytest.mark.process
 def test_tokens_on_a_disk_that_cannot_be_written_can_be_trained_on(
     command: Command, disk: Disk, tiny: list[str]
 ) -> None:

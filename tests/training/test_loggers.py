@@ -38,24 +38,37 @@ def test_without_a_key_w_and_b_is_offline() -> None:
     assert wandb_mode() == "offline"
 
 
-def test_with_a_key_in_the_environment_it_is_online(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    assert wandb_mode() == "online"
+KEY = "k" * 40
+SELF_HOSTED = "https://wandb.example.com"
 
 
 @pytest.mark.parametrize(
-    ("mode", "key"), [("online", "k" * 40), *((m, k) for m in ("offline", "disabled") for k in ("", "k"))]
+    ("environment", "netrc", "mode"),
+    [
+        ({"WANDB_API_KEY": KEY}, "", "online"),
+        ({"WANDB_MODE": "online", "WANDB_API_KEY": KEY}, "", "online"),
+        *(({"WANDB_MODE": m, "WANDB_API_KEY": k}, "", m) for m in ("offline", "disabled") for k in ("", "k")),
+        ({}, "machine api.wandb.ai login user password key", "online"),
+        ({}, "machine example.com login user password key", "offline"),
+        ({"WANDB_BASE_URL": f"{SELF_HOSTED}:8080"}, "machine wandb.example.com login user password key", "online"),
+        ({"WANDB_BASE_URL": SELF_HOSTED}, "machine api.wandb.ai login user password key", "offline"),
+        ({}, "machine api.wandb.ai login user\n", "offline"),
+    ],
 )
-def test_wandb_mode_has_the_last_word(mode: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", mode)
-    monkeypatch.setenv("WANDB_API_KEY", key)
+def test_the_mode_follows_the_environment_and_otherwise_a_key_for_the_server_in_use(
+    environment: dict[str, str], netrc: str, mode: str, nothing_set: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if netrc:
+        nothing_set.write_text(netrc)
     assert wandb_mode() == mode
 
 
 @pytest.mark.parametrize("mode", ["online", "offline"])
 def test_the_config_s_mode_wins_over_the_environment(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
     assert wandb_mode(mode) == mode
 
 
@@ -96,24 +109,6 @@ def test_a_setting_of_a_dashboard_that_is_off_or_impossible_is_refused(overrides
         load_config(overrides.split())
 
 
-@pytest.mark.parametrize(
-    ("server", "logged_in_at", "mode"),
-    [
-        (None, "api.wandb.ai", "online"),
-        (None, "example.com", "offline"),
-        ("https://wandb.example.com:8080", "wandb.example.com", "online"),
-        ("https://wandb.example.com", "api.wandb.ai", "offline"),
-    ],
-)
-def test_with_a_key_in_netrc_for_the_server_in_use_it_is_online(
-    server: str | None, logged_in_at: str, mode: str, nothing_set: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nothing_set.write_text(f"machine {logged_in_at}\n  login user\n  password {'k' * 40}\n")
-    if server:
-        monkeypatch.setenv("WANDB_BASE_URL", server)
-    assert wandb_mode() == mode
-
-
 def test_a_netrc_in_the_home_folder_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("NETRC")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -126,11 +121,6 @@ def test_a_broken_netrc_means_offline_and_is_told(nothing_set: Path, capsys: pyt
     nothing_set.write_text("machine api.wandb.ai login user\nnonsense")
     assert wandb_mode() == "offline"
     assert "offline" in capsys.readouterr().out
-
-
-def test_a_netrc_entry_without_a_password_is_no_key(nothing_set: Path) -> None:
-    nothing_set.write_text("machine api.wandb.ai login user\n")
-    assert wandb_mode() == "offline"
 
 
 # Runs of W&B, as the files that `wandb sync` would upload
@@ -289,6 +279,7 @@ def test_w_and_b_is_sent_what_it_does_not_have_whatever_a_kill_kept_from_arrivin
 # TensorBoard
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("ran", ["finished", pytest.param("killed_twice", marks=pytest.mark.slow)])
 def test_tensorboard_shows_the_metrics_over_tokens(ran: str, request: pytest.FixtureRequest) -> None:
     finished = request.getfixturevalue(ran)

@@ -1,7 +1,10 @@
 """A run that is given more tokens ends as if it had always had them, where its schedule allows that; or says so."""
 
 import os
+import shutil
 import signal
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,31 +25,49 @@ WSD = (*RUN, "schedule=wsd", "schedule.decay=0.25")
 CONSTANT = (*RUN[:-1], "schedule=constant")
 
 
+Wholes = dict[tuple[str, ...], Path]
+Short = Callable[[tuple[str, ...], Path], tuple[list[str], Path]]
+
+
 def extended(folder: Path) -> list[str]:
     return [f"resume='{folder}'", *LONG]
 
 
-def in_one_go(tiny: list[str], schedule: tuple[str, ...], runs_dir: Path) -> Path:
-    """The folder of a run that has the larger budget from the start, and as long a warm-up."""
-    run = planned(*tiny, *schedule, *LONG, f"schedule.warmup={4 / 60}", f"runs_dir={runs_dir}")
-    assert train(run) == "done"
-    return run.folder.path
+@pytest.fixture(scope="module")
+def in_one_go(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Wholes:
+    """The folders of runs that have the larger budget from the start, and as long a warm-up, by their schedule."""
+    folders = {}
+    for schedule in (CONSTANT, WSD):
+        runs_dir = tmp_path_factory.mktemp("whole")
+        run = planned(*tiny, *schedule, *LONG, f"schedule.warmup={4 / 60}", f"runs_dir={runs_dir}")
+        assert train(run) == "done"
+        folders[schedule] = run.folder.path
+    return folders
 
 
-def short(tiny: list[str], schedule: tuple[str, ...], runs_dir: Path) -> tuple[list[str], Path]:
-    """The settings and the folder of a run that has come to the end of the smaller budget."""
-    overrides = [*tiny, *schedule, *SHORT, f"runs_dir={runs_dir}"]
-    run = planned(*overrides)
-    assert train(run) == "done"
-    return overrides, run.folder.path
+@pytest.fixture(scope="module")
+def short(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Short:
+    """The settings and the folder of a run in a folder of runs that has come to the end of the smaller budget."""
+
+    @cache
+    def trained(schedule: tuple[str, ...]) -> Path:
+        runs_dir = tmp_path_factory.mktemp("short")
+        assert train(planned(*tiny, *schedule, *SHORT, f"runs_dir={runs_dir}")) == "done"
+        return runs_dir
+
+    def copied(schedule: tuple[str, ...], runs_dir: Path) -> tuple[list[str], Path]:
+        shutil.copytree(trained(schedule), runs_dir, dirs_exist_ok=True)
+        return [*tiny, *schedule, *SHORT, f"runs_dir={runs_dir}"], runs_dir / "name" / "arm" / "seed=1"
+
+    return copied
 
 
 @pytest.mark.parametrize("schedule", [CONSTANT, WSD], ids=["constant", "wsd"])
 def test_a_longer_budget_ends_at_the_same_last_bit_as_if_it_had_been_the_first(
-    schedule: tuple[str, ...], tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    schedule: tuple[str, ...], short: Short, in_one_go: Wholes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = in_one_go(tiny, schedule, tmp_path / "whole")
-    overrides, folder = short(tiny, schedule, tmp_path)
+    whole = in_one_go[schedule]
+    overrides, folder = short(schedule, tmp_path)
     (folder / "wandb_id").write_text("abcd1234")
     other = "schedule.warmup=0.3"  # not 0.1
     assert train(planned(*overrides, *extended(folder), other)) == "done"
@@ -66,10 +87,10 @@ def test_a_longer_budget_ends_at_the_same_last_bit_as_if_it_had_been_the_first(
 
 @pytest.mark.parametrize("step", [34, 50])
 def test_a_longer_budget_that_is_killed_goes_on_with_the_same_command(
-    step: int, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: int, short: Short, in_one_go: Wholes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = in_one_go(tiny, WSD, tmp_path / "whole")
-    overrides, folder = short(tiny, WSD, tmp_path)
+    whole = in_one_go[WSD]
+    overrides, folder = short(WSD, tmp_path)
     more = [*overrides, *extended(folder)]
     with monkeypatch.context() as patched:
         at(Monitor, "on_train_batch_end", step)(patched, cut)
@@ -99,9 +120,13 @@ def test_a_run_with_a_decay_keeps_the_checkpoint_before_it_and_a_kill_there_lose
 
 
 def test_a_run_that_is_given_more_in_its_stable_phase_goes_on_where_it_is(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: list[str],
+    in_one_go: Wholes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    whole = in_one_go(tiny, WSD, tmp_path / "whole")
+    whole = in_one_go[WSD]
     overrides = [*tiny, *WSD, *SHORT, f"runs_dir={tmp_path}"]
     run = planned(*overrides)
     with monkeypatch.context() as patched:
@@ -117,9 +142,9 @@ def test_a_run_that_is_given_more_in_its_stable_phase_goes_on_where_it_is(
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
 def test_a_schedule_that_has_seen_the_end_says_that_the_rate_rises_again(
-    schedule: str, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    schedule: str, short: Short, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    overrides, folder = short(tiny, (*RUN, f"schedule={schedule}"), tmp_path)
+    overrides, folder = short((*RUN, f"schedule={schedule}"), tmp_path)
     assert train(planned(*overrides, *extended(folder))) == "done"
     told = capsys.readouterr().err
     assert told.startswith("train.tokens=15360: the learning rate of the first 40 steps was that of a smaller budget")
@@ -127,9 +152,9 @@ def test_a_schedule_that_has_seen_the_end_says_that_the_rate_rises_again(
 
 
 def test_a_wsd_run_without_the_checkpoint_before_its_decay_says_that_the_rate_rises_again(
-    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    short: Short, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    overrides, folder = short(tiny, WSD, tmp_path)
+    overrides, folder = short(WSD, tmp_path)
     stable(RunFolder(folder).checkpoint).unlink()
     assert train(planned(*overrides, *extended(folder))) == "done"
     assert "rises again" in capsys.readouterr().err

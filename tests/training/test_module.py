@@ -73,11 +73,6 @@ def test_bits_per_byte_are_the_sum_over_ln_2_and_the_bytes_of_the_text(validated
     assert parts.rows[-1]["val/bits_per_byte"] == pytest.approx(sum(paid) / math.log(2) / text_bytes, rel=1e-5)
 
 
-def test_a_validation_leaves_nothing_for_the_next(validated: tuple[Pieces, list[float]]) -> None:
-    module = validated[0].module
-    assert module._val_sums == []
-
-
 def test_the_validation_set_is_read_as_often_as_asked_and_last_at_the_end(settings: list[str]) -> None:
     parts = pieces(*settings, f"train.tokens={22 * STEP}", "train.evaluations=4")
     parts.fit()
@@ -204,6 +199,7 @@ def test_bf16_mixed_computes_in_another_precision_than_float32(settings: list[st
     assert first_losses[0] == pytest.approx(first_losses[1], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_bf16_mixed_ends_as_near_to_float32_as_another_seed_does(settings: list[str]) -> None:
     losses = []
     for precision, seed in (("32-true", 1), ("bf16-mixed", 1), ("32-true", 2)):

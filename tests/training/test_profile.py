@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from llama_lab.devices.throughput import Stopwatch
-from llama_lab.runs.folder import arm_name
 from llama_lab.runs.stored import Summary
 from llama_lab.training.monitor import SLOW_STEPS
 from llama_lab.training.profile import STEPS, TABLE, TRACE
@@ -87,14 +86,6 @@ def test_its_path_is_told_at_the_end(tiny: list[str], command: Command) -> None:
 def test_a_run_without_a_step_to_profile_says_so(tiny: list[str], command: Command) -> None:
     ran = command(*tiny, *RUN, "train.tokens=768")
     assert ran.out.splitlines()[-1] == "no profile: the run had no more than 3 steps left"
-
-
-def test_it_names_no_arm_and_may_change_when_a_run_is_resumed(tiny: list[str], tmp_path: Path) -> None:
-    assert arm_name(["trainer.profile=true", "seed=3"]) == "base"
-    run = planned(*tiny, *RUN[:-1], "train.tokens=768", f"runs_dir={tmp_path}")
-    assert train(run) == "done"
-    run.folder.write_status("interrupted")
-    planned(*tiny, *RUN, "train.tokens=768", f"runs_dir={tmp_path}")  # its folder is checked
 
 
 def test_what_is_measured_is_not_profiled(command: Command) -> None:

@@ -202,10 +202,7 @@ def test_another_source_is_another_run(settings: list[str], tmp_path: Path) -> N
 REFUSED: dict[str, tuple[list[str], str]] = {
     "no folder": (["init_from=nowhere"], "init_from=nowhere: is no folder; name a run, or a folder with config.json"),
     "nothing alike": (["model.dim=16"], "none of its weights has a name and shape of this model; name a more"),
-    "more heads": (
-        ["init_kv_heads=first"],
-        "init_kv_heads=first: this model has not fewer key and value heads than",
-    ),
+    "more heads": (["init_kv_heads=first"], "init_kv_heads=first: this model has not fewer key and value heads than"),
     "a word": (["init_kv_heads=last"], "init_kv_heads=last: unknown; choose mean | first | random, or null for mean"),
     "no source": (["init_from=null", "init_kv_heads=mean"], "init_kv_heads=mean: pools the heads of trained weights;"),
     "tokenizer": (
@@ -253,6 +250,7 @@ def test_a_stranger_s_config_runs_no_code(
     assert command(*settings, *ours).code == 0, "a component of this command is trusted"
 
 
+@pytest.mark.slow
 def test_each_seed_of_a_sweep_may_start_from_its_own_source(tiny: list[str], command: Command) -> None:
     base = (*tiny, *SHORT, "arm=base", "name=source")
     assert command(*base, "--multirun", "seed=1,2").code == 0

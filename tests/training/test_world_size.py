@@ -12,6 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from llama_lab.data.data_module import TokenDataModule
 from llama_lab.data.open import open_dataset
 from llama_lab.data.windows import ValWindows
 from llama_lab.runs.checkpoint import model_weights
@@ -20,16 +21,17 @@ from llama_lab.runs.stored import Summary
 from llama_lab.training.train import train
 from tests.composing import decoder
 from tests.conftest import TRAIN, Ran, RunTrain, last_of_each
+from tests.data.test_data_module import on_device
 from tests.preloaded import PreloadedPython
-from tests.training.tiny import nll_by_hand, planned, repeatable, rows
+from tests.training.tiny import nll_by_hand, pieces, planned, repeatable, rows
 
-STEPS = 200
+STEPS = 62
 RUN = [
     "model.max_seq_len=28",
     f"train.tokens={STEPS * 8 * 28}",
     "train.micro_batch_size=2",
     "train.log_every=1",
-    "train.evaluations=3",  # the last of them after the last step, which is no multiple
+    "train.evaluations=3",  # after steps 21, 42 and 62
     "train.ema=0.9",
 ]
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
@@ -54,20 +56,54 @@ def assert_same_curve(ran: Path, one: Path) -> None:
             assert value == pytest.approx(other[key], abs=limit, rel=0), f"{key} at step {row['step']}"
 
 
+@pytest.mark.parametrize("devices", [2, 4])
+def test_what_devices_read_makes_the_gradient_and_the_validation_loss_of_one(
+    devices: int, tiny: list[str], tmp_path: Path
+) -> None:
+    """In one process: gradients are averaged over devices, as DDP does, and the sums of validation are added."""
+    parts = pieces(*tiny, *RUN, f"runs_dir={tmp_path}")
+    module = parts.module
+
+    def together(devices: int) -> tuple[torch.Tensor, float]:
+        module.zero_grad()
+        module._val_sums = []
+        for rank in range(devices):
+            data = on_device(TokenDataModule(parts.dataset, 28, 8, 2, seed=1), rank, devices)
+            micro_batches = next(iter(data.train_dataloader()))
+            for inputs, targets in micro_batches:
+                (module.loss(inputs, targets)[1] / len(micro_batches) / devices).backward()
+            for i, batch in enumerate(data.val_dataloader()[0]):
+                with torch.no_grad():
+                    module.validation_step(batch, i)
+        ((nll, count, *_),) = module._val_sums
+        assert count == parts.dataset.index.val.tokens
+        return torch.cat([p.grad.flatten() for p in module.model.parameters() if p.grad is not None]), nll / count
+
+    (gradient, loss), (of_one, loss_of_one) = together(devices), together(1)
+    assert (gradient - of_one).norm() < 1e-5 * of_one.norm()
+    assert loss == pytest.approx(loss_of_one, rel=1e-6)
+
+
 def torchrun(
-    python: PreloadedPython, cwd: Path, environment: Mapping[str, str], *arguments: str
-) -> "subprocess.Popen[str]":
-    """Start `torchrun *arguments` on one of the nodes that this machine plays."""
-    command = [python.executable, "-m", "torch.distributed.run", "--master-addr=127.0.0.1", *arguments]
-    return subprocess.Popen(
-        command,
-        cwd=cwd,
-        env={**environment, **LOOPBACK},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    python: PreloadedPython, cwd: Path, environment: Mapping[str, str], nodes: int, per_node: int, overrides: list[str]
+) -> Ran:
+    """A run that torchrun starts in so many processes on each of the nodes that this machine plays."""
+    layout = [f"--nnodes={nodes}", f"--nproc-per-node={per_node}", f"--master-port={free_port()}"]
+    command = [python.executable, "-m", "torch.distributed.run", "--master-addr=127.0.0.1", *layout]
+    started = [
+        subprocess.Popen(
+            [*command, f"--node-rank={node}", str(TRAIN), *last_of_each(overrides)],
+            cwd=cwd,
+            env={**environment, **LOOPBACK},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(nodes)
+    ]
+    out, err = zip(*(process.communicate() for process in started), strict=True)
+    return Ran(max(process.returncode for process in started), "".join(out), "".join(err), cwd)
 
 
 def free_port() -> int:
@@ -98,10 +134,7 @@ def test_any_number_of_devices_gives_the_curve_of_one(
     if world == "2 devices":
         ran = run_train(*overrides, **LOOPBACK)
     else:  # more than the cores that a machine may have, which only torchrun starts
-        layout = ("--nproc-per-node=4", f"--master-port={free_port()}")
-        process = torchrun(preloaded, tmp_path, environment, *layout, str(TRAIN), *last_of_each(overrides))
-        out, err = process.communicate()
-        ran = Ran(process.returncode, out, err, tmp_path)
+        ran = torchrun(preloaded, tmp_path, environment, 1, 4, overrides)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.count("│ parameters") == 1, "each rank prints"
     assert_same_curve(ran.run, one)
@@ -142,6 +175,7 @@ def listening(session: int) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("ss") is None, reason="ss is not installed")
 @pytest.mark.parametrize("trainer", ["ddp", "fsdp"])
 def test_the_processes_of_one_machine_listen_on_loopback_alone(
@@ -184,21 +218,8 @@ def test_what_torchrun_has_started_is_used_without_being_told(
     environment: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    layout = [f"--nnodes={nodes}", f"--nproc-per-node={per_node}", f"--master-port={free_port()}"]
-    started = [
-        torchrun(
-            preloaded,
-            tmp_path,
-            environment,
-            *layout,
-            f"--node-rank={node}",
-            str(TRAIN),
-            *last_of_each([*tiny, *RUN, f"trainer={trainer}", "trainer.accelerator=cpu"]),
-        )
-        for node in range(nodes)
-    ]
-    ended = [process.communicate() for process in started]
-    ran = Ran(max(process.returncode for process in started), ended[0][0], ended[0][1], tmp_path)
-    assert ran.code == 0, ended
-    assert "".join(out for out, _ in ended).count("│ parameters") == 1, "each rank prints"
+    overrides = [*tiny, *RUN, f"trainer={trainer}", "trainer.accelerator=cpu"]
+    ran = torchrun(preloaded, tmp_path, environment, nodes, per_node, overrides)
+    assert ran.code == 0, ran.err
+    assert ran.out.count("│ parameters") == 1, "each rank prints"
     assert_same_curve(ran.run, one)

@@ -26,10 +26,15 @@ from llama_lab.training.train import fit, session
 from llama_lab.util.display import LogDisplay, quiet_libraries
 from tests.composing import compose_config
 
+PLACES = ("runs_dir=", "init_from=", "resume=")
+
 
 def planned(*overrides: str, arm: str = "arm") -> Run:
-    """The run that `python train.py *overrides` would start."""
-    run = new_run(compose_config(*overrides), "name", arm, list(overrides), {"norm": "rmsnorm"})
+    """The run that `python train.py *overrides` would start. Runs in several places are composed once."""
+    cfg = compose_config(*(override for override in overrides if not override.startswith(PLACES)))
+    for key, _, place in (override.partition("=") for override in overrides if override.startswith(PLACES)):
+        cfg[key] = place.strip("'\"")
+    run = new_run(cfg, "name", arm, list(overrides), {"norm": "rmsnorm"})
     check_folder(run)
     return run
 

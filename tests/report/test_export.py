@@ -366,6 +366,7 @@ def test_an_empty_folder_is_filled(result: Result, tmp_path: Path) -> None:
     assert (tmp_path / "paper" / "runs.csv").exists()
 
 
+@pytest.mark.slow
 def test_one_seed_is_exported(tmp_path: Path) -> None:
     synthetic.write_study(tmp_path / "study", {"a": 0.0, "b": -0.1}, (1,))
     found = analysed(tmp_path / "study")

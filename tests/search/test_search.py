@@ -133,6 +133,7 @@ def test_a_search_of_which_all_trials_fail_is_an_error(command: Command, tiny: l
     assert ran.err.endswith("search other values, under another name=\n")
 
 
+@pytest.mark.slow
 def test_a_search_that_starts_over_trains_each_of_its_runs_once_more(
     command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +263,7 @@ def test_what_a_kill_leaves_of_the_journal_does_not_matter(command: Command, tin
     assert "no trial of runs/found finished: 1 failed" in anew.err
 
 
+@pytest.mark.slow
 def test_a_search_can_be_kept_in_a_database(command: Command, tiny: list[str]) -> None:
     wanted = (*tiny, *SEARCH, "model.n_heads=3", RATES, "hydra.sweeper.storage=sqlite:///search.db")
     for count, anew in ((2, False), (1, True)):
@@ -347,6 +349,7 @@ def test_a_search_needs_a_sweep_and_an_evaluation_is_none(
     assert ran.err == "error: hydra/sweeper=optuna: searches over training, with train.py; leave it out\n"
 
 
+@pytest.mark.slow
 def test_another_search_in_the_same_folder_is_refused(command: Command, tiny: list[str]) -> None:
     command(*tiny, *SEARCH, "model.n_heads=3", RATES, "hydra.sweeper.n_trials=1")
     others = ("train.tokens=4000", "hydra.sweeper.metric=val/bits_per_byte", "hydra/sweeper/sampler=qmc")

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
@@ -32,8 +34,7 @@ register_resolvers()
 @cache
 def packaged() -> ConfigLoader:
     """Hydra's config loader of conf/."""
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        return GlobalHydra.instance().config_loader()
+    return ConfigLoaderImpl(create_config_search_path(str(CONF_DIR)))
 
 
 @cache

@@ -43,6 +43,7 @@ LADDER = (
     "name=climb",
     *QUICK,
 )
+NORM = ("study.axes=[norm]",)
 GRID = ("study=learning_rate", "study.learning_rates=[1e-3,4e-3]", "study.seeds=[1,2]", "name=grid", *QUICK)
 
 
@@ -205,6 +206,7 @@ def test_the_same_command_again_trains_nothing_and_reports_the_same(study: Calla
     assert (climb / "summary.csv").read_text() == table
 
 
+@pytest.mark.slow
 def test_all_pairs_are_compared_on_request_without_training_again(study: Callable[..., Ran], climb: Path) -> None:
     before = written(climb)
     ran = study(*LADDER, "study.compare=all")
@@ -519,8 +521,11 @@ def tuning_seeds(wanted: list[int] | None, seeds: list[int], rates: tuple[float,
         ),
         (["study=depth", "schedule.warmup=0.1"], "schedule.warmup=0.1: the study sets schedule.warmup itself"),
         (["study=learning_rate", "optim.lr=1e-3"], "optim.lr=1e-3: the study sets optim.lr itself"),
-        (["study=ladder", "study.learning_rates=null", "optim.lr=-1"], r"optim.*lr.*\(arm vanilla\)"),
-        (["study=ladder", "train.eval_lengths=[0]"], r"train.eval_lengths=\[0\]: 0 is no multiple of the context"),
+        (["study=ladder", "study.learning_rates=null", "optim.lr=-1", *NORM], r"optim.*lr.*\(arm vanilla\)"),
+        (
+            ["study=ladder", "train.eval_lengths=[0]", *NORM],
+            r"train.eval_lengths=\[0\]: 0 is no multiple of the context",
+        ),
         (
             ["study=context", "study.lengths=[a]"],
             r"study.lengths=\[a\]: must be one or more distinct levels, each a number",
@@ -567,7 +572,7 @@ def tuning_seeds(wanted: list[int] | None, seeds: list[int], rates: tuple[float,
             ["study=ladder", "trainer=cpu", "trainer.devices=2"],
             "trainer.devices=2: hydra/launcher=basic trains on one",
         ),
-        (["study=ladder", "train.prompt=§", "tokenizer=char"], "train.prompt=§: tokenizer=char: no id for "),
+        (["study=ladder", "train.prompt=§", "tokenizer=char", *NORM], "train.prompt=§: tokenizer=char: no id for "),
         (["study=ladder", "name=a/b"], "name=a/b: names a folder below runs_dir"),
         (["match=flops"], "match=flops: no such key"),
         (

@@ -20,6 +20,7 @@ import torch
 import yaml
 from omegaconf import OmegaConf
 
+from llama_lab.analysis.analyse import analyse
 from llama_lab.config.components import build_model
 from llama_lab.model import measure_cost
 from llama_lab.model.cost import cost_metrics
@@ -249,6 +250,21 @@ def run_folder(folder: Path, study: Study, arm: str, seed: int, rate: float | No
     members = next(a for a in study.arms if a.name == arm).members
     (found,) = [m for m in members if m.seed == seed and m.learning_rate == rate]
     return folder / found.folder
+
+
+Plant = Callable[[Path, Study], None]
+
+
+def warnings_of(folder: Path, plant: Plant = lambda *_: None, **settings: Any) -> list[str]:
+    """The warnings of a study of two arms and three seeds, in which `plant` has changed something."""
+    study = write_study(folder, **{"arms": {"layernorm": 0.0, "rmsnorm": -0.02}} | settings)
+    plant(folder, study)
+    return list(analyse(study, folder).warnings)
+
+
+def run_of(folder: Path, study: Study, seed: int = 2) -> Path:
+    """The run in which something is planted."""
+    return run_folder(folder, study, "rmsnorm", seed)
 
 
 def plant_facts(run: Path, **facts: Any) -> None:

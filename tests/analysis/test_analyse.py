@@ -151,6 +151,7 @@ def test_what_is_in_no_family_is_described_and_not_tested(ladder: tuple[Path, Re
     assert not between.change.significant
 
 
+@pytest.mark.usefixtures("without_curves")
 def test_a_verdict_is_that_of_the_interval_that_is_drawn(tmp_path: Path) -> None:
     verdicts = set()
     for draw in range(12):
@@ -202,6 +203,7 @@ def test_no_seeds_would_find_a_difference_of_zero(tmp_path: Path) -> None:
     assert not any("would need" in sentence for sentence in result.answer)
 
 
+@pytest.mark.usefixtures("without_curves")
 def test_seeds_needed_are_never_fewer_than_there_are_whatever_the_noise(tmp_path: Path) -> None:
     for draw in range(10):
         folder = tmp_path / str(draw)
@@ -683,6 +685,8 @@ def test_provenance_counts_the_runs_of_every_value(tmp_path: Path) -> None:
     assert provenance.baseline_config == (run_folder(tmp_path, study, "base", 1) / "resolved.yaml").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_curves")
 def test_the_interval_of_a_planted_step_covers_it_in_most_studies_on_disk(tmp_path: Path) -> None:
     covered = 0
     for draw in range(40):

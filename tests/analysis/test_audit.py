@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,24 @@ from llama_lab.analysis.analyse import analyse
 from llama_lab.config.trust import Trust
 from llama_lab.runs.study import Study
 from llama_lab.runs.study_speed import ArmSpeed, StudySpeed
-from tests.analysis.synthetic import change_metrics, plant_config, plant_end, plant_facts, run_folder, write_study
+from tests.analysis.synthetic import (
+    Plant,
+    change_metrics,
+    plant_config,
+    plant_end,
+    plant_facts,
+    run_folder,
+    run_of,
+    warnings_of,
+    write_study,
+)
 
-Plant = Callable[[Path, Study], None]
-
-
-def warnings_of(folder: Path, plant: Plant, **settings: Any) -> list[str]:
-    """The warnings of a study of two arms and three seeds, in which `plant` has changed something."""
-    study = write_study(folder, {"layernorm": 0.0, "rmsnorm": -0.02}, **settings)
-    plant(folder, study)
-    return [w for w in analyse(study, folder).warnings if not w.startswith("One learning rate")]
+pytestmark = pytest.mark.usefixtures("without_curves")
 
 
 def in_one_run(**facts: Any) -> Plant:
     """Change facts in the record of one run."""
-    return lambda folder, study: plant_facts(run_folder(folder, study, "rmsnorm", 2), **facts)
+    return lambda folder, study: plant_facts(run_of(folder, study), **facts)
 
 
 def copy_run(source: Path, copy: Path, **facts: Any) -> None:
@@ -43,7 +45,7 @@ def copy_run(source: Path, copy: Path, **facts: Any) -> None:
 def test_a_record_that_states_fewer_parameters_than_the_model_has_is_named(tmp_path: Path) -> None:
     stated = round(1840256 * 0.6)
     facts = {"rmsnorm": {"params": stated}}
-    assert warnings_of(tmp_path, lambda *_: None, facts=facts) == [
+    assert warnings_of(tmp_path, facts=facts) == [
         "The record of rmsnorm states another size than the model has: 1,104,154 parameters instead of 1,840,256."
     ]
 
@@ -65,7 +67,7 @@ def test_every_size_on_record_is_recomputed(tmp_path: Path, key: str, noun: str)
 
 def test_a_summary_that_states_another_size_than_the_run_began_with_is_named(tmp_path: Path) -> None:
     def plant(folder: Path, study: Study) -> None:
-        file = run_folder(folder, study, "rmsnorm", 2) / "summary.json"
+        file = run_of(folder, study) / "summary.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"params": 7}))
 
     (warning,) = warnings_of(tmp_path, plant)
@@ -74,7 +76,7 @@ def test_a_summary_that_states_another_size_than_the_run_began_with_is_named(tmp
 
 def test_the_sizes_of_an_unfinished_run_are_recomputed_too(tmp_path: Path) -> None:
     def plant(folder: Path, study: Study) -> None:
-        run = run_folder(folder, study, "rmsnorm", 2)
+        run = run_of(folder, study)
         plant_facts(run, params=7)
         plant_end(run, "running", "", 5)
 
@@ -84,7 +86,7 @@ def test_the_sizes_of_an_unfinished_run_are_recomputed_too(tmp_path: Path) -> No
 def test_a_model_that_cannot_be_rebuilt_is_named(tmp_path: Path) -> None:
     def plant(folder: Path, study: Study) -> None:
         for seed in (1, 2, 3):
-            file = run_folder(folder, study, "rmsnorm", seed) / "resolved.yaml"
+            file = run_of(folder, study, seed) / "resolved.yaml"
             file.write_text(file.read_text().replace("llama_lab.model.norm.RMSNorm", "of_another_machine.Norm"))
 
     found = warnings_of(tmp_path, plant)
@@ -102,9 +104,9 @@ def test_a_model_that_cannot_be_rebuilt_is_named(tmp_path: Path) -> None:
 
 def test_the_size_of_a_model_of_a_trusted_package_is_recomputed(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02})
-    plant_facts(run_folder(tmp_path, study, "rmsnorm", 2), params=7)
+    plant_facts(run_of(tmp_path, study), params=7)
     for seed in (1, 2, 3):
-        file = run_folder(tmp_path, study, "rmsnorm", seed) / "resolved.yaml"
+        file = run_of(tmp_path, study, seed) / "resolved.yaml"
         file.write_text(file.read_text().replace("llama_lab.model.norm.RMSNorm", "tests.analysis.synthetic.MyNorm"))
     assert any("MyNorm" in warning for warning in analyse(study, tmp_path).warnings)
     found = analyse(study, tmp_path, Trust(("tests",))).warnings
@@ -114,7 +116,7 @@ def test_the_size_of_a_model_of_a_trusted_package_is_recomputed(tmp_path: Path) 
 
 def test_a_model_that_cannot_be_built_is_named(tmp_path: Path) -> None:
     def plant(folder: Path, study: Study) -> None:
-        file = run_folder(folder, study, "rmsnorm", 2) / "resolved.yaml"
+        file = run_of(folder, study) / "resolved.yaml"
         file.write_text(file.read_text().replace("n_kv_heads: 4", "n_kv_heads: 3"))
 
     found = warnings_of(tmp_path, plant)
@@ -124,7 +126,7 @@ def test_a_model_that_cannot_be_built_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["vocab_size", "model"])
 def test_a_record_without_the_model_or_its_vocabulary_is_named(tmp_path: Path, key: str) -> None:
     def plant(folder: Path, study: Study) -> None:
-        run = run_folder(folder, study, "rmsnorm", 2)
+        run = run_of(folder, study)
         if key == "model":
             (run / "resolved.yaml").write_text("train: {tokens: 1.6e+6}\nseed: 2\n")
             return
@@ -146,7 +148,7 @@ def test_a_record_without_the_model_or_its_vocabulary_is_named(tmp_path: Path, k
 
 def test_a_seed_that_is_a_copy_of_another_under_its_own_label_is_named(tmp_path: Path) -> None:
     def plant(folder: Path, study: Study) -> None:
-        source, copy = (run_folder(folder, study, "rmsnorm", seed) for seed in (1, 2))
+        source, copy = (run_of(folder, study, seed) for seed in (1, 2))
         copy_run(source, copy, seed=2)
         plant_config(copy, seed=2, model__seed=2, data__seed=2)
 
@@ -157,7 +159,7 @@ def test_a_seed_that_is_a_copy_of_another_under_its_own_label_is_named(tmp_path:
 
 def test_a_seed_that_is_a_copy_under_the_label_of_its_folder_alone_is_named(tmp_path: Path) -> None:
     def plant(folder: Path, study: Study) -> None:
-        copy_run(*(run_folder(folder, study, "rmsnorm", seed) for seed in (1, 2)))
+        copy_run(*(run_of(folder, study, seed) for seed in (1, 2)))
 
     found = warnings_of(tmp_path, plant)
     assert "rmsnorm/seed=2 is listed with seed=2, and was trained with seed=1." in found
@@ -197,7 +199,7 @@ def test_one_run_that_is_a_copy_of_another_arms_is_named(tmp_path: Path) -> None
 
 def test_equal_last_losses_after_unequal_ones_are_chance(tmp_path: Path) -> None:
     def plant(folder: Path, study: Study) -> None:
-        first, second = (run_folder(folder, study, "rmsnorm", seed) for seed in (1, 2))
+        first, second = (run_of(folder, study, seed) for seed in (1, 2))
         last = json.loads((first / "summary.json").read_text())
         old = json.loads((second / "summary.json").read_text())
         text = (second / "metrics.csv").read_text()
@@ -220,7 +222,7 @@ def test_a_summary_that_disagrees_with_the_metrics_is_named(tmp_path: Path, key:
 
 def test_a_summary_whose_metrics_are_lost_is_named(tmp_path: Path) -> None:
     def plant(folder: Path, study: Study) -> None:
-        (run_folder(folder, study, "rmsnorm", 2) / "metrics.csv").unlink()
+        (run_of(folder, study) / "metrics.csv").unlink()
 
     found = warnings_of(tmp_path, plant)
     assert any(w.endswith(" for none.") and "last val/loss of rmsnorm/seed=2" in w for w in found)
@@ -236,7 +238,7 @@ def test_a_summary_and_a_curve_that_are_shifted_alike_are_denied_by_the_evaluati
         return {key: row[key] * factor for key in ("val/loss", "val/bits_per_byte") if key in row}
 
     def plant(folder: Path, study: Study) -> None:
-        change_metrics(run_folder(folder, study, "rmsnorm", 2), shifted)
+        change_metrics(run_of(folder, study), shifted)
 
     sentence = "eval.json has another loss at the trained length: rmsnorm/seed=2."
     assert warnings_of(tmp_path, plant, lengths=(256, 512)) == [sentence] * is_reported
@@ -272,7 +274,7 @@ def test_speeds_of_different_arms_may_differ(tmp_path: Path) -> None:
 
     def plant(folder: Path, study: Study) -> None:
         for seed in (1, 2, 3):
-            plant_facts(run_folder(folder, study, "rmsnorm", seed), **facts)
+            plant_facts(run_of(folder, study, seed), **facts)
 
     assert warnings_of(tmp_path, plant) == []
 
@@ -284,5 +286,4 @@ def test_a_study_may_list_runs_by_other_names(tmp_path: Path) -> None:
         baseline="a",
         arms=tuple(replace(a, name=n, previous=None) for a, n in zip(study.arms, "ab", strict=True)),
     )
-    found = analyse(renamed, tmp_path).warnings
-    assert all(warning.startswith("One learning rate") for warning in found)
+    assert analyse(renamed, tmp_path).warnings == ()

@@ -1,6 +1,5 @@
 """Every planted confound is named, with its runs and its values; a clean study has none."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,38 +9,35 @@ import pytest
 
 from llama_lab.analysis.analyse import analyse
 from llama_lab.runs.study import Study
-from tests.analysis.synthetic import FACTS, plant_config, plant_end, plant_facts, remove_run, run_folder, write_study
+from tests.analysis.synthetic import (
+    FACTS,
+    plant_config,
+    plant_end,
+    plant_facts,
+    remove_run,
+    run_folder,
+    run_of,
+    warnings_of,
+    write_study,
+)
 
+pytestmark = pytest.mark.usefixtures("without_curves")
 VERSIONS = FACTS["versions"]
 ONE_RATE = "One learning rate for all arms, 0.002: an arm with another optimum is at a disadvantage."
 
 
-def warnings_of(folder: Path, plant: Callable[[Path, Study], None], **settings: Any) -> list[str]:
-    """The warnings of a study of two arms and three seeds, in which `plant` has changed something."""
-    study = write_study(folder, settings.pop("arms", {"layernorm": 0.0, "rmsnorm": -0.02}), **settings)
-    plant(folder, study)
-    result = analyse(study, folder)
-    return [*result.warnings, *(note for note in result.notes if note == ONE_RATE)]
-
-
-def run_of(folder: Path, study: Study, seed: int = 2) -> Path:
-    """The run in which a confound is planted."""
-    return run_folder(folder, study, "rmsnorm", seed)
-
-
-def nothing(folder: Path, study: Study) -> None:
-    """Plant nothing."""
-
-
 def test_a_clean_study_has_only_a_note_that_the_learning_rate_is_not_swept(tmp_path: Path) -> None:
-    assert warnings_of(tmp_path, nothing) == [ONE_RATE]
+    result = analyse(write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02}), tmp_path)
+    assert (result.warnings, result.notes) == ((), (ONE_RATE,))
 
 
 RATES = (1e-3, 2e-3, 4e-3)
 
 
 def test_a_clean_study_of_learning_rates_has_no_warning(tmp_path: Path) -> None:
-    assert warnings_of(tmp_path, nothing, rates=RATES, tuned=True, design="learning_rate") == []
+    study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02}, rates=RATES, tuned=True, design="learning_rate")
+    result = analyse(study, tmp_path)
+    assert (list(result.warnings), ONE_RATE in result.notes) == ([], False)
 
 
 def test_a_diverged_tuning_run_is_not_reported(tmp_path: Path) -> None:
@@ -55,7 +51,7 @@ def test_a_diverged_tuning_run_is_not_reported(tmp_path: Path) -> None:
 
 
 def test_rates_that_were_chosen_on_the_runs_that_are_compared_are_named(tmp_path: Path) -> None:
-    (found,) = warnings_of(tmp_path, nothing, rates=RATES, design="learning_rate")
+    (found,) = warnings_of(tmp_path, rates=RATES, design="learning_rate")
     assert found.startswith("The learning rate of layernorm, rmsnorm was chosen on the runs that are compared,")
 
 
@@ -95,33 +91,33 @@ def test_runs_on_other_hardware_software_or_data_are_named(
     tmp_path: Path, facts: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     found = warnings_of(tmp_path, lambda folder, study: plant_facts(run_of(folder, study), **facts))
-    (warning,) = [w for w in found if w != ONE_RATE]
+    (warning,) = found
     assert warning.startswith(f"Runs differ in {words[0]}: {words[1]} in rmsnorm/seed=2; {words[2]} in layernorm, ")
     assert "rmsnorm/seed=1, rmsnorm/seed=3" in warning
     assert all(word in warning for word in words)
 
 
 def test_an_arm_all_of_whose_runs_differ_is_named_once(tmp_path: Path) -> None:
-    found = warnings_of(tmp_path, nothing, facts={"rmsnorm": {"attention_kernel": "eager"}})
+    found = warnings_of(tmp_path, facts={"rmsnorm": {"attention_kernel": "eager"}})
     assert any("attention kernel: sdpa in layernorm; eager in rmsnorm; their speeds" in w for w in found)
 
 
 def test_uncommitted_changes_are_reported_even_if_all_runs_have_them(tmp_path: Path) -> None:
     dirty = {"git": {"commit": "799d2f66f95e0a9b71f6541347342cf7e5404c08", "dirty": True}}
     both = dict.fromkeys(("layernorm", "rmsnorm"), dirty)
-    (warning, _) = warnings_of(tmp_path, nothing, facts=both)
+    (warning,) = warnings_of(tmp_path, facts=both)
     assert warning.startswith("The code had uncommitted changes: layernorm, rmsnorm.")
 
 
 def test_unequal_budgets_are_reported_once(tmp_path: Path) -> None:
     found = warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), train__tokens=3e6))
-    (warning,) = [w for w in found if w != ONE_RATE]
+    (warning,) = found
     assert "Training tokens differ: 3,000,000 in rmsnorm/seed=2; 1,600,000 in layernorm" in warning
 
 
 def test_unequal_training_below_equal_budgets_is_reported(tmp_path: Path) -> None:
     found = warnings_of(tmp_path, lambda f, s: plant_facts(run_of(f, s), tokens=1_000_000.0))
-    warning, disagreement = [w for w in found if w != ONE_RATE]
+    warning, disagreement = found
     assert disagreement.startswith("summary.json and metrics.csv disagree on the last tokens of rmsnorm/seed=2: ")
     assert "Training tokens differ: 1,000,000 in rmsnorm/seed=2; 1,597,440 in layernorm" in warning
 
@@ -141,7 +137,7 @@ def test_unequal_training_below_equal_budgets_is_reported(tmp_path: Path) -> Non
 )
 def test_unequal_settings_are_named(tmp_path: Path, key: str, value: object, shown: str) -> None:
     found = warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), **{key: value}))
-    (warning,) = [w for w in found if w != ONE_RATE]
+    (warning,) = found
     assert warning.startswith(shown)
 
 
@@ -151,7 +147,7 @@ def test_arms_that_differ_in_compilation_are_named_with_what_follows(tmp_path: P
             for member in arm.members:
                 plant_config(folder / member.folder, trainer__compile=arm.name == "rmsnorm")
 
-    (warning,) = [w for w in warnings_of(tmp_path, plant) if w != ONE_RATE]
+    (warning,) = warnings_of(tmp_path, plant)
     assert warning == (
         "trainer.compile differs: False in layernorm; True in rmsnorm; their speeds and last digits differ for another "
         "reason than their architecture."
@@ -170,20 +166,20 @@ def test_averages_that_differ_are_named_with_what_they_leave_as_it_is(tmp_path: 
 
 @pytest.mark.parametrize("key", ["train__prompt", "logger__wandb", "runs_dir", "name", "arm", "data__cache_dir"])
 def test_settings_of_names_and_places_may_differ(tmp_path: Path, key: str) -> None:
-    assert warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), **{key: "other"})) == [ONE_RATE]
+    assert warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), **{key: "other"})) == []
 
 
 def test_one_number_written_in_two_ways_is_one_number(tmp_path: Path) -> None:
-    assert warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), train__batch_size=16.0)) == [ONE_RATE]
+    assert warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), train__batch_size=16.0)) == []
 
 
 def test_what_is_an_axis_of_the_study_may_differ(tmp_path: Path) -> None:
     arms = {"short": 0.0, "long": -0.02}
     axes = {"short": {"warmup": "0"}, "long": {"warmup": "0.1"}}
     config = {"short": {"schedule.warmup": 0.0}, "long": {"schedule.warmup": 0.1}}
-    assert warnings_of(tmp_path / "a", nothing, arms=arms, axes=axes, config=config) == [ONE_RATE]
+    assert warnings_of(tmp_path / "a", arms=arms, axes=axes, config=config) == []
     axes = {"short": {"schedule": "none"}, "long": {"schedule": "cosine"}}
-    assert warnings_of(tmp_path / "b", nothing, arms=arms, axes=axes, config=config) == [ONE_RATE]
+    assert warnings_of(tmp_path / "b", arms=arms, axes=axes, config=config) == []
 
 
 @pytest.mark.parametrize(
@@ -200,7 +196,7 @@ def test_an_arm_whose_runs_are_not_of_one_model_is_named(
 ) -> None:
     levels = dict.fromkeys(("layernorm", "rmsnorm"), axes)
     found = warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), **{key: value}), axes=levels)
-    (warning,) = [w for w in found if w != ONE_RATE]
+    (warning,) = found
     dotted = key.replace("__", ".")
     assert warning.startswith(f"Runs that are averaged as rmsnorm differ in {dotted}: {value} in rmsnorm/seed=2; ")
     assert warning.endswith(" in rmsnorm/seed=1, rmsnorm/seed=3.")
@@ -210,7 +206,7 @@ def test_of_many_settings_in_which_an_arms_runs_differ_a_few_are_named(tmp_path:
     other = {"model__dim": 256, "model__n_layers": 6, "model__n_heads": 8, "model__norm__eps": 1e-6}
     other |= {"model__attention__window": 64, "size__n_kv_heads": 4}
     found = warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), **other))
-    (warning,) = [w for w in found if w != ONE_RATE]
+    (warning,) = found
     assert "model.n_layers, model.norm.eps, and 1 more." in warning
 
 
@@ -221,7 +217,6 @@ def test_arms_of_a_comparison_that_differ_in_more_than_their_grouping_are_report
     choices = {"norm": "layernorm", "position": "learned"}
     found = warnings_of(
         tmp_path,
-        nothing,
         design="comparison",
         match="",
         axes=GROUPED,
@@ -255,14 +250,14 @@ def test_arms_of_a_comparison_that_differ_in_more_than_their_grouping_are_report
 )
 def test_what_a_comparison_is_grouped_by_may_differ(tmp_path: Path, axis: str, config: dict[str, Any]) -> None:
     axes = {"layernorm": {axis: "a"}, "rmsnorm": {axis: "b"}}
-    found = warnings_of(tmp_path, nothing, design="comparison", axes=axes, config={"rmsnorm": config})
-    assert found == [ONE_RATE]
+    found = warnings_of(tmp_path, design="comparison", axes=axes, config={"rmsnorm": config})
+    assert found == []
 
 
 @pytest.mark.parametrize(("match", "is_reported"), [("", True), ("params", False), ("flops", False), ("none", True)])
 def test_widths_that_were_matched_may_differ(tmp_path: Path, match: str, is_reported: bool) -> None:
     config = {"rmsnorm": {"model.hidden_dim": 1024}}
-    found = warnings_of(tmp_path, nothing, design="comparison", match=match, axes=GROUPED, config=config)
+    found = warnings_of(tmp_path, design="comparison", match=match, axes=GROUPED, config=config)
     assert any("model.hidden_dim" in warning for warning in found) == is_reported
 
 
@@ -271,10 +266,9 @@ def test_runs_of_different_seeds_that_share_one_are_reported_in_one_sentence(
     tmp_path: Path, keys: tuple[str, ...]
 ) -> None:
     both = {name: dict.fromkeys(keys, 1) for name in ("layernorm", "rmsnorm")}
-    assert warnings_of(tmp_path, nothing, config=both) == [
+    assert warnings_of(tmp_path, config=both) == [
         f"Runs of different seeds have the same {' and '.join(keys)} in layernorm, rmsnorm; they are not independent, "
-        "and intervals are too short.",
-        ONE_RATE,
+        "and intervals are too short."
     ]
 
 
@@ -312,7 +306,7 @@ def test_an_arm_without_any_finished_run_is_named(tmp_path: Path) -> None:
 
 
 def test_one_seed_is_reported(tmp_path: Path) -> None:
-    found = warnings_of(tmp_path, nothing, seeds=(1,))
+    found = warnings_of(tmp_path, seeds=(1,))
     assert found[0] == "Only one seed: layernorm, rmsnorm. The variation over seeds is unknown."
 
 
@@ -334,17 +328,17 @@ def test_the_residual_of_matching_is_reported_above_half_a_percent(tmp_path: Pat
 
 @pytest.mark.parametrize(("match", "is_reported"), [("none", True), ("", True), ("params", False)])
 def test_unequal_sizes_are_reported_where_nothing_was_matched(tmp_path: Path, match: str, is_reported: bool) -> None:
-    found = warnings_of(tmp_path, nothing, match=match, facts={"rmsnorm": {"params_non_embedding": 791680 * 1.05}})
+    found = warnings_of(tmp_path, match=match, facts={"rmsnorm": {"params_non_embedding": 791680 * 1.05}})
     assert ("rmsnorm has 5.0% more parameters without embeddings than layernorm." in found) == is_reported
 
 
 def test_sizes_within_one_percent_are_not_reported(tmp_path: Path) -> None:
-    assert warnings_of(tmp_path, nothing, match="none", config={"rmsnorm": {"model.hidden_dim": 346}}) == [ONE_RATE]
+    assert warnings_of(tmp_path, match="none", config={"rmsnorm": {"model.hidden_dim": 346}}) == []
 
 
 def test_a_best_rate_at_the_end_of_its_grid_is_reported(tmp_path: Path) -> None:
     best = {"rmsnorm": 4e-3}
-    (warning,) = warnings_of(tmp_path, nothing, rates=RATES, tuned=True, best_rates=best, design="learning_rate")
+    (warning,) = warnings_of(tmp_path, rates=RATES, tuned=True, best_rates=best, design="learning_rate")
     assert warning.startswith("rmsnorm is best at 0.004, an end of the grid from 0.001 to 0.004")
     assert "study.extend_rates=true" in warning
 

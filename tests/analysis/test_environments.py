@@ -5,19 +5,21 @@ from typing import Any
 
 import pytest
 
-from llama_lab.analysis.analyse import analyse
-from tests.analysis.synthetic import FACTS, plant_config, plant_facts, run_folder, write_study
+from llama_lab.runs.study import Study
+from tests.analysis.synthetic import FACTS, plant_config, plant_facts, run_of, warnings_of
 
+pytestmark = pytest.mark.usefixtures("without_curves")
 COMMIT = FACTS["git"]["commit"]
 
 
-def warnings_of(folder: Path, config: dict[str, Any] | None = None, **facts: Any) -> list[str]:
-    """The warnings of a study of two arms and three seeds, one of whose runs has other facts and settings."""
-    study = write_study(folder, {"layernorm": 0.0, "rmsnorm": -0.02})
-    run = run_folder(folder, study, "rmsnorm", 2)
-    plant_facts(run, **facts)
-    plant_config(run, **config or {})
-    return [w for w in analyse(study, folder).warnings if not w.startswith("One learning rate")]
+def warned(folder: Path, config: dict[str, Any] | None = None, **facts: Any) -> list[str]:
+    """The warnings of a study one of whose runs has other facts and settings."""
+
+    def plant(folder: Path, study: Study) -> None:
+        plant_facts(run_of(folder, study), **facts)
+        plant_config(run_of(folder, study), **config or {})
+
+    return warnings_of(folder, plant)
 
 
 @pytest.mark.parametrize(
@@ -36,26 +38,26 @@ def warnings_of(folder: Path, config: dict[str, Any] | None = None, **facts: Any
 def test_an_earlier_session_under_other_conditions_is_named(
     tmp_path: Path, earlier: dict[str, Any], sentence: str
 ) -> None:
-    (warning,) = warnings_of(tmp_path, earlier_sessions=[FACTS | earlier, FACTS | earlier, FACTS])
+    (warning,) = warned(tmp_path, earlier_sessions=[FACTS | earlier, FACTS | earlier, FACTS])
     assert warning.startswith(f"Sessions of one run differ in {sentence}")
 
 
 def test_an_earlier_session_with_uncommitted_changes_is_named(tmp_path: Path) -> None:
     dirty = FACTS | {"git": {"commit": COMMIT, "dirty": True}}
-    assert warnings_of(tmp_path, earlier_sessions=[dirty, FACTS]) == [
+    assert warned(tmp_path, earlier_sessions=[dirty, FACTS]) == [
         "The code had uncommitted changes: rmsnorm/seed=2. The commit does not identify the code."
     ]
 
 
 def test_runs_that_recompute_are_told_from_those_that_do_not(tmp_path: Path) -> None:
-    (warning,) = warnings_of(tmp_path, {"train.recompute": "block"})
+    (warning,) = warned(tmp_path, {"train.recompute": "block"})
     assert warning.startswith("Runs differ in train.recompute: ")
     assert "block in rmsnorm/seed=2" in warning
     assert warning.endswith("; their speeds and memory cannot be compared.")
 
 
 def test_a_run_resumed_under_the_same_conditions_is_not_named(tmp_path: Path) -> None:
-    assert warnings_of(tmp_path, earlier_sessions=[FACTS, FACTS]) == []
+    assert warned(tmp_path, earlier_sessions=[FACTS, FACTS]) == []
 
 
 @pytest.mark.parametrize(
@@ -69,9 +71,9 @@ def test_a_run_resumed_under_the_same_conditions_is_not_named(tmp_path: Path) ->
 def test_a_finished_run_that_was_trained_further_is_named(
     tmp_path: Path, config: dict[str, Any], facts: dict[str, Any]
 ) -> None:
-    (warning,) = warnings_of(tmp_path, config, **facts)
+    (warning,) = warned(tmp_path, config, **facts)
     assert warning.startswith("Trained further with resume=: rmsnorm/seed=2. ")
 
 
 def test_a_resume_that_is_null_trains_nothing_further(tmp_path: Path) -> None:
-    assert warnings_of(tmp_path, {"resume": None}, command=["train.py", "resume=null"]) == []
+    assert warned(tmp_path, {"resume": None}, command=["train.py", "resume=null"]) == []

@@ -14,7 +14,8 @@ from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.result import ArmResult
 from llama_lab.analysis.scaling_gains import iso_flop_lines, relative_speeds, scaled, scaling_sentences
 from llama_lab.analysis.scaling_law import Point
-from llama_lab.report import charts, figures
+from llama_lab.report import figures
+from llama_lab.report.charts import compute
 from llama_lab.report.page import page
 from llama_lab.report.summary import summary_rows
 from llama_lab.report.tables import tables
@@ -143,7 +144,7 @@ def test_the_report_shows_laws_and_gains_where_they_are_known(arms: list[ArmResu
     assert rows["relu", "1e+06", "5"][7:] == [UNKNOWN] * 3
     titles = ["Loss over compute", "Compute-equivalent gain", "Loss at equal compute"]
     assert all(title in page(result) for title in titles)
-    points = [trace for trace in charts.scaling.gains(result).data if trace.mode == "markers"]
+    points = [trace for trace in compute.gains(result).data if trace.mode == "markers"]
     assert [len(trace.x) for trace in points] == [9]
 
 
@@ -162,7 +163,7 @@ def test_few_points_are_shown_without_a_law(arms: list[ArmResult]) -> None:
     assert result.scaling is not None
     (sentence,) = scaling_sentences(result.scaling)
     assert sentence.startswith("No power law is fitted: relu has 6 points of 2 sizes and 3 budgets")
-    drawn = charts.scaling.losses(result).data
+    drawn = compute.losses(result).data
     assert [(trace.mode, len(trace.x)) for trace in drawn] == [("markers", 6)] * 2
     assert "laws" not in tables(result)
     assert "Gain" not in tables(result)["scaling"].head

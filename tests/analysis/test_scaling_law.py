@@ -137,6 +137,7 @@ def test_an_option_that_lacks_a_point_hides_no_law_of_the_others() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("condition", CONDITIONS, ids=[condition.name for condition in CONDITIONS])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(condition: Condition) -> None:
     found = coverage(condition, studies=60)

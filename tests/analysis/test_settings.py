@@ -30,20 +30,12 @@ from llama_lab.study.design.designs import (
 )
 from tests.analysis.synthetic import plant_config, plant_facts, run_folder, write_study
 from tests.composing import compose_config
-from tests.study.design.test_designs import Composed
+from tests.study.design.test_designs import CONFIGS
 
+pytestmark = pytest.mark.usefixtures("without_curves")
 SEEDS = (1, 2)
 composed = cache(compose_config)
 Config = dict[str, Any]
-
-
-class Remembered(Composed):
-    """The checkout's own configs, each composed once."""
-
-    compose = cache(Composed.compose)
-
-
-CONFIGS = Remembered()
 PREFIXED = {"_target_": "llama_lab.model.attention.MultiHeadAttention", "_partial_": True, "prefix": 8}
 
 
@@ -250,15 +242,11 @@ def norms(folder: Path, recorded: bool) -> Study:
     return Study.load(folder)
 
 
-def warnings_of(study: Study, folder: Path) -> list[str]:
-    return [w for w in analyse(study, folder).warnings if not w.startswith("One learning rate")]
-
-
 def test_the_pattern_of_a_recipe_is_part_of_the_model_that_arms_compare(tmp_path: Path) -> None:
     axes = {name: {"arch": name} for name in ("llama", "gemma2")}
     config = {"gemma2": {"pattern.global.at": "1::2", "model.layers": [{"at": [1]}]}}
     study = write_study(tmp_path, {"llama": 0.0, "gemma2": -0.02}, axes=axes, config=config)
-    assert warnings_of(study, tmp_path) == []
+    assert list(analyse(study, tmp_path).warnings) == []
 
 
 @pytest.mark.parametrize(
@@ -269,7 +257,7 @@ def test_arms_that_predict_other_tokens_are_never_compared_in_silence(setting: C
     axes = {name: {"arch": name} for name in ("llama", "gemma2")}
     config = {"gemma2": {"pattern.a.at": 1} | setting}
     study = write_study(tmp_path, {"llama": 0.0, "gemma2": -0.02}, axes=axes, config=config)
-    (warning,) = warnings_of(study, tmp_path)
+    (warning,) = list(analyse(study, tmp_path).warnings)
     assert warning.startswith("Losses are of different tokens, since those of an attention.prefix are not predicted")
     assert "all but the first 1 in llama" in warning
     assert "all but the first 8 in gemma2" in warning
@@ -290,10 +278,10 @@ def test_a_report_names_an_arm_that_was_trained_with_other_settings(
     tmp_path: Path, key: str, value: object, shown: str, recorded: bool
 ) -> None:
     study = norms(tmp_path, recorded)
-    assert warnings_of(study, tmp_path) == []
+    assert list(analyse(study, tmp_path).warnings) == []
     for seed in (1, 2, 3):
         plant_config(run_folder(tmp_path, study, "rmsnorm", seed), **{key: value})
-    found = warnings_of(study, tmp_path)
+    found = list(analyse(study, tmp_path).warnings)
     if key == "model__norm__eps" and not recorded:
         assert found == [], "an arm may have its own norm; without a plan nobody knows which"
         return
@@ -304,7 +292,7 @@ def test_a_report_names_an_arm_that_was_trained_with_other_settings(
 def test_one_run_that_departs_from_the_plan_is_named_once(tmp_path: Path) -> None:
     study = norms(tmp_path, recorded=True)
     plant_config(run_folder(tmp_path, study, "rmsnorm", 2), model__norm__eps=1e-6)
-    assert warnings_of(study, tmp_path) == [
+    assert list(analyse(study, tmp_path).warnings) == [
         "Runs have other settings than the study planned: model.norm.eps: 1e-06 instead of 1e-05 in rmsnorm/seed=2."
     ]
 

@@ -131,7 +131,7 @@ def test_with_many_seeds_each_contrast_is_judged_by_its_paired_t_test_at_bonferr
         assert found.p == pytest.approx(min(1, 4 * stats.ttest_1samp(sample, 0).pvalue), rel=0.35, abs=1e-3)
 
 
-@pytest.mark.parametrize("times", [1e3, 1e6])
+@pytest.mark.parametrize("times", [1e3, pytest.param(1e6, marks=pytest.mark.slow)])
 def test_an_arm_whose_noise_is_of_another_world_is_no_finding(times: float) -> None:
     steps = [(i, i - 1) for i in range(1, 8)]
     found = [contrasts(losses * np.where(np.arange(8) == 3, times, 1.0)[:, None], steps) for losses in spread(100)]

@@ -1,9 +1,9 @@
 """`llama-lab-compare`: reports from any run folders."""
 
 import csv
-import shutil
 from collections.abc import Callable
 from io import StringIO
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,31 +14,27 @@ from llama_lab.runs.study import Study
 from tests.analysis.synthetic import BASE_LOSS, write_run, write_study
 from tests.conftest import Command, Ran, RunTrain, unstamped
 
+LAYERS = {"model.n_layers": 2}
+
 
 @pytest.fixture(scope="module")
-def swept(run_train: RunTrain, tiny: list[str]) -> Path:
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plain sweep: two norms, two seeds."""
-    sweep = ("--multirun", *tiny, "train.tokens=5120", "norm=layernorm,rmsnorm", "seed=1,2", "name=plain")
-    ran = run_train(*sweep)
-    assert ran.code == 0, ran.err
-    return ran.cwd
+    folder = tmp_path_factory.mktemp("swept")
+    for norm, seed in product(("layernorm", "rmsnorm"), (1, 2)):
+        facts = {"name": "plain", "choices": {"norm": norm, "ffn": "swiglu", "position": "rope"}}
+        path = folder / "runs" / "plain" / f"norm={norm}" / f"seed={seed}"
+        write_run(path, f"norm={norm}", seed, BASE_LOSS + 0.1 * seed * (norm == "rmsnorm"), facts=facts, config=LAYERS)
+        (path / "overrides.yaml").write_text(f"- norm={norm}\n- seed={seed}\n")
+    return folder
 
 
-@pytest.fixture(scope="module")
-def studied(run_train: RunTrain, tiny: list[str]) -> Path:
+@pytest.fixture
+def studied(tmp_path: Path) -> Path:
     """A ladder of two rungs."""
-    settings = (
-        "train.tokens=5120",
-        "study=ladder",
-        "study.learning_rates=null",
-        "study.axes=[norm]",
-        "study.seeds=[1,2]",
-        "study.measure_speed=false",
-        "name=climb",
-    )
-    ran = run_train(*tiny, *settings)
-    assert ran.code == 0, ran.err
-    return ran.cwd
+    folder = tmp_path / "runs" / "climb"
+    write_study(folder, {"vanilla": 0.0, "+rmsnorm": -0.02}, (1, 2))
+    return folder
 
 
 @pytest.fixture
@@ -71,8 +67,11 @@ def test_runs_are_grouped_by_any_key_against_any_baseline(compare: Command, swep
     assert rmsnorm["to_baseline_nats_mean"] == ""
 
 
-def test_a_study_alone_is_reported_on_where_it_is(compare: Command, studied: Path) -> None:
-    folder = studied / "runs" / "climb"
+def test_a_study_alone_is_reported_on_where_it_is(compare: Command, run_train: RunTrain, tiny: list[str]) -> None:
+    ladder = ("study=ladder", "study.learning_rates=null", "study.axes=[norm]", "study.seeds=[1,2]", "name=climb")
+    ran = run_train(*tiny, *ladder, "train.tokens=5120", "study.measure_speed=false")
+    assert ran.code == 0, ran.err
+    folder = ran.cwd / "runs" / "climb"
     before = (folder / "summary.csv").read_text()
     (folder / "summary.csv").unlink()
     assert compare(folder).code == 0
@@ -80,37 +79,34 @@ def test_a_study_alone_is_reported_on_where_it_is(compare: Command, studied: Pat
 
 
 def test_a_study_against_another_baseline_goes_elsewhere(compare: Command, studied: Path) -> None:
-    folder = studied / "runs" / "climb"
-    before = (folder / "summary.csv").read_text()
-    ran = compare(folder, "--baseline", "+rmsnorm", "--out", "turned")
-    assert (ran.code, (folder / "summary.csv").read_text()) == (0, before)
-    delta, turned = (rows(path) for path in (folder, ran.cwd / "turned"))
+    compare(studied)
+    before = (studied / "summary.csv").read_text()
+    ran = compare(studied, "--baseline", "+rmsnorm", "--out", "turned")
+    assert (ran.code, (studied / "summary.csv").read_text()) == (0, before)
+    delta, turned = (rows(path) for path in (studied, ran.cwd / "turned"))
     assert float(turned["vanilla"]["to_baseline_nats_mean"]) == -float(delta["+rmsnorm"]["to_baseline_nats_mean"])
-    assert compare(folder, "--baseline", "+rmsnorm", "--out", "turned").code == 0, "the same command again"
+    assert compare(studied, "--baseline", "+rmsnorm", "--out", "turned").code == 0, "the same command again"
     assert compare("turned").code == 0, "the comparison is a study that can be reported on again"
 
 
 def test_studies_and_runs_of_different_folders_are_combined(compare: Command, studied: Path, swept: Path) -> None:
-    ran = compare(studied / "runs" / "climb", swept / "runs" / "plain")
+    ran = compare(studied, swept / "runs" / "plain")
     assert ran.code == 0
     assert len(rows(ran.cwd / "comparison")) == 4
 
 
-def test_packages_are_trusted_by_name(compare: Command, studied: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    shutil.copytree(studied / "runs" / "climb", folder)
-    for file in folder.rglob("resolved.yaml"):
-        own = unstamped(file).replace("llama_lab.model.norm.RMSNorm", "tests.analysis.synthetic.MyNorm")
-        file.write_text(own)
-    report = folder / "report.html"
-    assert compare("mine").code == 0
+def test_packages_are_trusted_by_name(compare: Command, studied: Path) -> None:
+    for file in studied.rglob("resolved.yaml"):
+        file.write_text(file.read_text().replace("llama_lab.model.norm.RMSNorm", "tests.analysis.synthetic.MyNorm"))
+    report = studied / "report.html"
+    assert compare(studied).code == 0
     assert "names tests.analysis.synthetic.MyNorm" in report.read_text(encoding="utf-8")
-    assert compare("mine", "--trust", "tests").code == 0
+    assert compare(studied, "--trust", "tests").code == 0
     assert "names tests.analysis.synthetic.MyNorm" not in report.read_text(encoding="utf-8")
 
 
-def test_a_study_that_was_moved_is_still_found(compare: Command, studied: Path, tmp_path: Path) -> None:
-    shutil.copytree(studied / "runs" / "climb", tmp_path / "moved")
+def test_a_study_that_was_moved_is_still_found(compare: Command, studied: Path) -> None:
+    studied.rename("moved")
     assert compare("moved").code == 0
 
 
@@ -128,22 +124,18 @@ def test_a_study_that_was_moved_is_still_found(compare: Command, studied: Path, 
 def test_wrong_arguments_are_reported_in_one_line(
     compare: Command, studied: Path, swept: Path, arguments: list[str], message: str
 ) -> None:
-    paths = {"STUDY": str(studied / "runs" / "climb"), "SWEEP": str(swept)}
+    paths = {"STUDY": str(studied), "SWEEP": str(swept)}
     ran = compare(*(paths.get(argument, argument) for argument in arguments))
     assert ran.code == 2
     assert message in ran.err
     assert ran.err.count("\n") == 1
 
 
-def test_a_run_whose_metrics_end_in_a_partial_line_is_read_up_to_it(
-    compare: Command, studied: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "cut"
-    shutil.copytree(studied / "runs" / "climb", folder)
-    metrics = folder / "vanilla" / "seed=1" / "metrics.csv"
+def test_a_run_whose_metrics_end_in_a_partial_line_is_read_up_to_it(compare: Command, studied: Path) -> None:
+    metrics = studied / "vanilla" / "seed=1" / "metrics.csv"
     metrics.write_text(metrics.read_text()[:-25])
-    (folder / "vanilla" / "seed=1" / "status.json").write_text('{"status": "running", "message": ""}')
-    ran = compare("cut")
+    (studied / "vanilla" / "seed=1" / "status.json").write_text('{"status": "running", "message": ""}')
+    ran = compare(studied)
     assert (ran.code, ran.err) == (0, "")
     assert "vanilla/seed=1" in ran.out
 

@@ -210,7 +210,7 @@ def test_there_is_no_figure_without_data(draw: Callable[[], Result]) -> None:
     assert drawn(draw()) == {}
 
 
-@pytest.mark.parametrize("n_arms", [2, 60])
+@pytest.mark.parametrize("n_arms", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_all_text_stays_inside_its_figure(n_arms: int) -> None:
     names = [f"attention=gqa,model.n_kv_heads={i},position=rope_yarn,embedding=a_long_one_{i}" for i in range(n_arms)]
     found = drawn(results.result({name: 3.9 - 0.01 * i for i, name in enumerate(names)}, points=20))
@@ -366,6 +366,7 @@ def test_an_empty_folder_is_filled(result: Result, tmp_path: Path) -> None:
     assert (tmp_path / "paper" / "runs.csv").exists()
 
 
+@pytest.mark.slow
 def test_one_seed_is_exported(tmp_path: Path) -> None:
     synthetic.write_study(tmp_path / "study", {"a": 0.0, "b": -0.1}, (1,))
     found = analysed(tmp_path / "study")

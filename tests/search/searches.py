@@ -4,10 +4,19 @@ import csv
 import json
 from pathlib import Path
 
-from tests.conftest import Ran
+from hydra._internal.callbacks import Callbacks
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import HydraContext, RunMode
+
+from llama_lab.cli import train_job
+from llama_lab.config.arguments import to_hydra
+from llama_lab.search.search import search
+from tests.conftest import Ran, last_of_each
+from tests.study.planning import Loader, commanding, refused
 from tests.training.tiny import rows
 
-SEARCH = ("--multirun", "hydra/sweeper=optuna", "name=found", "trainer=cpu")
+SEARCHING = ("hydra/sweeper=optuna", "name=found", "trainer=cpu")
+SEARCH = ("--multirun", *SEARCHING)
 STEPS = 195
 PRUNING = (
     *SEARCH,
@@ -44,3 +53,16 @@ def pruned(ran: Ran) -> Path:
     assert rows(folder)[-1]["step"] < STEPS
     assert not (folder / ".prune").exists()
     return folder
+
+
+def search_refusal(*overrides: str) -> str:
+    """What the search of `python train.py *overrides` is refused with, in the line after `error: `."""
+
+    def begin() -> None:
+        cfg = Loader().load_configuration("config", to_hydra(last_of_each(overrides)), RunMode.MULTIRUN)
+        HydraConfig.instance().set_config(cfg)
+        context = HydraContext(config_loader=Loader(), callbacks=Callbacks())
+        search(cfg, context, train_job, list(cfg.hydra.overrides.task))
+
+    with commanding():
+        return refused(begin, overrides)

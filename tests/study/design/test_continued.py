@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from llama_lab.analysis.analyse import analyse
 from llama_lab.config.grammar import override_key
 from llama_lab.report.tables import tables
 from llama_lab.runs.folder import write_yaml
 from llama_lab.runs.study import Study
+from llama_lab.study.design.command import Composer
 from llama_lab.study.design.continued import Extend, Uptrain
 from llama_lab.util.errors import ConfigError
-from tests.conftest import Command, Ran, last_of_each
-from tests.study.design.test_designs import Composed
+from tests.conftest import Command, Ran
+from tests.study.design.test_designs import CONFIGS
+from tests.study.planning import Loader, planned_study, refusal
 
 POSITIONS = ["rope", "rope_linear", "rope_ntk", "rope_yarn", "rope_llama3"]
 STARTS = ["mean", "first", "random"]
@@ -24,20 +26,15 @@ uptrain = partial(Uptrain, "llama2", 0.05, None, STARTS)
 extend = partial(Extend, "llama", 0.05, 4, POSITIONS)
 
 
-class FromSource(Composed):
+def from_source(init_from: Path | None, *shared: str) -> Composer:
     """The checkout's configs at size=pico, with `init_from` and further overrides."""
-
-    def __init__(self, init_from: Path | None, *shared: str) -> None:
-        own = () if init_from is None else (f"init_from='{init_from}'",)
-        self.shared = ("size=pico", *own, *shared)
-
-    def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
-        return super().compose(*overrides, *self.shared)
+    own = () if init_from is None else (f"init_from='{init_from}'",)
+    return Composer(Loader(), ("size=pico", *own, *shared))
 
 
 def source(folder: Path, *overrides: str) -> Path:
     """A folder with the config of a run, as far as designs read it."""
-    cfg, _ = Composed().compose("size=pico", *overrides)
+    cfg, _ = CONFIGS.compose("size=pico", *overrides)
     folder.mkdir()
     write_yaml(OmegaConf.to_container(cfg, resolve=True), folder / "resolved.yaml")
     return folder
@@ -45,7 +42,7 @@ def source(folder: Path, *overrides: str) -> Path:
 
 def test_uptraining_has_every_start_of_every_smaller_number_of_heads_beside_all_heads(tmp_path: Path) -> None:
     llama = source(tmp_path / "llama", "arch=llama", "train.tokens=40000")
-    arms = uptrain().variants(FromSource(llama)).arms
+    arms = uptrain().variants(from_source(llama)).arms
     names = ["mha", *(f"gqa-2-{start}" for start in STARTS), *(f"mqa-{start}" for start in STARTS)]
     assert [arm.name for arm in arms] == names
     assert arms[0].overrides == ("arch=llama2", "train.tokens=2000", "model.n_kv_heads=4")
@@ -56,17 +53,17 @@ def test_uptraining_has_every_start_of_every_smaller_number_of_heads_beside_all_
 
 def test_uptraining_from_grouped_heads_goes_below_them(tmp_path: Path) -> None:
     gqa = source(tmp_path / "gqa", "arch=llama2", "model.n_kv_heads=2")
-    arms = Uptrain("llama2", None, [1], ["mean"]).variants(FromSource(gqa)).arms
+    arms = Uptrain("llama2", None, [1], ["mean"]).variants(from_source(gqa)).arms
     assert [arm.name for arm in arms] == ["gqa-2", "mqa-mean"]
     assert not any(override_key(o) == "train.tokens" for arm in arms for o in arm.overrides)
 
 
 def test_extending_gives_every_scaling_the_growth_and_the_context_and_base_of_the_source(tmp_path: Path) -> None:
     llama = source(tmp_path / "llama", "arch=llama", "train.tokens=40000")
-    arms = {arm.name: {*arm.overrides} for arm in extend().variants(FromSource(llama)).arms}
+    arms = {arm.name: {*arm.overrides} for arm in extend().variants(from_source(llama)).arms}
     assert [*arms] == POSITIONS
     for name, overrides in arms.items():
-        cfg, _ = FromSource(llama).compose(*overrides)
+        cfg, _ = from_source(llama).compose(*overrides)
         position = cfg.model.position
         assert (cfg.model.max_seq_len, position.theta, cfg.train.tokens) == (128, 10000.0, 2000)
         if name == "rope":
@@ -97,22 +94,22 @@ def test_what_would_compare_something_else_is_refused(case: str, tmp_path: Path)
     design, overrides, message = REFUSED[case]
     llama = source(tmp_path / "llama", "arch=llama")
     with pytest.raises(ConfigError, match=f"^{message}"):
-        design.variants(FromSource(llama, *overrides))
+        design.variants(from_source(llama, *overrides))
 
 
 @pytest.mark.parametrize("design", [uptrain(), extend()], ids=["uptrain", "extend"])
 def test_without_a_source_there_is_nothing_to_train_on(design: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^init_from=null: this study trains on from a run"):
-        design.variants(FromSource(None))
+        design.variants(from_source(None))
     with pytest.raises(ConfigError, match=r"^init_from=.*nowhere: is no folder"):
-        design.variants(FromSource(tmp_path / "nowhere"))
+        design.variants(from_source(tmp_path / "nowhere"))
 
 
 def test_scaled_or_other_positions_are_not_extended(tmp_path: Path) -> None:
     for position in ("rope_linear", "alibi"):
         other = source(tmp_path / position, "arch=llama", f"position={position}")
         with pytest.raises(ConfigError, match=r"^init_from: has no rotary positions, or scaled ones"):
-            extend().variants(FromSource(other, f"position={position}"))
+            extend().variants(from_source(other, f"position={position}"))
 
 
 QUICK = ("study.seeds=[1]", "study.measure_speed=false", "train.evaluations=2")
@@ -133,21 +130,13 @@ def begun(ours: list[str], command: Command) -> Ran:
 FROM = "init_from=runs/source/base/seed=1"
 
 
-def test_a_dry_run_trains_nothing_and_arms_that_cannot_take_the_weights_are_refused(
-    begun: Ran, ours: list[str], command: Command
-) -> None:
-    ran = command(*ours, "study=extend", FROM, "study.share=1", "study.dry_run=true", *QUICK)
-    assert (ran.code, ran.err) == (0, "")
-    assert all(f" {position} " in ran.out for position in POSITIONS)
-    ran = command(*ours, "study=uptrain", FROM, "match=params")
-    assert ran.code == 2
-    assert (
-        ran.err == "error: match=params: gives arms other widths than the weights of init_from have; use match=none\n"
+def test_every_arm_is_planned_and_those_that_cannot_take_the_weights_are_refused(begun: Ran, ours: list[str]) -> None:
+    extending = (*ours, "study=extend", FROM, "study.share=1", "study.positions=[rope,rope_yarn]", *QUICK)
+    assert [arm.arm.name for arm in planned_study(*extending).arms] == ["rope", "rope_yarn"]
+    assert refusal(*ours, "study=uptrain", FROM, "match=params") == (
+        "match=params: gives arms other widths than the weights of init_from have; use match=none"
     )
-    ran = command(*last_of_each([*ours, "study=extend", FROM, "study.share=1", "tokenizer=char", *QUICK]))
-    assert ran.code == 2
-    assert "has another tokenizer than this run" in ran.err
-    assert [path.name for path in (ran.cwd / "runs").iterdir()] == ["source"]
+    assert "has another tokenizer than this run" in refusal(*extending, "tokenizer=char")
 
 
 @pytest.mark.slow

@@ -6,14 +6,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from omegaconf import DictConfig
 
-from llama_lab.config.components import CONF_DIR
-from llama_lab.config.composing import run_config
 from llama_lab.config.keys import COMPONENTS
+from llama_lab.study.design.command import Composer
 from llama_lab.study.design.designs import (
     AddOne,
     Context,
@@ -28,25 +25,10 @@ from llama_lab.study.design.designs import (
     combinations,
 )
 from llama_lab.util.errors import ConfigError
-from tests.composing import compose_config, options
+from tests.composing import compose_config
+from tests.study.planning import Loader
 
-
-class Composed:
-    """The checkout's own configs."""
-
-    def recipes(self) -> list[str]:
-        return options("arch")
-
-    def options(self, group: str) -> list[str]:
-        return options(group)
-
-    def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
-        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            cfg = compose("config", overrides=list(overrides), return_hydra_config=True)
-        return run_config(cfg, dict(cfg.hydra.runtime.choices))
-
-
-CONFIGS = Composed()
+CONFIGS = Composer(Loader(), ())
 
 
 def components(overrides: tuple[str, ...]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The feed-forward width that makes an arm as large, or as expensive, as its reference."""
 
 import functools
-from itertools import permutations
+from itertools import permutations, product
 
 import pytest
 import torch
@@ -33,11 +33,22 @@ def cost(recipe: str, size: str, width: int | None = None) -> Cost:
         return measure_cost(build_model(cfg, 4096))
 
 
-@pytest.mark.parametrize("match", ["params", "flops"])
-@pytest.mark.parametrize("size", SIZES)
-def test_pairs_of_recipes_are_matched_and_the_residual_is_reported_exactly(match: str, size: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "match", "pairs"),
+    [
+        pytest.param("nano", "params", PAIRS[::5], id="nano-params"),
+        pytest.param("pythia_70m", "flops", PAIRS[2::5], id="pythia_70m-flops"),
+        *(
+            pytest.param(size, match, PAIRS, marks=pytest.mark.matrix, id=f"{size}-{match}-all")
+            for size, match in product(SIZES, MATCHED)
+        ),
+    ],
+)
+def test_pairs_of_recipes_are_matched_and_the_residual_is_reported_exactly(
+    size: str, match: str, pairs: list[tuple[str, str]]
+) -> None:
     measure = MATCHED[match]
-    for base, arm in PAIRS:
+    for base, arm in pairs:
         reference = cost(base, size)
         textbook = config(arm, size).model.hidden_dim
         matched = match_width(functools.partial(cost, arm, size), textbook, match, reference)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,14 @@ import pytest
 
 from llama_lab.analysis.analyse import analyse
 from llama_lab.runs.study import Study
+from llama_lab.study.design import tuning
+from llama_lab.study.design.dry_run import print_plan
 from llama_lab.study.design.options import Options
 from llama_lab.util.errors import ConfigError
+from tests.analysis.synthetic import warnings_of
 from tests.conftest import Command, Ran
-from tests.study.design.test_designs import CONFIGS, Composed
+from tests.study.design.test_designs import CONFIGS
+from tests.study.planning import planned_study, refusal
 
 DRY = ("study=options", "study.dry_run=true", "study.seeds=[1]", "train.tokens=16384", "name=tried")
 QUICK = ("study.measure_speed=false", "study.seeds=[1,2]", "train.tokens=5120", "train.evaluations=2", "name=tried")
@@ -66,8 +70,8 @@ def test_keys_that_end_alike_are_named_in_full() -> None:
         ("model.attention.qk_norm", "null", "head"),
         ("train.batch_size", "4", "16"),
         *(
-            pytest.param(slow, marks=pytest.mark.slow)
-            for slow in (
+            pytest.param(more, marks=pytest.mark.matrix)
+            for more in (
                 ("norm", "rmsnorm", "none"),
                 ("block", "prenorm", "parallel"),
                 ("attention", "mha", "mqa"),
@@ -90,19 +94,11 @@ def test_keys_that_end_alike_are_named_in_full() -> None:
     ],
     ids=" ".join,
 )
-def test_any_group_and_any_key_is_an_axis(command: Command, tiny: list[str], axis: tuple[str, ...]) -> None:
+def test_any_group_and_any_key_is_an_axis(tiny: list[str], axis: tuple[str, ...]) -> None:
     name, first, second, *more = axis
     ours = [argument for argument in tiny if not argument.startswith(f"{name}=")]
-    ran = command(*ours, *DRY, *over(name, first, second), *more)
-    assert (ran.code, ran.err) == (0, "")
-    assert "tried: 2 arms, 2 runs" in ran.out
-    assert not (ran.cwd / "runs").exists()
-
-
-class Cached(Composed):
-    """Composes the base of all tests once."""
-
-    compose = staticmethod(cache(CONFIGS.compose))
+    plan = planned_study(*ours, *DRY, *over(name, first, second), *more)
+    assert [len(arm.runs) for arm in plan.arms] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +128,7 @@ class Cached(Composed):
 )
 def test_what_is_no_axis_and_no_option_is_refused(axis: Any, options: list[Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}"):
-        Options("llama", axis, options).variants(Cached())
+        Options("llama", axis, options).variants(CONFIGS)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +142,6 @@ def test_what_is_no_axis_and_no_option_is_refused(axis: Any, options: list[Any],
         (
             (*over("model.max_seq_len", "32", "48"), "train.tokens=6000"),
             "train.tokens=6000: is no whole number of steps of 256 and 384 tokens, .*; give train.tokens=5376",
-        ),
-        (
-            (*over("[ffn,norm]", "[relu,gelu]", "[rmsnorm,none]"), "study.compare=all"),
-            "study.compare=all: a factorial tests its effects, not pairs",
         ),
         ((*over("ffn", "relu", "gelu"), "ffn=glu"), "ffn=glu: the study sets ffn itself, arm by arm"),
         (
@@ -178,15 +170,11 @@ def test_what_is_no_axis_and_no_option_is_refused(axis: Any, options: list[Any],
         (over("model.n_kv_heads", "2", "null"), "model.n_kv_heads=null: must be a whole number"),
     ],
 )
-def test_what_cannot_be_is_reported_in_one_line_before_training(
-    study: Callable[..., Ran], arguments: tuple[str, ...], message: str
-) -> None:
-    ran = study(*DRY, *arguments)
-    assert ran.code == 2
-    assert re.match(f"error: {message}", ran.err), ran.err
-    assert ran.err.count("\n") == 1
+def test_what_cannot_be_planned_is_refused(tiny: list[str], arguments: tuple[str, ...], message: str) -> None:
+    assert re.match(message, line := refusal(*tiny, *DRY, *arguments)), line
 
 
+@pytest.mark.slow
 def test_an_option_that_is_another_one_with_another_name_is_refused(study: Callable[..., Ran], tmp_path: Path) -> None:
     option = tmp_path / "my_conf" / "schedule" / "mine.yaml"
     option.parent.mkdir(parents=True)
@@ -216,13 +204,14 @@ def test_three_options_are_trained_and_compared_with_the_first_and_with_each_oth
     assert [w for w in result.warnings if not w.startswith(expected) and "learned little else" not in w] == []
 
 
+@pytest.mark.slow
 def test_a_key_is_an_axis_that_the_report_accuses_of_nothing(command: Command, tiny: list[str]) -> None:
     ours = [argument for argument in tiny if not argument.startswith("train.batch_size")]
-    ran = command(*ours, "study=options", *over("train.batch_size", "4", "8", "16"), *QUICK, "train.tokens=6144")
+    ran = command(*ours, "study=options", *over("train.batch_size", "4", "8"), *QUICK, "train.tokens=2560")
     assert (ran.code, ran.err) == (0, "")
     folder = ran.cwd / "runs" / "tried"
     result = analyse(Study.load(folder), folder)
-    assert [arm.name for arm in result.arms] == ["batch_size=4", "batch_size=8", "batch_size=16"]
+    assert [arm.name for arm in result.arms] == ["batch_size=4", "batch_size=8"]
     assert len({record.summary["tokens"] for record in result.records}) == 1
     expected = ("Logged speeds", "The code had", "Two seeds", "Runs differ in")
     assert [w for w in result.warnings if not w.startswith(expected) and "learned little else" not in w] == []
@@ -252,33 +241,43 @@ def test_several_axes_are_judged_by_the_effects_of_their_options(study: Callable
     assert "ffn=geglu \u00d7 norm=rmsnorm" in (folder / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("extends", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_each_optimizer_is_tuned_over_its_own_grid(study: Callable[..., Ran], extends: bool) -> None:
-    grids = "study.learning_rates={adamw:[1e-3,2e-3],lion:[1e-4,3e-4]}"
-    more = (f"study.extend_rates={str(extends).lower()}", *QUICK, "study.seeds=[1]", "train.tokens=2560")
-    ran = study("study=options", *over("optim", "adamw", "lion"), grids, *more)
+GRIDS = "study.learning_rates={adamw:[1e-3,2e-3],lion:[1e-4,3e-4]}"
+
+
+def test_each_optimizer_is_tuned_over_its_own_grid(tiny: list[str]) -> None:
+    plan = planned_study(*tiny, *DRY, *over("optim", "adamw", "lion"), GRIDS)
+    tried = {arm.arm.name: [run.run.cfg.optim.lr for run in arm.tuning] for arm in plan.arms}
+    assert tried == {"adamw": [1e-3, 2e-3], "lion": [1e-4, 3e-4]}
+    expected = "2 from 0.001 to 0.002 for adamw; 2 from 0.0001 to 0.0003 for lion"
+    assert any(expected in note for note in plan.study.notes)
+
+
+@pytest.mark.slow
+def test_grids_of_their_own_go_on_each_from_its_own_end(
+    study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "MOST_EXTENSIONS", 2)
+    more = ("study.extend_rates=true", *QUICK, "study.seeds=[1]", "train.tokens=2560")
+    ran = study("study=options", *over("optim", "adamw", "lion"), GRIDS, *more)
     assert (ran.code, ran.err) == (0, "")
     folder = ran.cwd / "runs" / "tried"
     kept = Study.load(folder)
     tried = {arm.name: {member.learning_rate for member in arm.tuning} for arm in kept.arms}
-    for arm, grid in {"adamw": {1e-3, 2e-3}, "lion": {1e-4, 3e-4}}.items():
-        assert tried[arm] > grid
-        assert extends or len(tried[arm]) == 3  # the best of two is at an end, so one more is tried beside it
-    assert any("2 from 0.001 to 0.002 for adamw; 2 from 0.0001 to 0.0003 for lion" in note for note in kept.notes)
+    assert tried["adamw"] > {1e-3, 2e-3}
+    assert tried["lion"] > {1e-4, 3e-4}
     result = analyse(kept, folder)
     assert {sweep.arm: set(sweep.rates) for sweep in result.learning_rates} == tried
     assert [w for w in result.warnings if "optim" in w or "searched" in w] == []
 
 
-def test_optimizers_at_one_rate_each_are_warned_of(study: Callable[..., Ran]) -> None:
-    ran = study("study=options", *over("optim", "adamw", "sgd"), *QUICK, "study.seeds=[1]", "train.tokens=2560")
-    assert ran.code == 0
-    assert "Each optimizer had one learning rate, which was not searched (adamw 0.002, sgd 0.3)" in " ".join(
-        ran.out.split()
-    )
+def test_optimizers_at_one_rate_each_are_warned_of(tmp_path: Path) -> None:
+    arms, axes = {"adamw": 0.0, "sgd": 0.1}, {name: {"optim": name} for name in ("adamw", "sgd")}
+    found = warnings_of(tmp_path, arms=arms, axes=axes, design="options", config={"sgd": {"optim.lr": 0.3}})
+    expected = "Each optimizer had one learning rate, which was not searched (adamw 0.002, sgd 0.3)"
+    assert any(warning.startswith(expected) for warning in found)
 
 
-def test_a_grid_may_be_given_by_any_option(study: Callable[..., Ran]) -> None:
+def test_a_grid_may_be_given_by_any_option(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     grids = "study.learning_rates={1e4:[1e-3,2e-3],5e5:[2e-3,4e-3,8e-3]}"
-    ran = study(*DRY, *over("model.position.theta", "1e4", "5e5"), grids)
-    assert "2 arms, 2 runs, 9 runs to tune them" in ran.out
+    print_plan(planned_study(*tiny, *DRY, *over("model.position.theta", "1e4", "5e5"), grids), timed=True)
+    assert "2 arms, 2 runs, 9 runs to tune them" in capsys.readouterr().out

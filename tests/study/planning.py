@@ -1,0 +1,105 @@
+"""What a study's sweeper does until it trains, and whole studies for the fixtures of a module, inside this process."""
+
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from llama_lab.cli import train_command
+from llama_lab.config.arguments import to_hydra
+from llama_lab.config.component_errors import report_component_errors
+from llama_lab.config.components import CONF_DIR, register_resolvers
+from llama_lab.config.messages import USER_ERRORS, one_line
+from llama_lab.study.design.command import Composer, read_command
+from llama_lab.study.design.plan import Plan, plan_study
+from tests.conftest import Ran, last_of_each
+
+register_resolvers()
+
+
+@cache
+def packaged() -> ConfigLoader:
+    """Hydra's config loader of conf/."""
+    return ConfigLoaderImpl(create_config_search_path(str(CONF_DIR)))
+
+
+@cache
+def composed(config: str, mode: RunMode, *overrides: str) -> bytes:
+    """A config with Hydra's node, pickled."""
+    return pickle.dumps(packaged().load_configuration(config, list(overrides), mode))
+
+
+class Loader:
+    """The config loader of conf/, which composes the same overrides once."""
+
+    def load_configuration(self, config: str, overrides: list[str], mode: RunMode) -> DictConfig:
+        cfg: DictConfig = pickle.loads(composed(config, mode, *overrides))
+        return cfg
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(packaged(), name)
+
+
+@contextmanager
+def commanding() -> Iterator[None]:
+    """Inside, further configs can be composed and built as in a command."""
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"), report_component_errors():
+        yield
+
+
+def planned_study(*overrides: str) -> Plan:
+    """The plan of the study that `python train.py *overrides` would train in this process."""
+    loader = Loader()
+    with commanding():
+        cfg = loader.load_configuration("config", to_hydra(last_of_each(overrides)), RunMode.MULTIRUN)
+        _, defaults = Composer(loader, ()).compose()
+        command = read_command(cfg, list(cfg.hydra.overrides.task), defaults["arch"])
+        return plan_study(command, Composer(loader, command.shared))
+
+
+def refusal(*overrides: str) -> str:
+    """What that study is refused with, in the line that a command prints after `error: `."""
+    return refused(lambda: planned_study("hydra/launcher=basic", *overrides), overrides)
+
+
+def refused(act: Callable[[], object], overrides: Sequence[str]) -> str:
+    """What a user is told of an error of `act`, in one line."""
+    with pytest.raises(USER_ERRORS) as caught:
+        act()
+    line = one_line(caught.value, typed=overrides)
+    assert "\n" not in line
+    return line
+
+
+def conducted(cwd: Path, environment: Mapping[str, str], *overrides: str) -> Ran:
+    """What `python train.py *overrides` leaves in `cwd`, trained inside this process."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(cwd)
+        for name in os.environ.keys() - environment.keys():
+            patch.delenv(name)
+        for name in ("NETRC", "LLAMA_LAB_CACHE"):
+            patch.setenv(name, environment[name])
+        for name in ("HYDRA_FULL_ERROR", "LLAMA_LAB_TRACEBACK"):  # the command sets them
+            patch.setenv(name, "0")
+        patch.setattr(sys, "argv", ["train.py", *last_of_each([*overrides, "hydra/launcher=basic"])])
+        GlobalHydra.instance().clear()
+        try:
+            train_command()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return Ran(code, out.getvalue(), err.getvalue(), cwd)

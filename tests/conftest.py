@@ -226,6 +226,17 @@ def in_process(
 
 
 @pytest.fixture
+def bad_files(tmp_path: Path) -> Path:
+    """The folder of a command, with files in it that are no text to train on."""
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)))
+    (tmp_path / "latin.txt").write_bytes("façade ".encode("latin-1") * 100)
+    (tmp_path / "short.txt").write_text("too short\n")
+    (tmp_path / "lines.txt").write_text("".join(f"line number {i}\n\n" for i in range(1000)))
+    return tmp_path
+
+
+@pytest.fixture
 def command(in_process: Callable[..., Ran]) -> Command:
     """Run `python train.py *overrides` inside this process, the runs of a study too unless a launcher is named."""
 

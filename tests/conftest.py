@@ -23,10 +23,14 @@ from hypothesis import settings
 from llama_lab.cli import eval_command, train_command
 from llama_lab.config import component_errors, value_types
 from llama_lab.config.grammar import override_key
+from llama_lab.devices.hardware import Hardware
 from llama_lab.launching import launch
+from llama_lab.training.compiling import missing_part
 from tests.preloaded import PreloadedPython
 
 TRAIN = Path(__file__).parents[1] / "train.py"
+MISSING = missing_part(Hardware("cpu", 1, 1, "32-true", "cpu"))
+needs_compiler = pytest.mark.skipif(MISSING is not None, reason=f"compiling needs {MISSING}")
 STARTERS = {"preloaded", "browser"}  # fixtures that start processes
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script; some tests press Ctrl-C

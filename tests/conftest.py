@@ -23,10 +23,14 @@ from hypothesis import settings
 from llama_lab.cli import eval_command, train_command
 from llama_lab.config import component_errors, value_types
 from llama_lab.config.grammar import override_key
+from llama_lab.devices.hardware import Hardware
 from llama_lab.launching import launch
+from llama_lab.training.compiling import missing_part
 from tests.preloaded import PreloadedPython
 
 TRAIN = Path(__file__).parents[1] / "train.py"
+MISSING = missing_part(Hardware("cpu", 1, 1, "32-true", "cpu"))
+needs_compiler = pytest.mark.skipif(MISSING is not None, reason=f"compiling needs {MISSING}")
 STARTERS = {"preloaded", "browser"}  # fixtures that start processes
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script; some tests press Ctrl-C
@@ -223,6 +227,17 @@ def in_process(
         return Ran(code, printed.out, printed.err, tmp_path)
 
     return run
+
+
+@pytest.fixture
+def bad_files(tmp_path: Path) -> Path:
+    """The folder of a command, with files in it that are no text to train on."""
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)))
+    (tmp_path / "latin.txt").write_bytes("façade ".encode("latin-1") * 100)
+    (tmp_path / "short.txt").write_text("too short\n")
+    (tmp_path / "lines.txt").write_text("".join(f"line number {i}\n\n" for i in range(1000)))
+    return tmp_path
 
 
 @pytest.fixture

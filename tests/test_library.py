@@ -29,6 +29,7 @@ def swept(run_train: RunTrain, tiny: list[str]) -> Path:
     return ran.cwd / "runs"
 
 
+@pytest.mark.process
 def test_importing_it_imports_neither_pytorch_nor_pandas() -> None:
     code = "import llama_lab, sys; print([m for m in ('torch', 'pandas', 'hydra') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=NOTEBOOK.parents[1], capture_output=True, text=True)
@@ -133,6 +134,7 @@ def test_a_comparison_is_that_of_the_command(swept: Path, in_process: Callable[.
         llama_lab.compare(swept, baseline="layernorm")
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_the_notebook_runs_in_a_fresh_kernel_and_ends_with_the_report(
     tmp_path: Path, environment: dict[str, str]

@@ -16,6 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.conftest import Ran, last_of_each
 
+pytestmark = pytest.mark.process
+
 CHECKOUT = Path(__file__).parents[1]
 
 

@@ -62,6 +62,7 @@ def imported(found: set[str], packages: list[str]) -> list[str]:
     return [package for package in packages if package in found]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("command", "names"),
     [("train_command", ()), ("eval_command", ()), ("convert_command", ()), ("train_command", ("attention",))],

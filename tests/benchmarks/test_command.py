@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from benchmarks import __main__ as command
+from tests.conftest import needs_compiler
 
 TIMES = ["what", "size", "pass", "median_ms", "low_ms", "high_ms", "ratio"]
 CONDITIONS = ["device", "torch", "threads", "date"]
@@ -51,6 +52,7 @@ def test_decode_prints_speeds_beside_the_floors_and_writes_rows(run: Run, tmp_pa
     assert list(found.what[found["pass"] == "generate"]) == ["transformers", "ours, eager"]
 
 
+@needs_compiler
 @pytest.mark.slow
 def test_decode_times_the_compiled_step_by_default(run: Run, tmp_path: Path) -> None:
     run("decode", "--preset", "tiny", "--rounds", "1")

@@ -25,7 +25,7 @@ def test_a_slice_names_the_layers_that_python_names(n: int, begin: int, end: int
 
 
 @pytest.mark.parametrize("option", options("pattern"))
-@pytest.mark.parametrize("n_layers", [2, 3, 8, 13])
+@pytest.mark.parametrize("n_layers", [2, 13, *(pytest.param(n, marks=pytest.mark.matrix) for n in (3, 8))])
 def test_every_packaged_pattern_fits_any_depth(option: str, n_layers: int) -> None:
     cfg = compose_config("size=nano", "attention=gqa_window", f"model.n_layers={n_layers}", f"pattern={option}")
     for one in cfg.model.layers:

@@ -38,7 +38,7 @@ from llama_lab.training.module import LanguageModel
 from llama_lab.training.train import train
 from llama_lab.util.errors import ConfigError
 from tests.composing import decoder, kinds, options
-from tests.conftest import Command, Ran, RunTrain
+from tests.conftest import Command, Ran, RunTrain, needs_compiler
 from tests.training.test_resume import Moment, Power, cut, while_replacing_the_checkpoint
 from tests.training.tiny import identical, killed_after, pieces, planned, repeatable, rows, trained_state
 
@@ -265,6 +265,7 @@ def test_in_bf16_one_shard_is_near_the_run_of_one_device(setting: str, tiny: lis
     assert curves[0] == pytest.approx(curves[1], abs=5e-3)
 
 
+@needs_compiler
 @pytest.mark.slow
 def test_a_compiled_sharded_run_is_the_run_of_one_device(one: Path, tiny: list[str], tmp_path: Path) -> None:
     run = planned(*tiny, *RUN, *SHARDED[:2], "trainer.compile=true", f"runs_dir={tmp_path}")

@@ -14,6 +14,18 @@ HERE = Path(__file__).parent
 VALUES = HERE / "values"
 TOLERANCE = 1e-6  # relative, or absolute of numbers below one
 LARGE = 50_000  # characters; larger files are compressed
+RUNS = HERE / "runs"  # of version 0.4.0
+# Of what made them: data without a path of this machine
+SMALL = ["size=pico", "model.dim=16", "train.batch_size=8", "train.evaluations=2", "logger=none", "trainer=cpu"]
+TEXT = [
+    *SMALL,
+    "data=stdlib",
+    "tokenizer=byte",
+    "data.val_tokens=2000",
+    "data.cache_dir=cache",
+    "train.sample_tokens=10",
+]
+FINISHED = [*TEXT, "train.tokens=20000", "name=finished", "arm=base"]
 NUMBER = re.compile(rf"[<{MINUS}-]?\d+(?:,\d{{3}})*(?:\.\d+)?(?:e[-+]?\d+)?%?")
 
 writing = False  # set by `python -m tests.golden.write`

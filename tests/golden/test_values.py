@@ -35,6 +35,7 @@ TRAINED = {arch: [f"arch={arch}"] for arch in ("vanilla", "gpt2", "llama", "gemm
 # Models
 
 
+@pytest.mark.slow
 def test_a_recipe_has_its_config_its_parameters_and_its_costs() -> None:
     found = {}
     for arch in RECIPES:
@@ -43,6 +44,7 @@ def test_a_recipe_has_its_config_its_parameters_and_its_costs() -> None:
     check("recipes", found)
 
 
+@pytest.mark.slow
 def test_a_recipe_begins_with_its_weights() -> None:
     found = {}
     for arch in RECIPES:

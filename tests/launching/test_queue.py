@@ -123,9 +123,8 @@ def test_jobs_with_one_folder_follow_each_other(sweep: Sweep) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["hydra.launcher.slots_per_gpu=0"], "hydra.launcher.slots_per_gpu=0: must be a positive whole number"),
-        (["hydra.launcher.gpus_per_run=2"], "hydra.launcher.gpus_per_run=2: the runs train on the CPU"),
         (["hydra.launcher.slots=2"], "hydra.launcher.slots=2: no such key"),
+        (["hydra.launcher.gpus_per_run=2"], "hydra.launcher.gpus_per_run=2: the runs train on the CPU"),
         (["trainer.num_nodes=2"], "trainer.num_nodes=2: start it with torchrun or srun, or set it to 1"),
     ],
 )
@@ -236,6 +235,7 @@ def wait_until_dead(workers: list[int]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.process
 def test_runs_die_with_a_launcher_that_is_killed(tmp_path: Path, environment: dict[str, str], tiny: list[str]) -> None:
     launcher = sleeping(tmp_path, environment, tiny, "sleep 600")
     workers = pids(tmp_path)
@@ -244,6 +244,7 @@ def test_runs_die_with_a_launcher_that_is_killed(tmp_path: Path, environment: di
     wait_until_dead(workers)
 
 
+@pytest.mark.process
 def test_ctrl_c_reaches_every_run_once_and_exits_with_130(
     tmp_path: Path, environment: dict[str, str], tiny: list[str]
 ) -> None:

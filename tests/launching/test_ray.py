@@ -26,6 +26,7 @@ from tests.training.tiny import identical, repeatable, trained_state
 
 pytestmark = [
     pytest.mark.ray,
+    pytest.mark.process,
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'llama-lab[ray]'"),
 ]
@@ -205,53 +206,15 @@ def test_jobs_with_one_folder_follow_each_other(on_ray: Sweep, cluster: str) -> 
     assert re.findall(r"a/seed=1: (begins|done)", ran.out) == ["begins", "done", "begins", "done"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["hydra.launcher.gpus_per_run=1.5"], "hydra.launcher.gpus_per_run=1.5: must be a whole number, or a fraction"),
-        (["hydra.launcher.gpus_per_run=0"], "hydra.launcher.gpus_per_run=0: must be a whole number, or a fraction"),
-        (["hydra.launcher.gpus_per_run=2"], "hydra.launcher.gpus_per_run=2: the runs train on the CPU; leave it out"),
-        (["hydra.launcher.cpus_per_run=null"], "hydra.launcher.cpus_per_run=null: must be a positive number"),
-        (["hydra.launcher.max_retries=-1"], "hydra.launcher.max_retries=-1: must be a whole number, 0 for none"),
-        (
-            ["hydra.launcher.address=ray://head:10001"],
-            "hydra.launcher.address=ray://head:10001: must be auto, or host:",
-        ),
-        (["hydra.launcher.address=127.0.0.1:1"], "hydra.launcher.address=127.0.0.1:1: nothing answers at 127.0.0.1"),
-        (["hydra.launcher.slots=2"], "hydra.launcher.slots=2: no such key"),
-    ],
-)
-def test_bad_settings_are_reported_in_one_line(overrides: list[str], message: str, on_ray: Sweep) -> None:
+def test_a_cluster_that_does_not_answer_is_reported_in_one_line(on_ray: Sweep) -> None:
     began = time.monotonic()
-    ran = on_ray(*ON_CPU, *overrides, "seed=1")
+    ran = on_ray(*ON_CPU, "hydra.launcher.address=127.0.0.1:1", "seed=1")
     assert ran.code == 2
-    assert ran.err.splitlines()[-1].startswith(f"error: {message}")
+    assert ran.err.splitlines()[-1].startswith(
+        "error: hydra.launcher.address=127.0.0.1:1: nothing answers at 127.0.0.1"
+    )
     assert not (ran.cwd / "runs").exists()
     assert time.monotonic() - began < 20
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["trainer=cpu", "hydra.launcher.cpus_per_run=3"],
-            "hydra.launcher.cpus_per_run=3: no node that could has over 2 CPUs",
-        ),
-        (["hydra.launcher.gpus_per_run=3"], "hydra.launcher.gpus_per_run=3: no node of the cluster has over 2 GPUs"),
-        (
-            ["trainer.devices=2"],
-            "trainer.devices=2: hydra/launcher=ray gives each run hydra.launcher.gpus_per_run=1; set",
-        ),
-        (["trainer=cpu", "trainer.num_nodes=2"], "trainer.num_nodes=2: Ray gives each run one node; set it to 1"),
-        (["trainer=cpu", "trainer.precision=fp8"], "trainer.precision=fp8: this cpu cannot train in it"),
-    ],
-)
-def test_what_no_node_could_run_is_refused_and_does_not_wait(
-    overrides: list[str], message: str, on_ray: Sweep, cluster: str
-) -> None:
-    ran = on_ray("hydra/launcher=ray", f"hydra.launcher.address={cluster}", *overrides, "seed=1")
-    assert ran.code == 2
-    assert ran.err.splitlines()[-1].startswith(f"error: {message}")
 
 
 def test_without_ray_the_message_says_how_to_install_it(on_ray: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:

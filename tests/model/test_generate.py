@@ -14,6 +14,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from llama_lab.model import Decoder, Sampling, generate
 from tests.composing import decoder, lively, options
+from tests.conftest import needs_compiler
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[5, 3, 8], [1], [9, 9, 2, 4, 7, 0, 11], [30, 31]]
@@ -249,6 +250,7 @@ COMPILED = {  # overrides, and how many texts at once: what is compiled for one 
 }
 
 
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("case", COMPILED)
 def test_compiled_text_is_the_same_and_is_traced_once(case: str) -> None:

@@ -25,7 +25,7 @@ from llama_lab.training.run import Run
 from llama_lab.training.train import train
 from llama_lab.util.errors import ConfigError, FinishedRunError
 from tests.composing import decoder
-from tests.conftest import Command, Ran, RunTrain
+from tests.conftest import Command, Ran, RunTrain, needs_compiler
 from tests.training.tiny import identical, planned, repeatable, rows, trained_state
 
 SHORT = ("train.tokens=5120", "train.evaluations=2", "train.eval_lengths=[2]")  # 20 steps
@@ -290,6 +290,7 @@ print(counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["
 """
 
 
+@needs_compiler
 @pytest.mark.slow
 def test_the_next_process_finds_what_the_first_has_compiled(tmp_path: Path, run_train: RunTrain) -> None:
     script = tmp_path / "once.py"
@@ -300,6 +301,7 @@ def test_the_next_process_finds_what_the_first_has_compiled(tmp_path: Path, run_
     assert [ran.out.split() for ran in found] == [["0", "1"], ["1", "0"]], found
 
 
+@needs_compiler
 @pytest.mark.slow
 def test_a_compiled_run_is_the_eager_one_and_resumes_to_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, tiny: list[str], tmp_path: Path
@@ -317,6 +319,7 @@ def test_a_compiled_run_is_the_eager_one_and_resumes_to_the_same_bits(
     assert identical(trained_state(cut.folder.path), trained_state(runs["compiled"]))
 
 
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [".so", ".py"])
 def test_a_cache_that_was_cut_short_is_told_in_one_line_and_changes_no_number(

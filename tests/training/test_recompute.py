@@ -9,7 +9,7 @@ import torch
 
 from llama_lab.training.train import train
 from llama_lab.util.errors import ConfigError
-from tests.conftest import RunTrain
+from tests.conftest import RunTrain, needs_compiler
 from tests.training.tiny import identical, planned, repeatable, trained_state
 
 RUN = [
@@ -58,6 +58,7 @@ def test_two_devices_that_recompute_give_the_same_numbers(trainer: str, tiny: li
     assert repeatable(again.run) == repeatable(plain.run)
 
 
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["cpu", "fsdp"])
 def test_a_compiled_run_recomputes_blocks(trainer: str, tiny: list[str], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from llama_lab.runs.layer_metrics import layer_metrics
 from llama_lab.training import telemetry
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.train import train
-from tests.conftest import RunTrain
+from tests.conftest import RunTrain, needs_compiler
 from tests.training.tiny import Pieces, identical, pieces, planned, repeatable, rows, trained_state
 
 STEP = 256  # tokens
@@ -282,6 +282,7 @@ def test_two_devices_read_the_gradients_and_updates_of_one(
             assert ours[name] == pytest.approx(value, rel=0.02 if "_rms" in name else 1e-3)
 
 
+@needs_compiler
 @pytest.mark.slow
 def test_a_compiled_run_reads_what_an_eager_one_reads_and_trains_as_without(tiny: list[str], tmp_path: Path) -> None:
     common = [*tiny, *SHORT]

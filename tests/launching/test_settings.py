@@ -1,0 +1,118 @@
+"""What launchers refuse, by its key: settings that cannot be, and runs that their machines cannot serve."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from llama_lab.devices.site import Site
+from llama_lab.launching.local_engine import make_slots
+from llama_lab.launching.ray_engine import Node, RayEngine
+from llama_lab.launching.settings import LocalSettings, RaySettings, SlurmSettings, seconds_of
+from llama_lab.util.errors import ConfigError
+from tests.composing import compose_config
+
+COUNT = "must be a positive whole number"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (LocalSettings, {"slots_per_gpu": 0}, f"slots_per_gpu=0: {COUNT}"),
+        (LocalSettings, {"gpus_per_run": 1.5}, f"gpus_per_run=1.5: {COUNT}"),
+        (LocalSettings, {"gpus_per_run": None}, f"gpus_per_run=null: {COUNT}"),
+        (LocalSettings, {"cpu_slots": "many"}, f"cpu_slots=many: {COUNT}"),
+        (LocalSettings, {"cpu_slots": True}, f"cpu_slots=True: {COUNT}"),
+        (LocalSettings, {"slots_per_gpu": 2, "gpus_per_run": 2}, "slots_per_gpu=2: a GPU is shared or one of"),
+        (SlurmSettings, {"time": "soon"}, "time=soon: must be minutes, or as Slurm writes it"),
+        (SlurmSettings, {"time": 2}, "time=2: must be longer than hydra.launcher.signal_seconds"),
+        (SlurmSettings, {"at_a_time": 0}, f"at_a_time=0: {COUNT}"),
+        (SlurmSettings, {"sbatch": {"nodes": 2}}, "sbatch.nodes=2: that is trainer.num_nodes of the run"),
+        (RaySettings, {"gpus_per_run": 1.5}, "gpus_per_run=1.5: must be a whole number, or a fraction"),
+        (RaySettings, {"gpus_per_run": 0}, "gpus_per_run=0: must be a whole number, or a fraction"),
+        (RaySettings, {"cpus_per_run": None}, "cpus_per_run=null: must be a positive number"),
+        (RaySettings, {"max_retries": -1}, "max_retries=-1: must be a whole number, 0 for none"),
+        (RaySettings, {"address": "ray://head:10001"}, "address=ray://head:10001: must be auto, or host:"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(kind: Any, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        kind(**values)
+    assert str(error.value).startswith(f"hydra.launcher.{message}")
+
+
+@pytest.mark.parametrize(
+    ("values", "accelerator", "message"),
+    [
+        ({"gpus_per_run": 5}, "gpu", "gpus_per_run=5: this process sees 4 GPU"),
+        ({"cpu_slots": 2}, "gpu", "cpu_slots=2: the runs train on GPUs; leave it out, or add"),
+        ({"slots_per_gpu": 2}, "cpu", "slots_per_gpu=2: the runs train on the CPU; leave it out"),
+        ({"gpus_per_run": 2}, "cpu", "gpus_per_run=2: the runs train on the CPU; leave it out"),
+        ({"gpus_per_run": 2}, "mps", "gpus_per_run=2: this process sees 1 GPU"),
+    ],
+)
+def test_slots_that_this_machine_does_not_have_are_refused(
+    values: dict[str, Any], accelerator: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_slots(LocalSettings(**values), accelerator, ["0", "1", "2", "3"], 8)
+    assert str(error.value).startswith(f"hydra.launcher.{message}")
+
+
+ON_GPUS = Site("ray", ("gpu",), gpus=1, elsewhere=True, several_nodes=False)
+ON_CPUS = Site("ray", ("cpu",), gpus=1, elsewhere=True, several_nodes=False)
+ON_SLURM = Site("slurm", ("cpu", "gpu"), elsewhere=True)
+
+
+@pytest.mark.parametrize(
+    ("site", "overrides", "message"),
+    [
+        (
+            ON_GPUS,
+            ["trainer.devices=2"],
+            "trainer.devices=2: hydra/launcher=ray gives each run hydra.launcher.gpus",
+        ),
+        (ON_CPUS, ["trainer=cpu", "trainer.num_nodes=2"], "trainer.num_nodes=2: Ray gives each run one node; set it"),
+        (ON_CPUS, ["trainer=cpu", "trainer.precision=fp8"], "trainer.precision=fp8: this cpu cannot train in it"),
+        (ON_SLURM, ["trainer.devices=-1"], "trainer.devices=-1: hydra/launcher=slurm needs a number"),
+        (ON_SLURM, ["trainer.accelerator=tpu"], "trainer.accelerator=tpu: hydra/launcher=slurm supports auto, gpu and"),
+    ],
+)
+def test_hardware_that_a_launcher_cannot_give_a_run_is_refused(site: Site, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        site.hardware(compose_config(*overrides).trainer, 1)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'llama-lab[ray]'")
+@pytest.mark.parametrize(
+    ("values", "wanted", "message"),
+    [
+        ({"gpus_per_run": 2}, "cpu", "gpus_per_run=2: the runs train on the CPU; leave it out"),
+        ({"cpus_per_run": 3}, "cpu", "cpus_per_run=3: no node that could has over 2 CPUs"),
+        ({"gpus_per_run": 3}, "gpu", "gpus_per_run=3: no node of the cluster has over 2 GPUs"),
+    ],
+)
+def test_what_no_node_of_a_ray_cluster_could_run_is_refused(
+    values: dict[str, Any], wanted: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RayEngine, "_nodes", [Node(2, 2)])
+    with pytest.raises(ConfigError) as error:
+        RayEngine(RaySettings(address="head:1", **values), wanted).open()
+    assert str(error.value).startswith(f"hydra.launcher.{message}")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (90, 5400),
+        ("90", 5400),
+        ("2:30", 150),
+        ("4:00:00", 14400),
+        ("1-12", 129600),
+        ("1-0:30", 88200),
+        ("0-0:5:1", 301),
+    ],
+)
+def test_a_time_limit_is_read_as_sbatch_reads_it(text: int | str, seconds: int) -> None:
+    assert seconds_of(text) == seconds

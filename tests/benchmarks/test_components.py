@@ -65,12 +65,14 @@ def peaks() -> Peaks:
     return measure_peaks(SMALL_SHAPES, CPU)
 
 
+@pytest.mark.process
 def test_the_attention_that_is_timed_is_that_whose_memory_is_measured(peaks: Peaks) -> None:
     measured = {(size, direction, what) for size, direction, found in cases(SMALL_SHAPES, CPU) for what in found}
     assert len(measured) == 8
     assert not CLEAR.exists() or set(peaks) == measured
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not CLEAR.exists(), reason="the peak of a process can be reset on Linux alone")
 def test_written_out_attention_takes_at_least_the_bytes_of_its_scores_and_fused_less(peaks: Peaks) -> None:
     for _, n_heads, length, _ in SMALL_SHAPES:

@@ -151,14 +151,14 @@ def test_launches_of_graphs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None
     assert gpu_decoding.graphs_launched(lambda: [Graph().replay() for _ in range(3)]) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_sharded_runs_of_train_py_are_compared_with_one_device(tiny: list[str]) -> None:
     found = outcomes(gpu_training.measure_sharding(CPU, tiny))
     assert found["FSDP2 on one device: validation loss beside one device's"] == "met"
     assert found["ddp on two devices"] == "not measured"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_ladder_runs_in_slots(tiny: list[str]) -> None:
     found = list(gpu_training.measure_ladder(CPU, {"tiny": [*tiny, "study.axes=[norm]"]}, slots=2))
     values = {finding.name: finding.value for finding in found}
@@ -166,6 +166,7 @@ def test_a_ladder_runs_in_slots(tiny: list[str]) -> None:
     assert values["ladder at tiny: reports"] == 1
 
 
+@pytest.mark.process
 def test_a_run_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"train\.py size=huge ended with 2: .*huge"):
         gpu_training.train(tmp_path, "size=huge")

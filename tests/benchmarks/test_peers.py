@@ -98,6 +98,7 @@ def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(libc, "mallopt"), reason="this C library is not glibc")
 def test_a_process_keeps_freed_memory_as_a_run_of_ours_does() -> None:
     faults = []
@@ -107,6 +108,7 @@ def test_a_process_keeps_freed_memory_as_a_run_of_ours_does() -> None:
     assert faults[1] < faults[0] / 4
 
 
+@pytest.mark.process
 def test_a_process_has_its_variables_alone_and_reports_what_fails() -> None:
     with process(MINE="1") as executor:
         assert executor.submit(os.getenv, "MINE").result() == "1"

@@ -268,7 +268,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(preloaded: PreloadedPython, e
     assert process.wait(timeout=30) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_script_itself_writes_text(environment: dict[str, str], endless: Path) -> None:
     command = [sys.executable, str(EVAL), f"run={endless}", "prompt=def €", "max_new_tokens=5"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

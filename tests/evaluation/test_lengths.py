@@ -67,8 +67,14 @@ def paid_by_hand(model: Decoder, tokens: Tokens, length: int) -> list[list[float
     return paid
 
 
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("position", ENDLESS)
+@pytest.mark.parametrize(
+    ("position", "attention"),
+    [
+        pytest.param(position, attention, marks=[pytest.mark.matrix] * (i % 3 != number))
+        for i, position in enumerate(ENDLESS)
+        for number, attention in enumerate(ATTENTION)
+    ],
+)
 def test_a_longer_context_costs_what_a_model_built_for_it_pays_through_its_cache(position: str, attention: str) -> None:
     settings = [f"position={position}", *ATTENTION[attention]]
     if position in ("rope_yarn", "rope_long"):

@@ -8,19 +8,24 @@ from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
+from omegaconf import DictConfig
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from llama_lab.hf import loading
 from llama_lab.hf.families import FAMILIES, FIELDS
-from llama_lab.hf.family import IDLE_NAMES
+from llama_lab.hf.family import IDLE_NAMES, READ_BY_ALL
 from llama_lab.hf.loading import family_of, load
+from llama_lab.model import Decoder
 from llama_lab.util.errors import ConfigError
 from tests.hf.theirs import CASES, CONTEXT, FULL, SLIDING, VOCAB, kernel_of
 
 TOLERANCE = 1e-4
+build_ours = loading.build
 KINDS = {FULL: {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}, SLIDING: {"rope_theta": 100.0}}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 2.0, "beta_slow": 0.05}
 LLAMA3 = {"factor": 4.0, "original_max_position_embeddings": 8, "low_freq_factor": 0.1, "high_freq_factor": 2.0}
@@ -153,14 +158,48 @@ class Base:
     def __init__(self, model_type: str, settings: dict[str, Any], folder: Path) -> None:
         self.raw = {"bos_token_id": None, "eos_token_id": None, "model_type": model_type} | settings
         self.folder, self.family = folder, family_of(folder, self.raw)
-        self.signature = signature(self.their_config(self.raw))
+        their_config = self.their_config(self.raw)
+        self.signature = signature(their_config)
         self.settings = self.family.read_config(self.raw, FIELDS)
+        ours = {name.partition(".")[0] for setting in self.family.settings for name in setting.names}
+        self.known = {*their_config.to_dict(), *read_by_class(model_type), *ours, *READ_BY_ALL}
         self.seen: dict[str, str] = {}
+        self.models: dict[str, Decoder] = {}
 
     def their_config(self, raw: dict[str, Any]) -> PreTrainedConfig:
-        """Of a raw config.json."""
-        (self.folder / "config.json").write_text(json.dumps(raw))
-        return AutoConfig.from_pretrained(self.folder)
+        """Of a raw config.json, as AutoConfig reads it from a file."""
+        return CONFIG_MAPPING[raw["model_type"]].from_dict(json.loads(json.dumps(raw)))
+
+    def differing(self, changes: list[dict[str, Any]]) -> dict[str, str]:
+        """The changes after which we load another model than transformers, without a word.
+
+        Fields that neither class knows are changed together, one value of each at a time, and singly if that changes
+        anything.
+        """
+        together: list[dict[str, Any]] = []
+        outcomes = {}
+        for change in changes:
+            if not change.keys() & self.known:
+                for others in together:
+                    if not change.keys() & others.keys():
+                        others |= change
+                        break
+                else:
+                    together.append({**change})
+            else:
+                outcomes[str(change)] = self.outcome(**change)
+        for others in together:
+            outcomes |= self.outcomes(others)
+        return {change: what for change, what in outcomes.items() if what.startswith(("DIFFERS", "FAILS"))}
+
+    def outcomes(self, fields: dict[str, Any]) -> dict[str, str]:
+        """The outcome of each of these fields, of those together that change nothing."""
+        outcome = self.outcome(**fields)
+        if len(fields) == 1 or outcome == "equal":
+            return {str(fields): outcome}
+        names = [*fields]
+        halves = names[: len(names) // 2], names[len(names) // 2 :]
+        return {k: v for half in halves for k, v in self.outcomes({name: fields[name] for name in half}).items()}
 
     def outcome(self, **changes: Any) -> str:
         """Whether we load what transformers loads of the changed config.json, or which of us refuses it."""
@@ -195,7 +234,8 @@ class Base:
             return f"theirs refuses: {type(error).__name__} {error}"
         (self.folder / "config.json").write_text(json.dumps(raw))
         try:
-            model = load(self.folder).model
+            with patch.object(loading, "build", self.build):
+                model = load(self.folder).model
             text = tokens()[:, : model.max_seq_len]
             found = model(text)
         except ConfigError as error:
@@ -211,3 +251,9 @@ class Base:
             if error <= (self.family.precision if raw.get("alibi") else TOLERANCE)
             else f"DIFFERS by {error:.3g}"
         )
+
+    def build(self, file: Path, cfg: DictConfig, *arguments: Any) -> Decoder:
+        """Our model of a config, built once: another load gives it other weights."""
+        if str(cfg) not in self.models:
+            self.models[str(cfg)] = build_ours(file, cfg, *arguments)
+        return self.models[str(cfg)]

@@ -22,13 +22,6 @@ FIRST = {model_type: case for case, (model_type, _) in reversed(CASES.items())}
 BOTH = {"rope_parameters": ROPES[0], "rope_scaling": ROPES[2]}
 
 
-def differing(case: str, folder: Path, changes: list[dict[str, Any]]) -> dict[str, str]:
-    """The changes of a case after which we load another model than transformers, without a word."""
-    base = Base(*CASES[case], folder)
-    outcomes = {str(one): base.outcome(**one) for one in changes}
-    return {one: what for one, what in outcomes.items() if what.startswith(("DIFFERS", "FAILS"))}
-
-
 # Of every family, what one of them reads and others ignore.
 TRAPS: list[dict[str, Any]] = [
     {"partial_rotary_factor": 0.5},
@@ -47,17 +40,17 @@ TRAPS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("case", FIRST.values())
 def test_a_field_that_siblings_read_counts_only_where_the_class_reads_it(case: str, tmp_path: Path) -> None:
-    assert differing(case, tmp_path, TRAPS) == {}
+    assert Base(*CASES[case], tmp_path).differing(TRAPS) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", CASES)
 def test_every_field_that_any_class_reads_is_read_as_transformers_does_or_refused(case: str, tmp_path: Path) -> None:
     settings = CASES[case][1]
     layers = next(settings[name] for name in ("num_hidden_layers", "n_layer", "n_layers") if name in settings)
     changes = [{field: value} for field in all_fields() for value in values_of(field, layers)]
     changes += [{"rope_parameters": ROPES[0], "rope_scaling": rope} for rope in ROPES]
-    assert differing(case, tmp_path, changes) == {}
+    assert Base(*CASES[case], tmp_path).differing(changes) == {}
 
 
 # What config.json of released models holds beside the settings of their families.
@@ -120,7 +113,7 @@ def test_a_switch_leaves_as_the_class_of_transformers_has_it(recipe: str, switch
     check_exports(recipe, switch, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_every_switch_of_every_recipe_leaves_so(switch: str, tmp_path: Path) -> None:
     able = {}

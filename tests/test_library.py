@@ -79,6 +79,7 @@ def test_options_of_the_user_s_own_are_found(tmp_path: Path) -> None:
         llama_lab.load_config(["norm=mine"], config_dir="nowhere")
 
 
+@pytest.mark.slow
 def test_an_edited_option_is_read_again_as_a_part_of_a_mixture(tmp_path: Path) -> None:
     option = tmp_path / "data" / "mine.yaml"
     option.parent.mkdir()
@@ -91,6 +92,7 @@ def test_an_edited_option_is_read_again_as_a_part_of_a_mixture(tmp_path: Path) -
     assert found == [500, 700]
 
 
+@pytest.mark.slow
 def test_costs_of_a_config_are_those_of_its_model_and_take_no_memory() -> None:
     cfg = llama_lab.load_config(["size=pico", "tokenizer=byte"])
     assert llama_lab.cost(cfg) == llama_lab.cost(llama_lab.build_model(cfg)) == measure_cost(decoder(vocab_size=257))

@@ -152,6 +152,7 @@ def test_what_is_in_no_family_is_described_and_not_tested(ladder: tuple[Path, Re
 
 
 @pytest.mark.usefixtures("without_curves")
+@pytest.mark.slow
 def test_a_verdict_is_that_of_the_interval_that_is_drawn(tmp_path: Path) -> None:
     verdicts = set()
     for draw in range(12):
@@ -204,6 +205,7 @@ def test_no_seeds_would_find_a_difference_of_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_curves")
+@pytest.mark.slow
 def test_seeds_needed_are_never_fewer_than_there_are_whatever_the_noise(tmp_path: Path) -> None:
     for draw in range(10):
         folder = tmp_path / str(draw)
@@ -723,6 +725,7 @@ def test_arms_that_are_not_tested_at_two_seeds_have_no_warning_of_verdicts(tmp_p
     assert not cautioned(analyse(study, tmp_path), "Two seeds: ")
 
 
+@pytest.mark.slow
 def test_a_noisy_arm_is_named_in_a_warning(tmp_path: Path) -> None:
     study = write_study(tmp_path, dict.fromkeys("abcdefgh", 0.0), (1, 2, 3, 4, 5))
     assert not cautioned(analyse(study, tmp_path), "as the typical arm")

@@ -107,6 +107,7 @@ def test_gains_in_time_are_of_studies_all_of_whose_arms_were_measured(
     assert all(math.isfinite(p.flops_per_second) == is_timed for option in scaling.options for p in option.points)
 
 
+@pytest.mark.slow
 def test_a_law_that_is_not_identified_gives_no_gain_anywhere() -> None:
     reference, option = draw(Condition("noise of 20%", noise=0.2), np.random.default_rng(0))
     arms = [*arms_of("relu", reference), *arms_of("swiglu", option)]
@@ -134,6 +135,7 @@ def scaled_by(record: Record, factor: float) -> Record:
     return replace(record, summary=record.summary | {"val/loss": factor * record.summary["val/loss"]})
 
 
+@pytest.mark.slow
 def test_the_report_shows_laws_and_gains_where_they_are_known(arms: list[ArmResult]) -> None:
     result = replace(results.ladder(), scaling=scaled(arms, "val/loss"))
     found = tables(result)

@@ -66,6 +66,7 @@ def peaks() -> Peaks:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_the_attention_that_is_timed_is_that_whose_memory_is_measured(peaks: Peaks) -> None:
     measured = {(size, direction, what) for size, direction, found in cases(SMALL_SHAPES, CPU) for what in found}
     assert len(measured) == 8
@@ -82,6 +83,7 @@ def test_written_out_attention_takes_at_least_the_bytes_of_its_scores_and_fused_
             assert peaks[str(length), direction, "fused"] < peaks[str(length), direction, "written out"] / 2
 
 
+@pytest.mark.slow
 def test_all_feedforwards_are_compared_and_have_equal_matrices() -> None:
     assert options()[0] == "relu"
     assert sorted(options()) == all_options("ffn")

@@ -91,6 +91,7 @@ def outcomes(found: Iterator[Finding]) -> dict[str, str]:
     return {finding.name: finding.outcome for finding in found}
 
 
+@pytest.mark.slow
 def test_training_is_measured_by_our_own_loop(trainable: list[str]) -> None:
     found = list(gpu_training.measure_small(CPU, trainable, steps=6, modes=(False, False)))
     by_name = {finding.name: finding for finding in found}
@@ -114,6 +115,7 @@ def test_the_loss_is_compared_with_its_logits() -> None:
     assert 0.1 < over.value < 20
 
 
+@pytest.mark.slow
 def test_flex_attention_gives_what_our_masked_path_gives() -> None:
     found = outcomes(gpu_kernels.measure_attention(CPU, (1, 4, 128, 16), window=32, compiled=False, rounds=1))
     fused = {name for name in found if "written-out" in name}

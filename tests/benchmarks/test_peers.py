@@ -100,6 +100,7 @@ def page_faults() -> int:
 
 @pytest.mark.process
 @pytest.mark.skipif(not hasattr(libc, "mallopt"), reason="this C library is not glibc")
+@pytest.mark.slow
 def test_a_process_keeps_freed_memory_as_a_run_of_ours_does() -> None:
     faults = []
     for variables in ({}, KEEP):
@@ -109,6 +110,7 @@ def test_a_process_keeps_freed_memory_as_a_run_of_ours_does() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_process_has_its_variables_alone_and_reports_what_fails() -> None:
     with process(MINE="1") as executor:
         assert executor.submit(os.getenv, "MINE").result() == "1"

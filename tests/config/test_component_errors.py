@@ -82,6 +82,7 @@ def test_what_fails_in_an_evaluation_is_reported(
     assert_reported(evaluating(f"run={run}", "eval.parts=[loss]", "trust=[users_lab]"))
 
 
+@pytest.mark.slow
 def test_what_fails_in_a_study_is_reported_without_a_traceback(
     norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_a_group_shows_its_options_and_the_keys_of_the_chosen_one(command: Command) -> None:
     ran = command("--help", "attention", "arch=llama2")
     assert (ran.code, ran.err) == (0, "")
@@ -55,6 +56,7 @@ def test_an_option_or_a_key_shows_values_and_comments(name: str, lines: list[str
     assert not list(ran.cwd.iterdir())
 
 
+@pytest.mark.slow
 def test_the_user_s_own_options_are_explained_like_ours(command: Command, tmp_path: Path) -> None:
     for group, text in {
         "norm": "# @package model.norm\n# The largest becomes one\n_target_: mylab.MaxNorm\n_partial_: true\n"

@@ -216,6 +216,7 @@ def mixed(tmp_path: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_run_on_a_mixture_logs_each_part_and_is_evaluated_from_its_folder(mixed: list[str], command: Command) -> None:
     ran = command(*mixed, "train.tokens=40000", "train.evaluations=2", "train.eval_lengths=[1]")
     assert ran.code == 0, ran.err
@@ -233,6 +234,7 @@ def test_a_run_on_a_mixture_logs_each_part_and_is_evaluated_from_its_folder(mixe
     assert last["val/bits_per_byte"] == pytest.approx(last["val/loss"] / math.log(2) / data.bytes_per_token)
 
 
+@pytest.mark.slow
 def test_a_mixture_goes_on_exactly(mixed: list[str], tmp_path: Path) -> None:
     settings = [*mixed, "train.tokens=8192", "train.checkpoint_every=2", f"runs_dir={tmp_path / 'whole'}"]
     pieces(*settings).fit()

@@ -31,6 +31,7 @@ CHAR = CharTokenizer().train(iter([*TEXT, "<|endoftext|>"]))
 @example(text="<|endoftext|>")
 @example(text="a<|endoftext|> <0x41> b")
 @example(text="  two  spaces\r\n\ttab\0 \ufeff\u2028e\u0301é")
+@pytest.mark.slow
 def test_any_text_round_trips_without_the_end_of_text_token(tokenizer: TextTokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text

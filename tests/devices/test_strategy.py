@@ -131,6 +131,7 @@ class Synced(LanguageModel):
         super().backward(loss, *arguments, **keywords)
 
 
+@pytest.mark.slow
 def test_gradients_are_averaged_once_a_step_after_its_last_micro_batch(
     tiny: list[str], one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +217,7 @@ def test_every_architecture_has_the_weights_logits_and_gradients_that_it_has_who
             torch.testing.assert_close(ours.grad.full_tensor(), expected.grad, msg=choice)
 
 
+@pytest.mark.slow
 def test_each_process_keeps_its_rows_of_weights_that_are_drawn_one_at_a_time(mesh_of_four: DeviceMesh) -> None:
     for choice in ZOO:
         whole = decoder(choice)

@@ -139,6 +139,7 @@ def test_one_more_block_that_is_recomputed_takes_its_input_alone() -> None:
     ],
 )
 @pytest.mark.parametrize("layers", [6, 7, 8, 16])
+@pytest.mark.slow
 def test_activations_at_any_depth_are_read_off_two_shallow_models(overrides: tuple[str, ...], layers: int) -> None:
     cfg = compose_config(f"model.n_layers={layers}", "model.max_seq_len=64", "model.dim=64", *overrides)
     if cfg.model.attention.get("window") is not None:
@@ -248,6 +249,7 @@ def test_of_what_is_recomputed_no_copies_of_weights_are_kept() -> None:
         assert memory.activations > 0
 
 
+@pytest.mark.slow
 def test_shards_on_128_devices_in_place_of_8_free_what_torchtitan_measured() -> None:
     """Tables 1 and 3 of its report of December 2024, Llama 3.1 8B: 82.4 and 67.0 GiB, all else being equal."""
     estimate = estimated_on("h100", "arch=llama3", "size=llama3_8b", "trainer.devices=8", "train.tokens=1e9")
@@ -274,6 +276,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("case", PUBLISHED)
+@pytest.mark.slow
 def test_published_speeds_are_plausible_utilisations(case: str) -> None:
     device, overrides, speed, (lowest, highest) = PUBLISHED[case]
     estimate = estimated_on(device, *overrides, "train.tokens=1e9")

@@ -33,6 +33,7 @@ def found(run: Path) -> dict[str, Any]:
     return dict(json.loads((run / "eval.json").read_text()))
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_in_all_its_parts(evaluating: Command, learned: Path, copied: Copied) -> None:
     run = copied(learned)
     ran = evaluating(f"run={run}", *QUICK)
@@ -46,6 +47,7 @@ def test_a_run_is_evaluated_in_all_its_parts(evaluating: Command, learned: Path,
     assert list(run.glob("*.tmp")) == []
 
 
+@pytest.mark.slow
 def test_several_runs_are_named_by_a_pattern_and_a_bad_one_stops_no_other(
     evaluating: Command, endless: Path, tmp_path: Path, copied: Copied
 ) -> None:
@@ -198,6 +200,7 @@ TRICKY = st.text(st.sampled_from("\\\"'${}=,[]():~ \n\tab?#%€"), max_size=12)
 @example(text="${oc.env:HOME}")
 @example(text="")
 @settings(max_examples=60)
+@pytest.mark.slow
 def test_a_prompt_arrives_as_it_was_typed(text: str) -> None:
     if text in ("null", "???") or quoted(text):  # no prompt, nothing yet, or Hydra's own quotes
         return

@@ -56,6 +56,7 @@ SAMPLE = eval_settings("eval.parts=[sample]")
 LENGTHS = [eval_settings("eval.parts=[length]", f"eval.lengths=[{multiple}]") for multiple in (2, 4)]
 
 
+@pytest.mark.slow
 def test_parts_chosen_later_join_those_found_earlier(endless: Path, copied: Copied) -> None:
     run = copied(endless)
     first, second = evaluate(run, LOSS), evaluate(run, SAMPLE)

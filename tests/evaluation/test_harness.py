@@ -143,6 +143,7 @@ def tasks(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_imported_model_has_the_scores_of_the_run_it_was(
     evaluating: Command, trained: Trained, copied: Callable[[Path], Path], tasks: Path, tmp_path: Path
 ) -> None:
@@ -157,6 +158,7 @@ def test_an_imported_model_has_the_scores_of_the_run_it_was(
     assert scores[0] == pytest.approx(scores[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_tasks_of_a_folder_are_scored_into_eval_json_and_the_table(
     evaluating: Command, trained: Trained, copied: Callable[[Path], Path], tasks: Path
 ) -> None:

@@ -51,6 +51,7 @@ def found(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "eval.json").read_text()))
 
 
+@pytest.mark.slow
 def test_an_imported_model_has_transformers_loss(
     theirs: GPTNeoXForCausalLM, imported: Path, text: list[str], evaluating: Command
 ) -> None:
@@ -78,6 +79,7 @@ def test_an_imported_model_has_transformers_loss(
     assert result["cache_losses"][0]["loss"] == pytest.approx(trained, rel=0.02)
 
 
+@pytest.mark.slow
 def test_it_stands_beside_runs_on_the_same_text(
     imported: Path, text: list[str], evaluating: Command, trained: Callable[..., Path]
 ) -> None:

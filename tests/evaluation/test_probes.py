@@ -105,6 +105,7 @@ def test_a_run_is_evaluated_in_all_its_parts(evaluating: Command, run: Path, tmp
     assert "hello is no symbol" in evaluating(f"run={copied}", "prompt=hello").err
 
 
+@pytest.mark.slow
 def test_a_study_reports_the_accuracy(command: Command, tmp_path: Path) -> None:
     study = ("study=kv_heads", "study.seeds=[1,2]", "study.kv_heads=[1,2]", "study.measure_speed=false", "name=heads")
     ran = command(*RUN, "data=recall", "data.val_sequences=9", "data.noise=0.5", *study)

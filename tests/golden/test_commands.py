@@ -116,6 +116,7 @@ def test_an_interrupted_run_goes_on_to_the_losses_of_one_that_was_not(runs: Path
     assert floats(rows(runs / "whole" / "base" / "seed=1" / "metrics.csv", "step", *LOSSES)) == found
 
 
+@pytest.mark.slow
 def test_a_study_given_again_trains_nothing(runs: Path, command: Command) -> None:
     checkpoints = {file: file.stat().st_mtime_ns for file in runs.rglob("last.ckpt")}
     assert command(*STUDY).code == 0
@@ -142,6 +143,7 @@ def test_a_study_has_its_plan(
     check(f"plan_{name}", {"arms": arms, "notes": numbers([lines[0], *notes])})
 
 
+@pytest.mark.slow
 def test_an_estimate_has_its_numbers(command: Command) -> None:
     ran = command("estimate=true", "device=h100", "arch=llama2", "size=llama2_70b", "trainer.devices=64")
     assert (ran.code, ran.err) == (0, "")

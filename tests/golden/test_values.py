@@ -190,6 +190,7 @@ SLOW = pytest.param("scaling", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("name", [name if name != "scaling" else SLOW for name in STUDIES])
+@pytest.mark.slow
 def test_a_study_has_its_numbers(name: str, tmp_path: Path) -> None:
     study = STUDIES[name](tmp_path)
     study.save(tmp_path)

@@ -217,6 +217,7 @@ def test_100_000_draws_have_the_intended_frequencies_and_none_is_outside(samplin
     assert chisquare(counts[expected > 0], expected[expected > 0]).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_generation_draws_from_the_models_own_distribution() -> None:
     model, n = lively("arch=llama"), 3000
     sampling = Sampling(temperature=0.5, top_k=8)

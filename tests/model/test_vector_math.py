@@ -55,6 +55,7 @@ def test_the_first_operations_of_a_process_choose_kernels_one_element_at_a_time(
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this PyTorch has no oneMKL")
+@pytest.mark.slow
 def test_every_function_that_pytorch_hands_to_mkl_is_called() -> None:
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     compiled = library.read_bytes()

@@ -68,6 +68,7 @@ def rows(file: Path) -> list[dict[str, str]]:
 # --- runs ---
 
 
+@pytest.mark.slow
 def test_runs_csv_has_every_run_with_its_numbers(paper: Path, result: Result) -> None:
     found = rows(paper / "runs.csv")
     assert [(row["arm"], int(row["seed"])) for row in found] == [(arm, seed) for arm in ARMS for seed in SEEDS]
@@ -192,6 +193,7 @@ def drawn(result: Result) -> dict[str, Figure]:
     return found
 
 
+@pytest.mark.slow
 def test_there_is_a_figure_for_everything_that_a_result_has() -> None:
     assert set(drawn(results.everything())) == {draw.__name__ for draw in figures.FIGURES}
     assert set(drawn(results.ladder())) == {
@@ -223,6 +225,7 @@ def test_all_text_stays_inside_its_figure(n_arms: int) -> None:
         assert box.y1 < figure.get_figheight() + 0.02, slug
 
 
+@pytest.mark.slow
 def test_arms_look_as_in_the_report() -> None:
     ladder = results.ladder()
     (panel,) = drawn(ladder)["validation_loss"].axes

@@ -34,6 +34,7 @@ NORMS = "norm=rmsnorm,layernorm"
 SLOTS = ("hydra/launcher=local_gpus", "hydra.launcher.cpu_slots=2")
 
 
+@pytest.mark.slow
 def test_the_best_trial_is_that_of_the_lowest_loss_and_is_printed_as_its_own_command(
     command: Command, tiny: list[str]
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_grid_is_hydra_s_own(command: Command, tiny: list[str]) -> None:
     assert {trial["status"] for trial in trials(ran.cwd)} == {"done"}
 
 
+@pytest.mark.slow
 def test_a_sampler_with_a_seed_proposes_the_same_however_often_the_search_is_stopped(
     command: Command, tiny: list[str]
 ) -> None:
@@ -107,6 +109,7 @@ def test_a_sampler_with_a_seed_proposes_the_same_however_often_the_search_is_sto
     assert len(set(proposed["once"])) == 3
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_or_diverges_is_passed_over_and_the_search_goes_on(
     command: Command, tiny: list[str]
 ) -> None:
@@ -123,6 +126,7 @@ def test_a_trial_that_fails_or_diverges_is_passed_over_and_the_search_goes_on(
     assert ran.out.splitlines()[-1].endswith("model.n_heads=2 optim.lr=0.001")
 
 
+@pytest.mark.slow
 def test_a_search_of_which_all_trials_fail_is_an_error(command: Command, tiny: list[str]) -> None:
     ran = command(
         *tiny, *SEARCH, *SLOTS, "model.n_heads=3,5", "hydra/sweeper/sampler=grid", "hydra/sweeper/pruner=halving"
@@ -244,6 +248,7 @@ def test_a_search_that_is_stopped_goes_on_as_if_it_had_not_been(
     assert sessions == [0, 1, 0], "the second went on from its checkpoint"
 
 
+@pytest.mark.slow
 def test_what_a_kill_leaves_of_the_journal_does_not_matter(command: Command, tiny: list[str]) -> None:
     wanted = (*tiny, *SEARCH, "model.n_heads=3", RATES)
     command(*wanted, "hydra.sweeper.n_trials=1")
@@ -369,6 +374,7 @@ def test_without_optuna_the_pip_line_is_told(
     assert (ran.code, ran.err) == (2, "error: hydra/sweeper=optuna: needs Optuna; pip install 'llama-lab[optuna]'\n")
 
 
+@pytest.mark.slow
 def test_a_job_returns_its_validation_loss_so_that_any_sweeper_of_hydra_s_works(
     command: Command, tiny: list[str], returned: list[Any]
 ) -> None:

@@ -104,6 +104,7 @@ def written(folder: Path) -> dict[Path, int]:
     }
 
 
+@pytest.mark.slow
 def test_a_ladder_trains_every_rung_at_every_seed_and_reports(ladder: Ran) -> None:
     assert (ladder.code, ladder.err) == (0, "")
     folder = ladder.cwd / "runs" / "climb"
@@ -186,6 +187,7 @@ def test_arms_start_from_the_same_values_wherever_their_shapes_agree(climb: Path
         assert torch.equal(models[0][name], models[1][name])
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_arms_and_their_costs_and_writes_nothing(study: Callable[..., Ran]) -> None:
     name = "long" * 20  # which is still one line
     ran = study(*LADDER, f"name={name}", "study.dry_run=true")
@@ -216,6 +218,7 @@ def test_all_pairs_are_compared_on_request_without_training_again(study: Callabl
     assert "moderated paired tests of the 3 pairs of arms" in (climb / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_another_seed_trains_that_seed_alone(study: Callable[..., Ran], climb: Path) -> None:
     before = written(climb)
     assert study(*LADDER, "study.seeds=[1,2,3]").code == 0
@@ -228,6 +231,7 @@ def test_another_seed_trains_that_seed_alone(study: Callable[..., Ran], climb: P
     assert Study.load(climb).looks == 1
 
 
+@pytest.mark.slow
 def test_seeds_that_are_left_out_are_reported(study: Callable[..., Ran], climb: Path) -> None:
     assert Study.load(climb).notes == (
         "vanilla and llama2 also differ on block, position, attention, embedding, init, which no arm changes.",

@@ -84,6 +84,7 @@ def test_a_run_pays_by_its_flops_per_device_and_their_kind() -> None:
 
 
 @pytest.mark.parametrize("compiles", [True, False])
+@pytest.mark.slow
 def test_auto_compiles_a_long_run_and_says_so(
     compiles: bool,
     quick: None,
@@ -123,6 +124,7 @@ def test_without_a_compiler_auto_goes_on_eagerly_and_says_why(
     assert capsys.readouterr().err == "", "it would not have compiled anyway"
 
 
+@pytest.mark.slow
 def test_without_a_compiler_true_is_refused_with_the_fix_before_anything_is_written(
     without_compiler: None, command: Command, tiny: list[str]
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_run_that_ends_earlier_shows_the_steps_until_then(tiny: list[str], tmp
     assert steps_in(run.folder.path / TRACE) == [4, 5, 6]
 
 
+@pytest.mark.slow
 def test_its_path_is_told_at_the_end(tiny: list[str], command: Command) -> None:
     ran = command(*tiny, *RUN)
     assert (ran.code, ran.err) == (0, "")

@@ -32,6 +32,7 @@ def ran(tmp_path: Path, *overrides: str) -> Path:
     return run.folder.path
 
 
+@pytest.mark.slow
 def test_a_run_that_recomputes_leaves_the_same_weights_and_rows_to_the_last_bit(
     tiny: list[str], tmp_path: Path
 ) -> None:

@@ -298,6 +298,7 @@ def test_a_compiled_run_reads_what_an_eager_one_reads_and_trains_as_without(tiny
     assert without(compiled) == plain
 
 
+@pytest.mark.slow
 def test_gradients_grow_towards_the_output_in_post_norm_and_fall_in_pre_norm(tiny: list[str], tmp_path: Path) -> None:
     """Xiong et al. 2020, figure 3, and theorem 1 of the last layer: O(1) at any depth, and O(1 / sqrt(depth))."""
 

@@ -154,6 +154,7 @@ def test_a_scaling_from_another_context_than_the_source_s_is_refused(position: s
 
 
 @pytest.mark.parametrize("gone", ["source", "checkpoints"])
+@pytest.mark.slow
 def test_a_run_that_goes_on_needs_its_source_no_more(
     gone: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,6 +233,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(value: float, settings:
         train(planned(*settings))
 
 
+@pytest.mark.slow
 def test_a_stranger_s_config_runs_no_code(
     settings: list[str], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +287,7 @@ def test_an_exported_model_is_the_same_source_as_its_run(settings: list[str], so
     assert (start.share, start.anew, start.left) == (1.0, [], [])
 
 
+@pytest.mark.slow
 def test_other_data_is_read_with_the_tokenizer_of_the_source(tiny: list[str], tmp_path: Path) -> None:
     short = [*tiny, *SHORT, f"runs_dir={tmp_path}", "tokenizer=bpe", "tokenizer.vocab_size=300"]
     source = trained(*short)

@@ -195,6 +195,7 @@ def test_the_processes_of_one_machine_listen_on_loopback_alone(
     assert all(address.startswith("127.0.0.1:") for address in addresses), addresses
 
 
+@pytest.mark.slow
 def test_the_validation_windows_divide_by_no_number_of_devices_and_each_is_read_once(one: Path) -> None:
     dataset = open_dataset(OmegaConf.load(one / "resolved.yaml"))  # type: ignore[arg-type]
     windows = len(ValWindows(dataset.val, 28))

@@ -58,6 +58,7 @@ def test_uptraining_from_grouped_heads_goes_below_them(tmp_path: Path) -> None:
     assert not any(override_key(o) == "train.tokens" for arm in arms for o in arm.overrides)
 
 
+@pytest.mark.slow
 def test_extending_gives_every_scaling_the_growth_and_the_context_and_base_of_the_source(tmp_path: Path) -> None:
     llama = source(tmp_path / "llama", "arch=llama", "train.tokens=40000")
     arms = {arm.name: {*arm.overrides} for arm in extend().variants(from_source(llama)).arms}
@@ -130,6 +131,7 @@ def begun(ours: list[str], command: Command) -> Ran:
 FROM = "init_from=runs/source/base/seed=1"
 
 
+@pytest.mark.slow
 def test_every_arm_is_planned_and_those_that_cannot_take_the_weights_are_refused(begun: Ran, ours: list[str]) -> None:
     extending = (*ours, "study=extend", FROM, "study.share=1", "study.positions=[rope,rope_yarn]", *QUICK)
     assert [arm.arm.name for arm in planned_study(*extending).arms] == ["rope", "rope_yarn"]

@@ -94,6 +94,7 @@ def test_keys_that_end_alike_are_named_in_full() -> None:
     ],
     ids=" ".join,
 )
+@pytest.mark.slow
 def test_any_group_and_any_key_is_an_axis(tiny: list[str], axis: tuple[str, ...]) -> None:
     name, first, second, *more = axis
     ours = [argument for argument in tiny if not argument.startswith(f"{name}=")]

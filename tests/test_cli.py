@@ -262,6 +262,7 @@ def test_the_decoder_of_2017_trains(command: Command, tiny: list[str]) -> None:
 @pytest.mark.parametrize(
     ("tokenizer", "vocab_size"), [(["tokenizer=char"], 40), (["tokenizer=bpe", "tokenizer.vocab_size=300"], 300)]
 )
+@pytest.mark.slow
 def test_other_tokenizers_train(tokenizer: list[str], vocab_size: int, command: Command, tiny: list[str]) -> None:
     ran = command(*tiny, *tokenizer)
     assert (ran.code, ran.err) == (0, "")
@@ -271,6 +272,7 @@ def test_other_tokenizers_train(tokenizer: list[str], vocab_size: int, command: 
     assert values["val/bits_per_byte"] == pytest.approx(values["val/loss"] / math.log(2) / values["bytes_per_token"])
 
 
+@pytest.mark.slow
 def test_a_multirun_trains_one_run_after_the_other(command: Command, tiny: list[str]) -> None:
     ran = command("--multirun", *tiny, "train.tokens=2560", "name=mine", "norm=rmsnorm,layernorm", "seed=1,2")
     assert (ran.code, ran.err) == (0, "")
@@ -351,6 +353,7 @@ def test_a_run_that_diverges_says_so_and_exits_with_1(command: Command, tiny: li
     assert not (ran.run / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_does_not_stop_a_sweep(command: Command, tiny: list[str]) -> None:
     ran = command("--multirun", *tiny, *DIVERGES, "optim.lr=1e30,1e-3")
     assert ran.code == 0
@@ -358,6 +361,7 @@ def test_a_run_that_diverges_does_not_stop_a_sweep(command: Command, tiny: list[
     assert sorted(status(file.parent) for file in ran.cwd.rglob("status.json")) == ["diverged", "done"]
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_start_does_not_stop_a_sweep_which_given_again_passes_over_what_is_done(
     command: Command, tiny: list[str]
 ) -> None:
@@ -373,6 +377,7 @@ def test_a_run_that_cannot_start_does_not_stop_a_sweep_which_given_again_passes_
     assert again.err.count(": does not divide model.dim=32") >= 2, "it tells of every failure"
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_refused_and_left_as_it_was(command: Command, tiny: list[str]) -> None:
     overrides = [*tiny, "train.tokens=2560"]
     first = command(*overrides)

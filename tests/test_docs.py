@@ -160,6 +160,7 @@ COMMANDS = {shlex.join(words): words for text in PAGES.values() for words in com
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.slow
 def test_a_command_is_one_that_the_program_takes(
     words: list[str], project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +232,7 @@ TRAINED = [
 
 
 @pytest.mark.parametrize("words", TRAINED)
+@pytest.mark.slow
 def test_every_example_of_extending_trains(
     words: list[str], project: Path, tiny: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -285,12 +285,14 @@ def test_published_speeds_are_plausible_utilisations(case: str) -> None:
     assert replace(estimate, mfu=mfu).tokens_per_second == pytest.approx(speed)
 
 
+@pytest.mark.slow
 def test_with_all_scores_counted_torchtitan_s_utilisation_is_its_own() -> None:
     cost = estimated_on("h100", "arch=llama3", "size=llama3_8b", "train.tokens=1e9").cost
     assert 6667 * 3 * cost.flops_per_token_dense / 989e12 == pytest.approx(0.39, abs=0.005)
     assert 5762 * 3 * cost.flops_per_token_dense / 989e12 == pytest.approx(0.335, abs=0.01)
 
 
+@pytest.mark.slow
 def test_llama_65b_at_its_own_utilisation_takes_about_21_days() -> None:
     overrides = ["arch=llama", "size=llama_65b", "trainer.devices=8", "trainer.num_nodes=256", "train.tokens=1.4e12"]
     estimate = estimated_on("a100", *overrides, "train.batch_size=2048")
@@ -309,6 +311,7 @@ def test_time_is_flops_over_devices_peak_and_utilisation() -> None:
     assert estimate.tokens_per_second * 4 * estimate.seconds == pytest.approx(estimate.tokens)
 
 
+@pytest.mark.slow
 def test_recomputing_blocks_takes_up_to_a_third_more_time_and_lowers_mfu() -> None:
     plain, attention, block = (
         estimated_on("h100", "size=llama3_8b", "arch=llama3", "train.tokens=1e9", f"train.recompute={parts}")
@@ -323,6 +326,7 @@ def test_recomputing_blocks_takes_up_to_a_third_more_time_and_lowers_mfu() -> No
     assert 1.05 < attention.seconds / plain.seconds < 1.15
 
 
+@pytest.mark.slow
 def test_parameters_are_exact() -> None:
     estimate = estimated_on("h100", "arch=llama2", "size=llama2_70b", "train.tokens=1e9", "trainer.devices=64")
     assert estimate.cost.params == 68_976_648_192
@@ -330,6 +334,7 @@ def test_parameters_are_exact() -> None:
 
 
 @pytest.mark.parametrize("overrides", [("arch=llama",), ("arch=gemma2",), ("train.recompute=block", "optim=muon")])
+@pytest.mark.slow
 def test_a_model_too_deep_to_be_built_costs_what_its_layers_do(
     overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +369,7 @@ def small(norm: str) -> MemoryModel:
     st.sampled_from([1, 2, 4]),
     st.floats(4.0, 7.0),
 )
+@pytest.mark.slow
 def test_what_is_suggested_fits_and_nothing_nearer_does(
     norm: str, sharded: bool, devices: int, share: int, magnitude: float
 ) -> None:
@@ -404,12 +410,14 @@ def test_alternatives_are_smaller_micro_batches_then_shards_then_devices_then_sh
         (["size=gpt2", "arch=gpt2", "train.batch_size=64"], 0, Setup(False, 1, 64, 32, 1024)),
     ],
 )
+@pytest.mark.slow
 def test_the_nearest_setting_that_fits(overrides: list[str], layout: int, nearest: Setup) -> None:
     device = "h100" if "size=gpt2" not in overrides else "l4"
     estimate = estimated_on(device, *overrides, "train.tokens=1e9")
     assert estimate.columns[layout].nearest == nearest
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_told_with_what_recomputing_blocks_takes() -> None:
     asked = ("size=llama3_8b", "arch=llama3", "train.tokens=1e9", "train.batch_size=16", "trainer.devices=8")
     ddp, fsdp = estimated_on("h100", *asked).columns
@@ -422,6 +430,7 @@ def test_what_does_not_fit_is_told_with_what_recomputing_blocks_takes() -> None:
     assert f"FSDP with train.recompute=block takes {gigabytes(fsdp_again.memory.total)}, which fits" in told
 
 
+@pytest.mark.slow
 def test_a_model_that_no_number_of_devices_holds_has_no_nearest_setting() -> None:
     estimate = estimated_on("l4", "arch=llama3", "size=llama3_405b", "train.tokens=1e10", "trainer.devices=8")
     assert [column.nearest for column in estimate.columns] == [None, None]
@@ -430,6 +439,7 @@ def test_a_model_that_no_number_of_devices_holds_has_no_nearest_setting() -> Non
 # Devices
 
 
+@pytest.mark.slow
 def test_auto_is_one_device_and_a_sharded_run_is_estimated_sharded() -> None:
     one = estimated_on("h100", "arch=llama2", "train.tokens=1e9")
     assert (one.setup.devices, one.per_node, one.setup.layout) == (1, 1, "one device")
@@ -451,6 +461,7 @@ def test_devices_are_typed_in_lower_case_and_a_driver_s_name_finds_them() -> Non
 ESTIMATE = ["estimate=true", "device=h100"]
 
 
+@pytest.mark.slow
 def test_an_estimate_is_printed_in_80_columns_and_writes_nothing(command: Command) -> None:
     ran = command(*ESTIMATE, "arch=llama2", "size=llama2_70b", "trainer.devices=64", "train.tokens=2e12")
     assert (ran.code, ran.err) == (0, "")
@@ -471,6 +482,7 @@ def test_an_estimate_is_printed_in_80_columns_and_writes_nothing(command: Comman
         assert part in text
 
 
+@pytest.mark.slow
 def test_an_estimate_says_what_it_recomputes(command: Command) -> None:
     ran = command(*ESTIMATE, "size=llama3_8b", "arch=llama3", "train.tokens=1e9", "train.recompute=block")
     text = " ".join(ran.out.split())
@@ -491,6 +503,7 @@ def test_the_vocabulary_that_is_assumed_is_told(overrides: list[str], told: str,
     assert told in command(*ESTIMATE, *overrides).out
 
 
+@pytest.mark.slow
 def test_a_sweep_prints_an_estimate_for_each(command: Command) -> None:
     ran = command("--multirun", *ESTIMATE, "trainer.devices=1,8")
     assert (ran.code, ran.err) == (0, "")
@@ -545,6 +558,7 @@ def test_a_command_of_an_estimate_that_cannot_be_made_is_refused_in_one_line(beg
     assert list(ran.cwd.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_model_that_fits_nowhere_is_measured_in_few_setups_however_deep_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -62,6 +62,7 @@ def test_several_runs_are_named_by_a_pattern_and_a_bad_one_stops_no_other(
     assert count == "1 of 3 runs could not be evaluated, see above"
 
 
+@pytest.mark.slow
 def test_a_prompt_goes_on_on_standard_output(evaluating: Command, endless: Path) -> None:
     settings = (f"run={endless}", "max_new_tokens=20", "temperature=0.8", "top_k=50", "top_p=0.95")
     one, again, other = (evaluating(*settings, "prompt=def main(", f"seed={seed}") for seed in (1, 1, 2))

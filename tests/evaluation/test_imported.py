@@ -96,6 +96,7 @@ def test_it_stands_beside_runs_on_the_same_text(
     assert "1 of 1 runs are left out: another text" in other.out.split("Bits per byte")[1]
 
 
+@pytest.mark.slow
 def test_an_imported_model_writes_and_is_timed_without_a_text(imported: Path, evaluating: Command) -> None:
     ran = evaluating(f"run={imported}", "prompt=def", "max_new_tokens=5")
     assert ran.code == 0

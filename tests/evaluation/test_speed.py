@@ -83,6 +83,7 @@ def test_times_are_per_step_of_all_sequences(context: int, new_tokens: int, monk
     assert list(found.decode) == [8.0 / new_tokens] * 3
 
 
+@pytest.mark.slow
 def test_real_times_come_one_for_each_round_in_every_cache_dtype() -> None:
     for dtype in (None, torch.bfloat16, torch.int8):
         found = generation_speed(decoder(), 1, 8, 2, cache_dtype=dtype)

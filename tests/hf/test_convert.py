@@ -19,6 +19,7 @@ Trained = Callable[..., Path]
 TEXT = "def f(x): return 'a€ é'  # <|endoftext|> 日本\n\n\t1  2"
 
 
+@pytest.mark.slow
 def test_transformers_goes_on_with_a_text_as_the_trained_run_does(
     trained: Trained, converting: Command, tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ def test_nothing_is_overwritten(llama: Path, converting: Command, tmp_path: Path
     assert before == {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
 
 
+@pytest.mark.slow
 def test_an_import_into_the_current_folder_or_through_a_link_touches_nothing_else(
     llama: Path, converting: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,6 +130,7 @@ def test_each_adds_its_parameters_and_changes_no_other_s_initial_value() -> None
 
 
 @pytest.mark.parametrize("attention", ["mha", "mla"])
+@pytest.mark.slow
 def test_compiled_blocks_compute_the_same(attention: str) -> None:
     keys = ["model.attention.gate=head", "model.attention.value_residual=learned", "model.attention.sinks=true"]
     overrides = [f"attention={attention}", "model.n_layers=3", *(keys if attention == "mha" else [])]

@@ -72,6 +72,7 @@ def test_recipes_choose_one_option_in_every_group_and_nothing_else(arch: str) ->
 
 
 @pytest.mark.parametrize(("group", "option"), SWITCHES)
+@pytest.mark.matrix
 def test_a_group_on_the_command_line_beats_the_recipe_and_leaves_nothing_of_it(group: str, option: str) -> None:
     after_llama, after_vanilla = (composed("size=pico", f"arch={arch}", f"{group}={option}") for arch in ARCHES)
     assert component(after_vanilla, group) == component(after_llama, group)
@@ -132,6 +133,7 @@ def switches() -> dict[str, list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("arch", switches())
+@pytest.mark.slow
 def test_switches_of_recipes_run_or_are_refused(arch: str) -> None:
     for group, option in switches()[arch]:
         cfg = switched(arch, group, option)

@@ -78,6 +78,7 @@ def test_a_study_alone_is_reported_on_where_it_is(compare: Command, run_train: R
     assert (folder / "summary.csv").read_text() == before
 
 
+@pytest.mark.slow
 def test_a_study_against_another_baseline_goes_elsewhere(compare: Command, studied: Path) -> None:
     compare(studied)
     before = (studied / "summary.csv").read_text()

@@ -94,6 +94,7 @@ def test_runs_csv_has_every_learning_rate_and_says_which_are_judged(tmp_path: Pa
     assert (missing["arm"], missing["seed"], missing["learning_rate"], missing["device"]) == ("b", "2", "0.001", "")
 
 
+@pytest.mark.slow
 def test_curves_csv_has_what_every_run_logged(paper: Path, result: Result) -> None:
     found = rows(paper / "curves.csv")
     for record in result.records:

@@ -420,6 +420,7 @@ def test_what_is_not_known_is_never_shown_as_nan_or_none(tmp_path: Path, make: C
     assert not re.search(r"\b(nan|None|inf)\b", visible, flags=re.IGNORECASE)
 
 
+@pytest.mark.slow
 def test_a_section_without_data_is_left_out(tmp_path: Path) -> None:
     titles = {"Main effects and interactions", "Learning rate", "Runs that did not finish", "Context length"}
     titles |= {"Inference"}

@@ -125,6 +125,7 @@ def test_the_last_whole_checkpoint_is_chosen_and_a_torn_one_told(
         newest_whole(last)
 
 
+@pytest.mark.slow
 def test_a_run_whose_last_checkpoint_is_torn_goes_on_from_the_one_before_to_the_same_end(
     whole: Path,  # noqa: F811
     tiny: list[str],

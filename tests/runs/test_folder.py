@@ -46,6 +46,7 @@ def test_an_arm_s_name_does_not_depend_on_the_order_of_the_overrides(overrides: 
 
 
 @given(OVERRIDES, OVERRIDES)
+@pytest.mark.slow
 def test_different_overrides_make_different_arms(some: list[str], others: list[str]) -> None:
     assume(set(some) != set(others))
     assert arm_name(some) != arm_name(others)
@@ -278,6 +279,7 @@ def other_process(folder: RunFolder) -> Iterator[subprocess.Popen[str]]:
         ("logger=wandb", "model.norm.eps=1", r"model.norm.eps=1: the run in .* has model.norm.eps=1e-05; "),
     ],
 )
+@pytest.mark.slow
 def test_settings_that_differ_are_told_by_the_group_that_chose_them(
     before: str, now: str, told: str, command: Command, tiny: list[str], tmp_path: Path
 ) -> None:

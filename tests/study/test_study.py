@@ -120,6 +120,7 @@ def test_a_ladder_trains_every_rung_at_every_seed_and_reports(ladder: Ran) -> No
     assert f"the report is {Path('runs/climb/report.html')}" in ladder.out
 
 
+@pytest.mark.slow
 def test_arms_differ_in_their_axes_and_their_matched_width_alone(climb: Path) -> None:
     runs = {path: RunFolder(climb / path) for path in summaries(climb)}
     configs = {path: (run.path / "resolved.yaml").read_text() for path, run in runs.items()}
@@ -488,6 +489,7 @@ def test_multirun_and_cfg_keep_working(study: Callable[..., Ran]) -> None:
     assert "study=ladder: takes the place of a sweep, one study per command" in refused.err
 
 
+@pytest.mark.slow
 def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) -> None:
     ran = study("study=context", "study.positions=[rope,sinusoidal]", "model.dim=36", "model.head_dim=9", *QUICK)
     assert ran.code == 2

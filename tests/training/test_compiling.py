@@ -202,6 +202,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Run:
 
 
 @pytest.mark.parametrize("began", [True, False])
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_as_it_began(
     began: bool,
     quick: None,

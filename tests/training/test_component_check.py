@@ -171,6 +171,7 @@ def test_an_error_in_our_code_names_the_user_s_component(mine: list[str], comman
     assert_refused(command(*mine, "position=turning"), told)
 
 
+@pytest.mark.slow
 def test_a_mixer_without_a_state_needs_a_run_without_a_sample(
     mine: list[str], command: Command, evaluating: Command
 ) -> None:

@@ -89,6 +89,7 @@ def mean_by_hand(model: Any, dataset: Any) -> float:
     return sum(nll_by_hand(model, dataset.val.tolist())) / dataset.index.val.tokens
 
 
+@pytest.mark.slow
 def test_the_run_is_the_one_without_an_average_but_for_the_loss_beside(
     averaged: Path, tiny: list[str], tmp_path: Path
 ) -> None:

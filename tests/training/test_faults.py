@@ -220,6 +220,7 @@ def test_a_text_that_vanishes_while_it_is_read_is_named_and_its_return_mends_all
     assert build(lambda *_: None).index.train.tokens > 0
 
 
+@pytest.mark.slow
 def test_a_run_whose_text_and_tokens_vanished_goes_on_when_the_text_is_back(
     command: Command, tiny: list[str], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +244,7 @@ def test_a_run_whose_text_and_tokens_vanished_goes_on_when_the_text_is_back(
     assert "step 10/" not in again.out, "it started over"
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_back_changes_nothing(
     tiny: list[str],
     whole: Path,  # noqa: F811
@@ -263,6 +265,7 @@ def test_a_clock_that_jumps_back_changes_nothing(
 
 
 @pytest.mark.parametrize("logger", ["none", "tensorboard"])
+@pytest.mark.slow
 def test_a_run_folder_that_is_moved_while_it_trains_is_named_and_goes_on_where_it_is_put_back(
     logger: str, command: Command, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def short(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Short:
 
 
 @pytest.mark.parametrize("schedule", [CONSTANT, WSD], ids=["constant", "wsd"])
+@pytest.mark.slow
 def test_a_longer_budget_ends_at_the_same_last_bit_as_if_it_had_been_the_first(
     schedule: tuple[str, ...], short: Short, in_one_go: Wholes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_run_that_is_given_more_in_its_stable_phase_goes_on_where_it_is(
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
+@pytest.mark.slow
 def test_a_schedule_that_has_seen_the_end_says_that_the_rate_rises_again(
     schedule: str, short: Short, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

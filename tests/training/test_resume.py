@@ -239,6 +239,7 @@ def test_a_second_ctrl_c_stops_at_once_and_the_run_goes_on_from_the_last_checkpo
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_evaluation_after_the_last_step_loses_nothing_but_that_evaluation(
     command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +254,7 @@ def test_ctrl_c_in_the_evaluation_after_the_last_step_loses_nothing_but_that_eva
     assert [row["step"] for row in rows(again.run) if "val/loss" in row] == [14, 28, 40]
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_found_by_its_folder_and_needs_more_tokens(command: Command, tiny: list[str]) -> None:
     overrides = [*tiny, "train.tokens=2560"]
     first = command(*overrides)

@@ -41,6 +41,7 @@ def names(variants: Variants) -> list[str]:
     return [arm.name for arm in variants.arms]
 
 
+@pytest.mark.slow
 def test_the_ladder_climbs_from_vanilla_to_llama2_one_component_at_a_time() -> None:
     variants = Ladder("vanilla", "llama2").variants(CONFIGS)
     rungs = ["vanilla", "+prenorm", "+rmsnorm", "+rope", "+swiglu", "+gqa", "+embedding=untied", "+init=normal"]
@@ -67,6 +68,7 @@ def test_an_axis_on_which_both_agree_gives_no_arm_and_is_reported() -> None:
     )
 
 
+@pytest.mark.slow
 def test_add_one_and_leave_one_out_turn_each_axis_once() -> None:
     base, target = components(("arch=vanilla",)), components(("arch=llama2",))
     for design, whole, other in ((AddOne, base, target), (LeaveOneOut, target, base)):
@@ -93,6 +95,7 @@ def test_a_factorial_has_every_combination_once() -> None:
 
 
 @given(st.integers(3, 7), st.integers(1, 3))
+@pytest.mark.slow
 def test_a_fraction_is_balanced_has_the_base_and_confounds_no_two_main_effects(n_axes: int, halvings: int) -> None:
     assume(2 ** (n_axes - halvings) > n_axes)  # fewer rows cannot tell all axes apart
     assume((n_axes, halvings) != (7, 4))  # saturated: pyDOE3 finds none

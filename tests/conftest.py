@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -26,7 +26,11 @@ from llama_lab.config.grammar import override_key
 from llama_lab.devices.hardware import Hardware
 from llama_lab.launching import launch
 from llama_lab.training.compiling import missing_part
+from tests.browser import CHROMIUM, FLAGS
 from tests.preloaded import PreloadedPython
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 MISSING = missing_part(Hardware("cpu", 1, 1, "32-true", "cpu"))
@@ -284,3 +288,14 @@ def returned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def finished(run_train: RunTrain, tiny: list[str]) -> Ran:
     """A whole run as a newcomer would start it: with all loggers, without a W&B key, from a process without input."""
     return run_train(*tiny, "logger=all", "train.checkpoint_every=7", "train.micro_batch_size=4", fresh=True)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator["Browser"]:
+    """The chromium that is installed; one for the session, since Playwright starts once in a process."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()

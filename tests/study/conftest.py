@@ -1,5 +1,0 @@
-"""A browser for the test of TensorBoard."""
-
-from tests.browser import browser
-
-__all__ = ["browser"]

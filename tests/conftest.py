@@ -6,7 +6,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -201,6 +201,28 @@ def forget_components() -> None:
     component_errors._components.clear()
 
 
+def enter(folder: Path, environment: Mapping[str, str], patch: pytest.MonkeyPatch) -> None:
+    """Have commands inside this process start in a folder, with no key of this machine."""
+    patch.chdir(folder)
+    for name in os.environ.keys() - environment.keys():
+        patch.delenv(name)
+    for name in ("NETRC", "LLAMA_LAB_CACHE"):
+        patch.setenv(name, environment[name])
+
+
+def exit_code(function: Callable[[], None], argv: list[str], patch: pytest.MonkeyPatch) -> int:
+    """Run a command of ours inside this process; its exit code."""
+    for name in ("HYDRA_FULL_ERROR", "LLAMA_LAB_TRACEBACK"):  # the command sets them
+        patch.setenv(name, "0")
+    patch.setattr(sys, "argv", argv)
+    GlobalHydra.instance().clear()
+    try:
+        function()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
 @pytest.fixture
 def in_process(
     environment: dict[str, str],
@@ -209,24 +231,12 @@ def in_process(
     capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., Ran]:
     """Run a command of ours, by its function and script, inside this process, in a fresh folder: it starts at once."""
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ.keys() - environment.keys():
-        monkeypatch.delenv(name)
-    for name in ("NETRC", "LLAMA_LAB_CACHE"):
-        monkeypatch.setenv(name, environment[name])
+    enter(tmp_path, environment, monkeypatch)
     monkeypatch.setattr(launch, "program", lambda: [sys.executable, str(TRAIN)])
 
     def run(function: Callable[[], None], script: str, *overrides: str) -> Ran:
-        for name in ("HYDRA_FULL_ERROR", "LLAMA_LAB_TRACEBACK"):  # the command sets them
-            monkeypatch.setenv(name, "0")
-        monkeypatch.setattr(sys, "argv", [script, *last_of_each(overrides)])
-        GlobalHydra.instance().clear()
         capsys.readouterr()
-        code = 0
-        try:
-            function()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
+        code = exit_code(function, [script, *last_of_each(overrides)], monkeypatch)
         printed = capsys.readouterr()
         return Ran(code, printed.out, printed.err, tmp_path)
 

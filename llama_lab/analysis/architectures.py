@@ -9,12 +9,10 @@ from llama_lab.runs.record import MISSING
 from llama_lab.runs.study import Study
 
 from .audit import rebuilt
-from .result import ArmResult
-
-Pair = tuple[Anatomy, Anatomy | None]
+from .result import Architectures, ArmResult
 
 
-def architectures(study: Study, arms: Sequence[ArmResult], trust: Trust) -> tuple[Pair, ...]:
+def architectures(study: Study, arms: Sequence[ArmResult], trust: Trust) -> Architectures:
     """Each arm that differs from its reference, with that before it; the baseline and None if none does.
 
     Arms without runs, and those whose model cannot be rebuilt, which the audit reports, are left out, and so are pairs

@@ -22,6 +22,7 @@ from .statistics import Effect, Estimate, PairedDifference, SeedRange, estimate
 Metric = Literal["val/loss", "val/bits_per_byte"]
 METRICS: tuple[Metric, ...] = ("val/loss", "val/bits_per_byte")
 Quantity = Literal["loss", "train", "decode", "prefill", "memory", "cache", "longest"]
+Architectures = tuple[tuple[Anatomy, Anatomy | None], ...]
 CurveMetric = Literal["val/loss", "train/loss", "val/bits_per_byte"]
 
 # Costs that follow from the config, and those that are measured.
@@ -439,7 +440,7 @@ class Result:
     ranks: dict[str, tuple[int, int]] = field(default_factory=dict)
     rankings: tuple[Ranking, ...] = ()
     records: tuple[Record, ...] = ()
-    architectures: tuple[tuple[Anatomy, Anatomy | None], ...] = ()
+    architectures: Architectures = ()
     scaling: Scaling | None = None
 
     @property

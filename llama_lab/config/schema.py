@@ -3,11 +3,11 @@
 A key without a record holds what its default holds. The settings of a component take their kinds from its signature.
 """
 
-import types
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
 from inspect import signature
 from pydoc import ErrorDuringImport, locate
+from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 Kind = type | str
@@ -18,15 +18,14 @@ Kind = type | str
 class Key:
     """A key, or a group of keys.
 
-    kinds: of its values; none: that of its default. nullable: whether null is one, too. text: whether any value is
-    plain text. path: "folder": a folder or a file, in which ~ is expanded; "list": one or several. role: "place": says
-    where a run computes and how it is watched, makes no arm, and may change when an unfinished run is resumed;
-    "identity": names a run; "budget": may change when a finished run is trained further. study, search: what a study or
-    a search, which sets it for each run, has in its place. measures: whether it is a setting of `measure`.
+    kinds: of its values, `NoneType` for null; none: that of its default. text: whether any value is plain text. path:
+    "folder": a folder or a file, in which ~ is expanded; "list": one or several. role: "place": says where a run
+    computes and how it is watched, makes no arm, and may change when an unfinished run is resumed; "identity": names a
+    run; "budget": may change when a finished run is trained further. study, search: what a study or a search, which
+    sets it for each run, has in its place. measures: whether it is a setting of `measure`.
     """
 
     kinds: tuple[Kind, ...] = ()
-    nullable: bool = False
     text: bool = False
     path: Literal["folder", "list"] | None = None
     role: Literal["place", "identity", "budget"] | None = None
@@ -37,7 +36,7 @@ class Key:
 
 def maybe(*kinds: Kind, **settings: Any) -> Key:
     """The record of a key that may be null."""
-    return Key(kinds, nullable=True, **settings)
+    return Key((*kinds, NoneType), **settings)
 
 
 PRICED = "a study trains on this machine; study.dry_run=true prints what its arms cost"
@@ -141,9 +140,7 @@ EXTENDABLE = tuple(name for name, key in KEYS.items() if key.role in ("place", "
 FOLDERS = tuple(name for name, key in KEYS.items() if key.path == "folder")
 PATHS = tuple(name for name, key in KEYS.items() if key.path)
 TEXTS = tuple(name for name, key in KEYS.items() if key.text)
-
-
-PLAIN: dict[str, Kind] = {"bool": bool, "int": int, "float": float, "str": str, "None": types.NoneType}
+PLAIN: dict[str, Kind] = {"bool": bool, "int": int, "float": float, "str": str, "None": NoneType}
 
 
 def belongs(key: str, roots: Sequence[str]) -> bool:
@@ -171,7 +168,7 @@ def declared_kinds(target: str, name: str) -> tuple[Kind, ...]:
             if isinstance(annotation, str):  # in a file that postpones annotations
                 parts = annotation.split(" | ")
                 return tuple(PLAIN[part] for part in parts) if {*parts} <= PLAIN.keys() else ()
-            is_union = get_origin(annotation) in (Union, types.UnionType)
+            is_union = get_origin(annotation) in (Union, UnionType)
             return tuple(dict.fromkeys(map(kind_of, get_args(annotation) if is_union else (annotation,))))
     return ()
 

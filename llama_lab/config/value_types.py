@@ -71,7 +71,7 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
 def kinds_of(key: str, value: object, default: object, cfg: DictConfig) -> tuple[Kind, ...]:
     """The kinds of value of a setting: by its record, its default, or its component's signature; empty for any."""
     if (record := KEYS.get(key)) and record.kinds:
-        return (*record.kinds, NoneType) if record.nullable else record.kinds
+        return record.kinds
     if default is not None and is_kind(value, type(default)):
         return (type(default),)
     component, _, name = key.rpartition(".")

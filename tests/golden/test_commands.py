@@ -18,7 +18,6 @@ from llama_lab.training.monitor import Monitor
 from tests.conftest import Command, Ran
 from tests.golden import files
 from tests.golden.files import FINISHED, RUNS, SMALL, check, numbers, read
-from tests.test_cli import BAD, VALUES
 from tests.training.test_resume import at, stop
 
 WRITTEN_BY = "0.4.0"
@@ -155,23 +154,12 @@ def test_an_estimate_has_its_numbers(command: Command) -> None:
 def test_a_refusal_has_its_exit_code_and_key(
     runs: Path, bad_files: Path, command: Command, evaluating: Command, compare: Command, tiny: list[str]
 ) -> None:
-    """The golden file has the arguments, too; TINY stands for the settings of a tiny run.
-
-    Those that tests/test_cli.py refuses are not refused again: its tables have the key, and its tests the exit code.
-    """
-    refused = {tuple(overrides): begins for overrides, begins, _ in BAD.values()}
-    refused |= {tuple(typed.split()): begins for typed, begins in VALUES.items()}
+    """The golden file has the arguments, too; TINY stands for the settings of a tiny run."""
     commands = {"train": command, "eval": evaluating, "compare": compare}
     found: list[dict[str, Any]] = []
     for case in read("refusals"):
-        own = tuple(one for one in case["arguments"] if one not in ("TINY", "train.tokens=256"))
-        if (message := refused.get(own)) is not None:
-            code = 2
-        else:
-            ran = commands[case["command"]](
-                *(o for one in case["arguments"] for o in (tiny if one == "TINY" else [one]))
-            )
-            code, message = ran.code, ran.err.removeprefix("error: ")
-        found.append(case | {"code": code, "key": re.split("[:=]", message, maxsplit=1)[0]})
+        arguments = [one for given in case["arguments"] for one in (tiny if given == "TINY" else [given])]
+        ran = commands[case["command"]](*arguments)
+        found.append(case | {"code": ran.code, "key": re.split("[:=]", ran.err.removeprefix("error: "), maxsplit=1)[0]})
     assert len(found) > 140
     check("refusals", found)

@@ -211,7 +211,7 @@ REFUSED = {  # the beginning of what is told, and the overrides of which it is
     "model.attention.value_residual: the first layer has not 4 heads of 8 values": (
         "model.attention.value_residual=0.5 +pattern.few={at:[0],attention:mqa}"
     ),
-    "model.attention.value_residual: the first layer has not 4 heads of 8": (
+    "model.attention.value_residual: the first layer has not 4 heads of 8 values, as": (
         "model.attention.value_residual=0.5 +pattern.latent={at:[0],attention:mla}"
     ),
     "model.n_kv_heads=2: attention=mla has keys and values for each head, 4; leave n_kv_heads out": (

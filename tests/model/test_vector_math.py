@@ -71,8 +71,9 @@ def test_processes_started_under_load_have_accurate_tables() -> None:
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     try:
         command = [sys.executable, "-c", COSINES]
-        started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-        assert max(float(process.communicate(timeout=250)[0]) for process in started) < 2e-7
+        for _ in range(3):
+            started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+            assert max(float(process.communicate(timeout=250)[0]) for process in started) < 2e-7
     finally:
         for process in load:
             process.kill()

@@ -1,9 +1,7 @@
 """What a study's sweeper does until it trains, and whole studies for the fixtures of a module, inside this process."""
 
 import io
-import os
 import pickle
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
@@ -15,7 +13,6 @@ from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -26,7 +23,7 @@ from llama_lab.config.components import CONF_DIR, register_resolvers
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.study.design.command import Composer, read_command
 from llama_lab.study.design.plan import Plan, plan_study
-from tests.conftest import Ran, last_of_each
+from tests.conftest import Ran, enter, exit_code, last_of_each
 
 register_resolvers()
 
@@ -87,19 +84,8 @@ def refused(act: Callable[[], object], overrides: Sequence[str]) -> str:
 
 def conducted(cwd: Path, environment: Mapping[str, str], *overrides: str) -> Ran:
     """What `python train.py *overrides` leaves in `cwd`, trained inside this process."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.chdir(cwd)
-        for name in os.environ.keys() - environment.keys():
-            patch.delenv(name)
-        for name in ("NETRC", "LLAMA_LAB_CACHE"):
-            patch.setenv(name, environment[name])
-        for name in ("HYDRA_FULL_ERROR", "LLAMA_LAB_TRACEBACK"):  # the command sets them
-            patch.setenv(name, "0")
-        patch.setattr(sys, "argv", ["train.py", *last_of_each([*overrides, "hydra/launcher=basic"])])
-        GlobalHydra.instance().clear()
-        try:
-            train_command()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
+        enter(cwd, environment, patch)
+        code = exit_code(train_command, ["train.py", *last_of_each([*overrides, "hydra/launcher=basic"])], patch)
     return Ran(code, out.getvalue(), err.getvalue(), cwd)

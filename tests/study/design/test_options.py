@@ -208,11 +208,11 @@ def test_three_options_are_trained_and_compared_with_the_first_and_with_each_oth
 @pytest.mark.slow
 def test_a_key_is_an_axis_that_the_report_accuses_of_nothing(command: Command, tiny: list[str]) -> None:
     ours = [argument for argument in tiny if not argument.startswith("train.batch_size")]
-    ran = command(*ours, "study=options", *over("train.batch_size", "4", "8"), *QUICK, "train.tokens=2560")
+    ran = command(*ours, "study=options", *over("train.batch_size", "4", "8", "16"), *QUICK, "train.tokens=6144")
     assert (ran.code, ran.err) == (0, "")
     folder = ran.cwd / "runs" / "tried"
     result = analyse(Study.load(folder), folder)
-    assert [arm.name for arm in result.arms] == ["batch_size=4", "batch_size=8"]
+    assert [arm.name for arm in result.arms] == ["batch_size=4", "batch_size=8", "batch_size=16"]
     assert len({record.summary["tokens"] for record in result.records}) == 1
     expected = ("Logged speeds", "The code had", "Two seeds", "Runs differ in")
     assert [w for w in result.warnings if not w.startswith(expected) and "learned little else" not in w] == []

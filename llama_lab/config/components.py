@@ -83,7 +83,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.deepnorm_scale": deepnorm_scale,
     "lab.power": lambda base, exponent: base**exponent,
     "lab.unless": unless,
-    "lab.parts": lambda *args: get_method("llama_lab.data.parts.mixture_parts")(*args),  # of a room that builds on this
+    "lab.parts": lambda *args: get_method("llama_lab.data.mix.mixture_parts")(*args),  # of a room that builds on this
     "lab.layers": different_layers,
     "lab.every": every,
     "lab.half": lambda n: n // 2,

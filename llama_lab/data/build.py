@@ -8,24 +8,26 @@ import math
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
+from fractions import Fraction
 from itertools import chain, zip_longest
 from pathlib import Path
 from threading import Event
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from llama_lab.util.errors import ConfigError
+from llama_lab.util.formatting import conjoin, duration
 
-from .index import FORMAT_VERSION, HALVES, TOKENIZER_NAME, Index, SplitIndex, describe_file, write_index
-from .source import ReportProgress, Source
-from .tokenizer import TextTokenizer, TokenizerFactory, sample_bytes
+from .dataset import HALVES, SplitIndex
+from .index import FolderIndex, describe_file, write_index
+from .source import ReportProgress, Source, encoded
+from .tokenizer import TOKENIZER_NAME, TextTokenizer, TokenizerFactory
 
 Digests = npt.NDArray[np.bytes_]
 """The blake2b hash of each document's UTF-8 bytes: `(documents,)`, 16 bytes each."""
@@ -48,17 +50,8 @@ _BYTES_PER_TOKEN = 8  # more than in most texts
 _STREAMS = {TRAIN: "train.bin", VAL: "val.bin"}
 VAL_HALVES = "val_halves.bin"  # the index in HALVES of each predicted token of val.bin, one byte
 
-
-@dataclass(frozen=True)
-class BuildTimes:
-    """Seconds and bytes of text of each phase of a build."""
-
-    text_bytes: int
-    sample_bytes: int
-    tokenised_bytes: int
-    reading: float
-    training: float
-    tokenising: float
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def build(
@@ -68,70 +61,87 @@ def build(
     val_tokens: int | None,
     folder: Path,
     progress: ReportProgress,
-) -> BuildTimes:
-    """Build the token folder `folder`, which must not exist. Nothing is written until the whole text has been read.
+) -> str:
+    """Fill an empty folder, after the whole text has been read once; return one line on the time and the result.
 
     val_fraction: None for a source with validation documents of its own.
     Raises ConfigError for unusable text.
     """
-    _prepare(source, progress)
+    prepare(source, progress)
     start = time.monotonic()
     survey = survey_source(source, val_fraction, progress)
     surveyed = time.monotonic()
-    sample = vocabulary_documents(survey, factory)
-    documents = _read_again(source, survey, sample, progress, "training tokenizer")
-    tokenizer = _train(factory, (document.text for document in documents))
+    sample = survey.sample(factory)
+    tokenizer = train(factory, survey.texts(sample))
     trained = time.monotonic()
-    folder.mkdir()
     tokenizer.save(folder / TOKENIZER_NAME)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    survey, tokens = _write_streams(source, survey, tokenizer, dtype, val_tokens, folder, progress)
+    survey, tokens = _write_streams(survey, tokenizer, dtype, val_tokens, folder)
     is_read = survey.splits == VAL
     np.repeat(survey.halves[is_read], tokens[is_read]).tofile(folder / VAL_HALVES)
+
+    def size_of(chosen: npt.NDArray[np.bool_]) -> SplitIndex:
+        return SplitIndex(int(chosen.sum()), int(survey.sizes[chosen].sum()), int(tokens[chosen].sum()))
+
     empty = int((survey.sizes == 0).sum())
-    index = Index(
-        format_version=FORMAT_VERSION,
+    index = FolderIndex(
         dtype=dtype.name,
         vocab_size=tokenizer.vocab_size,
         data_hash=survey.data_hash,
         tokenizer_hash=tokenizer.hash,
         val_fraction=val_fraction,
-        train=describe(survey.splits == TRAIN, survey.sizes, tokens),
-        val=describe(is_read, survey.sizes, tokens),
+        train=size_of(survey.splits == TRAIN),
+        val=size_of(is_read),
         duplicates=int((survey.splits == DROPPED).sum()) - empty,
         empty=empty,
         files={path.name: describe_file(path) for path in sorted(folder.iterdir())},
         unread=int((survey.splits == UNREAD).sum()),
         revisions=getattr(source, "revisions", {}),
-        halves=[describe(is_read & (survey.halves == half), survey.sizes, tokens) for half in range(len(HALVES))],
+        halves=[size_of(is_read & (survey.halves == half)) for half in range(len(HALVES))],
     )
     write_index(index, folder)
-    return BuildTimes(
-        text_bytes=survey.text_bytes,
-        sample_bytes=int(survey.sizes[sample].sum()),
-        tokenised_bytes=int(survey.sizes[tokens > 0].sum()),
-        reading=surveyed - start,
-        training=trained - surveyed,
-        tokenising=time.monotonic() - trained,
+    text, learnt, tokenised = (int(survey.sizes[chosen].sum()) for chosen in (slice(None), sample, tokens > 0))
+    seconds = time.monotonic() - trained
+    return (
+        f"tokens: {_mb(text)} read in {duration(surveyed - start)}, "
+        f"{f'tokenizer trained on {_mb(learnt)} in {duration(trained - surveyed)}, ' if learnt else ''}"
+        f"encoded in {duration(seconds)} ({tokenised / 1e6 / seconds:.1f} MB/s); {_counts(index)}"
     )
+
+
+def _counts(index: FolderIndex) -> str:
+    train, val = index.train, index.val
+    held_out = f" ({val.documents:,} of {val.documents + index.unread:,} held-out documents)" if index.unread else ""
+    left_out = [f"{n:,} {what}" for n, what in ((index.duplicates, "copies"), (index.empty, "empty")) if n]
+    return (
+        f"{train.tokens / 1e6:,.1f} M tokens to train on, {val.tokens / 1e6:,.1f} M to validate on{held_out}"
+        f"{f'; documents left out: {conjoin(left_out)}' if left_out else ''}"
+    )
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:,.{0 if count >= 1e7 else 1}f} MB"
+
+
+class _Document(NamedTuple):
+    text: str
+    size: int  # UTF-8 bytes
+    split: int
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Hash, size and split of every document of a source, in reading order.
+    """A source and the hash, size and split of each of its documents, in reading order.
 
     `sizes` are in UTF-8 bytes. `splits` are DROPPED (empty, or a copy of an earlier document), TRAIN, VAL, or
     UNREAD (held out like VAL, but beyond the bound on validation).
     """
 
+    source: Source
+    progress: ReportProgress
     digests: Digests
     sizes: Counts
     splits: Splits
-
-    @property
-    def text_bytes(self) -> int:
-        """UTF-8 bytes of all documents."""
-        return int(self.sizes.sum())
 
     @property
     def data_hash(self) -> str:
@@ -139,7 +149,7 @@ class Survey:
         by_split = [hashlib.blake2b(self.digests[self.splits == split].tobytes()).digest() for split in (TRAIN, VAL)]
         return _digest(b"".join(by_split)).hex()
 
-    @cached_property
+    @property
     def held_out(self) -> Positions:
         """The documents in VAL and UNREAD, in the order of their hashes."""
         positions = np.flatnonzero(np.isin(self.splits, (VAL, UNREAD)))
@@ -150,10 +160,44 @@ class Survey:
         """The index in HALVES of each document: a bit of its hash that decides nothing else."""
         return (_words(self.digests)[:, 0] & np.uint64(1)).astype(np.uint8)
 
+    def sample(self, factory: TokenizerFactory, share: Fraction = Fraction(1)) -> Positions:
+        """The documents that `factory` learns from, in reading order.
 
-def describe(chosen: npt.NDArray[np.bool_], sizes: Counts, tokens: Counts) -> SplitIndex:
-    """Count the chosen documents, their bytes and tokens. sizes, tokens: of each document."""
-    return SplitIndex(int(chosen.sum()), int(sizes[chosen].sum()), int(tokens[chosen].sum()))
+        If they exceed a share of its `sample_bytes`, a sample of that size is chosen by the second half of their
+        hashes, which is independent of the split.
+        """
+        splits = {"nothing": (), "train": (TRAIN,), "all": (TRAIN, VAL)}[factory.vocabulary_from]
+        positions = np.flatnonzero(np.isin(self.splits, splits))
+        bound = getattr(factory, "sample_bytes", None)
+        by_hash = positions[np.argsort(_words(self.digests[positions])[:, 1])]
+        return np.sort(_prefix(by_hash, self.sizes, math.inf if bound is None else max(1, math.floor(bound * share))))
+
+    def texts(self, positions: Positions) -> Iterator[str]:
+        """The texts of the documents to learn from. Raises as `read` does."""
+        return (document.text for document in self.read(positions, "training tokenizer"))
+
+    def read(self, positions: Positions, phase: str) -> Iterator[_Document]:
+        """Read the source again and yield the documents at `positions`. Raises ConfigError if any document changed."""
+        wanted = np.zeros(len(self.splits), dtype=bool)
+        wanted[positions] = True
+        expected = zip(self.digests.view(f"V{_DIGEST_BYTES}"), self.splits, wanted, strict=True)
+        read = encoded(
+            chain(self.source.documents(), _validation(self.source)), int(self.sizes.sum()), self.progress, phase
+        )
+        for document, data in zip_longest(expected, read):
+            if document is None or data is None or document[0].tobytes() != _digest(data):
+                raise ConfigError(
+                    "data: the text changed while it was read; leave its files alone and run the command again"
+                )
+            _, split, is_wanted = document
+            if is_wanted:
+                yield _Document(data.decode(), len(data), int(split))
+
+
+def prepare(source: Source, progress: ReportProgress) -> None:
+    """What a source does before it is read, such as a download."""
+    if own := getattr(source, "prepare", None):
+        own(progress)
 
 
 def survey_source(source: Source, val_fraction: float | None, progress: ReportProgress) -> Survey:
@@ -161,46 +205,19 @@ def survey_source(source: Source, val_fraction: float | None, progress: ReportPr
     raw, sizes = bytearray(), array("q")
     to_train_on = 0
 
-    def counted() -> Iterator[str]:
+    def documents() -> Iterator[str]:
         nonlocal to_train_on
         for text in source.documents():
             to_train_on += 1
             yield text
+        yield from _validation(source)
 
-    texts = chain(counted(), _validation(source))
-    for data in _encoded(texts, source.total_bytes(), progress, "reading"):
+    for data in encoded(documents(), source.total_bytes(), progress, "reading"):
         raw += _digest(data)
         sizes.append(len(data))
     digests = np.frombuffer(raw, dtype=f"S{_DIGEST_BYTES}")
     splits = official_splits(digests, to_train_on) if val_fraction is None else assign_splits(digests, val_fraction)
-    return Survey(digests, np.frombuffer(sizes, dtype=np.int64), splits)
-
-
-def train_on_all(
-    sources: Iterable[tuple[Source, float | None, TokenizerFactory]],
-    factory: TokenizerFactory,
-    progress: ReportProgress,
-) -> TextTokenizer:
-    """Train `factory` on several sources, one after the other.
-
-    sources: each with its `val_fraction` and the factory that chooses what is learnt from, by its bound on the sample.
-    """
-
-    def texts() -> Iterator[str]:
-        for source, val_fraction, sampling in sources:
-            _prepare(source, progress)
-            survey = survey_source(source, val_fraction, progress)
-            sample = vocabulary_documents(survey, sampling)
-            for document in _read_again(source, survey, sample, progress, "training tokenizer"):
-                yield document.text
-
-    return _train(factory, texts())
-
-
-def _prepare(source: Source, progress: ReportProgress) -> None:
-    """What a source does before it is read, such as a download."""
-    if prepare := getattr(source, "prepare", None):
-        prepare(progress)
+    return Survey(source, progress, digests, np.frombuffer(sizes, dtype=np.int64), splits)
 
 
 def _validation(source: Source) -> Iterable[str]:
@@ -233,9 +250,8 @@ def assign_splits(digests: Digests, val_fraction: float) -> Splits:
     depends on its text alone. A split that would be empty gets the document closest to the threshold.
     Raises ConfigError if there are fewer than two distinct documents.
     """
-    _, first_copies = np.unique(digests, return_index=True)
     kept = np.zeros(len(digests), dtype=bool)
-    kept[first_copies] = True
+    kept[np.unique(digests, return_index=True)[1]] = True
     kept &= digests != _digest(b"")
     if kept.sum() < 2:
         raise ConfigError(
@@ -257,28 +273,13 @@ def _words(digests: Digests) -> npt.NDArray[np.uint64]:
     return np.frombuffer(digests.tobytes(), dtype=">u8").reshape(-1, _DIGEST_BYTES // 8)
 
 
-def vocabulary_documents(survey: Survey, factory: TokenizerFactory) -> Positions:
-    """The documents that `factory` learns from, in reading order.
-
-    If they exceed its `sample_bytes`, a sample of that size is chosen by the second half of their hashes, which is
-    independent of the split.
-    """
-    splits = {"nothing": (), "train": (TRAIN,), "all": (TRAIN, VAL)}[factory.vocabulary_from]
-    positions = np.flatnonzero(np.isin(survey.splits, splits))
-    bound = sample_bytes(factory)
-    if bound is None or survey.sizes[positions].sum() <= bound:
-        return positions
-    by_hash = positions[np.argsort(_words(survey.digests[positions])[:, 1])]
-    return np.sort(_prefix(by_hash, survey.sizes, bound))
-
-
 def _prefix(positions: Positions, sizes: Counts, total: float) -> Positions:
     """The shortest prefix of `positions` with at least `total` bytes, or all."""
     return positions[: int(np.searchsorted(np.cumsum(sizes[positions]), total)) + 1]
 
 
-def _train(factory: TokenizerFactory, texts: Iterator[str]) -> TextTokenizer:
-    """Train in a thread: in the main thread, the library would block Ctrl-C."""
+def train(factory: TokenizerFactory, texts: Iterator[str]) -> TextTokenizer:
+    """Train a tokenizer in a thread: in the main thread, the library would block Ctrl-C."""
     stop = Event()
 
     def until_stopped() -> Iterator[str]:
@@ -297,13 +298,7 @@ def _train(factory: TokenizerFactory, texts: Iterator[str]) -> TextTokenizer:
 
 
 def _write_streams(
-    source: Source,
-    survey: Survey,
-    tokenizer: TextTokenizer,
-    dtype: np.dtype,
-    val_tokens: int | None,
-    folder: Path,
-    progress: ReportProgress,
+    survey: Survey, tokenizer: TextTokenizer, dtype: np.dtype, val_tokens: int | None, folder: Path
 ) -> tuple[Survey, Counts]:
     """Write `train.bin` and `val.bin`; return the survey with the splits as written, and each document's tokens.
 
@@ -314,9 +309,8 @@ def _write_streams(
 
     def write(positions: Positions, *splits: int) -> None:
         positions = np.sort(positions)
-        documents = _read_again(source, survey, positions, progress, "tokenising")
         paths = {split: folder / _STREAMS[split] for split in splits}
-        tokens[positions] = _write_documents(documents, paths, tokenizer, dtype)
+        tokens[positions] = _write_documents(survey.read(positions, "tokenising"), paths, tokenizer, dtype)
 
     held_out, limit = survey.held_out, math.inf if val_tokens is None else val_tokens
     candidates = _prefix(held_out, survey.sizes, limit * _BYTES_PER_TOKEN)
@@ -330,15 +324,8 @@ def _write_streams(
     if fitting < len(candidates):
         written = np.sort(candidates)
         kept = np.concatenate([[True], np.repeat(splits[written] == VAL, tokens[written])])
-        stream = np.fromfile(folder / _STREAMS[VAL], dtype=dtype)
-        (folder / _STREAMS[VAL]).write_bytes(stream[kept].tobytes())
+        np.fromfile(folder / _STREAMS[VAL], dtype)[kept].tofile(folder / _STREAMS[VAL])
     return replace(survey, splits=splits), tokens
-
-
-class _Document(NamedTuple):
-    text: str
-    size: int  # UTF-8 bytes
-    split: int
 
 
 def _write_documents(
@@ -352,65 +339,33 @@ def _write_documents(
     eot = tokenizer.eot_id
     tokens = array("q")  # a fifth of the memory of a list
 
-    def encode(batch: list[_Document]) -> list[bytes]:
-        encoded = tokenizer.encode_batch([document.text for document in batch])
-        return [np.array([*ids, eot], dtype=dtype).tobytes() for ids in encoded]
+    def encode(batch: list[_Document]) -> list[tuple[int, bytes]]:
+        ids = tokenizer.encode_batch([document.text for document in batch])
+        return [(d.split, np.array([*own, eot], dtype).tobytes()) for d, own in zip(batch, ids, strict=True)]
 
     with ExitStack() as stack:
         files = {split: stack.enter_context(path.open("wb")) for split, path in paths.items()}
         for file in files.values():
-            file.write(np.array([eot], dtype=dtype).tobytes())
-
-        def write(batch: list[_Document], encoded: Future[list[bytes]]) -> None:
-            for document, stored in zip(batch, encoded.result(), strict=True):
-                files[document.split].write(stored)
-                tokens.append(len(stored) // dtype.itemsize)
-
+            file.write(np.array([eot], dtype).tobytes())
         pool = stack.enter_context(ThreadPoolExecutor(_BATCHES))
-        pending: deque[tuple[list[_Document], Future[list[bytes]]]] = deque()
-        for batch in _batches(documents):
-            pending.append((batch, pool.submit(encode, batch)))
-            if len(pending) > _BATCHES:
-                write(*pending.popleft())
-        while pending:
-            write(*pending.popleft())
+        for split, stored in chain.from_iterable(_map_ahead(pool, encode, _batches(documents))):
+            files[split].write(stored)
+            tokens.append(len(stored) // dtype.itemsize)
     return np.frombuffer(tokens, dtype=np.int64)
 
 
-def _read_again(
-    source: Source, survey: Survey, positions: Positions, progress: ReportProgress, phase: str
-) -> Iterator[_Document]:
-    """Read `source` again and yield the documents at `positions`. Raises ConfigError if any document changed."""
-    wanted = np.zeros(len(survey.splits), dtype=bool)
-    wanted[positions] = True
-    expected = zip(survey.digests.view(f"V{_DIGEST_BYTES}"), survey.splits, wanted, strict=True)
-    texts = chain(source.documents(), _validation(source))
-    read = _encoded(texts, survey.text_bytes, progress, phase)
-    for document, data in zip_longest(expected, read):
-        if document is None or data is None or document[0].tobytes() != _digest(data):
-            raise ConfigError(
-                "data: the text changed while it was read; leave its files alone and run the command again"
-            )
-        _, split, is_wanted = document
-        if is_wanted:
-            yield _Document(data.decode(), len(data), int(split))
-
-
-def _encoded(texts: Iterable[str], total: int, progress: ReportProgress, phase: str) -> Iterator[bytes]:
-    """Each document's UTF-8 bytes, reporting progress after every megabyte or so."""
-    done = reported = 0
-    progress(0, total, phase)
-    for text in texts:
-        data = text.encode()
-        yield data
-        done += len(data)
-        if done - reported >= _BATCH_BYTES:
-            reported = done
-            progress(min(done, total), total, phase)  # compressed files have more text than bytes
-    progress(total, total, phase)
+def _map_ahead(pool: ThreadPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """`pool.map` that takes `_BATCHES` items ahead rather than all."""
+    pending: deque[Future[Result]] = deque()
+    for item in items:
+        pending.append(pool.submit(function, item))
+        if len(pending) > _BATCHES:
+            yield pending.popleft().result()
+    yield from (future.result() for future in pending)
 
 
 def _batches(documents: Iterable[_Document]) -> Iterator[list[_Document]]:
+    """The documents in lists of about `_BATCH_BYTES`."""
     batch: list[_Document] = []
     size = 0
     for document in documents:
@@ -419,8 +374,7 @@ def _batches(documents: Iterable[_Document]) -> Iterator[list[_Document]]:
         if size >= _BATCH_BYTES:
             yield batch
             batch, size = [], 0
-    if batch:
-        yield batch
+    yield batch
 
 
 def _digest(data: bytes) -> bytes:

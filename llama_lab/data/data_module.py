@@ -12,8 +12,7 @@ from lightning.pytorch.accelerators import CUDAAccelerator
 
 from llama_lab.util.errors import ConfigError
 
-from .open import Dataset, Validation
-from .windows import Ids
+from .dataset import Dataset, Ids, Validation
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets: `(B, T)` int64 each."""
@@ -63,6 +62,8 @@ class TokenDataModule(L.LightningDataModule):
         seed: int,
     ):
         super().__init__()
+        if seed < 0:
+            raise ConfigError(f"data.seed={seed}: must not be negative")
         dataset.require_windows(seq_len, batch_size)
         self.dataset = dataset
         self.seq_len = seq_len

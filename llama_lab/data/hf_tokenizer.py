@@ -1,16 +1,12 @@
 """Tokenizers trained elsewhere, from a file, a folder or the Hugging Face Hub."""
 
 import logging
-from collections.abc import Iterator
-from dataclasses import InitVar, dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 from llama_lab.util.errors import ConfigError, first_line
 
 from .hub import is_hub_name, report_hub_errors
-from .index import TOKENIZER_NAME
-from .tokenizer import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, TextTokenizer, VocabularyFrom
+from .tokenizer import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, TOKENIZER_NAME, TextTokenizer, read_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -29,25 +25,18 @@ PROBES = {
 }
 
 
-@dataclass(frozen=True)
-class HFTokenizer:
+class HFTokenizer(TextTokenizer):
     """Any `tokenizer.json`, used as it is, without the tokens that its post-processor would put around a text.
 
-    path: the file, a folder with one, or a name on the Hub. end_of_text: see `TextTokenizer.load`. Two with the same
-    `hash` give the same tokens, wherever they are.
+    path: the file, a folder with one, or a name on the Hub. end_of_text: see `TextTokenizer.load`.
     Raises ConfigError unless there is such a file, with an end-of-text token; warns of text that it does not keep.
     """
 
-    path: InitVar[str]
-    end_of_text: InitVar[str | None] = None
-    hash: str = field(init=False)
-    vocabulary_from: ClassVar[VocabularyFrom] = "nothing"
-
-    def __post_init__(self, path: str, end_of_text: str | None) -> None:
+    def __init__(self, path: str, end_of_text: str | None = None) -> None:
         file = find_tokenizer(path)
         try:
-            tokenizer = TextTokenizer.load(file, end_of_text)
-            lost = [name for name, text in PROBES.items() if tokenizer.decode(tokenizer.encode(text)) != text]
+            super().__init__(*read_tokenizer(file, end_of_text))
+            lost = [name for name, text in PROBES.items() if self.decode(self.encode(text)) != text]
         except ConfigError:
             raise
         except ValueError as error:  # of TextTokenizer
@@ -61,13 +50,6 @@ class HFTokenizer:
                 path,
                 ", ".join(lost),
             )
-        object.__setattr__(self, "_tokenizer", tokenizer)
-        object.__setattr__(self, "hash", tokenizer.hash)
-
-    def train(self, documents: Iterator[str]) -> TextTokenizer:
-        """Return the tokenizer; `documents` are not read, as the vocabulary is fixed."""
-        tokenizer: TextTokenizer = self._tokenizer  # type: ignore[attr-defined]
-        return tokenizer
 
 
 def find_tokenizer(path: str) -> Path:

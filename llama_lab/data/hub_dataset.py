@@ -18,8 +18,8 @@ from filelock import FileLock
 from llama_lab.util.errors import ConfigError, first_line
 from llama_lab.util.files import discard, replace_text
 
+from .cache import json_hash
 from .hub import is_hub_name, report_hub_errors
-from .index import json_hash
 from .paths import FORMATS
 from .source import ReportProgress, cut, read_blocks
 

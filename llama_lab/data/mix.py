@@ -1,27 +1,38 @@
-"""Mixtures: windows of several corpora in exact shares, in an order that depends on the seed and the step alone."""
+"""Mixtures: windows of several corpora in exact shares, in an order that depends on the seed and the step alone.
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import InitVar, asdict, dataclass, field, replace
+Their parts are options of the group `data`, composed as Hydra composes the option of a run.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from math import ceil, floor, lcm
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
+import hydra
 import numpy as np
 import numpy.typing as npt
+from hydra.core.config_loader import ConfigLoader
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from llama_lab.util.errors import ConfigError
-from llama_lab.util.files import report_disk_errors
+from llama_lab.config.composing import composing, last_loader
+from llama_lab.config.value_types import check_kinds, default_settings
+from llama_lab.util.errors import ConfigError, first_line, suggestion
 from llama_lab.util.formatting import conjoin
 
-from .build import train_on_all
-from .index import FORMAT_VERSION, TOKENIZER_NAME, Index, SplitIndex, TokenStream, json_hash
+from .build import prepare, survey_source, train
+from .cache import json_hash, open_or_build
+from .dataset import Ids, Index, SplitIndex, Validation
+from .index import FORMAT_VERSION
 from .source import ReportProgress, Source
-from .tokenizer import TextTokenizer, TokenizerFactory, VocabularyFrom, sample_bytes
-from .tokens import UNDIVIDED, TokenDataset, check_val_tokens, locked
-from .windows import Ids, Tokens, ValWindows, Windows, count_train_windows
+from .tokenizer import TOKENIZER_NAME, TextTokenizer, TokenizerFactory, identity
+from .tokens import UNDIVIDED, TextDataset, TokenDataset, check_val_tokens
+from .windows import Tokens, ValWindows, Windows, count_train_windows
 
 Order = npt.NDArray[np.intp]
 """The part of each window of a period: `(windows,)`."""
@@ -72,39 +83,51 @@ class MixedWindows(Windows):
         return window  # type: ignore[no-any-return]
 
 
-class MixedDataset(TokenDataset):
+class MixedDataset(TextDataset):
     """Token folders of several `parts`, by name, of the same tokenizer, and the share of the training tokens of each.
 
     `val` is the parts' validation texts one after the other.
     """
 
-    def __init__(self, parts: Mapping[str, TokenDataset], shares: Mapping[str, Fraction]):
-        first = next(iter(parts.values()))
-        super().__init__(first.folder, _joint_index(parts, shares))
-        self.parts = dict(parts)
-        self.shares = dict(shares)
-        self.half = next(iter(parts.values())).half
+    def __init__(self, parts: Mapping[str, TokenDataset], shares: Mapping[str, Fraction], builds: Sequence[str] = ()):
+        self.parts, self.shares, self.builds = dict(parts), dict(shares), builds
+        self._first, *_ = parts.values()
+        self.half = self._first.half
+        indices = [part.index for part in parts.values()]
+        mixed = [[str(share), index.data_hash] for share, index in zip(shares.values(), indices, strict=True)]
+        train, val = (
+            SplitIndex(*(sum(counts) for counts in zip(*map(astuple, splits), strict=True)))
+            for splits in ([index.train for index in indices], [index.val for index in indices])
+        )
+        self.index = Index(
+            vocab_size=indices[0].vocab_size,
+            data_hash=json_hash(mixed, 16),
+            tokenizer_hash=indices[0].tokenizer_hash,
+            train=train,
+            val=val,
+            revisions={path: commit for index in indices for path, commit in index.revisions.items()},
+        )
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of all parts."""
+        return self._first.tokenizer
 
     def validated_on(self, half: str | None) -> "MixedDataset":
         """The same with this half of each part's validation documents."""
-        return MixedDataset({name: part.validated_on(half) for name, part in self.parts.items()}, self.shares)
-
-    @property
-    def train(self) -> TokenStream:
-        """A mixture has none; raises TypeError."""
-        raise TypeError("a mixture has no training stream of its own; use train_windows")
+        return MixedDataset({n: part.validated_on(half) for n, part in self.parts.items()}, self.shares, self.builds)
 
     @cached_property
     def val(self) -> Tokens:
         """The parts' validation tokens one after the other, `(index.val.tokens + 1,)`; an end-of-text between two."""
-        streams = [part.val for part in self.parts.values()]
-        return np.concatenate([streams[0], *(stream[1:] for stream in streams[1:])])
+        first, *others = (part.val for part in self.parts.values())
+        return np.concatenate([first, *(stream[1:] for stream in others)])
 
     def train_windows(self, seq_len: int, seed: int) -> MixedWindows:
         """The windows of all parts."""
         return MixedWindows([p.train_windows(seq_len, seed) for p in self.parts.values()], [*self.shares.values()])
 
-    def val_parts(self, length: int) -> dict[str, ValWindows]:
+    def val_parts(self, length: int) -> dict[str, Validation]:
         """The windows of `val` for each part; one in which two parts meet is in both, with the targets of each."""
         ends = [*accumulate((part.index.val.tokens for part in self.parts.values()), initial=0)]
         spans = pairwise(ends)
@@ -125,40 +148,15 @@ class MixedDataset(TokenDataset):
 
     def require_val_window(self, seq_len: int) -> None:
         """Raise ConfigError unless the parts' validation texts have a window of `seq_len` tokens together."""
-        if (val_tokens := self.index.val.tokens) < seq_len:
+        if (tokens := self.index.val.tokens) < seq_len:
             whole = [name for name, part in self.parts.items() if not part.index.unread]  # these bound the others
             remedy = f"add text to {conjoin(whole)}" if whole else "raise data.val_tokens"
             halves = f"'s halves for {self.half}" if self.half else "s"
             raise ConfigError(
-                f"model.max_seq_len={seq_len}: the validation text{halves} have {val_tokens} tokens in the shares of "
+                f"model.max_seq_len={seq_len}: the validation text{halves} have {tokens} tokens in the shares of "
                 f"data.mix and one window needs {seq_len}; {remedy} or lower model.max_seq_len"
                 f"{UNDIVIDED if self.half else ''}"
             )
-
-
-def _joint_index(parts: Mapping[str, TokenDataset], shares: Mapping[str, Fraction]) -> Index:
-    indices = [part.index for part in parts.values()]
-    mixed = [[str(share), index.data_hash] for share, index in zip(shares.values(), indices, strict=True)]
-    fields = ("documents", "bytes", "tokens")
-
-    def total(split: str) -> SplitIndex:
-        return SplitIndex(*(sum(getattr(getattr(index, split), name) for index in indices) for name in fields))
-
-    return Index(
-        format_version=FORMAT_VERSION,
-        dtype=indices[0].dtype,
-        vocab_size=indices[0].vocab_size,
-        data_hash=json_hash(mixed, 16),
-        tokenizer_hash=indices[0].tokenizer_hash,
-        val_fraction=None,
-        train=total("train"),
-        val=total("val"),
-        duplicates=sum(index.duplicates for index in indices),
-        empty=sum(index.empty for index in indices),
-        files={},
-        unread=sum(index.unread for index in indices),
-        revisions={path: commit for index in indices for path, commit in index.revisions.items()},
-    )
 
 
 @dataclass(frozen=True)
@@ -170,31 +168,12 @@ class Part:
     share: Fraction
 
 
-@dataclass(frozen=True)
-class SharedTokenizer:
-    """A trained tokenizer, for the parts of a mixture; those with the same `hash` give the same tokens."""
-
-    tokenizer: InitVar[TextTokenizer]
-    hash: str = field(init=False)
-    vocabulary_from: ClassVar[VocabularyFrom] = "nothing"
-
-    def __post_init__(self, tokenizer: TextTokenizer) -> None:
-        object.__setattr__(self, "_tokenizer", tokenizer)
-        object.__setattr__(self, "hash", tokenizer.hash)
-
-    def train(self, documents: Iterator[str]) -> TextTokenizer:
-        """Return the tokenizer; `documents` are not read."""
-        tokenizer: TextTokenizer = self._tokenizer  # type: ignore[attr-defined]
-        return tokenizer
-
-
 def open_mixture(
     parts: Mapping[str, Part],
     tokenizer: TokenizerFactory,
     cache_dir: str | Path,
     progress: ReportProgress,
     val_tokens: int | None,
-    print_line: Callable[[str], None],
 ) -> MixedDataset:
     """Open the token folders of all parts below `cache_dir`, building those that are not there.
 
@@ -202,46 +181,124 @@ def open_mixture(
     train learns from the parts in their shares. Raises ConfigError as `TokenDataset.open_or_build` does.
     """
     check_val_tokens(val_tokens)
-    cache = Path(cache_dir).expanduser()
-    shared = _shared_tokenizer(parts, tokenizer, cache, progress)
+    if tokenizer.vocabulary_from != "nothing":
+        tokenizer = _shared_tokenizer(parts, tokenizer, Path(cache_dir).expanduser(), progress)
 
     def opened(part: Part, total: Fraction | None) -> TokenDataset:
         bound = None if total is None else max(1, floor(total * part.share))
-        return TokenDataset.open_or_build(part.source, shared, part.val_fraction, cache, progress, bound)
+        return TokenDataset.open_or_build(part.source, tokenizer, part.val_fraction, cache_dir, progress, bound)
 
     asked = None if val_tokens is None else Fraction(val_tokens)
     datasets = {name: opened(part, asked) for name, part in parts.items()}
+    builds = [f"{name}: {line}" for name, dataset in datasets.items() for line in dataset.builds]
     # Fractions, since a part that rounding puts above its own share would lose a document.
     whole = [Fraction(d.index.val.tokens) / parts[n].share for n, d in datasets.items() if not d.index.unread]
     total = min([*whole, *([] if asked is None else [asked])])
     for name, part in parts.items():
-        if datasets[name].times:
-            print_line(f"{name}: {datasets[name].describe_build()}")
         if datasets[name].index.val.tokens > total * part.share:
             datasets[name] = opened(part, total)
-    return MixedDataset(datasets, {name: part.share for name, part in parts.items()})
+    return MixedDataset(datasets, {name: part.share for name, part in parts.items()}, builds)
 
 
 def _shared_tokenizer(
     parts: Mapping[str, Part], factory: TokenizerFactory, cache: Path, progress: ReportProgress
-) -> TokenizerFactory:
-    """The tokenizer of all parts: `factory` itself if it learns nothing, else trained once and kept in `cache`."""
-    if factory.vocabulary_from == "nothing":
-        return factory
+) -> TextTokenizer:
+    """The tokenizer of all parts, trained once and kept in `cache`."""
     described = [[part.source.fingerprint(), part.val_fraction, str(part.share)] for part in parts.values()]
-    key = [FORMAT_VERSION, type(factory).__module__, type(factory).__qualname__, asdict(factory), described]
-    folder = cache / f"tokenizer-{json_hash(key)}"
-    with locked(folder), report_disk_errors(f"data.cache_dir={cache}"):
-        if not (folder / TOKENIZER_NAME).exists():
-            sources = [(part.source, part.val_fraction, _sampling(factory, part.share)) for part in parts.values()]
-            trained = train_on_all(sources, factory, progress)
-            folder.mkdir(exist_ok=True)
-            trained.save(folder / "unfinished.json")
-            (folder / "unfinished.json").rename(folder / TOKENIZER_NAME)
-    return SharedTokenizer(TextTokenizer.load(folder / TOKENIZER_NAME))
+    folder = cache / f"tokenizer-{json_hash([FORMAT_VERSION, *identity(factory), described])}"
+
+    def texts() -> Iterator[str]:
+        for part in parts.values():
+            prepare(part.source, progress)
+            survey = survey_source(part.source, part.val_fraction, progress)
+            yield from survey.texts(survey.sample(factory, part.share))
+
+    def build(empty: Path) -> None:
+        train(factory, texts()).save(empty / TOKENIZER_NAME)
+
+    return open_or_build(folder, lambda: TextTokenizer.load(folder / TOKENIZER_NAME), build)
 
 
-def _sampling(factory: TokenizerFactory, share: Fraction) -> TokenizerFactory:
-    """The factory with its bound on the text to learn from, if it has one, cut to a part's share."""
-    bound = sample_bytes(factory)
-    return factory if bound is None else replace(factory, sample_bytes=max(1, floor(bound * share)))
+LARGEST_DENOMINATOR = 10_000  # of a share: four decimals, or a simple fraction such as 1/3
+LONGEST_PERIOD = 100_000  # windows after which the order of the parts repeats
+OF_THE_MIX = ("seed", "cache_dir", "val_tokens", "document_mask")
+
+
+def mixture_parts(mix: Any, parts: Any) -> DictConfig | None:
+    """The config of each part of `data.mix`, with the settings in `data.parts`; None without a mixture.
+
+    Raises ConfigError for shares that do not add up to 1, and parts or settings that do not exist.
+    """
+    if mix is None:
+        return None
+    shares = exact_shares(mix)
+    settings = {} if parts is None else OmegaConf.to_container(parts, resolve=True)
+    if not isinstance(settings, dict) or not all(isinstance(own, dict) for own in settings.values()):
+        raise ConfigError(f"data.parts={settings}: must be settings by part, such as {{mine: {{files: [a.txt]}}}}")
+    if unknown := [str(name) for name in settings if name not in shares]:
+        raise ConfigError(f"data.parts.{unknown[0]}: is no part of data.mix, which has {', '.join(shares)}")
+    own = {name: json.dumps(settings.get(name, {})) for name in shares}
+    return OmegaConf.create({name: json.loads(_part(name, own[name], last_loader())) for name in shares})
+
+
+def exact_shares(mix: Any) -> dict[str, Fraction]:
+    """The shares in `data.mix` as fractions. Raises ConfigError unless they are positive and add up to 1."""
+    if not isinstance(mix, Mapping):
+        given = "null" if mix is None else mix
+        raise ConfigError(f"data.mix={given}: must be shares by name, such as {{stdlib: 0.7, shakespeare: 0.3}}")
+    shown = ", ".join(f"{name}: {share}" for name, share in mix.items())
+    shares = {}
+    for name, share in mix.items():
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
+            raise ConfigError(
+                f"data.mix.{name}={share}: a share is above 0 and at most 1; leave a part without one out"
+            )
+        shares[str(name)] = fraction = Fraction(share).limit_denominator(LARGEST_DENOMINATOR)
+        if fraction == 0:
+            raise ConfigError(f"data.mix.{name}={share}: is 0 once rounded to four decimals; raise it, or leave it out")
+    total = sum(mix.values())
+    if sum(shares.values()) != 1:
+        raise ConfigError(
+            f"data.mix={{{shown}}}: the shares add up to {total:.6g} rather than 1"
+            f"{'' if abs(total - 1) > 1e-6 else ' once rounded to four decimals'}; correct them"
+        )
+    if (period := lcm(*(share.denominator for share in shares.values()))) > LONGEST_PERIOD:
+        raise ConfigError(f"data.mix={{{shown}}}: repeats only after {period:,} windows; use at most four decimals")
+    return shares
+
+
+@lru_cache(maxsize=256)
+def _part(name: str, settings: str, loader: ConfigLoader | None) -> str:
+    """The resolved config of a part, as JSON; another `loader` may find other files."""
+    own = json.loads(settings)
+    option = own.pop("data", name)
+    with composing() as found:
+        known = [one for one in found.get_group_options("data") if one != "mix"]
+        if option not in known:
+            raise ConfigError(
+                f"data.mix.{name}: {option} is no data that can be mixed{suggestion(str(option), known)}; choose of "
+                f"{', '.join(known)}, or name one of them, data.parts={{{name}: {{data: text, files: [a.txt]}}}}"
+            )
+        data = hydra.compose("config", overrides=[f"data={option}"]).data
+        if "source" not in data:
+            raise ConfigError(f"data.mix.{name}: {option} is a probe, and only text can be mixed; leave it out")
+        possible = [str(setting) for setting in data if setting not in (*OF_THE_MIX, "source")]
+        for setting, value in own.items():
+            if setting not in possible:
+                is_joint = setting in OF_THE_MIX
+                where = "belongs to the whole mixture" if is_joint else f"is no setting of data={option}"
+                raise ConfigError(f"data.parts.{name}.{setting}={value}: {where}; choose of {', '.join(possible)}")
+        try:
+            check_kinds(OmegaConf.create({"data": own}), default_settings({"data": option}))
+        except ConfigError as error:
+            raise ConfigError(f"data.parts.{name}: {error}") from None
+        try:
+            data.merge_with(own)
+            if missing := [setting for setting in possible if OmegaConf.is_missing(data, setting)]:
+                example = f"data.parts={{{name}: {{{missing[0]}: ...}}}}"
+                raise ConfigError(f"data.parts.{name}.{missing[0]}=???: needs a value; set it, {example}")
+            composed = OmegaConf.to_container(data, resolve=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"data.parts.{name}: {first_line(error)}") from None
+    assert isinstance(composed, dict)
+    return json.dumps({setting: value for setting, value in composed.items() if setting not in OF_THE_MIX})

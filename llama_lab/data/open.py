@@ -8,21 +8,14 @@ from omegaconf import DictConfig
 from llama_lab.config.components import build
 from llama_lab.util.errors import ConfigError
 
-from .index import HALVES
-from .mix import Part, open_mixture
-from .parts import exact_shares
-from .probes import ProbeDataset, ProbeValidation, Symbols
-from .source import Source
+from .dataset import HALVES, Dataset
+from .mix import Part, exact_shares, open_mixture
+from .source import ReportProgress, Source
 from .tokenizer import TokenizerFactory
-from .tokens import TokenDataset
-from .windows import ValWindows
+from .tokens import TextDataset, TokenDataset
 
 if TYPE_CHECKING:
     from llama_lab.util.display import Display
-
-
-Dataset = TokenDataset | ProbeDataset
-Validation = ValWindows | ProbeValidation
 
 
 def is_probe(cfg: DictConfig) -> bool:
@@ -36,19 +29,20 @@ def open_dataset(
     """Open the dataset that `cfg` describes. If a token folder must be built, show the progress on `display`.
 
     revisions: commits that a run has recorded; they are used where the config names none. Raises ConfigError as
-    `TokenDataset.open_or_build` and `ProbeDataset` do, and for a tokenizer that does not fit.
+    `TokenDataset.open_or_build` and `open_probe` do, and for a tokenizer that does not fit.
     """
-    tokenizer, half = (
-        build(cfg.tokenizer, "tokenizer"),
-        cfg.data.get("val_half"),
-    )  # which an imported model's text lacks
+    half = cfg.data.get("val_half")  # which an imported model's text lacks
     if half not in (None, *HALVES):
         raise ConfigError(f"data.val_half={half}: unknown; choose {' or '.join(HALVES)}, or null for all documents")
+    tokenizer = build(cfg.tokenizer, "tokenizer")
     if is_probe(cfg):
         return open_probe(cfg, tokenizer).validated_on(half)
-    if isinstance(tokenizer, Symbols):
+    if tokenizer.vocabulary_from == "probe":
         raise ConfigError("tokenizer=symbols: is for probes, and this data is text; choose bpe, byte, char or hf")
-    dataset = open_text(cfg, tokenizer, display, revisions or {})
+    dataset = open_text(cfg, tokenizer, display.prepare if display else lambda *_: None, revisions or {})
+    if display:
+        for line in dataset.builds:
+            display.print_line(line)
     if cfg.data.get("document_mask") and dataset.index.train.documents < 2:
         raise ConfigError(
             "data.document_mask=true: the training text is one document; leave it out, or cut plain text finer with a "
@@ -58,37 +52,34 @@ def open_dataset(
 
 
 def open_text(
-    cfg: DictConfig, tokenizer: TokenizerFactory, display: "Display | None", revisions: Mapping[str, str]
-) -> TokenDataset:
-    """`open_dataset` of text."""
-    progress = display.prepare if display else lambda *_: None
-    print_line = display.print_line if display else lambda _: None
-    if "mix" in cfg.data:
-        shares = exact_shares(cfg.data.mix)
-        parts = {
-            name: Part(_source(part, f"data.sources.{name}", revisions, cfg), part.val_fraction, shares[name])
-            for name, part in cfg.data.sources.items()
-        }
-        return open_mixture(parts, tokenizer, cfg.data.cache_dir, progress, cfg.data.val_tokens, print_line)
-    source = _source(cfg.data, "data", revisions, cfg)
-    dataset = TokenDataset.open_or_build(
-        source, tokenizer, cfg.data.val_fraction, cfg.data.cache_dir, progress, cfg.data.val_tokens
-    )
-    if dataset.times:
-        print_line(dataset.describe_build())
-    return dataset
+    cfg: DictConfig, tokenizer: TokenizerFactory, progress: ReportProgress, revisions: Mapping[str, str]
+) -> TextDataset:
+    """The token folder of a text, or those of a mixture."""
+    data = cfg.data
+    if "mix" not in data:
+        source = _source(data, "data", revisions, cfg)
+        return TokenDataset.open_or_build(
+            source, tokenizer, data.val_fraction, data.cache_dir, progress, data.val_tokens
+        )
+    shares = exact_shares(data.mix)
+    parts = {
+        name: Part(_source(part, f"data.sources.{name}", revisions, cfg), part.val_fraction, shares[name])
+        for name, part in data.sources.items()
+    }
+    return open_mixture(parts, tokenizer, data.cache_dir, progress, data.val_tokens)
 
 
-def open_probe(cfg: DictConfig, tokenizer: object) -> ProbeDataset:
+def open_probe(cfg: DictConfig, tokenizer: TokenizerFactory) -> Dataset:
     """The probe that `cfg` describes. Raises ConfigError for settings that only text has."""
-    if not isinstance(tokenizer, Symbols):
+    if tokenizer.vocabulary_from != "probe":
         raise ConfigError("tokenizer: a probe's symbols are its tokens; leave tokenizer= out")
     if cfg.train.prompt:
         raise ConfigError(
             f"train.prompt={cfg.train.prompt}: the sample of a probe is a validation sequence with the model's "
             f"answers; leave it out"
         )
-    return ProbeDataset(build(cfg.data.probe, "data"), cfg.model.max_seq_len, cfg.data.val_sequences)
+    dataset: Dataset = build(cfg.data.probe, "data").dataset(cfg.model.max_seq_len, cfg.data.val_sequences)
+    return dataset
 
 
 def _source(data: DictConfig, key: str, revisions: Mapping[str, str], cfg: DictConfig) -> Source:

@@ -5,8 +5,7 @@ A probe's tokens are symbols, its loss and accuracy are those of the answers alo
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import numpy as np
@@ -15,9 +14,9 @@ import numpy.typing as npt
 from llama_lab.model.loss import IGNORE
 from llama_lab.util.errors import ConfigError
 
-from .index import HALVES, json_hash
+from .cache import json_hash
+from .dataset import HALVES, Dataset, Examples, Ids, Index, SplitIndex, Training, Validation
 from .tokenizer import TextTokenizer, symbol_tokenizer
-from .windows import Examples, Ids
 
 Mask = npt.NDArray[np.bool_]
 
@@ -56,6 +55,10 @@ class Probe(ABC):
     @abstractmethod
     def answered(self, length: int) -> int:
         """The number of answers in a sequence of `length` symbols, the same in all. Raises ConfigError without any."""
+
+    def dataset(self, seq_len: int, val_sequences: int) -> "ProbeDataset":
+        """The dataset of sequences of `seq_len` symbols. Raises ConfigError if they have no answers."""
+        return ProbeDataset(self, seq_len, val_sequences)
 
     @abstractmethod
     def draw(self, generator: np.random.Generator, sequences: int, length: int) -> tuple[Ids, Mask]:
@@ -239,13 +242,13 @@ def draw_examples(probe: Probe, generator: np.random.Generator, sequences: int, 
 class Symbols:
     """What `tokenizer=symbols` selects: the tokens are the probe's own symbols."""
 
+    vocabulary_from = "probe"
 
-class ProbeTraining:
+
+class ProbeTraining(Training):
     """Training sequences: those of a step are a pure function of the seed and the step."""
 
     def __init__(self, probe: Probe, seq_len: int, seed: int):
-        if seed < 0:
-            raise ConfigError(f"data.seed={seed}: must not be negative")
         self._probe, self._seq_len, self._seed = probe, seq_len, seed
 
     def examples(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Examples:
@@ -255,14 +258,14 @@ class ProbeTraining:
         return Examples(drawn.inputs[rows], drawn.targets[rows])
 
 
-class ProbeValidation:
-    """The fixed validation sequences of a length, the same for every seed. Item *i* is `(inputs, targets)`.
+class ProbeValidation(Validation):
+    """The fixed validation sequences of a length, the same for every seed.
 
     half: one of `HALVES`, each of which has sequences of its own; None: yet others.
     """
 
     def __init__(self, probe: Probe, sequences: int, length: int, half: str | None = None):
-        self._length = length
+        self.seq_len, self.tokens = length, sequences * length
         key = (_VAL, length, *([HALVES.index(half)] if half else []))
         generator = np.random.default_rng(np.random.SeedSequence(0, spawn_key=key))
         self._examples = draw_examples(probe, generator, sequences, length)
@@ -273,56 +276,28 @@ class ProbeValidation:
     def __getitem__(self, i: int) -> tuple[Ids, Ids]:
         return self._examples.inputs[i], self._examples.targets[i]
 
-    @property
-    def tokens(self) -> int:
-        """Number of symbols in all sequences."""
-        return len(self) * self._length
 
-    def nothing(self) -> tuple[Ids, Ids]:
-        """Return a sequence without an answer."""
-        return np.zeros(self._length, dtype=np.int64), np.full(self._length, IGNORE, dtype=np.int64)
+class ProbeDataset(Dataset):
+    """A probe at the context `seq_len`. Raises ConfigError for a short context.
 
-
-@dataclass(frozen=True)
-class ProbeSplit:
-    """Size of the validation set: sequences and answers. An answer counts as a byte, for bits per byte."""
-
-    documents: int
-    tokens: int
-
-    @property
-    def bytes(self) -> int:
-        """As many as answers."""
-        return self.tokens
-
-
-@dataclass(frozen=True)
-class ProbeIndex:
-    """What identifies a probe. data_hash: of its settings, without seed and context."""
-
-    vocab_size: int
-    data_hash: str
-    tokenizer_hash: str
-    val: ProbeSplit
-    revisions: Mapping[str, str] = field(default_factory=dict)
-
-
-class ProbeDataset:
-    """A probe at the context `seq_len`, in the place of a `TokenDataset`. Raises ConfigError for a short context.
-
-    half: see `ProbeValidation`.
+    half: see `ProbeValidation`. In the index, an answer counts as a token and as a byte; training has no size.
     """
-
-    bytes_per_token = 1.0
 
     def __init__(self, probe: Probe, seq_len: int, val_sequences: int, half: str | None = None):
         if val_sequences < 1:
             raise ConfigError(f"data.val_sequences={val_sequences}: must be a positive whole number")
-        self.probe = probe
-        self.val_sequences = val_sequences
-        self.half = half
+        self.probe, self.val_sequences, self.half = probe, val_sequences, half
         self._seq_len = seq_len
-        self._answers = val_sequences * probe.answered(seq_len)
+        answers = val_sequences * probe.answered(seq_len)
+        settings = [_VERSION, type(probe).__name__, asdict(probe), val_sequences, *([half] if half else [])]
+        self.index = Index(
+            vocab_size=self.tokenizer.vocab_size,
+            data_hash=json_hash(settings, 16),  # without seed and context
+            tokenizer_hash=self.tokenizer.hash,
+            train=SplitIndex(0, 0, 0),
+            val=SplitIndex(val_sequences, answers, answers),
+        )
+        self.entropy_floor = probe.entropy_floor
 
     def validated_on(self, half: str | None) -> "ProbeDataset":
         """The same probe with other validation sequences, as many."""
@@ -332,19 +307,6 @@ class ProbeDataset:
     def tokenizer(self) -> TextTokenizer:
         """A token per symbol; symbols are separated by spaces."""
         return symbol_tokenizer(self.probe.names)
-
-    @cached_property
-    def index(self) -> ProbeIndex:
-        """See `ProbeIndex`."""
-        settings = [_VERSION, type(self.probe).__name__, asdict(self.probe), self.val_sequences]
-        data_hash = json_hash(settings if self.half is None else [*settings, self.half], 16)
-        split = ProbeSplit(self.val_sequences, self._answers)
-        return ProbeIndex(self.tokenizer.vocab_size, data_hash, self.tokenizer.hash, split)
-
-    @property
-    def entropy_floor(self) -> float:
-        """Nats per answer of the best predictor."""
-        return self.probe.entropy_floor
 
     def unigram_entropy(self) -> float:
         """Nats per answer of the best predictor without context: all answers are equally likely."""
@@ -357,14 +319,6 @@ class ProbeDataset:
     def train_windows(self, seq_len: int, seed: int) -> ProbeTraining:
         """Training sequences."""
         return ProbeTraining(self.probe, seq_len, seed)
-
-    def epochs(self, seq_len: int, sequences: int) -> dict[str, float]:
-        """Nothing, since no sequence is read twice."""
-        return {}
-
-    def val_parts(self, length: int) -> dict[str, ProbeValidation]:
-        """The validation sequences, which are the only part."""
-        return {"": self.val_windows(length)}
 
     def val_windows(self, length: int) -> ProbeValidation:
         """Validation sequences of any length."""

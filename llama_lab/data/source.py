@@ -44,6 +44,20 @@ class Source(Protocol):
         ...
 
 
+def encoded(texts: Iterable[str], total: int, progress: ReportProgress, phase: str) -> Iterator[bytes]:
+    """The UTF-8 bytes of each text, reporting progress after every megabyte or so."""
+    done = reported = 0
+    progress(0, total, phase)
+    for text in texts:
+        data = text.encode()
+        yield data
+        done += len(data)
+        if done - reported >= 1 << 20:
+            reported = done
+            progress(min(done, total), total, phase)  # compressed files have more text than bytes
+    progress(total, total, phase)
+
+
 class _Files(ABC):
     """What sources made of files have in common."""
 

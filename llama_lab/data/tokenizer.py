@@ -5,10 +5,10 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -19,7 +19,11 @@ END_OF_TEXT = "<|endoftext|>"
 MOST_IDS = 2**22  # sixteen times the largest published vocabulary
 WORD_BYTES = 1024  # of a word when merges are learnt, which takes the square of its length
 LONGEST_WORD = GROWTH = 1000  # of a tokenizer.json: characters of a word, and of what one becomes
+TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP = "tokenizer_config.json", "special_tokens_map.json"
+
+
+VocabularyFrom = Literal["nothing", "train", "all", "probe"]
 
 
 class TextTokenizer:
@@ -29,6 +33,8 @@ class TextTokenizer:
     token's own. Default for `end_of_text`: `<|endoftext|>`, else the only special token.
     Raises ValueError, with the special tokens to choose from, if there is none such.
     """
+
+    vocabulary_from: ClassVar[VocabularyFrom] = "nothing"
 
     def __init__(self, tokenizer: Tokenizer, end_of_text: str | None = None):
         self.end_of_text = end_of_text = end_of_text or _only_end_of_text(tokenizer)
@@ -46,14 +52,12 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, path: str | Path, end_of_text: str | None = None) -> "TextTokenizer":
-        """Read any `tokenizer.json`.
+        """Read any `tokenizer.json`; see `read_tokenizer`. Raises ValueError as the class does, too."""
+        return cls(*read_tokenizer(Path(path), end_of_text))
 
-        Default for `end_of_text`: the `eos_token` of the `tokenizer_config.json` beside it, else of the
-        `special_tokens_map.json`, else as for the class. Raises ValueError as the class does, and what `tokenizers`
-        raises for a file that is none; ConfigError for one that would exhaust the memory.
-        """
-        _check_bounds(Path(path))
-        return cls(Tokenizer.from_file(str(path)), end_of_text or _named_beside(Path(path)))
+    def train(self, documents: Iterator[str]) -> Self:
+        """Return the tokenizer, which is trained; `documents` are not read."""
+        return self
 
     def save(self, path: str | Path) -> None:
         """Write a `tokenizer.json` and, beside it, a `tokenizer_config.json` with the end-of-text token.
@@ -123,6 +127,17 @@ class TextTokenizer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
 
+def read_tokenizer(path: Path, end_of_text: str | None) -> tuple[Tokenizer, str | None]:
+    """Read any `tokenizer.json`, and the token that ends a text.
+
+    Default for `end_of_text`: the `eos_token` of the `tokenizer_config.json` beside it, else of the
+    `special_tokens_map.json`, else None. Raises what `tokenizers` raises for a file that is none; ConfigError for one
+    that would exhaust the memory.
+    """
+    _check_bounds(path)
+    return Tokenizer.from_file(str(path)), end_of_text or _named_beside(path)
+
+
 def _check_bounds(path: Path) -> None:
     """Raise ConfigError for numbers for which `tokenizers` takes all memory, then aborts the process, or all time."""
     growth = 1
@@ -172,17 +187,12 @@ def _named_beside(path: Path) -> str | None:
     return None
 
 
-VocabularyFrom = Literal["nothing", "train", "all"]
-
-
 class TokenizerFactory(Protocol):
     """The object that `tokenizer=` selects: a dataclass whose name and fields determine the trained tokenizer.
 
     If it has a field `sample_bytes` that is not None, `train` gets a sample of about that size, chosen by the
     documents' hashes.
     """
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     vocabulary_from: ClassVar[VocabularyFrom]
     """Which documents `train` needs: none, those of the training split, or those of both splits."""
@@ -192,9 +202,10 @@ class TokenizerFactory(Protocol):
         ...
 
 
-def sample_bytes(factory: TokenizerFactory) -> int | None:
-    """Return the limit on the text that `factory` learns from; None if there is none."""
-    return getattr(factory, "sample_bytes", None)
+def identity(factory: TokenizerFactory) -> list[object]:
+    """What two factories have in common if they train the same tokenizer."""
+    settings = {"hash": factory.hash} if isinstance(factory, TextTokenizer) else asdict(factory)  # type: ignore
+    return [type(factory).__module__, type(factory).__qualname__, settings]
 
 
 @dataclass(frozen=True)

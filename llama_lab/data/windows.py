@@ -1,26 +1,17 @@
 """Fixed-length windows of a token stream: in training a pure function of (seed, step), in validation fixed."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from llama_lab.model.loss import IGNORE
-from llama_lab.util.errors import ConfigError
 
+from .dataset import Examples, Ids, Training, Validation
 from .index import TokenStream
 
 Tokens = npt.NDArray[np.unsignedinteger]
-Ids = npt.NDArray[np.int64]
-
-
-class Examples(NamedTuple):
-    """Inputs, and the target of each position, which is `IGNORE` where nothing is predicted: `(B, T)` each."""
-
-    inputs: Ids
-    targets: Ids
 
 
 def count_train_windows(predicted_tokens: int, seq_len: int) -> int:
@@ -29,7 +20,7 @@ def count_train_windows(predicted_tokens: int, seq_len: int) -> int:
     return max(left_by_latest_start, min(predicted_tokens // seq_len, 1))
 
 
-class Windows(ABC):
+class Windows(Training):
     """An endless series of training sequences; step *s* of it depends on nothing but what the series is made of."""
 
     def batch(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Ids:
@@ -40,7 +31,7 @@ class Windows(ABC):
         return self.take((step * batch_size + np.arange(batch_size)[rows]).tolist())
 
     def examples(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Examples:
-        """The same as `batch`, as inputs and targets."""
+        """Return `rows` of the batch at `step`: all tokens but the last as inputs, all but the first as targets."""
         sequences = self.batch(step, batch_size, rows)
         return Examples(sequences[:, :-1], sequences[:, 1:])
 
@@ -55,13 +46,9 @@ class TrainWindows(Windows):
     An epoch cuts `tokens` (one dimension, at least `seq_len + 1`) into non-overlapping windows from a random
     start, and visits each once in random order; start and order depend on (seed, epoch) alone. So step *s* is the same
     in every run, on any number of devices, resumed or not.
-
-    Raises ConfigError for a negative seed.
     """
 
     def __init__(self, tokens: Tokens | TokenStream, seq_len: int, seed: int):
-        if seed < 0:
-            raise ConfigError(f"data.seed={seed}: must not be negative")
         self._tokens = tokens
         self._seq_len = seq_len
         self._seed = seed
@@ -85,40 +72,30 @@ class TrainWindows(Windows):
         return first + generator.permutation(len(self)) * self._seq_len
 
 
-class ValWindows:
+class ValWindows(Validation):
     """Non-overlapping windows that predict every token of `tokens` except the first exactly once.
 
-    Item *i* is `(inputs, targets)`, `(seq_len,)` each. The last window is padded with inputs 0 and targets
-    `IGNORE`. predicted: only these of the predicted tokens, from 0, in the windows that hold any of them; the targets
-    of others are `IGNORE`.
+    The last window is padded with inputs 0 and targets `IGNORE`. predicted: only these of the predicted tokens, from 0,
+    in the windows that hold any of them; the targets of others are `IGNORE`.
     """
 
     def __init__(self, tokens: Tokens, seq_len: int, predicted: range | None = None):
-        self._tokens = tokens
-        self._seq_len = seq_len
+        self._stream = tokens
         self._predicted = predicted or range(len(tokens) - 1)
         self._first = self._predicted.start // seq_len
+        self.seq_len, self.tokens = seq_len, len(self._predicted)
 
     def __len__(self) -> int:
-        return -(-self._predicted.stop // self._seq_len) - self._first
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens to predict."""
-        return len(self._predicted)
+        return -(-self._predicted.stop // self.seq_len) - self._first
 
     def __getitem__(self, i: int) -> tuple[Ids, Ids]:
         if not 0 <= i < len(self):
             raise IndexError(f"window {i} of {len(self)}")
-        start = (self._first + i) * self._seq_len
-        window = self._tokens[start : start + self._seq_len + 1]
+        start = (self._first + i) * self.seq_len
+        window = self._stream[start : start + self.seq_len + 1]
         inputs, targets = self.nothing()
         inputs[: len(window) - 1] = window[:-1]
         targets[: len(window) - 1] = window[1:]
         targets[: max(0, self._predicted.start - start)] = IGNORE
         targets[max(0, self._predicted.stop - start) :] = IGNORE
         return inputs, targets
-
-    def nothing(self) -> tuple[Ids, Ids]:
-        """Return a window without a token to predict."""
-        return np.zeros(self._seq_len, dtype=np.int64), np.full(self._seq_len, IGNORE, dtype=np.int64)

@@ -2,14 +2,14 @@
 
 import torch
 
-from llama_lab.data.probes import ProbeDataset
+from llama_lab.data.dataset import Dataset
 from llama_lab.model import Decoder, Sampling
 from llama_lab.model.init import parameter_generator
 from llama_lab.model.loss import IGNORE
 
 
 @torch.no_grad()
-def answers_text(model: Decoder, dataset: ProbeDataset, length: int, sampling: Sampling, seed: int) -> str:
+def answers_text(model: Decoder, dataset: Dataset, length: int, sampling: Sampling, seed: int) -> str:
     """The first `length` symbols of a validation sequence, with an answer drawn from the model in the place of each.
 
     A wrong one is followed by the right one: `k3 v1 k7 v4 k3 v1 k7 v9(v4)`. `model` should be in evaluation mode.
@@ -20,7 +20,7 @@ def answers_text(model: Decoder, dataset: ProbeDataset, length: int, sampling: S
     logits = model(inputs[None].to(model.embedding.tokens.weight.device))[0].float()
     guesses = sampling.draw(logits, [parameter_generator(seed, "answers")] * len(logits)).tolist()
     following = [*inputs.tolist()[1:], None]  # the symbol after the last input is shown only if it is an answer
-    names = [*dataset.probe.names, dataset.tokenizer.decode([dataset.tokenizer.eot_id])]
+    names = [dataset.tokenizer.decode([symbol]) for symbol in range(dataset.tokenizer.vocab_size)]
     shown = []
     for symbol, target, guess in zip(following, targets.tolist(), guesses, strict=True):
         if target == IGNORE:

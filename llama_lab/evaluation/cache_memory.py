@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from llama_lab.data.open import Validation
+from llama_lab.data.dataset import Validation
 from llama_lab.model import Decoder
 from llama_lab.model.cost import ask_mixers
 from llama_lab.runs.evaluation import CacheLoss, CacheSize

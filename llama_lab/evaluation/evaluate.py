@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config.components import check_decodes
 from llama_lab.config.trust import Trust
 from llama_lab.config.value_types import is_kind
-from llama_lab.data.open import Dataset, is_probe
-from llama_lab.data.probes import ProbeDataset
+from llama_lab.data.dataset import Dataset
+from llama_lab.data.open import is_probe
 from llama_lab.devices.hardware import Hardware, choose_hardware
 from llama_lab.model import Decoder
 from llama_lab.runs.evaluation import EmaEvaluation, Evaluation
@@ -100,7 +100,6 @@ def speed(job: Job, earlier: Evaluation) -> Evaluation:
 def sample(job: Job, earlier: Evaluation) -> Evaluation:
     """The part sample: a text that begins as the run's own sample does, or the answers to a probe."""
     if is_probe(job.run.cfg):
-        assert isinstance(job.dataset, ProbeDataset)
         length, seed = job.settings.max_new_tokens or NEW_TOKENS, job.settings.seed
         return replace(earlier, sample=answers_text(job.served, job.dataset, length, sampling(job.settings), seed))
     *_, (text,) = generate_texts(job.run.tokenizer, job.served, [job.run.cfg.train.prompt], job.settings)

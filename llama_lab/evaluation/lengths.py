@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from llama_lab.config.value_types import is_kind
-from llama_lab.data.open import Dataset, Validation
+from llama_lab.data.dataset import Dataset, Validation
 from llama_lab.devices.hardware import Hardware
 from llama_lab.model import Decoder
 from llama_lab.model.loss import IGNORE

@@ -7,7 +7,8 @@ from omegaconf import DictConfig
 
 from llama_lab.config.components import build_model
 from llama_lab.config.trust import Trust, read_stored
-from llama_lab.data.open import Dataset, open_dataset
+from llama_lab.data.dataset import Dataset
+from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import TextTokenizer
 from llama_lab.model import Decoder
 from llama_lab.runs.checkpoint import WEIGHTS, model_weights, read_checkpoint

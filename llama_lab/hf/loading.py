@@ -12,7 +12,8 @@ from torch import Tensor
 from llama_lab.config.components import build_model
 from llama_lab.config.layers import check_depth
 from llama_lab.config.trust import Trust, stored_config
-from llama_lab.data.open import Dataset, open_dataset
+from llama_lab.data.dataset import Dataset
+from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import TextTokenizer
 from llama_lab.evaluation.load import TrainedRun, load_run
 from llama_lab.model import Decoder

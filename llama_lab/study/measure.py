@@ -19,7 +19,8 @@ from omegaconf import OmegaConf
 from llama_lab.config.components import build_model
 from llama_lab.config.trust import Trust, stored_config
 from llama_lab.data.data_module import TokenDataModule, micro_batches_per_step
-from llama_lab.data.open import Dataset, is_probe, open_dataset
+from llama_lab.data.dataset import Dataset
+from llama_lab.data.open import is_probe, open_dataset
 from llama_lab.devices.hardware import check_started, current_rank
 from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
 from llama_lab.devices.throughput import synchronize

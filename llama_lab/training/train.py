@@ -14,8 +14,8 @@ from lightning.pytorch.loggers.logger import Logger
 from llama_lab.config.component_errors import report_component_errors
 from llama_lab.config.components import build, build_model, check_decodes, model_cost
 from llama_lab.data.data_module import TokenDataModule
-from llama_lab.data.open import Dataset, is_probe, open_dataset
-from llama_lab.data.probes import ProbeDataset
+from llama_lab.data.dataset import Dataset
+from llama_lab.data.open import is_probe, open_dataset
 from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
 from llama_lab.devices.hardware import check_started, current_rank
 from llama_lab.devices.memory import keep_freed_memory
@@ -136,7 +136,7 @@ def train_on_disk(run: Run) -> Outcome:
                 if run.hardware.sharded:
                     model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
                     model.load_state_dict(model_weights(load_checkpoint(run.folder.checkpoint)))
-                if isinstance(dataset, ProbeDataset):
+                if is_probe(cfg):
                     model.to(run.hardware.torch_device).eval()
                     sample = answers_text(model, dataset, cfg.train.sample_tokens, Sampling(temperature=0), cfg.seed)
                 else:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llama_lab.config.grammar import flatten
 from llama_lab.config.trust import Trust, search_path_targets, stored_config, targets
-from llama_lab.data.open import Dataset
+from llama_lab.data.dataset import Dataset
 from llama_lab.hf.loading import Loaded, load
 from llama_lab.hf.tensors import has_weights
 from llama_lab.model import Decoder

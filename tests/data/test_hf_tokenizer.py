@@ -50,8 +50,9 @@ def test_the_tokens_depend_on_the_file_and_not_on_its_place(folder: Path, tmp_pa
     elsewhere.mkdir()
     for name in ("tokenizer.json", TOKENIZER_CONFIG):
         (elsewhere / name).write_bytes((folder / name).read_bytes())
-    assert HFTokenizer(str(elsewhere)) == HFTokenizer(str(folder / "tokenizer.json")) == HFTokenizer(str(folder))
-    assert HFTokenizer(str(folder), "<s>") != HFTokenizer(str(folder))
+    own = HFTokenizer(str(folder)).hash
+    assert HFTokenizer(str(elsewhere)).hash == HFTokenizer(str(folder / "tokenizer.json")).hash == own
+    assert HFTokenizer(str(folder), "<s>").hash != own
 
 
 def test_a_lossless_tokenizer_is_no_reason_to_warn_and_a_lossy_one_is_by_what_it_loses(

@@ -121,7 +121,7 @@ def test_the_official_validation_split_stays_whole_and_its_copies_are_not_traine
     assert documents(built.train[:]) == ["a", "c"]
     assert documents(built.val) == ["b", "x", "y"]
     assert (built.index.duplicates, built.index.empty) == (3, 2)
-    assert "documents left out: 3 copies and 2 empty" in built.describe_build()
+    assert "documents left out: 3 copies and 2 empty" in built.builds[0]
 
 
 def test_rows_are_joined_to_articles_as_of_wikitext() -> None:

@@ -53,9 +53,7 @@ def mixture(folder: Path, shares: tuple[str, ...] = ("0.5", "0.3", "0.2"), **set
         for i, (file, share) in enumerate(zip(files, shares, strict=False))
     }
     options = {"tokenizer": ByteTokenizer(), "val_tokens": 2000, **settings}
-    return open_mixture(
-        parts, cache_dir=folder / "cache", progress=lambda *_: None, print_line=lambda _: None, **options
-    )  # type: ignore[arg-type]
+    return open_mixture(parts, cache_dir=folder / "cache", progress=lambda *_: None, **options)  # type: ignore[arg-type]
 
 
 @st.composite

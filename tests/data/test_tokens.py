@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 
 from llama_lab.data import build as build_module
 from llama_lab.data import index as index_module
-from llama_lab.data.index import HALVES
+from llama_lab.data.cache import DamagedFolderError
+from llama_lab.data.dataset import HALVES
 from llama_lab.data.source import TextFiles
 from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, TextTokenizer, TokenizerFactory
 from llama_lab.data.tokens import TokenDataset
@@ -215,7 +216,7 @@ def test_the_sample_has_nothing_to_do_with_how_near_to_validation_a_document_is(
     bpe = BPETokenizer(vocab_size=300, sample_bytes=sum(len(text.encode()) for text in texts) // 4)
     survey = build_module.survey_source(Documents(texts), 0.2, lambda *_: None)
     fractions = build_module._fractions(survey.digests)
-    sampled = fractions[build_module.vocabulary_documents(survey, bpe)]
+    sampled = fractions[survey.sample(bpe)]
     assert sampled.mean() == pytest.approx(0.6, abs=0.03)  # the middle of 0.2 to 1
 
 
@@ -310,17 +311,15 @@ def test_a_build_is_described_once_with_its_times_and_what_is_read_of_the_held_o
     texts = sentences(3000)
     built = dataset(tmp_path, texts, BPETokenizer(300, sample_bytes=100_000), val_tokens=1000)
     held_out = built.index.val.documents + built.index.unread
-    assert built.times is not None
-    assert built.times.text_bytes == sum(len(text.encode()) for text in texts)
-    assert 100_000 <= built.times.sample_bytes < 100_500
+    (line,) = built.builds
     assert re.fullmatch(
         r"tokens: 0\.\d MB read in \d s, tokenizer trained on 0\.1 MB in \d s, encoded in \d s \([\d.]+ MB/s\); "
         rf"0\.\d M tokens to train on, 0\.0 M to validate on \({built.index.val.documents} of {held_out} held-out "
         r"documents\)",
-        built.describe_build(),
+        line,
     )
-    assert "trained" not in dataset(tmp_path, texts, ByteTokenizer()).describe_build()
-    assert dataset(tmp_path, texts, ByteTokenizer()).times is None
+    assert "trained" not in dataset(tmp_path, texts, ByteTokenizer()).builds[0]
+    assert not dataset(tmp_path, texts, ByteTokenizer()).builds
 
 
 # Opening again
@@ -421,7 +420,7 @@ def test_a_wrong_bit_in_the_middle_of_a_large_file_is_named_when_its_block_is_fi
 def test_another_format_version_is_built_beside_and_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = dataset(tmp_path, TEXTS)
     monkeypatch.setattr(index_module, "FORMAT_VERSION", index_module.FORMAT_VERSION + 1)
-    with pytest.raises(index_module.DamagedFolderError, match="format version 2"):
+    with pytest.raises(DamagedFolderError, match="format version 2"):
         index_module.read_index(old.folder)
 
 

@@ -16,8 +16,8 @@ from llama_lab.analysis.settings import planned_settings
 from llama_lab.config.components import build_model, model_cost
 from llama_lab.config.grammar import flatten, override_key, written
 from llama_lab.config.schema import CHANGEABLE
-from llama_lab.data.index import HALVES
-from llama_lab.data.open import Dataset, open_dataset
+from llama_lab.data.dataset import HALVES, Dataset
+from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import encode_prompt
 from llama_lab.devices.site import Site
 from llama_lab.model import Cost, Decoder

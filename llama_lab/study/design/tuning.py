@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llama_lab.analysis.rate_choice import Losses, chosen_rate, rate_beyond, rates_between
 from llama_lab.config.schema import CHANGEABLE
-from llama_lab.data.open import Dataset
+from llama_lab.data.dataset import Dataset
 from llama_lab.runs.folder import is_run
 from llama_lab.runs.stored import Environment, Summary
 

@@ -1,0 +1,123 @@
+"""What training and evaluation read: a `Dataset`, whether of text, of a mixture, or of a probe."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from llama_lab.model.loss import IGNORE
+
+from .tokenizer import TextTokenizer
+
+Ids = npt.NDArray[np.int64]
+HALVES = ("tuning", "judging")  # of the validation documents
+
+
+@dataclass(frozen=True)
+class SplitIndex:
+    """Size of a split: documents, their UTF-8 bytes, and predicted tokens (end-of-text tokens included)."""
+
+    documents: int
+    bytes: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """What identifies a dataset, and its size.
+
+    data_hash: of the documents of both splits, in order, whatever their source. revisions: commits of published
+    datasets, by their names.
+    """
+
+    vocab_size: int
+    data_hash: str
+    tokenizer_hash: str
+    train: SplitIndex
+    val: SplitIndex
+    revisions: dict[str, str] = field(default_factory=dict)
+
+
+class Examples(NamedTuple):
+    """Inputs, and the target of each position, which is `IGNORE` where nothing is predicted: `(B, T)` each."""
+
+    inputs: Ids
+    targets: Ids
+
+
+class Training(ABC):
+    """Training sequences without end; those of a step depend on the seed and the step alone."""
+
+    @abstractmethod
+    def examples(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Examples:
+        """Return `rows` of the batch at `step`."""
+
+
+class Validation(ABC):
+    """Validation sequences. Item *i* is `(inputs, targets)`, `(seq_len,)` each. tokens: in all of them."""
+
+    seq_len: int
+    tokens: int
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, i: int) -> tuple[Ids, Ids]: ...
+
+    def nothing(self) -> tuple[Ids, Ids]:
+        """Return a sequence without a token to predict."""
+        return np.zeros(self.seq_len, dtype=np.int64), np.full(self.seq_len, IGNORE, dtype=np.int64)
+
+
+class Dataset(ABC):
+    """Sequences to train and to validate on.
+
+    half: the one of `HALVES` that validation is limited to; None: both. builds: a line on each folder just built.
+    """
+
+    index: Index
+    half: str | None = None
+    builds: Sequence[str] = ()
+    entropy_floor: float | None = None  # of text, nobody knows it
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the tokens."""
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes per predicted token of the validation split: bits per byte = nats per token / ln 2 / this."""
+        return self.index.val.bytes / self.index.val.tokens
+
+    @abstractmethod
+    def unigram_entropy(self) -> float:
+        """Return the loss of the best model without context, in nats per token."""
+
+    @abstractmethod
+    def validated_on(self, half: str | None) -> Self:
+        """The same data with one of `HALVES` of the validation documents; None: all of them."""
+
+    @abstractmethod
+    def require_windows(self, seq_len: int, batch_size: int) -> None:
+        """Raise ConfigError unless validation has a sequence of `seq_len` tokens, and training a batch of them."""
+
+    @abstractmethod
+    def train_windows(self, seq_len: int, seed: int) -> Training:
+        """The training sequences of `seq_len` tokens."""
+
+    @abstractmethod
+    def val_windows(self, length: int) -> Validation:
+        """The validation sequences of `length` tokens."""
+
+    def val_parts(self, length: int) -> dict[str, Validation]:
+        """The same for each part of a mixture, by name; of any other data, all under an empty name."""
+        return {"": self.val_windows(length)}
+
+    def epochs(self, seq_len: int, sequences: int) -> dict[str, float]:
+        """How often each part of a mixture is read in so many training sequences; of any other data, nothing."""
+        return {}

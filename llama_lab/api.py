@@ -13,9 +13,9 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config import components
-from llama_lab.config.arguments import to_hydra
 from llama_lab.config.components import CONF_DIR, model_cost, register_resolvers
 from llama_lab.config.composing import without
+from llama_lab.config.grammar import to_hydra
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.config.trust import Trust
 from llama_lab.estimate.estimate import expected_vocabulary

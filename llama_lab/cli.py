@@ -14,15 +14,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from llama_lab.config.arguments import is_launched, to_hydra
-from llama_lab.config.component_errors import report_component_errors
-from llama_lab.config.components import CONF_DIR, register_resolvers
+from llama_lab.config.components import CONF_DIR, register_resolvers, report_component_errors
 from llama_lab.config.explain import explain, read_help
-from llama_lab.config.grammar import override_key
-from llama_lab.config.keys import groups
+from llama_lab.config.grammar import is_launched, override_key, to_hydra
 from llama_lab.config.layers import shallower
 from llama_lab.config.messages import USER_ERRORS, exit_with, is_unreadable, one_line
-from llama_lab.config.value_types import check_kinds, default_settings
+from llama_lab.config.schema import check_kinds, default_settings, groups
 from llama_lab.launching.process import first_rank_first, follow_launcher
 from llama_lab.training.prepare import (
     check_complete,

@@ -21,7 +21,7 @@ from hydra.plugins.sweeper import Sweeper
 from hypothesis import settings
 
 from llama_lab.cli import eval_command, train_command
-from llama_lab.config import component_errors, value_types
+from llama_lab.config import components, schema
 from llama_lab.config.grammar import override_key
 from llama_lab.devices.hardware import Hardware
 from llama_lab.launching import launch
@@ -181,7 +181,7 @@ Command = Callable[..., Ran]
 def defaults_composed_once() -> Iterator[None]:
     """Commands inside this process share the defaults of packaged options: composing takes a quarter of a second."""
     known: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
-    compose = value_types.composed_settings
+    compose = schema.composed_settings
 
     def look_up(config: str, overrides: tuple[str, ...], loader: ConfigLoader) -> dict[str, Any]:
         if any(element.provider == "command-line" for element in loader.get_search_path().get_path()):
@@ -191,14 +191,14 @@ def defaults_composed_once() -> Iterator[None]:
         return known[config, overrides]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(value_types, "composed_settings", look_up)
+        patched.setattr(schema, "composed_settings", look_up)
         yield
 
 
 @pytest.fixture(autouse=True)
 def forget_components() -> None:
     """What one test has built is no user's component in the next."""
-    component_errors._components.clear()
+    components._components.clear()
 
 
 def enter(folder: Path, environment: Mapping[str, str], patch: pytest.MonkeyPatch) -> None:

@@ -23,12 +23,11 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 import llama_lab
 from benchmarks.__main__ import parser as bench_parser
 from llama_lab.cli import compare_command, convert_command, tensorboard_command
-from llama_lab.config.arguments import to_hydra
 from llama_lab.config.components import CONF_DIR
 from llama_lab.config.composing import without
 from llama_lab.config.explain import read_help
-from llama_lab.config.grammar import override_key
-from llama_lab.config.value_types import check_kinds, default_settings
+from llama_lab.config.grammar import override_key, to_hydra
+from llama_lab.config.schema import check_kinds, default_settings
 from llama_lab.hf.families import FAMILIES
 from llama_lab.model import measure_cost
 from llama_lab.study.design.command import Composer, read_command

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.components import build, build_model
-from llama_lab.config.keys import option_file
-from llama_lab.config.schema import belongs
-from llama_lab.config.trust import TARGET, Trust, escape, with_text
+from llama_lab.config.components import TARGET, build, build_model
+from llama_lab.config.grammar import escape
+from llama_lab.config.schema import belongs, option_file
+from llama_lab.config.trust import Trust, with_text
 from llama_lab.drawing.anatomy import Anatomy, anatomy
 from llama_lab.model import Cost
 from llama_lab.model.cost import cost_metrics

@@ -8,8 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.grammar import flatten
-from llama_lab.config.schema import CHANGEABLE, belongs
+from llama_lab.config.schema import CHANGEABLE, belongs, flatten
 from llama_lab.runs.folder import resolved
 from llama_lab.runs.record import Record
 from llama_lab.runs.study import Study

@@ -1,18 +1,23 @@
-"""From a composed config to objects: resolvers, building, and checks of the model's settings."""
+"""From a composed config to objects: resolvers, building, and what a user's own components raise."""
 
 import re
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from itertools import product
+from pathlib import Path
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from hydra.errors import InstantiationException
+from hydra.errors import HydraException, InstantiationException
 from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from llama_lab.util.errors import ConfigError
+from llama_lab.util.errors import ConfigError, RunFailedError, first_line
 
 from . import CONF_DIR as CONF_DIR
-from .component_errors import remember_components, users_frame
 from .layers import check_depth, different_layers
 
 if TYPE_CHECKING:
@@ -20,7 +25,12 @@ if TYPE_CHECKING:
 
     from llama_lab.model import Cost, Decoder
 
+TARGET = re.compile(r"\b_target_:\s*['\"]?([\w.]+)")  # in a YAML file
+REPORTED = (ConfigError, RunFailedError, HydraException, OmegaConfBaseException)  # cli.py prints these
 ROPE, ROPE_ALIBI = "llama_lab.model.position.Rope", "llama_lab.model.position.RopeAlibi"
+# Top-level packages of the user's components that were built in this process. By name, since a path would not
+# distinguish a user's package from a library.
+_components: set[str] = set()
 
 
 def head_dim(dim: int, n_heads: int) -> int:
@@ -188,3 +198,83 @@ def of_layers(model: DictConfig, part: str) -> list[DictConfig]:
         for layer in one["at"] if part in one else ():
             nodes[layer] = one[part]
     return nodes
+
+
+def targets(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every `_target_` in a plain container, at any depth, after the key of what it builds."""
+    if not isinstance(node, dict | list):
+        return
+    if isinstance(node, dict) and "_target_" in node:
+        yield key, str(node["_target_"])
+    for name, child in node.items() if isinstance(node, dict) else enumerate(node):
+        yield from targets(child, f"{key}.{name}".lstrip("."))
+
+
+def users_targets(node: Any) -> dict[str, str]:
+    """The `_target_`s in a plain container whose package no packaged config names, by their keys."""
+    ours = {package_of(target) for target in packaged_targets()}
+    return {key: target for key, target in targets(node) if package_of(target) not in ours}
+
+
+def package_of(name: str) -> str:
+    """The top-level package of a dotted name."""
+    return name.partition(".")[0]
+
+
+@cache
+def packaged_targets() -> frozenset[str]:
+    """The targets in the packaged configs."""
+    return targets_below(CONF_DIR)
+
+
+def targets_below(folder: Path) -> frozenset[str]:
+    """The targets in the YAML files below a folder."""
+    return frozenset(t for file in folder.rglob("*.yaml") for t in TARGET.findall(file.read_text(encoding="utf-8")))
+
+
+def remember_components(node: Any) -> None:
+    """Remember the packages of the user's components in a plain container."""
+    _components.update(package_of(target) for target in users_targets(node).values())
+
+
+def users_frame(error: BaseException) -> str | None:
+    """The innermost frame of a user's component, `mylab/norm.py:14, in forward`; None if there is none.
+
+    Searches the traceback of `error`, then those of its causes.
+    """
+    place = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        package = package_of(str(frame.f_globals.get("__name__", "")))
+        if package in _components:
+            place = place_of(frame.f_code, package, line)
+    cause = error.__cause__ or error.__context__
+    return place or (users_frame(cause) if cause else None)
+
+
+def place_of(code: CodeType, package: str, line: int) -> str:
+    """The place of code in a package: `mylab/norm.py:14, in forward`."""
+    parts = Path(code.co_filename).parts
+    begin = len(parts) - 1 - parts[::-1].index(package) if package in parts else -1
+    return f"{'/'.join(parts[begin:])}:{line}, in {code.co_name}"
+
+
+def users_method(component: object, *names: str) -> str | None:
+    """The place of the first of these methods that the user defines; None if there is none."""
+    for method in (getattr(type(component), name, None) for name in names):
+        package = package_of(str(getattr(method, "__module__", "")))
+        if package in _components and isinstance(method, FunctionType):
+            return place_of(method.__code__, package, method.__code__.co_firstlineno)
+    return None
+
+
+@contextmanager
+def report_component_errors() -> Iterator[None]:
+    """Turn an error in a user's component into a ConfigError that names the place; other errors are bugs of ours."""
+    try:
+        yield
+    except REPORTED:
+        raise
+    except Exception as error:
+        if (place := users_frame(error)) is None:
+            raise
+        raise ConfigError(f"{place}: {first_line(error)}; fix it, HYDRA_FULL_ERROR=1 shows the traceback") from error

@@ -24,8 +24,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from llama_lab.util.errors import ConfigError, suggestion
 
-from .grammar import flatten, override_key
-from .keys import nearest
+from .grammar import override_key
+from .messages import nearest
+from .schema import flatten
 
 WIDTH = 80
 COLUMN = 34  # the widest column of names; a longer name has a line of its own

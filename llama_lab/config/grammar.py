@@ -1,14 +1,122 @@
-"""Keys and values as overrides set them, in Hydra's grammar, and as people read them."""
+"""Overrides in Hydra's grammar: as a person types them, as a config needs them, and as people read values."""
 
+import json
+import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from llama_lab.util.errors import ConfigError
+
+from .schema import FOLDERS, PATHS, TEXTS
+
+TYPED = "LLAMA_LAB_COMMAND"  # variable of a launched run: the command line of its launcher, as JSON
+ITEM = r"(?:\[[^][]*\]|[^][,])+"  # of a list of paths; brackets inside belong to a glob pattern
+STRUCTURE = "[](){},'\""  # of Hydra's lists, calls and quotes
 QUOTED = r"""(['"])((?!\1)[^\\]|\\.)*\1"""  # as a whole: not `"a" or "b"`
 CONSTANTS = {None: "null", True: "true", False: "false"}
+
+
+def to_hydra(arguments: Sequence[str]) -> list[str]:
+    """Translate the command line to Hydra's grammar. Raises ConfigError for a key that is given twice, or nothing."""
+    arguments = flags_first(arguments)
+    check_once(arguments)
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if equals and not key.strip("+~ "):
+            raise ConfigError(f"{argument}: names no key; write KEY=VALUE")
+        if equals and value in ("", "''", '""', "{}") and not key.endswith("prompt"):
+            raise ConfigError(f"{argument}: is empty and sets nothing; give a value, or leave it out")
+    return [quote_argument(argument) for argument in arguments]
+
+
+def flags_first(arguments: Sequence[str]) -> list[str]:
+    """Move flags and their values to the front: argparse does not accept overrides on both sides of a flag."""
+    overrides = get_args_parser().parse_intermixed_args(arguments).overrides
+    flags = list(arguments)
+    for override in overrides:
+        flags.remove(override)
+    return [*flags, *overrides]
+
+
+def is_launched() -> bool:
+    """Whether a launcher started this process."""
+    return TYPED in os.environ
+
+
+def typed_command() -> list[str]:
+    """The command that the user typed: in a launched run, that of its launcher."""
+    return json.loads(os.environ[TYPED]) if is_launched() else sys.argv
+
+
+def settled_keys() -> set[str]:
+    """The keys that the command has set to one value, for all runs of its sweep if it is one."""
+    typed = [argument for argument in typed_command()[1:] if "=" in argument and not argument.startswith("-")]
+    overrides = OverridesParser.create().parse_overrides(typed)
+    return {override_key(o) for o, override in zip(typed, overrides, strict=True) if not override.is_sweep_override()}
+
+
+def typed_flags() -> list[str]:
+    """The flags of this command, with their values, except the one that makes it a sweep. See `flags_first`."""
+    arguments = sys.argv[1:]
+    count = len(arguments) - len(get_args_parser().parse_args(arguments).overrides)
+    return [flag for flag in arguments[:count] if flag not in ("-m", "--multirun")]
+
+
+def check_once(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for a key that is given twice: Hydra would silently use the last."""
+    given: dict[str, str] = {}
+    for argument in arguments:
+        if argument.startswith("-") or ("=" not in argument and not argument.startswith("~")):
+            continue
+        key = override_key(argument)
+        if key in given:
+            earlier = "it" if given[key] == argument else given[key]
+            raise ConfigError(f"{argument}: {earlier} is given already; give every key once")
+        given[key] = argument
+
+
+def quote_argument(argument: str) -> str:
+    """Quote the text or path in an argument where Hydra's grammar needs it, unless it is quoted already, or null.
+
+    So `prompt="def main("`, `resume=runs/llama/base/seed=1` and `data.files=[été.txt]` need no quotes beyond the
+    shell's.
+    """
+    typed, equals, value = argument.partition("=")
+    key = override_key(argument)
+    if argument.startswith("-") or not equals or value == "null" or re.fullmatch(QUOTED, value, re.DOTALL):
+        return argument
+    if key in FOLDERS:
+        value = os.path.expanduser(value)  # as the shell does at the beginning of a word
+    if key in TEXTS:
+        value = escape(value)
+    elif is_parsable(f"{typed}={value}", key in FOLDERS):
+        return f"{typed}={value}"
+    elif key in PATHS and (items := list_items(value)):
+        return f"{typed}=[{','.join(map(quote, items))}]"
+    elif value.startswith("[") or (set(value) & set(STRUCTURE) and key not in PATHS) or not value.isprintable():
+        return argument  # meant for Hydra's grammar; Hydra reports the error
+    return f"{typed}={quote(value)}"
+
+
+def is_parsable(argument: str, is_folder: bool) -> bool:
+    """Whether Hydra can parse an argument; for a folder, as text: it would parse 2024 as a number."""
+    try:
+        value = OverridesParser.create().parse_override(argument).value()
+    except HydraException:
+        return False
+    return not (is_folder and isinstance(value, bool | int | float))
+
+
+def list_items(value: str) -> list[str]:
+    """The items of a list of paths such as `[my books/*.txt,b[0-9].txt]`; empty if `value` is no list."""
+    if not re.fullmatch(rf"\[{ITEM}(,{ITEM})*\]", value):
+        return []
+    return [item.strip() for item in re.findall(ITEM, value[1:-1])]
 
 
 def written(value: object) -> str:
@@ -53,10 +161,6 @@ def override_key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
-def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten a nested config: `{"train.tokens": 2e6}`; lists are values."""
-    if not isinstance(node, dict):
-        return {prefix: node}
-    return {
-        k: v for key, child in node.items() for k, v in flatten(child, f"{prefix}.{key}" if prefix else key).items()
-    }
+def escape(text: str) -> str:
+    """Escape interpolations, so that OmegaConf reads `text` back as it is."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)

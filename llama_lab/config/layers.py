@@ -22,7 +22,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from llama_lab.util.errors import ConfigError, suggestion
 
 from .composing import composing, last_loader
-from .grammar import flatten
+from .schema import flatten
 
 # What a layer may have of its own: components, each with the sizes that its options set, and sizes.
 SLOTS: dict[str, tuple[str, ...]] = {

@@ -3,7 +3,8 @@
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
 from typing import NoReturn
 
 import hydra
@@ -15,11 +16,12 @@ from omegaconf.errors import OmegaConfBaseException
 from llama_lab.util.errors import USER_ERROR, ConfigError, suggestion
 
 from . import CONF_DIR
-from .grammar import flatten, override_key
-from .keys import groups, homes, nearest, options
-from .trust import package_of
+from .components import package_of
+from .grammar import override_key
+from .schema import COMPONENTS, flatten, groups, keys_of, option_file, options, read
 
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
+CLOSE = 0.6  # difflib's default cutoff
 RENAMED = {
     "plan": "estimate",
     "plan_mfu": "estimate_mfu",
@@ -92,3 +94,50 @@ def known_keys(config: str, typed: Sequence[str]) -> list[str]:
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         cfg = hydra.compose(config, overrides=choices)
     return [*(groups() if config == "config" else []), *flatten(OmegaConf.to_container(cfg))]
+
+
+def homes(key: str) -> list[str]:
+    """The options that set a key, by group: `position=rope | sinusoidal`; those that inherit it are left out."""
+    found = []
+    for group in groups():
+        files = [option_file(group, option) for option in options(group)]
+        having = [file for file in files if key in keys_of(file)]
+        first = [file.stem for file in having if not set(read(file)[1]) & set(having)]
+        if first:
+            found.append(f"{group}={' | '.join(first)}")
+    return found
+
+
+def nearest(wrong: str, known: Iterable[str]) -> str | None:
+    """The best guess for a mistyped key: one of `known`, a key of another option, or an option; None if none is close.
+
+    The last part counts as much as the whole: `heads` is close to model.n_heads, and `model.tied` to embedding=tied.
+    """
+    last = wrong.rpartition(".")[2]
+    if wrong in (last, f"model.{last}"):
+        for group in COMPONENTS:
+            if last in options(group):
+                return f"{group}={last}"
+    known = set(known)
+    others = [group for group in groups() if group != "study" or wrong.startswith("study.")]
+    elsewhere = {key for group in others for option in options(group) for key in keys_of(option_file(group, option))}
+    scores = {key: likeness(wrong, key) - (0 if key in known else 0.15) for key in sorted(known | elsewhere)}
+    best = max(scores, key=lambda key: (scores[key], whole_likeness(wrong, key)))
+    if scores[best] < CLOSE:
+        return None
+    return best if best in known else f"{best}, of {homes(best)[0]}"
+
+
+def likeness(a: str, b: str) -> float:
+    """Similarity of two keys, from 0 to 1: of the whole keys, of their last parts, or by words that these share."""
+    whole = whole_likeness(a, b)
+    last_a, last_b = (key.rpartition(".")[2] for key in (a, b))
+    last = whole_likeness(last_a, last_b)
+    words_a, words_b = (set(last.split("_")) for last in (last_a, last_b))
+    shared = 0.7 + 0.2 * whole if words_a <= words_b or words_b <= words_a else 0.0  # theta of rope_theta
+    return max(whole, last if last >= 0.8 else 0.0, shared)
+
+
+def whole_likeness(a: str, b: str) -> float:
+    """difflib's similarity ratio."""
+    return SequenceMatcher(None, a, b).ratio()

@@ -1,17 +1,44 @@
-"""The keys of the configs, each with one record of what it may hold and what commands may do with it.
+"""The groups and keys of the configs: their defaults, what a key may hold, and what commands may do with it.
 
-A key without a record holds what its default holds. The settings of a component take their kinds from its signature.
+A key without a record in KEYS holds what its default holds. The settings of a component take their kinds from its
+signature.
 """
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
+from functools import cache, lru_cache
 from inspect import signature
+from pathlib import Path
 from pydoc import ErrorDuringImport, locate
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+import hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from llama_lab.util.errors import ConfigError, suggestion
+
+from . import CONF_DIR
+
+# The groups of an architecture, in the default order of a ladder.
+COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init", "pattern")
+
+
 Kind = type | str
 """A type, or a string for the value itself."""
+WORDS: dict[Kind, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number, and finite",
+    str: "text",
+    list: "a list",
+    dict: "a component",
+    NoneType: "",  # what may be null is said by `--help`
+}
 
 
 @dataclass(frozen=True)
@@ -148,6 +175,123 @@ def belongs(key: str, roots: Sequence[str]) -> bool:
     return any(key == root or key.startswith(f"{root}.") for root in roots)
 
 
+def groups() -> list[str]:
+    """The names of the config groups."""
+    return sorted(p.name for p in CONF_DIR.iterdir() if p.is_dir())
+
+
+def options(group: str) -> list[str]:
+    """The names of a packaged group's options."""
+    return sorted(p.stem for p in (CONF_DIR / group).glob("*.yaml"))
+
+
+def option_file(group: str, option: str) -> Path:
+    """The file of a packaged option."""
+    return CONF_DIR / group / f"{option}.yaml"
+
+
+@cache
+def read(file: Path) -> tuple[frozenset[str], tuple[Path, ...]]:
+    """The keys that a config file itself sets, and the files in its defaults list."""
+    text = file.read_text(encoding="utf-8")
+    header = re.match(r"# @package (\S+)", text)
+    package = header[1] if header and header[1] != "_global_" else ""
+    content = OmegaConf.to_container(OmegaConf.create(text))
+    assert isinstance(content, dict)
+    parents = [parent for parent in content.pop("defaults", []) if isinstance(parent, str) and parent != "_self_"]
+    files = ((CONF_DIR if p.startswith("/") else file.parent) / f"{p.strip('/')}.yaml" for p in parents)
+    return frozenset(flatten(content, package)), tuple(files)
+
+
+def keys_of(file: Path) -> frozenset[str]:
+    """The keys that a config file sets, including those of the files in its defaults list."""
+    own, parents = read(file)
+    return own.union(*map(keys_of, parents))
+
+
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten a nested config: `{"train.tokens": 2e6}`; lists are values."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    return {
+        k: v for key, child in node.items() for k, v in flatten(child, f"{prefix}.{key}" if prefix else key).items()
+    }
+
+
+def default_settings(choices: Mapping[str, str | None], config: str = "config") -> dict[str, Any]:
+    """A config's settings with these group choices and no key changed, flattened; mandatory ones are None."""
+    # An experiment is no default: it may be mistyped like the command line.
+    groups = {g: option for g, option in choices.items() if option and g != "experiment" and not g.startswith("hydra/")}
+    overrides = tuple(f"{group}={option}" for group, option in groups.items())
+    return dict(composed_settings(config, overrides, GlobalHydra.instance().config_loader()))
+
+
+@lru_cache(maxsize=256)
+def composed_settings(config: str, overrides: tuple[str, ...], loader: ConfigLoader) -> dict[str, Any]:
+    """`default_settings`, cached for the jobs of a sweep that differ in keys alone. loader: Hydra's current one."""
+    defaults = hydra.compose(config, overrides=list(overrides))
+    for key, value in flatten(OmegaConf.to_container(defaults)).items():
+        if value == "???":
+            OmegaConf.update(defaults, key, None)
+    return flatten(OmegaConf.to_container(defaults, resolve=True))
+
+
+def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
+    """Raise ConfigError for a setting that no config file declares, or one of another kind than its default."""
+    written = flatten(OmegaConf.to_container(cfg))
+    for key, value in flatten(OmegaConf.to_container(cfg, resolve=True)).items():
+        if any(default is None and key.startswith(f"{parent}.") for parent, default in defaults.items()):
+            continue  # part of a component that replaces null
+        if key.startswith("pattern."):
+            continue  # rules of any names, which their resolver checks
+        if any(default.startswith(f"{key}.") for default in defaults):
+            raise ConfigError(f"{key}={value}: is not a single setting; {component_advice(key, value)}")
+        if key not in defaults:
+            raise ConfigError(f"{key}={value}: nothing reads this key; leave it out, or see them all with `--cfg job`")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ConfigError(f"{key}={value}: does not fit into 64 bits; make it smaller")
+        if str(written[key]).startswith("${"):
+            continue  # the key that it refers to is checked
+        kinds = kinds_of(key, value, defaults[key], cfg)
+        if kinds and not any(is_kind(value, kind) for kind in kinds):
+            wanted = " or ".join(str(word) for kind in kinds if (word := WORDS.get(kind, kind)))
+            raise ConfigError(f"{key}={'null' if value is None else value}: must be {wanted}")
+
+
+def kinds_of(key: str, value: object, default: object, cfg: DictConfig) -> tuple[Kind, ...]:
+    """The kinds of value of a setting: by its record, its default, or its component's signature; empty for any."""
+    if (record := KEYS.get(key)) and record.kinds:
+        return record.kinds
+    if default is not None and is_kind(value, type(default)):
+        return (type(default),)
+    component, _, name = key.rpartition(".")
+    target = OmegaConf.select(cfg, f"{component}._target_")
+    declared = declared_kinds(target, name) if target else ()
+    return declared or (() if default is None else (type(default),))
+
+
+def component_advice(key: str, value: object) -> str:
+    """What to write instead of a single value for a component or a group of settings."""
+    group = group_of(key)
+    if group is None:
+        return f"set its own keys, such as {key}.<key>=<value>"
+    if value in options(group):
+        return f"a component is chosen by its group, {group}={value}"
+    known = options(group)
+    return f"a component is chosen by its group, {group}={' | '.join(known)}{suggestion(str(value), known)}"
+
+
+def is_kind(value: object, kind: Kind) -> bool:
+    """Whether a value is of a kind. Whole numbers count as numbers; true and false do not."""
+    if isinstance(kind, str):
+        return value == kind
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
 def declared_kinds(target: str, name: str) -> tuple[Kind, ...]:
     """The kinds that a component, or a class that it extends, declares for a setting; empty if there are none.
 
@@ -178,3 +322,8 @@ def kind_of(annotation: Any) -> Kind:
     if annotation in PLAIN.values():
         return annotation  # type: ignore[no-any-return]
     return list if get_origin(annotation) in (Sequence, list, tuple) else dict
+
+
+def group_of(key: str) -> str | None:
+    """The group that sets a key's component: `ffn` of model.ffn.activation; None if there is none."""
+    return next((part for part in reversed(key.split(".")) if part in groups()), None)

@@ -5,7 +5,7 @@ config, all of its targets are checked.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
@@ -19,9 +19,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from llama_lab.util.errors import ConfigError, first_line
 from llama_lab.util.files import read_stamped
 
-from . import CONF_DIR
-
-TARGET = re.compile(r"\b_target_:\s*['\"]?([\w.]+)")  # in a YAML file
+from .components import package_of, packaged_targets, targets, targets_below
+from .grammar import escape
 
 
 @dataclass(frozen=True)
@@ -64,38 +63,6 @@ class Trust:
                 if module == package or module.startswith(f"{package}."):
                     return True
         return False
-
-
-def targets(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every `_target_` in a plain container, at any depth, after the key of what it builds."""
-    if not isinstance(node, dict | list):
-        return
-    if isinstance(node, dict) and "_target_" in node:
-        yield key, str(node["_target_"])
-    for name, child in node.items() if isinstance(node, dict) else enumerate(node):
-        yield from targets(child, f"{key}.{name}".lstrip("."))
-
-
-def users_targets(node: Any) -> dict[str, str]:
-    """The `_target_`s in a plain container whose package no packaged config names, by their keys."""
-    ours = {package_of(target) for target in packaged_targets()}
-    return {key: target for key, target in targets(node) if package_of(target) not in ours}
-
-
-def package_of(name: str) -> str:
-    """The top-level package of a dotted name."""
-    return name.partition(".")[0]
-
-
-@cache
-def packaged_targets() -> frozenset[str]:
-    """The targets in the packaged configs."""
-    return targets_below(CONF_DIR)
-
-
-def targets_below(folder: Path) -> frozenset[str]:
-    """The targets in the YAML files below a folder."""
-    return frozenset(t for file in folder.rglob("*.yaml") for t in TARGET.findall(file.read_text(encoding="utf-8")))
 
 
 def search_path_targets() -> frozenset[str]:
@@ -153,11 +120,6 @@ def with_text(node: Any, change: Callable[[str], str]) -> Any:
     if isinstance(node, list):
         return [with_text(value, change) for value in node]
     return change(node) if isinstance(node, str) else node
-
-
-def escape(text: str) -> str:
-    """Escape interpolations, so that OmegaConf reads `text` back as it is."""
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
 
 
 def unescape(text: str) -> str:

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from llama_lab.config.composing import composing, last_loader
-from llama_lab.config.value_types import check_kinds, default_settings
+from llama_lab.config.schema import check_kinds, default_settings
 from llama_lab.util.errors import ConfigError, first_line, suggestion
 from llama_lab.util.formatting import conjoin
 

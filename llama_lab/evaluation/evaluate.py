@@ -11,8 +11,8 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import check_decodes
+from llama_lab.config.schema import is_kind
 from llama_lab.config.trust import Trust
-from llama_lab.config.value_types import is_kind
 from llama_lab.data.dataset import Dataset
 from llama_lab.data.open import is_probe
 from llama_lab.devices.hardware import Hardware, choose_hardware

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor
 
-from llama_lab.config.value_types import is_kind
+from llama_lab.config.schema import is_kind
 from llama_lab.data.dataset import Dataset, Validation
 from llama_lab.devices.hardware import Hardware
 from llama_lab.model import Decoder

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import register_resolvers
 from llama_lab.config.grammar import written
-from llama_lab.config.keys import COMPONENTS, option_file, options
+from llama_lab.config.schema import COMPONENTS, option_file, options
 
 from .by_layer import without_layers
 from .family import flat_settings

@@ -12,9 +12,8 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 from rich.console import Console
 
-from llama_lab.config.arguments import typed_flags
 from llama_lab.config.composing import run_config
-from llama_lab.config.grammar import override_key
+from llama_lab.config.grammar import override_key, typed_flags
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.config.schema import belongs
 from llama_lab.devices.site import Site

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from llama_lab.config.arguments import TYPED, is_launched
+from llama_lab.config.grammar import TYPED, is_launched
 from llama_lab.util.errors import INTERRUPTED
 
 LIFELINE = "LLAMA_LAB_LIFELINE"  # set where standard input is a pipe that closes when the launcher exits

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from llama_lab.config.arguments import typed_command
+from llama_lab.config.grammar import typed_command
 from llama_lab.util.version import __version__
 
 from .stored import Environment, Facts, Git

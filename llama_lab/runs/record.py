@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from llama_lab.config.grammar import flatten
+from llama_lab.config.schema import flatten
 from llama_lab.config.trust import stored_settings
 from llama_lab.util.errors import ConfigError
 from llama_lab.util.files import ALTERED, read_stamped

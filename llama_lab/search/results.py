@@ -12,8 +12,7 @@ from omegaconf import DictConfig
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
-from llama_lab.config.arguments import typed_flags
-from llama_lab.config.grammar import override_key
+from llama_lab.config.grammar import override_key, typed_flags
 from llama_lab.config.schema import belongs
 from llama_lab.launching.launch import LAUNCHING
 from llama_lab.report.summary import write_csv

@@ -20,8 +20,7 @@ from optuna.trial import Trial, TrialState
 
 from llama_lab.config.grammar import override_key, written
 from llama_lab.config.messages import USER_ERRORS, one_line
-from llama_lab.config.schema import CHANGEABLE, KEYS, belongs, declared_kinds
-from llama_lab.config.value_types import WORDS, is_kind
+from llama_lab.config.schema import CHANGEABLE, KEYS, WORDS, belongs, declared_kinds, is_kind
 from llama_lab.launching.launch import composed_run
 from llama_lab.runs.folder import RunFolder, arm_name, check_no_file, locked
 from llama_lab.runs.metrics import COLUMNS

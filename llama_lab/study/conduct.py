@@ -15,10 +15,11 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
+from llama_lab.config.components import package_of, targets, users_targets
 from llama_lab.config.composing import run_config
 from llama_lab.config.grammar import written
 from llama_lab.config.schema import CHANGEABLE
-from llama_lab.config.trust import Trust, package_of, targets, users_targets
+from llama_lab.config.trust import Trust
 from llama_lab.data.open import is_probe
 from llama_lab.devices.hardware import current_rank
 from llama_lab.runs.folder import is_run, locked

@@ -8,9 +8,7 @@ import torch.nn.functional as F
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from llama_lab.config.component_errors import users_frame, users_method
-from llama_lab.config.components import build_model, model_cost
-from llama_lab.config.trust import users_targets
+from llama_lab.config.components import build_model, model_cost, users_frame, users_method, users_targets
 from llama_lab.devices.hardware import Hardware
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention

@@ -11,8 +11,7 @@ from lightning.pytorch.loggers.logger import Logger
 from omegaconf import OmegaConf
 
 from llama_lab.config.grammar import override_key
-from llama_lab.config.keys import COMPONENTS
-from llama_lab.config.schema import belongs
+from llama_lab.config.schema import COMPONENTS, belongs
 from llama_lab.devices.hardware import current_rank
 from llama_lab.runs.checkpoint import load_checkpoint
 from llama_lab.runs.layer_metrics import QUANTITIES, layer_metric

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.components import build
+from llama_lab.config.components import build, targets
 from llama_lab.config.grammar import override_key
-from llama_lab.config.trust import Trust, targets
+from llama_lab.config.trust import Trust
 from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import OVERRIDES, RESOLVED, RunFolder
 

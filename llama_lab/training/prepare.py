@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-from llama_lab.config.arguments import settled_keys
 from llama_lab.config.components import check_idle
-from llama_lab.config.grammar import override_key
-from llama_lab.config.keys import groups
+from llama_lab.config.grammar import override_key, settled_keys
 from llama_lab.config.layers import unchanged
-from llama_lab.config.schema import KEYS, UNNAMED, belongs
-from llama_lab.config.value_types import check_kinds, default_settings
+from llama_lab.config.schema import KEYS, UNNAMED, belongs, check_kinds, default_settings, groups
 from llama_lab.util.errors import ConfigError
 
 from .logger_check import check_logger

@@ -11,8 +11,7 @@ import lightning as L
 import torch
 from lightning.pytorch.loggers.logger import Logger
 
-from llama_lab.config.component_errors import report_component_errors
-from llama_lab.config.components import build, build_model, check_decodes, model_cost
+from llama_lab.config.components import build, build_model, check_decodes, model_cost, report_component_errors
 from llama_lab.data.data_module import TokenDataModule
 from llama_lab.data.dataset import Dataset
 from llama_lab.data.open import is_probe, open_dataset

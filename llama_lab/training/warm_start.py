@@ -8,8 +8,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from llama_lab.config.grammar import flatten
-from llama_lab.config.trust import Trust, search_path_targets, stored_config, targets
+from llama_lab.config.components import targets
+from llama_lab.config.schema import flatten
+from llama_lab.config.trust import Trust, search_path_targets, stored_config
 from llama_lab.data.dataset import Dataset
 from llama_lab.hf.loading import Loaded, load
 from llama_lab.hf.tensors import has_weights

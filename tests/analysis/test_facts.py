@@ -12,8 +12,7 @@ from llama_lab.analysis.audit import OF_THE_RUN, SIZES, misrecorded
 from llama_lab.analysis.environments import TITLES
 from llama_lab.analysis.settings import FREE, TOKENS, different_settings, unequal_settings
 from llama_lab.config import CONF_DIR
-from llama_lab.config.keys import groups, keys_of, option_file, options
-from llama_lab.config.schema import belongs
+from llama_lab.config.schema import belongs, groups, keys_of, option_file, options
 from llama_lab.config.trust import Trust
 from llama_lab.runs.layer_metrics import layer_metrics
 from llama_lab.runs.metrics import COLUMNS

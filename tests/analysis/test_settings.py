@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.settings import FOLLOWS, GROUPS, planned_settings, unequal_settings
 from llama_lab.config.components import CONF_DIR
-from llama_lab.config.grammar import flatten
+from llama_lab.config.schema import flatten
 from llama_lab.runs.folder import resolved
 from llama_lab.runs.record import Record
 from llama_lab.runs.study import Arm, Member, Study

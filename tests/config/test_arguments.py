@@ -8,8 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from llama_lab.cli import eval_command, train_command
-from llama_lab.config.arguments import quote_argument, to_hydra
-from llama_lab.config.grammar import written
+from llama_lab.config.grammar import quote_argument, to_hydra, written
 from llama_lab.util.errors import ConfigError
 from tests.conftest import Command
 

@@ -7,7 +7,7 @@ import yaml
 
 from llama_lab.config.components import CONF_DIR
 from llama_lab.config.explain import comment, nodes
-from llama_lab.config.keys import groups, keys_of, option_file, options
+from llama_lab.config.schema import groups, keys_of, option_file, options
 from tests.conftest import Command
 
 REPEATED = ("data.source", "data.probe", "model.ffn.activation")  # hold what other keys say

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hydra.utils import instantiate
 
-from llama_lab.config.grammar import flatten
+from llama_lab.config.schema import flatten
 from llama_lab.data.data_module import TokenDataModule
 from llama_lab.data.open import open_dataset
 from llama_lab.data.probes import Copy, Induction, Probe, ProbeDataset, Recall

@@ -9,8 +9,7 @@ import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from omegaconf import OmegaConf
 
-from llama_lab.config.grammar import flatten
-from llama_lab.config.value_types import check_kinds
+from llama_lab.config.schema import check_kinds, flatten
 from llama_lab.data.data_module import micro_batches_per_step
 from llama_lab.devices.hardware import check_started, choose_hardware
 from llama_lab.devices.strategy import DataParallel, FullySharded, make_plugins, make_strategy

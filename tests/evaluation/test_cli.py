@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from llama_lab.config.arguments import quote_argument
 from llama_lab.config.components import CONF_DIR
+from llama_lab.config.grammar import quote_argument
 from llama_lab.evaluation import evaluate as evaluate_module
 from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.folder import RunFolder

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from llama_lab.config.trust import Trust, packaged_targets, read_stored
+from llama_lab.config.components import packaged_targets
+from llama_lab.config.trust import Trust, read_stored
 from llama_lab.evaluation.load import load_run
 from llama_lab.runs.folder import write_yaml
 from llama_lab.util.errors import ConfigError

@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig
 
 from llama_lab.cli import hydra_command
-from llama_lab.config.arguments import typed_command
+from llama_lab.config.grammar import typed_command
 from llama_lab.launching.process import follow_launcher
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from llama_lab.config.components import build_model
-from llama_lab.config.grammar import flatten
+from llama_lab.config.schema import flatten
 from llama_lab.model import measure_cost
 from llama_lab.training.prepare import check_complete
 from llama_lab.util.errors import ConfigError

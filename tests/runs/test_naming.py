@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llama_lab.config import arguments
+from llama_lab.config.grammar import settled_keys
 from llama_lab.runs.naming import LONGEST, short_name, short_names
 from llama_lab.runs.record import Record
 from llama_lab.runs.stored import Environment
@@ -72,4 +72,4 @@ def test_arms_that_would_have_one_name_keep_those_of_their_folders() -> None:
 def test_what_a_command_sweeps_over_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["train.py", "--multirun", "norm=none,rmsnorm", "train.tokens=3e5", "data.files=[a,b]", "seed=range(3)"]
     monkeypatch.setattr("sys.argv", command)
-    assert arguments.settled_keys() == {"train.tokens", "data.files"}
+    assert settled_keys() == {"train.tokens", "data.files"}

@@ -9,7 +9,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import HydraContext, RunMode
 
 from llama_lab.cli import train_job
-from llama_lab.config.arguments import to_hydra
+from llama_lab.config.grammar import to_hydra
 from llama_lab.search.search import search
 from tests.conftest import Ran, last_of_each
 from tests.study.planning import Loader, commanding, refused

@@ -17,9 +17,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from llama_lab.cli import train_command
-from llama_lab.config.arguments import to_hydra
-from llama_lab.config.component_errors import report_component_errors
-from llama_lab.config.components import CONF_DIR, register_resolvers
+from llama_lab.config.components import CONF_DIR, register_resolvers, report_component_errors
+from llama_lab.config.grammar import to_hydra
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.study.design.command import Composer, read_command
 from llama_lab.study.design.plan import Plan, plan_study

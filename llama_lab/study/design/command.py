@@ -15,8 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config.components import build
 from llama_lab.config.composing import run_config, without
 from llama_lab.config.grammar import override_key, shown
-from llama_lab.config.schema import KEYS
-from llama_lab.config.value_types import check_kinds, default_settings
+from llama_lab.config.schema import KEYS, check_kinds, default_settings
 from llama_lab.runs.folder import arm_name
 from llama_lab.runs.study import Arm
 from llama_lab.training.prepare import check_complete, folder_name

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import ROPE
-from llama_lab.config.value_types import is_kind
+from llama_lab.config.schema import is_kind
 from llama_lab.model.transfer import KV_HEADS
 from llama_lab.runs.study import Arm
 from llama_lab.training.warm_start import changed_settings, source_config

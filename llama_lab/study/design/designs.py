@@ -10,8 +10,7 @@ from typing import Any, Literal, Protocol
 
 from omegaconf import DictConfig
 
-from llama_lab.config.keys import COMPONENTS
-from llama_lab.config.value_types import WORDS, is_kind
+from llama_lab.config.schema import COMPONENTS, WORDS, is_kind
 from llama_lab.runs.study import Arm
 from llama_lab.util.errors import ConfigError, suggestion
 from llama_lab.util.formatting import conjoin

@@ -9,9 +9,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.analysis.settings import INIT, SEEDS
-from llama_lab.config.grammar import flatten, shown, written
-from llama_lab.config.keys import groups, nearest
-from llama_lab.config.schema import CHANGEABLE, belongs
+from llama_lab.config.grammar import shown, written
+from llama_lab.config.messages import nearest
+from llama_lab.config.schema import CHANGEABLE, belongs, flatten, groups
 from llama_lab.runs.study import Arm
 from llama_lab.util.errors import ConfigError, suggestion
 from llama_lab.util.formatting import conjoin

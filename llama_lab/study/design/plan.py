@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.analysis.settings import planned_settings
 from llama_lab.config.components import build_model, model_cost
-from llama_lab.config.grammar import flatten, override_key, written
-from llama_lab.config.schema import CHANGEABLE
+from llama_lab.config.grammar import override_key, written
+from llama_lab.config.schema import CHANGEABLE, flatten
 from llama_lab.data.dataset import HALVES, Dataset
 from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import encode_prompt

@@ -8,7 +8,7 @@ import torch
 from omegaconf import DictConfig
 
 from llama_lab.config.components import build_model, model_cost
-from llama_lab.config.keys import COMPONENTS
+from llama_lab.config.schema import COMPONENTS
 from llama_lab.estimate.estimate import expected_vocabulary
 from llama_lab.runs.study import Arm
 from llama_lab.util.errors import ConfigError, suggestion

@@ -3,14 +3,12 @@
 import csv
 import json
 import os
-import random
 import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +89,7 @@ def make_folder(file: Path) -> None:
 
 
 UNREADABLE: set[tuple[int, int]] = set()  # files, so that one which takes their place is readable
+OPENED: set[str] = set()  # what was opened to be read
 
 
 def identity(file: str | os.PathLike[str]) -> tuple[int, int]:
@@ -98,14 +97,18 @@ def identity(file: str | os.PathLike[str]) -> tuple[int, int]:
     return found.st_ino, found.st_mtime_ns
 
 
-def refuse(event: str, arguments: tuple[object, ...]) -> None:
-    if not UNREADABLE or event != "open" or not isinstance(file := arguments[0], str | os.PathLike):
+def watch(event: str, arguments: tuple[Any, ...]) -> None:
+    """Keep what is read, and refuse what is not to be readable: to root, who runs these tests in places, all is."""
+    if event != "open" or not isinstance(file := arguments[0], str | os.PathLike):
         return
-    if os.path.exists(file) and identity(file) in UNREADABLE:
+    _, mode, flags = arguments
+    if not set(mode or "") & set("wax") and flags & os.O_ACCMODE == os.O_RDONLY:
+        OPENED.add(os.fspath(file))
+    if UNREADABLE and os.path.exists(file) and identity(file) in UNREADABLE:
         raise PermissionError(13, "Permission denied", str(file))
 
 
-sys.addaudithook(refuse)  # to root, who runs these tests in places, every file is readable
+sys.addaudithook(watch)
 
 KINDS: dict[str, Callable[[Path], object]] = {
     "truncated": truncate,
@@ -122,7 +125,6 @@ KINDS: dict[str, Callable[[Path], object]] = {
 }
 OF_KEYS = ("a key renamed", "a key removed", "of another type")
 
-SEED = 3  # draws every kind twice, and every action with every target
 RUN_FILES = [
     "status.json",
     "environment.json",
@@ -148,23 +150,20 @@ ACTIONS = {
 }
 
 
-def damages() -> Iterator[Any]:
-    """Every kind of damage to every file under every action. The quick part has one of each file, drawn.
+EVERY = "in every way"
 
-    A study's runs are read as others are, so that each of their files has a third of the kinds.
-    """
-    draw = random.Random(SEED)
-    for target, names in FILES.items():
-        for i, name in enumerate(names):
-            keyed = name.endswith((".json", "resolved.yaml", "study.yaml", "metrics.csv"))
-            kinds = [kind for kind in KINDS if keyed or kind not in OF_KEYS]
-            cases = [*product(kinds[i % 3 :: 3] if "/seed=" in name else kinds, ACTIONS[target])]
-            if name == "study.yaml":
-                cases.remove(("missing", "compare"))  # a folder of runs without one is compared, too
-            quick = draw.choice(cases)
-            for case in cases:
-                marks = [] if case == quick else pytest.mark.matrix
-                yield pytest.param(target, name, *case, id=" ".join((target, name, *case)), marks=marks)
+
+def kinds_of(name: str) -> list[str]:
+    keyed = name.endswith((".json", "resolved.yaml", "study.yaml", "metrics.csv"))
+    return [kind for kind in KINDS if keyed or kind not in OF_KEYS]
+
+
+def damages() -> Iterator[Any]:
+    """Every kind of damage to every file under every action. The quick part has one of each file."""
+    for i, (target, name) in enumerate((target, name) for target, names in FILES.items() for name in names):
+        kinds, actions = kinds_of(name), ACTIONS[target]
+        yield pytest.param(target, name, actions[i % len(actions)], kinds[3 * i % len(kinds)])  # each twice
+        yield from (pytest.param(target, name, action, EVERY, marks=pytest.mark.matrix) for action in actions)
 
 
 BUDGET = ("train.tokens=5120", "train.evaluations=2", "train.checkpoint_every=4")  # 20 steps
@@ -181,11 +180,12 @@ STUDY = (
 
 @dataclass(frozen=True)
 class World:
-    """Runs, a study and tokens in `path`, and what each command makes of them while they are whole."""
+    """Runs, a study and tokens in `path`, and how they were while they were whole."""
 
     path: Path
     whole: Path
-    shared: tuple[str, ...]
+    run: Callable[..., Ran]
+    train: Command
 
     def folder(self, target: str) -> Path:
         """The folder of FILES."""
@@ -196,26 +196,9 @@ class World:
 
     def restore(self) -> None:
         """Undo whatever a test did."""
+        UNREADABLE.clear()
         shutil.rmtree(self.path)
         shutil.copytree(self.whole, self.path)
-
-
-@dataclass(frozen=True)
-class Commands:
-    """The commands, inside this process."""
-
-    train: Command
-    evaluate: Command
-    compare: Callable[..., Ran]
-
-
-@pytest.fixture
-def commands(in_process: Callable[..., Ran]) -> Commands:
-    return Commands(
-        partial(in_process, train_command, "train.py", "hydra/launcher=basic"),
-        partial(in_process, eval_command, "eval.py"),
-        partial(in_process, compare_command, "llama-lab-compare"),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -224,22 +207,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def whole(place: Path, tiny: list[str], commands: Commands, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """The world, which the first test makes, and which is whole again after each."""
+def world(place: Path, tiny: list[str], in_process: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> World:
+    """The world, which the first test makes."""
     path = place / "world"
-    world = World(path, place / "whole", (*tiny, *BUDGET, f"data.cache_dir={path}/cache", f"runs_dir={path}/runs"))
+    shared = (*tiny, *BUDGET, f"data.cache_dir={path}/cache", f"runs_dir={path}/runs")
+    train = partial(in_process, train_command, "train.py", "hydra/launcher=basic", *shared)
+    world = World(path, place / "whole", in_process, train)
     if not world.whole.exists():
-        assert commands.train(*world.shared, *RUN, "name=finished").code == 0
+        assert train(*RUN, "name=finished").code == 0
         with monkeypatch.context() as patched:
             at(Monitor, "on_train_batch_end", 14)(patched, cut)
             with pytest.raises(Power):
-                commands.train(*world.shared, *RUN, "name=interrupted")
+                train(*RUN, "name=interrupted")
         RunFolder(world.folder("interrupted")).write_status("running")
-        assert commands.train(*world.shared, *STUDY).code == 0
+        assert train(*STUDY).code == 0
         shutil.copytree(path, world.whole)
-    yield world
-    UNREADABLE.clear()
-    world.restore()
+    return world
 
 
 def losses(folder: Path) -> object:
@@ -260,56 +243,82 @@ def evaluated(folder: Path) -> object:
     return [json.loads(file.read_text())["val/loss"] for file in sorted(folder.rglob("eval.json"))]
 
 
-Result = Callable[[], object]
-"""Reads what a command has left."""
-
-
-def prepared(world: World, target: str, action: str, commands: Commands) -> tuple[Callable[[], Ran], Result]:
-    """What people do with a target: the command, and its result."""
+def act(world: World, target: str, action: str) -> tuple[Ran, Callable[[], object]]:
+    """Do what people do with a target; what reads the result."""
     folder, out = world.folder("finished" if target == "tokens" else target), world.path / "out"
     if action == "evaluate":
-        return partial(commands.evaluate, f"run={folder}", "eval.parts=[loss]"), partial(evaluated, folder)
-    if action == "resume":
-        result = partial(losses, world.folder("interrupted"))
-        return partial(commands.train, *world.shared, *RUN, "name=interrupted"), result
-    if action == "repeat":
-        return partial(commands.train, *world.shared, *RUN, "name=finished"), partial(losses, folder)
+        ran = world.run(eval_command, "eval.py", f"run={folder}", "eval.parts=[loss]")
+        return ran, partial(evaluated, folder)
     if action == "compare":
-        return partial(commands.compare, str(folder), "--out", str(out)), partial(table, out)
-    return partial(commands.train, *world.shared, *STUDY), partial(table, folder)
+        return world.run(compare_command, "llama-lab-compare", str(folder), "--out", str(out)), partial(table, out)
+    if action == "the study again":
+        return world.train(*STUDY), partial(table, folder)
+    name = "interrupted" if action == "resume" else "finished"
+    return world.train(*RUN, f"name={name}"), partial(losses, world.folder(name))
 
 
-EXPECTED: dict[tuple[str, str], tuple[int, object]] = {}
+@dataclass(frozen=True)
+class Whole:
+    """What an action makes of a whole world: its exit status, its result, and the files that it read."""
+
+    code: int
+    result: object
+    read: frozenset[str]
 
 
-def expected(world: World, target: str, action: str, commands: Commands) -> tuple[int, object]:
-    """The exit status and the result of a command on a whole world."""
-    if (target, action) not in EXPECTED:
-        act, result = prepared(world, target, action, commands)
-        ran = act()
+WHOLE: dict[tuple[str, str], Whole] = {}
+
+
+def of_whole(world: World, target: str, action: str) -> Whole:
+    """What an action makes of a whole world."""
+    if (target, action) not in WHOLE:
+        OPENED.clear()
+        ran, result = act(world, target, action)
+        read = frozenset(OPENED)
         assert ran.code == 0 or "already holds a finished run" in ran.err, ran.err
-        EXPECTED[target, action] = ran.code, result()
+        WHOLE[target, action] = Whole(ran.code, result(), read)
         world.restore()
-    return EXPECTED[target, action]
+    return WHOLE[target, action]
 
 
-@pytest.mark.parametrize(("target", "name", "kind", "action"), damages())
+@pytest.mark.parametrize(("target", "name", "action", "kind"), damages())
 def test_damage_is_named_in_one_line_or_changes_nothing(
-    target: str, name: str, kind: str, action: str, whole: World, commands: Commands
+    target: str, name: str, action: str, kind: str, world: World
 ) -> None:
-    code, result = expected(whole, target, action, commands)
-    act, read = prepared(whole, target, action, commands)
-    KINDS[kind](whole.folder(target) / name)
-    ran = act()
-    UNREADABLE.clear()
-    assert "Traceback" not in ran.err + ran.out, ran.err
+    whole = of_whole(world, target, action)
+    for each in every_kind(world, target, name, action) if kind == EVERY else [kind]:
+        try:
+            KINDS[each](world.folder(target) / name)
+            ran, result = act(world, target, action)
+            UNREADABLE.clear()
+            check(ran, result, whole, name, each)
+        finally:
+            world.restore()
+
+
+def every_kind(world: World, target: str, name: str, action: str) -> list[str]:
+    """What a file that an action does not read holds, does not matter; a study's runs are read as others are."""
+    kinds = kinds_of(name)
+    if str(world.folder(target) / name) not in of_whole(world, target, action).read:
+        return ["missing"]
+    if "/seed=" in name:
+        place = FILES[target].index(name) * len(ACTIONS[target]) + ACTIONS[target].index(action)
+        return [kinds[place % len(kinds)]]
+    if (name, action) == ("study.yaml", "compare"):
+        kinds.remove("missing")  # a folder of runs without one is compared, too
+    return kinds
+
+
+def check(ran: Ran, result: Callable[[], object], whole: Whole, name: str, kind: str) -> None:
+    """One line that names the file and the remedy, or the result of a whole world."""
+    assert "Traceback" not in ran.err + ran.out, (kind, ran.err)
     if "already holds a finished run" in ran.err:
-        assert ran.code == code
+        assert ran.code == whole.code, kind
     elif ran.code == 0:
-        assert read() == result, f"another result, {ran.err}"
+        assert result() == whole.result, f"{kind}: another result, {ran.err}"
     else:
         line = [line for line in ran.err.splitlines() if "could not be evaluated, see above" not in line][-1]
-        assert re.match(r"(error|failed)\b", line), ran.err
+        assert re.match(r"(error|failed)\b", line), (kind, ran.err)
         named = name.replace("tokenizer_config", "tokenizer")  # which the two files are together
-        assert Path(name).name in ran.err or Path(named).name in ran.err, ran.err
-        assert ";" in line, f"no remedy, {ran.err}"
+        assert Path(name).name in ran.err or Path(named).name in ran.err, (kind, ran.err)
+        assert ";" in line, f"{kind}: no remedy, {ran.err}"

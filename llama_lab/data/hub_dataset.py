@@ -18,7 +18,7 @@ from filelock import FileLock
 from llama_lab.util.errors import ConfigError, first_line
 from llama_lab.util.files import discard, replace_text
 
-from .cache import json_hash
+from .folders import json_hash
 from .hub import is_hub_name, report_hub_errors
 from .paths import FORMATS
 from .source import ReportProgress, cut, read_blocks

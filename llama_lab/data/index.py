@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from llama_lab.util.errors import ConfigError
 
-from .cache import DamagedFolderError, json_hash
 from .dataset import HALVES, Index, SplitIndex
+from .folders import DamagedFolderError, json_hash
 
 FORMAT_VERSION = 2
 INDEX_NAME = "index.json"

@@ -26,8 +26,8 @@ from llama_lab.util.errors import ConfigError, first_line, suggestion
 from llama_lab.util.formatting import conjoin
 
 from .build import prepare, survey_source, train
-from .cache import json_hash, open_or_build
 from .dataset import Ids, Index, SplitIndex, Validation
+from .folders import json_hash, open_or_build
 from .index import FORMAT_VERSION
 from .source import ReportProgress, Source
 from .tokenizer import TOKENIZER_NAME, TextTokenizer, TokenizerFactory, identity

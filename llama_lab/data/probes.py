@@ -14,8 +14,8 @@ import numpy.typing as npt
 from llama_lab.model.loss import IGNORE
 from llama_lab.util.errors import ConfigError
 
-from .cache import json_hash
 from .dataset import HALVES, Dataset, Examples, Ids, Index, SplitIndex, Training, Validation
+from .folders import json_hash
 from .tokenizer import TextTokenizer, symbol_tokenizer
 
 Mask = npt.NDArray[np.bool_]

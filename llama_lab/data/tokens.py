@@ -10,8 +10,8 @@ import numpy as np
 from llama_lab.util.errors import ConfigError
 
 from .build import VAL_HALVES, build
-from .cache import json_hash, open_or_build
 from .dataset import HALVES, Dataset, Validation
+from .folders import json_hash, open_or_build
 from .index import FORMAT_VERSION, FolderIndex, TokenStream, read_index
 from .source import ReportProgress, Source
 from .tokenizer import TOKENIZER_NAME, TextTokenizer, TokenizerFactory, identity

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from llama_lab.data import build as build_module
 from llama_lab.data import index as index_module
-from llama_lab.data.cache import DamagedFolderError
 from llama_lab.data.dataset import HALVES
+from llama_lab.data.folders import DamagedFolderError
 from llama_lab.data.source import TextFiles
 from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, TextTokenizer, TokenizerFactory
 from llama_lab.data.tokens import TokenDataset

@@ -1,15 +1,19 @@
-"""The Hugging Face Hub: names on it, and its errors as messages for the user."""
+"""Where text and tokenizers are: names on the Hugging Face Hub, its errors as messages for the user, and paths."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from re import fullmatch
+from typing import Any
 
 from llama_lab.util.errors import ConfigError, first_line
+
+FORMATS = ("parquet", "json", "arrow", "csv", "text")  # that `data.path` may name, for `data.data_files`
 
 
 def is_hub_name(path: str) -> bool:
     """Whether a repository of the Hub may have this name: `gpt2`, or `owner/name`."""
-    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) is not None
+    return fullmatch(r"[\w.-]+(/[\w.-]+)?", path) is not None
 
 
 @contextmanager
@@ -26,28 +30,46 @@ def report_hub_errors(setting: str, local: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        chain = list(_causes(error))
-        if any(isinstance(e, GatedRepoError) for e in chain) or "gated dataset" in str(error):
-            raise ConfigError(
-                f"{setting}: its owner must let you in; ask on its page of the Hugging Face Hub, and then run "
-                "`hf auth login`"
-            ) from error
-        if any(isinstance(e, RepositoryNotFoundError) for e in chain):
-            raise ConfigError(
-                f"{setting}: the Hugging Face Hub has none of this name that you may see; correct it, run "
-                f"`hf auth login` if it is private, or {local}"
-            ) from error
-        network_errors = (ConnectionError, HfHubHTTPError, HfHubHTTPError.__bases__[0])  # the last is its client's
-        if any(isinstance(e, network_errors) for e in chain):
-            raise ConfigError(
-                f"{setting}: the Hugging Face Hub cannot be reached ({first_line(chain[-1])}); {local}"
-            ) from error
-        if isinstance(error, DatasetNotFoundError):
-            raise ConfigError(f"{setting}: {' '.join(str(error).split())}; correct it, or {local}") from error
-        raise
+        chain: list[BaseException] = [error]
+        while cause := chain[-1].__cause__ or chain[-1].__context__:
+            chain.append(cause)
+
+        def is_any(*kinds: type[BaseException]) -> bool:
+            return any(isinstance(one, kinds) for one in chain)
+
+        if is_any(GatedRepoError) or "gated dataset" in str(error):
+            problem = "its owner must let you in; ask on its page of the Hugging Face Hub, and then run `hf auth login`"
+        elif is_any(RepositoryNotFoundError):
+            problem = "the Hugging Face Hub has none of this name that you may see; correct it, run `hf auth login` if "
+            problem += f"it is private, or {local}"
+        elif is_any(ConnectionError, HfHubHTTPError, HfHubHTTPError.__bases__[0]):  # the last is its client's
+            problem = f"the Hugging Face Hub cannot be reached ({first_line(chain[-1])}); {local}"
+        elif isinstance(error, DatasetNotFoundError):
+            problem = f"{' '.join(str(error).split())}; correct it, or {local}"
+        else:
+            raise
+        raise ConfigError(f"{setting}: {problem}") from error
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+def make_absolute(data: dict[str, Any]) -> None:
+    """Make the paths in a resolved config of `data` absolute, also those of its source and of a mixture's parts."""
+    for value in data.values():
+        if isinstance(value, dict):
+            make_absolute(value)
+    if "files" in data:
+        data["files"] = _absolute([data["files"]] if isinstance(data["files"], str) else data["files"])
+    if "path" in data:
+        here = Path(data["path"]).expanduser()
+        if data["path"] in FORMATS and "data_files" in data:
+            data["data_files"] = _absolute(data["data_files"])
+        elif here.exists():
+            data["path"] = str(here.absolute())
+
+
+def _absolute(files: Any) -> Any:
+    """Paths made absolute, in a list, by split, or alone; addresses stay as they are."""
+    if isinstance(files, dict):
+        return {split: _absolute(of_split) for split, of_split in files.items()}
+    if isinstance(files, list):
+        return [_absolute(file) for file in files]
+    return files if files is None or "://" in files else str(Path(files).expanduser().absolute())

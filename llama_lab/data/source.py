@@ -1,14 +1,13 @@
 """Sources of text: documents, their size on disk, and a fingerprint that changes with them."""
 
-import codecs
 import glob
 import hashlib
 import json
 import logging
 import os
 import sysconfig
-import tempfile
 from abc import ABC, abstractmethod
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -54,7 +53,8 @@ def encoded(texts: Iterable[str], total: int, progress: ReportProgress, phase: s
         done += len(data)
         if done - reported >= 1 << 20:
             reported = done
-            progress(min(done, total), total, phase)  # compressed files have more text than bytes
+            progress(done, max(done, total), phase)  # compressed files have more text than bytes
+    total = max(done, total)
     progress(total, total, phase)
 
 
@@ -234,31 +234,24 @@ _ROW_FORMATS = {".json", ".jsonl", ".parquet"}
 
 def _read_rows(path: Path, text_field: str) -> Iterator[str]:
     """The text of every row. A place is "line 7" of the file, or "row 7" where rows are not lines."""
-    place = None
+    key, place = f"data.text_field={text_field}", None
     for place, fields in _parquet_rows(path) if path.suffix.lower() == ".parquet" else _json_rows(path):
+        where = f"{place} of {path}"
         if not isinstance(fields, dict):
-            raise ConfigError(
-                f"data.files=[{path}]: {place} is {_kind(fields)} rather than an object; "
-                'write rows such as {"text": "..."}'
-            )
+            advice = 'write rows such as {"text": "..."}'
+            raise ConfigError(f"data.files=[{path}]: {place} is {_kind(fields)} rather than an object; {advice}")
         if text_field not in fields:
-            raise ConfigError(
-                f"data.text_field={text_field}: {place} of {path} has no such field; "
-                f"choose one of [{', '.join(fields)}]"
-            )
+            raise ConfigError(f"{key}: {where} has no such field; choose one of [{', '.join(fields)}]")
         text = fields[text_field]
         if not isinstance(text, str):
             raise ConfigError(
-                f"data.text_field={text_field}: {place} of {path} holds {_kind(text)} there, not text; "
-                "fix the row or choose another field"
+                f"{key}: {where} holds {_kind(text)} there, not text; fix the row or choose another field"
             )
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"data.text_field={text_field}: {place} of {path} holds {text[error.start]!r}, half a character; "
-                "fix the row"
-            ) from error
+            half = repr(text[error.start])
+            raise ConfigError(f"{key}: {where} holds {half}, half a character; fix the row") from error
         yield text
     if place is None:
         raise ConfigError(f"data.files=[{path}]: the file has no rows; leave it out")
@@ -271,39 +264,33 @@ def _kind(value: Any) -> str:
 def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """The values of a JSON list, which is read at once, or of a file with one per line, each after its place."""
     with path.open("rb") as file:
-        has_mark = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
-        first_byte = len(codecs.BOM_UTF8) if has_mark else 0
-        file.seek(first_byte)
-        is_list = file.read(_BLOCK_CHARS).lstrip().startswith(b"[")
-        file.seek(first_byte)
-        if is_list:
-            yield from ((f"row {number}", row) for number, row in enumerate(_parse_json(file.read(), path), 1))
-        else:
-            for number, line in enumerate(file, 1):
-                if not line.isspace():
-                    yield f"line {number}", _parse_json(line.rstrip(), path, number)
-
-
-def _parse_json(data: bytes, path: Path, first_line: int = 1) -> Any:
-    """Parse JSON that starts in line `first_line` of a file. Raises ConfigError with the line of an error."""
-    try:
-        return json.loads(data.decode())
-    except UnicodeDecodeError as error:
-        line, reason = first_line + data.count(b"\n", 0, error.start), error.reason
-    except json.JSONDecodeError as error:
-        line, reason = first_line + error.lineno - 1, error.msg
-    raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file (line {line}: {reason}); fix it")
+        start = file.read(_BLOCK_CHARS)
+        file.seek(len(BOM_UTF8) if start.startswith(BOM_UTF8) else 0)
+        is_list = start.removeprefix(BOM_UTF8).lstrip().startswith(b"[")
+        for number, text in enumerate([file.read()] if is_list else file, 1):
+            if text.isspace():
+                continue
+            try:
+                value = json.loads(text.rstrip().decode())
+            except UnicodeDecodeError as error:
+                line, reason = 1 + text.count(b"\n", 0, error.start), error.reason
+            except json.JSONDecodeError as error:
+                line, reason = error.lineno, error.msg
+            else:
+                rows = ((f"row {i}", row) for i, row in enumerate(value, 1))
+                yield from rows if is_list else [(f"line {number}", value)]
+                continue
+            place = f"line {number - 1 + line}"
+            raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file ({place}: {reason}); fix it")
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    import datasets  # half a second to import, and only needed for these files
+    from pyarrow import ArrowException, parquet  # takes long to import, and only needed for these files
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs what it raises
     try:
-        with tempfile.TemporaryDirectory() as scratch:  # for a lock file; a stream caches nothing else
-            # load_dataset would report every use of this format over the network.
-            rows = datasets.IterableDataset.from_parquet(glob.escape(str(path)), cache_dir=scratch)
-        yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
-    except (ValueError, datasets.exceptions.DatasetsError) as error:
+        with parquet.ParquetFile(path) as file:
+            rows = (row for batch in file.iter_batches(1000) for row in batch.to_pylist())
+            yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
+    except ArrowException as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file ({reason}); fix it") from error

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config.grammar import escape, override_key
 from llama_lab.config.schema import CHANGEABLE, COMPONENTS, EXTENDABLE, UNNAMED, belongs, flatten, keys_of, option_file
 from llama_lab.config.trust import stored_config, with_text
-from llama_lab.data.paths import make_absolute
+from llama_lab.data.hub import make_absolute
 from llama_lab.util.errors import ConfigError, FinishedRunError, first_line
 from llama_lab.util.files import discard, read_stamped, replace_text, stamped
 

@@ -9,7 +9,7 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import MissingMandatoryValue
 
-from llama_lab.data.paths import make_absolute
+from llama_lab.data.hub import make_absolute
 from llama_lab.data.source import StandardLibrary, TextFiles
 from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 from tests.composing import compose_config, options

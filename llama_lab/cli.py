@@ -1,13 +1,15 @@
 """The commands: Hydra composes the config, we train or evaluate, and user errors are printed in one line."""
 
-import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -15,11 +17,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from llama_lab.config.components import CONF_DIR, register_resolvers, report_component_errors
-from llama_lab.config.explain import explain, read_help
+from llama_lab.config.composing import run_config
+from llama_lab.config.explain import HELP, explain, read_help
 from llama_lab.config.grammar import is_launched, override_key, to_hydra
 from llama_lab.config.layers import shallower
 from llama_lab.config.messages import USER_ERRORS, exit_with, is_unreadable, one_line
 from llama_lab.config.schema import check_kinds, default_settings, groups
+from llama_lab.config.trust import Trust
 from llama_lab.launching.process import first_rank_first, follow_launcher
 from llama_lab.training.prepare import (
     check_complete,
@@ -30,11 +34,34 @@ from llama_lab.training.prepare import (
     check_sweeper,
     requested_run,
 )
-from llama_lab.util.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError, first_line
+from llama_lab.util.errors import (
+    FAILED,
+    INTERRUPTED,
+    ConfigError,
+    FinishedRunError,
+    RunFailedError,
+    first_line,
+    suggestion,
+)
 from llama_lab.util.files import report_disk_errors
 
 if TYPE_CHECKING:
     from llama_lab.training.run import Run
+
+Choices = Mapping[str, str | None]  # the option of every config group
+
+
+def main() -> None:
+    """`llama-lab COMMAND ...`."""
+    name = sys.argv[1] if len(sys.argv) > 1 else HELP[0]
+    if name in HELP:
+        print("usage: llama-lab COMMAND ...; for more on one, llama-lab COMMAND --help\n")
+        print("\n".join(f"  {name:13}{about}" for name, (_, about) in COMMANDS.items()))
+    elif name not in COMMANDS:
+        exit_with(ConfigError(f"{name}: no such command{suggestion(name, COMMANDS)}; see llama-lab --help"))
+    else:
+        sys.argv[:2] = [f"{sys.argv[0]}-{name}"]
+        COMMANDS[name][0]()
 
 
 def train_command() -> None:
@@ -52,6 +79,20 @@ def eval_command() -> None:
     hydra_command(eval_job, "eval", "what was finished is kept")
 
 
+def mode_command(mode: str, value: str | None = None) -> None:
+    """`llama-lab-train MODE=VALUE ...`. value: of the mode; None: the first word of the command."""
+    script, *words = sys.argv
+    for word in words:
+        if "=" in word and (key := override_key(word)) in MODES:
+            exit_with(ConfigError(f"{word}: asks for llama-lab {key}; leave it out of llama-lab {mode}"))
+    if value is None and not {*HELP} & {*words}:
+        if not words or words[0].startswith("-"):
+            exit_with(ConfigError(f"llama-lab {mode}: misses what to {mode}, which comes first; see llama-lab --help"))
+        value, *words = words
+    sys.argv[:] = [f"{script.removesuffix(mode)}train", *words, *([f"{mode}={value}"] if value else [])]
+    train_command()
+
+
 def hydra_command(job: Callable[[DictConfig], object], config: str, on_interrupt: str) -> None:
     """Run `job` with the config of this name, composed with the command line, and print errors in one line."""
     register_resolvers()
@@ -59,15 +100,12 @@ def hydra_command(job: Callable[[DictConfig], object], config: str, on_interrupt
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra raises errors instead of printing them
     try:
         sys.argv[1:] = to_hydra(sys.argv[1:])
-        names, composing = read_help(sys.argv[1:])
-        if names:
-            sys.argv[1:] = composing
+        asked, sys.argv[1:] = read_help(sys.argv[1:])
+        if asked:
 
             def job(cfg: DictConfig) -> None:
-                try:
-                    explain(cfg, config, names)
-                except USER_ERRORS as error:
-                    exit_with(error)
+                with user_errors():
+                    explain(cfg, config, asked)
 
         with report_component_errors(), report_disk_errors("the working directory or a folder of the command"):
             hydra.main(str(CONF_DIR), config, version_base="1.3")(job)()
@@ -90,145 +128,248 @@ def hydra_command(job: Callable[[DictConfig], object], config: str, on_interrupt
         sys.exit(INTERRUPTED)
 
 
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Print a user error in one line, and exit."""
+    try:
+        with report_component_errors():
+            yield
+    except USER_ERRORS as error:
+        if wants_traceback():
+            raise
+        exit_with(error)
+
+
+def wants_traceback() -> bool:
+    """Whether the user set HYDRA_FULL_ERROR=1, which `hydra_command` overwrites."""
+    return os.environ.get("LLAMA_LAB_TRACEBACK") == "1"
+
+
+def of_runs(name: str, description: str) -> ArgumentParser:
+    """The parser of a command on runs and studies."""
+    parser = ArgumentParser(prog=f"llama-lab-{name}", description=description)
+    parser.add_argument("paths", type=Path, nargs="+", metavar="RUN_OR_STUDY", help="folders of runs, studies, or both")
+    return parser
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The items of a list of names, such as `mylab,theirs`."""
+    return tuple(one for one in text.split(",") if one)
+
+
 def compare_command() -> None:
     """`llama-lab-compare RUN_OR_STUDY...`."""
-    parser = argparse.ArgumentParser(
-        prog="llama-lab-compare",
-        description="Compare any runs and studies: writes report.html and summary.csv, and prints a table.",
-    )
-    parser.add_argument("paths", type=Path, nargs="+", metavar="RUN_OR_STUDY", help="folders of runs, studies, or both")
-    parser.add_argument(
-        "--group-by",
-        default="",
-        metavar="KEY,KEY",
-        help="groups or settings that define the arms, such as norm,model.dim (default: the runs' own arms)",
-    )
+    parser = of_runs("compare", "Compare any runs and studies: writes report.html and summary.csv, and prints a table.")
+    by = "groups or settings that define the arms, such as norm,model.dim (default: the runs' own arms)"
+    parser.add_argument("--group-by", default="", metavar="KEY,KEY", help=by)
     parser.add_argument("--baseline", metavar="ARM", help="the arm to compare with (default: the first)")
     parser.add_argument("--title", metavar="TEXT", help="of the report (default: design and baseline)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the report (default: ./comparison)")
-    parser.add_argument(
-        "--trust",
-        default="",
-        metavar="PACKAGE,PACKAGE",
-        help="packages whose components the runs use, to rebuild their models and check their sizes",
-    )
-    parser.add_argument(
-        "--export",
-        type=Path,
-        metavar="FOLDER",
-        help="also write figures, tables and runs for a paper into this folder",
-    )
+    trusting = "packages whose components the runs use, to rebuild their models and check their sizes"
+    parser.add_argument("--trust", type=names, default=(), metavar="PACKAGE,PACKAGE", help=trusting)
+    exporting = "also write figures, tables and runs for a paper into this folder"
+    parser.add_argument("--export", type=Path, metavar="FOLDER", help=exporting)
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier export in the folder of --export")
     args = parser.parse_args()
-    if args.overwrite and not args.export:
-        exit_with(ConfigError("--overwrite: replaces an earlier export; name its folder with --export"))
-    from llama_lab.config.trust import Trust
-    from llama_lab.report.compare import compare  # takes seconds to import
+    with user_errors():
+        group_by = names(args.group_by)
+        if args.overwrite and not args.export:
+            raise ConfigError("--overwrite: replaces an earlier export; name its folder with --export")
+        if args.group_by and not group_by:
+            raise ConfigError(f"--group-by {args.group_by}: names no key; write KEY,KEY, or leave it out")
+        from llama_lab.report.compare import compare  # takes seconds to import
 
-    try:
         with report_disk_errors(f"--out {args.out or 'comparison'}"):
-            group_by, trusted = ([one for one in text.split(",") if one] for text in (args.group_by, args.trust))
-            if args.group_by and not group_by:
-                raise ConfigError(f"--group-by {args.group_by}: names no key; write KEY,KEY, or leave it out")
-            trust = Trust(tuple(trusted))
+            trust = Trust(args.trust)
             compare(args.paths, group_by, args.baseline, args.out, args.title, trust, args.export, args.overwrite)
-    except ConfigError as error:
-        exit_with(error)
 
 
 def tensorboard_command() -> None:
     """`llama-lab-tensorboard RUN_OR_STUDY...`."""
-    parser = argparse.ArgumentParser(
-        prog="llama-lab-tensorboard",
-        description="Open TensorBoard on runs and studies, with short names. Any flag of TensorBoard's may follow.",
-    )
-    parser.add_argument("paths", type=Path, nargs="+", metavar="RUN_OR_STUDY", help="folders of runs, studies, or both")
-    args, flags = parser.parse_known_args()
+    about = "Open TensorBoard on runs and studies, with short names. Any flag of TensorBoard's may follow."
+    args, flags = of_runs("tensorboard", about).parse_known_args()
     from llama_lab.runs.tensorboard import open_tensorboard  # takes seconds to import
 
-    try:
+    with user_errors():
         open_tensorboard(args.paths, flags)
-    except ConfigError as error:
-        exit_with(error)
 
 
 def convert_command() -> None:
     """`llama-lab-convert import MODEL DEST` and `llama-lab-convert export RUN DEST`."""
-    parser = argparse.ArgumentParser(
-        prog="llama-lab-convert", description="Exchange models with Hugging Face's transformers, as safetensors."
-    )
+    about = "Exchange models with Hugging Face's transformers, as safetensors."
+    parser = ArgumentParser(prog="llama-lab-convert", description=about)
     directions = parser.add_subparsers(dest="direction", required=True, metavar="import | export")
     importing = directions.add_parser("import", help="a model of transformers, and what composes it here")
     importing.add_argument("source", metavar="PATH_OR_REPO", help="folder, or name of a repository: owner/name")
     exporting = directions.add_parser("export", help="a run into the layout of transformers")
     exporting.add_argument("source", type=Path, metavar="RUN", help="folder of a run, or of an imported model")
-    exporting.add_argument(
-        "--trust", default="", metavar="PACKAGE,PACKAGE", help="packages whose components the run uses"
-    )
-    exporting.add_argument(
-        "--weights", default="last", choices=("last", "ema"), help="ema: the average that a run with train.ema keeps"
-    )
+    trusting = "packages whose components the run uses"
+    exporting.add_argument("--trust", type=names, default=(), metavar="PACKAGE,PACKAGE", help=trusting)
+    averaged = "ema: the average that a run with train.ema keeps"
+    exporting.add_argument("--weights", default="last", choices=("last", "ema"), help=averaged)
+    dtypes: dict[str, Any] = {
+        "choices": ("float32", "bfloat16", "float16"),
+        "help": "of the weights (default: as they are)",
+    }
+    largest = "largest file of weights, such as 5GB (default: one file for all)"
     for direction in (importing, exporting):
         direction.add_argument("dest", type=Path, metavar="DEST", help="folder to write")
-        direction.add_argument(
-            "--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights (default: as they are)"
-        )
-        direction.add_argument(
-            "--max-shard-size", metavar="SIZE", help="largest file of weights, such as 5GB (default: one file for all)"
-        )
+        direction.add_argument("--dtype", **dtypes)
+        direction.add_argument("--max-shard-size", metavar="SIZE", help=largest)
     args = parser.parse_args()
     import torch  # takes seconds to import
 
-    from llama_lab.config.trust import Trust
     from llama_lab.hf.convert import export_model, import_model
     from llama_lab.hf.tensors import parse_size
 
-    try:
-        with report_component_errors(), report_disk_errors(f"DEST {args.dest}"):
-            dtype = None if args.dtype is None else getattr(torch, args.dtype)
-            limit = None if args.max_shard_size is None else parse_size("--max-shard-size", args.max_shard_size)
-            if args.direction == "import":
-                print(import_model(args.source, args.dest, dtype, limit))
-            else:
-                trust = Trust(tuple(one for one in args.trust.split(",") if one))
-                print(export_model(args.source, args.dest, dtype, limit, trust, args.weights))
-    except ConfigError as error:
-        exit_with(error)
+    with user_errors(), report_disk_errors(f"DEST {args.dest}"):
+        dtype = None if args.dtype is None else getattr(torch, args.dtype)
+        limit = None if args.max_shard_size is None else parse_size("--max-shard-size", args.max_shard_size)
+        if args.direction == "import":
+            print(import_model(args.source, args.dest, dtype, limit))
+        else:
+            print(export_model(args.source, args.dest, dtype, limit, Trust(args.trust), args.weights))
 
 
 def train_job(cfg: DictConfig) -> float | None:
-    """The task function of `train.py`: a single run, which a launcher may have started, or one job of a sweep.
+    """The task function of `train.py`: what a mode asks for, a run, or one job of a sweep. Returns what `train` does.
 
-    Returns what `run_one` does, for the sweeper.
+    A run may have been started by a launcher.
     """
-    in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    job = HydraConfig.get()
+    in_sweep, choices = job.mode == RunMode.MULTIRUN, dict(job.runtime.choices)
     try:
         with report_component_errors(), first_rank_first():
-            return run_one(cfg, in_sweep)
+            if is_launched():  # an experiment may choose the study that this run belongs to
+                cfg, choices = run_config(cfg, choices)
+            if not in_sweep:
+                check_launcher(choices["hydra/launcher"])
+                if not is_launched():
+                    check_sweeper(choices["hydra/sweeper"])
+            asked = (run for mode, run in MODES.items() if cfg[mode] and not (mode == "draw" and in_sweep))
+            return next(asked, train_run)(cfg, choices)
     except USER_ERRORS as error:
         if not in_sweep and not wants_traceback():
             exit_with(error)
         # Hydra continues a sweep, and reports only the first failure at the end.
-        sys.stderr.write(f"error: {' '.join(HydraConfig.get().overrides.task)}: {one_line(error)}\n")
+        sys.stderr.write(f"error: {' '.join(job.overrides.task)}: {one_line(error)}\n")
         raise
 
 
-def eval_job(cfg: DictConfig) -> None:
-    """The task function of `eval.py`."""
+def prepared(cfg: DictConfig, choices: Choices) -> "Run":
+    """The run that a command asks for, or a job of its sweep."""
+    job = HydraConfig.get()
+    if job.mode == RunMode.MULTIRUN:
+        check_devices(cfg, str(choices["hydra/launcher"]))
+    run = requested_run(cfg, choices, list(job.overrides.task))
+    if not is_launched():
+        check_pattern(cfg, run.overrides)
+    return run
+
+
+def train_run(cfg: DictConfig, choices: Choices) -> float | None:
+    """Train one run, print how it ended, and return its final validation loss, infinite if it diverged.
+
+    None if it was pruned. Exits with a nonzero status if it was interrupted, or diverged alone.
+    """
+    run = prepared(cfg, choices)
+    job = HydraConfig.get()
+    is_alone = not (job.mode == RunMode.MULTIRUN or is_launched())
+    from llama_lab.devices.hardware import current_rank
+    from llama_lab.runs.result_table import print_result
+    from llama_lab.runs.stored import Status
+    from llama_lab.training.profile import profile_message
+    from llama_lab.training.train import train  # after the checks: torch and lightning take seconds to import
+
     try:
-        with report_component_errors():
-            evaluate_or_write(cfg)
-    except USER_ERRORS as error:
-        if wants_traceback():
+        outcome = train(run)
+    except FinishedRunError:
+        if is_alone:
             raise
-        exit_with(error)
+        print(f"{' '.join(job.overrides.task)}: done before, passed over")
+        return run.folder.final_loss
+    if current_rank() == 0:
+        if outcome == "done":
+            print_result(run.folder)
+        elif outcome == "pruned":
+            print(f"pruned: {Status.load(run.folder.path).message}; the run's own command would train it further")
+        elif outcome == "interrupted":
+            sys.stderr.write(f"stopped; go on with the same command:\n  {shlex.join(['python', *sys.argv])}\n")
+        else:
+            sys.stderr.write(
+                f"diverged: {Status.load(run.folder.path).message}; try a lower optim.lr, a longer schedule.warmup, or "
+                f"train.grad_clip=1.0; the record is in {run.folder.path}\n"
+            )
+        if cfg.trainer.profile:
+            print(profile_message(run.folder.path))
+    if outcome == "interrupted":
+        sys.exit(INTERRUPTED)
+    if outcome == "diverged" and is_alone:
+        sys.exit(FAILED)
+    return run.folder.final_loss if current_rank() == 0 else None
+
+
+def measure_speeds(cfg: DictConfig, choices: Choices) -> None:
+    """Measure the speeds of a study's arms and rewrite its report."""
+    run = prepared(cfg, choices)
+    from llama_lab.devices.hardware import current_rank
+    from llama_lab.report.write import write_report
+    from llama_lab.study.measure import measure_study
+
+    measure_study(run)
+    if current_rank() == 0:
+        write_report(run.folder.path, Trust.of_command(tuple(cfg.trust)))
+
+
+def draw_model(cfg: DictConfig, choices: Choices) -> None:
+    """Draw the model, beside that of the same command with the overrides of `draw_against` if there are any."""
+    check_job(cfg, choices)
+    overrides, against = list(HydraConfig.get().overrides.task), None
+    check_pattern(cfg, overrides)
+    from llama_lab.drawing.command import draw  # after the checks: torch takes seconds to import
+
+    def name(overrides: list[str], choices: Choices) -> str:
+        named = [f"{group}={choices[group]}" for group in ("arch", "size")]
+        ours = [o for o in overrides if override_key(o) not in ("arch", "size", "draw", "draw_against")]
+        return " ".join([*named, *ours])
+
+    if cfg.draw_against:
+        theirs = to_hydra(shlex.split(cfg.draw_against))
+        keys = {override_key(o) for o in theirs} | {"draw", "draw_against"}
+        both = [*(o for o in overrides if override_key(o) not in keys), *theirs]
+        other = hydra.compose("config", overrides=both, return_hydra_config=True)
+        other_choices = dict(other.hydra.runtime.choices)
+        del other.hydra
+        check_job(other, other_choices)
+        against = (other, name(both, other_choices))
+    print(f"the picture is {draw(cfg, name(overrides, choices), against)}")
+
+
+def estimate_run(cfg: DictConfig, choices: Choices) -> None:
+    """Print an estimate of a run's memory and time, and train nothing."""
+    small, _, _ = shallower(cfg)  # else what is listed by layers would be long
+    check_job(small, choices)
+    check_pattern(small, HydraConfig.get().overrides.task)
+    from llama_lab.estimate.estimate import estimate_training  # after the checks: torch takes seconds to import
+    from llama_lab.estimate.table import print_estimate
+    from llama_lab.util.display import quiet_libraries
+
+    quiet_libraries()
+    print_estimate(estimate_training(cfg))
+
+
+def eval_job(cfg: DictConfig) -> None:
+    """The task function of `eval.py`: evaluate a run, those of a pattern or a study; with prompts, one run writes."""
+    try:
+        with user_errors():
+            evaluate_or_write(cfg)
     except BrokenPipeError:  # a reader such as `head` has exited; discard the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
 
 
 def evaluate_or_write(cfg: DictConfig) -> None:
-    """Evaluate a run, the runs that match a pattern, or a study; with prompts, generate text from one run."""
+    """See `eval_job`."""
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         raise ConfigError("--multirun: there is nothing to sweep here; name several runs by a pattern, run='runs/*'")
@@ -253,118 +394,18 @@ def evaluate_or_write(cfg: DictConfig) -> None:
     write(runs[0], cfg, opened(runs[0], cfg))
 
 
-def run_one(cfg: DictConfig, in_sweep: bool) -> float | None:
-    """Train one run, print how it ended, and return its final validation loss, infinite if it diverged.
-
-    None if it was pruned, or nothing was trained. Exits with a nonzero status if it was interrupted, or diverged alone.
-    """
-    job = HydraConfig.get()
-    choices = dict(job.runtime.choices)
-    if is_launched():
-        from llama_lab.config.composing import run_config
-
-        cfg, choices = run_config(cfg, choices)  # an experiment may choose the study that this run belongs to
-    if not in_sweep:
-        check_launcher(choices["hydra/launcher"])
-        if not is_launched():
-            check_sweeper(choices["hydra/sweeper"])
-    if cfg.estimate is True:
-        print_costs(cfg)
-        return None
-    if cfg.draw and not in_sweep:
-        draw_architecture(cfg, choices)
-        return None
-    if in_sweep:
-        check_devices(cfg, choices["hydra/launcher"])
-    run = requested_run(cfg, choices, list(job.overrides.task))
-    if not is_launched():
-        check_pattern(cfg, run.overrides)
-    if cfg.measure:
-        measure(run)
-        return None
-    from llama_lab.devices.hardware import current_rank
-    from llama_lab.runs.result_table import print_result
-    from llama_lab.runs.stored import Status
-    from llama_lab.training.profile import profile_message
-    from llama_lab.training.train import train  # after the checks: torch and lightning take seconds to import
-
-    try:
-        outcome = train(run)
-    except FinishedRunError:
-        if not (in_sweep or is_launched()):
-            raise
-        print(f"{' '.join(job.overrides.task)}: done before, passed over")
-        return run.folder.final_loss
-    if current_rank() == 0:
-        if outcome == "done":
-            print_result(run.folder)
-        elif outcome == "pruned":
-            print(f"pruned: {Status.load(run.folder.path).message}; the run's own command would train it further")
-        elif outcome == "interrupted":
-            sys.stderr.write(f"stopped; go on with the same command:\n  {shlex.join(['python', *sys.argv])}\n")
-        else:
-            sys.stderr.write(
-                f"diverged: {Status.load(run.folder.path).message}; try a lower optim.lr, a longer schedule.warmup, or "
-                f"train.grad_clip=1.0; the record is in {run.folder.path}\n"
-            )
-        if cfg.trainer.profile:
-            print(profile_message(run.folder.path))
-    if outcome == "interrupted":
-        sys.exit(INTERRUPTED)
-    if outcome == "diverged" and not (in_sweep or is_launched()):
-        sys.exit(FAILED)
-    return run.folder.final_loss if current_rank() == 0 else None
-
-
-def measure(job: "Run") -> None:
-    """Measure the speeds of a study's arms and rewrite its report."""
-    from llama_lab.config.trust import Trust
-    from llama_lab.devices.hardware import current_rank
-    from llama_lab.report.write import write_report
-    from llama_lab.study.measure import measure_study
-
-    measure_study(job)
-    if current_rank() == 0:
-        write_report(job.folder.path, Trust.of_command(tuple(job.cfg.trust)))
-
-
-def draw_architecture(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
-    """Draw the model, beside that of the same command with the overrides of `draw_against` if there are any."""
-    check_job(cfg, choices)
-    check_pattern(cfg, HydraConfig.get().overrides.task)
-    from llama_lab.drawing.command import draw  # after the checks: torch takes seconds to import
-
-    def name(overrides: list[str], choices: Mapping[str, str | None]) -> str:
-        named = [f"{group}={choices[group]}" for group in ("arch", "size")]
-        ours = [o for o in overrides if override_key(o) not in ("arch", "size", "draw", "draw_against")]
-        return " ".join([*named, *ours])
-
-    overrides, against = list(HydraConfig.get().overrides.task), None
-    if cfg.draw_against:
-        theirs = to_hydra(shlex.split(cfg.draw_against))
-        keys = {override_key(o) for o in theirs} | {"draw", "draw_against"}
-        both = [*(o for o in overrides if override_key(o) not in keys), *theirs]
-        other = hydra.compose("config", overrides=both, return_hydra_config=True)
-        other_choices = dict(other.hydra.runtime.choices)
-        del other.hydra
-        check_job(other, other_choices)
-        against = (other, name(both, other_choices))
-    print(f"the picture is {draw(cfg, name(overrides, choices), against)}")
-
-
-def print_costs(cfg: DictConfig) -> None:
-    """Print an estimate of a run's memory and time, and train nothing."""
-    small, _, _ = shallower(cfg)  # else what is listed by layers would be long
-    check_job(small, HydraConfig.get().runtime.choices)
-    check_pattern(small, HydraConfig.get().overrides.task)
-    from llama_lab.estimate.estimate import estimate_training  # after the checks: torch takes seconds to import
-    from llama_lab.estimate.table import print_estimate
-    from llama_lab.util.display import quiet_libraries
-
-    quiet_libraries()
-    print_estimate(estimate_training(cfg))
-
-
-def wants_traceback() -> bool:
-    """Whether the user set HYDRA_FULL_ERROR=1, which `hydra_command` overwrites."""
-    return os.environ["LLAMA_LAB_TRACEBACK"] == "1"
+MODES: dict[str, Callable[[DictConfig, Choices], float | None]] = {
+    "estimate": estimate_run,
+    "draw": draw_model,
+    "measure": measure_speeds,
+}
+COMMANDS: dict[str, tuple[Callable[[], None], str]] = {
+    "train": (train_command, "a model, many in a sweep, or a study"),
+    "evaluate": (eval_command, "runs, or have one write: run=RUN"),
+    "estimate": (partial(mode_command, "estimate", "true"), "memory and days of a run: device=h100 size=llama2_70b"),
+    "draw": (partial(mode_command, "draw"), "an architecture: FILE.svg arch=llama2"),
+    "measure": (partial(mode_command, "measure"), "the speeds of a study's arms again: STUDY"),
+    "compare": (compare_command, "runs and studies, in a report: RUN_OR_STUDY..."),
+    "convert": (convert_command, "models from and to transformers: import MODEL DEST | export RUN DEST"),
+    "tensorboard": (tensorboard_command, "of runs and studies, with short names: RUN_OR_STUDY..."),
+}

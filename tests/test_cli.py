@@ -23,7 +23,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from llama_lab.cli import compare_command, convert_command, eval_command, train_command
+from llama_lab.cli import COMMANDS, compare_command, convert_command, eval_command, main, train_command
 from llama_lab.config.components import CONF_DIR
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.data.open import open_dataset
@@ -420,6 +420,36 @@ def test_a_config_that_misses_a_value_can_be_shown(command: Command) -> None:
     ran = command("--cfg", "job", "data=text")
     assert (ran.code, ran.err) == (0, "")
     assert "files: ???" in ran.out
+
+
+def test_a_mode_is_a_command_and_a_key(in_process: Callable[..., Ran], command: Command, tmp_path: Path) -> None:
+    ours = in_process(main, "llama-lab", "draw", "one.svg", "size=pico")
+    assert (ours.code, ours.out) == (0, "the picture is one.svg\n")
+    picture = (tmp_path / "one.svg").read_bytes()
+    assert command("size=pico", "draw=one.svg").code == 0
+    assert (tmp_path / "one.svg").read_bytes() == picture
+
+
+def test_the_commands_are_listed(in_process: Callable[..., Ran]) -> None:
+    ran = in_process(main, "llama-lab", "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert re.findall(r"^  (\w+)  ", ran.out, re.MULTILINE) == [*COMMANDS]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    {
+        "estimate draw=x.svg": "draw=x.svg: asks for llama-lab draw; leave it out of llama-lab estimate",
+        "draw one.svg measure=runs": "measure=runs: asks for llama-lab measure; leave it out of llama-lab draw",
+        "draw": "llama-lab draw: misses what to draw, which comes first; see llama-lab --help",
+        "trian size=pico": "trian: no such command (did you mean train?); see llama-lab --help",
+        "measure nowhere": "measure=nowhere: holds no study; name the folder of one, such as runs/ladder",
+        "evaluate estimate=true": "estimate=true: no such key; `--cfg job` shows them all, `--help` the groups",
+    }.items(),
+)
+def test_a_command_that_cannot_be_is_one_line(words: str, message: str, in_process: Callable[..., Ran]) -> None:
+    ran = in_process(main, "llama-lab", *words.split())
+    assert (ran.code, ran.err) == (2, f"error: {message}\n")
 
 
 # Values that cannot be, each with how the line about it begins.

@@ -22,7 +22,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 
 import llama_lab
 from benchmarks.__main__ import parser as bench_parser
-from llama_lab.cli import compare_command, convert_command, tensorboard_command
+from llama_lab.cli import MODES, compare_command, convert_command, main, tensorboard_command
 from llama_lab.config.components import CONF_DIR
 from llama_lab.config.composing import without
 from llama_lab.config.explain import read_help
@@ -41,7 +41,7 @@ FOLDERS = (".ci", "benchmarks", "conf", "docs", "hydra_plugins", "llama_lab", "t
 OURS = (*FOLDERS, "eval.py", "pyproject.toml", "train.py", *PAGES)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"`(my\w+/[\w./]+)`:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # of an example
-COMMAND = re.compile(r"^(?:\S+=\S+ )*(?:python (?:train|eval)\.py|python -m benchmarks|llama-lab-\w+)\s+(?=\S)")
+COMMAND = re.compile(r"^(?:\S+=\S+ )*(?:python (?:train|eval)\.py|python -m benchmarks|llama-lab[-\w]*)\s+(?=\S)")
 
 
 def blocks(text: str, kind: str) -> list[str]:
@@ -84,7 +84,7 @@ def values_of(override: Override) -> list[Any]:
 def check_train(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
     """Compose every run, and check its settings as the program does before it trains."""
     words = to_hydra(arguments)
-    given = get_args_parser().parse_args(read_help(words)[1] or words)
+    given = get_args_parser().parse_args(read_help(words)[1])
     for overrides in jobs(given.overrides) if given.multirun else [given.overrides]:
         cfg = compose("config", overrides=overrides, return_hydra_config=True)
         choices = dict(cfg.hydra.runtime.choices)
@@ -133,8 +133,17 @@ def check_bench(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
     assert isinstance(bench_parser().parse_args(arguments), argparse.Namespace)
 
 
+def check_command(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the script of the command, or as the command that a mode stands for."""
+    monkeypatch.setattr(sys, "argv", ["llama-lab", *arguments])
+    monkeypatch.setattr("llama_lab.cli.train_command", lambda: check_train(sys.argv[1:], monkeypatch))
+    name, *rest = arguments
+    main() if name in MODES else PROGRAMS[f"llama-lab-{name}"](rest, monkeypatch)
+
+
 PROGRAMS: dict[str, Callable[[Sequence[str], pytest.MonkeyPatch], None]] = {
     "train.py": check_train,
+    "llama-lab": check_command,
     "llama-lab-train": check_train,
     "eval.py": check_eval,
     "llama-lab-eval": check_eval,

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from llama_lab.config.components import check_idle
-from llama_lab.config.grammar import override_key, settled_keys
+from llama_lab.config.grammar import override_key, settled_keys, shown
 from llama_lab.config.layers import unchanged
 from llama_lab.config.schema import KEYS, UNNAMED, belongs, check_kinds, default_settings, groups
 from llama_lab.util.errors import ConfigError
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from .run import Run
 
 OWN_PROCESSES = ("local_gpus", "slurm", "ray")  # launchers that start each run in processes of its own
+OF_ESTIMATES = ("estimate", "an estimate; add estimate=true")
+# The key that asks for what a setting belongs to.
+OF_MODES = {
+    "device": OF_ESTIMATES,
+    "estimate_mfu": OF_ESTIMATES,
+    "draw_against": ("draw", "a picture; add draw=FILE.svg"),
+}
 # Of the settings that have no default.
 EXAMPLES = {
     "data.files": "data.files=[book.txt]",
@@ -75,14 +82,12 @@ def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
     check_logger(cfg.logger, defaults)
     if "study" in cfg:
         raise ConfigError(f"study={choices['study']}: takes the place of a sweep, one study per command")
-    for key in ("device", "estimate_mfu"):
-        if not cfg.estimate and cfg[key] != defaults[key]:
-            raise ConfigError(f"{key}={cfg[key]}: is for an estimate; add estimate=true, or leave it out to train")
-    if cfg.draw_against and not cfg.draw:
-        raise ConfigError(f"draw_against={cfg.draw_against}: is for a picture; add draw=FILE.svg, or leave it out")
-    if cfg.draw and (cfg.estimate or cfg.measure):
-        other = "estimate=true" if cfg.estimate else f"measure={cfg.measure}"
-        raise ConfigError(f"draw={cfg.draw}: {other} does something else; give one of them")
+    for key, (mode, what) in OF_MODES.items():
+        if not cfg[mode] and cfg[key] != defaults[key]:
+            raise ConfigError(f"{key}={cfg[key]}: is for {what}, or leave it out")
+    asked = [f"{mode}={shown(cfg[mode])}" for mode in ("draw", "estimate", "measure") if cfg[mode]]
+    if len(asked) > 1:
+        raise ConfigError(f"{asked[0]}: {asked[1]} does something else; give one of them")
 
 
 def check_pattern(cfg: DictConfig, overrides: Iterable[str]) -> None:

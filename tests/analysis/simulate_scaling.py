@@ -100,7 +100,7 @@ def draw(condition: Condition, random: np.random.Generator) -> tuple[list[Point]
     return found
 
 
-def held(condition: Condition, seed: int, draws: int = 500) -> dict[str, float]:
+def held(condition: Condition, seed: int, draws: int) -> dict[str, float]:
     """Whether each interval of one study holds the truth; of the points the fraction that do."""
     random = np.random.default_rng(seed)
     reference, option = draw(condition, random)
@@ -121,11 +121,11 @@ def held(condition: Condition, seed: int, draws: int = 500) -> dict[str, float]:
     return hits
 
 
-def coverage(condition: Condition, studies: int, workers: int = 2) -> dict[str, float]:
+def coverage(condition: Condition, studies: int, draws: int = 500, workers: int = 2) -> dict[str, float]:
     """The fraction of studies whose intervals hold the truth."""
     total: Counter[str] = Counter()
     with ProcessPoolExecutor(workers) as pool:
-        for hits in pool.map(partial(held, condition), range(studies), chunksize=5):
+        for hits in pool.map(partial(held, condition, draws=draws), range(studies), chunksize=5):
             total.update(hits)
     return {name: total[name] / studies for name in COLUMNS}
 

@@ -140,5 +140,5 @@ def test_an_option_that_lacks_a_point_hides_no_law_of_the_others() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("condition", CONDITIONS, ids=[condition.name for condition in CONDITIONS])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(condition: Condition) -> None:
-    found = coverage(condition, studies=60)
+    found = coverage(condition, studies=60, draws=200)
     assert all(share >= 0.85 for share in found.values()), found  # less in 1 of 250 times, at 95%

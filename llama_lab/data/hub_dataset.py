@@ -17,7 +17,7 @@ from llama_lab.util.files import replace_text
 
 from .folders import json_hash, open_or_build
 from .hub import FORMATS, is_hub_name, report_hub_errors
-from .source import ReportProgress, cut, encoded, read_blocks
+from .source import ReportProgress, cut, encoded, read_blocks, row_texts
 
 DataFiles = str | Iterable[str] | Mapping[str, str | Iterable[str]]
 
@@ -69,20 +69,18 @@ class HubDataset:
             self._start = re.compile(self.document_start or "")
         except re.error as error:
             raise ConfigError(f"data.document_start={self.document_start}: is no regular expression, {error}") from None
+        path = f"data.path={self.path}"
         if os.path.isfile(self.path):
             kind = "text" if self.path.endswith(".txt") else Path(self.path).suffix.lstrip(".") or "parquet"
-            raise ConfigError(
-                f"data.path={self.path}: is a file; name its format, data.path={kind} 'data.data_files=[{self.path}]'"
-            )
+            advice = f"data.path={kind} 'data.data_files=[{self.path}]'"
+            raise ConfigError(f"{path}: is a file; name its format, {advice}")
         if self._is_on_hub and not is_hub_name(self.path):
-            raise ConfigError(f"data.path={self.path}: no such folder, and no name on the Hub; {_LOCALLY}")
+            raise ConfigError(f"{path}: no such folder, and no name on the Hub; {_LOCALLY}")
         if is_format and files is None:
-            raise ConfigError(
-                f"data.path={self.path}: is a format; name its files, as 'data.data_files=[a.{self.path}]'"
-            )
+            raise ConfigError(f"{path}: is a format; name its files, as 'data.data_files=[a.{self.path}]'")
         for key, has_use in {"revision": self._is_on_hub, "name": not (is_format or self._is_saved)}.items():
             if getattr(self, key) is not None and not has_use:
-                raise ConfigError(f"data.{key}={getattr(self, key)}: data.path={self.path} has none; leave it out")
+                raise ConfigError(f"data.{key}={getattr(self, key)}: {path} has none; leave it out")
 
     def documents(self) -> Iterator[str]:
         """Iterate over the documents to train on."""
@@ -183,38 +181,26 @@ class HubDataset:
         else:
             known = self._builder.config.data_files or {split: None}
         if split not in map(str, known):
-            raise ConfigError(
-                f"data.{'split' if split == self.split else 'val_split'}={split}: data.path={self.path} has the splits "
-                f"[{', '.join(map(str, known))}]; choose one"
-            )
+            key, names = "split" if split == self.split else "val_split", ", ".join(map(str, known))
+            raise ConfigError(f"data.{key}={split}: data.path={self.path} has the splits [{names}]; choose one")
         if not self._is_saved and isinstance(self._builder, Text):
             if self.document_start is not None:
-                raise ConfigError(
-                    f"data.document_start={self.document_start}: joins rows, and plain text has none; leave it out"
-                )
+                key = f"data.document_start={self.document_start}"
+                raise ConfigError(f"{key}: joins rows, and plain text has none; leave it out")
             for blocks in map(_read_text, known[split]):
                 yield from ("".join(blocks),) if self.document_chars is None else cut(blocks, self.document_chars)
             return
         stream = known[split].to_iterable_dataset() if self._is_saved else self._builder.as_streaming_dataset(split)
-        rows = self._texts_of(stream, split)
+        places = ((f"row {number}", row) for number, row in enumerate(stream, 1))
+        path = f"data.path={self.path}"
+        rows = row_texts(
+            places,
+            self.text_field,
+            path,
+            f"data.split={split}: has no rows in {path}; choose another",
+            may_be_null=True,
+        )
         yield from rows if self.document_start is None else join_rows(rows, self._start)
-
-    def _texts_of(self, rows: Iterable[dict[str, Any]], split: str) -> Iterator[str]:
-        """The text of each row; empty for a row without."""
-        key, number = f"data.text_field={self.text_field}", 0
-        for number, row in enumerate(rows, 1):
-            if self.text_field not in row:
-                columns = ", ".join(row)
-                raise ConfigError(f"{key}: data.path={self.path} has no such column; choose one of [{columns}]")
-            text = row[self.text_field]
-            if not isinstance(text, str | None):
-                raise ConfigError(
-                    f"{key}: row {number} of data.path={self.path} holds {type(text).__name__} there, not text; "
-                    "choose another column"
-                )
-            yield text or ""
-        if number == 0:
-            raise ConfigError(f"data.split={split}: has no rows in data.path={self.path}; choose another")
 
     @cached_property
     def _builder(self) -> Any:

@@ -138,23 +138,33 @@ class Recall(Probe):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copy(Probe):
-    """Copying (Graves et al. 2014, "Neural Turing Machines", section 4.1): `s5 s2 s2 s9 | s5 s2 s2 s9`.
-
-    Random symbols, a border, and the same symbols again, which are the answers; as many as the length holds.
-    """
+class _Alphabet(Probe):
+    """A probe whose answers are all of its `symbols`."""
 
     symbols: int
 
     @property
     def names(self) -> list[str]:
-        """Symbols, the border, and the blank that fills a sequence of even length."""
-        return [*_numbered(self.symbols), BORDER, BLANK]
+        """The symbols."""
+        return [f"s{i}" for i in range(self.symbols)]
 
     @property
     def answers(self) -> range:
         """All symbols."""
         return range(self.symbols)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy(_Alphabet):
+    """Copying (Graves et al. 2014, "Neural Turing Machines", section 4.1): `s5 s2 s2 s9 | s5 s2 s2 s9`.
+
+    Random symbols, a border, and the same symbols again, which are the answers; as many as the length holds.
+    """
+
+    @property
+    def names(self) -> list[str]:
+        """Symbols, the border, and the blank that fills a sequence of even length."""
+        return [*super().names, BORDER, BLANK]
 
     def answered(self, length: int) -> int:
         """Half of them."""
@@ -168,13 +178,12 @@ class Copy(Probe):
         tokens = np.full((sequences, length), self.names.index(BLANK))
         tokens[:, :n] = tokens[:, n + 1 : 2 * n + 1] = generator.choice(self.answers, (sequences, n))
         tokens[:, n] = self.names.index(BORDER)
-        is_answer = np.zeros(tokens.shape, dtype=bool)
-        is_answer[:, n + 1 : 2 * n + 1] = True
-        return tokens, is_answer
+        place = np.arange(length)
+        return tokens, np.broadcast_to((place > n) & (place <= 2 * n), tokens.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Induction(Probe):
+class Induction(_Alphabet):
     """Induction (Olsson et al. 2022, "In-context Learning and Induction Heads"): `s5 s2 s9 s5 s2 s9 s5 s2`.
 
     A block of different symbols, drawn at random, repeats to the end. Its size is drawn from `period`/2, rounded up,
@@ -182,23 +191,12 @@ class Induction(Probe):
     which the answer followed. Answers are the symbols from the second one after `period` on.
     """
 
-    symbols: int
     period: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.period > self.symbols:
             raise ConfigError(f"data.period={self.period}: symbols differ; choose at most data.symbols={self.symbols}")
-
-    @property
-    def names(self) -> list[str]:
-        """The symbols."""
-        return _numbered(self.symbols)
-
-    @property
-    def answers(self) -> range:
-        """All symbols."""
-        return range(self.symbols)
 
     def answered(self, length: int) -> int:
         """All but the first `period` + 1: by then, the best predictor has seen the block, and where it repeats."""
@@ -215,10 +213,6 @@ class Induction(Probe):
         sizes = generator.integers(-(-self.period // 2), self.period, (sequences, 1), endpoint=True)
         tokens = np.take_along_axis(block, np.arange(length) % sizes, 1)
         return tokens, np.broadcast_to(np.arange(length) > self.period, tokens.shape)
-
-
-def _numbered(count: int) -> list[str]:
-    return [f"s{i}" for i in range(count)]
 
 
 def _distinct(generator: np.random.Generator, sequences: int, total: int, count: int) -> Ids:

@@ -233,28 +233,37 @@ _ROW_FORMATS = {".json", ".jsonl", ".parquet"}
 
 
 def _read_rows(path: Path, text_field: str) -> Iterator[str]:
-    """The text of every row. A place is "line 7" of the file, or "row 7" where rows are not lines."""
+    """The text of every row of a file."""
+    rows = _parquet_rows(path) if path.suffix.lower() == ".parquet" else _json_rows(path)
+    return row_texts(rows, text_field, str(path), f"data.files=[{path}]: the file has no rows; leave it out")
+
+
+def row_texts(
+    rows: Iterable[tuple[str, Any]], text_field: str, where: str, empty: str, may_be_null: bool = False
+) -> Iterator[str]:
+    """The text of every row; null as an empty one, if it may be that. A row comes after its place in `where`.
+
+    Raises ConfigError for a row without text, and `empty` if there are no rows.
+    """
     key, place = f"data.text_field={text_field}", None
-    for place, fields in _parquet_rows(path) if path.suffix.lower() == ".parquet" else _json_rows(path):
-        where = f"{place} of {path}"
+    for place, fields in rows:
         if not isinstance(fields, dict):
             advice = 'write rows such as {"text": "..."}'
-            raise ConfigError(f"data.files=[{path}]: {place} is {_kind(fields)} rather than an object; {advice}")
+            raise ConfigError(f"data.files=[{where}]: {place} is {_kind(fields)} rather than an object; {advice}")
         if text_field not in fields:
-            raise ConfigError(f"{key}: {where} has no such field; choose one of [{', '.join(fields)}]")
-        text = fields[text_field]
+            raise ConfigError(f"{key}: {place} of {where} has no such field; choose one of [{', '.join(fields)}]")
+        text = "" if fields[text_field] is None and may_be_null else fields[text_field]
         if not isinstance(text, str):
-            raise ConfigError(
-                f"{key}: {where} holds {_kind(text)} there, not text; fix the row or choose another field"
-            )
+            kind = _kind(text)
+            raise ConfigError(f"{key}: {place} of {where} holds {kind} there, not text; fix it or choose another field")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             half = repr(text[error.start])
-            raise ConfigError(f"{key}: {where} holds {half}, half a character; fix the row") from error
+            raise ConfigError(f"{key}: {place} of {where} holds {half}, half a character; fix the row") from error
         yield text
     if place is None:
-        raise ConfigError(f"data.files=[{path}]: the file has no rows; leave it out")
+        raise ConfigError(empty)
 
 
 def _kind(value: Any) -> str:

@@ -161,7 +161,7 @@ def test_each_published_corpus_is_read_from_local_files_of_its_layout(corpus: st
 def test_a_dataset_without_the_text_column_lists_those_that_it_has(tmp_path: Path) -> None:
     rows(column="story").to_parquet(tmp_path / "a.parquet")
     settings = {"path": "parquet", "data_files": [str(tmp_path / "a.parquet")]}
-    assert "data.text_field=text: data.path=parquet has no such column; choose one of [id, story]" in refusal(
+    assert "data.text_field=text: row 1 of data.path=parquet has no such field; choose one of [id, story]" in refusal(
         **settings
     )
     assert "row 1 of data.path=parquet holds int there, not text" in refusal(**settings, text_field="id")

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from llama_lab.config.components import model_cost
 from llama_lab.model import Cost, Decoder
 from llama_lab.model.cost import ask, cost_units, count, flops_per_token, reports_cost
+from llama_lab.model.encoding import Position
 from llama_lab.model.mixer import Mixer
-from llama_lab.model.position import Position
 from llama_lab.util import formatting as fmt
 
 from .wiring import UNSEEN, Stage, wiring

@@ -5,12 +5,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cache import LayerCache, Lookup, new_layer_cache
+from .encoding import Position, Relation, has_relation, rotate
 from .init import ResidualOutput, check_positive
 from .layout import Layout
 from .mask import Mask
 from .mixer import Mixer
 from .norm import Norm
-from .position import Position, Relation, has_relation, rotate
 from .qk_norm import check_qk_norm, norm_of_heads
 from .sinks import Sinks
 from .state import State

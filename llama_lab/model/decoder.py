@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from .block import Block
 from .embedding import Embedding
+from .encoding import Position
 from .factory import call
 from .init import WeightInit, initialise
 from .layout import Layout
 from .loss import IGNORE, head_loss
 from .mixer import NEW_STATE, Mixer, class_name
 from .norm import Norm
-from .position import Position
 from .state import DecoderState, State
 
 LARGEST = 2**30  # of any size, so that the bytes of a matrix fit into 64 bits

@@ -63,3 +63,8 @@ class Embedding(nn.Module):
     def scaled(self, x: Tensor) -> Tensor:
         """What the head reads of `x (B, T, D)`, smaller than logits: the map is linear, and scales with its input."""
         return x if self.logit_scale == 1 else x * self.logit_scale
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether a call of `linear` is a product and nothing else: a user's subclass or hook would not be called."""
+    return type(linear) is nn.Linear and not linear._forward_hooks and not linear._forward_pre_hooks

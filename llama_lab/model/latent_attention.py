@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from .attention import check_kernel, must_repeat_heads, reference_attention, require_kv_heads
 from .cache import LayerCache, Lookup, new_layer_cache
+from .encoding import rotate
 from .factory import takes
 from .init import ResidualOutput, check_positive
 from .layout import Layout
 from .mask import CAUSAL
 from .mixer import Mixer
 from .norm import Norm
-from .position import rotate
 from .state import State
 from .temperature import Temperature, apply_temperature
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .cache import Lookup
+from .encoding import Position, Relation
 from .mask import Mask
-from .position import Position, Relation
 
 
 class Layout:

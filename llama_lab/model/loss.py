@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .embedding import Embedding
-from .packing import is_plain
+from .embedding import Embedding, is_plain
 
 IGNORE = -100
 """The target of a position that is not predicted; `torch.nn.functional.cross_entropy` ignores it."""

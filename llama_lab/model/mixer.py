@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from .encoding import Position, has_relation
 from .layout import Layout
-from .position import Position, has_relation
 from .state import State
 
 NEW_STATE = "new_state(batch_size, length, device, dtype)"

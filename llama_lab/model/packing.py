@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .embedding import is_plain
+
 OF_ONE_INPUT = (("query", "key", "value"), ("query", "latent"), ("gate", "up"), ("up",), ("head",))
 """The maps of one input in attention, feed-forwards and embedding, by name; the first that a module of ours has."""
 
@@ -69,11 +71,6 @@ def maps_of_one_input(module: nn.Module) -> list[nn.Linear]:
     names = next((names for names in OF_ONE_INPUT if all(hasattr(module, name) for name in names)), ())
     maps = [getattr(module, name) for name in names]
     return maps if all(is_plain(linear) and "forward" not in vars(linear) for linear in maps) else []
-
-
-def is_plain(linear: nn.Module) -> bool:
-    """Whether a call of `linear` is a product and nothing else: a user's subclass or hook would not be called."""
-    return type(linear) is nn.Linear and not linear._forward_hooks and not linear._forward_pre_hooks
 
 
 @torch.inference_mode(False)  # else the parameters could never be trained again

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from .encoding import Position, Relation
 from .init import Table, check_positive
-from .position import Position, Relation
 
 
 class Shaw(Position):

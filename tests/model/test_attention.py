@@ -10,11 +10,12 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from llama_lab.model.attention import GroupedQueryAttention, must_repeat_heads, reference_attention
+from llama_lab.model.encoding import Position
 from llama_lab.model.factory import call
 from llama_lab.model.layout import Layout
 from llama_lab.model.mask import Mask
 from llama_lab.model.norm import RMSNorm
-from llama_lab.model.position import Alibi, Position
+from llama_lab.model.position import Alibi
 from tests.composing import compose_config, decoder, kinds, lively, options
 
 T, N_HEADS, HEAD_DIM, DIM = 12, 6, 8, 40  # dim is not n_heads * head_dim, and n_heads is no power of two

@@ -11,9 +11,9 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 from llama_lab.hf import families
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention
+from llama_lab.model.encoding import Position
 from llama_lab.model.layout import Layout
 from llama_lab.model.norm import RMSNorm
-from llama_lab.model.position import Position
 from llama_lab.training.compiling import compile_in_place
 from tests.composing import decoder, lively
 from tests.model import test_parity as parity

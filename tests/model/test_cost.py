@@ -14,7 +14,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Olmo2Config, Olmo2ForC
 
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.attention import GroupedQueryAttention
-from llama_lab.model.position import Position
+from llama_lab.model.encoding import Position
 from tests.composing import compose_config, decoder
 
 PUBLISHED = {

@@ -5,8 +5,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from llama_lab.model import Decoder, measure_cost
+from llama_lab.model.encoding import Position
 from llama_lab.model.generate import _static_step, prefill
-from llama_lab.model.position import Position
 from llama_lab.util.errors import ConfigError
 from tests.composing import decoder, lively
 

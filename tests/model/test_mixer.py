@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from llama_lab.evaluation.cache_memory import cache_dtypes, cache_sizes
 from llama_lab.model import Decoder, Sampling, generate, measure_cost
+from llama_lab.model.encoding import Position
 from llama_lab.model.feedforward import FeedForward
 from llama_lab.model.init import ResidualOutput
 from llama_lab.model.layout import Layout
 from llama_lab.model.mixer import Mixer
-from llama_lab.model.position import Position, Rope
+from llama_lab.model.position import Rope
 from llama_lab.model.state import State
 from llama_lab.study.design.matching import match_width
 from tests.composing import compose_config, decoder

@@ -18,6 +18,7 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from llama_lab.model import Decoder
+from llama_lab.model.encoding import Position
 from llama_lab.model.factory import call
 from llama_lab.model.position import (
     Alibi,
@@ -26,7 +27,6 @@ from llama_lab.model.position import (
     Llama3Scaling,
     LongRopeScaling,
     NTKScaling,
-    Position,
     Relative,
     Rope,
     Sinusoidal,

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from llama_lab.model import measure_cost
 from llama_lab.model.attention import GroupedQueryAttention
+from llama_lab.model.encoding import Position
 from llama_lab.model.layout import Layout
-from llama_lab.model.position import Position
 from tests.composing import decoder
 
 HEADS, KV_HEADS, WIDTH, T = 4, 2, 8, 6

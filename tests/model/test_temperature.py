@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
+from llama_lab.model.encoding import Position
 from llama_lab.model.layout import Layout
-from llama_lab.model.position import Position
 from llama_lab.model.temperature import LogTemperature, StepTemperature
 from tests.composing import decoder
 

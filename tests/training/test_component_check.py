@@ -13,7 +13,7 @@ COMPONENTS = '''import torch
 from torch import nn
 
 from llama_lab.model.mixer import Mixer
-from llama_lab.model.position import Position
+from llama_lab.model.encoding import Position
 from llama_lab.model.state import State
 
 

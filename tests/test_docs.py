@@ -30,7 +30,8 @@ from llama_lab.config.grammar import override_key, to_hydra
 from llama_lab.config.schema import check_kinds, default_settings
 from llama_lab.hf.families import FAMILIES
 from llama_lab.model import measure_cost
-from llama_lab.study.design.command import Composer, read_command
+from llama_lab.study.design.command import read_command
+from llama_lab.study.design.designs import Composer
 from llama_lab.training.prepare import check_job, check_launcher
 from tests.composing import decoder, options
 from tests.conftest import Command, last_of_each
@@ -108,7 +109,7 @@ def check_eval(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
 
 def check_compare(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Parse, and compare nothing."""
-    monkeypatch.setattr("llama_lab.report.compare.compare", lambda *_: None)
+    monkeypatch.setattr("llama_lab.report.write.compare", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["llama-lab-compare", *arguments])
     compare_command()
 

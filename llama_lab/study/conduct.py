@@ -25,7 +25,8 @@ from llama_lab.devices.hardware import current_rank
 from llama_lab.runs.folder import is_run, locked
 from llama_lab.runs.study import FILE, SUMMARY, Study
 from llama_lab.runs.study_speed import StudySpeed, measured_speed
-from llama_lab.study.design.command import Composer, read_command
+from llama_lab.study.design.command import read_command
+from llama_lab.study.design.designs import Composer
 from llama_lab.study.design.dry_run import print_plan
 from llama_lab.study.design.plan import Plan, PlannedRun, plan_study
 from llama_lab.study.design.threads import threads_per_run

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.rule import Rule
 
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status, Summary
@@ -19,13 +20,13 @@ class StudyProgress:
         self._study = study
         self._folder = folder
         self._arms = {member.folder: arm for arm in study.arms for member in arm.members}
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._print = Console(highlight=False, soft_wrap=True, markup=False).print
 
     def run_started(self, run: Run) -> None:
         """Print the start of a run."""
         left = [folder for folder in self._arms if self._status(folder) not in ("done", "diverged", "failed")]
         place = len(self._arms) - len(left) + 1
-        self._console.rule(f"run {place} of {len(self._arms)}: {run.title}{self._time_left(left)}")
+        self._print(Rule(f"run {place} of {len(self._arms)}: {run.title}{self._time_left(left)}"))
 
     def run_ended(self, run: Run, outcome: Outcome) -> None:
         """Print how a run ended: its loss, the step from the arm before it, and the losses of all arms at its seed."""
@@ -75,6 +76,3 @@ class StudyProgress:
     def _loss(self, folder: str) -> float | None:
         """The final loss of a run; None unless it is done."""
         return Summary.load(self._folder / folder).metrics["val/loss"] if self._status(folder) == "done" else None
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False)

@@ -20,7 +20,8 @@ from llama_lab.cli import train_command
 from llama_lab.config.components import CONF_DIR, register_resolvers, report_component_errors
 from llama_lab.config.grammar import to_hydra
 from llama_lab.config.messages import USER_ERRORS, one_line
-from llama_lab.study.design.command import Composer, read_command
+from llama_lab.study.design.command import read_command
+from llama_lab.study.design.designs import Composer
 from llama_lab.study.design.plan import Plan, plan_study
 from tests.conftest import Ran, enter, exit_code, last_of_each
 

@@ -21,14 +21,6 @@ from llama_lab.analysis.rate_choice import chosen_rate
 from llama_lab.config.components import build_model
 from llama_lab.runs.folder import OUTPUT, RunFolder
 from llama_lab.runs.study import Study
-from llama_lab.study.design.command import (
-    checked_comparison,
-    checked_grids,
-    checked_margin,
-    checked_seeds,
-    checked_tuning_seeds,
-)
-from llama_lab.util.errors import ConfigError
 from tests.conftest import Command, Ran, RunTrain, unstamped
 from tests.study.planning import conducted, refusal
 from tests.training.offline import OfflineRun
@@ -497,10 +489,6 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
     assert not (ran.cwd / "runs").exists()
 
 
-def tuning_seeds(wanted: list[int] | None, seeds: list[int], rates: tuple[float, ...] | None = (1e-3, 2e-3)) -> Any:
-    return checked_tuning_seeds(wanted, seeds, rates)
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -580,6 +568,19 @@ def tuning_seeds(wanted: list[int] | None, seeds: list[int], rates: tuple[float,
         ),
         (["study=ladder", "train.prompt=§", "tokenizer=char", *NORM], "train.prompt=§: tokenizer=char: no id for "),
         (["study=ladder", "name=a/b"], "name=a/b: names a folder below runs_dir"),
+        (["study=ladder", "study.seeds=[1,1]"], r"study.seeds=\[1, 1\]: must be whole numbers, each once"),
+        (["study=ladder", "study.seeds=[]"], r"study.seeds=\[\]: must be whole numbers"),
+        (["study=ladder", "study.learning_rates=[1e-3]"], r"study.learning_rates=\[0.001\]: must be two or more pos"),
+        (["study=ladder", "study.tuning_seeds=[7]"], r"study.tuning_seeds=\[7\]: must have one for each of study.seed"),
+        (["study=ladder", "study.tuning_seeds=[4,5,3]"], r"study.tuning_seeds=\[4, 5, 3\]: 3 would be judged too"),
+        (["study=ladder", "study.seeds=[1,1001]"], r"study.tuning_seeds=\[1001, 2001\]: 1001 would be judged too"),
+        (["study=ladder", "study.tuning_seeds=[4,4,5]"], "study.tuning_seeds=.*whole numbers, each once"),
+        (
+            ["study=ladder", "study.learning_rates=null", "study.extend_rates=false", "study.tuning_seeds=[4,5,6]"],
+            "study.tuning_seeds: there are no rates to choose",
+        ),
+        (["study=ladder", "study.compare=pairs"], "study.compare=pairs: unknown; choose baseline or all"),
+        (["study=ladder", "study.margin=0"], "study.margin=0: must be a positive change of the loss"),
         (["match=flops"], "match=flops: no such key"),
         (
             ["study=ladder", "study.kv_heads=[1,2]"],
@@ -592,28 +593,6 @@ def test_what_cannot_be_is_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert re.match(message, line := refusal(*tiny, *overrides, *SHORT)), line
-
-
-@pytest.mark.parametrize(
-    ("check", "values", "message"),
-    [
-        (checked_seeds, [[1, 1]], r"study.seeds=\[1, 1\]: must be whole numbers, each once"),
-        (checked_seeds, [[]], r"study.seeds=\[\]: must be whole numbers"),
-        (checked_grids, [[1e-3]], r"study.learning_rates=\[0.001\]: must be two or more positive numbers"),
-        (tuning_seeds, [[7], [1, 2, 3]], r"study.tuning_seeds=\[7\]: must have one for each of study.seeds="),
-        (tuning_seeds, [[4, 5, 3], [1, 2, 3]], r"study.tuning_seeds=\[4, 5, 3\]: 3 would be judged too"),
-        (tuning_seeds, [None, [1, 1001]], r"study.tuning_seeds=\[1001, 2001\]: 1001 would be judged too"),
-        (tuning_seeds, [[4, 4, 5], [1, 2, 3]], "study.tuning_seeds=.*whole numbers, each once"),
-        (tuning_seeds, [[4, 5, 6], [1, 2, 3], None], "study.tuning_seeds: there are no rates to choose"),
-        (checked_comparison, ["pairs"], "study.compare=pairs: unknown; choose baseline or all"),
-        (checked_margin, [0], "study.margin=0: must be a positive change of the loss"),
-    ],
-)
-def test_a_setting_of_a_study_is_refused_by_its_check(
-    check: Callable[..., Any], values: list[Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        check(*values)
 
 
 @pytest.mark.slow

@@ -1,21 +1,16 @@
 """A study's command line, checked and split into the study's own settings and those of its runs."""
 
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import ConfigCompositionException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import build
-from llama_lab.config.composing import run_config, without
+from llama_lab.config.composing import without
 from llama_lab.config.grammar import override_key, shown
-from llama_lab.config.schema import KEYS, check_kinds, default_settings
+from llama_lab.config.schema import KEYS, check_kinds, default_settings, is_kind
 from llama_lab.runs.folder import arm_name
 from llama_lab.runs.study import Arm
 from llama_lab.training.prepare import check_complete, folder_name
@@ -100,6 +95,11 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
             f"match={cfg.match}: gives arms other widths than the weights of init_from have; use match=none"
         )
     naming = arm_name([a.removeprefix("study.") for a, key in keys.items() if key not in ("study", *UNNAMED)])
+    if cfg.study.compare not in COMPARISONS:
+        raise ConfigError(f"study.compare={cfg.study.compare}: unknown; choose {' or '.join(COMPARISONS)}")
+    margin = cfg.study.margin
+    if margin is not None and not (is_kind(margin, float) and margin > 0):
+        raise ConfigError(f"study.margin={margin}: must be a positive change of the loss, such as 0.02, or null")
     seeds, rates = checked_seeds(cfg.study.seeds), checked_grids(cfg.study.learning_rates)
     if rates is None and "study.extend_rates" in keys.values() and cfg.study.extend_rates:
         raise ConfigError("study.extend_rates=true: there is no grid to extend; give study.learning_rates")
@@ -112,8 +112,8 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
         learning_rates=rates,
         tuning_seeds=checked_tuning_seeds(cfg.study.tuning_seeds, seeds, rates),
         extend_rates=cfg.study.extend_rates,
-        compare=checked_comparison(cfg.study.compare),
-        margin=checked_margin(cfg.study.margin),
+        compare=cfg.study.compare,
+        margin=None if margin is None else float(margin),
         match=cfg.match,
         shared=tuple(
             a for a, key in keys.items() if key not in ("study", "match", "name") and key.split(".")[0] != "study"
@@ -181,48 +181,3 @@ def checked_rates(rates: Any, name: str = "") -> tuple[float, ...]:
             f"study.learning_rates=null takes optim.lr"
         )
     return tuple(sorted(float(rate) for rate in wanted))
-
-
-def checked_comparison(compare: str) -> str:
-    """What is compared. Raises ConfigError for anything but "baseline" and "all"."""
-    if compare not in COMPARISONS:
-        raise ConfigError(f"study.compare={compare}: unknown; choose {' or '.join(COMPARISONS)}")
-    return compare
-
-
-def checked_margin(margin: Any) -> float | None:
-    """The margin, or None. Raises ConfigError unless it is a positive number."""
-    if margin is None:
-        return None
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
-        raise ConfigError(f"study.margin={margin}: must be a positive change of the loss, such as 0.02, or null")
-    return float(margin)
-
-
-class Composer:
-    """Composes the configs of a study's runs with the overrides that they share; designs see it as `Configs`."""
-
-    def __init__(self, loader: ConfigLoader, shared: Sequence[str]) -> None:
-        self._loader = loader
-        self._shared = list(shared)
-
-    def recipes(self) -> list[str]:
-        """The options of `arch`, including those in the user's own folders."""
-        return self.options("arch")
-
-    def options(self, group: str) -> list[str]:
-        """The options of a group, including those in the user's own folders."""
-        return self._loader.get_group_options(group)
-
-    def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
-        """The config of a run, and its choice per group. Raises ConfigError for a key that the run does not have."""
-        try:
-            cfg = self._loader.load_configuration("config", [*overrides, *self._shared], RunMode.RUN)
-        except ConfigCompositionException as error:
-            if not (key := re.search(r"Could not override '([^']+)'", str(error))):
-                raise
-            raise ConfigError(
-                f"{key[1]}: there is no such key with {' '.join(overrides)}; leave it out, or choose the group that "
-                f"has it for all arms"
-            ) from None
-        return run_config(cfg, dict(cfg.hydra.runtime.choices))

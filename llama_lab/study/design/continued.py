@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import ROPE
 from llama_lab.config.schema import is_kind
 from llama_lab.model.transfer import KV_HEADS
-from llama_lab.runs.study import Arm
 from llama_lab.training.warm_start import changed_settings, source_config
 from llama_lab.util.errors import ConfigError
 from llama_lab.util.formatting import conjoin, percent
 
-from .designs import Configs, Variants, check_levels, compose_recipe, heads_name, kv_head_levels
+from .designs import Composer, Variants, against_first, check_levels, compose_recipe, heads_name, kv_head_levels
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Continued:
     base: str
     share: float | None
 
-    def source(self, configs: Configs, *varied: str) -> DictConfig:
+    def source(self, configs: Composer, *varied: str) -> DictConfig:
         """The source's config. Raises ConfigError if the recipe departs from it in more than the settings `varied`."""
         cfg, _ = compose_recipe(self.base, "base", configs)
         if not cfg.init_from:
@@ -68,7 +68,7 @@ class Uptrain(Continued):
     kv_heads: Sequence[int] | None
     starts: Sequence[str]
 
-    def variants(self, configs: Configs) -> Variants:
+    def variants(self, configs: Composer) -> Variants:
         """The source trained on, then an arm per number of heads and start."""
         source = self.source(configs, "model.attention", "model.n_kv_heads")
         check_levels("starts", self.starts, str)
@@ -83,15 +83,16 @@ class Uptrain(Continued):
             raise ConfigError(f"study.kv_heads: none divides the {before} of the source; choose fewer, or null for all")
         shared = [f"arch={self.base}", *self.budget(source)]
         reference = heads_name(before, n_heads)
-        axes = {"n_kv_heads": str(before), "init_kv_heads": "all"}
-        overrides = (*shared, f"model.n_kv_heads={before}")
-        arms = [Arm(reference, axes, overrides=overrides, reference=reference)]
-        for n in fewer:
-            for start in self.starts:
-                axes = {"n_kv_heads": str(n), "init_kv_heads": start}
-                overrides = (*shared, f"model.n_kv_heads={n}", f"init_kv_heads={start}")
-                arms.append(Arm(f"{heads_name(n, n_heads)}-{start}", axes, overrides=overrides, reference=reference))
-        return Variants(tuple(arms), title=f"Uptraining {reference} to fewer key and value heads{self.budget_words}")
+        whole = {"n_kv_heads": str(before), "init_kv_heads": "all"}, [*shared, f"model.n_kv_heads={before}"]
+        arms = {reference: whole} | {
+            f"{heads_name(n, n_heads)}-{start}": (
+                {"n_kv_heads": str(n), "init_kv_heads": start},
+                [*shared, f"model.n_kv_heads={n}", f"init_kv_heads={start}"],
+            )
+            for n, start in product(fewer, self.starts)
+        }
+        title = f"Uptraining {reference} to fewer key and value heads{self.budget_words}"
+        return Variants(against_first(arms), title=title)
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Extend(Continued):
     growth: int
     positions: Sequence[str]
 
-    def variants(self, configs: Configs) -> Variants:
+    def variants(self, configs: Composer) -> Variants:
         """An arm per position encoding."""
         source = self.source(configs)
         check_levels("positions", self.positions, str)
@@ -114,7 +115,7 @@ class Extend(Continued):
             raise ConfigError(f"study.growth={self.growth}: must be a whole number from 2")
         context, theta = source.model.max_seq_len, source.model.position.theta
         shared = [f"arch={self.base}", *self.budget(source), f"model.max_seq_len={self.growth * context}"]
-        arms = []
+        arms = {}
         for position in self.positions:
             chosen, _ = configs.compose(f"arch={self.base}", f"position={position}")
             if chosen.model.position._target_ != ROPE:
@@ -124,7 +125,6 @@ class Extend(Continued):
                 settings["scaling.factor"] = float(self.growth)
                 settings |= {"scaling.original_max_seq_len": context} if "original_max_seq_len" in scaling else {}
             own = (f"model.position.{key}={value}" for key, value in settings.items())
-            overrides = (*shared, f"position={position}", *own)
-            arms.append(Arm(position, {"position": position}, overrides=overrides, reference=self.positions[0]))
+            arms[position] = {"position": position}, [*shared, f"position={position}", *own]
         title = f"{conjoin(self.positions)} from {context} to {self.growth * context} tokens{self.budget_words}"
-        return Variants(tuple(arms), title=title)
+        return Variants(against_first(arms), title=title)

@@ -3,13 +3,18 @@
 Each design is a class and an option in `conf/study/`. To add one, write a class with `variants` and a YAML.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal, Protocol
 
+from hydra.core.config_loader import ConfigLoader
+from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from llama_lab.config.composing import run_config
 from llama_lab.config.schema import COMPONENTS, WORDS, is_kind
 from llama_lab.runs.study import Arm
 from llama_lab.util.errors import ConfigError, suggestion
@@ -28,24 +33,44 @@ class Variants:
     title: str = ""
 
 
-class Configs(Protocol):
-    """Composes configs with the overrides that all arms share, and without the study's own settings."""
+class Composer:
+    """Composes the configs of a study's runs with the overrides that they share, and without the study's settings."""
 
-    def recipes(self) -> list[str]:
-        """The names of the recipes."""
+    def __init__(self, loader: ConfigLoader, shared: Sequence[str]) -> None:
+        self._loader = loader
+        self._shared = list(shared)
 
     def options(self, group: str) -> list[str]:
-        """The names of a group's options."""
+        """The options of a group, including those in the user's own folders."""
+        return self._loader.get_group_options(group)
 
     def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
-        """The config with these overrides, and its option of every group."""
+        """The config of a run, and its choice per group. Raises ConfigError for a key that the run does not have."""
+        try:
+            cfg = self._loader.load_configuration("config", [*overrides, *self._shared], RunMode.RUN)
+        except ConfigCompositionException as error:
+            if not (key := re.search(r"Could not override '([^']+)'", str(error))):
+                raise
+            raise ConfigError(
+                f"{key[1]}: there is no such key with {' '.join(overrides)}; leave it out, or choose the group that "
+                f"has it for all arms"
+            ) from None
+        return run_config(cfg, dict(cfg.hydra.runtime.choices))
 
 
 class Design(Protocol):
     """The object that a study's YAML describes. Its name is the option's."""
 
-    def variants(self, configs: Configs) -> Variants:
+    def variants(self, configs: Composer) -> Variants:
         """The arms. Raises ConfigError for an invalid axis, recipe or level."""
+
+
+def against_first(arms: Mapping[str, tuple[dict[str, str], Sequence[str]]]) -> tuple[Arm, ...]:
+    """Arms with these axes and overrides, by name, all matched to and compared with the first."""
+    first = next(iter(arms))
+    return tuple(
+        Arm(name, axes, overrides=tuple(overrides), reference=first) for name, (axes, overrides) in arms.items()
+    )
 
 
 @dataclass(frozen=True)
@@ -77,9 +102,9 @@ class Line:
         return Variants(tuple(arms), self.notes, title)
 
 
-def compose_recipe(recipe: str, key: str, configs: Configs) -> tuple[DictConfig, dict[str, Any]]:
+def compose_recipe(recipe: str, key: str, configs: Composer) -> tuple[DictConfig, dict[str, Any]]:
     """The config of a recipe, and its options. Raises ConfigError if there is no such recipe."""
-    known = configs.recipes()
+    known = configs.options("arch")
     if recipe not in known:
         raise ConfigError(
             f"study.{key}={recipe}: no such recipe{suggestion(str(recipe), known)}; choose {' | '.join(known)}"
@@ -95,7 +120,7 @@ class AlongLine:
     target: str
     axes: Sequence[str] | None = None
 
-    def line(self, configs: Configs) -> Line:
+    def line(self, configs: Composer) -> Line:
         """The line between the two recipes. Raises ConfigError."""
         base, target = self.base, self.target
         (_, ours), (_, theirs) = compose_recipe(base, "base", configs), compose_recipe(target, "target", configs)
@@ -124,7 +149,7 @@ class AlongLine:
 class Ladder(AlongLine):
     """From base to target, one axis after the other; each arm is compared with the previous one."""
 
-    def variants(self, configs: Configs) -> Variants:
+    def variants(self, configs: Composer) -> Variants:
         """The base, then a rung per axis."""
         line = self.line(configs)
         axes = list(line.axes)
@@ -136,7 +161,7 @@ class Ladder(AlongLine):
 class AddOne(AlongLine):
     """The base, and the base with the target's option on one axis at a time."""
 
-    def variants(self, configs: Configs) -> Variants:
+    def variants(self, configs: Composer) -> Variants:
         """The base, then an arm per axis."""
         line = self.line(configs)
         turned = {f"{self.base}+{line.label(axis)}": [axis] for axis in line.axes}
@@ -146,7 +171,7 @@ class AddOne(AlongLine):
 class LeaveOneOut(AlongLine):
     """The target, and the target with the base's option on one axis at a time."""
 
-    def variants(self, configs: Configs) -> Variants:
+    def variants(self, configs: Composer) -> Variants:
         """The target, then an arm per axis."""
         line = self.line(configs)
         kept = {f"{self.target}-{line.label(axis)}": line.axes.keys() - {axis} for axis in line.axes}
@@ -162,7 +187,7 @@ class Factorial(AlongLine):
 
     fraction: float = 1.0
 
-    def variants(self, configs: Configs) -> Variants:
+    def variants(self, configs: Composer) -> Variants:
         """The base, then the other combinations."""
         line = self.line(configs)
         names = list(line.axes)
@@ -212,17 +237,15 @@ class Recipes:
     recipes: Sequence[str]
     lengths: Sequence[float] | None = None
 
-    def variants(self, configs: Configs) -> Variants:
+    def variants(self, configs: Composer) -> Variants:
         """An arm per recipe."""
         check_levels("recipes", self.recipes, str, least=2)
         lengths = () if self.lengths is None else (eval_lengths(self.lengths),)
-        arms = []
         for recipe in self.recipes:
             compose_recipe(recipe, "recipes", configs)
-            overrides = (f"arch={recipe}", *lengths)
-            arms.append(Arm(recipe, {"arch": recipe}, overrides=overrides, reference=self.recipes[0]))
+        arms = against_first({recipe: ({"arch": recipe}, (f"arch={recipe}", *lengths)) for recipe in self.recipes})
         note = "Recipes are compared at one size and budget; at others they may rank otherwise."
-        return Variants(tuple(arms), (note,), f"{conjoin(self.recipes)} compared")
+        return Variants(arms, (note,), f"{conjoin(self.recipes)} compared")
 
 
 @dataclass(frozen=True)
@@ -236,18 +259,18 @@ class KVHeads:
     base: str
     kv_heads: Sequence[int] | None = None
 
-    def variants(self, configs: Configs) -> Variants:
+    def variants(self, configs: Composer) -> Variants:
         """An arm per number, in descending order."""
         wanted, n_heads = kv_head_levels(self.base, self.kv_heads, configs)
-        names = {n: heads_name(n, n_heads) for n in wanted}
-        arms = []
-        for n, name in names.items():
-            overrides = (f"arch={self.base}", f"model.n_kv_heads={n}")
-            arms.append(Arm(name, {"n_kv_heads": str(n)}, overrides=overrides, reference=names[wanted[0]]))
-        return Variants(tuple(arms), title=f"{self.base} with {conjoin([str(n) for n in names])} key and value heads")
+        arms = {
+            heads_name(n, n_heads): ({"n_kv_heads": str(n)}, (f"arch={self.base}", f"model.n_kv_heads={n}"))
+            for n in wanted
+        }
+        title = f"{self.base} with {conjoin([*map(str, wanted)])} key and value heads"
+        return Variants(against_first(arms), title=title)
 
 
-def kv_head_levels(base: str, kv_heads: Sequence[int] | None, configs: Configs) -> tuple[list[int], int]:
+def kv_head_levels(base: str, kv_heads: Sequence[int] | None, configs: Composer) -> tuple[list[int], int]:
     """The numbers of key and value heads in descending order, default: all divisors of the number of heads; and that.
 
     Raises ConfigError for a recipe without grouped-query attention, and for a number that does not divide the heads.
@@ -286,7 +309,7 @@ class Depth:
     depths: Sequence[int]
     warmups: Sequence[float]
 
-    def variants(self, configs: Configs) -> Variants:
+    def variants(self, configs: Composer) -> Variants:
         """An arm per depth, warm-up and block."""
         compose_recipe(self.base, "base", configs)
         check_levels("blocks", self.blocks, str)
@@ -296,21 +319,13 @@ class Depth:
         for depth, warmup in product(self.depths, self.warmups):
             names = {block: f"{block}-{depth}-warmup={warmup:g}" for block in self.blocks}
             for block, name in names.items():
-                overrides = (
-                    f"arch={self.base}",
-                    f"block={block}",
-                    f"model.n_layers={depth}",
-                    f"schedule.warmup={warmup}",
-                )
+                own = f"arch={self.base}", f"block={block}", f"model.n_layers={depth}", f"schedule.warmup={warmup}"
                 axes = {"block": block, "n_layers": str(depth), "warmup": f"{warmup:g}"}
                 first = names[self.blocks[0]]
                 previous = None if name == first else first
-                arms.append(Arm(name, axes, previous=previous, overrides=overrides, reference=first))
-        return Variants(
-            tuple(arms),
-            ("Arms are matched within one depth: deeper ones have more parameters.",),
-            f"{conjoin(self.blocks)} at {conjoin([str(depth) for depth in self.depths])} layers",
-        )
+                arms.append(Arm(name, axes, previous=previous, overrides=own, reference=first))
+        note = "Arms are matched within one depth: deeper ones have more parameters."
+        return Variants(tuple(arms), (note,), f"{conjoin(self.blocks)} at {conjoin([*map(str, self.depths)])} layers")
 
 
 @dataclass(frozen=True)
@@ -324,16 +339,13 @@ class Context:
     positions: Sequence[str]
     lengths: Sequence[float]
 
-    def variants(self, configs: Configs) -> Variants:
+    def variants(self, configs: Composer) -> Variants:
         """An arm per position encoding."""
         compose_recipe(self.base, "base", configs)
         check_levels("positions", self.positions, str)
-        lengths = eval_lengths(self.lengths)
-        arms = []
-        for position in self.positions:
-            overrides = (f"arch={self.base}", f"position={position}", lengths)
-            arms.append(Arm(position, {"position": position}, overrides=overrides, reference=self.positions[0]))
-        return Variants(tuple(arms), title=f"{conjoin(self.positions)} at the trained context and beyond")
+        base, lengths = f"arch={self.base}", eval_lengths(self.lengths)
+        arms = {name: ({"position": name}, (base, f"position={name}", lengths)) for name in self.positions}
+        return Variants(against_first(arms), title=f"{conjoin(self.positions)} at the trained context and beyond")
 
 
 def eval_lengths(lengths: Sequence[float]) -> str:

@@ -12,11 +12,10 @@ from llama_lab.analysis.settings import INIT, SEEDS
 from llama_lab.config.grammar import shown, written
 from llama_lab.config.messages import nearest
 from llama_lab.config.schema import CHANGEABLE, belongs, flatten, groups
-from llama_lab.runs.study import Arm
 from llama_lab.util.errors import ConfigError, suggestion
 from llama_lab.util.formatting import conjoin
 
-from .designs import Configs, Variants, compose_recipe
+from .designs import Composer, Variants, against_first, compose_recipe
 
 # What cannot be an axis, and why.
 REFUSED = {
@@ -53,25 +52,24 @@ class Options:
     axis: str | Sequence[str]
     options: Sequence[Any]
 
-    def variants(self, configs: Configs) -> Variants:
+    def variants(self, configs: Composer) -> Variants:
         """An arm per option or combination."""
         cfg, _ = compose_recipe(self.base, "base", configs)
         axes = self.axes()
         for axis, options in axes.items():
             check_axis(axis, self.base, cfg)
             check_options(axis, options, configs)
-        arms: dict[str, Arm] = {}
+        arms: dict[str, tuple[dict[str, str], list[str]]] = {}
         for combination in product(*axes.values()):
             chosen = dict(zip(axes, combination, strict=True))
             name = "+".join(label(axis, option, axes) for axis, option in chosen.items())
-            overrides = (f"arch={self.base}", *(f"{axis}={written(option)}" for axis, option in chosen.items()))
-            levels = {axis: shown(option) for axis, option in chosen.items()}
+            own = [f"{axis}={written(option)}" for axis, option in chosen.items()]
             if name in arms:
                 raise ConfigError(f"study.options: two arms would have the name {name}; leave one of the options out")
-            arms[name] = Arm(name, levels, overrides=overrides, reference=next(iter(arms), name))
+            arms[name] = {axis: shown(option) for axis, option in chosen.items()}, [f"arch={self.base}", *own]
         listed = {axis: conjoin([shown(option) for option in options]) for axis, options in axes.items()}
         title = "; ".join(f"{axis}: {options}" for axis, options in listed.items())
-        return Variants(tuple(arms.values()), title=f"{self.base} with {title}")
+        return Variants(against_first(arms), title=f"{self.base} with {title}")
 
     def axes(self) -> dict[str, list[Any]]:
         """The options of each axis. Raises ConfigError unless each is named once and has two options, each once."""
@@ -111,7 +109,7 @@ def check_axis(axis: str, base: str, cfg: DictConfig) -> None:
     raise ConfigError(f"study.axis={axis}: is no group, and no key with arch={base}{guess}")
 
 
-def check_options(axis: str, options: Sequence[Any], configs: Configs) -> None:
+def check_options(axis: str, options: Sequence[Any], configs: Composer) -> None:
     """Raise ConfigError for an option that a group does not have."""
     known = configs.options(axis) if axis in groups() else []
     for option in options:

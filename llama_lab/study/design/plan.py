@@ -33,8 +33,8 @@ from llama_lab.util.display import open_display
 from llama_lab.util.errors import ConfigError, suggestion
 from llama_lab.util.formatting import conjoin
 
-from .command import Composer, StudyCommand
-from .designs import Variants
+from .command import StudyCommand
+from .designs import Composer, Variants
 from .matching import match_width
 from .memory_fit import check_memory
 
@@ -285,12 +285,7 @@ def check_budget(drafts: Mapping[str, Run]) -> None:
 
 
 def plan_arm(
-    command: StudyCommand,
-    arm: Arm,
-    draft: Run,
-    site: Site | None,
-    dataset: Dataset,
-    reference: Cost | None,
+    command: StudyCommand, arm: Arm, draft: Run, site: Site | None, dataset: Dataset, reference: Cost | None
 ) -> PlannedArm:
     """Build an arm on the meta device, match it to `reference` if that is not None, and plan its runs."""
     cfg = draft.cfg

@@ -14,7 +14,7 @@ from llama_lab.runs.study import Arm
 from llama_lab.util.errors import ConfigError, suggestion
 from llama_lab.util.formatting import conjoin
 
-from .designs import Configs, Variants, check_levels, compose_recipe
+from .designs import Composer, Variants, check_levels, compose_recipe
 
 AXES = ("arch", *COMPONENTS, "optim", "schedule")
 CONTEXT = "model.max_seq_len"
@@ -37,7 +37,7 @@ class Scaling:
     budgets: Sequence[float]
     base: str | None = None
 
-    def variants(self, configs: Configs) -> Variants:
+    def variants(self, configs: Composer) -> Variants:
         """An arm per size, budget and option."""
         self._check(configs)
         shared = () if self.base is None else (f"arch={self.base}",)
@@ -78,7 +78,7 @@ class Scaling:
     def _name(self, option: str, size: str, budget: float) -> str:
         return f"{option}-{size}-{budget:g}"
 
-    def _check(self, configs: Configs) -> None:
+    def _check(self, configs: Composer) -> None:
         """Raise ConfigError for settings that make no scaling study."""
         if self.axis not in AXES:
             raise ConfigError(

@@ -13,8 +13,8 @@ from llama_lab.config.grammar import override_key
 from llama_lab.report.tables import tables
 from llama_lab.runs.folder import write_yaml
 from llama_lab.runs.study import Study
-from llama_lab.study.design.command import Composer
 from llama_lab.study.design.continued import Extend, Uptrain
+from llama_lab.study.design.designs import Composer
 from llama_lab.util.errors import ConfigError
 from tests.conftest import Command, Ran
 from tests.study.design.test_designs import CONFIGS

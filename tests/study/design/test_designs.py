@@ -10,9 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from llama_lab.config.schema import COMPONENTS
-from llama_lab.study.design.command import Composer
 from llama_lab.study.design.designs import (
     AddOne,
+    Composer,
     Context,
     Depth,
     Design,

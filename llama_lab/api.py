@@ -31,7 +31,7 @@ from llama_lab.util.errors import ConfigError as ConfigError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from llama_lab.report.comparison import Comparison
+    from llama_lab.report.write import Comparison
 
 
 def load_config(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> DictConfig:
@@ -144,7 +144,7 @@ def compare(
     # SciPy and Plotly take seconds to import.
     from llama_lab.analysis.analyse import analyse
     from llama_lab.analysis.grouping import compared, is_study
-    from llama_lab.report.comparison import Comparison
+    from llama_lab.report.write import Comparison
 
     if not paths:
         raise ConfigError("compare: names no run; name folders of runs or studies, such as runs/llama")

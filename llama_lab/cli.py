@@ -177,7 +177,7 @@ def compare_command() -> None:
             raise ConfigError("--overwrite: replaces an earlier export; name its folder with --export")
         if args.group_by and not group_by:
             raise ConfigError(f"--group-by {args.group_by}: names no key; write KEY,KEY, or leave it out")
-        from llama_lab.report.compare import compare  # takes seconds to import
+        from llama_lab.report.write import compare  # takes seconds to import
 
         with report_disk_errors(f"--out {args.out or 'comparison'}"):
             trust = Trust(args.trust)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rich import box
 from rich.table import Table
 
 from llama_lab.analysis.result import ArmResult, Quantity, Ranking, Result, Standing
 from llama_lab.util import formatting as fmt
+from llama_lab.util.display import plain_table
 
 NO_CHOICE = "the evidence does not carry a choice"
 
@@ -101,16 +101,9 @@ def _left_out(ranking: Ranking) -> str:
 def grid(result: Result) -> Table:
     """The values and, below them, the ranks; 80 columns are enough."""
     known = [ranking for ranking in result.rankings if ranking.is_known]
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        title="Below each value its rank: 1 is the best",
-        title_justify="left",
-    )
-    table.add_column("arm", overflow="fold")
-    for ranking in known:
-        name = WORDINGS[ranking.quantity].short.format(fmt.number(ranking.context))
-        table.add_column(name, justify="right", no_wrap=True)
+    names = [WORDINGS[ranking.quantity].short.format(fmt.number(ranking.context)) for ranking in known]
+    table = plain_table("Below each value its rank: 1 is the best", ["arm"], names, gap=2)
+    table.pad_edge, table.columns[0].overflow = True, "fold"
     for arm in result.arms:
         table.add_row(arm.name, *(_short(ranking, ranking.standing(arm.name)) for ranking in known))
     return table

@@ -18,7 +18,7 @@ from llama_lab.runs.study_speed import StudySpeed
 from llama_lab.util import formatting as fmt
 from llama_lab.util.templates import template
 
-from .charts import compute, context_lengths, costs, differences, training
+from .charts import compute, costs, differences, training
 from .charts.axes import change_axis
 from .charts.style import Style, curve_styles, foremost, foremost_curves, option_styles, styles
 from .guide import guide
@@ -30,6 +30,29 @@ MATCHES = {"params": "matched in parameters", "flops": "matched in FLOPs per tok
 MOST_SEEDS = 8  # listed in one line
 SIGNIFICANT = "Bars: 95% intervals. Filled: significant at 5% (adjusted): the interval excludes zero. Left is better."
 MOST_IN_ALT = 12  # arms in a chart's alternative text; the tables have all
+
+# How charts of arms are read.
+CURVES = (
+    "Lines: mean over seeds. Bands: from the lowest to the highest seed. Press an arm's name to hide it; drag over the "
+    "chart to zoom, double-click to go back."
+)
+LAYERS = (
+    "Means over seeds; faint: the first logged step, strong: the last, two in between. Gradients are those before "
+    "clipping, updates those of the optimizer step. Activations are what blocks (the residual stream), attention and "
+    "feed-forwards return, without dropout."
+)
+FRONT = (
+    "Dotted: the arms that no other one beats in both mean loss and {}, regardless of their intervals, with means over "
+    "the seeds that all arms have finished. Bars: 95% intervals over seeds."
+)
+DECODING = "At the end of a context, over all sequences of a batch. Bars: from the lowest to the highest seed."
+CACHES = "The size of the cache's tensors during generation; a sliding window's cache is at most its length."
+RATES = "Rings: each arm's best learning rate. Crosses above: runs that diverged. Bars: 95% intervals over seeds."
+LENGTHS = "A line ends where the arm's position encoding ends. Bars: 95% intervals over seeds."
+POSITIONS = (
+    "Mean over seeds. Dotted: the last position that the arms were trained on. An arm is missing if its position "
+    "encoding ends before the chosen context."
+)
 
 
 @dataclass(frozen=True)
@@ -143,25 +166,46 @@ def figures(result: Result) -> dict[str, go.Figure]:
 
 
 def _sections(result: Result) -> list[Section]:
-    found = tables(result)
+    found, looks, shown = tables(result), styles(result), foremost(result)
 
     def section(title: str, drawn: Iterable[Chart], *slugs: str, **settings: Any) -> Section:
         shown = tuple(chart for chart in drawn if any(fmt.known(y) for one in chart.figure.data for y in one.y))
         return Section(title, charts=shown, tables=tuple(found[slug] for slug in slugs if slug in found), **settings)
 
+    def chart(figure: go.Figure, slug: str, caption: str, *columns: str, wide: bool = False) -> Chart:
+        """With a line or a point for each arm; its alternative text has these columns of a table (default: all)."""
+        table = found.get(slug)
+        alt = _alt(figure.layout.title.text, table.cells(*columns) if table else ())
+        chart = Chart(figure, alt, caption, looks, shown, wide)
+        return chart if chart.has_lines else replace(chart, shown=None)
+
+    curves = chart(training.curves(result), "losses", CURVES, wide=True)
+    layers = chart(training.telemetry(result), "telemetry", LAYERS, wide=True)
+    by_cache = chart(
+        costs.kv_cache_front(result), "arms", FRONT.format("KV-cache size per token"), "Loss", "KV cache per token"
+    )
+    by_speed = chart(
+        costs.throughput_front(result), "arms", FRONT.format("training speed"), "Loss", "Tokens per second"
+    )
+    columns = "Sequences", "Context", "Tokens per second", "Gain"
+    decoding = chart(costs.decoding_speeds(result), "decoding", DECODING, *columns)
+    caches = chart(costs.cache_sizes(result), "caches", CACHES)
+    rates = chart(training.learning_rates(result), "learning_rates", RATES, wide=True)
+    lengths = chart(training.context_lengths(result), "lengths", LENGTHS)
+    positions = chart(training.positions(result), "lengths", POSITIONS)
     sections = [
         section("Scaling", _scaling(result, found), "laws", "scaling", folds=False),
         section("Main effects and interactions", _effects(result, found), "effects", "interactions", folds=False),
         section("Arms", _differences(result), "arms", folds=False),
         section("Which to choose", (), "rankings", text=guide(result), folds=False),
         section("Findings", (), "differences", "pairs", "losses", "seeds", text=result.answer),
-        section("Training", _training(result, found), "starts", "reach"),
-        section("Telemetry", _telemetry(result, found), "telemetry"),
+        section("Training", (*_difference_curves(result), curves), "starts", "reach"),
+        section("Telemetry", [layers], "telemetry"),
         section("Architectures", (), drawings=dict(drawing(*pair) for pair in result.architectures)),
-        section("Cost", _cost(result, found), "costs"),
-        section("Inference", _inference(result, found), "decoding", "caches"),
-        section("Learning rate", _learning_rates(result, found), "learning_rates"),
-        section("Context length", _lengths(result, found), "lengths"),
+        section("Cost", [by_cache, by_speed], "costs"),
+        section("Inference", [decoding, caches], "decoding", "caches"),
+        section("Learning rate", [rates], "learning_rates"),
+        section("Context length", [lengths, positions], "lengths"),
         section("Runs that did not finish", (), "unfinished"),
         section("How it was made", (), "settings", "environment", command=result.study.command),
     ]
@@ -171,15 +215,6 @@ def _sections(result: Result) -> list[Section]:
 def _alt(what: str, found: Iterable[str]) -> str:
     """A chart's alternative text."""
     return f"{what}: {fmt.enumerate_some(list(found), MOST_IN_ALT, '; ')}."
-
-
-def _lines(
-    result: Result, figure: go.Figure, table: Table | None, columns: Iterable[str], caption: str, wide: bool = False
-) -> Chart:
-    """A chart with a line or a point for each arm; its alternative text has these columns of a table (default: all)."""
-    alt = _alt(figure.layout.title.text, table.cells(*columns) if table else ())
-    chart = Chart(figure, alt, caption, styles(result), foremost(result), wide)
-    return chart if chart.has_lines else replace(chart, shown=None)
 
 
 def _forest(result: Result, rows: Sequence[Finding], title: str, caption: str) -> Chart:
@@ -250,7 +285,7 @@ def _differences(result: Result) -> Iterator[Chart]:
             note, shown = "", rows
 
 
-def _training(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
+def _difference_curves(result: Result) -> Iterator[Chart]:
     if any(len(curve.tokens) > 1 for curve in result.difference_curves):
         ends = (
             f"{curve.name} {fmt.with_interval(curve.mean[-1], curve.low[-1], curve.high[-1], is_difference=True)}"
@@ -264,53 +299,3 @@ def _training(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
         looks, shown = curve_styles(result), foremost_curves(result)
         alt = _alt("Difference over training, at its end", ends)
         yield Chart(differences.difference_curves(result), alt, caption, looks, shown, wide=True)
-    caption = (
-        "Lines: mean over seeds. Bands: from the lowest to the highest seed. Press an arm's name to hide it; "
-        "drag over the chart to zoom, double-click to go back."
-    )
-    yield _lines(result, training.curves(result), found.get("losses"), (), caption, wide=True)
-
-
-def _telemetry(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
-    caption = (
-        "Means over seeds; faint: the first logged step, strong: the last, two in between. Gradients are those before "
-        "clipping, updates those of the optimizer step. Activations are what blocks (the residual stream), attention "
-        "and feed-forwards return, without dropout."
-    )
-    yield _lines(result, training.telemetry(result), found.get("telemetry"), (), caption, wide=True)
-
-
-def _cost(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
-    caption = (
-        "Dotted: the arms that no other one beats in both mean loss and {}, regardless of their intervals, with means "
-        "over the seeds that all arms have finished. Bars: 95% intervals over seeds."
-    )
-    fronts = (
-        (costs.kv_cache_front(result), "KV-cache size per token", "KV cache per token"),
-        (costs.throughput_front(result), "training speed", "Tokens per second"),
-    )
-    for figure, name, column in fronts:
-        yield _lines(result, figure, found.get("arms"), ("Loss", column), caption.format(name))
-
-
-def _inference(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
-    caption = "At the end of a context, over all sequences of a batch. Bars: from the lowest to the highest seed."
-    columns = ("Sequences", "Context", "Tokens per second", "Gain")
-    yield _lines(result, costs.decoding_speeds(result), found.get("decoding"), columns, caption)
-    caption = "The size of the cache's tensors during generation; a sliding window's cache is at most its length."
-    yield _lines(result, costs.cache_sizes(result), found.get("caches"), (), caption)
-
-
-def _learning_rates(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
-    caption = "Rings: each arm's best learning rate. Crosses above: runs that diverged. Bars: 95% intervals over seeds."
-    yield _lines(result, training.learning_rates(result), found.get("learning_rates"), (), caption, wide=True)
-
-
-def _lengths(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
-    caption = "A line ends where the arm's position encoding ends. Bars: 95% intervals over seeds."
-    yield _lines(result, context_lengths.context_lengths(result), found.get("lengths"), (), caption)
-    caption = (
-        "Mean over seeds. Dotted: the last position that the arms were trained on. An arm is missing if its "
-        "position encoding ends before the chosen context."
-    )
-    yield _lines(result, context_lengths.positions(result), found.get("lengths"), (), caption)

@@ -18,7 +18,6 @@ from llama_lab.analysis.result import (
     Inference,
     Ranking,
     Result,
-    Spread,
 )
 from llama_lab.analysis.scaling_gains import gain_of
 from llama_lab.analysis.settings import RATE
@@ -180,7 +179,7 @@ def _inference_columns(inference: Inference | None) -> dict[str, float | None]:
     """For one sequence at the largest context; the cache has the first element type that was measured."""
     speed = inference.speed(1) if inference else None
     cache = inference.cache(inference.caches[0].dtype) if inference and inference.caches else None
-    columns: dict[str, Spread | None] = {
+    columns = {
         "decode_tokens_per_second": speed.decode if speed else None,
         "decode_tokens_per_second_uncached": speed.uncached if speed else None,
         "prefill_seconds": speed.prefill if speed else None,

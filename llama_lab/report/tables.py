@@ -1,7 +1,7 @@
 """The report's tables, one function each: from a Result to cells of text."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
@@ -12,13 +12,9 @@ import pandas as pd
 from llama_lab.analysis.depth_profiles import names
 from llama_lab.analysis.result import (
     ArmResult,
-    CacheSize,
-    Comparison,
-    Divergence,
     Inference,
     Reach,
     Result,
-    Speed,
     Spread,
     common_losses,
     final_losses,
@@ -27,13 +23,14 @@ from llama_lab.analysis.result import (
 )
 from llama_lab.analysis.scaling_gains import relative_speeds
 from llama_lab.analysis.scaling_law import Scaled
-from llama_lab.analysis.statistics import Effect, Estimate, term_name
+from llama_lab.analysis.statistics import Estimate, term_name
 from llama_lab.config.grammar import written
 from llama_lab.util import formatting as fmt
 
 from .guide import ranked, title
 
 ENDS = ((0, "First"), (-1, "Last"))
+Columns = dict[str, Callable[[Any], str]]  # what each shows of an item
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def tables(result: Result) -> dict[str, Table]:
 
 def _arms(result: Result) -> Table:
     reference = result.study.before if any(arm.to_previous for arm in result.arms) else result.study.baseline
-    columns: dict[str, Callable[[ArmResult], str]] = {
+    columns: Columns = {
         "Parameters": lambda arm: fmt.number(arm.costs.get("params")),
         "FLOPs per token": lambda arm: fmt.short(arm.costs.get("train_flops_per_token")),
         "Tokens per second": lambda arm: fmt.three_digits(arm.costs.get("perf/tokens_per_second")),
@@ -103,7 +100,7 @@ def _arms(result: Result) -> Table:
 def _differences(result: Result) -> Table:
     compared = [c for arm in result.arms for c in (arm.to_previous, arm.to_baseline) if c]
     distinct = {(c.arm, c.against): (c.arm, c) for c in compared if fmt.known(c.change.mean)}
-    columns: dict[str, Callable[[Comparison], str]] = {
+    columns: Columns = {
         "Compared with": lambda c: c.against,
         "Difference": lambda c: c.change.text,
         "p": lambda c: fmt.bare_p(c.change.p),
@@ -133,7 +130,7 @@ def _pairs(result: Result) -> Table:
         f"are simultaneous ({result.tests}). Rank: by loss, as far as the significant differences determine it."
     )
     against = [arm.name for arm in result.arms if result.pairs]
-    columns: dict[str, Callable[[ArmResult], str]] = {
+    columns: Columns = {
         "Rank": lambda arm: fmt.rank(result.ranks.get(arm.name)),
         **{name: partial(cell, name) for name in against},
     }
@@ -141,7 +138,7 @@ def _pairs(result: Result) -> Table:
 
 
 def _rankings(result: Result) -> Table:
-    columns = {title(found): partial(ranked, found) for found in result.rankings if found.is_known}
+    columns: Columns = {title(found): partial(ranked, found) for found in result.rankings if found.is_known}
     caption = (
         f"Loss in {result.unit}, with 95% intervals over seeds. Speeds: geometric means over rounds, each "
         "of which measured every arm, with their 95% intervals; of decoding and prefill for one sequence that fills "
@@ -154,7 +151,7 @@ def _rankings(result: Result) -> Table:
 
 
 def _losses(result: Result) -> Table:
-    columns: dict[str, Callable[[ArmResult], str]] = {
+    columns: Columns = {
         unit_of(result.arms, "val/loss").capitalize(): lambda arm: _text(arm.loss),
         "Of averaged weights": lambda arm: _text(arm.ema),
         "Of the best predictor": lambda arm: fmt.number(arm.entropy_floor, 4),
@@ -188,7 +185,7 @@ def _seed_losses(result: Result) -> Table:
 
 def _to_reach(result: Result) -> Table:
     baseline = next((arm.to_reach for arm in result.arms if arm.name == result.study.baseline), {})
-    columns: dict[str, Callable[[ArmResult], str]] = {
+    columns: Columns = {
         "Tokens": lambda arm: _reached(arm.to_reach, baseline, "tokens", fmt.number),
         "Tokens over the baseline's": lambda arm: _reach(arm.reach),
         "Training FLOPs": lambda arm: _reached(arm.to_reach, baseline, "flops", fmt.short),
@@ -224,7 +221,7 @@ def _starts(result: Result) -> Table:
         worst, own, best = (losses.get(name, math.nan) for name in (*fresh, arm.name, result.study.baseline))
         return fmt.percent((worst - own) / (worst - best)) if worst > best else fmt.UNKNOWN
 
-    columns: dict[str, Callable[[ArmResult], str]] = {
+    columns: Columns = {
         "Parameters taken": share,
         "Loss at the start": lambda arm: fmt.number(begin.get(arm.name), 4),
         "Loss at the end": lambda arm: fmt.number(end.get(arm.name), 4),
@@ -240,7 +237,7 @@ def _starts(result: Result) -> Table:
 
 
 def _costs(result: Result) -> Table:
-    columns: dict[str, Callable[[ArmResult], str]] = {
+    columns: Columns = {
         "Parameters without embeddings": lambda arm: fmt.number(arm.costs.get("params_non_embedding")),
         "FLOPs per token, forward": lambda arm: fmt.short(arm.costs.get("flops_per_token")),
         "Tokens per second, training": lambda arm: _speed(result, arm, "train", "perf/tokens_per_second"),
@@ -278,7 +275,7 @@ def _speed_note(result: Result) -> str:
 
 
 def _decoding(arms: Sequence[Inference]) -> Table:
-    columns: dict[str, Callable[[Speed], str]] = {
+    columns: Columns = {
         "Sequences": lambda speed: fmt.number(speed.batch_size),
         "Context": lambda speed: fmt.number(speed.context),
         "Seeds": lambda speed: fmt.number(speed.runs),
@@ -298,7 +295,7 @@ def _decoding(arms: Sequence[Inference]) -> Table:
 
 
 def _caches(arms: Sequence[Inference]) -> Table:
-    columns: dict[str, Callable[[CacheSize], str]] = {
+    columns: Columns = {
         "Elements": lambda cache: cache.dtype,
         "Context": lambda cache: fmt.number(cache.context),
         "Measured": lambda cache: _spread(cache.measured, fmt.in_bytes),
@@ -311,7 +308,7 @@ def _caches(arms: Sequence[Inference]) -> Table:
 
 
 def _effects(result: Result) -> Table:
-    columns: dict[str, Callable[[Effect], str]] = {
+    columns: Columns = {
         "Change of loss": lambda effect: effect.change.text,
         "p": lambda effect: fmt.bare_p(effect.change.p),
         "Verdict": lambda effect: effect.change.verdict,
@@ -367,7 +364,7 @@ def _laws(result: Result) -> Table:
             return f"{found.mean:.3g} [{found.low:.2g},\u00a0{found.high:.2g}]"
         return found.text
 
-    columns: dict[str, Callable[[Scaled], str]] = {title: partial(coefficient, key) for title, key in titles.items()}
+    columns: Columns = {title: partial(coefficient, key) for title, key in titles.items()}
     columns["Gain changes by, per tenfold compute"] = lambda option: (
         option.gains.growth.text if option.gains else fmt.UNKNOWN
     )
@@ -411,7 +408,7 @@ def _learning_rates(result: Result) -> Table:
 
 
 def _unfinished(result: Result) -> Table:
-    columns: dict[str, Callable[[Divergence], str]] = {
+    columns: Columns = {
         "Seed": lambda run: str(run.seed),
         "Learning rate": lambda run: fmt.learning_rate(run.learning_rate),
         "Status": lambda run: run.status,
@@ -465,11 +462,7 @@ def _settings(result: Result) -> Table:
 
 
 def _table(
-    caption: str,
-    named: Iterable[tuple[str, Any]],
-    columns: Mapping[str, Callable[[Any], str]],
-    words: Collection[str] = (),
-    head: str = "Arm",
+    caption: str, named: Iterable[tuple[str, Any]], columns: Columns, words: Collection[str] = (), head: str = "Arm"
 ) -> Table:
     """A row per item with its name, without the columns of unknown values.
 
@@ -482,7 +475,7 @@ def _table(
     )
 
 
-def _arm_table(result: Result, caption: str, columns: Mapping[str, Callable[[ArmResult], str]], *words: str) -> Table:
+def _arm_table(result: Result, caption: str, columns: Columns, *words: str) -> Table:
     """A row per arm. words: columns that hold text."""
     return _table(caption, [(arm.name, arm) for arm in result.arms], columns, words)
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page
 from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.result import Comparison, Front, Reach, Result
 from llama_lab.analysis.statistics import Estimate, PairedDifference
-from llama_lab.report.charts import context_lengths, costs, differences, style, training
+from llama_lab.report.charts import costs, differences, style, training
 from llama_lab.report.page import write_page
 from llama_lab.runs.study import Arm, Study
 from llama_lab.util import formatting as fmt
@@ -530,7 +530,7 @@ def test_an_arm_without_a_cache_is_at_the_left_edge_of_the_chart_of_caches() -> 
         training.curves,
         costs.kv_cache_front,
         training.learning_rates,
-        context_lengths.context_lengths,
+        training.context_lengths,
         costs.decoding_speeds,
         costs.cache_sizes,
     ],

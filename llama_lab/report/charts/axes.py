@@ -84,19 +84,14 @@ def set_ticks(figure: go.Figure, values: list[float], text: Callable[[float], st
     return figure
 
 
-def octaves(values: Iterable[float]) -> list[float]:
-    """At most eight powers of two, evenly spaced from the lowest of these values to the highest."""
-    logs = [math.log2(value) for value in values]
-    lowest, highest = math.floor(min(logs)), math.ceil(max(logs))
-    return [2.0**power for power in range(lowest, highest + 1, max(1, (highest - lowest) // 4))]
-
-
 def set_octaves(figure: go.Figure, text: Callable[[float], str], axis: str = "x") -> go.Figure:
-    """Make an axis logarithmic, with ticks at powers of two."""
+    """Make an axis logarithmic, with at most eight ticks at powers of two."""
     found = [value for trace in figure.data for value in trace[axis] or () if math.isfinite(value) and value > 0]
     if not found:
         return figure
-    figure = set_ticks(figure, octaves(found), text, axis)
+    lowest, highest = math.floor(math.log2(min(found))), math.ceil(math.log2(max(found)))
+    ticks = [2.0**power for power in range(lowest, highest + 1, max(1, (highest - lowest) // 4))]
+    figure = set_ticks(figure, ticks, text, axis)
     figure.layout[f"{axis}axis"].range = [math.log10(min(found)) - 0.15, math.log10(max(found)) + 0.15]
     return figure
 

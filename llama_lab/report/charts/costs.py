@@ -1,7 +1,7 @@
 """Charts of costs: the loss against what it takes, and the speed and memory of generation."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from plotly import graph_objects as go
 
@@ -17,23 +17,13 @@ Views = Mapping[tuple[str, ...], Mapping[str, Points]]  # the points of each arm
 
 
 def kv_cache_front(result: Result) -> go.Figure:
-    """Loss against the size of the KV cache per token; arms with 0 B are at the left edge."""
-    front, zero = result.front.kv_cache, _zero_bytes(result)
+    """Loss against the size of the KV cache per token; arms with 0 B are an octave left of the smallest other size."""
+    sizes = [size for arm in result.arms if (size := arm.costs.get("kv_cache/bytes_per_token", 0)) > 0]
+    zero = 2.0 ** (math.floor(math.log2(min(sizes))) - 1) if sizes else 1.0
+    front = result.front.kv_cache
     figure = _front(result, "kv_cache/bytes_per_token", front, False, "KV cache: %{customdata}", zero)
     figure.update_layout(title_text="Loss against KV cache", xaxis_title_text="KV-cache size per token, 16-bit")
-    return set_octaves(figure, cache_size_text(result))
-
-
-def _zero_bytes(result: Result) -> float:
-    """Where the logarithmic axis of KV-cache sizes has 0 B: an octave below the smallest other size."""
-    sizes = [size for arm in result.arms if (size := arm.costs.get("kv_cache/bytes_per_token", 0)) > 0]
-    return 2.0 ** (math.floor(math.log2(min(sizes))) - 1) if sizes else 1.0
-
-
-def cache_size_text(result: Result) -> Callable[[float], str]:
-    """The text of a tick of the axis of KV-cache sizes."""
-    zero = _zero_bytes(result)
-    return lambda size: fmt.in_bytes(size if size > zero else 0)
+    return set_octaves(figure, lambda size: fmt.in_bytes(size if size > zero else 0))
 
 
 def throughput_front(result: Result) -> go.Figure:

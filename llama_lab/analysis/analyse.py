@@ -14,16 +14,14 @@ from llama_lab.config.trust import Trust
 from llama_lab.runs.folder import is_run
 from llama_lab.runs.record import Record, finished, missing_record, read_record, started, trained_beside
 from llama_lab.runs.study import Study
-from llama_lab.runs.study_speed import ArmSpeed, StudySpeed, measured_speed
+from llama_lab.runs.study_speed import ArmSpeed, measured_speed
 
 from .architectures import architectures
-from .cautions import cautions
-from .comparisons import Judged, Pair, compare_arms, describe_tests, family, noise
-from .confounds import confounds, one_rate, rates_left
+from .comparisons import Judged, Pair, compare_arms, describe_tests, effects_of, family, interactions_of
+from .confounds import notes, warnings
 from .curves import difference_curves, drawn, loss_curves
 from .depth_profiles import telemetry
 from .environments import environment
-from .factorial import effects_of, interactions_of
 from .inference import inference
 from .learning_rates import is_swept, judged_runs, learning_rates
 from .ranking import rankings
@@ -44,18 +42,19 @@ from .result import (
     common_losses,
     estimate_of,
     final_losses,
-    unit_of,
 )
-from .scaling_gains import scaled, scaling_sentences
+from .scaling_gains import scaled
 from .settings import RATE, different_settings
 from .statistics import estimate, first_reach, geometric_mean, paired_difference, pareto_front
 from .verdict import answer
+
+Speeds = Mapping[str, ArmSpeed]
 
 
 def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008, Trust is immutable
     """Read every run that a study lists, and compare its arms.
 
-    folder: of the study, which the paths of its runs are relative to. trust: see `confounds`. Runs that did not finish,
+    folder: of the study, which the paths of its runs are relative to. trust: see `warnings`. Runs that did not finish,
     or never started, are reported and excluded from the comparison.
     """
     runs = _read(study, folder)
@@ -68,25 +67,16 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     losses = {unit: final_losses(judged, unit) for unit in METRICS}
     speed = measured_speed(folder)
     compared = compare_arms(study, judged, losses, metric, is_final=True)
-    arms = _arm_results(study, judged, metric, compared, speed, is_swept=bool(rates))
+    arms = _arm_results(study, judged, metric, compared, speed.arms if speed else {}, bool(rates))
     effects = effects_of(study, losses[metric]) if study.is_factorial else ()
-    tests = describe_tests(study, compared, effects)
     pairs = tuple(c for pair in family(study) if (c := compared.get(pair))) if study.compare == "all" else ()
     ranked = rankings(study, arms, pairs, speed, metric)
     ranks = {one.arm: one.ranks for one in ranked[0].standings if one.ranks} if ranked else {}
-    lengths = tuple(found for name, own in judged.items() if (found := _lengths(name, own)))
-    verdict, sentences = answer(study, arms, effects, pairs, ranks, lengths, metric, tests)
     is_timed = speed is not None and of_arm.keys() <= speed.arms.keys()
-    scaling = scaled(arms, metric, is_timed) if study.design == "scaling" else None
-    if scaling:
-        scales = scaling_sentences(scaling)
-        verdict, sentences = scales[0], (*scales, *sentences)
-    return Result(
+    result = Result(
         study=study,
         metric=metric,
-        tests=tests,
-        verdict=verdict,
-        answer=sentences,
+        tests=describe_tests(study, compared, effects),
         arms=arms,
         curves=tuple(curve for arm in arms for curve in loss_curves(arm.name, arm.records, metric)),
         front=Front(
@@ -97,17 +87,8 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         effects=effects,
         learning_rates=rates,
         divergences=tuple(_divergence(run) for run in runs[runs["status"] != "done"].itertuples()),
-        lengths=lengths,
+        lengths=tuple(found for name, own in judged.items() if (found := _lengths(name, own))),
         provenance=_provenance(records, judged, study.baseline),
-        warnings=(
-            *confounds(study, arms, records, rates, speed, trust),
-            *cautions(study, arms, metric, noise(study, judged, losses[metric])),
-        ),
-        notes=(
-            *study.notes,
-            *one_rate(study, records, is_swept=bool(rates)),
-            *rates_left(rates, unit_of(arms, "val/loss")),
-        ),
         speed=speed,
         difference_curves=difference_curves(study, judged, losses, metric),
         interactions=interactions_of(study, arms, metric) if effects else (),
@@ -117,8 +98,10 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         rankings=ranked,
         records=tuple(records),
         architectures=architectures(study, arms, trust),
-        scaling=scaling,
+        scaling=scaled(arms, metric, is_timed) if study.design == "scaling" else None,
     )
+    verdict, sentences = answer(result)
+    return replace(result, verdict=verdict, answer=sentences, warnings=warnings(result, trust), notes=notes(result))
 
 
 def _read(study: Study, folder: Path) -> pd.DataFrame:
@@ -139,14 +122,8 @@ def _read(study: Study, folder: Path) -> pd.DataFrame:
 
 
 def _arm_results(
-    study: Study,
-    judged: Judged,
-    metric: Metric,
-    compared: dict[Pair, Comparison],
-    speed: StudySpeed | None,
-    is_swept: bool,
+    study: Study, judged: Judged, metric: Metric, compared: dict[Pair, Comparison], speeds: Speeds, is_swept: bool
 ) -> tuple[ArmResult, ...]:
-    speeds = speed.arms if speed else {}
     baseline = {record.seed: record for record in finished(judged[study.baseline])}
     if study.design == "scaling":  # whose baseline is of another size
         baseline = {}

@@ -52,7 +52,7 @@ MOST_ASIDE = 3.0  # largest over smallest ratio of tokens to positions
 
 
 def misrecorded(study: Study, records: Sequence[Record], trust: Trust) -> Iterator[str]:
-    """A sentence for everything on record that cannot be right; for the arguments see `confounds`."""
+    """A sentence for everything on record that cannot be right; for the arguments see `warnings`."""
     started = [record for record in records if record.status != MISSING]
     yield from _mislabelled(study, records)
     yield from _copies(started)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pandas as pd
@@ -11,15 +11,9 @@ from llama_lab.runs.record import Record, finished
 from llama_lab.runs.study import Study
 from llama_lab.util.formatting import count
 
-from .result import METRICS, Comparison, Metric
+from .result import METRICS, ArmResult, Comparison, Interaction, Metric, Result, common_losses, final_losses
 from .sentences import divergence
-from .statistics import (
-    Contrast,
-    Effect,
-    describe,
-    judge,
-    seeds_needed,
-)
+from .statistics import Contrast, Effect, describe, factorial_effects, judge, seeds_needed
 
 Judged = Mapping[str, Sequence[Record]]  # the runs that each arm is judged by
 Table = Mapping[Metric, pd.DataFrame]  # of `final_losses`
@@ -62,15 +56,14 @@ def _compare(arm: str, against: str, judged: Judged, losses: Table, metric: Metr
     return Comparison(arm, against, seeds, nats if metric == "val/loss" else None, bits, untested=untested)
 
 
-def noise(study: Study, judged: Judged, losses: pd.DataFrame) -> dict[str, float]:
+def noise(result: Result) -> dict[str, float]:
     """Each arm's standard deviation over the typical one, beyond what the median arm of its size does at each seed.
 
     Without arms that diverged; empty for fewer than three arms.
     """
-    diverged = [name for name, records in judged.items() if any(r.status == "diverged" for r in records)]
-    kept = losses.drop(columns=diverged)
-    references = {arm.name: arm.previous if arm.previous and study.design == "scaling" else "" for arm in study.arms}
-    strata = [references[name] or (name if study.design == "scaling" else "") for name in kept]
+    arms = {arm.name: arm for arm in result.arms if all(record.status != "diverged" for record in arm.records)}
+    kept = final_losses({name: arm.records for name, arm in arms.items()}, result.metric)
+    strata = [(arms[name].arm.previous or name) if result.scaling else "" for name in kept]
     spread = (kept.T - kept.T.groupby(strata).transform("median")).T.std()
     spread = spread[spread > 0]
     return dict(spread / spread.median()) if len(spread) > 2 else {}
@@ -137,3 +130,32 @@ def describe_tests(study: Study, compared: dict[Pair, Comparison], effects: Sequ
     tested += [f"the {count(known_effects, 'effect')}"] if known_effects else []
     tested += ["the last arm against the first"] if sizes[1] else []
     return f"moderated paired tests of {' and '.join(tested)}" if tested else "none"
+
+
+def effects_of(study: Study, losses: pd.DataFrame) -> tuple[Effect, ...]:
+    """The effects of a factorial, from the options of the baseline."""
+    runs = [(arm.axes, seed, loss) for arm in study.arms for seed, loss in losses[arm.name].dropna().items()]
+    if not runs:
+        return ()
+    return tuple(factorial_effects(_options(study), *map(list, zip(*runs, strict=True))))
+
+
+def interactions_of(study: Study, arms: Sequence[ArmResult], metric: Metric) -> tuple[Interaction, ...]:
+    """For each pair of axes all of whose combinations were run, over the seeds that all arms have finished."""
+    means = common_losses(arms, metric).mean()
+    axes = pd.DataFrame({arm.name: arm.axes for arm in study.arms}).T
+    varied = {axis: options for axis, options in _options(study).items() if len(options) > 1}
+    found = []
+    for pair in combinations(varied, 2):
+        levels = varied[pair[0]], varied[pair[1]]
+        cells = means.groupby([axes[axis] for axis in pair]).mean().reindex(list(product(*levels)))
+        if cells.notna().all():
+            rows = cells.to_numpy(dtype=float).reshape(len(levels[0]), len(levels[1]))
+            found.append(Interaction(pair, levels, tuple(map(tuple, rows.tolist()))))
+    return tuple(found)
+
+
+def _options(study: Study) -> dict[str, tuple[str, ...]]:
+    """The options of each axis, the baseline's first."""
+    arms = sorted(study.arms, key=lambda arm: arm.name != study.baseline)
+    return {axis: tuple(dict.fromkeys(arm.axes[axis] for arm in arms)) for axis in arms[0].axes}

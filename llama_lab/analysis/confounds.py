@@ -1,4 +1,4 @@
-"""Uncontrolled differences between the runs of a study, as sentences that name the runs and the values."""
+"""A report's warnings: what a study did not control, or its verdicts do not account for, with the runs and values."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from llama_lab.config.trust import Trust
 from llama_lab.runs.record import Record, finished, started
 from llama_lab.runs.study import Study
-from llama_lab.runs.study_speed import StudySpeed
 from llama_lab.util.formatting import TIMES, count, enumerate_some, learning_rate, number, percent
 
 from .audit import misrecorded, unequal_speeds
+from .comparisons import noise
 from .environments import unequal_environments
 from .inference import TIMED
-from .result import ArmResult, LearningRates
+from .result import Result, unit_of
 from .sentences import MOST_NAMES, by_value, disagreement, named, sentence, values_in
 from .settings import RATE, SEEDS, TOKENS, unequal_settings
 
@@ -20,46 +20,37 @@ OPTIMIZER = "optim"
 MOST_RESIDUAL = 0.005  # of matching, as a fraction
 MOST_UNMATCHED = 0.01  # difference in parameters without matching, as a fraction
 MOST_UNQUIET = 1.5  # slowest over fastest round of one measurement
+MOST_NOISE = 3.0  # standard deviation of an arm over the typical one; see docs/statistics.md
+UNIGRAM = 0.97  # fraction of the entropy of token frequencies that a useful loss is below
 
 # The conditions of a measurement of inference, by name, and as fields of an Evaluation.
 MEASURED_WITH = {"device": "device", "precision": "precision", "CPU threads": "threads", "torch": "torch"}
 
 
-def confounds(
-    study: Study,
-    arms: Sequence[ArmResult],
-    records: Sequence[Record],
-    rates: Sequence[LearningRates],
-    speed: StudySpeed | None,
-    trust: Trust,
-) -> tuple[str, ...]:
-    """A sentence for everything that was not controlled.
+def warnings(result: Result, trust: Trust) -> tuple[str, ...]:
+    """A sentence for everything that was not controlled, or that the verdicts do not account for.
 
-    records: one per member of the study, in their order. rates: of the arms that sweep learning rates. speed: measured
-    side by side. trust: packages whose components the configs of runs may name; models are rebuilt to check sizes.
+    trust: packages whose components the configs of runs may name; models are rebuilt to check sizes.
     """
-    known = started(records)
+    study, records, known = result.study, result.records, started(result.records)
     members = [member for arm in study.arms for member in arm.members]
     tuning = {record.path for member, record in zip(members, records, strict=True) if member.tunes is not None}
+    unmeasured = [arm for arm in study.arms if not (result.speed and arm.name in result.speed.arms)]
     return (
-        *_missing(study, arms, records),
+        *_missing(result),
         *unequal_environments(known, tuning),
         *_unequal_tokens(study, known),
-        *unequal_settings(study, known, bool(rates), tuning),
+        *unequal_settings(study, known, bool(result.learning_rates), tuning),
         *misrecorded(study, records, trust),
-        *unequal_speeds([arm for arm in study.arms if not (speed and arm.name in speed.arms)], known),
-        *_same_seeds(arms),
-        *_unmatched(study, arms),
-        *_mistuned(study, rates, arms, known),
-        *(_doubtful_speeds(speed, arms, known) if speed else ()),
-        *_doubtful_inference(arms),
+        *unequal_speeds(unmeasured, known),
+        *(sentence for rule in RULES for sentence in rule(result)),
     )
 
 
-def _missing(study: Study, arms: Sequence[ArmResult], records: Sequence[Record]) -> Iterator[str]:
+def _missing(result: Result) -> Iterator[str]:
     """Unfinished runs, but for tuning runs that diverged, which is a result; and the seeds that arms lack."""
-    members = (member for arm in study.arms for member in arm.members)
-    expected = [r for m, r in zip(members, records, strict=True) if m.tunes is None or r.status != "diverged"]
+    arms, members = result.arms, (member for arm in result.study.arms for member in arm.members)
+    expected = [r for m, r in zip(members, result.records, strict=True) if m.tunes is None or r.status != "diverged"]
     for status in sorted({record.status for record in expected} - {"done"}):
         runs = [record for record in expected if record.status == status]
         yield f"{count(len(runs), 'run')} did not finish ({status}): {named(runs, ())}."
@@ -86,10 +77,10 @@ def _unequal_tokens(study: Study, records: Sequence[Record]) -> Iterator[str]:
             yield sentence(f"Training tokens differ: {values}", "more training alone lowers the loss")
 
 
-def _same_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
+def _same_seeds(result: Result) -> Iterator[str]:
     """Arms whose runs have different seeds in name only, or in part."""
     shared: dict[str, list[str]] = {}
-    for arm in arms:
+    for arm in result.arms:
         runs = {record.seed: record for record in started(arm.records)}.values()
         values = {key: [run.config[key] for run in runs if run.config.get(key) is not None] for key in SEEDS}
         if same := " and ".join(key for key, found in values.items() if len({*found}) < len(found)):
@@ -99,7 +90,8 @@ def _same_seeds(arms: Sequence[ArmResult]) -> Iterator[str]:
         yield sentence(what, "they are not independent, and intervals are too short")
 
 
-def _unmatched(study: Study, arms: Sequence[ArmResult]) -> Iterator[str]:
+def _unmatched(result: Result) -> Iterator[str]:
+    study, arms = result.study, result.arms
     for arm in arms:
         if abs(arm.arm.residual or 0) > MOST_RESIDUAL:
             yield f"Matching left {arm.name} {percent(arm.arm.residual)} off in {study.match or 'size'}."
@@ -113,10 +105,9 @@ def _unmatched(study: Study, arms: Sequence[ArmResult]) -> Iterator[str]:
                 yield f"{name} has {more} parameters without embeddings than {references[name]}."
 
 
-def _mistuned(
-    study: Study, rates: Sequence[LearningRates], arms: Sequence[ArmResult], records: Sequence[Record]
-) -> Iterator[str]:
+def _mistuned(result: Result) -> Iterator[str]:
     """Learning rates that were searched unequally, are not those that tuning chose, or were chosen badly."""
+    study, rates, records = result.study, result.learning_rates, started(result.records)
     tuned = any(arm.tuning for arm in study.arms)  # on other seeds, a larger grid gives no advantage
     if rates and not tuned and RATE not in study.axes:
         found = {arm.name: {r.config[RATE] for r in records if r.arm == arm.name} for arm in study.arms}
@@ -125,7 +116,7 @@ def _mistuned(
             yield f"Learning rates searched differ: {values}; the best of more rates is lower by chance alone."
     chosen = {(of_arm.arm, seed): rate for of_arm in rates for seed, rate in of_arm.chosen.items()}
     tuners = {arm.name: arm.tuner for arm in study.arms}
-    for record in started(record for arm in arms for record in arm.records):
+    for record in started(record for arm in result.arms for record in arm.records):
         own, best = record.config.get(RATE), chosen.get((tuners[record.arm], record.seed))
         if best is not None and own != best:
             yield (
@@ -159,26 +150,28 @@ def _mistuned(
         )
 
 
-def one_rate(study: Study, records: Sequence[Record], is_swept: bool) -> Iterator[str]:
-    """A note on arms that all have one learning rate."""
-    rates = {record.config.get(RATE) for record in started(records)}
-    if not is_swept and len(rates) == 1 and len(study.arms) > 1:
+def notes(result: Result) -> tuple[str, ...]:
+    """The study's own notes, and what one learning rate for all arms, or a better one, could change."""
+    found, swept = list(result.study.notes), result.learning_rates
+    rates = {record.config.get(RATE) for record in started(result.records)}
+    if not swept and len(rates) == 1 and len(result.arms) > 1:
         rate = learning_rate(*rates)
-        yield f"One learning rate for all arms, {rate}: an arm with another optimum is at a disadvantage."
-
-
-def rates_left(rates: Sequence[LearningRates], unit: str) -> Iterator[str]:
-    """A note on what a better learning rate could still gain."""
-    if known := [of_arm for of_arm in rates if not math.isnan(of_arm.left)]:
+        found.append(f"One learning rate for all arms, {rate}: an arm with another optimum is at a disadvantage.")
+    if known := [of_arm for of_arm in swept if not math.isnan(of_arm.left)]:
         most = max(known, key=lambda of_arm: of_arm.left)
-        yield (
+        found.append(
             f"Rates are chosen from noisy runs: by the curvature of the losses around them, the judged runs of "
-            f"{most.arm} end {most.left:.2g} {unit} above the loss at its best rate, the most of all arms."
+            f"{most.arm} end {most.left:.2g} {unit_of(result.arms, 'val/loss')} above the loss at its best rate, the "
+            f"most of all arms."
         )
+    return tuple(found)
 
 
-def _doubtful_speeds(speed: StudySpeed, arms: Sequence[ArmResult], records: Sequence[Record]) -> Iterator[str]:
+def _doubtful_speeds(result: Result) -> Iterator[str]:
     """Speeds of a study that were measured on other hardware, under other load, or not at all."""
+    if not (speed := result.speed):
+        return
+    records = started(result.records)
     hardware = "{} x {}, {}, {} CPU threads".format  # `2 x NVIDIA H100, bf16-mixed, 8 CPU threads`
     here = hardware(speed.devices, speed.device, speed.precision, speed.threads)
     ours = [record.environment for record in records]
@@ -189,7 +182,9 @@ def _doubtful_speeds(speed: StudySpeed, arms: Sequence[ArmResult], records: Sequ
     if unquiet := [n for n, arm in speed.arms.items() if any(map(_is_unquiet, (arm.train, arm.decode, arm.prefill)))]:
         spread = f"rounds differ more than {MOST_UNQUIET}{TIMES} in {enumerate_some(unquiet, MOST_NAMES)}"
         yield f"The machine was not quiet while speeds were measured: {spread}."
-    if logged := [arm.name for arm in arms if arm.name not in speed.arms and "perf/tokens_per_second" in arm.costs]:
+    if logged := [
+        arm.name for arm in result.arms if arm.name not in speed.arms and "perf/tokens_per_second" in arm.costs
+    ]:
         names = enumerate_some(logged, MOST_NAMES)
         yield f"The speed of {names} is as its runs logged it, not measured with the others."
 
@@ -198,9 +193,10 @@ def _is_unquiet(rounds: Sequence[float]) -> bool:
     return bool(rounds) and max(rounds) > MOST_UNQUIET * min(rounds)
 
 
-def _doubtful_inference(arms: Sequence[ArmResult]) -> Iterator[str]:
+def _doubtful_inference(result: Result) -> Iterator[str]:
     """Inference that was measured under unequal conditions or other load, or whose cache has another size."""
-    records = [record for arm in arms for record in arm.records if record.evaluation.speed]
+    evaluated = [record for arm in result.arms for record in arm.records]
+    records = [record for record in evaluated if record.evaluation.speed]
     measured = [record.evaluation for record in records]
     facts = {name: [str(getattr(one, key) or "unknown") for one in measured] for name, key in MEASURED_WITH.items()}
     facts["largest context"] = [f"{max(speed.context for speed in one.speed):,}" for one in measured]
@@ -212,7 +208,7 @@ def _doubtful_inference(arms: Sequence[ArmResult]) -> Iterator[str]:
         names = enumerate_some(list(dict.fromkeys(unquiet)), MOST_NAMES)
         spread = f"more than {MOST_UNQUIET}{TIMES} the fastest"
         yield f"The machine was not quiet while inference was measured: a round took {spread} in {names}."
-    caches = [(record.arm, cache) for arm in arms for record in arm.records for cache in record.evaluation.cache]
+    caches = [(record.arm, cache) for record in evaluated for cache in record.evaluation.cache]
     unequal = {arm: cache for arm, cache in caches if cache.measured_bytes != cache.formula_bytes}
     for arm, cache in unequal.items():
         sizes = (
@@ -220,3 +216,44 @@ def _doubtful_inference(arms: Sequence[ArmResult]) -> Iterator[str]:
             f"{number(cache.formula_bytes)} expected"
         )
         yield f"The KV cache of {arm} does not match its formula: {sizes}."
+
+
+def _cautions(result: Result) -> Iterator[str]:
+    """What the verdicts do not account for: two seeds, repeated looks, noisy arms, models that learned little."""
+    study, arms = result.study, result.arms
+    spread = noise(result)
+    compared = [c for arm in arms for c in (arm.to_previous, arm.to_baseline) if c and c.change.is_tested]
+    if compared and max(c.change.n for c in compared) == 2:
+        others = "an arm's noise is estimated mostly from the other arms, and " if spread else ""  # of two arms: not
+        yield f"Two seeds: {others}one outlier can decide a verdict."
+    if study.looks:
+        yield (
+            f"Seeds were added after {count(study.looks, 'report')}: p and intervals no longer hold as printed. "
+            f"Testing at 3, 4, 5 and 6 seeds until something is significant finds something in 6 to 12% of studies "
+            f"without an effect."
+        )
+    for name, ratio in spread.items():
+        if ratio > MOST_NOISE:
+            yield (
+                f"{name} varies {number(ratio, 1)}{TIMES} as much over seeds as the typical arm: where noise is "
+                f"skewed, comparisons with such an arm are often falsely significant (docs/statistics.md)."
+            )
+    unit = unit_of(arms, "val/loss")
+    for arm in arms:
+        entropies = [entropy for r in arm.records if r.done and (entropy := r.environment.unigram_entropy)]
+        if arm.loss and entropies and arm.loss.mean > UNIGRAM * min(entropies):
+            yield (
+                f"{arm.name} ends at {number(arm.loss.mean, 3)} {unit}, where token frequencies alone give "
+                f"{number(min(entropies), 3)}: it has learned little else, and differences to it mean little."
+            )
+    lengths = {
+        arm.name: next((length for r in arm.records if (length := r.environment.bytes_per_token)), math.nan)
+        for arm in arms
+    }
+    known = {name: length for name, length in lengths.items() if not math.isnan(length)}
+    if result.metric == "val/bits_per_byte" and len(set(known.values())) > 1:
+        sizes = ", ".join(f"{length:.2f} bytes in {name}" for name, length in known.items())
+        yield f"A token is {sizes}: with equal tokens an arm with longer ones has seen more text."
+
+
+RULES = (_same_seeds, _unmatched, _mistuned, _doubtful_speeds, _doubtful_inference, _cautions)

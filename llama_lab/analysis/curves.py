@@ -9,8 +9,7 @@ import pandas as pd
 from llama_lab.runs.record import Record, finished
 from llama_lab.runs.study import Study
 
-from .comparisons import Judged, Pair, Table, compare_arms, question
-from .factorial import effects_of
+from .comparisons import Judged, Pair, Table, compare_arms, effects_of, question
 from .result import METRICS, Curve, CurveMetric, DifferenceCurve, Metric
 from .statistics import PairedDifference
 

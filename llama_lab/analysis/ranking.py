@@ -16,6 +16,8 @@ from .result import ArmResult, Comparison, Metric, Quantity, Ranking, Standing
 from .sentences import divergence
 from .statistics import LEVEL, Estimate, describe, estimate, geometric_mean, judge, rank_intervals
 
+Arms = Sequence[ArmResult]
+Values = Mapping[str, Estimate]
 Reasons = Mapping[str, str]  # why arms are not ranked
 Pairs = set[tuple[str, str]]  # of arms, the better one first
 
@@ -24,7 +26,7 @@ CACHE, MEMORY = "kv_cache/bytes", "perf/peak_memory_bytes"
 
 
 def rankings(
-    study: Study, arms: Sequence[ArmResult], pairs: Sequence[Comparison], speed: StudySpeed | None, metric: Metric
+    study: Study, arms: Arms, pairs: Sequence[Comparison], speed: StudySpeed | None, metric: Metric
 ) -> tuple[Ranking, ...]:
     """The arms ranked by everything that one may choose by; empty unless the study compares all pairs.
 
@@ -44,7 +46,7 @@ def rankings(
     )
 
 
-def _by_loss(arms: Sequence[ArmResult], pairs: Sequence[Comparison], metric: Metric) -> Ranking:
+def _by_loss(arms: Arms, pairs: Sequence[Comparison], metric: Metric) -> Ranking:
     tested = {name for c in pairs if c.change.is_tested for name in (c.arm, c.against)}
     clear = [(c.change.mean, c.arm, c.against) for c in pairs if c.change.significant]
     values = {arm.name: loss for arm in arms if (loss := arm.judged(metric))}
@@ -52,21 +54,21 @@ def _by_loss(arms: Sequence[ArmResult], pairs: Sequence[Comparison], metric: Met
     return _ranking("loss", arms, values, unranked, {(a, b) if mean < 0 else (b, a) for mean, a, b in clear})
 
 
-def _by_speed(quantity: Quantity, arms: Sequence[ArmResult], speeds: Mapping[str, ArmSpeed]) -> Ranking:
+def _by_speed(quantity: Quantity, arms: Arms, speeds: Mapping[str, ArmSpeed]) -> Ranking:
     rounds = pd.DataFrame({name: found for name, arm in speeds.items() if (found := getattr(arm, quantity))})
     values = {name: geometric_mean(rounds[name].tolist()) for name in rounds}
     unranked = {arm.name: "not measured" for arm in arms if arm.name not in rounds}
     return _tested_ranking(quantity, arms, values, unranked, -np.log(rounds))
 
 
-def _by_size(quantity: Quantity, arms: Sequence[ArmResult], sizes: Mapping[str, float], unknown: str) -> Ranking:
+def _by_size(quantity: Quantity, arms: Arms, sizes: Mapping[str, float], unknown: str) -> Ranking:
     """By numbers of bytes, which are exact."""
     unranked = {arm.name: unknown for arm in arms if arm.name not in sizes}
     smaller = {(a, b) for a, b in permutations(sizes, 2) if sizes[a] < sizes[b]}
     return _ranking(quantity, arms, {name: Estimate(1, size) for name, size in sizes.items()}, unranked, smaller)
 
 
-def _at_longest(arms: Sequence[ArmResult], metric: Metric) -> Ranking:
+def _at_longest(arms: Arms, metric: Metric) -> Ranking:
     """By the loss at the longest context that was evaluated, over the seeds that all ranked arms have."""
     entries = [
         (arm.name, record.seed, entry.length, entry.loss, entry.note.removeprefix("cannot: "))
@@ -98,12 +100,7 @@ def _untested(arm: ArmResult) -> str:
 
 
 def _tested_ranking(
-    quantity: Quantity,
-    arms: Sequence[ArmResult],
-    values: Mapping[str, Estimate],
-    unranked: Reasons,
-    costs: pd.DataFrame,
-    context: int | None = None,
+    quantity: Quantity, arms: Arms, values: Values, unranked: Reasons, costs: pd.DataFrame, context: int | None = None
 ) -> Ranking:
     """Rank by all pairs of the columns of `costs`, (rounds or seeds, arms), lower ones being better."""
     better: Pairs = set()
@@ -121,17 +118,12 @@ def _tested_ranking(
 
 
 def _ranking(
-    quantity: Quantity,
-    arms: Sequence[ArmResult],
-    values: Mapping[str, Estimate],
-    unranked: Reasons,
-    better: Pairs,
-    context: int | None = None,
+    quantity: Quantity, arms: Arms, values: Values, unranked: Reasons, better: Pairs, context: int | None = None
 ) -> Ranking:
     ranks = rank_intervals([arm.name for arm in arms if arm.name not in unranked], better)
     standings = (Standing(n, values.get(n), ranks.get(n), unranked.get(n, "")) for n in (arm.name for arm in arms))
     return Ranking(quantity, tuple(standings), frozenset(better), context)
 
 
-def _unknown(quantity: Quantity, arms: Sequence[ArmResult], reason: str) -> Ranking:
+def _unknown(quantity: Quantity, arms: Arms, reason: str) -> Ranking:
     return _ranking(quantity, arms, {}, {arm.name: reason for arm in arms}, set())

@@ -419,7 +419,6 @@ class Result:
     study: Study
     metric: Metric
     tests: str
-    answer: tuple[str, ...]
     arms: tuple[ArmResult, ...]
     curves: tuple[Curve, ...]
     front: Front
@@ -429,9 +428,10 @@ class Result:
     divergences: tuple[Divergence, ...]
     lengths: tuple[Lengths, ...]
     provenance: Provenance
-    warnings: tuple[str, ...]
     speed: StudySpeed | None = None
     verdict: str = ""
+    answer: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     difference_curves: tuple[DifferenceCurve, ...] = ()
     interactions: tuple[Interaction, ...] = ()

@@ -346,17 +346,15 @@ def _log_loss(theta: Floats, n: Floats, d: Floats) -> tuple[Floats, Floats]:
     return value, np.stack([*shares, -shares[1] * n, -shares[2] * d], axis=-1)
 
 
-def _moved(n: Floats, d: Floats, slopes: Floats, shift: Floats) -> tuple[Floats, Floats]:
-    """Log parameters and tokens with `shift` more log compute at the same tokens per parameter."""
-    return n + slopes[0] * shift, d + slopes[1] * shift
-
-
 def _invert(theta: Floats, n: Floats, d: Floats, slopes: Floats, changes: Floats) -> Floats:
-    """The log gains that change the log loss by `changes`, (fits, rows), by Newton's method."""
+    """The log gains that change the log loss by `changes` at the same tokens per parameter, by Newton's method.
+
+    (fits, rows).
+    """
     shift = np.zeros_like(changes)
     start = _log_loss(theta, n, d)[0]
     for _ in range(50):
-        value, slope = _log_loss(theta, *_moved(n, d, slopes, shift))
+        value, slope = _log_loss(theta, n + slopes[0] * shift, d + slopes[1] * shift)
         by_shift = -(theta[:, 3, None] * slope[..., 1] * slopes[0] + theta[:, 4, None] * slope[..., 2] * slopes[1])
         shift = np.clip(shift - (value - start - changes) / np.minimum(by_shift, -1e-9), -WIDEST, WIDEST)
     return shift

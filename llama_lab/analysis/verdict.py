@@ -1,11 +1,11 @@
 """The verdict of a study in one sentence, and its findings in several."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from llama_lab.runs.study import Study
 from llama_lab.util.formatting import conjoin, count, decimals, enumerate_some, number, p_value, seed_range
 
-from .result import ArmResult, Comparison, Finding, Lengths, Metric, common_losses, unit_of
+from .result import Comparison, Finding, Result, common_losses
+from .scaling_gains import scaling_sentences
 from .sentences import divergence
 from .statistics import Effect, PairedDifference, term_name
 
@@ -15,32 +15,27 @@ NOTHING = "Nothing can be concluded from one seed."
 UNCOMPARED = "Nothing can be compared: no arm shares a finished seed with what it is compared with."
 
 
-def answer(
-    study: Study,
-    arms: Sequence[ArmResult],
-    effects: Sequence[Effect],
-    pairs: Sequence[Comparison],
-    ranks: Mapping[str, tuple[int, int]],
-    lengths: Sequence[Lengths],
-    metric: Metric,
-    tests: str,
-) -> tuple[str, tuple[str, ...]]:
+def answer(result: Result) -> tuple[str, tuple[str, ...]]:
     """The verdict, and the sentences that explain it; the last ones are about the longest evaluated context, if any.
 
     By the effects of a factorial, the steps of a ladder, or else the differences to the baseline.
     """
+    verdict, sentences = _of_comparisons(result)
+    if not result.scaling:
+        return verdict, sentences
+    gains = scaling_sentences(result.scaling)
+    return gains[0], (*gains, *sentences)
+
+
+def _of_comparisons(result: Result) -> tuple[str, tuple[str, ...]]:
+    study, arms, unit = result.study, result.arms, result.unit
     steps = [arm.to_previous for arm in arms if arm.to_previous]
-    others = [arm.to_baseline for arm in arms if arm.to_baseline]
-    compared = steps or others
-    unit = unit_of(arms, metric)
+    compared = steps or [arm.to_baseline for arm in arms if arm.to_baseline]
     diverged = [
         f"{how}: it is not tested over the others." for arm in arms if (how := divergence(arm.name, arm.records))
     ]
-    final = _first_to_last(study, arms, unit) if study.is_chain else _lowest(arms, metric)
-    if study.design == "scaling":  # the largest arm
-        final = []
-    # Nats per token of different tokenizers cannot be ranked.
-    at_longest = _at_longest(lengths, unit) if metric == "val/loss" else []
+    final = _first_to_last(result) if study.is_chain else _lowest(result)
+    at_longest = _at_longest(result)
     if not compared:
         return UNCOMPARED, (*diverged, UNCOMPARED, *at_longest)
     if max(comparison.bits.n for comparison in compared) == 1:
@@ -49,17 +44,18 @@ def answer(
         ("step" if study.is_chain else "comparison", "") if steps else ("arm", f"Compared with {study.baseline}, ")
     )
     findings: Sequence[Finding] = compared
-    if any(effect.change.is_tested for effect in effects):
-        noun, against, findings = "effect", "", effects
+    if any(effect.change.is_tested for effect in result.effects):
+        noun, against, findings = "effect", "", result.effects
+    is_tested = result.tests != "none"
     return _verdict(findings, noun, against, unit), (
         *diverged,
         *_significant(findings, noun, against, unit),
         *_not_significant(findings, unit),
-        *_within(study, findings, unit),
-        *_pairs(pairs, ranks),
+        *_within(study.margin, findings, unit),
+        *_pairs(result),
         *_untested(findings),
         *(final if len(compared) > 1 else ()),
-        *([f"Significance is at 5%, by {tests}; the intervals are those of these tests."] if tests != "none" else []),
+        *([f"Significance is at 5%, by {result.tests}; the intervals are those of these tests."] * is_tested),
         *at_longest,
     )
 
@@ -135,24 +131,25 @@ def _not_significant(findings: Sequence[Finding], unit: str) -> list[str]:
     return sentences
 
 
-def _within(study: Study, findings: Sequence[Finding], unit: str) -> list[str]:
+def _within(margin: float | None, findings: Sequence[Finding], unit: str) -> list[str]:
     """Which changes are below the margin, by two one-sided tests: an interval within the margin passes both."""
-    if study.margin is None:
+    if margin is None:
         return []
-    margin = f"study.margin={study.margin:g} {unit}"
-    within = [_name(f) for f in findings if f.change.is_tested and max(-f.change.low, f.change.high) < study.margin]
+    shown = f"study.margin={margin:g} {unit}"
+    within = [_name(f) for f in findings if f.change.is_tested and max(-f.change.low, f.change.high) < margin]
     if not within:
-        return [f"No change is shown to be within {margin}."]
-    return [f"{conjoin(within)} {'changes' if len(within) == 1 else 'change'} the loss by less than {margin}."]
+        return [f"No change is shown to be within {shown}."]
+    return [f"{conjoin(within)} {'changes' if len(within) == 1 else 'change'} the loss by less than {shown}."]
 
 
-def _pairs(pairs: Sequence[Comparison], ranks: Mapping[str, tuple[int, int]]) -> list[str]:
+def _pairs(result: Result) -> list[str]:
     """How many pairs of arms differ, and which arms may be the lowest."""
+    pairs = result.pairs
     tested = {name for c in pairs if c.change.is_tested for name in (c.arm, c.against)}
     if not tested:
         return []
     clear = sum(c.change.significant for c in pairs)
-    first = [name for name, (best, _) in ranks.items() if best == 1 and name in tested]
+    first = [name for name, (best, _) in result.ranks.items() if best == 1 and name in tested]
     differ = f"{clear or 'none'} {'differs' if clear == 1 else 'differ'} significantly"
     return [f"Of {count(len(pairs), 'pair')} of arms, {differ}; no arm is significantly below {conjoin(first)}."]
 
@@ -173,8 +170,8 @@ def _untested(findings: Sequence[Finding]) -> list[str]:
     return sentences
 
 
-def _first_to_last(study: Study, arms: Sequence[ArmResult], unit: str) -> list[str]:
-    last = arms[-1].to_baseline
+def _first_to_last(result: Result) -> list[str]:
+    last = result.arms[-1].to_baseline
     if last is None:
         return []
     verdict = ", not significant"
@@ -184,12 +181,15 @@ def _first_to_last(study: Study, arms: Sequence[ArmResult], unit: str) -> list[s
         verdict = ", which may be noise"
     elif last.change.significant or last.change.sd == 0:
         verdict = ""
-    change = _change(last.change, unit)
-    return [f"From the first arm, {study.baseline}, to the last, {last.arm}, the loss changed by {change}{verdict}."]
+    change, first = _change(last.change, result.unit), result.study.baseline
+    return [f"From the first arm, {first}, to the last, {last.arm}, the loss changed by {change}{verdict}."]
 
 
-def _lowest(arms: Sequence[ArmResult], metric: Metric) -> list[str]:
-    """The arm with the lowest mean over the seeds that all have finished."""
+def _lowest(result: Result) -> list[str]:
+    """The arm with the lowest mean over the seeds that all have finished; not of several sizes."""
+    if result.scaling:
+        return []
+    arms, metric = result.arms, result.metric
     losses = common_losses(arms, metric)
     if losses.empty:
         return ["Arms are not ranked: no seed was finished by all of them."]
@@ -198,20 +198,25 @@ def _lowest(arms: Sequence[ArmResult], metric: Metric) -> list[str]:
     name = losses.mean().idxmin()
     loss = next(loss for arm in arms if arm.name == name and (loss := arm.judged(metric)))
     mean = number(losses[name].mean(), decimals(loss.low, loss.high))
-    return [f"The lowest mean loss is that of {name}{over}: {mean} {unit_of(arms, metric)}."]
+    return [f"The lowest mean loss is that of {name}{over}: {mean} {result.unit}."]
 
 
-def _at_longest(lengths: Sequence[Lengths], unit: str) -> list[str]:
-    """Which arms' losses change least and most from the trained length to the longest evaluated context."""
+def _at_longest(result: Result) -> list[str]:
+    """Which arms' losses change least and most from the trained length to the longest evaluated context.
+
+    Not of different tokenizers, whose nats per token cannot be ranked.
+    """
     longer = [
         (n, arm.arm, change)
-        for arm in lengths
+        for arm in (result.lengths if result.metric == "val/loss" else ())
         for n, change in zip(arm.lengths, arm.changes, strict=True)
         if n > arm.trained
     ]
     longest = max((n for n, _, change in longer if change), default=None)
     at_longest = {arm: change for n, arm, change in longer if n == longest}
-    known = sorted((c.mean, f"{name} ({c.text} {unit}, {count(c.n, 'seed')})") for name, c in at_longest.items() if c)
+    known = sorted(
+        (c.mean, f"{name} ({c.text} {result.unit}, {count(c.n, 'seed')})") for name, c in at_longest.items() if c
+    )
     if longest is None:
         return []
     (lowest, first), (highest, last) = known[0], known[-1]

@@ -29,7 +29,7 @@ def compare_arms(study: Study, judged: Judged, losses: Table, metric: Metric, is
     pairs += [*_to_baseline(study), *family(study)]
     found = {pair: c for pair in pairs if (c := _compare(*pair, judged, losses, metric))}
     testable = {pair: c for pair, c in found.items() if not c.untested and c.change.sd > 0}
-    tested = {pair: testable[pair] for pair in (*family(study), *_ends(study)) if pair in testable}
+    tested = {pair: testable[pair] for pair in (*family(study), *ends(study)) if pair in testable}
     if tested:
         table = losses[metric]
         samples = [(table[arm] - table[against]).dropna().to_numpy() for arm, against in tested]
@@ -108,7 +108,7 @@ def _to_baseline(study: Study) -> list[Pair]:
     return [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
 
 
-def _ends(study: Study) -> list[Pair]:
+def ends(study: Study) -> list[Pair]:
     """The last arm of a ladder against its first; empty for a ladder of one step, or all pairs."""
     is_asked = study.is_chain and len(study.arms) > 2 and study.compare != "all"
     return [(study.arms[-1].name, study.baseline)] if is_asked else []
@@ -118,7 +118,7 @@ def describe_tests(study: Study, compared: dict[Pair, Comparison], effects: Sequ
     """See Result.tests."""
     sizes = [
         sum(pair in compared and compared[pair].change.is_tested for pair in pairs)
-        for pairs in (family(study), _ends(study))
+        for pairs in (family(study), ends(study))
     ]
     known_effects = sum(effect.change.is_tested for effect in effects)
     noun, to = ("step" if study.is_chain else "comparison"), ""

@@ -1,4 +1,4 @@
-"""Analyses of which a test reads the warnings."""
+"""Analyses of which few tests read the curves of differences."""
 
 import pytest
 
@@ -6,6 +6,12 @@ from llama_lab.analysis import analyse
 
 
 @pytest.fixture
-def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the curves of a report, which take half of its time."""
-    monkeypatch.setattr(analyse, "difference_curves", lambda *_: ())
+def with_curves() -> None:
+    """Keep the curves of differences."""
+
+
+@pytest.fixture(autouse=True)
+def without_curves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the curves of differences, which take half of an analysis, unless a test has `with_curves`."""
+    if "with_curves" not in request.fixturenames:
+        monkeypatch.setattr(analyse, "difference_curves", lambda *_: ())

@@ -151,7 +151,6 @@ def test_what_is_in_no_family_is_described_and_not_tested(ladder: tuple[Path, Re
     assert not between.change.significant
 
 
-@pytest.mark.usefixtures("without_curves")
 @pytest.mark.slow
 def test_a_verdict_is_that_of_the_interval_that_is_drawn(tmp_path: Path) -> None:
     verdicts = set()
@@ -204,7 +203,6 @@ def test_no_seeds_would_find_a_difference_of_zero(tmp_path: Path) -> None:
     assert not any("would need" in sentence for sentence in result.answer)
 
 
-@pytest.mark.usefixtures("without_curves")
 @pytest.mark.slow
 def test_seeds_needed_are_never_fewer_than_there_are_whatever_the_noise(tmp_path: Path) -> None:
     for draw in range(10):
@@ -215,6 +213,7 @@ def test_seeds_needed_are_never_fewer_than_there_are_whatever_the_noise(tmp_path
                 assert all(end is None or end > 3 for end in comparison.seeds_needed)
 
 
+@pytest.mark.usefixtures("with_curves")
 def test_analysing_the_same_study_twice_gives_the_same_result(ladder: tuple[Path, Result]) -> None:
     folder, result = ladder
     assert repr(analyse(Study.load(folder), folder)) == repr(result)
@@ -688,7 +687,6 @@ def test_provenance_counts_the_runs_of_every_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_curves")
 def test_the_interval_of_a_planted_step_covers_it_in_most_studies_on_disk(tmp_path: Path) -> None:
     covered = 0
     for draw in range(40):
@@ -807,6 +805,7 @@ def test_curves_of_differences_end_in_the_verdicts_interval_and_are_judged_alike
         assert curve.high == pytest.approx([step.nats.high] * 10, abs=1e-5)
 
 
+@pytest.mark.usefixtures("with_curves")
 def test_a_point_on_a_curve_of_differences_is_the_test_of_the_losses_then(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"a": 0.0, "b": -0.1, "c": -0.1})
     for seed in (1, 2, 3):
@@ -820,6 +819,7 @@ def test_a_point_on_a_curve_of_differences_is_the_test_of_the_losses_then(tmp_pa
     assert step.mean[2] == pytest.approx(step.mean[-1]) != pytest.approx(step.mean[1])
 
 
+@pytest.mark.usefixtures("with_curves")
 def test_curves_of_differences_are_thinned_and_keep_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_lab.analysis.curves.MAX_JUDGED", 4)
     (curve,) = analyse(write_study(tmp_path, {"a": 0.0, "b": 0.0}), tmp_path).difference_curves
@@ -827,6 +827,7 @@ def test_curves_of_differences_are_thinned_and_keep_their_end(tmp_path: Path, mo
     assert curve.tokens[-1] == STEPS * TOKENS_PER_STEP
 
 
+@pytest.mark.usefixtures("with_curves")
 def test_runs_of_unequal_length_have_differences_where_all_were_evaluated(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"a": 0.0, "b": 0.0})
     run = run_folder(tmp_path, study, "b", 1)
@@ -856,6 +857,7 @@ def test_an_interaction_is_half_the_change_of_one_axis_s_effect_in_the_means_tha
     assert found.size == pytest.approx(abs(effect.change.mean))
 
 
+@pytest.mark.usefixtures("with_curves")
 def test_the_curves_of_a_factorial_are_those_of_its_effects(tmp_path: Path) -> None:
     result = two_by_two(tmp_path)
     assert [(c.name, c.against) for c in result.difference_curves] == [

@@ -24,8 +24,6 @@ from tests.analysis.synthetic import (
     write_study,
 )
 
-pytestmark = pytest.mark.usefixtures("without_curves")
-
 
 def in_one_run(**facts: Any) -> Plant:
     """Change facts in the record of one run."""

@@ -21,7 +21,6 @@ from tests.analysis.synthetic import (
     write_study,
 )
 
-pytestmark = pytest.mark.usefixtures("without_curves")
 VERSIONS = FACTS["versions"]
 ONE_RATE = "One learning rate for all arms, 0.002: an arm with another optimum is at a disadvantage."
 

@@ -8,7 +8,6 @@ import pytest
 from llama_lab.runs.study import Study
 from tests.analysis.synthetic import FACTS, plant_config, plant_facts, run_of, warnings_of
 
-pytestmark = pytest.mark.usefixtures("without_curves")
 COMMIT = FACTS["git"]["commit"]
 
 

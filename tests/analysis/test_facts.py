@@ -19,7 +19,6 @@ from llama_lab.runs.metrics import COLUMNS
 from llama_lab.runs.stored import Environment, Facts
 from tests.analysis.synthetic import FACTS, change_metrics, plant_config, plant_facts, run_folder, write_study
 
-pytestmark = pytest.mark.usefixtures("without_curves")
 FAULTS: dict[str, Any] = {
     "arm": "other",
     "seed": 7,

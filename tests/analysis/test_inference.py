@@ -15,7 +15,6 @@ from llama_lab.report.summary import summary_rows, write_summary_csv
 from llama_lab.runs.study import Study
 from tests.analysis.synthetic import STEPS, cache, plant_end, plant_evaluation, run_folder, speed, write_study
 
-pytestmark = pytest.mark.usefixtures("without_curves")
 ARMS = {"mha": 0.0, "gqa": 0.02}
 COLUMNS = (
     "decode_tokens_per_second",

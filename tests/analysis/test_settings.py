@@ -32,7 +32,6 @@ from tests.analysis.synthetic import plant_config, plant_facts, run_folder, writ
 from tests.composing import compose_config
 from tests.study.design.test_designs import CONFIGS
 
-pytestmark = pytest.mark.usefixtures("without_curves")
 SEEDS = (1, 2)
 composed = cache(compose_config)
 Config = dict[str, Any]

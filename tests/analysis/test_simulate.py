@@ -31,7 +31,6 @@ def reported(folder: Path, effects: Sequence[float], draw: int, in_process: Call
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("without_curves")
 def test_the_command_finds_a_planted_step_and_few_others_in_fifty_studies(
     tmp_path: Path, in_process: Callable[..., Ran]
 ) -> None:

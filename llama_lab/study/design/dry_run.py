@@ -79,12 +79,10 @@ def power(plan: Plan) -> list[str]:
         return ["one seed: nothing will be tested; study.seeds=[1,2,3] or more are"]
     if plan.study.is_factorial or len(plan.arms) == 1:
         return []
-    from llama_lab.analysis.statistics import smallest_difference  # SciPy takes a second
+    from llama_lab.analysis.comparisons import ends, family  # SciPy takes a second
+    from llama_lab.analysis.statistics import smallest_difference
 
-    others = len(plan.arms) - 1
-    steps = sum(arm.previous is not None for arm in plan.study.arms)  # fewer than arms over depths or sizes
-    is_ladder = plan.study.is_chain and others > 1  # whose last arm is tested against its first, too
-    comparisons = others * (others + 1) // 2 if plan.study.compare == "all" else (steps or others) + is_ladder
+    comparisons = len(family(plan.study)) + len(ends(plan.study))
     smallest = smallest_difference(len(plan.arms), seeds, comparisons)
     unit = "token" if plan.dataset.entropy_floor is None else "answer"
     return [

@@ -29,9 +29,8 @@ from llama_lab.training.prepare import (
     check_complete,
     check_devices,
     check_job,
-    check_launcher,
     check_pattern,
-    check_sweeper,
+    check_single,
     requested_run,
 )
 from llama_lab.util.errors import (
@@ -100,7 +99,9 @@ def hydra_command(job: Callable[[DictConfig], object], config: str, on_interrupt
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra raises errors instead of printing them
     try:
         sys.argv[1:] = to_hydra(sys.argv[1:])
-        asked, sys.argv[1:] = read_help(sys.argv[1:])
+        asked: list[str] = []
+        if {*HELP} & {*sys.argv[1:]}:
+            asked, sys.argv[1:] = read_help(sys.argv[1:])
         if asked:
 
             def job(cfg: DictConfig) -> None:
@@ -242,10 +243,8 @@ def train_job(cfg: DictConfig) -> float | None:
         with report_component_errors(), first_rank_first():
             if is_launched():  # an experiment may choose the study that this run belongs to
                 cfg, choices = run_config(cfg, choices)
-            if not in_sweep:
-                check_launcher(choices["hydra/launcher"])
-                if not is_launched():
-                    check_sweeper(choices["hydra/sweeper"])
+            elif not in_sweep:
+                check_single(choices)
             asked = (run for mode, run in MODES.items() if cfg[mode] and not (mode == "draw" and in_sweep))
             return next(asked, train_run)(cfg, choices)
     except USER_ERRORS as error:
@@ -373,8 +372,7 @@ def evaluate_or_write(cfg: DictConfig) -> None:
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
         raise ConfigError("--multirun: there is nothing to sweep here; name several runs by a pattern, run='runs/*'")
-    check_launcher(job.runtime.choices["hydra/launcher"])
-    check_sweeper(job.runtime.choices["hydra/sweeper"])
+    check_single(job.runtime.choices)
     for override in job.overrides.task:
         if override.startswith("~"):
             raise ConfigError(f"{override}: takes a setting away; leave this out, and it has its default")

@@ -25,14 +25,14 @@ from benchmarks.__main__ import parser as bench_parser
 from llama_lab.cli import MODES, compare_command, convert_command, main, tensorboard_command
 from llama_lab.config.components import CONF_DIR
 from llama_lab.config.composing import without
-from llama_lab.config.explain import read_help
+from llama_lab.config.explain import HELP, read_help
 from llama_lab.config.grammar import override_key, to_hydra
 from llama_lab.config.schema import check_kinds, default_settings
 from llama_lab.hf.families import FAMILIES
 from llama_lab.model import measure_cost
 from llama_lab.study.design.command import read_command
 from llama_lab.study.design.designs import Composer
-from llama_lab.training.prepare import check_job, check_launcher
+from llama_lab.training.prepare import check_job, check_single
 from tests.composing import decoder, options
 from tests.conftest import Command, last_of_each
 
@@ -85,7 +85,7 @@ def values_of(override: Override) -> list[Any]:
 def check_train(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
     """Compose every run, and check its settings as the program does before it trains."""
     words = to_hydra(arguments)
-    given = get_args_parser().parse_args(read_help(words)[1])
+    given = get_args_parser().parse_args(read_help(words)[1] if HELP[0] in words else words)
     for overrides in jobs(given.overrides) if given.multirun else [given.overrides]:
         cfg = compose("config", overrides=overrides, return_hydra_config=True)
         choices = dict(cfg.hydra.runtime.choices)
@@ -95,7 +95,7 @@ def check_train(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
         else:
             check_job(without(cfg, "hydra"), choices)
             if not given.multirun:
-                check_launcher(choices["hydra/launcher"])
+                check_single(choices)
 
 
 def check_eval(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:

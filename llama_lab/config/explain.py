@@ -37,11 +37,11 @@ COMMENT = re.compile(r":?\s*(?:[|>][-+]?)?\s*#\s*(.*)")  # behind a key or its v
 def read_help(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """What a command with `--help` asks about, and the command that composes it, in which a study is not run.
 
-    arguments: flags first. Nothing is asked about without `--help`, or by `--help` alone, and the command stays.
+    arguments: flags first. `--help` alone asks about nothing, and the command stays as it is.
     """
     words = get_args_parser().parse_args(arguments).overrides
     names = [word for word in words if not word.startswith(("~", "hydra"))]
-    if not names or not {*HELP} & {*arguments}:
+    if not names:
         return [], [*arguments]
     flags = [flag for flag in arguments[: len(arguments) - len(words)] if flag not in (*HELP, "--multirun", "-m")]
     return names, [*flags, *(word for word in words if "=" in word or word.startswith("~")), "hydra.mode=RUN"]

@@ -1,6 +1,5 @@
 """Decoder blocks `(B, T, dim) -> (B, T, dim)`: where the norms and the residual connections sit."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -10,10 +9,6 @@ from .layout import Layout
 from .mixer import Mixer
 from .norm import Norm
 from .state import State
-
-# Factories with all arguments set.
-NewMixer = Callable[[], Mixer]
-NewModule = Callable[[], nn.Module]
 
 
 class Scale(nn.Module):
@@ -54,8 +49,8 @@ class Block(nn.Module):
     def __init__(
         self,
         dim: int,
-        attention: NewMixer,
-        ffn: NewModule,
+        attention: Mixer,
+        ffn: nn.Module,
         norm: Norm,
         dropout: float = 0.0,
         residual_scale: float = 1.0,
@@ -64,10 +59,10 @@ class Block(nn.Module):
         super().__init__()
         if residual_scale < 0 or (residual_scale == 0 and not learned_scale):
             raise ValueError(f"block.residual_scale={residual_scale}: must be positive, or 0 with learned_scale=true")
-        self.attention = attention()
+        self.attention = attention
         self.attention_norm = norm(dim)
         self.attention_scale = scale(residual_scale, learned_scale)
-        self.ffn = ffn()
+        self.ffn = ffn
         self.ffn_norm = norm(dim)
         self.ffn_scale = scale(residual_scale, learned_scale)
         self.dropout = nn.Dropout(dropout)
@@ -113,7 +108,7 @@ class Reordered(Block):
 class Sandwich(Block):
     """x + norm(f(norm(x))): a norm on both sides (CogView, Ding et al. 2021, section 2.4; Gemma 2)."""
 
-    def __init__(self, dim: int, attention: NewMixer, ffn: NewModule, norm: Norm, **others: Any) -> None:
+    def __init__(self, dim: int, attention: Mixer, ffn: nn.Module, norm: Norm, **others: Any) -> None:
         super().__init__(dim, attention, ffn, norm, **others)
         self.attention_post_norm = norm(dim)
         self.ffn_post_norm = norm(dim)
@@ -136,7 +131,7 @@ class Parallel(Block):
 class ParallelSharedNorm(Block):
     """x + attention(norm(x)) + ffn(norm(x)): in parallel, behind one norm (GPT-J; PaLM, section 2; Falcon 7B)."""
 
-    def __init__(self, dim: int, attention: NewMixer, ffn: NewModule, norm: Norm, **others: Any) -> None:
+    def __init__(self, dim: int, attention: Mixer, ffn: nn.Module, norm: Norm, **others: Any) -> None:
         super().__init__(dim, attention, ffn, norm, **others)
         del self.ffn_norm
 

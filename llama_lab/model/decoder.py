@@ -1,7 +1,6 @@
 """The decoder-only language model: embeddings, blocks, head. It knows no component by name, only their factories."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -86,8 +85,8 @@ class Decoder(nn.Module):
             for one in layers:
                 own |= dict(one) if layer in one["at"] else {}
             given = {name: own[name] for name in (*sizes, "norm")} | {"layer": layer}
-            factories = {name: partial(call, own[name], **given) for name in ("attention", "ffn")}
-            self.blocks.append(own["block"](dim=dim, **factories, norm=own["norm"], dropout=dropout))
+            parts = {name: call(own[name], **given) for name in ("attention", "ffn")}
+            self.blocks.append(own["block"](dim=dim, **parts, norm=own["norm"], dropout=dropout))
         for i, mixer in enumerate(self.mixers):
             if not isinstance(mixer, Mixer):
                 raise ValueError(f"attention={class_name(mixer)}: must be a subclass of llama_lab.model.mixer.Mixer")

@@ -154,21 +154,14 @@ def check_devices(cfg: DictConfig, launcher: str) -> None:
         )
 
 
-def check_launcher(launcher: str | None) -> None:
-    """Raise ConfigError for a launcher that has nothing to launch. launcher: the option of `hydra/launcher`."""
-    if launcher not in (None, "basic"):
-        raise ConfigError(
-            f"hydra/launcher={launcher}: starts the runs of a sweep or a study, and this is neither; add --multirun or "
-            f"a study, or leave it out"
-        )
-
-
-def check_sweeper(sweeper: str | None) -> None:
-    """Raise ConfigError for a sweeper that has nothing to sweep. sweeper: the option of `hydra/sweeper`."""
-    if sweeper not in (None, "basic"):
-        raise ConfigError(
-            f"hydra/sweeper={sweeper}: starts many runs, and this is one; add --multirun, or leave it out"
-        )
+def check_single(choices: Mapping[str, str | None]) -> None:
+    """Raise ConfigError for a launcher or a sweeper that has one run only. choices: the option of every group."""
+    for key, what in (
+        ("hydra/launcher", "starts the runs of a sweep or a study, and this is neither; add --multirun or a study"),
+        ("hydra/sweeper", "starts many runs, and this is one; add --multirun"),
+    ):
+        if choices[key] not in (None, "basic"):
+            raise ConfigError(f"{key}={choices[key]}: {what}, or leave it out")
 
 
 def check_complete(cfg: DictConfig) -> None:

@@ -1,13 +1,18 @@
-"""The config files: each says what it is, and the checkout and the help know the same groups."""
+"""The config files: each says what it is, the help knows the same groups, and a module is few files away."""
 
 import re
+import sys
+from inspect import CO_OPTIMIZED
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import yaml
 
 from llama_lab.config.components import CONF_DIR
+from llama_lab.model.attention import GroupedQueryAttention
 from tests.composing import compose_config, options
+from tests.conftest import Command
 
 GROUPS = sorted(path.name for path in CONF_DIR.iterdir() if path.is_dir())
 OPTIONS = sorted(CONF_DIR.glob("*/*.yaml"))
@@ -33,3 +38,26 @@ def test_every_option_of_trainer_and_logger_sets_the_same_keys(group: str) -> No
     first, *others = (set(compose_config(f"{group}={option}")[group]) for option in options(group))
     assert len(others) > 2
     assert all(keys == first for keys in others)
+
+
+def test_eight_files_lie_between_a_command_and_the_module_that_it_chooses(command: Command, tiny: list[str]) -> None:
+    """Those that call the constructor, and those that read, check and change the settings before."""
+    ran: set[str] = set()
+    calling: set[str] = set()
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        if frame.f_code is GroupedQueryAttention.__init__.__code__:
+            sys.setprofile(None)
+            caller: FrameType | None = frame
+            while caller := caller and caller.f_back:
+                calling.add(caller.f_code.co_filename)
+        elif event == "call" and frame.f_code.co_flags & CO_OPTIMIZED:  # a function, not the body of a class
+            ran.add(frame.f_code.co_filename)
+
+    sys.setprofile(watch)
+    assert command(*tiny, "attention=gqa", "model.n_kv_heads=1", "train.tokens=256").code == 0
+    package = CONF_DIR.parent / "llama_lab"
+    files = {str(Path(name).relative_to(package)) for name in calling | ran if name.startswith(f"{package}/")}
+    checking = {name for name in files if name.startswith("config/") or name == "training/prepare.py"}
+    between = checking | {name for name in files if str(package / name) in calling}
+    assert len(between - {"cli.py", "model/attention.py"}) <= 8, sorted(between)

@@ -16,7 +16,7 @@ from fractions import Fraction
 from itertools import chain, zip_longest
 from pathlib import Path
 from threading import Event
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,10 +41,13 @@ Counts = npt.NDArray[np.int64]
 Splits = npt.NDArray[np.uint8]
 """DROPPED, TRAIN, VAL or UNREAD per document."""
 
+Document = tuple[str, int]
+"""Its text, and its split."""
+
 DROPPED, TRAIN, VAL, UNREAD = 0, 1, 2, 3
 
 _DIGEST_BYTES = 16
-_BATCH_BYTES = 1 << 20  # of text per batch, with some 50 MB of encodings
+_BATCH_CHARS = 1 << 20  # of text per batch, with some 50 MB of encodings
 _BATCHES = 4  # tokenised at once: enough to occupy all cores while others are read and written
 _BYTES_PER_TOKEN = 8  # more than in most texts
 _STREAMS = {TRAIN: "train.bin", VAL: "val.bin"}
@@ -123,12 +126,6 @@ def _mb(count: int) -> str:
     return f"{count / 1e6:,.{0 if count >= 1e7 else 1}f} MB"
 
 
-class _Document(NamedTuple):
-    text: str
-    size: int  # UTF-8 bytes
-    split: int
-
-
 @dataclass(frozen=True)
 class Survey:
     """A source and the hash, size and split of each of its documents, in reading order.
@@ -174,9 +171,9 @@ class Survey:
 
     def texts(self, positions: Positions) -> Iterator[str]:
         """The texts of the documents to learn from. Raises as `read` does."""
-        return (document.text for document in self.read(positions, "training tokenizer"))
+        return (text for text, _ in self.read(positions, "training tokenizer"))
 
-    def read(self, positions: Positions, phase: str) -> Iterator[_Document]:
+    def read(self, positions: Positions, phase: str) -> Iterator[Document]:
         """Read the source again and yield the documents at `positions`. Raises ConfigError if any document changed."""
         wanted = np.zeros(len(self.splits), dtype=bool)
         wanted[positions] = True
@@ -191,7 +188,7 @@ class Survey:
                 )
             _, split, is_wanted = document
             if is_wanted:
-                yield _Document(data.decode(), len(data), int(split))
+                yield data.decode(), int(split)
 
 
 def prepare(source: Source, progress: ReportProgress) -> None:
@@ -329,7 +326,7 @@ def _write_streams(
 
 
 def _write_documents(
-    documents: Iterable[_Document], paths: dict[int, Path], tokenizer: TextTokenizer, dtype: np.dtype
+    documents: Iterable[Document], paths: dict[int, Path], tokenizer: TextTokenizer, dtype: np.dtype
 ) -> Counts:
     """Write the stream of each split in `paths`; return each document's tokens, its end-of-text token included.
 
@@ -339,9 +336,10 @@ def _write_documents(
     eot = tokenizer.eot_id
     tokens = array("q")  # a fifth of the memory of a list
 
-    def encode(batch: list[_Document]) -> list[tuple[int, bytes]]:
-        ids = tokenizer.encode_batch([document.text for document in batch])
-        return [(d.split, np.array([*own, eot], dtype).tobytes()) for d, own in zip(batch, ids, strict=True)]
+    def encode(batch: list[Document]) -> list[tuple[int, bytes]]:
+        texts, splits = zip(*batch, strict=True)
+        ids = (np.array([*own, eot], dtype).tobytes() for own in tokenizer.encode_batch(texts))
+        return [*zip(splits, ids, strict=True)]
 
     with ExitStack() as stack:
         files = {split: stack.enter_context(path.open("wb")) for split, path in paths.items()}
@@ -364,17 +362,18 @@ def _map_ahead(pool: ThreadPoolExecutor, function: Callable[[Item], Result], ite
     yield from (future.result() for future in pending)
 
 
-def _batches(documents: Iterable[_Document]) -> Iterator[list[_Document]]:
-    """The documents in lists of about `_BATCH_BYTES`."""
-    batch: list[_Document] = []
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """The documents in lists of about `_BATCH_CHARS`."""
+    batch: list[Document] = []
     size = 0
-    for document in documents:
-        batch.append(document)
-        size += document.size
-        if size >= _BATCH_BYTES:
+    for text, split in documents:
+        batch.append((text, split))
+        size += len(text)
+        if size >= _BATCH_CHARS:
             yield batch
             batch, size = [], 0
-    yield batch
+    if batch:
+        yield batch
 
 
 def _digest(data: bytes) -> bytes:

@@ -53,23 +53,13 @@ class TokenDataModule(L.LightningDataModule):
     a text that is too short, or a negative seed.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        seq_len: int,
-        batch_size: int,
-        micro_batch_size: int | None,
-        seed: int,
-    ):
+    def __init__(self, dataset: Dataset, seq_len: int, batch_size: int, micro_batch_size: int | None, seed: int):
         super().__init__()
         if seed < 0:
             raise ConfigError(f"data.seed={seed}: must not be negative")
         dataset.require_windows(seq_len, batch_size)
-        self.dataset = dataset
-        self.seq_len = seq_len
-        self.batch_size = batch_size
-        self.micro_batch_size = micro_batch_size
-        self.seed = seed
+        self.dataset, self.seq_len, self.seed = dataset, seq_len, seed
+        self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
         self.train_windows = dataset.train_windows(seq_len, seed)
         self.val_parts = dataset.val_parts(seq_len)
 

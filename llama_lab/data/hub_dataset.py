@@ -193,13 +193,8 @@ class HubDataset:
         stream = known[split].to_iterable_dataset() if self._is_saved else self._builder.as_streaming_dataset(split)
         places = ((f"row {number}", row) for number, row in enumerate(stream, 1))
         path = f"data.path={self.path}"
-        rows = row_texts(
-            places,
-            self.text_field,
-            path,
-            f"data.split={split}: has no rows in {path}; choose another",
-            may_be_null=True,
-        )
+        no_rows = f"data.split={split}: has no rows in {path}; choose another"
+        rows = row_texts(places, self.text_field, path, no_rows, may_be_null=True)
         yield from rows if self.document_start is None else join_rows(rows, self._start)
 
     @cached_property

@@ -73,14 +73,13 @@ class MixedWindows(Windows):
 
     def take(self, sequences: list[int]) -> Ids:
         """Return these sequences of the endless series: `(sequences, seq_len + 1)`."""
-        return np.stack([self._sequence(sequence) for sequence in sequences])
-
-    def _sequence(self, sequence: int) -> Ids:
-        periods, place = divmod(sequence, len(self._order))
-        part = self._order[place]
-        own = periods * int(self._per_period[part]) + int(self._before[part, place])
-        (window,) = self._parts[part].take([own])
-        return window  # type: ignore[no-any-return]
+        windows: list[Ids] = []
+        for sequence in sequences:
+            periods, place = divmod(sequence, len(self._order))
+            part = self._order[place]
+            own = periods * int(self._per_period[part]) + int(self._before[part, place])
+            windows += [*self._parts[part].take([own])]
+        return np.stack(windows)
 
 
 class MixedDataset(TextDataset):

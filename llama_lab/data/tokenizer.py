@@ -283,9 +283,7 @@ class BPETokenizer:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, cut])
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
-            vocab_size=self.vocab_size - 1,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
+            vocab_size=self.vocab_size - 1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
         )
         tokenizer.train_from_iterator(documents, trainer)
         tokenizer.pre_tokenizer = words

@@ -20,11 +20,10 @@ import pytest
 import torch
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from llama_lab.cli import COMMANDS, compare_command, convert_command, eval_command, main, train_command
-from llama_lab.config.components import CONF_DIR
+from llama_lab.config.components import CONF_DIR, build_model
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.data.open import open_dataset
 from llama_lab.training.prepare import requested_run
@@ -458,9 +457,10 @@ NUMBERS = (
 )
 NUMBERS += " data.val_fraction data.document_chars train.tokens train.batch_size train.micro_batch_size train.grad_clip"
 NUMBERS += " train.z_loss train.ema seed data.seed optim.lr schedule.final trainer.devices"
+GLOBAL = "model.attention.window=4 pattern=global_every_2nd pattern.global.at"
+ROTATED = "model.attention.qk_norm_rotated=true"
 VALUES = {f"{key}=abc": f"{key}=abc: " for key in NUMBERS.split()} | {
     "model.norm=layernrom": "model.norm=layernrom: is not a single setting; .*mean layernorm?",
-    "train=5": "train=5: is not a single setting; set its own keys",
     "model.position.scaling=linear": "model.position.scaling=linear: .*a component",
     "model.max_seq_len=0": "model.max_seq_len=0: ",
     "model.max_seq_len=-4": "model.max_seq_len=-4: ",
@@ -498,6 +498,26 @@ VALUES = {f"{key}=abc": f"{key}=abc: " for key in NUMBERS.split()} | {
     "trainer.num_nodes=0": "trainer.num_nodes=0: ",
     "trainer.accelerator=tpu": "trainer.accelerator=tpu: not on this machine.*choose auto or",
     "trainer.strategy=abc": "trainer.strategy=abc: .*ddp",
+    "model.n_heads=5": "model.n_heads=5: does not divide model.dim=32.*choose a divisor",
+    "model.head_dim=7": "model.position.fraction=1.0: turns 7 of head_dim=7.*must be even",
+    "attention=mqa model.n_kv_heads=4": "model.n_kv_heads=4: attention=mqa has one.*choose",
+    "position=rope_ntk model.head_dim=2": "model.position.fraction=1.0: NTK scaling needs 4.*raise it",
+    "position=rope_yarn model.position.scaling.original_max_seq_len=0": ".*original_max_seq_len=0: ",
+    "model.embedding.std=-1": "model.embedding.std=-1: must be positive",
+    "init=trunc model.init.cutoff=0": "model.init.cutoff=0: must be positive",
+    "model.norm.eps=-1": "model.norm.eps=-1: must not be negative",
+    "model.vocab_size=100": "model.vocab_size=100: the tokenizer has 257 ids.*raise it",
+    f"{GLOBAL}=[0,8]": r"pattern.global.at=\[0, 8\]: there is no layer 8; the layers are 0 to 1",
+    f"{GLOBAL}='::1'": "pattern: changes attention.window in every layer, and leaves .* or leave a layer out",
+    "model.position.fraction=0.4": "model.position.fraction=0.4: turns 3 of head_dim=8.*must be even",
+    f"position=alibi model.attention.qk_norm=head {ROTATED}": f"{ROTATED}: the position encoding .*position=rope",
+    "model.position.fraction=0.1": "model.position.fraction=0.1: turns 0 of.*between 2 and",
+    "arch=gemma3 model.n_layers=3000": "model.n_layers=3000: at most 2048 layers",
+    "model.vocab_size=1000000000000": "model.vocab_size=1000000000000: must be a positive.*at most",
+    "train.batch_size=0": "train.batch_size=0: must be a positive whole number",
+    "name=../../elsewhere": "name=../../elsewhere:",
+    "trainer=ddp trainer.accelerator=cpu trainer.devices=1000": "trainer.devices=1000: on CPUs",
+    "trainer.precision=16-mixed": r"trainer.precision=16-mixed: this.*choose auto or 32\-true",
 }
 # What else cannot work: overrides, how the line about them begins, and what it also holds.
 BAD: dict[str, tuple[list[str], str, str]] = {
@@ -524,52 +544,19 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "n_heads": (["heads=1"], "heads=1: no such key", "did you mean model.n_heads?"),
     "nothing near": (["qqq=1"], "qqq=1: no such key; `--cfg job` shows them all", ""),
     "key": (["model.dmi=3"], "model.dmi=3: no such key", "did you mean model.dim?"),
+    "section": (["train=5"], "train=5: is not a single setting; set its own keys", ""),
     "key added": (["+model.dmi=3"], "model.dmi=3: ", ""),
     "key that nothing reads": (["+train.lr=1"], "train.lr=1: ", ""),
     "syntax": (["train.tokens=[1"], "train.tokens=[1: cannot be read", ""),
     "no value": (["train.tokens"], "train.tokens: cannot be read", "key=value"),
     # the model
-    "heads": (["model.n_heads=5"], "model.n_heads=5: does not divide model.dim=32", "choose a divisor"),
-    "rotary": (["model.head_dim=7"], "model.position.fraction=1.0: turns 7 of head_dim=7", "must be even"),
-    "mqa": (["attention=mqa", "model.n_kv_heads=4"], "model.n_kv_heads=4: attention=mqa has one", "choose"),
     "no group": (["optim=null"], "optim=null: a run needs one", "see --help"),
     "group gone": (["~optim"], "~optim: a run needs a choice of optim", "see --help"),
-    "ntk": (["position=rope_ntk", "model.head_dim=2"], "model.position.fraction=1.0: NTK scaling needs 4", "raise it"),
-    "yarn": (
-        ["position=rope_yarn", "model.position.scaling.original_max_seq_len=0"],
-        "model.position.scaling.original_max_seq_len=0: ",
-        "",
-    ),
-    "spread": (["model.embedding.std=-1"], "model.embedding.std=-1: must be positive", ""),
-    "cutoff": (["init=trunc", "model.init.cutoff=0"], "model.init.cutoff=0: must be positive", ""),
-    "eps -1": (["model.norm.eps=-1"], "model.norm.eps=-1: must not be negative", ""),
-    "vocabulary": (["model.vocab_size=100"], "model.vocab_size=100: the tokenizer has 257 ids", "raise it"),
-    "no such layer": (
-        ["model.attention.window=4", "pattern=global_every_2nd", "pattern.global.at=[0,8]"],
-        "pattern.global.at=[0, 8]: there is no layer 8; ",
-        "the layers are 0 to 1",
-    ),
-    "all layers global": (
-        ["model.attention.window=4", "pattern=global_every_2nd", "pattern.global.at='::1'"],
-        "pattern: changes attention.window in every layer, and leaves model.attention.window idle; ",
-        "or leave a layer out",
-    ),
     "no window": (
         ["pattern=global_every_2nd"],
         "pattern=global_every_2nd: changes nothing, since all layers have that already; ",
         "leave it out",
     ),
-    "odd rotary": (
-        ["model.position.fraction=0.4"],
-        "model.position.fraction=0.4: turns 3 of head_dim=8",
-        "must be even",
-    ),
-    "rotated": (
-        ["position=alibi", "model.attention.qk_norm=head", "model.attention.qk_norm_rotated=true"],
-        "model.attention.qk_norm_rotated=true: the position encoding rotates nothing; ",
-        "set it to false, or choose position=rope\n",
-    ),
-    "rotary too small": (["model.position.fraction=0.1"], "model.position.fraction=0.1: turns 0 of ", "between 2 and"),
     # the data
     "no files": (["data.files=???"], "data.files=???: ", "data.files=[book.txt]"),
     "missing file": (["data.files=[missing.txt]"], "data.files=[missing.txt]: no such file", "relative to"),
@@ -596,27 +583,20 @@ BAD: dict[str, tuple[list[str], str, str]] = {
     "no runs": (["runs_dir="], "runs_dir=: is empty", ""),
     "no folder": (["hydra.run.dir="], "hydra.run.dir=: is empty", ""),
     "proc": (["runs_dir=/proc"], "runs_dir=/proc: No such file or directory", "choose another folder"),
-    "layers of a pattern": (["arch=gemma3", "model.n_layers=3000"], "model.n_layers=3000: at most 2048 layers", ""),
     "width": (["model.dim=1000000"], "model: to train its ", "but it has"),
-    "ids": (["model.vocab_size=1000000000000"], "model.vocab_size=1000000000000: must be a positive", "at most"),
     "rows": (["model.vocab_size=1000000000"], "model: to train its 64,000,", "but it has"),
     "words": (
         ["tokenizer=bpe", "tokenizer.vocab_size=1000000000000"],
         "tokenizer.vocab_size=1000000000000: must be",
         "",
     ),
-    "batch 0": (["train.batch_size=0"], "train.batch_size=0: must be a positive whole number", ""),
     "warm-up": (["schedule.warmup=200"], "schedule.warmup=200: is a fraction", "from 0 to 1"),
     "runs": (["runs_dir=empty.txt"], "runs_dir=empty.txt", ""),
-    "outside": (["name=../../elsewhere"], "name=../../elsewhere: ", ""),
     "long arm": (["arm=" + 128 * "é"], "arm=ééééé", "use at most 255 letters"),
     "long runs": (["runs_dir=" + 300 * "r"], "runs_dir=rrrr", "File name too long"),
     "launcher": (["hydra/launcher=local_gpus"], "hydra/launcher=local_gpus: starts the runs of a sweep", "--multirun"),
     "estimate": (["hydra/launcher=slurm", "estimate=true"], "hydra/launcher=slurm: starts the runs of", "study"),
     "old name": (["plan=true"], "plan=true: no such key any more; it is called estimate", ""),
-    # the machine
-    "cores": (["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1000"], "trainer.devices=1000: on CPUs", ""),
-    "precision": (["trainer.precision=16-mixed"], "trainer.precision=16-mixed: this ", "choose auto or 32-true"),
 }
 FIXES = ("; ", "must ", "did you mean", "such as")
 
@@ -675,14 +655,19 @@ def test_what_cannot_work_is_reported_in_one_line_before_anything_is_written(
     assert files(bad_files) == before
 
 
+def start(overrides: list[str], typed: list[str]) -> None:
+    """Check a run and build its model, as the command does, but for its data and its folder."""
+    cfg = compose_config(*overrides)
+    chosen = choices(*(override for override in overrides if "." not in override.partition("=")[0]))
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        requested_run(cfg, chosen, typed)
+    build_model(cfg, 257)
+
+
 @pytest.mark.parametrize("typed", VALUES)
 def test_a_value_that_cannot_be_is_refused_before_any_folder_or_file_is_opened(typed: str, tiny: list[str]) -> None:
-    cfg = compose_config(*tiny, "train.tokens=256")
-    for override in OverridesParser.create().parse_overrides(typed.split()):
-        OmegaConf.update(cfg, override.key_or_group, override.value())
-    chosen = choices(*tiny)
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3"), pytest.raises(USER_ERRORS) as refused:
-        requested_run(cfg, chosen, typed.split())
+    with pytest.raises(USER_ERRORS) as refused:
+        start(last_of_each([*tiny, "train.tokens=256", *typed.split()]), typed.split())
     message = one_line(refused.value)
     assert re.match(VALUES[typed], message), message
     assert any(fix in message for fix in FIXES), "no fix"

@@ -46,22 +46,16 @@ def head_dim(dim: int, n_heads: int) -> int:
     return dim // n_heads
 
 
-def ungated_width(dim: int, mlp_ratio: float) -> int:
-    """mlp_ratio times dim, to the nearest multiple of 8."""
-    check_ratio(mlp_ratio)
-    return max(8, 8 * round(mlp_ratio * dim / 8))
+def ungated_width(dim: int, mlp_ratio: float, share: float = 1.0) -> int:
+    """A share of mlp_ratio times dim, to the nearest multiple of 8. Raises ConfigError unless the ratio is positive."""
+    if not isinstance(mlp_ratio, int | float) or mlp_ratio <= 0:
+        raise ConfigError(f"size.mlp_ratio={mlp_ratio}: must be a positive number")
+    return max(8, 8 * round(share * mlp_ratio * dim / 8))
 
 
 def gated_width(dim: int, mlp_ratio: float) -> int:
-    """Two thirds of the ungated width, to the nearest multiple of 8, so that parameters stay equal (Shazeer 2020)."""
-    check_ratio(mlp_ratio)
-    return max(8, 8 * round(2 / 3 * mlp_ratio * dim / 8))
-
-
-def check_ratio(mlp_ratio: float) -> None:
-    """Raise ConfigError unless the ratio is a positive number."""
-    if not isinstance(mlp_ratio, int | float) or mlp_ratio <= 0:
-        raise ConfigError(f"size.mlp_ratio={mlp_ratio}: must be a positive number")
+    """Two thirds of the ungated width, so that parameters stay equal (Shazeer 2020)."""
+    return ungated_width(dim, mlp_ratio, 2 / 3)
 
 
 def token_signal(std: float, scale: float, norm_input: bool) -> float:

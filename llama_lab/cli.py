@@ -277,11 +277,11 @@ def train_run(cfg: DictConfig, choices: Choices) -> float | None:
     from llama_lab.devices.hardware import current_rank
     from llama_lab.runs.result_table import print_result
     from llama_lab.runs.stored import Status
+    from llama_lab.training.command import train_run  # after the checks: torch and lightning take seconds to import
     from llama_lab.training.profile import profile_message
-    from llama_lab.training.train import train  # after the checks: torch and lightning take seconds to import
 
     try:
-        outcome = train(run)
+        outcome = train_run(run)
     except FinishedRunError:
         if is_alone:
             raise

@@ -28,7 +28,7 @@ from tests.stand_in import READ_BY_IMPORTS, SIZE, receive, request_fork
 
 MODULES = (
     "llama_lab.cli",
-    "llama_lab.training.train",
+    "llama_lab.training.command",
     "llama_lab.study.evaluate_all",
     "llama_lab.report.write",
     "torch.utils.tensorboard",

@@ -30,6 +30,7 @@ from llama_lab.config.grammar import override_key, to_hydra
 from llama_lab.config.schema import check_kinds, default_settings
 from llama_lab.hf.families import FAMILIES
 from llama_lab.model import measure_cost
+from llama_lab.runs.stored import METRICS
 from llama_lab.study.design.command import read_command
 from llama_lab.study.design.designs import Composer
 from llama_lab.training.prepare import check_job, check_single
@@ -303,6 +304,12 @@ def test_the_design_page_lists_the_rooms_in_the_order_that_is_checked() -> None:
     layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
     rooms = re.findall(r"^\| `llama_lab/(\w+)/` \|", PAGES["design.md"], re.MULTILINE)
     assert [*rooms, "api", "cli"] == layers[::-1]
+
+
+def test_the_design_page_lists_every_metric_as_it_is_declared() -> None:
+    rows = re.findall(r"^\| `(.+)` \| (.+) \| (yes|no) \|$", PAGES["design.md"], re.MULTILINE)
+    declared = [(m.name, m.means + f", in {m.unit}" * bool(m.unit), "yes" if m.logged else "no") for m in METRICS]
+    assert rows == declared
 
 
 def test_a_files_name_stands_once_in_the_package() -> None:

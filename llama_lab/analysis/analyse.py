@@ -13,6 +13,7 @@ import pandas as pd
 from llama_lab.config.trust import Trust
 from llama_lab.runs.folder import is_run
 from llama_lab.runs.record import Record, finished, missing_record, read_record, started, trained_beside
+from llama_lab.runs.stored import FIXED_COSTS, MEASURED_COSTS
 from llama_lab.runs.study import Study
 from llama_lab.runs.study_speed import ArmSpeed, measured_speed
 
@@ -26,8 +27,6 @@ from .inference import inference
 from .learning_rates import is_swept, judged_runs, learning_rates
 from .ranking import rankings
 from .result import (
-    FIXED_COSTS,
-    MEASURED_COSTS,
     METRICS,
     SPEEDS,
     ArmResult,

@@ -20,7 +20,7 @@ from llama_lab.model import Cost
 from llama_lab.model.cost import cost_metrics
 from llama_lab.runs.folder import RESOLVED
 from llama_lab.runs.record import MISSING, Record, trained_beside
-from llama_lab.runs.stored import Facts, Summary
+from llama_lab.runs.stored import LOSSES, OF_THE_RUN, SIZES, Facts, Summary
 from llama_lab.runs.study import Arm, Study
 from llama_lab.util.errors import ConfigError, first_line
 from llama_lab.util.formatting import enumerate_some, number, three_digits
@@ -31,23 +31,6 @@ from .settings import INIT, RATE, SEEDS
 
 MOST_UNEQUAL = 1.5  # fastest over slowest run of an arm
 
-# What a sentence calls the costs in a run's record.
-SIZES = {
-    "params": "parameters",
-    "params_non_embedding": "parameters without embeddings",
-    "flops_per_token": "FLOPs per token",
-    "train_flops_per_token": "FLOPs per token of training",
-    "kv_cache/bytes_per_token": "bytes of KV cache per token",
-    "kv_cache/bytes": "bytes of KV cache",
-}
-LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
-# Metrics that are not the last of their rows in a summary, and why.
-OF_THE_RUN = {
-    "perf/tokens_per_second": "of the whole run, in a row of an interval; unequal ones of one arm are named",
-    "perf/tokens_per_second_per_device": "follows from the speed",
-    "perf/mfu": "follows from the speed and the device's peak",
-    "perf/compile_seconds": "wall clock, in no row",
-}
 MOST_ASIDE = 3.0  # largest over smallest ratio of tokens to positions
 
 

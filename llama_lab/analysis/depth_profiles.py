@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from llama_lab.runs.layer_metrics import OF_PARTS, parse_layer_metric
 from llama_lab.runs.record import Record
+from llama_lab.runs.stored import OF_PARTS, parse_layer_metric
 
 from .result import Telemetry
 

@@ -12,9 +12,10 @@ import pandas as pd
 
 from llama_lab.drawing.anatomy import Anatomy
 from llama_lab.runs.record import Record, finished
+from llama_lab.runs.stored import UNITS
 from llama_lab.runs.study import Arm, Study
 from llama_lab.runs.study_speed import StudySpeed
-from llama_lab.util.formatting import UNITS, UNKNOWN
+from llama_lab.util.formatting import UNKNOWN
 
 from .scaling_law import Scaling
 from .statistics import Effect, Estimate, PairedDifference, SeedRange, estimate
@@ -24,19 +25,7 @@ METRICS: tuple[Metric, ...] = ("val/loss", "val/bits_per_byte")
 Quantity = Literal["loss", "train", "decode", "prefill", "memory", "cache", "longest"]
 Architectures = tuple[tuple[Anatomy, Anatomy | None], ...]
 CurveMetric = Literal["val/loss", "train/loss", "val/bits_per_byte"]
-
-# Costs that follow from the config, and those that are measured.
-FIXED_COSTS = (
-    "params",
-    "params_non_embedding",
-    "flops_per_token",
-    "train_flops_per_token",
-    "kv_cache/bytes_per_token",
-    "kv_cache/bytes",
-    "seq_len",
-)
 SPEEDS = ("perf/tokens_per_second", "perf/mfu")
-MEASURED_COSTS = (*SPEEDS, "perf/peak_memory_bytes")
 
 
 @dataclass(frozen=True)

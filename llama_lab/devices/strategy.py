@@ -3,7 +3,6 @@
 import os
 import socket
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,14 @@ import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.plugins import TorchCheckpointIO
-from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from llama_lab.model import Decoder
+from llama_lab.model.decoder import Decoder
 from llama_lab.model.init import WeightInit, draw_weights
 from llama_lab.runs.checkpoint import load_checkpoint
 from llama_lab.runs.shards import own_rows, write_file, write_part
@@ -34,11 +33,6 @@ def make_strategy(hardware: Hardware) -> Strategy | str:
     if hardware.sharded:
         return FullySharded()
     return DataParallel() if hardware.world_size > 1 else "auto"
-
-
-def unsynchronized(strategy: Strategy) -> AbstractContextManager[None]:
-    """The context of a backward pass whose gradients a later one of the same step will average over all devices."""
-    return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
 
 def make_plugins() -> list[Any]:

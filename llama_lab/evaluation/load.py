@@ -13,7 +13,8 @@ from llama_lab.data.tokenizer import TextTokenizer
 from llama_lab.model import Decoder
 from llama_lab.runs.checkpoint import WEIGHTS, model_weights, read_checkpoint
 from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
-from llama_lab.runs.stored import Environment, reading
+from llama_lab.runs.json_file import reading
+from llama_lab.runs.stored import Environment
 from llama_lab.util.display import open_display
 from llama_lab.util.errors import ConfigError, first_line
 

@@ -20,6 +20,7 @@ from llama_lab.devices.site import Site
 from llama_lab.training.prepare import check_pattern, requested_run
 from llama_lab.training.run import Run, check_folder
 from llama_lab.training.stop import StopRequest
+from llama_lab.training.warm_start import check_unchanged
 from llama_lab.util.errors import FinishedRunError, RunFailedError
 from llama_lab.util.formatting import duration
 
@@ -142,6 +143,7 @@ class Queue:
                 if isinstance(requested, Run)
                 else composed_run(self._loader, self._config, requested, self._engine.site)
             )
+            check_unchanged(run.cfg, run.folder)
             check_folder(run)
             self._ready.append(Job(index, run, command_line(run, self._config.hydra.overrides.hydra, overrides)))
         except FinishedRunError:

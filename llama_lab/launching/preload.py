@@ -5,7 +5,7 @@ import os
 from importlib import import_module
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's threads, which start as it is imported, would be lost in a fork
-for module in ("cli", "training.train", "study.measure"):
+for module in ("cli", "training.command", "study.measure"):
     import_module(f"llama_lab.{module}")
 for module in ("torch.utils.tensorboard", "wandb.sdk.launch"):
     import_module(module)

@@ -12,8 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from llama_lab.runs.metrics import COLUMNS
-from llama_lab.runs.stored import Status
+from llama_lab.runs.stored import COLUMNS, Status
 from llama_lab.training.run import Run
 from llama_lab.util.formatting import duration
 

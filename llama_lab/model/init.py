@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+KV_HEADS = ("mean", "first", "random")  # how fewer key and value heads may start than trained weights have
+
 
 class ResidualOutput(nn.Linear):
     """A linear map whose output is added to the residual stream; `Scaled` initialises these smaller."""

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from .attention import GroupedQueryAttention
 from .decoder import Decoder
+from .init import KV_HEADS
 from .position import Learned
 
-KV_HEADS = ("mean", "first", "random")
 # Of these, a row belongs to a token: a vocabulary may be padded to another number of rows.
 TOKEN_ROWS = ("embedding.tokens.weight", "embedding.head.weight", "embedding.head.bias")
 

@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llama_lab.analysis.environments import environment
-from llama_lab.analysis.result import FIXED_COSTS, MEASURED_COSTS, Result
+from llama_lab.analysis.result import Result
 from llama_lab.analysis.settings import RATE
 from llama_lab.runs.record import MISSING
+from llama_lab.runs.stored import CURVES, FIXED_COSTS, LOSSES, MEASURED_COSTS
 from llama_lab.runs.study import SUMMARY
 from llama_lab.util.errors import ConfigError
 from llama_lab.util.files import report_disk_errors
@@ -20,8 +21,6 @@ from .tables import Table, tables
 
 CONTENTS = "contents.txt"  # lists the files of an export, so that nothing else is ever overwritten
 FIGURES, TABLES = "figures", "tables"
-LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
-CURVES = (*LOSSES, "optim/lr", "optim/grad_norm")
 HASHES = ("data_hash", "tokenizer_hash")
 
 

@@ -25,6 +25,7 @@ from llama_lab.analysis.scaling_gains import relative_speeds
 from llama_lab.analysis.scaling_law import Scaled
 from llama_lab.analysis.statistics import Estimate, term_name
 from llama_lab.config.grammar import written
+from llama_lab.runs.stored import UNITS
 from llama_lab.util import formatting as fmt
 
 from .guide import ranked, title
@@ -338,7 +339,7 @@ def _scaling(result: Result) -> Table:
                 timed = fmt.number(gains.line[i].mean * speeds[i], 2)
                 cells += [gains.points[i].text, gains.line[i].text, timed]
             rows.append([option.option, *cells, *[fmt.UNKNOWN] * (9 - len(cells))])
-    caption = f"Loss: mean over seeds, {fmt.UNITS[result.metric]}."
+    caption = f"Loss: mean over seeds, {UNITS[result.metric]}."
     head = ["Option", "Size", "Tokens per parameter", "Parameters", "Tokens", "Training FLOPs", "Loss"]
     if any(option.gains for option in result.scaling.options):
         head += ["Gain", "By the fit", "In time"]

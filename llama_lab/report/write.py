@@ -49,7 +49,7 @@ def log_report(result: Result, folder: Path, logger: DictConfig) -> None:
     """Log the table of arms, the charts and the page as a W&B run with job_type "report", in the group of the runs."""
     import wandb
 
-    from llama_lab.training.wandb_run import finish_wandb, start_wandb
+    from llama_lab.training.loggers import finish_wandb, start_wandb
 
     study = result.study
     run = start_wandb(folder, logger, "report", study.name, [study.design], {}, job_type="report")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from .stored import Stored
+from .json_file import Stored
 
 
 @dataclass(frozen=True)

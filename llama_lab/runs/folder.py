@@ -22,7 +22,8 @@ from llama_lab.util.errors import ConfigError, FinishedRunError, first_line
 from llama_lab.util.files import discard, read_stamped, replace_text, stamped
 
 from .checkpoint import checkpoint_step, existing, go_back_to, newest_whole, stable
-from .stored import Environment, Status, StatusName, Summary, read_json
+from .json_file import read_json
+from .stored import Environment, Status, StatusName, Summary
 
 LOCK = ".lock"
 OUTPUT = "output.log"  # of the run's processes, if a launcher started them; exists before the run starts

@@ -14,8 +14,9 @@ from llama_lab.util.files import ALTERED, read_stamped
 
 from .evaluation import Evaluation
 from .folder import OVERRIDES, RESOLVED, is_run
-from .metrics import METRICS, described, read_cells, with_numbers
-from .stored import Environment, Status, Summary, WarmStart, as_type, reading
+from .json_file import as_type, reading
+from .metrics import METRICS_CSV, described, read_cells, with_numbers
+from .stored import Environment, Status, Summary, WarmStart
 
 MISSING = "missing"
 
@@ -77,8 +78,8 @@ def read_record(path: Path) -> Record:
     settings = stored_settings(path / RESOLVED)
     ended = Summary.load(path) if status.status == "done" else Summary()
     summary = ended.metrics
-    with reading(path, METRICS):
-        rows = read_cells(path / METRICS)
+    with reading(path, METRICS_CSV):
+        rows = read_cells(path / METRICS_CSV)
         if ended.rows and ended.rows != described(rows)["checksum"]:
             raise ValueError(ALTERED)
         metrics = with_numbers(rows)

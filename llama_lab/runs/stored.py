@@ -1,113 +1,140 @@
-"""The JSON files of a run's folder as dataclasses: status.json, environment.json, summary.json.
+"""What a run records, declared once: the metrics that it logs, the facts about it, and the files that hold them.
 
-What eval.json holds is in `evaluation.py`.
+From the declarations derive the columns of metrics.csv, what dashboards and terminals show, the checks and comparisons
+of reports, and docs/design.md's table. What eval.json holds is in `evaluation.py`.
 """
 
-import json
 import re
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
+from itertools import product
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self
 
-from llama_lab.util.errors import ConfigError, first_line
-from llama_lab.util.files import ALTERED, checksum, replace_text
+from llama_lab.util.errors import ConfigError
+from llama_lab.util.formatting import percent
 
-T = TypeVar("T")
+from .json_file import Stored
+
 StatusName = Literal["running", "interrupted", "pruned", "done", "diverged", "failed"]
+NATS = "nats per token"
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A dataclass that a run keeps in the JSON file `FILE` of its folder.
+class Metric:
+    """A number that runs record; summary.json has the last value of each.
 
-    A key is the name of a field, except that the field `metrics` is not nested: it takes every number that no field is
-    named after. What a newer version wrote besides is ignored.
-    The key `checksum` is that of all others. NEEDS: metrics that every file has.
+    means: in words. logged: in rows of metrics.csv, and so on dashboards; else a cost, or found at the end. noun: in
+    sentences about wrong records. unlike_rows: why a summary's need not be the last of its rows. progress: how a
+    terminal shows it while a run trains. final: whether TensorBoard's HParams have it. curve: what a report's export of
+    curves has it as. of_arms: whether a report compares arms by it, beside their losses.
     """
 
-    FILE: ClassVar[str]
-    NEEDS: ClassVar[tuple[str, ...]] = ()
-
-    @classmethod
-    def load(cls, folder: Path, needs: Collection[str] = ()) -> Self:
-        """Read the file. Raises ConfigError if it is missing, damaged, or has not all of the keys `needs`."""
-        with reading(folder, cls.FILE):
-            content = read_json(folder / cls.FILE)
-            stored = from_json(cls, content)
-            if missing := [key for key in (*cls.NEEDS, *needs) if key not in content]:
-                raise KeyError(missing[0])
-            return stored
-
-    def save(self, folder: Path) -> None:
-        """Replace the file in one move."""
-        content = self.to_json()
-        content = {"checksum": checksum(json.dumps(content)), **content}
-        replace_text(folder / self.FILE, json.dumps(content, indent=2, allow_nan=False) + "\n")
-
-    def to_json(self) -> dict[str, Any]:
-        """What the file holds."""
-        return asdict(self, dict_factory=_with_flat_metrics)
+    name: str
+    means: str
+    unit: str = ""
+    logged: bool = True
+    noun: str = ""
+    unlike_rows: str = ""
+    progress: str = ""
+    final: bool = False
+    curve: Literal["loss", "optimizer"] | None = None
+    of_arms: bool = False
 
 
-def _with_flat_metrics(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(items)
-    metrics: dict[str, Any] = content.pop("metrics", {})
-    return content | metrics
+SPEED = "perf/tokens_per_second"
+METRICS = (
+    Metric("step", "optimizer steps so far"),
+    Metric("tokens", "trained on so far; the x-axis of every plot"),
+    Metric("seconds", "of training, without evaluations and checkpoints"),
+    Metric("train/loss", "the mean since the last row", NATS, progress="loss {:.3f}", curve="loss"),
+    Metric("val/loss", "of the whole validation set", NATS, progress="val {:.3f}", final=True, curve="loss"),
+    Metric("val/bits_per_byte", "the same, whatever the tokenizer", "bits per byte", final=True, curve="loss"),
+    Metric("val/accuracy", "of a probe: right answers", progress="accuracy {:.1%}", final=True),
+    Metric("val/ema_loss", "of the average of the weights", NATS, progress="ema {:.3f}", final=True),
+    Metric("params", "parameters, tied ones once", logged=False, noun="parameters", final=True, of_arms=True),
+    Metric("params_active", "those of them that one token uses", logged=False),
+    Metric(
+        "params_non_embedding",
+        "the same without tables and head",
+        logged=False,
+        noun="parameters without embeddings",
+        of_arms=True,
+    ),
+    Metric("flops_per_token", "of a forward pass", logged=False, noun="FLOPs per token", final=True, of_arms=True),
+    Metric("flops_per_token_dense", "of a forward pass, masked keys included", logged=False),
+    Metric(
+        "train_flops_per_token",
+        "of a forward and a backward pass",
+        logged=False,
+        noun="FLOPs per token of training",
+        of_arms=True,
+    ),
+    Metric("optim/lr", "the learning rate of the step", curve="optimizer"),
+    Metric("optim/grad_norm", "of the step, before clipping", curve="optimizer"),
+    Metric(
+        SPEED,
+        "of all devices; in a summary, of the whole run",
+        unlike_rows="of the whole run, in a row of an interval; unequal ones of one arm are named",
+        progress="{:,.0f} tokens/s",
+        final=True,
+        of_arms=True,
+    ),
+    Metric(f"{SPEED}_per_device", "the same of one", unlike_rows="follows from the speed"),
+    Metric(
+        "perf/mfu", "model FLOPs utilisation", unlike_rows="follows from the speed and the device's peak", of_arms=True
+    ),
+    Metric("perf/peak_memory_bytes", "of one device since training began", final=True, of_arms=True),
+    Metric("perf/compile_seconds", "spent on compiling", logged=False, unlike_rows="wall clock, in no row"),
+    Metric(
+        "kv_cache/bytes_per_token",
+        "of one more token, 16-bit",
+        noun="bytes of KV cache per token",
+        final=True,
+        of_arms=True,
+    ),
+    Metric("kv_cache/bytes", "of one sequence of `seq_len` tokens", noun="bytes of KV cache", of_arms=True),
+    Metric("seq_len", "at which costs hold: `max_seq_len`", logged=False, of_arms=True),
+)
+COLUMNS = tuple(metric.name for metric in METRICS if metric.logged)  # of metrics.csv
+FINAL = tuple(metric.name for metric in METRICS if metric.final)
+PROGRESS = {metric.name: metric.progress for metric in METRICS if metric.progress}
+CURVES = tuple(metric.name for metric in METRICS if metric.curve)
+LOSSES = tuple(metric.name for metric in METRICS if metric.curve == "loss")
+UNITS = {metric.name: metric.unit for metric in METRICS if metric.unit}
+SIZES = {metric.name: metric.noun for metric in METRICS if metric.noun}
+OF_THE_RUN = {metric.name: metric.unlike_rows for metric in METRICS if metric.unlike_rows}
+MEASURED_COSTS = tuple(metric.name for metric in METRICS if metric.of_arms and metric.name.startswith("perf/"))
+FIXED_COSTS = tuple(metric.name for metric in METRICS if metric.of_arms and metric.name not in MEASURED_COSTS)
+
+# Telemetry, of layers counted from 0 at the input, such as `telemetry/ffn_grad_norm/layer_03`: of a block as a whole,
+# and of its two parts.
+PARTS = ("block", "attention", "ffn")
+OF_PARTS = ("grad_norm", "update_ratio", "activation_rms", "activation_max")
+OF_SCORES = ("attention_entropy", "attention_logit_max")
+QUANTITIES = (*(f"{part}_{quantity}" for quantity, part in product(OF_PARTS, PARTS)), *OF_SCORES)
 
 
-def read_json(file: Path) -> Any:
-    """What a JSON file holds, without its checksum. Raises ValueError if it was altered since it was written."""
-    content = json.loads(file.read_text(encoding="utf-8"))
-    expected = content.pop("checksum", None) if isinstance(content, dict) else None
-    if expected is not None and expected != checksum(json.dumps(content)):
-        raise ValueError(ALTERED)
-    return content
+def layer_metric(quantity: str, layer: int) -> str:
+    """The name of one of QUANTITIES in a layer."""
+    return f"telemetry/{quantity}/layer_{layer:02d}"
 
 
-def from_json(kind: type[T], content: Any) -> T:
-    """An instance of a dataclass from what `json.loads` or `yaml.safe_load` returns; see `Stored`.
-
-    Raises ValueError or TypeError if it is no object, lacks a field without a default, or has one of another type.
-    """
-    if not isinstance(content, dict):
-        raise ValueError("it holds no JSON object")
-    hints = get_type_hints(kind)
-    kinds = {one.name: hints[one.name] for one in fields(kind)}  # type: ignore[arg-type]
-    values = {name: as_type(kinds[name], value) for name, value in content.items() if name in kinds}
-    if "metrics" in kinds:
-        values["metrics"] = {k: v for k, v in content.items() if k not in kinds and type(v) in (int, float)}
-    return kind(**values)
+def layer_metrics(layers: int) -> list[str]:
+    """All names of a model with so many layers."""
+    return [layer_metric(quantity, layer) for quantity, layer in product(QUANTITIES, range(layers))]
 
 
-def as_type(kind: Any, value: Any) -> Any:
-    """What JSON or YAML holds as a value of this type. Raises TypeError for another."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if is_dataclass(kind):
-        return from_json(kind, value)  # type: ignore[arg-type]
-    if origin is UnionType:
-        return None if value is None and NoneType in parts else as_type(parts[0], value)
-    if origin in (list, tuple) and isinstance(value, list):
-        return origin(as_type(parts[0], one) for one in value)
-    if origin is dict and isinstance(value, dict):
-        return {key: as_type(parts[1], one) for key, one in value.items()}
-    fits = value in parts if origin is Literal else type(value) in ((float, int) if kind is float else (kind,))
-    if not (fits or kind is Any):
-        raise TypeError(f"{value!r:.40} is not of the type {kind}")
-    return value
+def parse_layer_metric(name: str) -> tuple[str, int] | None:
+    """The quantity and the layer of a metric's name; None for another metric."""
+    found = re.fullmatch(r"telemetry/(\w+)/layer_(\d+)", name)
+    return (found[1], int(found[2])) if found and found[1] in QUANTITIES else None
 
 
-@contextmanager
-def reading(path: Path, name: str) -> Iterator[None]:
-    """Turn any error of reading the file `name` of the run in `path` into a ConfigError that names both."""
-    try:
-        yield
-    except Exception as error:  # of yaml, json, tokenizers or the file system
-        raise ConfigError(
-            f"run={path}: its {name} is damaged, {first_line(error)}; restore the file, or train the run again"
-        ) from error
+def is_ours(name: str) -> bool:
+    """Whether runs record something of their own under this name, so that no user's metric can have it."""
+    ours = {metric.name for metric in METRICS} | {fact.name for fact in fields(Environment)} | {"rows", "checksum"}
+    return name in ours or name.startswith(("val/loss/", "telemetry/"))
 
 
 @dataclass(frozen=True)
@@ -194,6 +221,16 @@ class Facts(Stored):
     metrics: dict[str, float] = field(default_factory=dict, metadata=checked("are those of the rebuilt model"))
 
 
+# What becomes of parameters in a warm start, by the fields of its record.
+FATES = {
+    "taken": "taken",
+    "pooled": "pooled",
+    "rows": "first rows taken",
+    "anew": "made anew",
+    "left": "left",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class WarmStart(Stored):
     """The weights that a run started from, and what became of them.
@@ -213,6 +250,13 @@ class WarmStart(Stored):
     anew: list[str]
     left: list[str]
     settings: dict[str, list[Any]]
+
+    def describe(self) -> list[str]:
+        """What came from where, in a few lines."""
+        lines = [f"from {self.source}: {percent(self.share)} of the parameters"]
+        lines += [f"  {word}: {', '.join(names)}" for fate, word in FATES.items() if (names := getattr(self, fate))]
+        settings = [f"{key} {there} -> {here}" for key, (there, here) in self.settings.items()]
+        return [*lines, f"  settings: {', '.join(settings)}"] if settings else lines
 
 
 @dataclass(frozen=True, kw_only=True)

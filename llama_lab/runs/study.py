@@ -9,7 +9,7 @@ from llama_lab.config.trust import read_settings
 from llama_lab.util.errors import ConfigError, first_line
 
 from .folder import write_yaml
-from .stored import from_json
+from .json_file import from_json
 
 FILE = "study.yaml"
 SUMMARY = "summary.csv"  # of a report

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import ClassVar
 
-from .stored import Stored
+from .json_file import Stored
 
 
 @dataclass(frozen=True)

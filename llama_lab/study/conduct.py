@@ -31,8 +31,8 @@ from llama_lab.study.design.dry_run import print_plan
 from llama_lab.study.design.plan import Plan, PlannedRun, plan_study
 from llama_lab.study.design.threads import threads_per_run
 from llama_lab.study.design.tuning import resolve_rates, status_of
+from llama_lab.training.command import train_run
 from llama_lab.training.prepare import requested_run
-from llama_lab.training.train import train
 from llama_lab.util.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
 from llama_lab.util.files import discard
 from llama_lab.util.formatting import count
@@ -207,7 +207,7 @@ def study_job(cfg: DictConfig) -> None:
     if is_first:
         progress.run_started(run)
     try:
-        outcome = train(run)
+        outcome = train_run(run)
     except FinishedRunError:
         return  # another process has finished it since the plan was made
     except Exception as error:

@@ -6,11 +6,10 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
-from llama_lab.devices.throughput import Stopwatch
 from llama_lab.runs.checkpoint import replace_checkpoint, stable
-from llama_lab.runs.metrics import MetricsCSV
 from llama_lab.util.files import discard
 
+from .monitor import Monitor
 from .stop import StopRequest
 
 
@@ -31,21 +30,12 @@ class Checkpointing(L.Callback):
     the checkpoint of a requested stop.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        every: int,
-        evaluate_every: int,
-        stop: StopRequest,
-        stopwatch: Stopwatch,
-        stable_step: int = 0,
-    ) -> None:
+    def __init__(self, path: Path, every: int, evaluate_every: int, stop: StopRequest, stable_step: int = 0) -> None:
         self.path = path
         self.stable_step = stable_step
         self.every = every
         self.evaluate_every = evaluate_every
         self.stop = stop
-        self.stopwatch = stopwatch
         self._saved_step = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -54,12 +44,6 @@ class Checkpointing(L.Callback):
         self._saved_step = trainer.global_step
         if trainer.is_global_zero and trainer.global_step < self.stable_step:
             discard(stable(self.path))  # of a smaller budget, or written just before a kill
-
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Describe the rows of metrics.csv so far, to which a resumed run adds its own."""
-        for table in trainer.loggers:
-            if isinstance(table, MetricsCSV):
-                checkpoint["metrics"] = dict(table.rows)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -90,7 +74,7 @@ class Checkpointing(L.Callback):
 
     def _write(self, trainer: L.Trainer, path: Path) -> None:
         """Write a checkpoint; the time it takes is not training."""
-        with self.stopwatch.paused():
+        with Monitor.of(trainer).stopwatch.paused():
             fresh = path.with_suffix(".tmp")
             if trainer.is_global_zero:
                 discard(fresh)  # left by a kill

@@ -3,11 +3,12 @@
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import ParallelStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -15,8 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from llama_lab.devices.strategy import unsynchronized
-from llama_lab.model import Decoder
+from llama_lab.model.decoder import Decoder
 from llama_lab.model.loss import IGNORE, plain_loss
 
 
@@ -166,3 +166,8 @@ class LanguageModel(L.LightningModule):
         # A function, not an object: LambdaLR saves an object's attributes, and an old budget would come back on resume.
         scheduler = LambdaLR(optimizer, lambda step: self._schedule(step, self.steps))
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+
+def unsynchronized(strategy: Strategy) -> AbstractContextManager[None]:
+    """The context of a backward pass whose gradients a later one of the same step will average over all devices."""
+    return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()

@@ -1,18 +1,23 @@
 """What a run logs and shows while it trains."""
 
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
+import torch
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
 from llama_lab.devices.throughput import Speed, Stopwatch, synchronize
 from llama_lab.model import Cost
 from llama_lab.model.cost import state_metrics
+from llama_lab.runs.stored import is_ours
 from llama_lab.util.display import Display
 
+from .loggers import MetricsCSV, MetricsLogger
 from .module import LanguageModel
 
 SLOW_STEPS = 3  # steps of a process that no speed includes: kernels compile, caches fill
@@ -23,13 +28,15 @@ class DivergedError(Exception):
 
 
 class Monitor(L.Callback):
-    """Logs metrics at the first step, every `log_every` steps and after every evaluation, and shows them.
+    """Logs a row of metrics at the first step, every `log_every` steps and after every evaluation, and shows it.
 
     tokens_per_step: over all devices. cost: the model's; every row has its KV cache's. peak_flops: of one device, None
-    if not known. Speed leaves out the first `slow_steps`, evaluation, and whatever runs inside `stopwatch.paused()`.
-    parts: names of a mixture's, whose losses are logged too. Raises DivergedError when the loss is not finite.
+    if not known. parts: names of a mixture's, whose losses are logged too. Speed leaves out the first `slow_steps`,
+    evaluation, and whatever runs inside `stopwatch.paused()`. Raises DivergedError when the loss is not finite.
 
-    extra: metrics that another callback, before this one, adds to the row of the step.
+    What callbacks before this one log, and modules of the model by `metrics_to_log()`, is in the same row: the mean of
+    all values since the last row of its kind, of training or evaluation. loggers: where rows go; none on other ranks
+    than 0.
     """
 
     def __init__(
@@ -40,11 +47,10 @@ class Monitor(L.Callback):
         peak_flops: float | None,
         display: Display,
         stopwatch: Stopwatch | None = None,
-        slow_steps: int = SLOW_STEPS,
         parts: Iterable[str] = (),
     ) -> None:
         self.log_every = log_every
-        self.slow_steps = slow_steps
+        self.slow_steps = SLOW_STEPS
         self.parts = tuple(parts)
         self.tokens_per_step = tokens_per_step
         self.cost = cost
@@ -52,20 +58,71 @@ class Monitor(L.Callback):
         self.display = display
         self.stopwatch = stopwatch or Stopwatch()
         self.speed = Speed()
-        self.extra: dict[str, float] = {}
+        self.loggers: Sequence[MetricsLogger] = ()
+        self._added: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}  # of training; of an evaluation
+        self._left_out: set[str] = set()
+        self._trainer: L.Trainer | None = None
         self._resumed_seconds = 0.0
         self._first_step = 0
         self._slow_seconds = 0.0  # of the first SLOW_STEPS
 
+    @staticmethod
+    def of(trainer: L.Trainer) -> "Monitor":
+        """The monitor of a run, for other callbacks."""
+        return next(callback for callback in trainer.callbacks if isinstance(callback, Monitor))  # type: ignore[attr-defined]
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Let `self.log` of callbacks, and loggers that they ask the trainer for, add to the rows."""
+        self._trainer = trainer
+        for logging in (*trainer.callbacks, pl_module):  # type: ignore[attr-defined]
+            logging.log, logging.log_dict = self.log, self.log_dict
+
+    def log(self, name: str, value: Any, sync_dist: bool = False) -> None:
+        """Add a number of the user's to the next row; one that is not finite is left out, and told once.
+
+        sync_dist: average it over all devices, all of which must call this; default: the first one's. Raises ValueError
+        for a name of ours.
+        """
+        if is_ours(name):
+            raise ValueError(f"{name}: is the name of a metric of ours; choose another")
+        number = float(value)
+        if sync_dist:
+            assert self._trainer is not None
+            device = self._trainer.strategy.root_device
+            number = float(self._trainer.strategy.reduce(torch.tensor(number, device=device), reduce_op="mean"))
+        if math.isfinite(number):
+            self.add({name: number})
+        elif name not in self._left_out:
+            self._left_out.add(name)
+            print(f"{name}: is {number}, which is left out of metrics.csv and dashboards", file=sys.stderr)
+
+    def log_dict(self, metrics: Mapping[str, Any], sync_dist: bool = False) -> None:
+        """`log` several numbers."""
+        for name, value in metrics.items():
+            self.log(name, value, sync_dist)
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Add numbers to the next row, whatever their names."""
+        assert self._trainer is not None
+        for name, value in metrics.items():
+            self._added[self._trainer.training].setdefault(name, []).append(value)
+
     def state_dict(self) -> dict[str, Any]:
-        """Training seconds, so that the clock of a resumed run continues."""
-        return {"seconds": self.stopwatch.seconds}
+        """Training seconds and what waits for the next row, so that a resumed run continues both."""
+        return {"seconds": self.stopwatch.seconds, "added": self._added[True]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the checkpoint's clock."""
+        """Continue the checkpoint's clock and row."""
+        self._added[True] = state_dict.get("added", {})
         self._resumed_seconds = state_dict["seconds"]
         self.stopwatch.start(self._resumed_seconds)
         self.stopwatch.stop()  # until training goes on, if any is left
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Describe the rows of metrics.csv so far, to which a resumed run adds its own."""
+        for table in self.loggers:
+            if isinstance(table, MetricsCSV):
+                checkpoint["metrics"] = dict(table.rows)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock, and reset the peak memory."""
@@ -86,8 +143,10 @@ class Monitor(L.Callback):
         if self.logs(step, trainer.max_steps):
             assert isinstance(pl_module, LanguageModel)
             metrics = self._train_metrics(trainer, pl_module, step)
-            self._log(trainer, metrics | self.extra)
-            self.extra = {}
+            for name, part in pl_module.model.named_modules():
+                own: dict[str, Any] = getattr(part, "metrics_to_log", dict)()
+                self.log_dict({f"{name}.{key}": value for key, value in own.items()})
+            self._write(metrics, step)
         self.display.update(step, metrics)
 
     def logs(self, step: int, last: int) -> bool:
@@ -114,12 +173,11 @@ class Monitor(L.Callback):
         tokens = step * self.tokens_per_step
         if step > self._first_step + self.slow_steps:
             self.speed.mark(tokens, self.stopwatch.seconds)
-        optimizer = trainer.optimizers[0]
         return {
             "tokens": tokens,
             "seconds": self.stopwatch.seconds,
             "train/loss": loss,
-            "optim/lr": optimizer.param_groups[0]["lr"],
+            "optim/lr": trainer.optimizers[0].param_groups[0]["lr"],
             "optim/grad_norm": float(module.grad_norm),
             "perf/peak_memory_bytes": peak_memory_bytes(module.device),
             **state_metrics(self.cost),
@@ -153,12 +211,28 @@ class Monitor(L.Callback):
         if not math.isfinite(found["val/loss"]):
             raise DivergedError(f"the validation loss is {found['val/loss']} at step {step}")
         metrics = {"tokens": step * self.tokens_per_step, "seconds": self.stopwatch.seconds, **found}
-        self._log(trainer, metrics)
+        self._write(metrics, step)
         self.display.update(step, metrics)
         if trainer.state.fn == TrainerFn.FITTING:
             self.stopwatch.resume()
 
-    def _log(self, trainer: L.Trainer, metrics: dict[str, float]) -> None:
-        """Send metrics to all loggers."""
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=trainer.global_step)
+    def _write(self, metrics: dict[str, float], step: int) -> None:
+        """Send a row to all loggers, with what was added to it."""
+        assert self._trainer is not None
+        added = self._added[self._trainer.training]
+        row = metrics | {name: sum(values) / len(values) for name, values in added.items()}
+        added.clear()
+        for logger in self.loggers:
+            logger.log_metrics(row, step)
+
+
+class TrainerLogger(DummyLogger):
+    """The logger that Lightning knows: what its own callbacks, such as LearningRateMonitor, log is in our rows."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        super().__init__()
+        self.monitor = monitor
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add the metrics to the next row."""
+        self.monitor.log_dict({name: value for name, value in metrics.items() if name != "epoch"})

@@ -7,10 +7,9 @@ from typing import Any
 import lightning as L
 from torch.profiler import profile, schedule
 
-from llama_lab.devices.throughput import Stopwatch
 from llama_lab.util.files import discard, replace_text, replacing
 
-from .monitor import SLOW_STEPS
+from .monitor import SLOW_STEPS, Monitor
 
 STEPS = 5
 TRACE, TABLE = "profile.json", "profile.txt"
@@ -20,19 +19,17 @@ OPERATORS = 20  # rows of the table
 class Profile(L.Callback):
     """Writes a Chrome trace of `STEPS` steps, after the first `SLOW_STEPS` of a process, and a table of its operators.
 
-    folder: the run's. stopwatch: stands still while the files are written. Use it on one rank. If training ends
+    No speed includes these steps, nor the time in which the files are written. Use it on one rank. If training ends
     earlier, they hold the steps until then; if it ends before the first of them, there are none.
     """
 
-    def __init__(self, folder: Path, stopwatch: Stopwatch) -> None:
-        self.folder = folder
-        self.stopwatch = stopwatch
-        self._device = "cpu"
-        self._first_step = 0
+    def __init__(self) -> None:
         self._profile: profile | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Delete the files of an earlier session, and begin."""
+        self.folder, self.monitor = Path(trainer.default_root_dir), Monitor.of(trainer)
+        self.monitor.slow_steps = SLOW_STEPS + STEPS
         for name in (TRACE, TABLE):
             discard(self.folder / name)
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above all levels: PyTorch would tell that it starts and stops
@@ -46,7 +43,7 @@ class Profile(L.Callback):
     ) -> None:
         """Before an optimizer step: begin it in the trace, too."""
         assert self._profile is not None
-        with self.stopwatch.paused():
+        with self.monitor.stopwatch.paused():
             if trainer.global_step == self._first_step:
                 self._profile.start()
             else:
@@ -54,7 +51,7 @@ class Profile(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """End a profile that is not over yet."""
-        with self.stopwatch.paused():
+        with self.monitor.stopwatch.paused():
             self._stop()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:

@@ -11,6 +11,7 @@ from llama_lab.devices.hardware import Hardware, choose_hardware, current_rank
 from llama_lab.devices.site import Site
 from llama_lab.evaluation.lengths import check_multiples
 from llama_lab.model import Cost
+from llama_lab.model.init import KV_HEADS
 from llama_lab.model.recompute import PARTS
 from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import RunFolder
@@ -19,7 +20,6 @@ from llama_lab.util.errors import ConfigError
 from llama_lab.util.files import report_disk_errors
 
 from .longer_budget import with_earlier_warmup
-from .warm_start import check_init, check_unchanged
 
 MAX_TOKENS = 1e18  # so that whatever is counted fits into 64 bits
 Outcome = Literal["done", "diverged", "interrupted", "pruned"]
@@ -118,7 +118,6 @@ def check_folder(run: Run) -> None:
     """Raise ConfigError unless the run may start or go on in its folder, FinishedRunError if it is there already."""
     if run.cfg.measure or current_rank() != 0:  # nothing is trained; rank 0 answers for all
         return
-    check_unchanged(run.cfg, run.folder)
     run.folder.check(run.cfg, run.choices)
     if not run.cfg.resume:
         return
@@ -149,6 +148,15 @@ def check_train(train: DictConfig) -> None:
             f"train.ema={train.ema}: must be at least 0 and less than 1, such as 0.99; null keeps no average"
         )
     check_multiples("train.eval_lengths", train.eval_lengths)
+
+
+def check_init(cfg: DictConfig) -> None:
+    """Raise ConfigError for settings of a warm start that cannot work, whatever the source holds."""
+    heads = cfg.init_kv_heads
+    if heads is not None and not cfg.init_from:
+        raise ConfigError(f"init_kv_heads={heads}: pools the heads of trained weights; add init_from=, or leave it out")
+    if heads not in (None, *KV_HEADS):
+        raise ConfigError(f"init_kv_heads={heads}: unknown; choose {' | '.join(KV_HEADS)}, or null for mean")
 
 
 def check_ema(decay: float | None, precision: str) -> None:

@@ -28,7 +28,7 @@ from llama_lab.devices.throughput import synchronize
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention, attention_scores
 from llama_lab.model.layout import Layout
-from llama_lab.runs.layer_metrics import PARTS, layer_metric
+from llama_lab.runs.stored import PARTS, layer_metric
 
 from .module import LanguageModel
 from .monitor import Monitor
@@ -40,10 +40,9 @@ Readings = dict[str, Tensor]  # by the name of the metric
 
 
 class Telemetry(L.Callback):
-    """Adds the metrics of every layer to the rows of `monitor`, which must come after it in the list of callbacks."""
+    """Adds the metrics of every layer to the rows of the run's `Monitor`, which must come after it in the list."""
 
-    def __init__(self, monitor: Monitor) -> None:
-        self.monitor = monitor
+    def __init__(self) -> None:
         self._backward_passes = 0  # that the gradient of a logged step still lacks
         self._weights: dict[nn.Parameter, Tensor] = {}  # of a logged step, before its update
 
@@ -51,6 +50,7 @@ class Telemetry(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Sequence[Any], batch_idx: int
     ) -> None:
         """Before a step that will be logged: read its activations."""
+        self.monitor = Monitor.of(trainer)
         if not self.monitor.logs(trainer.global_step + 1, trainer.max_steps):
             return
         assert isinstance(pl_module, LanguageModel)
@@ -88,7 +88,7 @@ class Telemetry(L.Callback):
 
     def _add(self, readings: Readings) -> None:
         values = torch.stack(list(readings.values())).tolist()
-        self.monitor.extra |= dict(zip(readings, values, strict=True))
+        self.monitor.add(dict(zip(readings, values, strict=True)))
 
     @contextmanager
     def _untimed(self, module: LanguageModel) -> Iterator[None]:

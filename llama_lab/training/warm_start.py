@@ -1,6 +1,7 @@
 """Starting a run from trained weights: `init_from=RUN_OR_FOLDER`."""
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,46 +13,33 @@ from llama_lab.config.components import targets
 from llama_lab.config.schema import flatten
 from llama_lab.config.trust import Trust, search_path_targets, stored_config
 from llama_lab.data.dataset import Dataset
+from llama_lab.devices.hardware import current_rank
 from llama_lab.hf.loading import Loaded, load
 from llama_lab.hf.tensors import has_weights
 from llama_lab.model import Decoder
 from llama_lab.model.position import Rope
-from llama_lab.model.transfer import KV_HEADS, Transfer, has_fewer_heads, patterns, transfer
+from llama_lab.model.transfer import Transfer, has_fewer_heads, patterns, transfer
 from llama_lab.runs.checkpoint import existing
 from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
-from llama_lab.runs.stored import WarmStart
+from llama_lab.runs.stored import FATES, WarmStart
 from llama_lab.util.errors import ConfigError
-from llama_lab.util.formatting import percent
 
-FATES = {
-    "taken": "taken",
-    "pooled": "pooled",
-    "rows": "first rows taken",
-    "anew": "made anew",
-    "left": "left",
-}  # of parameters, as printed
+from .run import Run
 
 
-def check_init(cfg: DictConfig) -> None:
-    """Raise ConfigError for settings of a warm start that cannot work, whatever the source holds."""
-    heads = cfg.init_kv_heads
-    if heads is not None and not cfg.init_from:
-        raise ConfigError(f"init_kv_heads={heads}: pools the heads of trained weights; add init_from=, or leave it out")
-    if heads not in (None, *KV_HEADS):
-        raise ConfigError(f"init_kv_heads={heads}: unknown; choose {' | '.join(KV_HEADS)}, or null for mean")
-
-
-def warm_start(cfg: DictConfig, folder: RunFolder, model: Decoder, dataset: Dataset) -> WarmStart | None:
-    """Copy the weights of `init_from` into `model`, and return what was done; None without `init_from`.
+def warm_start(run: Run) -> Callable[[Decoder, Dataset], WarmStart] | None:
+    """What copies the weights of `init_from` into a fresh model, and returns what was done; None without `init_from`.
 
     A run that goes on from a checkpoint has its weights there: for it, this reads what was done, and no source. Raises
     ConfigError if nothing can be taken from the source.
     """
-    if not cfg.init_from:
-        return None
-    if not cfg.overwrite and (folder.path / RESOLVED).exists() and existing(folder.checkpoint):
-        return WarmStart.load(folder.path)
-    return start_from(load_source(cfg), cfg, model, dataset)
+    cfg, folder = run.cfg, run.folder
+    goes_on = not cfg.overwrite and (folder.path / RESOLVED).exists() and existing(folder.checkpoint)
+
+    def initialize(model: Decoder, dataset: Dataset) -> WarmStart:
+        return WarmStart.load(folder.path) if goes_on else start_from(load_source(cfg), cfg, model, dataset)
+
+    return initialize if cfg.init_from else None
 
 
 def source_config(cfg: DictConfig) -> DictConfig:
@@ -191,7 +179,7 @@ def check_unchanged(cfg: DictConfig, folder: RunFolder) -> None:
 
     They may be gone: the run has its own.
     """
-    if cfg.overwrite or not cfg.init_from or not (folder.path / WarmStart.FILE).exists():
+    if current_rank() != 0 or cfg.overwrite or not cfg.init_from or not (folder.path / WarmStart.FILE).exists():
         return
     then, now = WarmStart.load(folder.path).hash, init_hash(cfg)
     if now not in (None, then):
@@ -199,11 +187,3 @@ def check_unchanged(cfg: DictConfig, folder: RunFolder) -> None:
             f"init_from={cfg.init_from}: holds other weights now ({now:.8}) than the run in {folder.path} started from "
             f"({then:.8}); restore them, choose another name, or start over with overwrite=true"
         )
-
-
-def describe(start: WarmStart) -> list[str]:
-    """What came from where, in a few lines."""
-    lines = [f"from {start.source}: {percent(start.share)} of the parameters"]
-    lines += [f"  {word}: {', '.join(names)}" for fate, word in FATES.items() if (names := getattr(start, fate))]
-    settings = [f"{key} {there} -> {here}" for key, (there, here) in start.settings.items()]
-    return [*lines, f"  settings: {', '.join(settings)}"] if settings else lines

@@ -4,7 +4,8 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Self
 
 from rich import box
@@ -16,31 +17,23 @@ from rich.text import Text
 
 from .formatting import duration
 
-SHOWN = {
-    "train/loss": "loss {:.3f}",
-    "val/loss": "val {:.3f}",
-    "val/ema_loss": "ema {:.3f}",
-    "val/accuracy": "accuracy {:.1%}",
-    "perf/tokens_per_second": "{:,.0f} tokens/s",
-}
-
 # A sample may hold any character; control characters are shown as their Unicode pictures.
 VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 
 
-def describe(metrics: dict[str, float]) -> str:
-    """Loss and speed in one short line."""
-    return "  ".join(text.format(metrics[name]) for name, text in SHOWN.items() if name in metrics)
+def describe(metrics: dict[str, float], shown: Mapping[str, str]) -> str:
+    """The metrics that are `shown`, each in a format of its own, in one short line."""
+    return "  ".join(text.format(metrics[name]) for name, text in shown.items() if name in metrics)
 
 
 class TerminalDisplay:
     """A progress bar per phase. Use as a context manager."""
 
-    def __init__(self, console: Console, steps: int) -> None:
+    def __init__(self, console: Console, steps: int, shown: Mapping[str, str]) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"))
         self._bar = Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console)
         self._tasks: dict[str, TaskID] = {}
-        self._steps = steps
+        self._steps, self._shown = steps, shown
         self._latest: dict[str, float] = {}
 
     def __enter__(self) -> Self:
@@ -61,7 +54,7 @@ class TerminalDisplay:
     def update(self, step: int, metrics: dict[str, float]) -> None:
         """Show that training is at `step`, with its latest metrics."""
         self._latest |= metrics
-        self._show("training", step, self._steps, describe(self._latest))
+        self._show("training", step, self._steps, describe(self._latest, self._shown))
 
     def _show(self, phase: str, done: int, total: int, note: str) -> None:
         if phase not in self._tasks:
@@ -72,9 +65,9 @@ class TerminalDisplay:
 class LogDisplay:
     """A line every few seconds, for files and pipes, where a bar would leave control characters."""
 
-    def __init__(self, console: Console, steps: int, every_seconds: float = 10.0) -> None:
+    def __init__(self, console: Console, steps: int, shown: Mapping[str, str], every_seconds: float = 10.0) -> None:
         self._console = console
-        self._steps = steps
+        self._steps, self._shown = steps, shown
         self._every = every_seconds
         self._phase_start = time.monotonic()
         self._last = -float("inf")
@@ -102,7 +95,7 @@ class LogDisplay:
         """Print the step and the latest metrics if a line is due, at every evaluation, and at the end."""
         self._latest |= metrics
         if (self._latest and self._due("training")) or step == self._steps or "val/loss" in metrics:
-            self.print_line(f"step {step}/{self._steps}  {describe(self._latest)}")
+            self.print_line(f"step {step}/{self._steps}  {describe(self._latest, self._shown)}")
 
     def _due(self, phase: str) -> bool:
         """Whether a new phase starts, or enough time has passed since the last line."""
@@ -121,10 +114,13 @@ class LogDisplay:
 Display = TerminalDisplay | LogDisplay
 
 
-def open_display(steps: int, rank: int) -> Display:
-    """The display for standard output: a bar in a terminal, else lines. On ranks other than 0 it prints nothing."""
+def open_display(steps: int, rank: int, shown: Mapping[str, str] = MappingProxyType({})) -> Display:
+    """The display for standard output: a bar in a terminal, else lines. On ranks other than 0 it prints nothing.
+
+    shown: formats of the metrics that it shows in training.
+    """
     console = Console(quiet=rank != 0)
-    return TerminalDisplay(console, steps) if sys.stdout.isatty() else LogDisplay(console, steps)
+    return (TerminalDisplay if sys.stdout.isatty() else LogDisplay)(console, steps, shown)
 
 
 def plain_table(title: str, left: Iterable[str] = (), right: Iterable[str] = (), gap: int = 3) -> Table:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import TypeGuard
 
-UNITS = {"val/loss": "nats per token", "train/loss": "nats per token", "val/bits_per_byte": "bits per byte"}
 MINUS, UNKNOWN, TIMES = "\u2212", "\u2013", "\u00d7"
 
 

@@ -30,8 +30,8 @@ from llama_lab.analysis.result import (
 )
 from llama_lab.analysis.scaling_law import Scaling, scale
 from llama_lab.analysis.statistics import Effect, Estimate, PairedDifference
-from llama_lab.runs.layer_metrics import OF_SCORES, QUANTITIES
 from llama_lab.runs.record import Record
+from llama_lab.runs.stored import OF_SCORES, QUANTITIES
 from llama_lab.runs.study import Arm, Member, Study
 from tests.analysis.simulate_scaling import CONDITIONS, draw
 

@@ -25,7 +25,8 @@ from llama_lab.config.components import build_model
 from llama_lab.model import measure_cost
 from llama_lab.model.cost import cost_metrics
 from llama_lab.model.norm import RMSNorm
-from llama_lab.runs.metrics import COLUMNS, read_metrics
+from llama_lab.runs.metrics import read_metrics
+from llama_lab.runs.stored import COLUMNS
 from llama_lab.runs.study import Arm, Member, Study
 from llama_lab.training import schedule
 

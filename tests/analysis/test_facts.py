@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 
 from llama_lab.analysis.analyse import analyse
-from llama_lab.analysis.audit import OF_THE_RUN, SIZES, misrecorded
+from llama_lab.analysis.audit import misrecorded
 from llama_lab.analysis.environments import TITLES
 from llama_lab.analysis.settings import FREE, TOKENS, different_settings, unequal_settings
 from llama_lab.config import CONF_DIR
 from llama_lab.config.schema import belongs, groups, keys_of, option_file, options
 from llama_lab.config.trust import Trust
-from llama_lab.runs.layer_metrics import layer_metrics
-from llama_lab.runs.metrics import COLUMNS
-from llama_lab.runs.stored import Environment, Facts
+from llama_lab.runs.stored import COLUMNS, OF_THE_RUN, SIZES, Environment, Facts, layer_metrics
 from tests.analysis.synthetic import FACTS, change_metrics, plant_config, plant_facts, run_folder, write_study
 
 FAULTS: dict[str, Any] = {

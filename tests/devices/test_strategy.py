@@ -34,8 +34,8 @@ from llama_lab.runs.checkpoint import (
 from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
+from llama_lab.training.command import train_run
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.train import train
 from llama_lab.util.errors import ConfigError
 from tests.composing import decoder, kinds, options
 from tests.conftest import Command, Ran, RunTrain, needs_compiler
@@ -69,7 +69,7 @@ def on_loopback() -> Iterator[None]:
 def one(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the run on one device."""
     run = planned(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('one')}")
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     return run.folder.path
 
 
@@ -262,7 +262,7 @@ def test_in_bf16_one_shard_is_near_the_run_of_one_device(setting: str, tiny: lis
     for name, trainer in (("whole", "cpu"), ("sharded", "fsdp")):
         overrides = [f"trainer={trainer}", "trainer.accelerator=cpu", f"runs_dir={tmp_path / name}"]
         run = planned(*tiny, "train.tokens=2560", setting, *overrides)
-        assert train(run) == "done"
+        assert train_run(run) == "done"
         curves.append([row["val/loss"] for row in rows(run.folder.path) if "val/loss" in row])
     assert curves[0] == pytest.approx(curves[1], abs=5e-3)
 
@@ -271,7 +271,7 @@ def test_in_bf16_one_shard_is_near_the_run_of_one_device(setting: str, tiny: lis
 @pytest.mark.slow
 def test_a_compiled_sharded_run_is_the_run_of_one_device(one: Path, tiny: list[str], tmp_path: Path) -> None:
     run = planned(*tiny, *RUN, *SHARDED[:2], "trainer.compile=true", f"runs_dir={tmp_path}")
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     assert torch._dynamo.utils.counters["frames"]["ok"] > 0
     assert_same_curve(run.folder.path, one)
 
@@ -310,7 +310,7 @@ def test_one_device_goes_on_from_the_parts_of_two(
 ) -> None:
     run = planned(*tiny, *RUN, trainer, "trainer.accelerator=cpu", f"runs_dir={tmp_path / 'runs'}")
     assert run.folder.path == left.path
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     assert_same_curve(left.path, one)
     assert_close(trained_state(left.path), trained_state(one))
 
@@ -322,7 +322,7 @@ def test_shards_go_on_from_the_file_of_one_device(one: Path, two: Ran, tiny: lis
         shutil.copytree(source, folder)
         longer = [f'resume="{folder}"', "train.tokens=15360", f"trainer={trainer}", "trainer.accelerator=cpu"]
         run = planned(*tiny, *RUN, *longer)
-        assert train(run) == "done"
+        assert train_run(run) == "done"
         ends.append(trained_state(folder))
         assert ends[-1]["global_step"] == 60
     for end in ends[1:]:
@@ -383,7 +383,7 @@ def test_a_run_with_a_damaged_part_goes_on_from_the_checkpoint_before_to_the_sam
 ) -> None:
     truncated(left.checkpoint / "1_of_2.ckpt")
     run = planned(*tiny, *RUN, "trainer=fsdp", "trainer.accelerator=cpu", f"runs_dir={tmp_path / 'runs'}")
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     assert "last.ckpt: is damaged" in capsys.readouterr().err
     assert_same_curve(left.path, one)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_lab.training.train import train
+from llama_lab.training.command import train_run
 from tests.training.tiny import planned
 
 
@@ -18,7 +18,7 @@ def trained(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callab
     def run(*overrides: str) -> Path:
         if overrides not in runs:
             planned_run = planned(*tiny, "train.tokens=2560", f"runs_dir={tmp_path_factory.mktemp('runs')}", *overrides)
-            assert train(planned_run) == "done"
+            assert train_run(planned_run) == "done"
             runs[overrides] = planned_run.folder.path
         return runs[overrides]
 

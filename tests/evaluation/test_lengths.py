@@ -19,7 +19,7 @@ from llama_lab.model import Decoder
 from llama_lab.runs.evaluation import Evaluation, LengthLoss
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
-from llama_lab.training.train import train
+from llama_lab.training.command import train_run
 from llama_lab.util.errors import ConfigError
 from tests.composing import decoder, eval_settings, options
 from tests.conftest import Command, Ran
@@ -108,7 +108,7 @@ def test_a_run_is_evaluated_in_its_precision(precision: str, tiny: list[str], tm
         "trainer.accelerator=cpu",
         "train.eval_lengths=[1]",
     )
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     summary, result = Summary.load(run.folder.path), Evaluation.load(run.folder.path)
     for name in ("val/loss", "val/bits_per_byte"):
         assert result.metrics[name] == pytest.approx(summary.metrics[name], abs=1e-6)
@@ -242,7 +242,7 @@ def test_a_run_killed_in_this_evaluation_is_not_done_and_makes_up_for_it(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("llama_lab.training.train.evaluation", killed)
+        patched.setattr("llama_lab.training.finish.evaluation", killed)
         stopped = command(*tiny, *LENGTHS)
     status = RunFolder(stopped.run).status
     assert status is not None

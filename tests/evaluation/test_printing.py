@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llama_lab.evaluation.plot import plot_evaluation
 from llama_lab.evaluation.printing import print_evaluation, quarter_mean
 from llama_lab.runs.evaluation import Evaluation, LengthLoss
-from llama_lab.runs.stored import from_json
+from llama_lab.runs.json_file import from_json
 
 Found = dict[str, Any]
 SMALL = {"context": 32, "bytes": 4096, "step": 0.0003, "loss": 5.875, "tokens": 113_567}

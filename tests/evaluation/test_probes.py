@@ -15,7 +15,7 @@ from llama_lab.model import Sampling
 from llama_lab.model.loss import IGNORE
 from llama_lab.runs.stored import Summary
 from llama_lab.training.checkpointing import Checkpointing
-from llama_lab.training.train import train
+from llama_lab.training.command import train_run
 from tests.conftest import Command
 from tests.training.tiny import identical, planned, repeatable, rows, trained_state
 
@@ -29,7 +29,7 @@ SOLVING = ["size=pico", "model.dim=64", "model.n_heads=1", "train.batch_size=32"
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on a probe, evaluated at twice its context."""
     made = planned(*INDUCTION, "train.eval_lengths=[2]", f"runs_dir={tmp_path_factory.mktemp('runs')}")
-    assert train(made) == "done"
+    assert train_run(made) == "done"
     return made.folder.path
 
 
@@ -85,9 +85,9 @@ def test_a_stopped_run_goes_on_to_the_same_last_bit(run: Path, tmp_path: Path, m
     with monkeypatch.context() as patched:
         patched.setattr(Checkpointing, "on_train_batch_end", cut)
         with pytest.raises(MemoryError):
-            train(planned(*overrides))
+            train_run(planned(*overrides))
     again = planned(*overrides)
-    assert train(again) == "done"
+    assert train_run(again) == "done"
     assert identical(trained_state(again.folder.path), trained_state(run))
     assert repeatable(again.folder.path) == repeatable(run)
 
@@ -152,7 +152,7 @@ def test_what_can_be_solved_is_and_what_theory_excludes_is_not(name: str, tmp_pa
     accuracies = []
     for i, overrides in enumerate([[], change]):
         made = planned(*SOLVING, *probe, *overrides, f"runs_dir={tmp_path / str(i)}", "train.evaluations=1")
-        assert train(made) == "done"
+        assert train_run(made) == "done"
         accuracies.append(Summary.load(made.folder.path).metrics["val/accuracy"])
     solved, failed = accuracies
     assert solved >= 0.99

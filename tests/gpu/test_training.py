@@ -15,8 +15,8 @@ from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.runs.stored import Status, Summary
 from llama_lab.runs.study_speed import StudySpeed
 from llama_lab.training.checkpointing import Checkpointing
+from llama_lab.training.command import train_run
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.train import train
 from tests.composing import eval_settings
 from tests.conftest import RunTrain
 from tests.training.test_resume import Power, at, cut
@@ -43,7 +43,7 @@ def settings(tiny: list[str], tmp_path: Path) -> list[str]:
 def trained(*overrides: str) -> Path:
     """Train to the end; the run's folder."""
     run = planned(*overrides)
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     return run.folder.path
 
 
@@ -91,7 +91,7 @@ def test_a_run_that_was_killed_goes_on_to_the_last_bit(
     with monkeypatch.context() as patched:
         at(Checkpointing, "on_train_batch_end", step=13)(patched, cut)
         with pytest.raises(Power):
-            train(planned(*settings))
+            train_run(planned(*settings))
     resumed = trained(*settings)
     assert repeatable(resumed) == repeatable(whole)
     assert identical(trained_state(resumed), trained_state(whole))
@@ -132,7 +132,7 @@ def test_shards_go_on_from_their_own_checkpoint(
     with monkeypatch.context() as patched:
         at(Checkpointing, "on_train_batch_end", step=13)(patched, cut)
         with pytest.raises(Power):
-            train(planned(*common))
+            train_run(planned(*common))
     torch.distributed.destroy_process_group()
     assert losses(trained(*common)) == pytest.approx(losses(whole), abs=0.02)
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from llama_lab.launching.progress import QueueDisplay, RunProgress, latest_metrics, queue_seconds_left, read_progress
-from llama_lab.runs.metrics import MetricsCSV
+from llama_lab.training.loggers import MetricsCSV
 from llama_lab.training.run import Run
 from tests.training.tiny import planned
 

@@ -39,7 +39,7 @@ angles = torch.arange(1 << 18, dtype=torch.float32) / 997
 worst = max(float((f(angles).double() - f(angles.double())).abs().max()) for f in (torch.cos, torch.sin))
 print(worst)
 """
-MODULES = ["llama_lab.model", "llama_lab.training.train", "llama_lab.evaluation.evaluate"]
+MODULES = ["llama_lab.model", "llama_lab.training.command", "llama_lab.evaluation.evaluate"]
 
 
 @pytest.mark.process

@@ -20,8 +20,9 @@ from llama_lab.runs.shards import write_file
 from llama_lab.runs.stored import Facts
 from llama_lab.training import run as run_module
 from llama_lab.training import train as train_module
+from llama_lab.training.command import train_run
 from llama_lab.training.monitor import Monitor
-from llama_lab.training.train import session, train
+from llama_lab.training.train import session
 from llama_lab.util.errors import ConfigError
 from tests.training.test_resume import RUN, at, ends_as_the_whole_run, whole  # noqa: F401
 from tests.training.tiny import planned
@@ -136,7 +137,7 @@ def test_a_run_whose_last_checkpoint_is_torn_goes_on_from_the_one_before_to_the_
     with monkeypatch.context() as patched:
         at(Monitor, "on_train_batch_end", 14)(patched, lambda: os.kill(os.getpid(), signal.SIGTERM))
         run = planned(*overrides)
-        assert train(run) == "interrupted"
+        assert train_run(run) == "interrupted"
     last = run.folder.checkpoint
     assert [checkpoint_step(file) for file in (last, before(last))] == [14, 12]
     last.write_bytes(last.read_bytes()[:-1])
@@ -168,5 +169,5 @@ def test_checksums_are_computed_once_and_by_rank_0_alone(
         with session(run, Facts(), None) as checkpoint:  # type: ignore[arg-type]
             assert checkpoint == run.folder.checkpoint
     assert not tested
-    assert train(planned(*overrides)) == "done"
+    assert train_run(planned(*overrides)) == "done"
     assert tested == {str(run.folder.checkpoint): 1}

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from llama_lab.runs.metrics import COLUMNS, NO_ROWS, MetricsCSV, described, read_cells, read_metrics
+from llama_lab.runs.metrics import NO_ROWS, described, read_cells, read_metrics
+from llama_lab.runs.stored import COLUMNS
+from llama_lab.training.loggers import MetricsCSV
 from llama_lab.util.errors import ConfigError
 
 ROWS = [
@@ -61,11 +63,12 @@ def test_a_row_cut_short_by_a_kill_is_left_out_whichever_its_last_byte(tmp_path:
         assert read_metrics(table.path)[whole:][-1] == {"step": 30, "tokens": 7680}
 
 
-def test_an_unknown_metric_is_refused_by_its_name_and_harms_no_row(tmp_path: Path) -> None:
+def test_a_metric_of_the_user_s_gets_its_column_with_its_first_row_and_harms_no_other(tmp_path: Path) -> None:
     table = written(tmp_path)
-    with pytest.raises(ValueError, match="train/lost"):
-        table.log_metrics({"tokens": 1, "train/lost": 2.0}, step=21)
-    assert read_metrics(table.path) == ROWS
+    for step in (21, 22):
+        table.log_metrics({"tokens": 1, "mine": step / 7}, step=step)
+    assert read_metrics(table.path) == [*ROWS, *({"step": step, "tokens": 1, "mine": step / 7} for step in (21, 22))]
+    assert table.rows == described(read_cells(table.path))
 
 
 def test_a_resumed_run_keeps_exactly_the_rows_before_its_checkpoint_whatever_columns_it_has(tmp_path: Path) -> None:

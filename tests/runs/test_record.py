@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from llama_lab.runs.evaluation import CacheLoss, CacheSize, Evaluation, GenerationSpeed, LengthLoss
+from llama_lab.runs.json_file import Stored
 from llama_lab.runs.record import read_record
-from llama_lab.runs.stored import Environment, Facts, Git, Status, Stored, Summary
+from llama_lab.runs.stored import Environment, Facts, Git, Status, Summary
 from llama_lab.util.errors import ConfigError
 from tests.analysis.synthetic import BASE_LOSS, plant_evaluation, write_run
 

@@ -20,9 +20,9 @@ from llama_lab.study.measure import job_of
 from llama_lab.training import compiling
 from llama_lab.training import train as training
 from llama_lab.training.checkpointing import Checkpointing
+from llama_lab.training.command import train_run
 from llama_lab.training.compiling import THRESHOLDS, Threshold, compile_in_place, decide, missing_part, pays
 from llama_lab.training.run import Run
-from llama_lab.training.train import train
 from llama_lab.util.errors import ConfigError, FinishedRunError
 from tests.composing import decoder
 from tests.conftest import Command, Ran, RunTrain, needs_compiler
@@ -97,7 +97,7 @@ def test_auto_compiles_a_long_run_and_says_so(
     if compiles:
         set_threshold(1.0)
     run = planned(*tiny, *SHORT, f"runs_dir={tmp_path}")
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     told = [line.partition("; ")[0] for line in capsys.readouterr().err.splitlines()]
     assert told == (["trainer.compile=auto: compiles"] if compiles else [])
     assert counters["stats"]["unique_graphs"] == compiles, "evaluations and the sample compile nothing"
@@ -197,7 +197,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Run:
     with monkeypatch.context() as patched:
         patched.setattr(Checkpointing, "on_train_batch_end", cut)
         with pytest.raises(Cut):
-            train(run)
+            train_run(run)
     return run
 
 
@@ -219,7 +219,7 @@ def test_an_interrupted_run_goes_on_as_it_began(
     set_threshold(1e30 if began else 1.0)
     capsys.readouterr()
     counters.clear()
-    assert train(planned(*overrides)) == "done"
+    assert train_run(planned(*overrides)) == "done"
     assert capsys.readouterr().err == ""
     assert compiled_in(run.folder.path) is Summary.load(run.folder.path).compiled is began
     assert bool(counters["stats"]) is began
@@ -312,13 +312,13 @@ def test_a_compiled_run_is_the_eager_one_and_resumes_to_the_same_bits(
     runs = {}
     for name, setting in (("eager", "false"), ("compiled", "true")):
         run = planned(*tiny, *SHORT, f"trainer.compile={setting}", f"runs_dir={tmp_path / name}")
-        assert train(run) == "done"
+        assert train_run(run) == "done"
         runs[name] = run.folder.path
     losses = [[row[key] for row in rows(path) for key in row if key.endswith("loss")] for path in runs.values()]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     overrides = [*tiny, *SHORT, *COMPILES, f"runs_dir={tmp_path / 'cut'}", "train.checkpoint_every=1"]
     cut = interrupted(monkeypatch, *overrides)
-    assert train(planned(*overrides)) == "done"
+    assert train_run(planned(*overrides)) == "done"
     assert identical(trained_state(cut.folder.path), trained_state(runs["compiled"]))
 
 

@@ -16,8 +16,8 @@ import llama_lab
 from llama_lab.evaluation.load import load_run
 from llama_lab.model import Decoder
 from llama_lab.runs.stored import Summary
+from llama_lab.training.command import train_run
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.train import train
 from llama_lab.util.errors import ConfigError
 from tests.conftest import Command
 from tests.training.tiny import identical, nll_by_hand, pieces, planned, repeatable, rows, trained_state
@@ -30,7 +30,7 @@ DECAY = 0.9
 def averaged(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of 20 steps of two micro-batches that keeps an average."""
     run = planned(*tiny, *RUN, f"train.ema={DECAY}", f"runs_dir={tmp_path_factory.mktemp('averaged')}")
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     return run.folder.path
 
 
@@ -94,7 +94,7 @@ def test_the_run_is_the_one_without_an_average_but_for_the_loss_beside(
     averaged: Path, tiny: list[str], tmp_path: Path
 ) -> None:
     plain = planned(*tiny, *RUN, f"runs_dir={tmp_path}")
-    assert train(plain) == "done"
+    assert train_run(plain) == "done"
     found = repeatable(averaged)
     beside = [row.pop("val/ema_loss", None) for row in found]
     assert found == repeatable(plain.folder.path)
@@ -143,13 +143,13 @@ def test_a_run_from_another_begins_at_its_last_weights_and_averages_from_there(
     averaged: Path, tiny: list[str], tmp_path: Path
 ) -> None:
     run = planned(*tiny, *RUN, "train.ema=0.5", f"init_from='{averaged}'", f"runs_dir={tmp_path}")
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     first = rows(run.folder.path)[0]
     assert first["val/loss"] == first["val/ema_loss"] == rows(averaged)[-1]["val/loss"]
 
 
 def test_the_average_of_decay_0_is_the_last_weights(tiny: list[str], tmp_path: Path) -> None:
     run = planned(*tiny, *RUN, "train.ema=0", f"runs_dir={tmp_path}")
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     last, ema = (load_run(run.folder.path, weights=weights).model.state_dict() for weights in ("last", "ema"))
     assert identical(ema, last)

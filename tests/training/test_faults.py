@@ -16,7 +16,8 @@ from llama_lab.data.tokens import TokenDataset
 from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status
-from llama_lab.training import train as train_module
+from llama_lab.training import finish
+from llama_lab.training.command import train_run
 from llama_lab.training.monitor import Monitor
 from llama_lab.util.errors import ConfigError
 from tests.conftest import Command
@@ -73,13 +74,13 @@ def before_the_first_row(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
 
 
 def after_training(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
-    sample = train_module.sample_text
+    sample = finish.sample_text
 
     def sample_text(*arguments: object) -> list[int]:
         disk.fill()
         return sample(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(train_module, "sample_text", sample_text)
+    monkeypatch.setattr(finish, "sample_text", sample_text)
 
 
 FULL: dict[str, tuple[Arrange, list[str]]] = {
@@ -257,8 +258,8 @@ def test_a_clock_that_jumps_back_changes_nothing(
     run = planned(*tiny, *RUN, "logger=tensorboard", f"runs_dir={tmp_path}")
     with monkeypatch.context() as patched:
         at(Monitor, "on_train_batch_end", 14)(patched, lambda: os.kill(os.getpid(), 15))
-        assert train_module.train(run) == "interrupted"
-    assert train_module.train(planned(*tiny, *RUN, "logger=tensorboard", f"runs_dir={tmp_path}")) == "done"
+        assert train_run(run) == "interrupted"
+    assert train_run(planned(*tiny, *RUN, "logger=tensorboard", f"runs_dir={tmp_path}")) == "done"
     assert repeatable(run.folder.path) == repeatable(whole)
     seconds = [row["seconds"] for row in rows(run.folder.path)]
     assert seconds == sorted(seconds)

@@ -14,8 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from llama_lab import load, load_config
 from llama_lab.runs.record import read_record
 from llama_lab.training.logger_check import wandb_mode
-from llama_lab.training.loggers import run_tags
-from llama_lab.training.wandb_run import WandbMetrics
+from llama_lab.training.loggers import WandbMetrics, run_tags
 from llama_lab.util.errors import ConfigError
 from tests.conftest import Ran, RunTrain
 from tests.training.offline import OfflineRun

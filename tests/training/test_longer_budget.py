@@ -12,8 +12,8 @@ import pytest
 from llama_lab.runs.checkpoint import before, checkpoint_step, stable
 from llama_lab.runs.folder import RunFolder
 from llama_lab.training.checkpointing import Checkpointing
+from llama_lab.training.command import train_run
 from llama_lab.training.monitor import Monitor
-from llama_lab.training.train import train
 from tests.training.test_resume import Power, at, cut
 from tests.training.tiny import identical, planned, repeatable, rows, trained_state
 
@@ -40,7 +40,7 @@ def in_one_go(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Whol
     for schedule in (CONSTANT, WSD):
         runs_dir = tmp_path_factory.mktemp("whole")
         run = planned(*tiny, *schedule, *LONG, f"schedule.warmup={4 / 60}", f"runs_dir={runs_dir}")
-        assert train(run) == "done"
+        assert train_run(run) == "done"
         folders[schedule] = run.folder.path
     return folders
 
@@ -52,7 +52,7 @@ def short(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Short:
     @cache
     def trained(schedule: tuple[str, ...]) -> Path:
         runs_dir = tmp_path_factory.mktemp("short")
-        assert train(planned(*tiny, *schedule, *SHORT, f"runs_dir={runs_dir}")) == "done"
+        assert train_run(planned(*tiny, *schedule, *SHORT, f"runs_dir={runs_dir}")) == "done"
         return runs_dir
 
     def copied(schedule: tuple[str, ...], runs_dir: Path) -> tuple[list[str], Path]:
@@ -71,7 +71,7 @@ def test_a_longer_budget_ends_at_the_same_last_bit_as_if_it_had_been_the_first(
     overrides, folder = short(schedule, tmp_path)
     (folder / "wandb_id").write_text("abcd1234")
     other = "schedule.warmup=0.3"  # not 0.1
-    assert train(planned(*overrides, *extended(folder), other)) == "done"
+    assert train_run(planned(*overrides, *extended(folder), other)) == "done"
     assert (folder / "wandb_id").exists() == (schedule is CONSTANT), "W&B keeps rows that are void"
     assert identical(trained_state(folder), trained_state(whole))
     assert repeatable(folder)[-2:] == repeatable(whole)[-2:], "the last step, and its evaluation"
@@ -96,9 +96,9 @@ def test_a_longer_budget_that_is_killed_goes_on_with_the_same_command(
     with monkeypatch.context() as patched:
         at(Monitor, "on_train_batch_end", step)(patched, cut)
         with pytest.raises(Power):
-            train(planned(*more))
+            train_run(planned(*more))
     RunFolder(folder).write_status("running")
-    assert train(planned(*more)) == "done"
+    assert train_run(planned(*more)) == "done"
     assert identical(trained_state(folder), trained_state(whole))
 
 
@@ -111,10 +111,10 @@ def test_a_run_with_a_decay_keeps_the_checkpoint_before_it_and_a_kill_there_lose
     with monkeypatch.context() as patched:
         at(Checkpointing, "on_validation_end", 30)(patched, cut)
         with pytest.raises(Power):
-            train(run)
+            train_run(run)
     assert (checkpoint_step(last), checkpoint_step(stable(last))) == (28, 30)
     run.folder.write_status("running")
-    assert train(planned(*overrides)) == "done"
+    assert train_run(planned(*overrides)) == "done"
     assert (checkpoint_step(last), checkpoint_step(stable(last))) == (40, 30)
     assert sorted(file.name for file in last.parent.iterdir()) == ["last.ckpt", "stable.ckpt"]
     assert not before(stable(last)).exists()
@@ -132,11 +132,11 @@ def test_a_run_that_is_given_more_in_its_stable_phase_goes_on_where_it_is(
     run = planned(*overrides)
     with monkeypatch.context() as patched:
         at(Monitor, "on_train_batch_end", 23)(patched, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        assert train(run) == "interrupted"
+        assert train_run(run) == "interrupted"
     capsys.readouterr()
     again = planned(*overrides, *extended(run.folder.path))
     assert checkpoint_step(again.folder.checkpoint_for(again.cfg)) == 23
-    assert train(again) == "done"
+    assert train_run(again) == "done"
     assert identical(trained_state(run.folder.path), trained_state(whole))
     assert capsys.readouterr().err == ""
 
@@ -147,7 +147,7 @@ def test_a_schedule_that_has_seen_the_end_says_that_the_rate_rises_again(
     schedule: str, short: Short, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides, folder = short((*RUN, f"schedule={schedule}"), tmp_path)
-    assert train(planned(*overrides, *extended(folder))) == "done"
+    assert train_run(planned(*overrides, *extended(folder))) == "done"
     told = capsys.readouterr().err
     assert told.startswith("train.tokens=15360: the learning rate of the first 40 steps was that of a smaller budget")
     assert told.count("\n") == 1
@@ -158,5 +158,5 @@ def test_a_wsd_run_without_the_checkpoint_before_its_decay_says_that_the_rate_ri
 ) -> None:
     overrides, folder = short(WSD, tmp_path)
     stable(RunFolder(folder).checkpoint).unlink()
-    assert train(planned(*overrides, *extended(folder))) == "done"
+    assert train_run(planned(*overrides, *extended(folder))) == "done"
     assert "rises again" in capsys.readouterr().err

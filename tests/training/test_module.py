@@ -15,8 +15,8 @@ from torch.optim import SGD
 from llama_lab.data.windows import ValWindows
 from llama_lab.model import Decoder
 from llama_lab.runs.folder import RunFolder
+from llama_lab.training.command import train_run
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.train import train
 from tests.composing import decoder
 from tests.training.tiny import Pieces, nll_by_hand, pieces, planned, rows
 
@@ -181,7 +181,7 @@ PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.float32, "bf16-true"
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_precision_trains_on_a_cpu(precision: str, settings: list[str]) -> None:
     run = planned(*settings, "trainer=cpu", f"trainer.precision={precision}", f"train.tokens={24 * STEP}")
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     losses = [row["val/loss"] for row in rows(run.folder.path) if "val/loss" in row]
     assert losses[-1] < losses[0] - 0.2
     checkpoint: dict[str, Any] = torch.load(RunFolder(run.folder.path).checkpoint, weights_only=True)

@@ -8,9 +8,9 @@ import torch
 
 from llama_lab.devices.throughput import Stopwatch
 from llama_lab.runs.stored import Summary
+from llama_lab.training.command import train_run
 from llama_lab.training.monitor import SLOW_STEPS
 from llama_lab.training.profile import STEPS, TABLE, TRACE
-from llama_lab.training.train import train
 from tests.conftest import Command, RunTrain
 from tests.training.tiny import identical, pieces, planned, repeatable, rows, trained_state
 
@@ -27,7 +27,7 @@ def steps_in(trace: Path) -> list[int]:
 def profiled(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of 20 steps with a profile."""
     run = planned(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('profiled')}")
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     return run.folder.path
 
 
@@ -48,7 +48,7 @@ def test_profiled_steps_count_in_no_speed(profiled: Path) -> None:
 
 def test_a_profile_changes_no_weight(profiled: Path, tiny: list[str], tmp_path: Path) -> None:
     run = planned(*tiny, *RUN[:-1], f"runs_dir={tmp_path}")
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     assert not (run.folder.path / TRACE).exists()
     assert identical(trained_state(profiled), trained_state(run.folder.path))
     assert repeatable(profiled) == repeatable(run.folder.path)
@@ -71,7 +71,7 @@ def test_writing_it_takes_no_time_of_the_run(tiny: list[str], tmp_path: Path, mo
 
 def test_a_run_that_ends_earlier_shows_the_steps_until_then(tiny: list[str], tmp_path: Path) -> None:
     run = planned(*tiny, *RUN, "train.tokens=1536", f"runs_dir={tmp_path}")
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     assert steps_in(run.folder.path / TRACE) == [4, 5, 6]
 
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from llama_lab.training.train import train
+from llama_lab.training.command import train_run
 from llama_lab.util.errors import ConfigError
 from tests.conftest import RunTrain, needs_compiler
 from tests.training.tiny import identical, planned, repeatable, trained_state
@@ -28,7 +28,7 @@ def ran(tmp_path: Path, *overrides: str) -> Path:
     """The folder of a finished run."""
     run = planned(*overrides, f"runs_dir={tmp_path}")
     with patch.dict(os.environ, LOOPBACK):  # Lightning leaves a rank in it
-        assert train(run) == "done"
+        assert train_run(run) == "done"
     return run.folder.path
 
 

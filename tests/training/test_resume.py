@@ -15,8 +15,8 @@ from llama_lab.runs import checkpoint
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status, Summary
 from llama_lab.training.checkpointing import Checkpointing
+from llama_lab.training.command import train_run
 from llama_lab.training.monitor import Monitor
-from llama_lab.training.train import train
 from tests.conftest import Command, last_of_each
 from tests.training.tiny import identical, planned, repeatable, rows, trained_state
 
@@ -102,14 +102,14 @@ def while_replacing_the_checkpoint(move: int) -> Moment:
 def whole(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the run that nobody stops."""
     run = planned(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('whole')}")
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     return run.folder.path
 
 
 def ends_as_the_whole_run(whole: Path, *overrides: str) -> bool:
     """Give the same command again; is everything what it would have been?"""
     run = planned(*overrides)
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     assert repeatable(run.folder.path) == repeatable(whole)
     return identical(trained_state(run.folder.path), trained_state(whole))
 
@@ -138,7 +138,7 @@ def test_a_run_asked_to_stop_goes_on_as_if_it_had_not_been(
     overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
     with monkeypatch.context() as patched:
         STOPS[moment](patched, lambda: stop(number))
-        assert train(planned(*overrides)) == "interrupted"
+        assert train_run(planned(*overrides)) == "interrupted"
     assert ends_as_the_whole_run(whole, *overrides)
 
 
@@ -164,7 +164,7 @@ def test_a_run_that_dies_goes_on_from_its_last_checkpoint_to_the_same_end(
     with monkeypatch.context() as patched:
         CUTS[moment](patched, cut)
         with pytest.raises(Power):
-            train(run)
+            train_run(run)
     run.folder.write_status("running")  # as a real power cut leaves it
     if run.folder.metrics.exists():
         with run.folder.metrics.open("a") as file:
@@ -179,7 +179,7 @@ def test_a_run_that_a_search_prunes_saves_and_goes_on_to_the_same_end(
     run = planned(*overrides)
     with monkeypatch.context() as patched:
         at(Monitor, "on_train_batch_end", 14)(patched, run.folder.prune_request.touch)
-        assert train(run) == "pruned"
+        assert train_run(run) == "pruned"
     assert run.folder.status == Status("pruned", "stopped by the search at step 14 of 40")
     assert run.folder.final_loss is None
     assert run.folder.prune_request.exists(), "which is of the session before"
@@ -217,7 +217,7 @@ def test_a_second_sigterm_does_not_cut_off_the_checkpoint_of_the_first(
     overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
     with monkeypatch.context() as patched:
         at(Monitor, "on_train_batch_end", 14)(patched, twice)
-        assert train(planned(*overrides)) == "interrupted"
+        assert train_run(planned(*overrides)) == "interrupted"
     assert ends_as_the_whole_run(whole, *overrides)
 
 
@@ -295,7 +295,7 @@ def test_a_finished_run_trains_further_with_resume_and_more_tokens(
     folder = shutil.copytree(whole, tmp_path / "name" / "arm" / "seed=1")
     short = repeatable(folder)
     run = planned(*tiny, *RUN, f"runs_dir={tmp_path}", f"resume='{folder}'", "train.tokens=15360", arm="another")
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     further = repeatable(run.folder.path)
     assert further[: len(short)] == short, "what was logged is history"
     assert [row["step"] for row in further] == sorted(row["step"] for row in further)
@@ -313,11 +313,11 @@ def test_a_run_that_fails_after_its_last_step_ends_with_the_same_rows_and_its_ti
         raise RuntimeError("killed while it sampled")
 
     with monkeypatch.context() as patch:
-        patch.setattr("llama_lab.training.train.sample_text", failing)
+        patch.setattr("llama_lab.training.finish.sample_text", failing)
         with pytest.raises(RuntimeError, match="while it sampled"):
-            train(planned(*overrides))
+            train_run(planned(*overrides))
     run = planned(*overrides)
     before = rows(run.folder.path)
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     assert rows(run.folder.path) == before
     assert Summary.load(run.folder.path).metrics["seconds"] == before[-1]["seconds"] > 0

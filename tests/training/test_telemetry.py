@@ -20,10 +20,10 @@ from llama_lab.devices.throughput import Stopwatch
 from llama_lab.model import Decoder
 from llama_lab.model.attention import MultiHeadAttention
 from llama_lab.model.mixer import Mixer
-from llama_lab.runs.layer_metrics import layer_metrics
+from llama_lab.runs.stored import layer_metrics
 from llama_lab.training import telemetry
+from llama_lab.training.command import train_run
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.train import train
 from tests.conftest import RunTrain, needs_compiler
 from tests.training.tiny import Pieces, identical, pieces, planned, repeatable, rows, trained_state
 
@@ -146,7 +146,7 @@ def trained(tmp_path: Path, *overrides: str) -> Path:
     """The folder of a finished run."""
     run = planned(*overrides, f"runs_dir={tmp_path}")
     with patch.dict(os.environ, LOOPBACK):  # Lightning leaves a rank in it
-        assert train(run) == "done"
+        assert train_run(run) == "done"
     return run.folder.path
 
 

@@ -18,8 +18,8 @@ from llama_lab.hf.convert import export_model
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Environment, WarmStart
 from llama_lab.training import warm_start
+from llama_lab.training.command import train_run
 from llama_lab.training.monitor import Monitor
-from llama_lab.training.train import train
 from llama_lab.training.warm_start import hash_of, init_hash, load_source, start_from
 from llama_lab.util.errors import ConfigError, FinishedRunError
 from tests.conftest import Command, RunTrain, last_of_each
@@ -33,7 +33,7 @@ SHORT = ("train.tokens=5120", "train.evaluations=2", "train.log_every=5")  # 20 
 def trained(*overrides: str) -> Path:
     """The folder of a whole run inside this process."""
     run = planned(*last_of_each(overrides))
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     return run.folder.path
 
 
@@ -143,14 +143,14 @@ def test_every_scaling_of_rotary_positions_takes_all_weights_to_a_longer_context
     with torch.no_grad():
         same = torch.equal(model(TOKENS), loaded.model(TOKENS))
     assert same == (position == "rope")
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     assert start.settings["model.max_seq_len"] == [32, 128]
 
 
 @pytest.mark.parametrize("position", ["rope_yarn", "rope_llama3"])
 def test_a_scaling_from_another_context_than_the_source_s_is_refused(position: str, settings: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"^model\.position\.scaling\.original_max_seq_len=(128|8192): .* set .*=32$"):
-        train(planned(*settings, f"position={position}", "model.max_seq_len=128"))
+        train_run(planned(*settings, f"position={position}", "model.max_seq_len=128"))
 
 
 @pytest.mark.parametrize("gone", ["source", "checkpoints"])
@@ -162,7 +162,7 @@ def test_a_run_that_goes_on_needs_its_source_no_more(
     run = planned(*settings)
     with monkeypatch.context() as patched:
         at(Monitor, "on_train_batch_end", 7)(patched, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        assert train(run) == "interrupted"
+        assert train_run(run) == "interrupted"
     (checkpoints,) = (tmp_path / "source").rglob("checkpoints")
     shutil.rmtree(checkpoints if gone == "checkpoints" else tmp_path / "source")
     capsys.readouterr()
@@ -172,7 +172,7 @@ def test_a_run_that_goes_on_needs_its_source_no_more(
     assert Environment.load(run.folder.path).init_hash == Environment.load(whole).init_hash
     assert "of the parameters" not in capsys.readouterr().out, "it took nothing now"
     with pytest.raises(ConfigError, match=r"is no folder; name a run|has no checkpoint"):
-        train(planned(*settings, "seed=2"))
+        train_run(planned(*settings, "seed=2"))
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -182,13 +182,13 @@ def test_a_source_that_has_changed_since_is_noticed(
     with monkeypatch.context() as patched:
         if not ended:
             at(Monitor, "on_train_batch_end", 7)(patched, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        assert train(planned(*settings)) == ("done" if ended else "interrupted")
+        assert train_run(planned(*settings)) == ("done" if ended else "interrupted")
     change_weights(tmp_path / "source", 0.5)
     with pytest.raises(
         ConfigError, match=r"^init_from=.*: holds other weights now .* or start over with overwrite=true"
     ):
         planned(*settings)
-    assert train(planned(*settings, "overwrite=true")) == "done"
+    assert train_run(planned(*settings, "overwrite=true")) == "done"
 
 
 def test_another_source_is_another_run(settings: list[str], tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_what_cannot_be_a_start_is_refused_in_one_line_before_a_folder_is_made(
 def test_weights_that_are_not_finite_are_refused_by_name(value: float, settings: list[str], tmp_path: Path) -> None:
     change_weights(tmp_path / "source", value)
     with pytest.raises(ConfigError, match=r"^init_from=.*: its norm\.weight is not finite"):
-        train(planned(*settings))
+        train_run(planned(*settings))
 
 
 @pytest.mark.slow

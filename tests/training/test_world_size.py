@@ -18,7 +18,7 @@ from llama_lab.data.windows import ValWindows
 from llama_lab.runs.checkpoint import model_weights
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
-from llama_lab.training.train import train
+from llama_lab.training.command import train_run
 from tests.composing import decoder
 from tests.conftest import TRAIN, Ran, RunTrain, last_of_each
 from tests.data.test_data_module import on_device
@@ -41,7 +41,7 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
 def one(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the run on one device."""
     run = planned(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('one')}")
-    assert train(run) == "done"
+    assert train_run(run) == "done"
     return run.folder.path
 
 
@@ -148,7 +148,7 @@ def test_muon_on_shards_is_muon_on_one_device(tiny: list[str], run_train: RunTra
     """Each update needs a whole matrix."""
     overrides = [*tiny, "optim=muon", "train.tokens=6000", "train.log_every=1"]
     alone = planned(*overrides, f"runs_dir={tmp_path}")
-    assert train(alone) == "done"
+    assert train_run(alone) == "done"
     ran = run_train(*overrides, "trainer=fsdp", "trainer.devices=2", "trainer.accelerator=cpu", **LOOPBACK)
     assert (ran.code, ran.err) == (0, "")
     losses = [

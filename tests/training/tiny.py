@@ -18,11 +18,13 @@ from llama_lab.devices.throughput import Stopwatch
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Facts
+from llama_lab.training.callbacks import build_callbacks
 from llama_lab.training.loggers import open_loggers
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import Monitor
 from llama_lab.training.run import Outcome, Run, check_folder, new_run
 from llama_lab.training.train import fit, session
+from llama_lab.training.warm_start import check_unchanged
 from llama_lab.util.display import LogDisplay, quiet_libraries
 from tests.composing import compose_config
 
@@ -35,6 +37,7 @@ def planned(*overrides: str, arm: str = "arm") -> Run:
     for key, _, place in (override.partition("=") for override in overrides if override.startswith(PLACES)):
         cfg[key] = place.strip("'\"")
     run = new_run(cfg, "name", arm, list(overrides), {"norm": "rmsnorm"})
+    check_unchanged(run.cfg, run.folder)
     check_folder(run)
     return run
 
@@ -56,7 +59,8 @@ class Pieces:
             session(self.run, Facts(), self.dataset.tokenizer) as checkpoint,
             open_loggers(self.run, checkpoint, Facts()) as loggers,
         ):
-            return fit(self.run, self.module, self.data, self.monitor, checkpoint, loggers)
+            callbacks = build_callbacks(self.run.cfg)
+            return fit(self.run, self.module, self.data, self.monitor, checkpoint, loggers, callbacks)
 
     @property
     def rows(self) -> list[dict[str, float]]:
@@ -84,7 +88,7 @@ def pieces(*overrides: str, stopwatch: Stopwatch | None = None, **replaced: Any)
         "seed": cfg.seed,
         "ema": cfg.train.ema,
     } | replaced
-    display = LogDisplay(Console(quiet=True), run.steps)
+    display = LogDisplay(Console(quiet=True), run.steps, {})
     cost = measure_cost(arguments["model"])
     monitor = Monitor(cfg.train.log_every, run.tokens_per_step, cost, None, display, stopwatch)
     module = arguments.pop("kind")(**arguments)

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import ROPE
 from llama_lab.config.schema import is_kind
-from llama_lab.model.transfer import KV_HEADS
+from llama_lab.model.init import KV_HEADS
 from llama_lab.training.warm_start import changed_settings, source_config
 from llama_lab.util.errors import ConfigError
 from llama_lab.util.formatting import conjoin, percent

@@ -4,9 +4,12 @@ From the declarations derive the columns of metrics.csv, what dashboards and ter
 of reports, and docs/design.md's table. What eval.json holds is in `evaluation.py`.
 """
 
+# ruff: noqa: RUF009  # `compared`, `checked` and `free` return fields
+
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -43,6 +46,7 @@ class Metric:
 
 
 SPEED = "perf/tokens_per_second"
+cost = partial(Metric, logged=False, of_arms=True)
 METRICS = (
     Metric("step", "optimizer steps so far"),
     Metric("tokens", "trained on so far; the x-axis of every plot"),
@@ -52,24 +56,12 @@ METRICS = (
     Metric("val/bits_per_byte", "the same, whatever the tokenizer", "bits per byte", final=True, curve="loss"),
     Metric("val/accuracy", "of a probe: right answers", progress="accuracy {:.1%}", final=True),
     Metric("val/ema_loss", "of the average of the weights", NATS, progress="ema {:.3f}", final=True),
-    Metric("params", "parameters, tied ones once", logged=False, noun="parameters", final=True, of_arms=True),
-    Metric("params_active", "those of them that one token uses", logged=False),
-    Metric(
-        "params_non_embedding",
-        "the same without tables and head",
-        logged=False,
-        noun="parameters without embeddings",
-        of_arms=True,
-    ),
-    Metric("flops_per_token", "of a forward pass", logged=False, noun="FLOPs per token", final=True, of_arms=True),
-    Metric("flops_per_token_dense", "of a forward pass, masked keys included", logged=False),
-    Metric(
-        "train_flops_per_token",
-        "of a forward and a backward pass",
-        logged=False,
-        noun="FLOPs per token of training",
-        of_arms=True,
-    ),
+    cost("params", "parameters, tied ones once", noun="parameters", final=True),
+    cost("params_active", "those of them that one token uses", of_arms=False),
+    cost("params_non_embedding", "the same without tables and head", noun="parameters without embeddings"),
+    cost("flops_per_token", "of a forward pass", noun="FLOPs per token", final=True),
+    cost("flops_per_token_dense", "of a forward pass, masked keys included", of_arms=False),
+    cost("train_flops_per_token", "of a forward and a backward pass", noun="FLOPs per token of training"),
     Metric("optim/lr", "the learning rate of the step", curve="optimizer"),
     Metric("optim/grad_norm", "of the step, before clipping", curve="optimizer"),
     Metric(
@@ -81,20 +73,12 @@ METRICS = (
         of_arms=True,
     ),
     Metric(f"{SPEED}_per_device", "the same of one", unlike_rows="follows from the speed"),
-    Metric(
-        "perf/mfu", "model FLOPs utilisation", unlike_rows="follows from the speed and the device's peak", of_arms=True
-    ),
+    Metric("perf/mfu", "model FLOPs utilisation", unlike_rows="follows from speed and peak", of_arms=True),
     Metric("perf/peak_memory_bytes", "of one device since training began", final=True, of_arms=True),
-    Metric("perf/compile_seconds", "spent on compiling", logged=False, unlike_rows="wall clock, in no row"),
-    Metric(
-        "kv_cache/bytes_per_token",
-        "of one more token, 16-bit",
-        noun="bytes of KV cache per token",
-        final=True,
-        of_arms=True,
-    ),
-    Metric("kv_cache/bytes", "of one sequence of `seq_len` tokens", noun="bytes of KV cache", of_arms=True),
-    Metric("seq_len", "at which costs hold: `max_seq_len`", logged=False, of_arms=True),
+    cost("perf/compile_seconds", "spent on compiling", unlike_rows="wall clock, in no row", of_arms=False),
+    cost("kv_cache/bytes_per_token", "16-bit", noun="bytes of KV cache per token", logged=True, final=True),
+    cost("kv_cache/bytes", "of one sequence of `seq_len` tokens", noun="bytes of KV cache", logged=True),
+    cost("seq_len", "at which costs hold: `max_seq_len`"),
 )
 COLUMNS = tuple(metric.name for metric in METRICS if metric.logged)  # of metrics.csv
 FINAL = tuple(metric.name for metric in METRICS if metric.final)
@@ -152,23 +136,30 @@ CODE = "their code may differ"
 TEXT = ("data_hash", "tokenizer_hash")
 
 
-def compared(consequence: str | dict[str, str] = "", name: str = "", within: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The metadata of a field in which the runs of a study should agree; else a report says so.
+def recorded(default: Any, **handling: Any) -> Any:
+    """A field of a run's record, with how reports handle it."""
+    if default in ([], {}):
+        return field(default_factory=type(default), metadata=handling)
+    return field(default=default, metadata=handling)
+
+
+def compared(default: Any, consequence: str | dict[str, str] = "", name: str = "", within: tuple[str, ...] = ()) -> Any:
+    """A field in which the runs of a study should agree; else a report says so.
 
     consequence: what follows if they differ, where that is not plain; of a dict, by key. name: in the report, default:
     the field's. within: facts and settings that it follows from: only runs that agree in these are compared.
     """
-    return {"compared": consequence, "name": name, "within": within}
+    return recorded(default, compared=consequence, name=name, within=within)
 
 
-def checked(how: str) -> dict[str, Any]:
-    """The metadata of a field that a report checks in a way of its own, in words."""
-    return {"checked": how}
+def checked(default: Any, how: str) -> Any:
+    """A field that a report checks in a way of its own, in words."""
+    return recorded(default, checked=how)
 
 
-def free(why: str) -> dict[str, Any]:
-    """The metadata of a field that may differ between runs, with the reason."""
-    return {"free": why}
+def free(default: Any, why: str) -> Any:
+    """A field that may differ between runs, with the reason."""
+    return recorded(default, free=why)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,51 +175,34 @@ class Facts(Stored):
     `train_flops_per_token`, `kv_cache/bytes_per_token`, `kv_cache/bytes`, ...; see `llama_lab/model/cost.py`.
     """
 
-    name: str = field(default="", metadata=free("of its folder"))
-    arm: str = field(default="", metadata=free("the study names its arms"))
-    label: str = field(default="", metadata=free("of its arm"))
-    seed: int = field(default=0, metadata=checked("is the one that the study lists"))
-    choices: dict[str, str] = field(
-        default_factory=dict, metadata=checked("are equal within an arm, and those of its config")
+    name: str = free("", "of its folder")
+    arm: str = free("", "the study names its arms")
+    label: str = free("", "of its arm")
+    seed: int = checked(0, "is the one that the study lists")
+    choices: dict[str, str] = checked({}, "are equal within an arm, and those of its config")
+    device: str = compared("", ROUNDING)
+    devices: int = compared(1, f"{ROUNDING}, with shards in bf16 more so")
+    sharded: bool = checked(False, "is compared with the number of devices")
+    precision: str = compared("", "a part of the difference in loss may be rounding")
+    attention_kernel: str = compared("", "their speeds are not those of their architectures")
+    compiled: bool = compared(False, "their speeds and last digits differ", within=("trainer.compile",))
+    data_hash: str = compared("", "their losses are of different texts", "data")
+    tokenizer_hash: str = compared("", "their nats per token mean different things", "tokenizer")
+    vocab_size: int = compared(0, within=("tokenizer_hash", "model.vocab_size"))
+    init_hash: str = checked("", "is equal within a seed, and empty only without init_from")
+    bytes_per_token: float = compared(0.0, within=TEXT)
+    unigram_entropy: float = compared(0.0, within=TEXT)
+    entropy_floor: float | None = compared(None, within=("data_hash",))
+    revisions: dict[str, str] = compared({}, "their texts may differ", "dataset revisions")
+    epochs: dict[str, float] = compared(
+        {}, "one text was repeated more", within=(*TEXT, "train.tokens", "train.batch_size", "model.max_seq_len")
     )
-    device: str = field(default="", metadata=compared(ROUNDING))
-    devices: int = field(default=1, metadata=compared(f"{ROUNDING}, with shards in bf16 more so"))
-    sharded: bool = field(default=False, metadata=checked("is compared with the number of devices"))
-    precision: str = field(default="", metadata=compared("a part of the difference in loss may be rounding"))
-    attention_kernel: str = field(default="", metadata=compared("their speeds are not those of their architectures"))
-    compiled: bool = field(
-        default=False, metadata=compared("their speeds and last digits differ", within=("trainer.compile",))
-    )
-    data_hash: str = field(default="", metadata=compared("their losses are of different texts", "data"))
-    tokenizer_hash: str = field(
-        default="", metadata=compared("their nats per token mean different things", "tokenizer")
-    )
-    vocab_size: int = field(default=0, metadata=compared(within=("tokenizer_hash", "model.vocab_size")))
-    init_hash: str = field(default="", metadata=checked("is equal within a seed, and empty only without init_from"))
-    bytes_per_token: float = field(default=0.0, metadata=compared(within=TEXT))
-    unigram_entropy: float = field(default=0.0, metadata=compared(within=TEXT))
-    entropy_floor: float | None = field(default=None, metadata=compared(within=("data_hash",)))
-    revisions: dict[str, str] = field(
-        default_factory=dict, metadata=compared("their texts may differ", "dataset revisions")
-    )
-    epochs: dict[str, float] = field(
-        default_factory=dict,
-        metadata=compared(
-            "one text was repeated more", within=(*TEXT, "train.tokens", "train.batch_size", "model.max_seq_len")
-        ),
-    )
-    token_to_position_ratio: float | None = field(default=None, metadata=checked("is about that of the other runs"))
-    metrics: dict[str, float] = field(default_factory=dict, metadata=checked("are those of the rebuilt model"))
+    token_to_position_ratio: float | None = checked(None, "is about that of the other runs")
+    metrics: dict[str, float] = checked({}, "are those of the rebuilt model")
 
 
 # What becomes of parameters in a warm start, by the fields of its record.
-FATES = {
-    "taken": "taken",
-    "pooled": "pooled",
-    "rows": "first rows taken",
-    "anew": "made anew",
-    "left": "left",
-}
+FATES = {"taken": "taken", "pooled": "pooled", "rows": "first rows taken", "anew": "made anew", "left": "left"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,24 +263,18 @@ class Environment(Facts):
     """
 
     FILE: ClassVar[str] = "environment.json"
-    command: list[str] = field(default_factory=list, metadata=free("the settings that it makes are compared"))
-    python: str = field(default="", metadata=compared())
-    versions: dict[str, str] = field(
-        default_factory=dict, metadata=compared({"torch": "their kernels and rounding may differ", "llama-lab": CODE})
-    )
-    platform: str = field(default="", metadata=compared())
-    cpu: str = field(default="", metadata=compared(ROUNDING, "CPU"))
-    cpu_threads: int = field(default=0, metadata=compared(SPEEDS, "CPU threads"))
-    runs_at_once: int = field(default=1, metadata=compared(SPEEDS))
-    gpus: list[str] = field(default_factory=list, metadata=compared(SPEEDS, "GPUs"))
-    tf32: bool | None = field(
-        default=None, metadata=compared("a part of the difference in loss may be rounding", "TF32")
-    )
-    deterministic: bool | None = field(default=None, metadata=compared(ROUNDING))
-    git: Git | None = field(default=None, metadata=compared(CODE, "commit"))
-    earlier_sessions: list["Environment"] = field(
-        default_factory=list, metadata=checked("are compared with the run's last one")
-    )
+    command: list[str] = free([], "the settings that it makes are compared")
+    python: str = compared("")
+    versions: dict[str, str] = compared({}, {"torch": "their kernels and rounding may differ", "llama-lab": CODE})
+    platform: str = compared("")
+    cpu: str = compared("", ROUNDING, "CPU")
+    cpu_threads: int = compared(0, SPEEDS, "CPU threads")
+    runs_at_once: int = compared(1, SPEEDS)
+    gpus: list[str] = compared([], SPEEDS, "GPUs")
+    tf32: bool | None = compared(None, "a part of the difference in loss may be rounding", "TF32")
+    deterministic: bool | None = compared(None, ROUNDING)
+    git: Git | None = compared(None, CODE, "commit")
+    earlier_sessions: list["Environment"] = checked([], "are compared with the run's last one")
 
     @classmethod
     def load(cls, folder: Path, needs: Collection[str] = ()) -> Self:

@@ -39,8 +39,6 @@ UNCHARTED = ("logger", "data", "trainer")  # groups that HParams leaves out
 LAYER_CHARTS = {quantity: ["Multiline", [layer_metric(quantity, 0)[:-2]]] for quantity in QUANTITIES}
 # With the checkpoint, what `eval.py` and `llama_lab.load` read of a run's folder.
 MODEL_FILES = (RESOLVED, OVERRIDES, METRICS_CSV, TOKENIZER, Environment.FILE, Summary.FILE, Status.FILE)
-History = Sequence[dict[str, float]]
-"""The rows of metrics.csv before the checkpoint that training goes on from."""
 
 
 class MetricsLogger(Protocol):
@@ -72,7 +70,7 @@ class MetricsCSV:
             self._rewrite([*read_cells(self.path), cells])
         self.rows = described([cells], self.rows)
 
-    def forget_after(self, known: Rows) -> History:
+    def forget_after(self, known: Rows) -> list[dict[str, float]]:
         """Drop the rows after a checkpoint: a run that resumes there writes them again. Returns the other metrics.
 
         These keep their columns, also where the run logs less from now on. known: the rows of the checkpoint. Raises
@@ -106,18 +104,15 @@ class MetricsCSV:
 class TensorBoard(TensorBoardLogger):
     """Event files in `folder`/tensorboard, with tokens as the step.
 
-    history: takes the place of all that was logged before; None keeps it. TensorBoard can also declare old events void,
-    but finds them by the wall clock.
+    begins: whether it takes the place of all that was logged before. TensorBoard can also declare old events void, but
+    finds them by the wall clock.
     """
 
-    def __init__(self, folder: Path, history: History | None = None) -> None:
-        begins = history is not None
+    def __init__(self, folder: Path, begins: bool = False) -> None:
         if begins:
             shutil.rmtree(folder / "tensorboard", ignore_errors=True)
         # The purge is for a TensorBoard that is running, and remembers.
         super().__init__(folder, name="", version="tensorboard", purge_step=0 if begins else None)
-        for row in history or ():
-            self.log_metrics(row)
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         """Log one row."""
@@ -196,16 +191,14 @@ def finish_wandb(run: Any, exit_code: int = 0) -> None:
 class WandbMetrics:
     """Logs to a W&B run of `start_wandb`, whose step n is row n of metrics.csv, counted from 0.
 
-    What W&B has of `history` and of the rows to come is not sent again, so that a resumed run shows each of them once:
-    online, that is all but what a kill kept from arriving; offline, nothing.
+    It is given all rows from the first one on. What W&B has of them is not sent again, so that a resumed run shows each
+    of them once: online, that is all but what a kill kept from arriving; offline, nothing.
     """
 
-    def __init__(self, run: Any, history: History) -> None:
+    def __init__(self, run: Any) -> None:
         self.run = run
         self._next = 0
         self._missing = run.step
-        for row in history:
-            self.log_metrics(row)
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Log one row; `step` is left to W&B's own counter, since its metric of that name would be dropped."""
@@ -221,7 +214,7 @@ class TrackioMetrics:
     which need not be unique.
     """
 
-    def __init__(self, folder: Path, project: str, name: str, group: str, config: dict[str, Any], history: History):
+    def __init__(self, folder: Path, project: str, name: str, group: str, config: dict[str, Any]) -> None:
         import trackio
 
         kept = folder / TRACKIO_ID
@@ -236,8 +229,6 @@ class TrackioMetrics:
             project, name, group, config=config, embed=False, auto_log_cpu=False, auto_log_gpu=False
         )
         replace_text(kept, self.run.id)
-        for row in history:
-            self.log_metrics(row)
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Log one row at its tokens."""
@@ -268,19 +259,22 @@ def open_loggers(run: Run, checkpoint: Path | None, facts: Facts) -> Iterator[li
     loggers: list[MetricsLogger] = [table]
     with ExitStack() as ends:
         if settings.tensorboard:
-            board = TensorBoard(folder.path, history)
+            board = TensorBoard(folder.path, begins=True)
             ends.callback(board.finalize, "success")
             if telemetry:
                 board.experiment.add_custom_scalars({"telemetry": LAYER_CHARTS})
             loggers.append(board)
         if settings.trackio:
-            trackio = TrackioMetrics(folder.path, settings.project, title, run.name, config, history)
+            trackio = TrackioMetrics(folder.path, settings.project, title, run.name, config)
             ends.callback(trackio.run.finish)
             loggers.append(trackio)
         if settings.wandb:
             wandb_run = start_wandb(folder.path, settings, title, run.name, run_tags(run), config, "train")
             ends.callback(end_wandb, folder, wandb_run, settings.artifacts)
-            loggers.append(WandbMetrics(wandb_run, history))
+            loggers.append(WandbMetrics(wandb_run))
+        for row in history:
+            for dashboard in loggers[1:]:
+                dashboard.log_metrics(row)
         yield loggers
 
 

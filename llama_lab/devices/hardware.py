@@ -53,7 +53,7 @@ class Started:
 
     launcher: str
     devices: int
-    nodes: int
+    num_nodes: int
 
 
 def started() -> Started | None:
@@ -93,14 +93,11 @@ def check_started(hardware: Hardware) -> None:
     found = started()
     if found is None:
         return
-    for key, asked, there in (
-        ("devices", hardware.devices, found.devices),
-        ("num_nodes", hardware.num_nodes, found.nodes),
-    ):
-        if asked != there:
+    for key in ("devices", "num_nodes"):
+        if getattr(hardware, key) != getattr(found, key):
             raise ConfigError(
-                f"trainer.{key}={asked}: {found.launcher} has started {found.devices} processes on each of "
-                f"{found.nodes} nodes; start one per device, or set trainer.{key}=auto"
+                f"trainer.{key}={getattr(hardware, key)}: {found.launcher} has started {found.devices} processes on each "
+                f"of {found.num_nodes} nodes; start one per device, or set trainer.{key}=auto"
             )
 
 
@@ -115,7 +112,7 @@ def choose_hardware(trainer: DictConfig, micro_batches: int = 1) -> Hardware:
     found = started() if "auto" in (trainer.devices, trainer.num_nodes) else None
     devices, nodes = trainer.devices, trainer.num_nodes
     if nodes == "auto":
-        nodes = found.nodes if found else 1
+        nodes = found.num_nodes if found else 1
     if nodes < 1:
         raise ConfigError(f"trainer.num_nodes={nodes}: must be a positive whole number, or auto")
     if nodes > 1 and not {"RANK", "SLURM_PROCID"} & os.environ.keys():

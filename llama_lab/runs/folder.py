@@ -112,14 +112,9 @@ class RunFolder:
         return Status.load(self.path) if (self.path / Status.FILE).exists() else None
 
     @property
-    def label(self) -> str:
-        """What people call its arm; empty before it starts."""
-        return Environment.load(self.path).label if (self.path / Environment.FILE).exists() else ""
-
-    @property
-    def revisions(self) -> dict[str, str]:
-        """The commit of each published dataset that the run has read; empty before it starts."""
-        return Environment.load(self.path).revisions if (self.path / Environment.FILE).exists() else {}
+    def environment(self) -> Environment:
+        """What its last session ran on; nothing is known before it starts."""
+        return Environment.load(self.path) if (self.path / Environment.FILE).exists() else Environment()
 
     @property
     def final_loss(self) -> float | None:

@@ -9,7 +9,8 @@ from rich.rule import Rule
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status, Summary
 from llama_lab.runs.study import Study
-from llama_lab.training.run import Outcome, Run
+from llama_lab.training.run import Run
+from llama_lab.training.stop import Outcome
 from llama_lab.util.formatting import duration
 
 

@@ -10,15 +10,7 @@ from llama_lab.runs.checkpoint import replace_checkpoint, stable
 from llama_lab.util.files import discard
 
 from .monitor import Monitor
-from .stop import StopRequest
-
-
-class InterruptedRunError(Exception):
-    """The user asked to stop, and a checkpoint has been written."""
-
-
-class PrunedRunError(Exception):
-    """A search asked to stop, and a checkpoint has been written."""
+from .stop import EndedError, Outcome, StopRequest
 
 
 class Checkpointing(L.Callback):
@@ -26,8 +18,8 @@ class Checkpointing(L.Callback):
 
     At a step that is evaluated (every `evaluate_every`), it waits for the evaluation, which a resumed run would skip.
     The one before is kept beside it, and a kill leaves one of them. At `stable_step`, if that is not the last, it
-    writes `stable.ckpt`, too, for a larger budget to begin from. Raises InterruptedRunError or PrunedRunError after
-    the checkpoint of a requested stop.
+    writes `stable.ckpt`, too, for a larger budget to begin from. Raises EndedError after the checkpoint
+    of a requested stop.
     """
 
     def __init__(self, path: Path, every: int, evaluate_every: int, stop: StopRequest, stable_step: int = 0) -> None:
@@ -70,7 +62,10 @@ class Checkpointing(L.Callback):
             self._write(trainer, self.path)
             self._saved_step = step
         if stopping and step < trainer.max_steps:
-            raise PrunedRunError if trainer.strategy.broadcast(self.stop.pruned) else InterruptedRunError
+            by_search = trainer.strategy.broadcast(self.stop.pruned)
+            outcome: Outcome = "pruned" if by_search else "interrupted"
+            who = "search" if by_search else "user"
+            raise EndedError(outcome, f"stopped by the {who} at step {step} of {trainer.max_steps}")
 
     def _write(self, trainer: L.Trainer, path: Path) -> None:
         """Write a checkpoint; the time it takes is not training."""

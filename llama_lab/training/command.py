@@ -11,7 +11,8 @@ from llama_lab.util.files import report_disk_errors
 from .callbacks import build_callbacks
 from .compiling import check_compiler, compiler_failed, delete_compiled
 from .longer_budget import warn_of_differences
-from .run import Outcome, Run, check_folder, spare_devices
+from .run import Run, check_folder, spare_devices
+from .stop import Outcome
 from .train import train
 from .warm_start import check_unchanged, warm_start
 

@@ -33,8 +33,7 @@ def finish(run: Run, model: Decoder, dataset: Dataset, prompt: list[int], facts:
         sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
     replace_text(folder.path / SAMPLE, sample)
     if cfg.train.eval_lengths:
-        found = evaluation(cfg, dataset, model, run.hardware, run.steps, cfg.train.eval_lengths)
-        found.save(folder.path)
+        evaluation(cfg, dataset, model, run.hardware, run.steps, cfg.train.eval_lengths).save(folder.path)
     summary = summarize(run, facts, monitor)
     summary.save(folder.path)
     if cfg.logger.tensorboard:

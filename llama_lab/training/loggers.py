@@ -4,7 +4,7 @@ import csv
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -121,8 +121,8 @@ class TensorBoard(TensorBoardLogger):
 
 def log_hparams(folder: Path, learning_rate: float | None, summary: Summary) -> None:
     """Add a finished run to TensorBoard's HParams: its name and choice per config group, and its final metrics."""
-    choices = {group: option for group, option in summary.choices.items() if group not in UNCHARTED}
-    arm = {"arm": summary.label, "seed": summary.seed, **choices}
+    arm = {"arm": summary.label, "seed": summary.seed}
+    arm |= {group: option for group, option in summary.choices.items() if group not in UNCHARTED}
     if learning_rate is not None:  # a user's optimizer may have none
         arm["optim.lr"] = learning_rate
     logger = TensorBoard(folder)
@@ -219,12 +219,10 @@ class TrackioMetrics:
 
         kept = folder / TRACKIO_ID
         if kept.exists():
-            try:
-                earlier = [run for run in trackio.Api().runs(project) if run.id == kept.read_text()]
-            except ValueError:  # the project was killed before its first row, or deleted since
-                earlier = []
-            for run in earlier:
-                run.delete()
+            with suppress(ValueError):  # the project was killed before its first row, or deleted since
+                for run in trackio.Api().runs(project):
+                    if run.id == kept.read_text():
+                        run.delete()
         self.run = trackio.init(
             project, name, group, config=config, embed=False, auto_log_cpu=False, auto_log_gpu=False
         )

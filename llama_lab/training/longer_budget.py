@@ -23,8 +23,10 @@ def with_earlier_warmup(cfg: DictConfig, folder: RunFolder, steps: int) -> DictC
 
     So resolved.yaml is that of a run which has had this budget from the start.
     """
-    earlier = earlier_config(folder)
-    if earlier is None or not {"warmup"} <= cfg.schedule.keys() & earlier.schedule.keys():
+    if not (folder.path / RESOLVED).exists():
+        return cfg
+    earlier = folder.config()
+    if not {"warmup"} <= cfg.schedule.keys() & earlier.schedule.keys():
         return cfg
     before, warmup = steps_of(earlier), earlier.schedule.warmup
     cfg = cfg.copy()
@@ -37,9 +39,9 @@ def warn_of_differences(cfg: DictConfig, folder: RunFolder, steps: int, override
 
     overrides: what was typed; a warm-up among it that was not there before comes too late.
     """
-    earlier = earlier_config(folder)
-    if earlier is None:
+    if not (folder.path / RESOLVED).exists():
         return
+    earlier = folder.config()
     typed_before = OmegaConf.to_container(OmegaConf.load(folder.path / OVERRIDES), resolve=True)
     assert isinstance(typed_before, list)
     for override in overrides:
@@ -57,13 +59,6 @@ def warn_of_differences(cfg: DictConfig, folder: RunFolder, steps: int, override
             "budget, and rises again; a run with schedule=constant or wsd goes on as if it had always had this one",
             file=sys.stderr,
         )
-
-
-def earlier_config(folder: RunFolder) -> DictConfig | None:
-    """The config of the run in `folder` so far; None before it has started."""
-    if not (folder.path / RESOLVED).exists():
-        return None
-    return folder.config()
 
 
 def steps_of(cfg: DictConfig) -> int:

@@ -14,17 +14,14 @@ from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
 from llama_lab.devices.throughput import Speed, Stopwatch, synchronize
 from llama_lab.model import Cost
 from llama_lab.model.cost import state_metrics
-from llama_lab.runs.stored import is_ours
+from llama_lab.runs.stored import SPEED, is_ours
 from llama_lab.util.display import Display
 
 from .loggers import MetricsCSV, MetricsLogger
 from .module import LanguageModel
+from .stop import EndedError
 
 SLOW_STEPS = 3  # steps of a process that no speed includes: kernels compile, caches fill
-
-
-class DivergedError(Exception):
-    """A loss is not finite."""
 
 
 class Monitor(L.Callback):
@@ -32,7 +29,7 @@ class Monitor(L.Callback):
 
     tokens_per_step: over all devices. cost: the model's; every row has its KV cache's. peak_flops: of one device, None
     if not known. parts: names of a mixture's, whose losses are logged too. Speed leaves out the first `slow_steps`,
-    evaluation, and whatever runs inside `stopwatch.paused()`. Raises DivergedError when the loss is not finite.
+    evaluation, and whatever runs inside `stopwatch.paused()`. Raises EndedError when a loss is not finite.
 
     What callbacks before this one log, and modules of the model by `metrics_to_log()`, is in the same row: the mean of
     all values since the last row of its kind, of training or evaluation. loggers: where rows go; none on other ranks
@@ -130,9 +127,7 @@ class Monitor(L.Callback):
         self._first_step = trainer.global_step
         self.stopwatch.start(self._resumed_seconds)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """After an optimizer step: mark the speed, log if it is time."""
         step = trainer.global_step
         if step == self._first_step + self.slow_steps:
@@ -141,7 +136,6 @@ class Monitor(L.Callback):
             self._slow_seconds = self.stopwatch.seconds - self._resumed_seconds
         metrics = {}
         if self.logs(step, trainer.max_steps):
-            assert isinstance(pl_module, LanguageModel)
             metrics = self._train_metrics(trainer, pl_module, step)
             for name, part in pl_module.model.named_modules():
                 own: dict[str, Any] = getattr(part, "metrics_to_log", dict)()
@@ -165,11 +159,11 @@ class Monitor(L.Callback):
         return max(0.0, self._slow_seconds - SLOW_STEPS * self.tokens_per_step / self.speed.overall)
 
     def _train_metrics(self, trainer: L.Trainer, module: LanguageModel, step: int) -> dict[str, float]:
-        """The metrics of this step. Raises DivergedError."""
+        """The metrics of this step. Raises EndedError."""
         assert module.grad_norm is not None
         loss = module.pop_train_loss()  # waits for the device, so that the speed below is of finished work
         if not math.isfinite(loss):
-            raise DivergedError(f"the training loss is {loss} at step {step}")
+            raise EndedError("diverged", f"the training loss is {loss} at step {step}")
         tokens = step * self.tokens_per_step
         if step > self._first_step + self.slow_steps:
             self.speed.mark(tokens, self.stopwatch.seconds)
@@ -189,10 +183,7 @@ class Monitor(L.Callback):
         if tokens_per_second is None:
             return {}
         per_device = tokens_per_second / world_size
-        metrics = {
-            "perf/tokens_per_second": tokens_per_second,
-            "perf/tokens_per_second_per_device": per_device,
-        }
+        metrics = {SPEED: tokens_per_second, f"{SPEED}_per_device": per_device}
         if self.peak_flops is not None:
             metrics["perf/mfu"] = per_device * self.cost.train_flops_per_token / self.peak_flops
         return metrics
@@ -203,13 +194,12 @@ class Monitor(L.Callback):
             synchronize(pl_module.device)
             self.stopwatch.stop()
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Log the losses of the whole validation set, and resume the clock."""
-        assert isinstance(pl_module, LanguageModel)
         found = pl_module.pop_val_metrics(self.parts)
         step = trainer.global_step
         if not math.isfinite(found["val/loss"]):
-            raise DivergedError(f"the validation loss is {found['val/loss']} at step {step}")
+            raise EndedError("diverged", f"the validation loss is {found['val/loss']} at step {step}")
         metrics = {"tokens": step * self.tokens_per_step, "seconds": self.stopwatch.seconds, **found}
         self._write(metrics, step)
         self.display.update(step, metrics)

@@ -38,9 +38,7 @@ class Profile(L.Callback):
         self._profile = profile(schedule=steps, on_trace_ready=self._write)
         self._first_step = trainer.global_step
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Before an optimizer step: begin it in the trace, too."""
         assert self._profile is not None
         with self.monitor.stopwatch.paused():

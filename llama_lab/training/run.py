@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from omegaconf import DictConfig
 
@@ -22,7 +21,6 @@ from llama_lab.util.files import report_disk_errors
 from .longer_budget import with_earlier_warmup
 
 MAX_TOKENS = 1e18  # so that whatever is counted fits into 64 bits
-Outcome = Literal["done", "diverged", "interrupted", "pruned"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def new_run(
     if cfg.resume:
         with report_disk_errors(f"resume={cfg.resume}"):
             folder.check_files(f"resume={cfg.resume}", "restore it, or train the run again")
-        label = folder.label
+        label = folder.environment.label
         cfg = with_earlier_warmup(cfg, folder, steps)
         arm_folder = folder.path.absolute().parent
         name, arm = arm_folder.parent.name, arm_folder.name

@@ -1,4 +1,4 @@
-"""Requests to stop that training and sweeps answer when they can."""
+"""How training ends: requests to stop, which it and sweeps answer when they can, and what else ends it early."""
 
 import signal
 import sys
@@ -6,8 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Outcome = Literal["done", "diverged", "interrupted", "pruned"]
+
+
+class EndedError(Exception):
+    """Training has ended before its budget. outcome: how. message: why, in one line."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome: Outcome = outcome
 
 
 class StopRequest:

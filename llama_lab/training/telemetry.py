@@ -43,42 +43,33 @@ class Telemetry(L.Callback):
     """Adds the metrics of every layer to the rows of the run's `Monitor`, which must come after it in the list."""
 
     def __init__(self) -> None:
-        self._backward_passes = 0  # that the gradient of a logged step still lacks
+        self._backward_passes = 0  # that the gradient of a logged step still lacks; below 0 in others
         self._weights: dict[nn.Parameter, Tensor] = {}  # of a logged step, before its update
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Sequence[Any], batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Before a step that will be logged: read its activations."""
         self.monitor = Monitor.of(trainer)
         if not self.monitor.logs(trainer.global_step + 1, trainer.max_steps):
             return
-        assert isinstance(pl_module, LanguageModel)
         self._backward_passes = len(batch)
         with self._untimed(pl_module), trainer.precision_plugin.val_step_context():
             self._add(read_activations(pl_module.model, batch[0], trainer.strategy))
 
-    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_after_backward(self, trainer: L.Trainer, pl_module: Any) -> None:
         """After the last backward pass of such a step: read its gradients, and keep its weights."""
-        if not self._backward_passes:
-            return
         self._backward_passes -= 1
-        if self._backward_passes:
+        if self._backward_passes != 0:
             return
-        assert isinstance(pl_module, LanguageModel)
         with self._untimed(pl_module):
             groups = parameters(pl_module.model)
             grads = norms(groups, lambda p: p.grad, trainer.strategy)
             self._add({layer_metric(f"{part}_grad_norm", layer): norm for (part, layer), norm in grads.items()})
             self._weights = {p: p.detach().clone() for own in groups.values() for p in own}
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """After such a step: read its update."""
         if not self._weights:
             return
-        assert isinstance(pl_module, LanguageModel)
         weights, self._weights = self._weights, {}
         with self._untimed(pl_module):
             groups = parameters(pl_module.model)

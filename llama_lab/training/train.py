@@ -29,7 +29,7 @@ from llama_lab.runs.stored import PROGRESS, Facts, WarmStart
 from llama_lab.util.display import open_display
 from llama_lab.util.formatting import conjoin
 
-from .checkpointing import Checkpointing, InterruptedRunError, PrunedRunError
+from .checkpointing import Checkpointing
 from .compiling import compile_in_place, decide
 from .component_check import check_components
 from .facts import run_facts
@@ -37,11 +37,11 @@ from .finish import finish
 from .loggers import MetricsLogger, open_loggers
 from .memory_check import check_memory
 from .module import LanguageModel
-from .monitor import DivergedError, Monitor, TrainerLogger
+from .monitor import Monitor, TrainerLogger
 from .optim import check_shards
-from .run import Outcome, Run
+from .run import Run
 from .schedule import steps_alike
-from .stop import StopRequest
+from .stop import EndedError, Outcome, StopRequest
 
 
 def train(
@@ -55,7 +55,7 @@ def train(
     """
     cfg, is_first = run.cfg, current_rank() == 0
     with open_display(run.steps, current_rank(), PROGRESS) as display:
-        dataset = open_dataset(cfg, display, run.folder.revisions)
+        dataset = open_dataset(cfg, display, run.folder.environment.revisions)
         prompt = encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
         data = TokenDataModule(
             dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed
@@ -102,11 +102,9 @@ def build_module(run: Run, model: Decoder, bytes_per_token: float) -> LanguageMo
     if run.hardware.sharded:
         check_shards(cfg.optim._target_)
     recompute(model, cfg.train.recompute)
-    optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
-    clip, z_loss, ema = cfg.train.grad_clip, cfg.train.z_loss, cfg.train.ema
-    module = LanguageModel(
-        model, optimizer, schedule, run.steps, bytes_per_token, clip, z_loss, cfg.seed, is_probe(cfg), ema
-    )
+    optimizer, schedule, train = build(cfg.optim, "optim"), build(cfg.schedule, "schedule"), cfg.train
+    settings = (train.grad_clip, train.z_loss, cfg.seed, is_probe(cfg), train.ema)
+    module = LanguageModel(model, optimizer, schedule, run.steps, bytes_per_token, *settings)
     module.configure_optimizers()  # so that a bad setting is refused before anything is written
     return module
 
@@ -170,15 +168,11 @@ def fit(
         evaluated = any(row["step"] == run.steps and "val/loss" in row for row in rows)
         if not trainer.strategy.broadcast(evaluated):
             trainer.validate(module, data, verbose=False)
-    except DivergedError as error:
-        outcome, message = "diverged", str(error)
-    except InterruptedRunError:
-        outcome, message = "interrupted", f"stopped by the user at step {trainer.global_step} of {run.steps}"
-    except PrunedRunError:
-        outcome, message = "pruned", f"stopped by the search at step {trainer.global_step} of {run.steps}"
+    except EndedError as end:
+        outcome = end.outcome
+        if current_rank() == 0:
+            folder.write_status(outcome, str(end))
     leave_process_group()
-    if current_rank() == 0 and outcome != "done":
-        folder.write_status(outcome, message)
     return outcome
 
 

@@ -22,7 +22,8 @@ from llama_lab.training.callbacks import build_callbacks
 from llama_lab.training.loggers import open_loggers
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import Monitor
-from llama_lab.training.run import Outcome, Run, check_folder, new_run
+from llama_lab.training.run import Run, check_folder, new_run
+from llama_lab.training.stop import Outcome
 from llama_lab.training.train import fit, session
 from llama_lab.training.warm_start import check_unchanged
 from llama_lab.util.display import LogDisplay, quiet_libraries

@@ -129,6 +129,7 @@ KEYS = {
     "trainer.profile": Key(role="place"),
     "trainer.precision": Key((str, int)),  # so that the check of precisions refuses 16
     "trainer.compile": Key((bool, "auto")),
+    "callbacks": maybe(dict, list),
     "logger": Key(role="place"),
     "logger.entity": maybe(str),
     "logger.notes": maybe(str, text=True),

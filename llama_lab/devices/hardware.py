@@ -96,8 +96,8 @@ def check_started(hardware: Hardware) -> None:
     for key in ("devices", "num_nodes"):
         if getattr(hardware, key) != getattr(found, key):
             raise ConfigError(
-                f"trainer.{key}={getattr(hardware, key)}: {found.launcher} has started {found.devices} processes on each "
-                f"of {found.num_nodes} nodes; start one per device, or set trainer.{key}=auto"
+                f"trainer.{key}={getattr(hardware, key)}: {found.launcher} has started {found.devices} processes on "
+                f"each of {found.num_nodes} nodes; start one per device, or set trainer.{key}=auto"
             )
 
 

@@ -72,9 +72,9 @@ class Monitor(L.Callback):
         """Let `self.log` of callbacks, and loggers that they ask the trainer for, add to the rows."""
         self._trainer = trainer
         for logging in (*trainer.callbacks, pl_module):  # type: ignore[attr-defined]
-            logging.log, logging.log_dict = self.log, self.log_dict
+            logging.log, logging.log_dict = self.record, self.record_all
 
-    def log(self, name: str, value: Any, sync_dist: bool = False) -> None:
+    def record(self, name: str, value: Any, sync_dist: bool = False) -> None:
         """Add a number of the user's to the next row; one that is not finite is left out, and told once.
 
         sync_dist: average it over all devices, all of which must call this; default: the first one's. Raises ValueError
@@ -93,10 +93,10 @@ class Monitor(L.Callback):
             self._left_out.add(name)
             print(f"{name}: is {number}, which is left out of metrics.csv and dashboards", file=sys.stderr)
 
-    def log_dict(self, metrics: Mapping[str, Any], sync_dist: bool = False) -> None:
-        """`log` several numbers."""
+    def record_all(self, metrics: Mapping[str, Any], sync_dist: bool = False) -> None:
+        """`record` several numbers."""
         for name, value in metrics.items():
-            self.log(name, value, sync_dist)
+            self.record(name, value, sync_dist)
 
     def add(self, metrics: Mapping[str, float]) -> None:
         """Add numbers to the next row, whatever their names."""
@@ -139,7 +139,7 @@ class Monitor(L.Callback):
             metrics = self._train_metrics(trainer, pl_module, step)
             for name, part in pl_module.model.named_modules():
                 own: dict[str, Any] = getattr(part, "metrics_to_log", dict)()
-                self.log_dict({f"{name}.{key}": value for key, value in own.items()})
+                self.record_all({f"{name}.{key}": value for key, value in own.items()})
             self._write(metrics, step)
         self.display.update(step, metrics)
 
@@ -225,4 +225,4 @@ class TrainerLogger(DummyLogger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Add the metrics to the next row."""
-        self.monitor.log_dict({name: value for name, value in metrics.items() if name != "epoch"})
+        self.monitor.record_all({name: value for name, value in metrics.items() if name != "epoch"})

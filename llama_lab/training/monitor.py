@@ -82,7 +82,7 @@ class Monitor(L.Callback):
         """
         if is_ours(name):
             raise ValueError(f"{name}: is the name of a metric of ours; choose another")
-        number = float(value)
+        number = float(value.detach() if isinstance(value, torch.Tensor) else value)
         if sync_dist:
             assert self._trainer is not None
             device = self._trainer.strategy.root_device

@@ -7,19 +7,8 @@ from typing import Any
 
 from llama_lab.model.position import rotary_dim
 
-from .settings import (
-    MODEL,
-    ROPE,
-    RotaryPosition,
-    Settings,
-    below,
-    equal,
-    flatten,
-    nest,
-    number,
-    numbers,
-    usual_scale,
-)
+from .rotary import ROPE, RotaryPosition
+from .settings import MODEL, Setting, Settings, below, equal, flatten, nest, number, numbers, usual_scale
 
 NOPE: Settings = {"position._target_": f"{MODEL}.position.Position"}
 ABSENT = "absent"  # of a layer whose component does not have the setting
@@ -99,7 +88,7 @@ def checked(kinds: list[str], known: Sequence[str], ours: Settings) -> list[str]
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(Setting):
     """Which layers attend through a sliding window.
 
     default: their `sliding_window` where it is absent. gated: they ignore it unless `use_sliding_window`. every: of a
@@ -163,7 +152,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class FullLayers:
+class FullLayers(Setting):
     """Layers that all see all, since we have no linear attention. every: of a file without a list, every n-th does."""
 
     every: int
@@ -186,7 +175,7 @@ class FullLayers:
 
 
 @dataclass(frozen=True)
-class GlobalAndLocal:
+class GlobalAndLocal(Setting):
     """GPT-Neo's windows: `attention_types` are kinds of layers, and how often they follow each other."""
 
     @property
@@ -212,7 +201,7 @@ class GlobalAndLocal:
 
 
 @dataclass(frozen=True)
-class RotaryByKind:
+class RotaryByKind(Setting):
     """RoPE with a theta and a scaling for each kind of layer, by `rope_parameters` of each kind.
 
     windows: which layers are of which kind. full, sliding: theta where it is absent. local: their name of the latter
@@ -257,7 +246,7 @@ class RotaryByKind:
 
 
 @dataclass(frozen=True)
-class SomeRotary:
+class SomeRotary(Setting):
     """RoPE in some layers, and no position encoding in the others.
 
     turned: by their config and our settings, whether each layer has RoPE. listed: their list of the same, if any.
@@ -296,7 +285,7 @@ def sliding(windows: Windows) -> Callable[[Settings, Settings], list[bool]]:
 
 
 @dataclass(frozen=True)
-class RotaryByLayer:
+class RotaryByLayer(Setting):
     """RoPE with a theta for each layer, by `layer_rope_theta`, where 0 is no position encoding."""
 
     @property
@@ -322,7 +311,7 @@ class RotaryByLayer:
 
 
 @dataclass(frozen=True)
-class ScaleByLayer:
+class ScaleByLayer(Setting):
     """GPT-2's scale of the scores: the usual one or none, which may be divided by the number of the layer, from 1."""
 
     @property

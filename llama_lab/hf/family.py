@@ -10,14 +10,14 @@ what only the start of training reads, and lists where layers differ; see `flat_
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .by_layer import ABSENT, with_layers, without_layers
-from .settings import MODEL, Setting, Settings, equal, flatten, nest, shown
+from .settings import MODEL, Setting, Settings, Value, equal, flatten, nest, shown
 
 ATTENTION = {
     "attention._target_": f"{MODEL}.attention.GroupedQueryAttention",
@@ -96,14 +96,13 @@ class Fusion:
 
 
 WHOLE = Fusion(lambda tensor, _: (tensor,), lambda parts, _: parts[0])
-Weights = Mapping[str | tuple[str, ...], str | tuple[str, Fusion] | Callable[[Settings], str]]
+Weights = dict[str | tuple[str, ...], str | tuple[str, Fusion] | Callable[[Settings], str]]
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
     """A family of transformers' models: `architecture` is their class, `model_type` their name.
 
-    prefix: before most names of their weights; files of the base model lack it.
     recipe: our settings that it always has, some derived from others. settings: the others.
     weights: our parameters to their tensors, whose names may depend on our settings. `#` stands for the number of a
         layer, `*` for weight and bias, and `%` for the number of a head, of which they have a tensor each.
@@ -116,7 +115,6 @@ class Family:
 
     model_type: str
     architecture: str
-    prefix: str
     recipe: Settings
     settings: tuple[Setting, ...]
     weights: Weights
@@ -125,6 +123,35 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)
     idle: str = r"(.*\.)?(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)"
     precision: float = 1e-4
+
+    def derive(
+        self,
+        model_type: str,
+        architecture: str,
+        *settings: Setting,
+        without: Sequence[str] = (),
+        recipe: Settings | None = None,
+        weights: Weights | None = None,
+        **others: Any,
+    ) -> "Family":
+        """A family that differs from this one in some settings, in parts of the recipe, in where weights are kept.
+
+        A setting takes the place of that with the same first name, a component that of the slot, a tensor that of its
+        parts. without: first names of settings that it lacks.
+        """
+        gone = {*without, *(setting.names[0] for setting in settings)}
+        slots = tuple(key.removesuffix("_target_") for key in recipe or {} if key.endswith("._target_"))
+        kept = {key: value for key, value in self.recipe.items() if not key.startswith(slots)}
+        parts = {name for names in weights or {} if isinstance(names, tuple) for name in names}
+        return replace(
+            self,
+            model_type=model_type,
+            architecture=architecture,
+            settings=(*(setting for setting in self.settings if setting.names[0] not in gone), *settings),
+            recipe=kept | (recipe or {}),
+            weights={names: where for names, where in self.weights.items() if names not in parts} | (weights or {}),
+            **others,
+        )
 
     def read_config(self, config: Mapping[str, Any], ignorable: Container[str] = ()) -> Settings:
         """Our settings of the model that their `config` describes.
@@ -135,7 +162,7 @@ class Family:
         theirs = flatten(config)
         ours: Settings = {**EMBEDDING, **self.attention, **BLOCK}
         ours |= {key: value for key, value in self.recipe.items() if not callable(value)}
-        for setting in self.settings:
+        for setting in sorted(self.settings, key=dependence):
             ours |= setting.read(theirs, ours)
         ours |= {key: value(ours) for key, value in self.recipe.items() if callable(value)}
         if isinstance(ours["max_seq_len"], list):  # LongRoPE ends the context, here in some layers
@@ -143,6 +170,7 @@ class Family:
         for key in SIZES:
             if type(ours[key]) is not int or ours[key] < 1:
                 raise ValueError(f"{key}={ours[key]}: must be a positive whole number")
+        ours = {"head_dim": ours["dim"] // ours["n_heads"], "n_kv_heads": ours["n_heads"]} | ours
         for name, value in self.unknown(theirs).items():
             is_ignored = name.partition(".")[0] in ignorable and name not in READ_BY_ALL
             if not is_ignored and not equal(value, ours.get(name)):
@@ -242,6 +270,11 @@ class Family:
             for pattern, replacement in self.renamed.items():
                 canonical = re.sub(pattern, replacement, canonical)
             if canonical.partition(".")[0] not in roots:
-                canonical = self.prefix + canonical
+                canonical = f"{self.ends[1].partition('.')[0]}.{canonical}"
             found[name] = canonical
         return found
+
+
+def dependence(setting: Setting) -> int:
+    """What is read first: plain values, then those whose default follows from others, then what is made of several."""
+    return 2 if type(setting) is not Value else int(callable(setting.default))

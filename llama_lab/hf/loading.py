@@ -115,7 +115,8 @@ def load_trained(folder: Path, trust: Trust, weights: str) -> Loaded:
     run = load_run(folder, trust, weights)
     eot_id = run.tokenizer.eot_id
     ids = {"bos_token_id": eot_id, "eos_token_id": eot_id, "pad_token_id": None}  # every document follows an end
-    model_type = RECIPES.get(run.environment.choices.get("arch", ""))
+    arch = run.environment.choices.get("arch", "")
+    model_type = next((one.model_type for one in FAMILIES if one.model_type == RECIPES.get(arch, arch)), None)
     return Loaded(folder, run.cfg, run.model, run.tokenizer, model_type, ids)
 
 

@@ -9,10 +9,11 @@ from omegaconf import OmegaConf
 from transformers import AutoConfig
 
 from llama_lab.hf.by_layer import each
-from llama_lab.hf.families import FAMILIES, MISSING, RECIPES
+from llama_lab.hf.families import FAMILIES, MISSING
 from llama_lab.hf.family import Family, flat_settings, model_node
 from llama_lab.hf.settings import Settings, equal
 from tests.composing import compose_config, decoder, options
+from tests.hf.theirs import RECIPES
 
 LLAMA, *_ = FAMILIES
 TINY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "max_position_embeddings": 20}

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from llama_lab.hf import convert
 from llama_lab.hf.convert import check_export, export_model, import_model, settings_of, write_theirs
-from llama_lab.hf.families import FAMILIES, RECIPES
+from llama_lab.hf.families import FAMILIES
 from llama_lab.hf.loading import Loaded
 from llama_lab.hf.tensors import write_weights
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, decoder
 from tests.hf.fields import ROPES, Base, all_fields, values_of
 from tests.hf.test_loading import edit_json
-from tests.hf.theirs import CASES, FULL, SLIDING, their_model
+from tests.hf.theirs import CASES, FULL, RECIPES, SLIDING, their_model
 
 FIRST = {model_type: case for case, (model_type, _) in reversed(CASES.items())}
 BOTH = {"rope_parameters": ROPES[0], "rope_scaling": ROPES[2]}

@@ -6,11 +6,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from llama_lab.hf.convert import import_model, settings_of
-from llama_lab.hf.families import ACTIVATIONS, GPT2, LLAMA, NEMOTRON
 from llama_lab.hf.family import Family, flat_settings
+from llama_lab.hf.gpt_families import GPT2, NEMOTRON
+from llama_lab.hf.llama_families import LLAMA
 from llama_lab.hf.loading import load
 from llama_lab.hf.overrides import overrides_of
 from llama_lab.hf.settings import equal
+from llama_lab.hf.terms import ACTIVATIONS
 from tests.composing import compose_config
 from tests.hf.theirs import their_model
 

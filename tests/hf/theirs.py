@@ -9,11 +9,16 @@ from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from llama_lab.hf.families import FAMILIES
+from llama_lab.hf.families import RECIPES as OTHER_NAMES
 from llama_lab.model import Decoder, Sampling, generate
+from tests.composing import options
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
+# The `model_type` of each recipe that has one
+RECIPES = {recipe: OTHER_NAMES.get(recipe, recipe) for recipe in options("arch")}
+RECIPES = {recipe: name for recipe, name in RECIPES.items() if name in {family.model_type for family in FAMILIES}}
 VOCAB, CONTEXT, PROMPT = 61, 20, 5
 LLAMA = {
     "vocab_size": VOCAB,

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 
-from llama_lab.hf import families
+from llama_lab.hf import llama_families
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention
 from llama_lab.model.encoding import Position
@@ -35,7 +35,7 @@ def test_a_gate_per_element_is_that_of_qwen3_next() -> None:
             *("arch=llama2", "attention=gqa", "norm=rmsnorm_offset", "model.norm.eps=1e-6"),
             *("model.attention.qk_norm=head", "model.attention.gate=element", "model.position.fraction=0.5"),
         ],
-        families.QWEN3_NEXT,
+        llama_families.QWEN3_NEXT,
         near_misses=[],
     )
     expected, model = parity.their_logits(family, TOKENS), parity.our_model(family)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llama_lab.hf import families
+from llama_lab.hf import llama_families
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.latent_attention import LatentAttention
 from tests.composing import decoder, lively, options
@@ -35,7 +35,7 @@ def deepseek(query_rank: int | None) -> parity.Family:
             *(f"model.attention.{key}={size}" for key, size in sizes.items()),
             *(f"model.head_dim={ROPE}", "model.attention.latent_eps=1e-6", "model.position.interleaved=true"),
         ],
-        families.DEEPSEEK_V3,
+        llama_families.DEEPSEEK_V3,
         near_misses=["model.position.interleaved=false", "model.attention.latent_eps=null"],
     )
 

@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, GenerationMixin
 
-from llama_lab.hf import families
 from llama_lab.hf import family as hf
+from llama_lab.hf import gpt_families, llama_families, terms
 from llama_lab.model import Decoder, Sampling, generate
 from tests.composing import END_OF_TEXT, compose_config, decoder
 
@@ -119,12 +119,11 @@ class TorchTransformer(nn.Module):
 TORCH = hf.Family(
     "",
     "",
-    "",
     {},
     (),
     {
         "embedding.tokens.weight": "tokens.weight",
-        families.QUERY_KEY_VALUE: ("encoder.layers.#.self_attn.in_proj_*", families.QKV),
+        terms.QUERY_KEY_VALUE: ("encoder.layers.#.self_attn.in_proj_*", terms.QKV),
         "blocks.#.attention.output.*": "encoder.layers.#.self_attn.out_proj.*",
         "blocks.#.attention_norm.*": "encoder.layers.#.norm1.*",
         "blocks.#.ffn.up.*": "encoder.layers.#.linear1.*",
@@ -179,7 +178,6 @@ class PaLM(nn.Module):
 PALM = hf.Family(
     "",
     "",
-    "",
     {},
     (),
     {
@@ -195,37 +193,37 @@ PALM = hf.Family(
 SCALED_BY_4 = "model.position.scaling.factor=4"
 FROM_16 = "model.position.scaling.original_max_seq_len=16"
 FAMILIES = {
-    "gpt1": Family(theirs("openai-gpt", GPT), ["arch=gpt1"], families.GPT1, ["ffn=gelu_bias", "ffn=relu_bias"]),
+    "gpt1": Family(theirs("openai-gpt", GPT), ["arch=gpt1"], gpt_families.GPT1, ["ffn=gelu_bias", "ffn=relu_bias"]),
     "gpt2": Family(
         theirs("gpt2", GPT),
         ["arch=gpt2"],
-        families.GPT2,
+        gpt_families.GPT2,
         ["ffn=gelu_bias", "block=reordered", "block=parallel_two_norms", "model.norm.eps=1e-6"],
     ),
     "opt": Family(
         theirs("opt", OPT),
         ["arch=opt"],
-        families.OPT,
+        gpt_families.OPT,
         ["ffn=gelu_bias", "block=reordered", "block=parallel_two_norms", "model.norm.eps=1e-6"],
         unused=2 * DIM,
     ),
     "opt_postnorm": Family(  # as OPT 350M, which differs from all other sizes
         theirs("opt", OPT, do_layer_norm_before=False),
         ["arch=opt", "block=postnorm"],
-        families.OPT,
+        gpt_families.OPT,
         ["ffn=gelu_bias"],
         unused=2 * DIM,
     ),
     "ctrl": Family(
         theirs("ctrl", GPT, dff=HIDDEN),
         ["arch=ctrl"],
-        families.CTRL,
+        gpt_families.CTRL,
         ["position=sinusoidal", "model.position.theta=5000", "block=reordered"],
     ),
     "gpt_neox": Family(
         theirs("gpt_neox", ALL_HEADS, intermediate_size=HIDDEN, **rope(partial_rotary_factor=0.25)),
         ["arch=gpt_neox"],
-        families.GPT_NEOX,
+        gpt_families.GPT_NEOX,
         [
             *("block=prenorm", "position=rope", "model.position.interleaved=true", "ffn=gelu_tanh_bias"),
             "model.norm.eps=1e-6",
@@ -234,19 +232,19 @@ FAMILIES = {
     "bloom": Family(
         theirs("bloom", BLOOM),
         ["arch=bloom"],
-        families.BLOOM,
+        gpt_families.BLOOM,
         ["position=none", "ffn=gelu_bias", "block=reordered", "model.norm.eps=1e-6"],
     ),
     "falcon": Family(
         theirs("falcon", ALL_HEADS, new_decoder_architecture=False, alibi=False),
         ["arch=falcon"],
-        families.FALCON,
+        gpt_families.FALCON,
         ["position=alibi", "model.position.interleaved=true", "ffn=gelu_tanh", "model.norm.eps=1e-6"],
     ),
     "llama": Family(
         theirs("llama", LLAMA, **rope()),
         ["arch=llama"],
-        families.LLAMA,
+        llama_families.LLAMA,
         [
             *("model.position.interleaved=true", "block=parallel_two_norms", "block=reordered", "ffn=geglu"),
             "model.norm.eps=1e-6",
@@ -255,13 +253,13 @@ FAMILIES = {
     "llama2": Family(
         theirs("llama", LLAMA2, **rope()),
         ["arch=llama2"],
-        families.LLAMA,
+        llama_families.LLAMA,
         ["position=none", "position=rope_500k", "model.norm.eps=1e-6"],
     ),
     "llama3": Family(
         theirs("llama", LLAMA2, **rope(500000.0)),
         ["arch=llama3"],
-        families.LLAMA,
+        llama_families.LLAMA,
         ["position=rope", "model.norm.eps=1e-6"],
     ),
     # With bounds such that at this head_dim some frequencies stay, some are blended, and some divided.
@@ -281,13 +279,13 @@ FAMILIES = {
             *("arch=llama3", "position=rope_llama3", SCALED_BY_4, FROM_16),
             *("model.position.scaling.low_freq_factor=0.05", "model.position.scaling.high_freq_factor=2"),
         ],
-        families.LLAMA,
+        llama_families.LLAMA,
         ["model.position.scaling=null", "model.position.scaling.high_freq_factor=4"],
     ),
     "llama_with_linear_scaling": Family(
         theirs("llama", LLAMA, **rope(kind="linear", factor=4.0)),
         ["arch=llama", "position=rope_linear", SCALED_BY_4],
-        families.LLAMA,
+        llama_families.LLAMA,
         ["model.position.scaling=null"],
     ),
     # With bounds such that at this head_dim the ramp passes through five frequencies.
@@ -301,13 +299,13 @@ FAMILIES = {
             *("arch=llama", "position=rope_yarn", SCALED_BY_4, FROM_16),
             *("model.position.scaling.beta_fast=2", "model.position.scaling.beta_slow=0.01"),
         ],
-        families.LLAMA,
+        llama_families.LLAMA,
         ["model.position.scaling=null", "model.position.scaling.beta_slow=1"],
     ),
     "mistral": Family(
         theirs("mistral", MISTRAL, rms_norm_eps=1e-5, sliding_window=7),
         ["arch=mistral", "model.attention.window=7"],
-        families.MISTRAL,
+        llama_families.MISTRAL,
         ["model.attention.window=8", "model.attention.window=null", "model.norm.eps=1e-6"],
     ),
     # Its local layers, of chunks, around a global one, without what is beside them in Llama 4: experts and QK-norm.
@@ -327,13 +325,13 @@ FAMILIES = {
             *("arch=llama2", "model.attention.chunk=7", "model.position.interleaved=true"),
             "+pattern.global={at: '1::2', attention: {chunk: null}}",
         ],
-        replace(families.LLAMA, renamed={"feed_forward": "mlp"}),
+        replace(llama_families.LLAMA, renamed={"feed_forward": "mlp"}),
         ["model.attention.chunk=8", "pattern.global.at=[2]", "model.position.interleaved=false"],
     ),
     "olmo2": Family(
         theirs("olmo2", GATED_ALL_HEADS, rms_norm_eps=1e-6, **rope(500000.0)),
         ["arch=olmo2"],
-        families.OLMO2,
+        llama_families.OLMO2,
         ["block=prenorm", "position=rope", "model.norm.eps=1e-5"],
     ),
     # With heads wider than dim / n_heads, as Gemma 2 9B's, and caps so low that they bite.
@@ -351,7 +349,7 @@ FAMILIES = {
             *("arch=gemma2", "model.head_dim=24", "model.attention.window=7"),
             *("model.attention.softcap=2", "model.embedding.logit_softcap=3"),
         ],
-        families.GEMMA2,
+        llama_families.GEMMA2,
         [
             *("model.attention.window=8", "pattern.global.at=2::3", "model.attention.softcap=null", "ffn=geglu"),
             *("model.embedding.logit_softcap=null", "model.embedding.scale=1", "model.norm.unit_offset=false"),

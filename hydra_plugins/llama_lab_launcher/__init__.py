@@ -34,7 +34,7 @@ class QueueLauncher(Launcher):
 
     @cached_property
     @abstractmethod
-    def engine(self) -> "Engine[Any]":
+    def engine(self) -> "Engine":
         """What runs the jobs. Raises ConfigError for a bad setting, or a device or program that is missing."""
 
     @property
@@ -61,7 +61,7 @@ class LocalGPUs(QueueLauncher):
     threads: int | None = None
 
     @cached_property
-    def engine(self) -> "Engine[Any]":
+    def engine(self) -> "Engine":
         """Slots of this machine."""
         from llama_lab.launching.local_engine import LocalEngine
 
@@ -77,18 +77,26 @@ class Slurm(QueueLauncher):
     """Submits every run as a job of a Slurm cluster."""
 
     @cached_property
-    def engine(self) -> "Engine[Any]":
+    def engine(self) -> "Engine":
         """The Slurm cluster."""
         from llama_lab.launching.slurm_engine import SlurmEngine
 
-        return SlurmEngine(SlurmSettings(**self.settings))
+        return SlurmEngine(SlurmSettings(**self.settings), prints="study" in self.config and self.config.study.dry_run)
+
+    def print_scripts(self, runs: "Sequence[Run]") -> None:
+        """Print the batch scripts that would train the runs, for `study.dry_run`."""
+        from llama_lab.launching.launch import planned_job
+        from llama_lab.launching.slurm_engine import print_scripts
+
+        jobs = [planned_job(number, run, self.config) for number, run in enumerate(runs)]
+        print_scripts(jobs, SlurmSettings(**self.settings))
 
 
 class Ray(QueueLauncher):
     """Starts as many runs at a time as Ray has room for, on this machine or on a cluster."""
 
     @cached_property
-    def engine(self) -> "Engine[Any]":
+    def engine(self) -> "Engine":
         """The Ray cluster."""
         from llama_lab.launching.ray_engine import RayEngine
 

@@ -7,14 +7,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from llama_lab.devices.site import Site
 from llama_lab.runs.folder import OUTPUT, locked
-from llama_lab.runs.stored import Status, StatusName, Summary
+from llama_lab.runs.stored import Status, StatusName
 from llama_lab.training.run import Run
 from llama_lab.util.errors import FAILED, USER_ERROR, ConfigError, RunFailedError
 from llama_lab.util.formatting import duration
@@ -25,101 +22,75 @@ LAST_LINES = 5  # of the output, shown when a run crashes
 TAIL_BYTES = 16 * 1024
 
 
-@dataclass(frozen=True, eq=False)
 class Job:
-    """A run that can start. index: its position in the queue. command: its whole command line."""
+    """A run on its way through an engine, in which it may wait, and start more than once.
 
-    index: int
-    run: Run
-    command: list[str]
+    index: its position in the queue. command: its whole command line. place: where it is at work, such as `gpu 0`; None
+    while it waits. started_at: a time.time(), of the last start.
+    """
 
-    @cached_property
+    def __init__(self, index: int, run: Run, command: list[str]) -> None:
+        self.index = index
+        self.run = run
+        self.command = command
+        self.place: str | None = None
+        self.started_at = self._start_tick = 0.0
+        self._output_start = 0
+
+    @property
     def folder(self) -> Path:
         """The run's folder, absolute."""
         return self.run.folder.path.absolute()
 
+    def open_output(self) -> Path:
+        """The file in the run's folder to which its processes will append; its last lines are those after this call."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        output = self.folder / OUTPUT
+        self._output_start = output.stat().st_size if output.exists() else 0
+        return output
 
-@dataclass(frozen=True)
-class Session:
-    """A run at work. place: such as `gpu 0`. started_at: a time.time(). start_tick: time.monotonic() at the start."""
-
-    place: str
-    started_at: float
-    start_tick: float = field(default_factory=time.monotonic)
+    def start(self, place: str, started_at: float, seconds: float = 0.0) -> None:
+        """Record that the run is at work, and for how many seconds."""
+        self.place, self.started_at = place, started_at
+        self._start_tick = time.monotonic() - seconds
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start, by the clock that nobody sets."""
-        return time.monotonic() - self.start_tick
+        """Seconds since the last start, by the clock that nobody sets; 0 while the run waits."""
+        return time.monotonic() - self._start_tick if self.place else 0.0
 
+    def result(self, exit_status: int | str) -> tuple[str, str, Exception | None]:
+        """How the run ended: its status, see `StatusName`; what to print; and its error, None if it ran.
 
-@dataclass(frozen=True)
-class Result:
-    """How a job ended. status: see `StatusName`, but for running. detail: to print. error: None if it ran."""
-
-    status: str
-    detail: str
-    error: Exception | None = None
-
-
-class SubmittedRun(ABC):
-    """A job from when an engine accepts it until it ends. It may wait before it starts, and start more than once.
-
-    session: the last one; None while the run waits. output: the file in the run's folder to which its processes print.
-    """
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.session: Session | None = None
-        self.output = job.run.folder.path / OUTPUT
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        self._output_start = self.output.stat().st_size if self.output.exists() else 0
-
-    @abstractmethod
-    def poll(self) -> int | str | None:
-        """Update `session`, and return the exit status, negative for a signal, or why there is none.
-
-        None until all processes of the run have exited.
+        exit_status: negative for a signal; a sentence if there is none.
         """
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the last session; 0 while the run waits."""
-        return self.session.seconds if self.session else 0.0
-
-    def result(self, exit_status: int | str) -> Result:
-        """How the run ended, from its exit status, its record and its output."""
-        folder = self.job.run.folder
+        folder = self.run.folder
         if exit_status in STOPPED:
             self._mark("interrupted", "stopped by a signal; run the same command to resume")
             detail = folder.status.message if folder.status else "before it began"
-            return Result("interrupted", detail, RunFailedError(detail))
+            return "interrupted", detail, RunFailedError(detail)
         if exit_status == 0:
             status = folder.status or Status("done")  # a job that measures has none
             if status.status != "done":
-                return Result(status.status, status.message)
-            found = (folder.path / Summary.FILE).exists()
-            loss = Summary.load(folder.path).metrics.get("val/loss") if found else None
-            shown = "" if loss is None else f"val loss {loss:.4f}, "
-            return Result("done", f"{shown}in {duration(self.seconds)}")
+                return status.status, status.message, None
+            shown = "" if folder.final_loss is None else f"val loss {folder.final_loss:.4f}, "
+            return "done", f"{shown}in {duration(self.seconds)}", None
+        reason = self._error()
         if exit_status == USER_ERROR:
-            return Result("failed", self._error(), ConfigError(self._error()))
-        if exit_status == FAILED:
-            reason = self._error()
-        elif isinstance(exit_status, str):
-            reason = exit_status
-        elif exit_status < 0:
-            reason = f"killed by {signal.Signals(-exit_status).name}"
-        else:
-            reason = f"its process exited with status {exit_status}"
+            return "failed", reason, ConfigError(reason)
         if exit_status != FAILED:
+            reason = f"its process exited with status {exit_status}"
+            if isinstance(exit_status, str):
+                reason = exit_status
+            elif exit_status < 0:
+                reason = f"killed by {signal.Signals(-exit_status).name}"
             self._mark("failed", reason)
-        detail = f"{reason}; its output is in {self.output}"
-        return Result("failed", detail, RunFailedError(detail))
+        detail = f"{reason}; its output is in {folder.path / OUTPUT}"
+        return "failed", detail, RunFailedError(detail)
 
     def _mark(self, status: StatusName, message: str) -> None:
         """Write status.json in place of a process that could not."""
-        folder = self.job.run.folder
+        folder = self.run.folder
         with suppress(ConfigError), locked(folder.path):  # locked if another process has resumed the run
             if folder.status and folder.status.status == "running":
                 folder.write_status(status, message)
@@ -136,17 +107,15 @@ class SubmittedRun(ABC):
         return self._tail()[-LAST_LINES:]
 
     def _tail(self) -> list[str]:
-        if not self.output.exists():
+        file = self.folder / OUTPUT
+        if not file.exists():
             return []
-        with self.output.open("rb") as output:
-            output.seek(max(self._output_start, self.output.stat().st_size - TAIL_BYTES))
+        with file.open("rb") as output:
+            output.seek(max(self._output_start, file.stat().st_size - TAIL_BYTES))
             return output.read().decode(errors="replace").splitlines()
 
 
-R = TypeVar("R", bound=SubmittedRun)
-
-
-class Engine(ABC, Generic[R]):
+class Engine(ABC):
     """Runs jobs. Its constructor raises ConfigError for settings that cannot work.
 
     site: the machines on which jobs run. max_parallel: how many jobs run at a time; None if a cluster decides.
@@ -160,15 +129,22 @@ class Engine(ABC, Generic[R]):
         """Acquire what the jobs need; return where they run, such as `2 slots: cpu 1, cpu 2`. Raises ConfigError."""
 
     @abstractmethod
-    def start(self, jobs: Sequence[Job], running: Sequence[R], more: bool) -> list[R]:
-        """Start some of the jobs, each in a folder of its own. more: whether others will follow."""
+    def start(self, jobs: Sequence[Job], running: Sequence[Job], more: bool) -> Sequence[Job]:
+        """Start some of the jobs, each in a folder of its own; return these. more: whether others will follow."""
 
     @abstractmethod
-    def stop(self, running: Sequence[R]) -> None:
+    def poll(self, job: Job) -> int | str | None:
+        """Update where a started job is at work; return its exit status, negative for a signal, or why there is none.
+
+        None until all processes of the run have exited.
+        """
+
+    @abstractmethod
+    def stop(self, running: Sequence[Job]) -> None:
         """Ask the runs to save and stop, as Ctrl-C does; the queue waits until they have."""
 
     @abstractmethod
-    def close(self, running: Sequence[R]) -> None:
+    def close(self, running: Sequence[Job]) -> None:
         """Release all resources. running: the runs left after an error or a second Ctrl-C."""
 
 

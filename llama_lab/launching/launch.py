@@ -1,10 +1,12 @@
 """The queue of runs: plans them, starts them through an engine, collects their results, and stops in order."""
 
+import re
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import NoReturn
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.utils import JobReturn, JobStatus
@@ -24,22 +26,13 @@ from llama_lab.training.warm_start import check_unchanged
 from llama_lab.util.errors import FinishedRunError, RunFailedError
 from llama_lab.util.formatting import duration
 
-from .engine import Engine, Job, SubmittedRun
+from .engine import Engine, Job
 from .process import program
 from .progress import QueueDisplay, queue_seconds_left, read_progress
 
 POLL_SECONDS = 0.02  # how long a free slot may go unnoticed
 # Settings of the launching command that a run of its own does not have, and those that its hardware settles.
-LAUNCHING = (
-    "hydra/launcher",
-    "hydra.launcher",
-    "hydra/sweeper",
-    "hydra/sweeper/sampler",
-    "hydra/sweeper/pruner",
-    "hydra.sweeper",
-    "hydra.sweep",
-    "hydra.mode",
-)
+LAUNCHING = re.compile(r"hydra[./](launcher|sweeper|sweep|mode)\b")
 PLACED = ("trainer.accelerator", "trainer.devices", "trainer.num_nodes")
 
 
@@ -50,7 +43,7 @@ class Queue:
     """
 
     def __init__(
-        self, config: DictConfig, context: HydraContext, engine: Engine[Any], runs: Sequence[Run | list[str]]
+        self, config: DictConfig, context: HydraContext, engine: Engine, runs: Sequence[Run | list[str]]
     ) -> None:
         self._config = config
         self._loader = context.config_loader
@@ -59,8 +52,8 @@ class Queue:
         self._display = QueueDisplay(Console())
         self._unplanned = deque(enumerate(runs))
         self._ready: list[Job] = []
-        self._running: list[SubmittedRun] = []  # accepted by the engine, where they may still wait
-        self._reported: dict[SubmittedRun, tuple[str, float]] = {}  # where and when each started
+        self._running: list[Job] = []  # accepted by the engine, where they may still wait
+        self._reported: dict[Job, float] = {}  # when each started
         self._returns: dict[int, JobReturn] = {}
         self._ended: Counter[str] = Counter()
         self._durations: list[float] = []  # of the runs that finished here
@@ -101,34 +94,33 @@ class Queue:
 
     def _collect(self) -> None:
         """Print where runs have started, which may be more than once; print and store the results of ended ones."""
-        for run in list(self._running):
-            exit_status, session, title = run.poll(), run.session, run.job.run.title
-            if session and self._reported.get(run) != (place := (session.place, session.started_at)):
-                self._reported[run] = place
-                self._display.print_line(f"{title}: begins on {session.place}")
+        for job in list(self._running):
+            exit_status, title = self._engine.poll(job), job.run.title
+            if job.place and self._reported.get(job) != job.started_at:
+                self._reported[job] = job.started_at
+                self._display.print_line(f"{title}: begins on {job.place}")
             if exit_status is None:
                 continue
-            self._running.remove(run)
-            self._worked += run.seconds
-            result = run.result(exit_status)
-            self._display.print_line(f"{title}: {result.status}, {result.detail}")
-            if result.status == "done":
-                self._durations.append(run.seconds)
-            elif result.status == "failed" and isinstance(result.error, RunFailedError):
-                for line in run.last_lines():
+            self._running.remove(job)
+            self._worked += job.seconds
+            status, detail, error = job.result(exit_status)
+            self._display.print_line(f"{title}: {status}, {detail}")
+            if status == "done":
+                self._durations.append(job.seconds)
+            elif status == "failed" and isinstance(error, RunFailedError):
+                for line in job.last_lines():
                     self._display.print_line(f"  {line}")
-            self._store(run.job.index, result.status, result.error or run.job.run.folder.final_loss)
+            self._store(job.index, status, error or job.run.folder.final_loss)
 
     def _start(self) -> None:
         """Start ready jobs, except those whose folder another one uses or waits for."""
-        first = {run.job.folder: run.job for run in self._running}
-        for job in self._ready:
+        first: dict[Path, Job] = {}
+        for job in (*self._running, *self._ready):
             first.setdefault(job.folder, job)
         startable = [job for job in self._ready if first[job.folder] is job]
         started = self._engine.start(startable, self._running, more=bool(self._unplanned))
         self._running += started
-        accepted = {run.job for run in started}
-        self._ready = [job for job in self._ready if job not in accepted]
+        self._ready = [job for job in self._ready if job not in started]
 
     def _plan_next(self) -> bool:
         """Plan the next run, or store its result if it is done or cannot start; False if none is left."""
@@ -138,14 +130,13 @@ class Queue:
         overrides = self._overrides[index]
         title = " ".join(overrides)
         try:
-            run = (
-                requested
-                if isinstance(requested, Run)
-                else composed_run(self._loader, self._config, requested, self._engine.site)
-            )
+            if isinstance(requested, Run):
+                run = requested
+            else:
+                run = composed_run(self._loader, self._config, requested, self._engine.site)
             check_unchanged(run.cfg, run.folder)
             check_folder(run)
-            self._ready.append(Job(index, run, command_line(run, self._config.hydra.overrides.hydra, overrides)))
+            self._ready.append(planned_job(index, run, self._config))
         except FinishedRunError:
             self._display.print_line(f"{title}: done before, passed over")
             self._store(index, "done", run.folder.final_loss)
@@ -164,11 +155,9 @@ class Queue:
         """Show the runs that are training, if it is time to."""
         if not self._display.due:
             return
-        rows, times = [], []
-        for run, session in ((each.job.run, each.session) for each in self._running if each.session):
-            progress = read_progress(run, session.started_at)
-            rows.append((session.place, run, progress))
-            times.append((session.seconds, progress.seconds_left))
+        working = [(job, read_progress(job.run, job.started_at)) for job in self._running if job.place]
+        rows = [(str(job.place), job.run, progress) for job, progress in working]
+        times = [(job.seconds, progress.seconds_left) for job, progress in working]
         waiting = len(self._overrides) - len(self._returns) - len(rows)
         slots = self._engine.max_parallel or max(1, len(rows))
         left = queue_seconds_left(self._durations, times, waiting, slots)
@@ -194,10 +183,11 @@ def composed_run(loader: ConfigLoader, config: DictConfig, overrides: list[str],
     return run
 
 
-def command_line(run: Run, hydra_overrides: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """The command line that trains `run` alone. hydra_overrides: those of the launching command."""
-    kept = [o for o in (*hydra_overrides, *overrides) if not belongs(override_key(o), (*LAUNCHING, *PLACED))]
+def planned_job(index: int, run: Run, config: DictConfig) -> Job:
+    """The job of a run, with the command line that trains it alone. config: of the launching command."""
+    given = [o for o in (*config.hydra.overrides.hydra, *run.overrides) if not LAUNCHING.match(override_key(o))]
+    kept = [o for o in given if not belongs(override_key(o), PLACED)]
     kept += ["hydra/launcher=basic", "hydra.mode=RUN"]  # an experiment may choose others, or a study
     values = (run.hardware.accelerator, run.hardware.devices, run.hardware.num_nodes)
     placed = [f"{key}={value}" for key, value in zip(PLACED, values, strict=True)]
-    return [*program(), *typed_flags(), *kept, *placed]
+    return Job(index, run, [*program(), *typed_flags(), *kept, *placed])

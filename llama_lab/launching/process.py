@@ -32,7 +32,8 @@ def program() -> list[str]:
 
 def run_variables() -> dict[str, str]:
     """Environment variables of every launched run."""
-    return {TYPED: json.dumps(sys.argv), "PYTHONUNBUFFERED": "1"}  # so that a crash loses no line
+    typed = [argument for argument in sys.argv if not argument.startswith("study.dry_run=")]  # which prints a script
+    return {TYPED: json.dumps(typed), "PYTHONUNBUFFERED": "1"}  # so that a crash loses no line
 
 
 def without_ranks(environ: Mapping[str, str], slurm: str) -> dict[str, str]:
@@ -46,13 +47,13 @@ def follow_launcher() -> None:
     A run without its launcher would train on unseen, and keep the same command out of its folder.
     """
     if LIFELINE in os.environ:
-        threading.Thread(target=_wait_and_kill, daemon=True).start()
 
+        def wait_and_kill() -> None:
+            while os.read(0, 1):
+                pass
+            os.killpg(0, signal.SIGKILL)
 
-def _wait_and_kill() -> None:
-    while os.read(0, 1):
-        pass
-    os.killpg(0, signal.SIGKILL)
+        threading.Thread(target=wait_and_kill, daemon=True).start()
 
 
 @contextmanager
@@ -83,24 +84,25 @@ class RunProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._pid = self._process.pid
+
+    def _exit_status(self) -> int | None:
+        return self._process.poll()
 
     def poll(self) -> int | None:
         """The exit status, negative for a signal; None while it runs. Kills what is left of an ended process group."""
-        if self._process.poll() is not None:
+        exit_status = self._exit_status()
+        if exit_status is not None:
             self.send(signal.SIGKILL)
-        return self._process.returncode
+        return exit_status
 
     def kill(self) -> None:
         """Kill the process group and wait for the process to exit."""
         self.send(signal.SIGKILL)
-        self._process.wait()
+        while self._exit_status() is None:
+            time.sleep(0.01)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process group, such as SIGINT, as Ctrl-C does."""
-        send_to_group(self._process.pid, number)
-
-
-def send_to_group(leader: int, number: signal.Signals) -> None:
-    """Send a signal to a process group, if any of it is left."""
-    with suppress(ProcessLookupError):
-        os.killpg(leader, number)
+        """Send a signal to the process group, if any of it is left, such as SIGINT, as Ctrl-C does."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._pid, number)

@@ -19,7 +19,7 @@ from llama_lab.devices.site import Site
 from llama_lab.runs.folder import PLACE
 from llama_lab.util.errors import INTERRUPTED, ConfigError, first_line
 
-from .engine import Engine, Job, Session, SubmittedRun, check_alone
+from .engine import Engine, Job, check_alone
 from .local_engine import Slot, slot_environment
 from .process import run_variables
 from .settings import RaySettings, is_host_and_port, setting_error
@@ -90,53 +90,7 @@ def join(address: str) -> None:
         raise setting_error("address", address, reason) from None
 
 
-class RayRun(SubmittedRun):
-    """A run as a Ray task, which Ray starts again if its Ray worker or its node dies. options: of the task."""
-
-    def __init__(self, job: Job, options: dict[str, Any]) -> None:
-        super().__init__(job)
-        import ray
-
-        from .ray_node import work
-
-        self._place = job.folder / PLACE
-        self._place.unlink(missing_ok=True)
-        self._is_cancelled = False
-        slot = Slot("", (), int(options["num_cpus"]))
-        environment = slot_environment(slot, job.run.hardware.devices, os.environ) | run_variables()
-        task = ray.remote(work).options(name=job.run.title, **options)
-        self._task = task.remote(job.command, self.output.absolute(), self._place, environment, Path.cwd())
-
-    def poll(self) -> int | str | None:
-        """The exit status of the run's process, or Ray's error. The session is the last one whose start it has seen."""
-        import ray
-        from ray import exceptions
-
-        if self._place.exists():
-            started_at = self._place.stat().st_mtime
-            if self.session is None or self.session.started_at != started_at:
-                self.session = Session(self._place.read_text(), started_at)
-        if not ray.wait([self._task], timeout=0)[0]:
-            return None
-        try:
-            exit_status: int | str = ray.get(self._task)
-            return exit_status
-        except exceptions.TaskCancelledError:
-            return INTERRUPTED
-        except exceptions.RayTaskError as error:
-            return first_line(error.cause or error)
-        except exceptions.RayError as error:
-            return INTERRUPTED if self._is_cancelled else first_line(error)
-
-    def cancel(self, force: bool) -> None:
-        """Remove the task from Ray's queue, raise KeyboardInterrupt in it, or kill its worker if `force`."""
-        import ray
-
-        self._is_cancelled = True
-        ray.cancel(self._task, force=force)
-
-
-class RayEngine(Engine[RayRun]):
+class RayEngine(Engine):
     """Ray, which schedules the runs on its nodes. wanted: the accelerator in the command's config.
 
     Ray is started or joined for the first run; earlier only if it takes the cluster to know whether there are GPUs.
@@ -149,6 +103,8 @@ class RayEngine(Engine[RayRun]):
             raise ConfigError("hydra/launcher=ray: needs Ray; pip install 'llama-lab[ray]'")
         self._settings = settings
         self._connection = ExitStack()
+        self._tasks: dict[Job, Any] = {}  # Ray's own, which it starts again if their Ray worker or node dies
+        self._cancelled: set[Job] = set()
         elsewhere = settings.address is not None
         accelerator = wanted if elsewhere else choose_accelerator(wanted)
         if accelerator == "auto":
@@ -187,17 +143,50 @@ class RayEngine(Engine[RayRun]):
         machines = "" if len(nodes) == 1 else f"{len(nodes)} nodes, "
         return f"{where}: {machines}{cpus:g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
 
-    def start(self, jobs: Sequence[Job], running: Sequence[RayRun], more: bool) -> list[RayRun]:
+    def start(self, jobs: Sequence[Job], running: Sequence[Job], more: bool) -> Sequence[Job]:
         """Submit all jobs to Ray, in order."""
-        return [RayRun(job, self._options) for job in jobs]
+        import ray
 
-    def stop(self, running: Sequence[RayRun]) -> None:
-        """Cancel the runs' tasks."""
-        for run in running:
-            run.cancel(force=False)
+        from .ray_node import work
 
-    def close(self, running: Sequence[RayRun]) -> None:
+        slot = Slot("", (), int(self._options["num_cpus"]))
+        for job in jobs:
+            place = job.folder / PLACE
+            place.unlink(missing_ok=True)
+            environment = slot_environment(slot, job.run.hardware.devices, os.environ) | run_variables()
+            task = ray.remote(work).options(name=job.run.title, **self._options)
+            self._tasks[job] = task.remote(job.command, job.open_output(), place, environment, Path.cwd())
+        return jobs
+
+    def poll(self, job: Job) -> int | str | None:
+        """The exit status of the run's process, or Ray's error."""
+        import ray
+        from ray import exceptions
+
+        place = job.folder / PLACE
+        if place.exists() and (started_at := place.stat().st_mtime) != job.started_at:
+            job.start(place.read_text(), started_at)
+        if not ray.wait([self._tasks[job]], timeout=0)[0]:
+            return None
+        try:
+            exit_status: int | str = ray.get(self._tasks[job])
+            return exit_status
+        except exceptions.TaskCancelledError:
+            return INTERRUPTED
+        except exceptions.RayTaskError as error:
+            return first_line(error.cause or error)
+        except exceptions.RayError as error:
+            return INTERRUPTED if job in self._cancelled else first_line(error)
+
+    def stop(self, running: Sequence[Job], force: bool = False) -> None:
+        """Remove the runs from Ray's queue, or raise KeyboardInterrupt in their tasks; or kill these if `force`."""
+        import ray
+
+        for job in running:
+            self._cancelled.add(job)
+            ray.cancel(self._tasks[job], force=force)
+
+    def close(self, running: Sequence[Job]) -> None:
         """Kill the runs: none outlives its launcher."""
-        for run in running:
-            run.cancel(force=True)
+        self.stop(running, force=True)
         self._connection.close()

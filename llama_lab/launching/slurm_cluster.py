@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -33,11 +32,6 @@ class JobInfo:
     ended_at: float | None
     folder: Path
 
-    @property
-    def array(self) -> str:
-        """The id of its array."""
-        return self.job_id.partition("_")[0]
-
     def file(self, suffix: str) -> Path:
         """One of the files that belong to one of our jobs."""
         return self.folder / f"{self.job_id.partition('_')[2]}{suffix}"
@@ -51,7 +45,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._jobs: dict[str, JobInfo] = {}
-        self._files: dict[Path, set[str]] = {}
+        self._files: dict[Path, list[str]] = {}
         self._looked = float("-inf")
         self._fails = False
 
@@ -60,10 +54,17 @@ class Watch:
 
         fresh: call squeue now, and raise ConfigError if it fails, as jobs might then be submitted twice.
         """
-        if fresh or time.monotonic() - self._looked >= LOOK_SECONDS:
-            self._look()
-            self._files = {}
-            self._looked = time.monotonic()
+        if not fresh and time.monotonic() - self._looked < LOOK_SECONDS:
+            return self._jobs
+        squeue = ("squeue", "--me", "--array", "--noheader", "--states=all", f"--format={FIELDS}")
+        done = subprocess.run(squeue, capture_output=True, text=True)
+        if done.returncode and not self._fails:
+            print(f"squeue failed, and will be called again: {' '.join(done.stderr.split())}", file=sys.stderr)
+        self._fails = done.returncode != 0
+        if not self._fails:
+            self._jobs = {info.job_id: info for info in map(read_job, done.stdout.splitlines())}
+        self._files = {}
+        self._looked = time.monotonic()
         if fresh and self._fails:
             raise ConfigError("hydra/launcher=slurm: squeue failed, so running jobs are unknown; try again later")
         return self._jobs
@@ -71,26 +72,13 @@ class Watch:
     def exists(self, file: Path) -> bool:
         """Whether a file exists, by a list of its folder: shared file systems cache for long that a file is missing."""
         if file.parent not in self._files:
-            self._files[file.parent] = set(os.listdir(file.parent))
+            self._files[file.parent] = os.listdir(file.parent)
         return file.name in self._files[file.parent]
 
     def expect(self, job_id: str, folder: Path) -> JobInfo:
         """Add a job just submitted, as pending until squeue lists it."""
         self._jobs[job_id] = JobInfo(job_id, "PENDING", "", "", None, None, folder)
         return self._jobs[job_id]
-
-    def _look(self) -> None:
-        done = subprocess.run(
-            ("squeue", "--me", "--array", "--noheader", "--states=all", f"--format={FIELDS}"),
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode and not self._fails:
-            print(f"squeue failed, and will be called again: {' '.join(done.stderr.split())}", file=sys.stderr)
-        self._fails = done.returncode != 0
-        if not self._fails:
-            found = [read_job(line) for line in done.stdout.splitlines()]
-            self._jobs = {info.job_id: info for info in found}
 
 
 def read_job(line: str) -> JobInfo:
@@ -106,20 +94,15 @@ def read_time(text: str) -> float | None:
     return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) if text[:1].isdigit() else None
 
 
-def partition_has_gpus(partition: str | None) -> bool:
-    """Whether a partition has GPUs. partition: one or several separated by commas; None: the default one."""
-    rows = subprocess.run(("sinfo", "--noheader", "--format=%P|%G"), capture_output=True, text=True, check=True)
+def partition_has_gpus(partition: str | None, must_answer: bool = True) -> bool:
+    """Whether a partition has GPUs. partition: one or several separated by commas; None: the default one.
+
+    must_answer: raise CalledProcessError if the cluster does not answer; else it has none.
+    """
+    sinfo = ("sinfo", "--noheader", "--format=%P|%G")
+    rows = subprocess.run(sinfo, capture_output=True, text=True, check=must_answer)
     wanted = partition or os.environ.get("SBATCH_PARTITION")
     return any(
         re.search(r"\bgpu\b", gres) and (name.rstrip("*") in wanted.split(",") if wanted else name.endswith("*"))
         for name, gres in (line.split("|", maxsplit=1) for line in rows.stdout.splitlines())
     )
-
-
-def check_installed() -> None:
-    """Raise ConfigError unless this machine has Slurm's commands."""
-    missing = [name for name in ("sbatch", "squeue", "sinfo") if shutil.which(name) is None]
-    if missing:
-        raise ConfigError(
-            f"hydra/launcher=slurm: this machine has no {missing[0]}; start the command where jobs are submitted"
-        )

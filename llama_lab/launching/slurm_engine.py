@@ -9,7 +9,7 @@ is gone.
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from tempfile import mkdtemp
@@ -18,13 +18,13 @@ from llama_lab.config.schema import CHANGEABLE
 from llama_lab.config.trust import stored_settings
 from llama_lab.devices.site import Site
 from llama_lab.runs import environment
-from llama_lab.runs.folder import OUTPUT, changes, resolved, write_yaml
+from llama_lab.runs.folder import changes, resolved, write_yaml
 from llama_lab.util.errors import INTERRUPTED, ConfigError
 
-from .engine import Engine, Job, Session, SubmittedRun
+from .engine import Engine, Job
 from .settings import SlurmSettings
-from .slurm_cluster import ENDED, JobInfo, Watch, check_installed, partition_has_gpus
-from .slurm_script import submit
+from .slurm_cluster import ENDED, JobInfo, Watch, partition_has_gpus
+from .slurm_script import batch_script, submit
 
 ARRAYS = ".slurm"  # below runs_dir
 GRACE_SECONDS = 10.0  # for a file to appear on a shared file system
@@ -32,49 +32,25 @@ REMEDIES = {"TIMEOUT": "hydra.launcher.time or signal_seconds", "OUT_OF_MEMORY":
 PASSING = {"", "None", "Priority", "Resources", "BeginTime", "JobArrayTaskLimit"}  # reasons to wait that end by itself
 
 
-class SlurmRun(SubmittedRun):
-    """A run as a job of a Slurm array, waiting or running. info: the job as squeue shows it, or showed it last."""
+class SlurmEngine(Engine):
+    """A Slurm cluster, on a machine where jobs can be submitted. prints: whether scripts are only to be printed.
 
-    def __init__(self, job: Job, info: JobInfo, watch: Watch) -> None:
-        super().__init__(job)
-        self.info = info
-        self._watch = watch
-        self._over_since: float | None = None
+    Raises ConfigError without Slurm's commands, unless it `prints`.
+    """
 
-    def poll(self) -> int | str | None:
-        """The exit status that the batch script wrote; without one, the final state of the job."""
-        jobs = self._watch.jobs()
-        info = self.info = jobs.get(self.info.job_id, self.info)
-        self.session = None
-        if info.started_at is not None:
-            seconds = max(0.0, (info.ended_at or time.time()) - info.started_at)
-            place = f"{info.nodes} (job {info.job_id})"  # with the id for scancel
-            self.session = Session(place, info.started_at, time.monotonic() - seconds)
-        if self._watch.exists(exit_file := info.file(".exit")):
-            return int(exit_file.read_text())
-        is_over = info.state in ENDED or info.job_id not in jobs
-        self._over_since = (self._over_since or time.monotonic()) if is_over else None
-        if self._over_since is None or time.monotonic() - self._over_since < GRACE_SECONDS:
-            return None
-        if info.state in ("CANCELLED", "PREEMPTED", "COMPLETED"):
-            return INTERRUPTED
-        if info.state not in ENDED:
-            return f"its job {info.job_id} is no longer in Slurm"
-        advice = f"; raise {REMEDIES[info.state]}" if info.state in REMEDIES else ""
-        return f"its job {info.job_id} ended as {info.state}{advice}"
-
-
-class SlurmEngine(Engine[SlurmRun]):
-    """A Slurm cluster, on a machine where jobs can be submitted."""
-
-    def __init__(self, settings: SlurmSettings) -> None:
-        check_installed()
-        # The first is for `auto`.
-        accelerators = ("gpu", "cpu") if partition_has_gpus(settings.partition) else ("cpu", "gpu")
+    def __init__(self, settings: SlurmSettings, prints: bool = False) -> None:
+        missing = [name for name in ("sbatch", "squeue", "sinfo") if shutil.which(name) is None]
+        if missing and not prints:
+            raise ConfigError(
+                f"hydra/launcher=slurm: this machine has no {missing[0]}; start the command where jobs are submitted"
+            )
+        has_gpus = "sinfo" not in missing and partition_has_gpus(settings.partition, must_answer=not prints)
+        accelerators = ("gpu", "cpu") if has_gpus else ("cpu", "gpu")  # the first is for `auto`
         self.site = Site("slurm", accelerators, elsewhere=True)
         self._settings = settings
         self._watch = Watch()
-        self._started: list[SlurmRun] = []
+        self._infos: dict[Job, JobInfo] = {}  # of all started jobs, as squeue shows them, or showed them last
+        self._over_since: dict[Job, float] = {}
         self._reported: set[str] = set()
         self._warned = False
 
@@ -82,7 +58,7 @@ class SlurmEngine(Engine[SlurmRun]):
         """The partition; nothing needs to be acquired."""
         return f"Slurm, partition {self._settings.partition or 'by default'}"
 
-    def start(self, jobs: Sequence[Job], running: Sequence[SlurmRun], more: bool) -> list[SlurmRun]:
+    def start(self, jobs: Sequence[Job], running: Sequence[Job], more: bool) -> Sequence[Job]:
         """Once all jobs are ready, attach to those that are in Slurm already, and submit an array for each shape.
 
         Raises ConfigError if squeue fails, sbatch refuses, or a job in Slurm trains something else in a run's folder.
@@ -90,22 +66,19 @@ class SlurmEngine(Engine[SlurmRun]):
         self._report_reasons(running)
         if more or not jobs:
             return []
-        started = self._attach(jobs)
-        attached = [run.job for run in started]
-        rest = sorted((job for job in jobs if job not in attached), key=shape_of)
-        for _, same in groupby(rest, shape_of):
-            started += self._submit(list(same))
-        self._started += started
-        return started
+        self._attach(jobs)
+        for same in by_shape([job for job in jobs if job not in self._infos]):
+            self._submit(same)
+        return jobs
 
-    def _report_reasons(self, running: Sequence[SlurmRun]) -> None:
+    def _report_reasons(self, running: Sequence[Job]) -> None:
         """Print once why jobs wait, unless they wait for their turn."""
-        for info in (run.info for run in running):
-            if info.state == "PENDING" and info.reason not in PASSING and info.reason not in self._reported:
+        for info in (self._infos[job] for job in running):
+            if info.state == "PENDING" and info.reason not in PASSING | self._reported:
                 self._reported.add(info.reason)
                 print(f"job {info.job_id} waits, Slurm says: {info.reason}", flush=True)
 
-    def _attach(self, jobs: Sequence[Job]) -> list[SlurmRun]:
+    def _attach(self, jobs: Sequence[Job]) -> None:
         """Attach to jobs that another launcher submitted."""
         there: dict[Path, JobInfo] = {}
         for info in self._watch.jobs(fresh=True).values():
@@ -113,23 +86,23 @@ class SlurmEngine(Engine[SlurmRun]):
             is_ours = info.folder.parent.name == ARRAYS and output.is_symlink()
             if is_ours and info.state not in ENDED and not info.file(".exit").exists():
                 there[output.readlink().parent] = info
-        attached = [SlurmRun(job, there[job.folder], self._watch) for job in jobs if job.folder in there]
-        for run in attached:
-            check_same(run.job, run.info)
+        attached = {job: there[job.folder] for job in jobs if job.folder in there}
+        for job, info in attached.items():
+            job.open_output()
+            check_same(job, info)
         if attached:
             print(f"{len(attached)} runs are in Slurm's queue, or at work: waiting for those", flush=True)
-        return attached
+        self._infos |= attached
 
-    def _submit(self, jobs: Sequence[Job]) -> list[SlurmRun]:
+    def _submit(self, jobs: Sequence[Job]) -> None:
         """Submit jobs of one shape as an array."""
         self._warn_if_dirty()
-        arrays = Path(jobs[0].run.cfg.runs_dir).absolute() / ARRAYS
+        arrays = arrays_of(jobs)
         arrays.mkdir(parents=True, exist_ok=True)
         folder = Path(mkdtemp(prefix=time.strftime("%m%d-%H%M-"), dir=arrays))
         for number, job in enumerate(jobs):
             write_yaml(resolved(job.run.cfg), folder / f"{number}.yaml")
-            job.folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{number}.log").symlink_to(job.folder / OUTPUT)
+            (folder / f"{number}.log").symlink_to(job.open_output())
         try:
             array = submit(folder, jobs, self._settings)
         except ConfigError:
@@ -141,33 +114,66 @@ class SlurmEngine(Engine[SlurmRun]):
             f"scancel {array} would end it",
             flush=True,
         )
-        waiting = [self._watch.expect(f"{array}_{number}", folder) for number in range(len(jobs))]
-        return [SlurmRun(job, info, self._watch) for job, info in zip(jobs, waiting, strict=True)]
+        for number, job in enumerate(jobs):
+            self._infos[job] = self._watch.expect(f"{array}_{number}", folder)
 
     def _warn_if_dirty(self) -> None:
         """Warn once if the source tree is dirty: jobs import it when they start, which may be days from now."""
         git = None if self._warned else environment.git_state(Path(environment.__file__).parent)
         self._warned = True
         if git and git.dirty:
-            print(
-                "warning: the source tree has uncommitted changes, and jobs that wait import it as it is then",
-                file=sys.stderr,
-            )
+            warning = "warning: the source tree has uncommitted changes, and jobs that wait import it as it is then"
+            print(warning, file=sys.stderr)
 
-    def stop(self, running: Sequence[SlurmRun]) -> None:
+    def poll(self, job: Job) -> int | str | None:
+        """The exit status that the batch script wrote; without one, the final state of the job."""
+        jobs = self._watch.jobs()
+        job_id = self._infos[job].job_id
+        info = self._infos[job] = jobs.get(job_id, self._infos[job])
+        job.place = None
+        if info.started_at is not None:
+            seconds = max(0.0, (info.ended_at or time.time()) - info.started_at)
+            job.start(f"{info.nodes} (job {job_id})", info.started_at, seconds)  # with the id for scancel
+        if self._watch.exists(exit_file := info.file(".exit")):
+            return int(exit_file.read_text())
+        if info.state not in ENDED and job_id in jobs:
+            self._over_since.pop(job, None)
+            return None
+        if time.monotonic() - self._over_since.setdefault(job, time.monotonic()) < GRACE_SECONDS:
+            return None
+        if info.state in ("CANCELLED", "PREEMPTED", "COMPLETED"):
+            return INTERRUPTED
+        if info.state not in ENDED:
+            return f"its job {job_id} is no longer in Slurm"
+        advice = f"; raise {REMEDIES[info.state]}" if info.state in REMEDIES else ""
+        return f"its job {job_id} ended as {info.state}{advice}"
+
+    def stop(self, running: Sequence[Job]) -> None:
         """Stop waiting; the jobs stay."""
         raise KeyboardInterrupt
 
-    def close(self, running: Sequence[SlurmRun]) -> None:
+    def close(self, running: Sequence[Job]) -> None:
         """Print which jobs stay, and delete the folders of arrays that have ended."""
         if running:
-            arrays = " ".join(sorted({run.info.array for run in running}, key=int))
-            stay = f"{len(running)} runs stay in Slurm; the same command waits for them, scancel {arrays} ends them"
-            print(stay, flush=True)
-        ended = {run.info.job_id for run in self._started if run not in running}
+            arrays = {self._infos[job].job_id.partition("_")[0] for job in running}
+            waiting = f"{len(running)} runs stay in Slurm; the same command waits for them"
+            print(f"{waiting}, scancel {' '.join(sorted(arrays, key=int))} ends them", flush=True)
+        ended = {info.job_id for job, info in self._infos.items() if job not in running}
         live = [info for info in self._watch.jobs().values() if info.state not in ENDED and info.job_id not in ended]
-        for folder in {run.info.folder for run in self._started} - {info.folder for info in live}:
+        for folder in {info.folder for info in self._infos.values()} - {info.folder for info in live}:
             shutil.rmtree(folder)
+
+
+def print_scripts(jobs: Sequence[Job], settings: SlurmSettings) -> None:
+    """Print the batch scripts that would train the runs, to be submitted by hand."""
+    for same in by_shape(jobs):
+        folder = arrays_of(jobs) / time.strftime("%m%d-%H%M-printed")
+        print(batch_script(folder, same, settings))
+
+
+def arrays_of(jobs: Sequence[Job]) -> Path:
+    """The folder of the arrays of jobs, which have one runs_dir."""
+    return Path(jobs[0].run.cfg.runs_dir).absolute() / ARRAYS
 
 
 def shape_of(job: Job) -> tuple[str, int, int]:
@@ -176,10 +182,14 @@ def shape_of(job: Job) -> tuple[str, int, int]:
     return hardware.accelerator, hardware.devices, hardware.num_nodes
 
 
+def by_shape(jobs: Sequence[Job]) -> Iterator[list[Job]]:
+    """The jobs that can share an array."""
+    return (list(same) for _, same in groupby(sorted(jobs, key=shape_of), shape_of))
+
+
 def check_same(job: Job, info: JobInfo) -> None:
     """Raise ConfigError if the job in Slurm trains with other settings than `job`."""
-    theirs = stored_settings(info.file(".yaml"))
-    changed = changes(theirs, resolved(job.run.cfg), CHANGEABLE)
+    changed = changes(stored_settings(info.file(".yaml")), resolved(job.run.cfg), CHANGEABLE)
     if changed:
         key, old, new = changed[0]
         raise ConfigError(

@@ -25,6 +25,7 @@ NEVER = "Requested node configuration is not available"  # sbatch may accept suc
 BODY = """\
 job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 files={folder}/$SLURM_ARRAY_TASK_ID
+mkdir -p {folder}
 case $SLURM_ARRAY_TASK_ID in
 {cases}
 esac
@@ -67,7 +68,7 @@ def submit(folder: Path, jobs: Sequence[Job], settings: SlurmSettings) -> str:
     Raises ConfigError with sbatch's message if it refuses.
     """
     script = folder / SCRIPT
-    script.write_text(batch_script(folder, jobs, settings))
+    script.write_text(batch_script(folder, jobs, settings, f"{str(folder).replace('%', '%%')}/%a.log"))
     # Without the variables of a job that this process itself may be part of.
     environment = without_ranks(os.environ, r"(?!SLURM_CONF$)(SLURM|SRUN)_.*")
     for option in ("--test-only", "--parsable"):
@@ -79,14 +80,17 @@ def submit(folder: Path, jobs: Sequence[Job], settings: SlurmSettings) -> str:
     return done.stdout.strip().partition(";")[0]  # the cluster's name may follow
 
 
-def batch_script(folder: Path, jobs: Sequence[Job], settings: SlurmSettings) -> str:
-    """The batch script of an array whose job i trains `jobs[i]`. All need the same devices and nodes."""
+def batch_script(folder: Path, jobs: Sequence[Job], settings: SlurmSettings, output: str | None = None) -> str:
+    """The batch script of an array whose job i trains `jobs[i]`. All need the same devices and nodes.
+
+    folder: for the files of the jobs, which the script makes if need be. output: of Slurm's; None: its default.
+    """
     hardware = jobs[0].run.hardware
     options: dict[str, Any] = {
         "job-name": "llama-lab",
         "array": f"0-{len(jobs) - 1}%{settings.at_a_time or len(jobs)}",
         "chdir": Path.cwd(),
-        "output": f"{str(folder).replace('%', '%%')}/%a.log",
+        "output": output,
         "open-mode": "append",
         "requeue": True,
         "signal": f"B:USR2@{settings.signal_seconds}",

@@ -13,7 +13,6 @@ from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
 from llama_lab.config.grammar import override_key, typed_flags
-from llama_lab.config.schema import belongs
 from llama_lab.launching.launch import LAUNCHING
 from llama_lab.report.summary import write_csv
 from llama_lab.runs.folder import write_yaml
@@ -48,7 +47,7 @@ class Results:
     ) -> None:
         self._study = study
         self._folder = folder
-        self._hydra = [o for o in cfg.hydra.overrides.hydra if not belongs(override_key(o), LAUNCHING)]
+        self._hydra = [o for o in cfg.hydra.overrides.hydra if not LAUNCHING.match(override_key(o))]
         self._metric = metric
         self._space = space
         self._fixed = fixed

@@ -53,6 +53,8 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
     plan = plan_study(command, Composer(context.config_loader, command.shared), site)
     print_plan(plan, timed=cfg.study.dry_run)
     if cfg.study.dry_run:
+        if hasattr(launcher, "print_scripts"):  # of our launcher on Slurm
+            launcher.print_scripts([run.run for run in plan.tuning or plan.runs])
         return
     if hasattr(launcher, "share_cores") and (threads := threads_per_run(plan)):  # of our launcher on this machine
         launcher.share_cores(threads)

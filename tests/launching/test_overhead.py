@@ -8,8 +8,9 @@ import pytest
 from hydra.core.utils import JobReturn
 
 from llama_lab.launching import launch
+from llama_lab.launching.engine import Job
 from llama_lab.launching.launch import Queue
-from llama_lab.launching.local_engine import LocalRun
+from llama_lab.launching.local_engine import LocalEngine
 from llama_lab.runs.stored import Status
 from tests.launching.conftest import ON_CPU, Sweep
 
@@ -27,13 +28,13 @@ def test_the_queue_keeps_its_slots_at_work(
     bound is wide, since other processes may hold up the queue.
     """
     times: dict[int, float] = {}
-    poll = LocalRun.poll
+    poll = LocalEngine.poll
 
-    def timed(submitted: LocalRun) -> int | None:
-        status = poll(submitted)
-        if status is not None and submitted.job.index not in times:
-            ended = (submitted.job.folder / Status.FILE).stat().st_mtime
-            times[submitted.job.index] = submitted.seconds - (time.time() - ended)
+    def timed(engine: LocalEngine, job: Job) -> int | None:
+        status = poll(engine, job)
+        if status is not None and job.index not in times:
+            ended = (job.folder / Status.FILE).stat().st_mtime
+            times[job.index] = job.seconds - (time.time() - ended)
         return status
 
     walls: list[float] = []
@@ -46,7 +47,7 @@ def test_the_queue_keeps_its_slots_at_work(
         return results
 
     monkeypatch.setattr(launch, "program", lambda: [sys.executable, "-m", "tests.launching.tasks"])  # as users' start
-    monkeypatch.setattr(LocalRun, "poll", timed)
+    monkeypatch.setattr(LocalEngine, "poll", timed)
     monkeypatch.setattr(Queue, "work", clocked)
     seeds = ",".join(map(str, range(1, RUNS + 1)))
     overrides = [*ON_CPU, f"hydra.launcher.cpu_slots={SLOTS}", f"train.prompt='sleep {SECONDS}'", f"seed={seeds}"]

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -232,18 +233,19 @@ def test_a_run_has_ended_with_its_exit_file_or_a_while_after_its_job(
     """The batch script writes the file after srun has brought the last lines of output."""
     monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 10.0)
     info = JobInfo("7_0", "RUNNING", "node1", "", time.time(), None, tmp_path)
-    watched = SimpleNamespace(jobs=lambda: {"7_0": info}, exists=Path.exists)
-    job = SimpleNamespace(run=SimpleNamespace(folder=SimpleNamespace(path=tmp_path / "run")))
-    submitted = slurm_engine.SlurmRun(cast(Any, job), info, cast(Any, watched))
-    assert submitted.poll() is None
+    engine = slurm_engine.SlurmEngine(SlurmSettings(), prints=True)
+    engine._watch = cast(Any, SimpleNamespace(jobs=lambda: {"7_0": info}, exists=Path.exists))
+    job = Mock()  # of a run that is at work
+    engine._infos[job] = info
+    assert engine.poll(job) is None
     info = replace(info, state="FAILED", ended_at=time.time())
-    assert submitted.poll() is None, "its file may take a while to appear"
+    assert engine.poll(job) is None, "its file may take a while to appear"
     monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 0.0)
-    assert submitted.poll() == "its job 7_0 ended as FAILED"
+    assert engine.poll(job) == "its job 7_0 ended as FAILED"
     info = replace(info, state="REQUEUED", ended_at=None)
-    assert submitted.poll() is None
+    assert engine.poll(job) is None
     (tmp_path / "0.exit").write_text("1\n")
-    assert submitted.poll() == 1
+    assert engine.poll(job) == 1
 
 
 @on_slurm
@@ -450,6 +452,22 @@ def test_a_machine_without_slurm_is_reported(sweep: Sweep, monkeypatch: pytest.M
     assert ran.err.startswith("error: hydra/launcher=slurm: this machine has no sbatch; start the command where jobs")
 
 
+def test_a_dry_run_prints_a_script_that_trains_by_hand_without_slurm(
+    run_train: RunTrain, tiny: list[str], tmp_path: Path
+) -> None:
+    study = ("study=ladder", "study.learning_rates=null", "study.axes=[norm]", "study.seeds=[1]", "train.tokens=5000")
+    ran = run_train(*tiny, *study, "name=climb", "study.dry_run=true", *ON_SLURM, cwd=tmp_path, PATH="/nowhere")
+    assert (ran.code, ran.err) == (0, "")
+    assert not (tmp_path / "runs").exists()
+    script = tmp_path / "by_hand.sh"
+    script.write_text(ran.out[ran.out.index("#!/bin/bash") :])
+    assert "#SBATCH --array=0-1%2\n" in script.read_text()
+    subprocess.run(["bash", "-n", script], check=True)
+    if not cluster_is_missing():
+        slurm_command("sbatch", "--wait", str(script))
+        assert len(list(tmp_path.rglob("summary.json"))) == 2
+
+
 def array(runs: int, accelerator: str, devices: int, nodes: int) -> Any:
     """Jobs of one shape."""
     run = SimpleNamespace(hardware=Hardware(accelerator, devices, nodes, "32-true", accelerator))
@@ -512,9 +530,7 @@ def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_reported_once(
 def test_uncommitted_changes_are_reported_before_jobs_wait_with_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(slurm_engine, "check_installed", lambda: None)
-    monkeypatch.setattr(slurm_engine, "partition_has_gpus", lambda partition: False)
-    engine = slurm_engine.SlurmEngine(SlurmSettings())
+    engine = slurm_engine.SlurmEngine(SlurmSettings(), prints=True)
     monkeypatch.setattr(slurm_engine.environment, "git_state", lambda folder: Git("c", dirty=True))
     engine._warn_if_dirty()
     engine._warn_if_dirty()

@@ -280,7 +280,7 @@ DEEPSEEK_V3 = BASE.derive(
     *fields(intermediate_size=18432),
     *latents(),
     LatentRotary(),
-    *fields(rope_interleave=True),
+    *fields(rope_interleave=True),  # after the rotation, whose order of pairs it changes
     Fixed("num_key_value_heads", like("n_heads")),
     Fixed("attention_bias", False),
     Fixed("head_dim", like("head_dim")),  # of classes that rotate as many dimensions as it says
@@ -387,7 +387,7 @@ MISTRAL4 = DEEPSEEK_V2.derive(
     *fields(intermediate_size=12288),
     *latents(256, 1024, 64, 64, 128),
     SteppedLatentRotary(absent=YARN | {"factor": 128.0, ORIGINAL: 8192}),
-    *fields(rope_interleave=True),
+    *fields(rope_interleave=True),  # as in DeepSeek V3
     without=("mlp_bias",),
     attention={key: value for key, value in LATENT.items() if key != "attention.temperature"},
 )

@@ -20,9 +20,9 @@ from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.config.schema import belongs
 from llama_lab.devices.site import Site
 from llama_lab.training.prepare import check_pattern, requested_run
-from llama_lab.training.run import Run, check_folder
+from llama_lab.training.run import Run
 from llama_lab.training.stop import StopRequest
-from llama_lab.training.warm_start import check_unchanged
+from llama_lab.training.warm_start import check_start
 from llama_lab.util.errors import FinishedRunError, RunFailedError
 from llama_lab.util.formatting import duration
 
@@ -134,8 +134,7 @@ class Queue:
                 run = requested
             else:
                 run = composed_run(self._loader, self._config, requested, self._engine.site)
-            check_unchanged(run.cfg, run.folder)
-            check_folder(run)
+            check_start(run)
             self._ready.append(planned_job(index, run, self._config))
         except FinishedRunError:
             self._display.print_line(f"{title}: done before, passed over")

@@ -166,8 +166,8 @@ class SlurmEngine(Engine):
 
 def print_scripts(jobs: Sequence[Job], settings: SlurmSettings) -> None:
     """Print the batch scripts that would train the runs, to be submitted by hand."""
-    for same in by_shape(jobs):
-        folder = arrays_of(jobs) / time.strftime("%m%d-%H%M-printed")
+    for number, same in enumerate(by_shape(jobs)):
+        folder = arrays_of(jobs) / f"{time.strftime('%m%d-%H%M')}-printed-{number}"
         print(batch_script(folder, same, settings))
 
 

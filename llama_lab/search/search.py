@@ -25,8 +25,8 @@ from llama_lab.launching.launch import composed_run
 from llama_lab.runs.folder import RunFolder, arm_name, check_no_file, locked
 from llama_lab.runs.stored import COLUMNS, Status, Summary
 from llama_lab.training.prepare import check_devices, folder_name
-from llama_lab.training.run import Run, check_folder
-from llama_lab.training.warm_start import check_unchanged
+from llama_lab.training.run import Run
+from llama_lab.training.warm_start import check_start
 from llama_lab.util.errors import INTERRUPTED, ConfigError, FinishedRunError, RunFailedError, first_line
 from llama_lab.util.files import discard, report_disk_errors
 from llama_lab.util.formatting import conjoin
@@ -232,8 +232,7 @@ class Search:
             known = len(self._study.trials[trial.number].intermediate_values)
             planned = Planned(trial, run, Evaluations(trial, run.folder, self._settings.metric, known))
             trial.set_user_attr(FOLDER, str(run.folder.path))
-            check_unchanged(run.cfg, run.folder)
-            check_folder(run)
+            check_start(run)
         except FinishedRunError:
             self._tell(planned, "done")
             return None

@@ -11,10 +11,10 @@ from llama_lab.util.files import report_disk_errors
 from .callbacks import build_callbacks
 from .compiling import check_compiler, compiler_failed, delete_compiled
 from .longer_budget import warn_of_differences
-from .run import Run, check_folder, spare_devices
+from .run import Run, spare_devices
 from .stop import Outcome
 from .train import train
-from .warm_start import check_unchanged, warm_start
+from .warm_start import check_start, warm_start
 
 
 def train_run(run: Run) -> Outcome:
@@ -43,8 +43,7 @@ def train_run(run: Run) -> Outcome:
 def train_on_disk(run: Run) -> Outcome:
     """`train_run`, which raises disk errors as OSError."""
     check_started(run.hardware)
-    check_unchanged(run.cfg, run.folder)
-    check_folder(run)
+    check_start(run)
     if run.cfg.trainer.compile == "auto" and not run.cfg.overwrite and (begun := run.folder.compiled) is not None:
         run = run.with_compile(begun)  # as it was decided when the run began
     if run.compiled:

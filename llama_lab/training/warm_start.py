@@ -24,7 +24,16 @@ from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
 from llama_lab.runs.stored import FATES, WarmStart
 from llama_lab.util.errors import ConfigError
 
-from .run import Run
+from .run import Run, check_folder
+
+
+def check_start(run: Run) -> None:
+    """Raise ConfigError unless the run may start or go on, FinishedRunError if it is done already.
+
+    What it started from comes before its folder: a finished run of other weights is not done.
+    """
+    check_unchanged(run.cfg, run.folder)
+    check_folder(run)
 
 
 def warm_start(run: Run) -> Callable[[Decoder, Dataset], WarmStart] | None:

@@ -470,9 +470,16 @@ def test_a_dry_run_prints_a_script_that_trains_by_hand_without_slurm(
 
 def array(runs: int, accelerator: str, devices: int, nodes: int) -> Any:
     """Jobs of one shape."""
-    run = SimpleNamespace(hardware=Hardware(accelerator, devices, nodes, "32-true", accelerator))
+    hardware = Hardware(accelerator, devices, nodes, "32-true", accelerator)
+    run = SimpleNamespace(hardware=hardware, cfg=SimpleNamespace(runs_dir="runs"))
     commands = [["python", "train.py", f"seed={seed}"] for seed in range(1, runs + 1)]
     return [SimpleNamespace(run=run, folder=Path("run"), command=command) for command in commands]
+
+
+def test_printed_scripts_of_several_shapes_keep_their_files_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    slurm_engine.print_scripts([*array(2, "gpu", 1, 1), *array(2, "gpu", 4, 2)], SlurmSettings())
+    folders = re.findall(r"^mkdir -p (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert len(folders) == len({*folders}) == 2
 
 
 def test_a_job_on_gpus_asks_for_one_per_process_and_the_user_has_the_last_word(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ from llama_lab.training.callbacks import build_callbacks
 from llama_lab.training.loggers import open_loggers
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import Monitor
-from llama_lab.training.run import Run, check_folder, new_run
+from llama_lab.training.run import Run, new_run
 from llama_lab.training.stop import Outcome
 from llama_lab.training.train import fit, session
-from llama_lab.training.warm_start import check_unchanged
+from llama_lab.training.warm_start import check_start
 from llama_lab.util.display import LogDisplay, quiet_libraries
 from tests.composing import compose_config
 
@@ -38,8 +38,7 @@ def planned(*overrides: str, arm: str = "arm") -> Run:
     for key, _, place in (override.partition("=") for override in overrides if override.startswith(PLACES)):
         cfg[key] = place.strip("'\"")
     run = new_run(cfg, "name", arm, list(overrides), {"norm": "rmsnorm"})
-    check_unchanged(run.cfg, run.folder)
-    check_folder(run)
+    check_start(run)
     return run
 
 

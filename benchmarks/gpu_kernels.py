@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.profiler import ProfilerActivity, profile
 
@@ -97,10 +97,12 @@ def with_mask(mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor
 
 def variants(n_heads: int, window: int, device: torch.device) -> dict[str, Variant]:
     """Every kind of attention for which the model needs a mask, or the written-out reference."""
+    relative = Relative(n_heads)
+    nn.init.normal_(relative.table.weight)  # until a model initialises it, a table holds what memory holds
     return {
         f"window of {window}": Variant(Position(), Mask(window=window)),
         "ALiBi": Variant(Alibi(n_heads)),
-        "relative bias": Variant(Relative(n_heads).to(device).requires_grad_(False)),
+        "relative bias": Variant(relative.to(device).requires_grad_(False)),
         "soft-cap": Variant(Position(), softcap=50.0),
     }
 

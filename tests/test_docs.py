@@ -95,7 +95,7 @@ def check_train(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
             read_command(cfg, [o for o in overrides if not override_key(o).startswith("hydra")], defaults["arch"])
         else:
             check_job(without(cfg, "hydra"), choices)
-            if not given.multirun:
+            if not given.multirun and not given.cfg:  # which shows settings, and trains nothing
                 check_single(choices)
 
 

@@ -120,7 +120,8 @@ def test_a_law_that_is_not_identified_gives_no_gain_anywhere() -> None:
     assert f"Without gains: the law of relu is not identified ({scaling.loose})." in found["scaling"].caption
     assert not any("Gain" in title for title in found["laws"].head)
     assert "Compute-equivalent gain" not in page(result)
-    assert figures.gains(result) is None
+    draw_gains, _ = figures.FIGURES["gains"]
+    assert draw_gains(result) is None
     rows = summary_rows(replace(result, arms=tuple(arms), study=replace(result.study, design="scaling")))
     assert {row["gain_mean"] for row in rows} == {None}
 

@@ -50,7 +50,9 @@ def test_every_field_that_any_class_reads_is_read_as_transformers_does_or_refuse
     layers = next(settings[name] for name in ("num_hidden_layers", "n_layer", "n_layers") if name in settings)
     changes = [{field: value} for field in all_fields() for value in values_of(field, layers)]
     changes += [{"rope_parameters": ROPES[0], "rope_scaling": rope} for rope in ROPES]
-    assert Base(*CASES[case], tmp_path).differing(changes) == {}
+    of_type = [other for other, (model_type, _) in CASES.items() if model_type == CASES[case][0]]
+    own = changes[of_type.index(case) :: len(of_type)]  # the cases of a class share its changes
+    assert Base(*CASES[case], tmp_path).differing(own) == {}
 
 
 # What config.json of released models holds beside the settings of their families.

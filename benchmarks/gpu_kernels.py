@@ -17,8 +17,7 @@ from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
 from llama_lab.evaluation.timing import time_in_turn
 from llama_lab.model.attention import reference_attention
 from llama_lab.model.encoding import Position
-from llama_lab.model.layout import Layout
-from llama_lab.model.mask import CAUSAL, Mask
+from llama_lab.model.layout import CAUSAL, Layout, Mask
 from llama_lab.model.position import Alibi, Relative
 from llama_lab.training.module import LanguageModel
 

@@ -1,10 +1,28 @@
 """The decoder: plain PyTorch, no Lightning, no Hydra, nothing of ours outside this folder."""
 
+import torch
+
 from .cost import Cost, measure_cost
 from .decoder import Decoder
 from .generate import Sampling, generate
-from .vector_math import choose_kernels
 
 __all__ = ["Cost", "Decoder", "Sampling", "generate", "measure_cost"]
 
-choose_kernels()  # on import, so before anything trains or evaluates a model
+# The elementwise functions that PyTorch passes to Intel's oneMKL on CPUs: aten/src/ATen/cpu/vml.h of torch 2.13.
+VECTOR_MATH = "acos asin atan cos erf erfc erfinv exp log log10 log2 sin sqrt tan tanh trunc"
+
+
+def choose_kernels() -> None:
+    """Call each of VECTOR_MATH once, in both precisions of oneMKL, before anything trains or evaluates a model.
+
+    oneMKL chooses the kernel of each at its first call. If several threads make that call at once, one of them may
+    compute its share with the least accurate kernel, so that RoPE's first table differs from its second (PyTorch issue
+    188792). A call on one element runs on one thread, and makes the choice for the whole process.
+    """
+    for dtype in (torch.float32, torch.float64):
+        x = torch.full((1,), 0.5, dtype=dtype, device="cpu")
+        for name in VECTOR_MATH.split():
+            getattr(torch, name)(x)
+
+
+choose_kernels()

@@ -4,16 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cache import LayerCache, Lookup, new_layer_cache
 from .encoding import Position, Relation, has_relation, rotate
 from .init import ResidualOutput, check_positive
-from .layout import Layout
-from .mask import Mask
+from .layout import Layout, Mask
 from .mixer import Mixer
 from .norm import Norm
 from .qk_norm import check_qk_norm, norm_of_heads
 from .sinks import Sinks
-from .state import State
+from .state import LayerCache, Lookup, State, new_layer_cache
 from .temperature import Temperature, apply_temperature
 from .value_residual import VALUES, ValueResidual
 

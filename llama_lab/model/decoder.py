@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from .block import Block
 from .embedding import Embedding
 from .encoding import Position
-from .factory import call
 from .init import WeightInit, initialise
 from .layout import Layout
 from .loss import IGNORE, head_loss
-from .mixer import NEW_STATE, Mixer, class_name
+from .mixer import NEW_STATE, Mixer, call, class_name
 from .norm import Norm
 from .state import DecoderState, State
 

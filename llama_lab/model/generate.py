@@ -12,9 +12,8 @@ from torch import Tensor
 
 from .decoder import Decoder
 from .init import parameter_generator
-from .packing import packed
+from .packing import SummedProducts, packed
 from .state import DecoderState
-from .summed_products import SummedProducts
 
 Step = list[int | None]  # the new token of each sequence, None for one that has ended
 

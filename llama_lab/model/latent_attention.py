@@ -7,15 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import check_kernel, must_repeat_heads, reference_attention, require_kv_heads
-from .cache import LayerCache, Lookup, new_layer_cache
 from .encoding import rotate
-from .factory import takes
 from .init import ResidualOutput, check_positive
-from .layout import Layout
-from .mask import CAUSAL
-from .mixer import Mixer
+from .layout import CAUSAL, Layout
+from .mixer import Mixer, takes
 from .norm import Norm
-from .state import State
+from .state import LayerCache, Lookup, State, new_layer_cache
 from .temperature import Temperature, apply_temperature
 
 

@@ -4,7 +4,7 @@ from functools import partial
 
 from torch import nn
 
-from .factory import takes
+from .mixer import takes
 from .norm import NoNorm, Norm
 
 

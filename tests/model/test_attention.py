@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from llama_lab.model.attention import GroupedQueryAttention, must_repeat_heads, reference_attention
 from llama_lab.model.encoding import Position
-from llama_lab.model.factory import call
-from llama_lab.model.layout import Layout
-from llama_lab.model.mask import Mask
+from llama_lab.model.layout import Layout, Mask
+from llama_lab.model.mixer import call
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.position import Alibi
 from tests.composing import compose_config, decoder, kinds, lively, options

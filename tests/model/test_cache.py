@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from llama_lab.model import Decoder, generate, measure_cost
-from llama_lab.model.cache import Lookup, new_layer_cache, quantise
 from llama_lab.model.generate import _static_step, eager_step, prefill
-from llama_lab.model.state import DecoderState
+from llama_lab.model.state import DecoderState, Lookup, new_layer_cache, quantise
 from tests.composing import cover, crossed, kinds, lively, options
 
 LENGTH = 24

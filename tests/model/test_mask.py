@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from llama_lab.config.components import build_model
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.generate import _static_step, prefill
-from llama_lab.model.layout import Layout
-from llama_lab.model.mask import Mask
+from llama_lab.model.layout import Layout, Mask
 from llama_lab.model.mixer import Mixer
 from llama_lab.model.state import State
 from llama_lab.util.errors import ConfigError

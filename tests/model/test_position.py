@@ -19,7 +19,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from llama_lab.model import Decoder
 from llama_lab.model.encoding import Position
-from llama_lab.model.factory import call
+from llama_lab.model.mixer import call
 from llama_lab.model.position import (
     Alibi,
     Learned,

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from llama_lab.config.components import build, build_model
 from llama_lab.model import Decoder, loss
 from llama_lab.model.recompute import recompute
-from llama_lab.training.memory_check import allocate, optimizer_bytes
+from llama_lab.training.model_check import allocate, optimizer_bytes
 from llama_lab.training.module import LanguageModel
 
 CHUNKS = 2  # of a loss that are computed: a long context has thousands of them

@@ -2,16 +2,22 @@
 
 import sys
 
-from llama_lab.config.components import report_component_errors
+from omegaconf import OmegaConf
+
+from llama_lab.config.components import build, report_component_errors, targets
+from llama_lab.config.grammar import override_key
+from llama_lab.config.trust import Trust
 from llama_lab.devices.hardware import check_started, current_rank
+from llama_lab.runs.checkpoint import checkpoint_step
+from llama_lab.runs.folder import OVERRIDES, RESOLVED
 from llama_lab.util.display import quiet_libraries
 from llama_lab.util.errors import ConfigError, first_line
 from llama_lab.util.files import report_disk_errors
 
 from .callbacks import build_callbacks
 from .compiling import check_compiler, compiler_failed, delete_compiled
-from .longer_budget import warn_of_differences
-from .run import Run, spare_devices
+from .run import Run, spare_devices, steps_of
+from .schedule import part_of, steps_alike
 from .stop import Outcome
 from .train import train
 from .warm_start import check_start, warm_start
@@ -52,5 +58,30 @@ def train_on_disk(run: Run) -> Outcome:
     if current_rank() == 0 and run.hardware.spare:
         print(spare_devices(run), file=sys.stderr)
     if current_rank() == 0 and run.cfg.resume:
-        warn_of_differences(run.cfg, run.folder, run.steps, run.overrides)
+        warn_of_differences(run)
     return train(run, warm_start(run), build_callbacks(run.cfg))
+
+
+def warn_of_differences(run: Run) -> None:
+    """Warn if a run, resumed with more steps or another warm-up, would have begun differently with them."""
+    cfg, folder = run.cfg, run.folder
+    if not (folder.path / RESOLVED).exists():
+        return
+    earlier = folder.config()
+    typed_before = OmegaConf.to_container(OmegaConf.load(folder.path / OVERRIDES), resolve=True)
+    assert isinstance(typed_before, list)
+    for override in run.overrides:
+        if override_key(override) == "schedule.warmup" and override not in typed_before:
+            kept = part_of(run.steps, "warmup", cfg.schedule.warmup)
+            print(f"{override}: comes too late, the run keeps its warm-up of {kept} steps", file=sys.stderr)
+    if run.steps <= steps_of(earlier):
+        return
+    ours = frozenset(target for _, target in targets(OmegaConf.to_container(cfg)))
+    Trust(targets=ours).check(earlier.schedule, f"resume={cfg.resume}", lambda _: "it to this command's schedule")
+    trained = checkpoint_step(folder.checkpoint_for(cfg))
+    if trained > steps_alike(build(earlier.schedule, "schedule"), steps_of(earlier)):
+        print(
+            f"train.tokens={cfg.train.tokens:g}: the learning rate of the first {trained} steps was that of a smaller "
+            "budget, and rises again; a run with schedule=constant or wsd goes on as if it had always had this one",
+            file=sys.stderr,
+        )

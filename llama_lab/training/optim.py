@@ -54,14 +54,6 @@ def adafactor(model: nn.Module, lr: float, beta2_decay: float, clip: float, weig
     return Adafactor(groups(model, weight_decay), lr=lr, beta2_decay=beta2_decay, d=clip)
 
 
-def check_shards(target: str) -> None:
-    """Raise ConfigError for an optimizer of this module that cannot hold sharded parameters. target: its full name."""
-    if target == f"{__name__}.{adafactor.__name__}":
-        raise ConfigError(
-            "optim=adafactor: PyTorch's cannot hold sharded parameters; choose trainer=ddp, or optim=adamw"
-        )
-
-
 def lion(model: nn.Module, lr: float, beta1: float, beta2: float, weight_decay: float) -> Optimizer:
     """Lion (Chen et al. 2023, algorithm 2)."""
     check(lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay)

@@ -66,7 +66,7 @@ def requested_run(
     settled = settled_keys()
     is_swept = any(not belongs(override_key(o), (*UNNAMED, *settled)) for o in overrides)
     label = short_name(ours["arch"], overrides, settled if is_swept else None) if cfg.arm is None else arm
-    return new_run(cfg, name, arm, overrides, ours, site, label)
+    return new_run(cfg, name, arm, overrides, ours, site.hardware if site else None, label)
 
 
 def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:

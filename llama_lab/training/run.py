@@ -1,5 +1,6 @@
 """What a run is before it trains: its config, its folder, its hardware and its steps, all of them checked."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -7,18 +8,17 @@ from omegaconf import DictConfig
 
 from llama_lab.data.data_module import micro_batches_per_step
 from llama_lab.devices.hardware import Hardware, choose_hardware, current_rank
-from llama_lab.devices.site import Site
 from llama_lab.evaluation.lengths import check_multiples
 from llama_lab.model import Cost
 from llama_lab.model.init import KV_HEADS
 from llama_lab.model.recompute import PARTS
 from llama_lab.runs.checkpoint import checkpoint_step
-from llama_lab.runs.folder import RunFolder
+from llama_lab.runs.folder import RESOLVED, RunFolder
 from llama_lab.runs.stored import Status
 from llama_lab.util.errors import ConfigError
 from llama_lab.util.files import report_disk_errors
 
-from .longer_budget import with_earlier_warmup
+from .schedule import part_of
 
 MAX_TOKENS = 1e18  # so that whatever is counted fits into 64 bits
 
@@ -69,17 +69,17 @@ def new_run(
     arm: str,
     overrides: list[str],
     choices: dict[str, str],
-    site: Site | None = None,
+    choose: Callable[[DictConfig, int], Hardware] | None = None,
     label: str | None = None,
 ) -> Run:
     """Check all settings that need neither data, model nor folder, but for the warm-up of a run to resume.
 
-    overrides: what was typed. choices: the option of every config group. site: where it trains; default: on this
-    machine. label: default: the arm, or of a run to resume what it was called. Raises ConfigError.
+    overrides: what was typed. choices: the option of every config group. choose: finds its hardware; default: that of
+    this machine. label: default: the arm, or of a run to resume what it was called. Raises ConfigError.
     """
     steps = budget_steps(cfg, cfg.train.batch_size)
     micro_batches = cfg.train.batch_size // (cfg.train.micro_batch_size or 1)
-    hardware = (site.hardware if site else choose_hardware)(cfg.trainer, micro_batches)
+    hardware = (choose or choose_hardware)(cfg.trainer, micro_batches)
     check_ema(cfg.train.ema, hardware.precision)
     micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)  # for its checks
     folder = RunFolder(Path(cfg.measure or cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
@@ -110,6 +110,28 @@ def budget_steps(cfg: DictConfig, batch_size: int) -> int:
             f"{tokens_per_step} tokens; raise it, or make the batch smaller"
         )
     return steps
+
+
+def with_earlier_warmup(cfg: DictConfig, folder: RunFolder, steps: int) -> DictConfig:
+    """`cfg`, of `steps`, with the warm-up of the run in `folder`, whatever fraction of the new budget that is.
+
+    So it is as if the budget had been larger from the start: with the schedule `constant` every step, and with `wsd`
+    those before its decay, from whose checkpoint it goes on.
+    """
+    if not (folder.path / RESOLVED).exists():
+        return cfg
+    earlier = folder.config()
+    if not {"warmup"} <= cfg.schedule.keys() & earlier.schedule.keys():
+        return cfg
+    before, warmup = steps_of(earlier), earlier.schedule.warmup
+    cfg = cfg.copy()
+    cfg.schedule.warmup = warmup if steps == before else min(1.0, part_of(before, "warmup", warmup) / steps)
+    return cfg
+
+
+def steps_of(cfg: DictConfig) -> int:
+    """The optimizer steps of a config that has been checked."""
+    return int(cfg.train.tokens) // int(cfg.train.batch_size * cfg.model.max_seq_len)
 
 
 def check_folder(run: Run) -> None:

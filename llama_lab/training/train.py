@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch.optim import Adafactor
 
 from llama_lab.config.components import build, build_model, check_decodes, model_cost
 from llama_lab.data.data_module import TokenDataModule
@@ -27,18 +28,16 @@ from llama_lab.runs.folder import RESOLVED, TOKENIZER, locked
 from llama_lab.runs.metrics import read_metrics
 from llama_lab.runs.stored import PROGRESS, Facts, WarmStart
 from llama_lab.util.display import open_display
+from llama_lab.util.errors import ConfigError
 from llama_lab.util.formatting import conjoin
 
 from .checkpointing import Checkpointing
 from .compiling import compile_in_place, decide
-from .component_check import check_components
-from .facts import run_facts
-from .finish import finish
 from .loggers import MetricsLogger, open_loggers
-from .memory_check import check_memory
+from .model_check import check_components, check_memory
 from .module import LanguageModel
 from .monitor import Monitor, TrainerLogger
-from .optim import check_shards
+from .recording import finish, run_facts
 from .run import Run
 from .schedule import steps_alike
 from .stop import EndedError, Outcome, StopRequest
@@ -99,13 +98,15 @@ def new_model(run: Run, dataset: Dataset) -> Decoder:
 def build_module(run: Run, model: Decoder, bytes_per_token: float) -> LanguageModel:
     """The module that trains `model` as the run's config says. Raises ConfigError for a setting that cannot work."""
     cfg = run.cfg
-    if run.hardware.sharded:
-        check_shards(cfg.optim._target_)
     recompute(model, cfg.train.recompute)
     optimizer, schedule, train = build(cfg.optim, "optim"), build(cfg.schedule, "schedule"), cfg.train
     settings = (train.grad_clip, train.z_loss, cfg.seed, is_probe(cfg), train.ema)
     module = LanguageModel(model, optimizer, schedule, run.steps, bytes_per_token, *settings)
-    module.configure_optimizers()  # so that a bad setting is refused before anything is written
+    made = module.configure_optimizers()  # so that a bad setting is refused before anything is written
+    if run.hardware.sharded and isinstance(made["optimizer"], Adafactor):
+        raise ConfigError(
+            "optim=adafactor: PyTorch's cannot hold sharded parameters; choose trainer=ddp, or optim=adamw"
+        )
     return module
 
 

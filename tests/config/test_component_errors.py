@@ -96,7 +96,7 @@ def test_what_fails_in_a_study_is_reported_without_a_traceback(
 
 def test_a_bug_of_ours_keeps_its_traceback(norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIL_AT", "")
-    monkeypatch.setattr("llama_lab.training.finish.sample_text", lambda *_: 1 / 0)
+    monkeypatch.setattr("llama_lab.training.recording.sample_text", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         command(*norm)
 

@@ -242,7 +242,7 @@ def test_a_run_killed_in_this_evaluation_is_not_done_and_makes_up_for_it(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("llama_lab.training.finish.evaluation", killed)
+        patched.setattr("llama_lab.training.recording.evaluation", killed)
         stopped = command(*tiny, *LENGTHS)
     status = RunFolder(stopped.run).status
     assert status is not None

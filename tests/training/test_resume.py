@@ -313,7 +313,7 @@ def test_a_run_that_fails_after_its_last_step_ends_with_the_same_rows_and_its_ti
         raise RuntimeError("killed while it sampled")
 
     with monkeypatch.context() as patch:
-        patch.setattr("llama_lab.training.finish.sample_text", failing)
+        patch.setattr("llama_lab.training.recording.sample_text", failing)
         with pytest.raises(RuntimeError, match="while it sampled"):
             train_run(planned(*overrides))
     run = planned(*overrides)

@@ -13,8 +13,7 @@ from llama_lab.data.open import open_dataset
 from llama_lab.devices.hardware import Hardware, choose_accelerator, choose_precision
 from llama_lab.devices.memory import M_MMAP_MAX, libc, peak_memory_bytes, reset_peak_memory
 from llama_lab.model import Decoder
-from llama_lab.training.facts import token_to_position_ratio
-from llama_lab.training.finish import sample_text
+from llama_lab.training.recording import sample_text, token_to_position_ratio
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, decoder
 from tests.training.tiny import pieces, planned
@@ -113,7 +112,7 @@ def test_the_sample_is_written_on_the_device_that_trained(monkeypatch: pytest.Mo
         places.append(next(model.parameters()).device.type)
         return iter([[7]])
 
-    monkeypatch.setattr("llama_lab.training.finish.generate", generate)
+    monkeypatch.setattr("llama_lab.training.recording.generate", generate)
     run: Any = SimpleNamespace(cfg=compose_config("train.sample_tokens=1"), hardware=Hardware("meta", 1, 1, "", ""))
     assert sample_text(run, decoder(), [5], eot_id=0) == [5, 7]
     assert places == ["meta"]

@@ -340,7 +340,8 @@ def plan_run(command: StudyCommand, planned: PlannedArm, member: Member) -> Plan
     cfg = copy.deepcopy(planned.draft.cfg)
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)
-    return PlannedRun(member, new_run(cfg, command.name, folder, overrides, planned.draft.choices, planned.site))
+    choose = planned.site.hardware if planned.site else None
+    return PlannedRun(member, new_run(cfg, command.name, folder, overrides, planned.draft.choices, choose))
 
 
 def meta_model(cfg: DictConfig, dataset: Dataset) -> Decoder:

@@ -1,23 +1,83 @@
-"""Tries a user's own components on two layers before training, so that a mistake costs seconds, not a run."""
+"""What is tried before training, to fail in seconds: whether a model fits, and whether a user's components work."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from llama_lab.config.components import build_model, model_cost, users_frame, users_method, users_targets
+from llama_lab.config.components import build, build_model, model_cost, users_frame, users_method, users_targets
+from llama_lab.data.data_module import micro_batches_per_step
 from llama_lab.devices.hardware import Hardware
+from llama_lab.devices.memory import device_memory
 from llama_lab.model import Decoder
+from llama_lab.model.cost import count
 from llama_lab.model.generate import prefill
 from llama_lab.util.errors import ConfigError, first_line
+from llama_lab.util.formatting import in_bytes
+
+from .run import Run
 
 VOCAB, BATCH, LENGTH = 61, 2, 11  # unlike each other and unlike usual sizes, so that swapped dimensions do not fit
 BORDER = 3  # a token in the midst of the first sequence
 HOOKS = ("forward", "bias", "rotation", "embed")  # of a part, and of a position encoding
 Outputs = dict[str, Tensor]  # of every part, in the order in which they act
+
+
+class AnyNumber(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, tensors without data give a number where one is asked of them, as Adafactor does of each norm."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return 1.0 if func is torch.ops.aten._local_scalar_dense.default else func(*args, **(kwargs or {}))
+
+
+def check_memory(run: Run, model: Decoder) -> None:
+    """Raise ConfigError if a device lacks the memory to train `model`, which is on the meta device and used up.
+
+    Counted are weights, their average, gradients, states of the optimizer, and the inputs of all blocks: activations
+    that even `train.recompute=block` keeps. A step takes more; see `llama_lab.estimate`.
+    """
+    cfg, hardware = run.cfg, run.hardware
+    itemsize = 2 if hardware.precision == "bf16-true" else 4
+    weights = count(model) * itemsize * (2 if cfg.train.ema is None else 3)
+    share = cfg.train.batch_size // hardware.world_size
+    share //= micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)
+    inputs = share * model.max_seq_len * model.dim * len(model.blocks) * (4 if hardware.precision == "32-true" else 2)
+    shards = hardware.world_size if hardware.sharded else 1
+    room = device_memory(hardware.torch_device)
+    if weights / shards + inputs > room / 4:  # states of more than three times this are unknown
+        weights += optimizer_bytes(model, cfg.optim)
+    if weights / shards + inputs > room:
+        raise ConfigError(
+            f"model: to train its {count(model):,} parameters takes {in_bytes(weights / shards)} of a device, and a "
+            f"micro-batch at least {in_bytes(inputs)}, but it has {in_bytes(room)}; make the model, the context or "
+            f"train.micro_batch_size smaller"
+        )
+
+
+def optimizer_bytes(model: Decoder, optim: DictConfig) -> int:
+    """Bytes of an optimizer's states after a step of `model`, which is on the meta device and used up."""
+    with FakeTensorMode(allow_non_fake_inputs=True), AnyNumber():  # type: ignore[no-untyped-call]
+        allocate(model)
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer = build(optim, "optim")(model)
+        optimizer.step()
+        states = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
+        return sum(x.numel() * x.itemsize for x in states)
+
+
+def allocate(model: nn.Module) -> None:
+    """Move a meta model's parameters to the CPU, without values. Unlike `to_empty`, this keeps ties."""
+    twins = {p: nn.Parameter(torch.empty_like(p, device="cpu")) for p in model.parameters()}
+    for module in model.modules():
+        for name, p in list(module.named_parameters(recurse=False)):
+            setattr(module, name, twins[p])
 
 
 def check_components(cfg: DictConfig, hardware: Hardware) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_lab.training import component_check
+from llama_lab.training import model_check
 from tests.conftest import Command, Ran
 
 COMPONENTS = '''import torch
@@ -186,5 +186,5 @@ def test_a_mixer_without_a_state_needs_a_run_without_a_sample(
 
 
 def test_our_own_components_are_not_tried(tiny: list[str], command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(component_check, "component_errors_of", lambda _: 1 / 0)
+    monkeypatch.setattr(model_check, "component_errors_of", lambda _: 1 / 0)
     assert command(*tiny, "train.tokens=512", "arm=a").code == 0

@@ -1,12 +1,16 @@
 """The sweeper that Hydra discovers by namespace: `study=...` selects it, and it runs the study."""
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
+
+if TYPE_CHECKING:
+    from llama_lab.config.trust import Trust
 
 
 class StudySweeper(Sweeper):
@@ -22,8 +26,19 @@ class StudySweeper(Sweeper):
         assert self.config is not None
         assert self.hydra_context is not None
         from llama_lab.study.conduct import conduct  # takes seconds to import, and Hydra loads plugins at every start
+        from llama_lab.study.job import study_job
 
-        conduct(self.config, self.hydra_context, list(arguments))
+        conduct(self.config, self.hydra_context, list(arguments), study_job, report)
+
+
+def report(folder: Path, trust: "Trust", logger: DictConfig | None) -> bool:
+    """Write a study's report, and log it where `logger` says; False if a run failed, or a judged one diverged."""
+    from llama_lab.report.write import log_report, write_report  # after the runs: SciPy and Plotly take a second
+
+    result = write_report(folder, trust)
+    if logger and logger.wandb:
+        log_report(result, folder, logger)
+    return all(run.status == "diverged" and run.is_tuning for run in result.divergences)
 
 
 ConfigStore.instance().store(

@@ -2,26 +2,22 @@
 
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import package_of, targets, users_targets
-from llama_lab.config.composing import run_config
 from llama_lab.config.grammar import written
 from llama_lab.config.schema import CHANGEABLE
 from llama_lab.config.trust import Trust
 from llama_lab.data.open import is_probe
-from llama_lab.devices.hardware import current_rank
 from llama_lab.runs.folder import is_run, locked
 from llama_lab.runs.study import FILE, SUMMARY, Study
 from llama_lab.runs.study_speed import StudySpeed, measured_speed
@@ -31,24 +27,27 @@ from llama_lab.study.design.dry_run import print_plan
 from llama_lab.study.design.plan import Plan, PlannedRun, plan_study
 from llama_lab.study.design.threads import threads_per_run
 from llama_lab.study.design.tuning import resolve_rates, status_of
-from llama_lab.training.command import train_run
-from llama_lab.training.prepare import requested_run
-from llama_lab.util.errors import FAILED, INTERRUPTED, ConfigError, FinishedRunError, RunFailedError
+from llama_lab.util.errors import FAILED, ConfigError, RunFailedError
 from llama_lab.util.files import discard
 from llama_lab.util.formatting import count
 
-from .measure import finished_run, measure_study
-from .study_progress import StudyProgress
 
-
-def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) -> None:
+def conduct(
+    cfg: DictConfig,
+    context: HydraContext,
+    arguments: Sequence[str],
+    job: TaskFunction,
+    report: Callable[[Path, Trust, DictConfig | None], bool],
+) -> None:
     """Run the study on the command line. Exits with status 1 if a run failed, or a judged one diverged.
 
-    Raises ConfigError before anything trains if an arm cannot be trained, or the study has changed since its runs.
+    job: trains a run where Hydra's own launchers do. report: on the folder of the study, with the settings of a logger
+    if there are new runs to tell it of; whether all went well. Raises ConfigError before anything trains if an arm
+    cannot be trained, or the study has changed since its runs.
     """
     _, defaults = Composer(context.config_loader, ()).compose()
     command = read_command(cfg.copy(), arguments, defaults["arch"])
-    launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=study_job, config=cfg)
+    launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=job, config=cfg)
     site = getattr(launcher, "site", None)  # of our launchers
     plan = plan_study(command, Composer(context.config_loader, command.shared), site)
     print_plan(plan, timed=cfg.study.dry_run)
@@ -62,15 +61,11 @@ def conduct(cfg: DictConfig, context: HydraContext, arguments: Sequence[str]) ->
         plan, results = train_all(plan, launcher, cfg.study.overwrite)
         if cfg.study.measure_speed:
             measure(plan, launcher)
-        # Imported after the runs, and not by each of them: SciPy and Plotly take a second.
-        from llama_lab.report.write import log_report, write_report
-
         named = (OmegaConf.to_container(run.run.cfg) for run in plan.runs)  # tuning runs have the same targets
-        result = write_report(plan.folder, Trust(targets=frozenset(t for cfg in named for _, t in targets(cfg))))
+        trust = Trust(targets=frozenset(target for cfg in named for _, target in targets(cfg)))
+        went_well = report(plan.folder, trust, cfg.logger if results else None)
     print_failures(results)
-    if results and cfg.logger.wandb:
-        log_report(result, plan.folder, cfg.logger)
-    if any(run.status != "diverged" or not run.is_tuning for run in result.divergences):
+    if not went_well:
         sys.exit(FAILED)
 
 
@@ -98,7 +93,8 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
 def measure(plan: Plan, launcher: Launcher) -> None:
     """Measure the arms' speeds through the launcher, unless that was done since the last run; print a failure."""
     measured = measured_speed(plan.folder)
-    finished = {arm.name for arm in plan.study.arms if finished_run(arm, plan.folder)}
+    statuses = {arm.arm.name: [run.run.folder.status for run in arm.runs] for arm in plan.arms}
+    finished = {name for name, found in statuses.items() if any(one and one.status == "done" for one in found)}
     if not finished or (measured and measured.arms.keys() == finished):
         return
     cfg = plan.runs[0].run.cfg
@@ -192,37 +188,6 @@ def unlisted_notes(plan: Plan) -> list[str]:
     found = {str(folder.relative_to(plan.folder)) for folder in plan.folder.glob("*/seed=*") if is_run(folder)}
     left = sorted(found - listed)
     return [f"Not part of this report, though in its folder: {', '.join(left)}."] if left else []
-
-
-def study_job(cfg: DictConfig) -> None:
-    """The task function of a study's runs. Hydra continues with the next run if this one fails."""
-    job = HydraConfig.get()
-    overrides = list(job.overrides.task)
-    cfg, choices = run_config(cfg, dict(job.runtime.choices))
-    run = requested_run(cfg, choices, overrides)
-    if cfg.measure:
-        measure_study(run)
-        return
-    study_folder = run.folder.path.parents[1]
-    progress = StudyProgress(Study.load(study_folder), study_folder)
-    is_first = current_rank() == 0
-    if is_first:
-        progress.run_started(run)
-    try:
-        outcome = train_run(run)
-    except FinishedRunError:
-        return  # another process has finished it since the plan was made
-    except Exception as error:
-        if not isinstance(error, ConfigError):
-            traceback.print_exc()  # Hydra does not print it
-        if is_first:
-            progress.run_failed(run, error)
-        raise
-    if is_first:
-        progress.run_ended(run, outcome)
-    if outcome == "interrupted":
-        sys.stderr.write("stopped; run the same command to resume\n")
-        sys.exit(INTERRUPTED)
 
 
 def print_failures(results: Sequence[tuple[PlannedRun, JobReturn]]) -> None:

@@ -31,10 +31,11 @@ from llama_lab.runs.folder import RESOLVED, RunFolder
 from llama_lab.runs.study import FILE as STUDY
 from llama_lab.runs.study import Arm, Study
 from llama_lab.runs.study_speed import ArmSpeed, StudySpeed
+from llama_lab.training.assemble import build_module
 from llama_lab.training.compiling import check_compiler
 from llama_lab.training.monitor import SLOW_STEPS
 from llama_lab.training.run import Run
-from llama_lab.training.train import build_module, leave_process_group, make_trainer
+from llama_lab.training.train import leave_process_group, make_trainer
 from llama_lab.util.display import open_display, quiet_libraries
 from llama_lab.util.errors import ConfigError
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch.optim import Adafactor
 
 from llama_lab.config.components import build, build_model, check_decodes, model_cost
 from llama_lab.data.data_module import TokenDataModule
@@ -21,16 +20,15 @@ from llama_lab.devices.strategy import make_plugins, make_strategy
 from llama_lab.devices.throughput import peak_flops
 from llama_lab.model import Decoder
 from llama_lab.model.init import linear_on_meta
-from llama_lab.model.recompute import recompute
 from llama_lab.runs.checkpoint import existing
 from llama_lab.runs.environment import environment
 from llama_lab.runs.folder import RESOLVED, TOKENIZER, locked
 from llama_lab.runs.metrics import read_metrics
 from llama_lab.runs.stored import PROGRESS, Facts, WarmStart
 from llama_lab.util.display import open_display
-from llama_lab.util.errors import ConfigError
 from llama_lab.util.formatting import conjoin
 
+from .assemble import build_module
 from .checkpointing import Checkpointing
 from .compiling import compile_in_place, decide
 from .loggers import MetricsLogger, open_loggers
@@ -93,21 +91,6 @@ def new_model(run: Run, dataset: Dataset) -> Decoder:
     if cfg.train.sample_tokens and not is_probe(cfg):
         check_decodes(model, f"train.sample_tokens={cfg.train.sample_tokens}", "set this to 0")
     return model
-
-
-def build_module(run: Run, model: Decoder, bytes_per_token: float) -> LanguageModel:
-    """The module that trains `model` as the run's config says. Raises ConfigError for a setting that cannot work."""
-    cfg = run.cfg
-    recompute(model, cfg.train.recompute)
-    optimizer, schedule, train = build(cfg.optim, "optim"), build(cfg.schedule, "schedule"), cfg.train
-    settings = (train.grad_clip, train.z_loss, cfg.seed, is_probe(cfg), train.ema)
-    module = LanguageModel(model, optimizer, schedule, run.steps, bytes_per_token, *settings)
-    made = module.configure_optimizers()  # so that a bad setting is refused before anything is written
-    if run.hardware.sharded and isinstance(made["optimizer"], Adafactor):
-        raise ConfigError(
-            "optim=adafactor: PyTorch's cannot hold sharded parameters; choose trainer=ddp, or optim=adamw"
-        )
-    return module
 
 
 def describe_epochs(epochs: dict[str, float]) -> str:

@@ -31,9 +31,9 @@ from llama_lab.estimate.table import gigabytes, verdicts
 from llama_lab.model import Decoder, loss
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.recompute import recompute
+from llama_lab.training.assemble import build_module
 from llama_lab.training.model_check import allocate
 from llama_lab.training.module import LanguageModel
-from llama_lab.training.train import build_module
 from llama_lab.util.errors import ConfigError
 from tests import composing
 from tests.composing import compose_config, decoder

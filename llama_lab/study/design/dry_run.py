@@ -10,7 +10,7 @@ from rich.table import Table
 
 from llama_lab.config.components import build_model
 from llama_lab.devices.throughput import synchronize
-from llama_lab.training.train import build_module
+from llama_lab.training.assemble import build_module
 from llama_lab.util.formatting import count, duration, number, short
 
 from .matching import AIM

@@ -24,10 +24,10 @@ from llama_lab.model import Cost, Decoder
 from llama_lab.runs.checkpoint import existing
 from llama_lab.runs.folder import check_no_file, is_run, resolved
 from llama_lab.runs.study import Arm, Member, Study
+from llama_lab.training.assemble import build_module
 from llama_lab.training.compiling import check_compiler, decide, pays
 from llama_lab.training.prepare import check_devices, check_pattern, folder_name, requested_run
 from llama_lab.training.run import Run, new_run
-from llama_lab.training.train import build_module
 from llama_lab.training.warm_start import fit_weights, has_source, hash_of, load_source
 from llama_lab.util.display import open_display
 from llama_lab.util.errors import ConfigError, suggestion

@@ -1,17 +1,59 @@
-"""A study's progress for the user: which run of how many, its loss, and the time left."""
+"""A run of a study in a process of Hydra's own launchers, and the study's progress: runs and time left."""
 
+import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.rule import Rule
 
+from llama_lab.config.composing import run_config
+from llama_lab.devices.hardware import current_rank
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status, Summary
 from llama_lab.runs.study import Study
+from llama_lab.training.command import train_run
+from llama_lab.training.prepare import requested_run
 from llama_lab.training.run import Run
 from llama_lab.training.stop import Outcome
+from llama_lab.util.errors import INTERRUPTED, ConfigError, FinishedRunError
 from llama_lab.util.formatting import duration
+
+from .measure import measure_study
+
+
+def study_job(cfg: DictConfig) -> None:
+    """The task function of a study's runs. Hydra continues with the next run if this one fails."""
+    job = HydraConfig.get()
+    overrides = list(job.overrides.task)
+    cfg, choices = run_config(cfg, dict(job.runtime.choices))
+    run = requested_run(cfg, choices, overrides)
+    if cfg.measure:
+        measure_study(run)
+        return
+    study_folder = run.folder.path.parents[1]
+    progress = StudyProgress(Study.load(study_folder), study_folder)
+    is_first = current_rank() == 0
+    if is_first:
+        progress.run_started(run)
+    try:
+        outcome = train_run(run)
+    except FinishedRunError:
+        return  # another process has finished it since the plan was made
+    except Exception as error:
+        if not isinstance(error, ConfigError):
+            traceback.print_exc()  # Hydra does not print it
+        if is_first:
+            progress.run_failed(run, error)
+        raise
+    if is_first:
+        progress.run_ended(run, outcome)
+    if outcome == "interrupted":
+        sys.stderr.write("stopped; run the same command to resume\n")
+        sys.exit(INTERRUPTED)
 
 
 class StudyProgress:

@@ -1,0 +1,27 @@
+"""The module that trains a run's model."""
+
+from torch.optim import Adafactor
+
+from llama_lab.config.components import build
+from llama_lab.data.open import is_probe
+from llama_lab.model import Decoder
+from llama_lab.model.recompute import recompute
+from llama_lab.util.errors import ConfigError
+
+from .module import LanguageModel
+from .run import Run
+
+
+def build_module(run: Run, model: Decoder, bytes_per_token: float) -> LanguageModel:
+    """The module that trains `model` as the run's config says. Raises ConfigError for a setting that cannot work."""
+    cfg = run.cfg
+    recompute(model, cfg.train.recompute)
+    optimizer, schedule, train = build(cfg.optim, "optim"), build(cfg.schedule, "schedule"), cfg.train
+    settings = (train.grad_clip, train.z_loss, cfg.seed, is_probe(cfg), train.ema)
+    module = LanguageModel(model, optimizer, schedule, run.steps, bytes_per_token, *settings)
+    made = module.configure_optimizers()  # so that a bad setting is refused before anything is written
+    if run.hardware.sharded and isinstance(made["optimizer"], Adafactor):
+        raise ConfigError(
+            "optim=adafactor: PyTorch's cannot hold sharded parameters; choose trainer=ddp, or optim=adamw"
+        )
+    return module

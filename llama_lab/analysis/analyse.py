@@ -14,11 +14,11 @@ from llama_lab.config.trust import Trust
 from llama_lab.runs.folder import is_run
 from llama_lab.runs.record import Record, finished, missing_record, read_record, started, trained_beside
 from llama_lab.runs.stored import FIXED_COSTS, MEASURED_COSTS
-from llama_lab.runs.study import Study
+from llama_lab.runs.study import Pair, Study
 from llama_lab.runs.study_speed import ArmSpeed, measured_speed
 
 from .architectures import architectures
-from .comparisons import Judged, Pair, compare_arms, describe_tests, effects_of, family, interactions_of
+from .comparisons import Judged, compare_arms, describe_tests, effects_of, interactions_of
 from .confounds import notes, warnings
 from .curves import difference_curves, drawn, loss_curves
 from .depth_profiles import telemetry
@@ -68,7 +68,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     compared = compare_arms(study, judged, losses, metric, is_final=True)
     arms = _arm_results(study, judged, metric, compared, speed.arms if speed else {}, bool(rates))
     effects = effects_of(study, losses[metric]) if study.is_factorial else ()
-    pairs = tuple(c for pair in family(study) if (c := compared.get(pair))) if study.compare == "all" else ()
+    pairs = tuple(c for pair in study.family if (c := compared.get(pair))) if study.compare == "all" else ()
     ranked = rankings(study, arms, pairs, speed, metric)
     ranks = {one.arm: one.ranks for one in ranked[0].standings if one.ranks} if ranked else {}
     is_timed = speed is not None and of_arm.keys() <= speed.arms.keys()
@@ -97,7 +97,7 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         rankings=ranked,
         records=tuple(records),
         architectures=architectures(study, arms, trust),
-        scaling=scaled(arms, metric, is_timed) if study.design == "scaling" else None,
+        scaling=scaled(arms, metric, is_timed) if study.is_scaling else None,
     )
     verdict, sentences = answer(result)
     return replace(result, verdict=verdict, answer=sentences, warnings=warnings(result, trust), notes=notes(result))
@@ -124,7 +124,7 @@ def _arm_results(
     study: Study, judged: Judged, metric: Metric, compared: dict[Pair, Comparison], speeds: Speeds, is_swept: bool
 ) -> tuple[ArmResult, ...]:
     baseline = {record.seed: record for record in finished(judged[study.baseline])}
-    if study.design == "scaling":  # whose baseline is of another size
+    if study.is_scaling:  # whose baseline is of another size
         baseline = {}
     return tuple(
         ArmResult(

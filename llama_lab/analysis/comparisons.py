@@ -8,16 +8,15 @@ import numpy as np
 import pandas as pd
 
 from llama_lab.runs.record import Record, finished
-from llama_lab.runs.study import Study
+from llama_lab.runs.study import Pair, Study
 from llama_lab.util.formatting import count
 
 from .result import METRICS, ArmResult, Comparison, Interaction, Metric, Result, common_losses, final_losses
 from .sentences import divergence
-from .statistics import Contrast, Effect, describe, factorial_effects, judge, seeds_needed
+from .statistics import Effect, PairedDifference, describe, factorial_effects, judge, seeds_needed
 
 Judged = Mapping[str, Sequence[Record]]  # the runs that each arm is judged by
 Table = Mapping[Metric, pd.DataFrame]  # of `final_losses`
-Pair = tuple[str, str]  # an arm and its reference
 
 
 def compare_arms(study: Study, judged: Judged, losses: Table, metric: Metric, is_final: bool) -> dict[Pair, Comparison]:
@@ -25,18 +24,26 @@ def compare_arms(study: Study, judged: Judged, losses: Table, metric: Metric, is
 
     is_final: whether to estimate how many seeds are needed, which takes longer than everything else.
     """
-    pairs = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
-    pairs += [*_to_baseline(study), *family(study)]
+    pairs = [*study.steps, *study.to_baseline, *study.family]
     found = {pair: c for pair in pairs if (c := _compare(*pair, judged, losses, metric))}
-    testable = {pair: c for pair, c in found.items() if not c.untested and c.change.sd > 0}
-    tested = {pair: testable[pair] for pair in (*family(study), *ends(study)) if pair in testable}
-    if tested:
-        table = losses[metric]
-        samples = [(table[arm] - table[against]).dropna().to_numpy() for arm, against in tested]
-        signs = np.array([[(name == arm) - (name == against) for name in table] for arm, against in tested])
-        for (pair, comparison), contrast in zip(tested.items(), judge(samples, signs @ signs.T / 2), strict=True):
-            found[pair] = _tested(comparison, contrast, len(tested), is_final)
+    testable = {pair for pair, c in found.items() if not c.untested and c.change.sd > 0}
+    tested = [pair for pair in dict.fromkeys((*study.family, *study.ends)) if pair in testable]
+    for pair, test in zip(tested, judge_pairs(losses[metric], tested), strict=True):
+        c = found[pair]
+        if c.nats:  # with one tokenizer, the two units differ by a factor
+            c = replace(c, nats=c.nats.with_test(test), bits=c.bits.with_test(test, c.bits.sd / c.nats.sd))
+        else:
+            c = replace(c, bits=c.bits.with_test(test))
+        is_needed = is_final and test.mean and not test.significant
+        found[pair] = replace(c, seeds_needed=seeds_needed(test, len(tested))) if is_needed else c
     return found
+
+
+def judge_pairs(table: pd.DataFrame, pairs: Sequence[Pair]) -> list[PairedDifference]:
+    """Test the differences between columns as one family, each over the rows that both have."""
+    samples = [(table[arm] - table[against]).dropna().to_numpy() for arm, against in pairs]
+    signs = np.array([[(name == arm) - (name == against) for name in table] for arm, against in pairs])
+    return judge(samples, signs @ signs.T / 2) if pairs else []
 
 
 def _compare(arm: str, against: str, judged: Judged, losses: Table, metric: Metric) -> Comparison | None:
@@ -69,66 +76,19 @@ def noise(result: Result) -> dict[str, float]:
     return dict(spread / spread.median()) if len(spread) > 2 else {}
 
 
-def _tested(comparison: Comparison, contrast: Contrast, family: int, is_final: bool) -> Comparison:
-    """A comparison with the interval and p of its contrast, which is in the unit that arms are judged in."""
-    nats, bits = comparison.nats, comparison.bits
-    factor = 1.0
-    if nats:  # with one tokenizer, the two units differ by a factor
-        factor = bits.sd / nats.sd
-        nats = nats.with_test(contrast)
-    bits = replace(bits, low=factor * contrast.low, high=factor * contrast.high, p=contrast.p)
-    found = replace(comparison, nats=nats, bits=bits)
-    if found.change.significant or not contrast.mean or not is_final:
-        return found
-    return replace(found, seeds_needed=seeds_needed(contrast, len(comparison.seeds), family))
-
-
-def family(study: Study) -> list[Pair]:
-    """The pairs that are tested together, as one family: those of the design's question, or all.
-
-    All pairs take their direction from the comparisons to the baseline and to the step before.
-    """
-    if study.compare != "all":
-        return question(study)
-    others = [(later.name, arm.name) for arm, later in combinations(study.arms, 2)]
-    return list({frozenset(pair): pair for pair in (*others, *_to_baseline(study), *question(study))}.values())
-
-
-def question(study: Study) -> list[Pair]:
-    """The pairs that answer the question of the design."""
-    if study.is_factorial:  # its family is that of its effects
-        return []
-    steps = [(arm.name, arm.previous) for arm in study.arms if arm.previous]
-    return steps or _to_baseline(study)
-
-
-def _to_baseline(study: Study) -> list[Pair]:
-    if study.design == "scaling":  # whose arms are compared within one size and budget
-        return []
-    return [(arm.name, study.baseline) for arm in study.arms if arm.name != study.baseline]
-
-
-def ends(study: Study) -> list[Pair]:
-    """The last arm of a ladder against its first; empty for a ladder of one step, or all pairs."""
-    is_asked = study.is_chain and len(study.arms) > 2 and study.compare != "all"
-    return [(study.arms[-1].name, study.baseline)] if is_asked else []
-
-
 def describe_tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Effect]) -> str:
     """See Result.tests."""
-    sizes = [
+    of_family, of_ends = (
         sum(pair in compared and compared[pair].change.is_tested for pair in pairs)
-        for pairs in (family(study), ends(study))
-    ]
-    known_effects = sum(effect.change.is_tested for effect in effects)
-    noun, to = ("step" if study.is_chain else "comparison"), ""
-    if not any(arm.previous for arm in study.arms):
-        to = " to the baseline"
+        for pairs in (study.family, study.ends)
+    )
+    of_effects = sum(effect.change.is_tested for effect in effects)
+    noun, to = "step" if study.is_chain else "comparison", "" if study.steps else " to the baseline"
     if study.compare == "all":
         noun, to = "pair", " of arms"
-    tested = [f"the {count(sizes[0], noun)}{to}"] if sizes[0] else []
-    tested += [f"the {count(known_effects, 'effect')}"] if known_effects else []
-    tested += ["the last arm against the first"] if sizes[1] else []
+    tested = [f"the {count(of_family, noun)}{to}"] if of_family else []
+    tested += [f"the {count(of_effects, 'effect')}"] if of_effects else []
+    tested += ["the last arm against the first"] if of_ends else []
     return f"moderated paired tests of {' and '.join(tested)}" if tested else "none"
 
 

@@ -7,9 +7,9 @@ from statistics import fmean
 import pandas as pd
 
 from llama_lab.runs.record import Record, finished
-from llama_lab.runs.study import Study
+from llama_lab.runs.study import Pair, Study
 
-from .comparisons import Judged, Pair, Table, compare_arms, effects_of, question
+from .comparisons import Judged, Table, compare_arms, effects_of
 from .result import METRICS, Curve, CurveMetric, DifferenceCurve, Metric
 from .statistics import PairedDifference
 
@@ -57,7 +57,7 @@ def difference_curves(study: Study, judged: Judged, final: Table, metric: Metric
             found = {(effect.name, ""): effect.change for effect in effects_of(study, losses[metric])}
         else:
             compared = compare_arms(study, judged, losses, metric, is_final=False)
-            found = {pair: compared[pair].change for pair in question(study) if pair in compared}
+            found = {pair: compared[pair].change for pair in study.question if pair in compared}
         for pair, difference in found.items():
             points.setdefault(pair, []).append((tokens, difference))
     return tuple(

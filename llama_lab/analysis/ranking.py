@@ -12,9 +12,10 @@ import pandas as pd
 from llama_lab.runs.study import Study
 from llama_lab.runs.study_speed import ArmSpeed, StudySpeed
 
+from .comparisons import judge_pairs
 from .result import ArmResult, Comparison, Metric, Quantity, Ranking, Standing
 from .sentences import divergence
-from .statistics import LEVEL, Estimate, describe, estimate, geometric_mean, judge, rank_intervals
+from .statistics import Estimate, describe, estimate, geometric_mean, rank_intervals
 
 Arms = Sequence[ArmResult]
 Values = Mapping[str, Estimate]
@@ -103,17 +104,12 @@ def _tested_ranking(
     quantity: Quantity, arms: Arms, values: Values, unranked: Reasons, costs: pd.DataFrame, context: int | None = None
 ) -> Ranking:
     """Rank by all pairs of the columns of `costs`, (rounds or seeds, arms), lower ones being better."""
-    better: Pairs = set()
-    if costs.shape[1] > 1:
-        pairs = list(combinations(range(costs.shape[1]), 2))
-        signs = np.array([[(arm == a) - (arm == b) for arm in range(costs.shape[1])] for a, b in pairs])
-        samples = signs @ costs.to_numpy().T
-        if not all(describe(sample, costs.abs().max(axis=None)).sd > 0 for sample in samples):  # without any noise
-            unranked = {**dict.fromkeys(costs, "not tested"), **unranked}
-        else:
-            for (a, b), contrast in zip(pairs, judge(list(samples), signs @ signs.T / 2), strict=True):
-                if contrast.p < LEVEL:
-                    better.add((costs.columns[a], costs.columns[b])[:: 1 if contrast.mean < 0 else -1])
+    better, pairs, scale = set(), list(combinations(costs, 2)), np.abs(costs.to_numpy()).max(initial=0)
+    if not all(describe((costs[a] - costs[b]).to_numpy(), scale).sd > 0 for a, b in pairs):  # without any noise
+        unranked = {**dict.fromkeys(costs, "not tested"), **unranked}
+    else:
+        tests = zip(pairs, judge_pairs(costs, pairs), strict=True)
+        better = {(a, b) if test.mean < 0 else (b, a) for (a, b), test in tests if test.significant}
     return _ranking(quantity, arms, values, unranked, better, context)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise, product
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -51,30 +51,18 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Contrast:
-    """A weighted sum of values with its standard error, and its test against zero within a family of contrasts.
-
-    low, high: the simultaneous 95% interval. p: adjusted; below 5% exactly where the interval excludes zero.
-    """
-
-    mean: float
-    error: float
-    df: float
-    low: float
-    high: float
-    p: float
-
-
-@dataclass(frozen=True)
 class PairedDifference(Estimate):
     """The mean difference over pairs, with its 95% interval and the two-sided p that agrees with it.
 
-    sd: standard deviation of the differences; nan for one pair. low, high, p: from the paired t-test, or from a family
-    (see Contrast); nan if untested, which one pair and equal differences always are: runs with a spread of exactly zero
-    are copies of each other, and no evidence.
+    sd: standard deviation of the differences; nan for one pair. low, high, p: from the paired t-test, or, simultaneous
+    and adjusted, from a family (see `judge`); nan if untested, which one pair and equal differences always are: runs
+    with a spread of exactly zero are copies of each other, and no evidence. error, df: standard error and degrees of
+    freedom of the test.
     """
 
     p: float = math.nan
+    error: float = math.nan
+    df: float = math.nan
 
     @property
     def text(self) -> str:
@@ -103,9 +91,9 @@ class PairedDifference(Estimate):
             return "not tested"
         return "not significant" if not self.significant else "lower" if self.mean < 0 else "higher"
 
-    def with_test(self, contrast: Contrast) -> "PairedDifference":
-        """This difference with the interval and p of its contrast."""
-        return replace(self, low=contrast.low, high=contrast.high, p=contrast.p)
+    def with_test(self, test: "PairedDifference", unit: float = 1.0) -> Self:
+        """This difference with the interval and p of a test whose values are in such units."""
+        return replace(self, low=unit * test.low, high=unit * test.high, p=test.p, error=test.error, df=test.df)
 
 
 @dataclass(frozen=True)
@@ -156,15 +144,14 @@ def geometric_mean(values: Sequence[float]) -> Estimate:
 def paired_difference(values: Sequence[float], reference: Sequence[float]) -> PairedDifference:
     """The paired t-test of values minus reference; at least one pair."""
     found = describe(np.subtract(values, reference), scale=max(map(abs, (*values, *reference))))
-    return found.with_test(paired_contrast(found)) if found.sd > 0 else found
+    return _paired_test(found) if found.sd > 0 else found
 
 
-def paired_contrast(found: PairedDifference) -> Contrast:
-    """The paired t-test of a difference with positive sd."""
+def _paired_test(found: PairedDifference) -> PairedDifference:
     error, df = found.sd / math.sqrt(found.n), found.n - 1
     half = error * float(stats.t.isf(LEVEL / 2, df))
     p = 2 * float(stats.t.sf(abs(found.mean) / error, df))
-    return Contrast(found.mean, error, df, found.mean - half, found.mean + half, p)
+    return replace(found, low=found.mean - half, high=found.mean + half, p=p, error=error, df=df)
 
 
 def describe(differences: Columns, scale: float) -> PairedDifference:
@@ -181,28 +168,27 @@ def describe(differences: Columns, scale: float) -> PairedDifference:
     return PairedDifference(n, mean, sd)
 
 
-def judge(samples: Sequence[Columns], correlation: Columns) -> list[Contrast]:
-    """Test a family of contrasts against zero, each by its own values over seeds and the noise that others show.
+def judge(samples: Sequence[Columns], correlation: Columns) -> list[PairedDifference]:
+    """Test a family of differences against zero, each by its own values over seeds and the noise that others show.
 
     samples: the values of each, not all equal. correlation: of the contrasts, (contrasts, contrasts), if all runs were
     equally noisy. The likelihood ratio of the mean and of zero, averaged over the standard deviations that the variance
     of the contrast and those of the others leave probable, is compared with its distribution over contrasts of such
     noise without an effect: over means and variances both, where Ignatiadis & Sen (2023, arXiv:2303.02887) condition on
-    the variance. p and intervals are Bonferroni's. A single contrast has the paired t-test.
+    the variance. p and intervals are Bonferroni's. A single difference has the paired t-test.
     """
-    if len(samples) == 1:
-        return [paired_contrast(describe(samples[0], scale=0.0))]
-    counts = np.array([len(sample) for sample in samples])
-    means = np.array([sample.mean() for sample in samples])
-    logs = np.log([sample.std(ddof=1) for sample in samples])
+    tested = [describe(sample, scale=0.0) for sample in samples]
+    if len(tested) == 1:
+        return [_paired_test(tested[0])]
+    counts, logs = np.array([one.n for one in tested]), np.log([one.sd for one in tested])
     grid = np.arange(logs.min() - 1.5, logs.max() + 3, STEP)
     above = logs[:, None] - grid
     likelihood = np.exp((counts[:, None] - 1) * (above + (1 - np.exp(2 * above)) / 2))
     priors = _predict(likelihood, len(samples) / (correlation**2).sum())
     found = []
-    for n, mean, prior, own in zip(counts, means, priors, priors * likelihood, strict=True):
-        chances, mass, density, peak = _tables(int(n), len(grid))
-        errors = np.exp(grid) / math.sqrt(n)
+    for one, prior, own in zip(tested, priors, priors * likelihood, strict=True):
+        chances, mass, density, peak = _tables(one.n, len(grid))
+        errors = np.exp(grid) / math.sqrt(one.n)
         joint = chances * prior
         ratios = np.log((joint @ density) / ((joint @ peak)[:, None] + TINY) + TINY).ravel()
         order = np.argsort(ratios)
@@ -214,12 +200,12 @@ def judge(samples: Sequence[Columns], correlation: Columns) -> list[Contrast]:
             return math.log(weights @ np.exp(-((distance / errors) ** 2) / 2) / weights.sum() + TINY)
 
         critical = float(np.interp(LEVEL / len(samples), reached, ratios))
-        half = brentq(lambda distance, above=critical: ratio(distance) - above, 0, 50 * errors[-1])
-        p = min(1.0, len(samples) * float(np.interp(ratio(mean), ratios, reached)))
+        half = float(brentq(lambda distance, above=critical: ratio(distance) - above, 0, 50 * errors[-1]))
+        p = min(1.0, len(samples) * float(np.interp(ratio(one.mean), ratios, reached)))
         precisions, weights = errors**-2, own / own.sum()
-        precision = weights @ precisions
-        df = 2 * precision**2 / (weights @ (precisions - precision) ** 2)  # of an inverse chi-square like it
-        found.append(Contrast(*map(float, (mean, precision**-0.5, df, mean - half, mean + half, p))))
+        precision = float(weights @ precisions)
+        df = float(2 * precision**2 / (weights @ (precisions - precision) ** 2))  # of an inverse chi-square like it
+        found.append(replace(one, low=one.mean - half, high=one.mean + half, p=p, error=precision**-0.5, df=df))
     return found
 
 
@@ -269,18 +255,17 @@ def _tables(n: int, size: int) -> tuple[Columns, Columns, Columns, Columns]:
     return np.diff(below, axis=0), -np.diff(beyond, axis=1), density, 1 / errors[:, 0]
 
 
-def seeds_needed(contrast: Contrast, n: int, family: int) -> SeedRange:
-    """The fewest and the most seeds that a contrast would need for 80% power; None for more than 10,000.
+def seeds_needed(tested: PairedDifference, family: int) -> SeedRange:
+    """The fewest and the most seeds that a difference would need for 80% power; None for more than 10,000.
 
     For the estimated effect, and for the smaller end of the 80% interval around it, since a few seeds do not determine
-    it better; an interval that includes zero has no upper bound. n: current number of seeds. family: of contrasts.
+    it better; an interval that includes zero has no upper bound. family: how many are tested together.
     """
-    sd = contrast.error * math.sqrt(n)
-    reach = contrast.error * float(stats.t.ppf(0.9, contrast.df))
-    estimated, least = abs(contrast.mean), max(0.0, abs(contrast.mean) - reach)
-    df_per_seed, level = contrast.df / (n - 1), LEVEL / family
-    needed = (_seeds_for(effect / sd, df_per_seed, level) for effect in (estimated, least))
-    fewest, enough = (None if seeds is None else max(seeds, n + 1) for seeds in needed)
+    reach = tested.error * float(stats.t.ppf(0.9, tested.df))
+    effects = abs(tested.mean), max(0.0, abs(tested.mean) - reach)
+    sd, df_per_seed = tested.error * math.sqrt(tested.n), tested.df / (tested.n - 1)
+    needed = (_seeds_for(effect / sd, df_per_seed, LEVEL / family) for effect in effects)
+    fewest, enough = (None if seeds is None else max(seeds, tested.n + 1) for seeds in needed)
     return fewest, enough
 
 
@@ -349,10 +334,8 @@ def factorial_effects(
         units = np.sqrt(np.diag(sums) / [found[term].n for term in tested])  # of each, if all runs were equally noisy
         of_terms = within[:, places].T / units[:, None]
         correlation = sums / np.sqrt(np.outer(np.diag(sums), np.diag(sums)))
-        contrasts = judge([values[~np.isnan(values)] for values in of_terms], correlation)
-        for term, unit, contrast in zip(tested, units, contrasts, strict=True):
-            low, high = unit * contrast.low, unit * contrast.high
-            found[term] = replace(found[term], low=low, high=high, p=contrast.p)
+        judged = judge([values[~np.isnan(values)] for values in of_terms], correlation)
+        found |= {t: found[t].with_test(test, unit) for t, test, unit in zip(tested, judged, units, strict=True)}
     return [Effect(term, effect, tuple(aliases[term])) for term, effect in found.items()]
 
 

@@ -266,8 +266,7 @@ def _effects(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
 
 
 def _differences(result: Result) -> Iterator[Chart]:
-    is_long = result.study.is_chain and len(result.arms) > 2 and result.study.compare != "all"
-    ends = "; only the first step and the last arm are tested" if is_long else ""
+    ends = "; only the first step and the last arm are tested" if result.study.ends else ""
     note, shown = SIGNIFICANT, list[Finding]()  # below the first chart, and in it
     steps = ("Change at each step", "Each arm against the one before. ")
     if not result.study.is_chain:

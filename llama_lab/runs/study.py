@@ -1,7 +1,7 @@
 """study.yaml: a study's arms, the runs of each, and what they are compared with."""
 
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from .json_file import from_json
 
 FILE = "study.yaml"
 SUMMARY = "summary.csv"  # of a report
+Pair = tuple[str, str]  # an arm and its reference
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,45 @@ class Study:
     def is_chain(self) -> bool:
         """Whether each arm is a step from the one before it."""
         return all(arm.previous == before.name for before, arm in pairwise(self.arms))
+
+    @property
+    def is_scaling(self) -> bool:
+        """Whether its arms are compared within one size and budget, and not with one baseline."""
+        return self.design == "scaling"
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether its arms are runs that were grouped afterwards."""
+        return self.design == "comparison"
+
+    @property
+    def steps(self) -> list[Pair]:
+        """Every arm that is a step from another one, with that."""
+        return [(arm.name, arm.previous) for arm in self.arms if arm.previous]
+
+    @property
+    def to_baseline(self) -> list[Pair]:
+        """Every other arm with the baseline."""
+        return [(arm.name, self.baseline) for arm in self.arms if arm.name != self.baseline and not self.is_scaling]
+
+    @property
+    def question(self) -> list[Pair]:
+        """The pairs that answer the question of the design; none of a factorial, which its effects answer."""
+        return [] if self.is_factorial else self.steps or self.to_baseline
+
+    @property
+    def family(self) -> list[Pair]:
+        """The pairs that are tested together: those of the question, or all, directed as in the others."""
+        if self.compare != "all":
+            return self.question
+        others = [(later.name, arm.name) for arm, later in combinations(self.arms, 2)]
+        return list({frozenset(pair): pair for pair in (*others, *self.to_baseline, *self.question)}.values())
+
+    @property
+    def ends(self) -> list[Pair]:
+        """The last arm of a ladder with its first; none for a ladder of one step, or all pairs."""
+        is_asked = self.is_chain and len(self.arms) > 2 and self.compare != "all"
+        return [(self.arms[-1].name, self.baseline)] if is_asked else []
 
     @property
     def before(self) -> str:

@@ -11,9 +11,9 @@ from pyDOE3 import fracfact
 from scipy import stats
 
 from llama_lab.analysis.statistics import (
-    Contrast,
     Effect,
     Estimate,
+    PairedDifference,
     estimate,
     factorial_effects,
     first_reach,
@@ -87,7 +87,7 @@ def test_differences_far_below_the_noise_of_rounding_are_no_finding_but_small_re
     assert 0 < tiny.p < 0.2
 
 
-def contrasts(losses: np.ndarray, pairs: list[tuple[int, int]]) -> list[Contrast]:
+def contrasts(losses: np.ndarray, pairs: list[tuple[int, int]]) -> list[PairedDifference]:
     """Each pair of arms, (arm, reference), over the seeds that both have."""
     samples = [(losses[arm] - losses[reference]) for arm, reference in pairs]
     signs = np.array([np.eye(len(losses))[arm] - np.eye(len(losses))[reference] for arm, reference in pairs])
@@ -168,14 +168,14 @@ def test_a_missing_run_leaves_its_arm_to_be_judged_over_the_other_seeds() -> Non
     assert all(math.isfinite(c.p) for c in found)
 
 
-def found_contrast(mean: float, error: float, df: float) -> Contrast:
-    return Contrast(mean, error, df, math.nan, math.nan, math.nan)
+def judged(n: int, mean: float, error: float, df: float) -> PairedDifference:
+    return PairedDifference(n, mean, error=error, df=df)
 
 
 def test_the_seeds_that_are_needed_find_the_estimate_and_the_lower_end_of_its_interval_with_80_percent_power() -> None:
     mean, error, df, n = 1.0, 0.5, 4.0, 3
     reach = error * stats.t.ppf(0.9, df)
-    needed = seeds_needed(found_contrast(mean, error, df), n, family=7)
+    needed = seeds_needed(judged(n, mean, error, df), family=7)
     for effect, seeds in zip((mean, mean - reach), needed, strict=True):
         powers = []
         for k in (seeds - 1, seeds):
@@ -186,19 +186,19 @@ def test_the_seeds_that_are_needed_find_the_estimate_and_the_lower_end_of_its_in
 
 
 def test_an_effect_that_may_be_zero_needs_seeds_without_an_upper_end() -> None:
-    fewest, most = seeds_needed(found_contrast(0.1, 0.4, 4.0), 3, family=1)
+    fewest, most = seeds_needed(judged(3, 0.1, 0.4, 4.0), family=1)
     assert fewest is not None
     assert most is None
-    assert seeds_needed(found_contrast(0.0, 0.4, 4.0), 3, 1)[1] is None
+    assert seeds_needed(judged(3, 0.0, 0.4, 4.0), 1)[1] is None
 
 
 @pytest.mark.parametrize("effect", [3.0, 5.0, 8.0, 12.0, 20.0])
 def test_for_large_effects_simulated_studies_agree(effect: float) -> None:
     """SciPy's noncentral t is nan for many of these, which must not count as certain."""
-    contrast = found_contrast(effect, 1 / math.sqrt(2), 1.0)  # of two pairs with a standard deviation of 1
+    contrast = judged(2, effect, 1 / math.sqrt(2), 1.0)  # of two pairs with a standard deviation of 1
     reach = contrast.error * stats.t.ppf(0.9, 1)
     draw = np.random.default_rng(0)
-    for needed, true in zip(seeds_needed(contrast, 2, family=7), (effect, effect - reach), strict=True):
+    for needed, true in zip(seeds_needed(contrast, family=7), (effect, effect - reach), strict=True):
         assert needed is not None
 
         def power(n: int, true: float = true) -> float:

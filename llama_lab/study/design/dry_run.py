@@ -79,10 +79,9 @@ def power(plan: Plan) -> list[str]:
         return ["one seed: nothing will be tested; study.seeds=[1,2,3] or more are"]
     if plan.study.is_factorial or len(plan.arms) == 1:
         return []
-    from llama_lab.analysis.comparisons import ends, family  # SciPy takes a second
-    from llama_lab.analysis.statistics import smallest_difference
+    from llama_lab.analysis.statistics import smallest_difference  # SciPy takes a second
 
-    comparisons = len(family(plan.study)) + len(ends(plan.study))
+    comparisons = len(plan.study.family) + len(plan.study.ends)
     smallest = smallest_difference(len(plan.arms), seeds, comparisons)
     unit = "token" if plan.dataset.entropy_floor is None else "answer"
     return [

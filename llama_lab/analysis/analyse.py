@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from llama_lab.config.trust import Trust
-from llama_lab.runs.folder import is_run
+from llama_lab.runs.folder import RESOLVED, is_run
 from llama_lab.runs.record import Record, finished, missing_record, read_record, started, trained_beside
 from llama_lab.runs.stored import FIXED_COSTS, MEASURED_COSTS
 from llama_lab.runs.study import Pair, Study
@@ -35,7 +35,6 @@ from .result import (
     Front,
     Lengths,
     Metric,
-    Provenance,
     Reach,
     Result,
     common_losses,
@@ -53,8 +52,8 @@ Speeds = Mapping[str, ArmSpeed]
 def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008, Trust is immutable
     """Read every run that a study lists, and compare its arms.
 
-    folder: of the study, which the paths of its runs are relative to. trust: see `warnings`. Runs that did not finish,
-    or never started, are reported and excluded from the comparison.
+    folder: of the study, which the paths of its runs are relative to. trust: see Result. Runs that did not finish, or
+    never started, are reported and excluded from the comparison.
     """
     runs = _read(study, folder)
     of_arm = {arm.name: runs[runs["arm"] == arm.name] for arm in study.arms}
@@ -72,6 +71,8 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     ranked = rankings(study, arms, pairs, speed, metric)
     ranks = {one.arm: one.ranks for one in ranked[0].standings if one.ranks} if ranked else {}
     is_timed = speed is not None and of_arm.keys() <= speed.arms.keys()
+    facts = pd.DataFrame([environment(record.environment) for record in started(records)])
+    first = next(iter(started(judged[study.baseline])), None)
     result = Result(
         study=study,
         metric=metric,
@@ -87,7 +88,9 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         learning_rates=rates,
         divergences=tuple(_divergence(run) for run in runs[runs["status"] != "done"].itertuples()),
         lengths=tuple(found for name, own in judged.items() if (found := _lengths(name, own))),
-        provenance=_provenance(records, judged, study.baseline),
+        seeds=tuple(sorted({record.seed for own in judged.values() for record in own})),
+        environment={fact: facts[fact].value_counts(sort=False).to_dict() for fact in facts},
+        baseline_config=(first.path / RESOLVED).read_text() if first else "",
         speed=speed,
         difference_curves=difference_curves(study, judged, losses, metric),
         interactions=interactions_of(study, arms, metric) if effects else (),
@@ -98,9 +101,10 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         records=tuple(records),
         architectures=architectures(study, arms, trust),
         scaling=scaled(arms, metric, is_timed) if study.is_scaling else None,
+        trust=trust,
     )
     verdict, sentences = answer(result)
-    return replace(result, verdict=verdict, answer=sentences, warnings=warnings(result, trust), notes=notes(result))
+    return replace(result, verdict=verdict, answer=sentences, warnings=warnings(result), notes=notes(result))
 
 
 def _read(study: Study, folder: Path) -> pd.DataFrame:
@@ -248,13 +252,3 @@ def _divergence(run: Any) -> Divergence:
     tokens = max((row["tokens"] for row in run.record.metrics), default=0.0)
     rate, is_tuning = (None if math.isnan(run.rate) else run.rate), not math.isnan(run.tunes)
     return Divergence(run.arm, run.record.seed, run.status, tokens, run.record.message, rate, is_tuning)
-
-
-def _provenance(records: Sequence[Record], judged: Judged, baseline: str) -> Provenance:
-    facts = pd.DataFrame([environment(record.environment) for record in started(records)])
-    first = next(iter(started(judged[baseline])), None)
-    return Provenance(
-        seeds=tuple(sorted({record.seed for own in judged.values() for record in own})),
-        environment={name: facts[name].value_counts(sort=False).to_dict() for name in facts},
-        baseline_config=(first.path / "resolved.yaml").read_text() if first else "",
-    )

@@ -2,18 +2,17 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
-from llama_lab.config.trust import Trust
-from llama_lab.runs.record import Record, finished, started
-from llama_lab.runs.study import Study
+from llama_lab.runs.record import finished, started
 from llama_lab.util.formatting import TIMES, count, enumerate_some, learning_rate, number, percent
 
-from .audit import misrecorded, unequal_speeds
+from . import audit
 from .comparisons import noise
 from .environments import unequal_environments
 from .inference import TIMED
 from .result import Result, unit_of
-from .sentences import MOST_NAMES, by_value, disagreement, named, sentence, values_in
+from .sentences import MOST_NAMES, by_fault, by_value, disagreement, disagreements, named, sentence, values_in
 from .settings import RATE, SEEDS, TOKENS, unequal_settings
 
 OPTIMIZER = "optim"
@@ -27,34 +26,18 @@ UNIGRAM = 0.97  # fraction of the entropy of token frequencies that a useful los
 MEASURED_WITH = {"device": "device", "precision": "precision", "CPU threads": "threads", "torch": "torch"}
 
 
-def warnings(result: Result, trust: Trust) -> tuple[str, ...]:
-    """A sentence for everything that was not controlled, or that the verdicts do not account for.
-
-    trust: packages whose components the configs of runs may name; models are rebuilt to check sizes.
-    """
-    study, records, known = result.study, result.records, started(result.records)
-    members = [member for arm in study.arms for member in arm.members]
-    tuning = {record.path for member, record in zip(members, records, strict=True) if member.tunes is not None}
-    unmeasured = [arm for arm in study.arms if not (result.speed and arm.name in result.speed.arms)]
-    return (
-        *_missing(result),
-        *unequal_environments(known, tuning),
-        *_unequal_tokens(study, known),
-        *unequal_settings(study, known, bool(result.learning_rates), tuning),
-        *misrecorded(study, records, trust),
-        *unequal_speeds(unmeasured, known),
-        *(sentence for rule in RULES for sentence in rule(result)),
-    )
+def warnings(result: Result) -> tuple[str, ...]:
+    """A sentence for everything that was not controlled, or that the verdicts do not account for."""
+    return tuple(sentence for rule in RULES for sentence in rule(result))
 
 
 def _missing(result: Result) -> Iterator[str]:
     """Unfinished runs, but for tuning runs that diverged, which is a result; and the seeds that arms lack."""
-    arms, members = result.arms, (member for arm in result.study.arms for member in arm.members)
-    expected = [r for m, r in zip(members, result.records, strict=True) if m.tunes is None or r.status != "diverged"]
+    expected = [r for member, r in result.members if member.tunes is None or r.status != "diverged"]
     for status in sorted({record.status for record in expected} - {"done"}):
         runs = [record for record in expected if record.status == status]
-        yield f"{count(len(runs), 'run')} did not finish ({status}): {named(runs, ())}."
-    seeds_of = {arm.name: {record.seed for record in finished(arm.records)} for arm in arms}
+        yield f"{count(len(runs), 'run')} did not finish ({status}): {named(runs)}."
+    seeds_of = {arm.name: {record.seed for record in finished(arm.records)} for arm in result.arms}
     every = set().union(*seeds_of.values())
     for name, seeds in seeds_of.items():
         if not seeds:
@@ -62,14 +45,14 @@ def _missing(result: Result) -> Iterator[str]:
         elif lacking := sorted(every - seeds):
             noun = "seed" if len(lacking) == 1 else "seeds"
             yield f"{name} lacks {noun} {', '.join(map(str, lacking))}: it is compared over the others."
-    if single := [arm.name for arm in arms if arm.loss is not None and arm.loss.n == 1]:
+    if single := [arm.name for arm in result.arms if arm.loss is not None and arm.loss.n == 1]:
         yield f"Only one seed: {enumerate_some(single, MOST_NAMES)}. The variation over seeds is unknown."
 
 
-def _unequal_tokens(study: Study, records: Sequence[Record]) -> Iterator[str]:
+def _unequal_tokens(result: Result) -> Iterator[str]:
     """Different budgets, or, with equal budgets, different numbers of tokens in finished runs, but for planned ones."""
-    planned = {arm.name: str((arm.settings or {}).get(TOKENS)) for arm in study.arms}
-    for runs in by_value(records, [planned[record.arm] for record in records]).values():
+    planned = {arm.name: str((arm.settings or {}).get(TOKENS)) for arm in result.study.arms}
+    for runs in by_value(result.started, [planned[record.arm] for record in result.started]).values():
         done = finished(runs)
         budgets = disagreement(runs, [f"{record.config[TOKENS]:,.0f}" for record in runs])
         trained = disagreement(done, [f"{record.summary['tokens']:,.0f}" for record in done])
@@ -95,23 +78,24 @@ def _unmatched(result: Result) -> Iterator[str]:
     for arm in arms:
         if abs(arm.arm.residual or 0) > MOST_RESIDUAL:
             yield f"Matching left {arm.name} {percent(arm.arm.residual)} off in {study.match or 'size'}."
-    if study.match in ("none", ""):
-        sizes = {arm.name: arm.costs["params_non_embedding"] for arm in arms if "params_non_embedding" in arm.costs}
-        references = {arm.name: arm.arm.reference or study.baseline for arm in arms}
-        for name, size in sizes.items():
-            reference = sizes.get(references[name]) or math.nan  # comparisons with nan are false
-            if abs(excess := size / reference - 1) > MOST_UNMATCHED:
-                more = f"{percent(abs(excess))} {'more' if excess > 0 else 'fewer'}"
-                yield f"{name} has {more} parameters without embeddings than {references[name]}."
+    sizes = {arm.name: arm.costs["params_non_embedding"] for arm in arms if "params_non_embedding" in arm.costs}
+    for arm in arms if study.match in ("none", "") else ():
+        reference = arm.arm.reference or study.baseline
+        excess = (
+            sizes.get(arm.name, math.nan) / (sizes.get(reference) or math.nan) - 1
+        )  # comparisons with nan are false
+        if abs(excess) > MOST_UNMATCHED:
+            more = f"{percent(abs(excess))} {'more' if excess > 0 else 'fewer'}"
+            yield f"{arm.name} has {more} parameters without embeddings than {reference}."
 
 
-def _mistuned(result: Result) -> Iterator[str]:
-    """Learning rates that were searched unequally, are not those that tuning chose, or were chosen badly."""
-    study, rates, records = result.study, result.learning_rates, started(result.records)
+def _unequally_tuned(result: Result) -> Iterator[str]:
+    """Learning rates that were searched unequally, are not those that tuning chose, or were not searched at all."""
+    study, rates, records = result.study, result.learning_rates, result.started
+    used = {arm.name: [r.config.get(RATE, math.nan) for r in records if r.arm == arm.name] for arm in study.arms}
     tuned = any(arm.tuning for arm in study.arms)  # on other seeds, a larger grid gives no advantage
     if rates and not tuned and RATE not in study.axes:
-        found = {arm.name: {r.config[RATE] for r in records if r.arm == arm.name} for arm in study.arms}
-        grids = [", ".join(map(learning_rate, sorted(found[record.arm]))) for record in records]
+        grids = [", ".join(map(learning_rate, sorted({*used[record.arm]}))) for record in records]
         if values := disagreement(records, grids):
             yield f"Learning rates searched differ: {values}; the best of more rates is lower by chance alone."
     chosen = {(of_arm.arm, seed): rate for of_arm in rates for seed, rate in of_arm.chosen.items()}
@@ -120,21 +104,21 @@ def _mistuned(result: Result) -> Iterator[str]:
         own, best = record.config.get(RATE), chosen.get((tuners[record.arm], record.seed))
         if best is not None and own != best:
             yield (
-                f"{named([record], ())} is judged at the learning rate {learning_rate(own)}, where its tuning runs "
-                f"choose {learning_rate(best)}."
+                f"{named([record])} is judged at the learning rate {learning_rate(own)}, where its tuning runs choose "
+                f"{learning_rate(best)}."
             )
     if not rates and OPTIMIZER in study.axes:
-        own = {
-            arm.axes[OPTIMIZER]: learning_rate(r.config.get(RATE))
-            for arm in study.arms
-            for r in records
-            if r.arm == arm.name
-        }
-        listed = ", ".join(f"{name} {rate}" for name, rate in own.items())
+        last = {arm.axes[OPTIMIZER]: used[arm.name][-1] for arm in study.arms if used[arm.name]}
+        listed = ", ".join(f"{name} {learning_rate(rate)}" for name, rate in last.items())
         yield (
             f"Each optimizer had one learning rate, which was not searched ({listed}): a difference may be that of the "
             f"rates; study.learning_rates searches them."
         )
+
+
+def _doubtful_rates(result: Result) -> Iterator[str]:
+    """Learning rates that were chosen on the judged runs, or at an end of their grid."""
+    rates = result.learning_rates
     if on_judged := [of_arm.arm for of_arm in rates if not of_arm.chosen]:
         yield (
             f"The learning rate of {enumerate_some(on_judged, MOST_NAMES)} was chosen on the runs that are compared, "
@@ -150,41 +134,21 @@ def _mistuned(result: Result) -> Iterator[str]:
         )
 
 
-def notes(result: Result) -> tuple[str, ...]:
-    """The study's own notes, and what one learning rate for all arms, or a better one, could change."""
-    found, swept = list(result.study.notes), result.learning_rates
-    rates = {record.config.get(RATE) for record in started(result.records)}
-    if not swept and len(rates) == 1 and len(result.arms) > 1:
-        rate = learning_rate(*rates)
-        found.append(f"One learning rate for all arms, {rate}: an arm with another optimum is at a disadvantage.")
-    if known := [of_arm for of_arm in swept if not math.isnan(of_arm.left)]:
-        most = max(known, key=lambda of_arm: of_arm.left)
-        found.append(
-            f"Rates are chosen from noisy runs: by the curvature of the losses around them, the judged runs of "
-            f"{most.arm} end {most.left:.2g} {unit_of(result.arms, 'val/loss')} above the loss at its best rate, the "
-            f"most of all arms."
-        )
-    return tuple(found)
-
-
 def _doubtful_speeds(result: Result) -> Iterator[str]:
     """Speeds of a study that were measured on other hardware, under other load, or not at all."""
     if not (speed := result.speed):
         return
-    records = started(result.records)
     hardware = "{} x {}, {}, {} CPU threads".format  # `2 x NVIDIA H100, bf16-mixed, 8 CPU threads`
     here = hardware(speed.devices, speed.device, speed.precision, speed.threads)
-    ours = [record.environment for record in records]
-    places = by_value(records, [hardware(at.devices, at.device, at.precision, at.cpu_threads) for at in ours])
-    places.pop(here, None)
-    if places:
-        yield f"Speeds were measured on {here}, but runs trained on other hardware: {values_in(places, records)}."
+    ours = [record.environment for record in result.started]
+    places = [hardware(at.devices, at.device, at.precision, at.cpu_threads) for at in ours]
+    if others := by_fault(result.started, ["" if place == here else place for place in places]):
+        elsewhere = values_in(others, result.started)
+        yield f"Speeds were measured on {here}, but runs trained on other hardware: {elsewhere}."
     if unquiet := [n for n, arm in speed.arms.items() if any(map(_is_unquiet, (arm.train, arm.decode, arm.prefill)))]:
         spread = f"rounds differ more than {MOST_UNQUIET}{TIMES} in {enumerate_some(unquiet, MOST_NAMES)}"
         yield f"The machine was not quiet while speeds were measured: {spread}."
-    if logged := [
-        arm.name for arm in result.arms if arm.name not in speed.arms and "perf/tokens_per_second" in arm.costs
-    ]:
+    if logged := [a.name for a in result.arms if a.name not in speed.arms and "perf/tokens_per_second" in a.costs]:
         names = enumerate_some(logged, MOST_NAMES)
         yield f"The speed of {names} is as its runs logged it, not measured with the others."
 
@@ -200,35 +164,31 @@ def _doubtful_inference(result: Result) -> Iterator[str]:
     measured = [record.evaluation for record in records]
     facts = {name: [str(getattr(one, key) or "unknown") for one in measured] for name, key in MEASURED_WITH.items()}
     facts["largest context"] = [f"{max(speed.context for speed in one.speed):,}" for one in measured]
-    for fact, found in facts.items():
-        if values := disagreement(records, found):
-            yield f"Measurements of inference differ in {fact}: {values}; their speeds cannot be compared."
+    for fact, values in disagreements(records, facts).items():
+        yield f"Measurements of inference differ in {fact}: {values}; their speeds cannot be compared."
     speeds = [(record.arm, speed) for record in records for speed in record.evaluation.speed]
-    if unquiet := [arm for arm, speed in speeds if any(_is_unquiet(getattr(speed, part) or ()) for part in TIMED)]:
+    if unquiet := [arm for arm, speed in speeds if any(_is_unquiet(getattr(speed, part)) for part in TIMED)]:
         names = enumerate_some(list(dict.fromkeys(unquiet)), MOST_NAMES)
         spread = f"more than {MOST_UNQUIET}{TIMES} the fastest"
         yield f"The machine was not quiet while inference was measured: a round took {spread} in {names}."
     caches = [(record.arm, cache) for record in evaluated for cache in record.evaluation.cache]
     unequal = {arm: cache for arm, cache in caches if cache.measured_bytes != cache.formula_bytes}
     for arm, cache in unequal.items():
-        sizes = (
-            f"{number(cache.measured_bytes)} bytes measured at {cache.context:,} tokens, "
-            f"{number(cache.formula_bytes)} expected"
-        )
+        size, wanted = number(cache.measured_bytes), number(cache.formula_bytes)
+        sizes = f"{size} bytes measured at {cache.context:,} tokens, {wanted} expected"
         yield f"The KV cache of {arm} does not match its formula: {sizes}."
 
 
-def _cautions(result: Result) -> Iterator[str]:
-    """What the verdicts do not account for: two seeds, repeated looks, noisy arms, models that learned little."""
-    study, arms = result.study, result.arms
+def _doubtful_tests(result: Result) -> Iterator[str]:
+    """What p-values do not account for: two seeds, repeated looks, noisy arms."""
     spread = noise(result)
-    compared = [c for arm in arms for c in (arm.to_previous, arm.to_baseline) if c and c.change.is_tested]
+    compared = [c for arm in result.arms for c in (arm.to_previous, arm.to_baseline) if c and c.change.is_tested]
     if compared and max(c.change.n for c in compared) == 2:
         others = "an arm's noise is estimated mostly from the other arms, and " if spread else ""  # of two arms: not
         yield f"Two seeds: {others}one outlier can decide a verdict."
-    if study.looks:
+    if result.study.looks:
         yield (
-            f"Seeds were added after {count(study.looks, 'report')}: p and intervals no longer hold as printed. "
+            f"Seeds were added after {count(result.study.looks, 'report')}: p and intervals no longer hold as printed. "
             f"Testing at 3, 4, 5 and 6 seeds until something is significant finds something in 6 to 12% of studies "
             f"without an effect."
         )
@@ -238,7 +198,11 @@ def _cautions(result: Result) -> Iterator[str]:
                 f"{name} varies {number(ratio, 1)}{TIMES} as much over seeds as the typical arm: where noise is "
                 f"skewed, comparisons with such an arm are often falsely significant (docs/statistics.md)."
             )
-    unit = unit_of(arms, "val/loss")
+
+
+def _little_learned(result: Result) -> Iterator[str]:
+    """Arms that learned little else than token frequencies, or saw more text in as many tokens."""
+    arms, unit = result.arms, unit_of(result.arms, "val/loss")
     for arm in arms:
         entropies = [entropy for r in arm.records if r.done and (entropy := r.environment.unigram_entropy)]
         if arm.loss and entropies and arm.loss.mean > UNIGRAM * min(entropies):
@@ -246,14 +210,48 @@ def _cautions(result: Result) -> Iterator[str]:
                 f"{arm.name} ends at {number(arm.loss.mean, 3)} {unit}, where token frequencies alone give "
                 f"{number(min(entropies), 3)}: it has learned little else, and differences to it mean little."
             )
-    lengths = {
-        arm.name: next((length for r in arm.records if (length := r.environment.bytes_per_token)), math.nan)
-        for arm in arms
-    }
-    known = {name: length for name, length in lengths.items() if not math.isnan(length)}
+    lengths = {arm.name: [size for r in arm.records if (size := r.environment.bytes_per_token)][:1] for arm in arms}
+    known = {name: sizes[0] for name, sizes in lengths.items() if sizes}
     if result.metric == "val/bits_per_byte" and len(set(known.values())) > 1:
         sizes = ", ".join(f"{length:.2f} bytes in {name}" for name, length in known.items())
         yield f"A token is {sizes}: with equal tokens an arm with longer ones has seen more text."
 
 
-RULES = (_same_seeds, _unmatched, _mistuned, _doubtful_speeds, _doubtful_inference, _cautions)
+RULES = (
+    _missing,
+    unequal_environments,
+    _unequal_tokens,
+    unequal_settings,
+    audit.mislabelled,
+    audit.copies,
+    audit.unlike_their_curves,
+    audit.impossible,
+    audit.unlike_positions,
+    audit.of_another_size,
+    audit.unequal_speeds,
+    _same_seeds,
+    _unmatched,
+    _unequally_tuned,
+    _doubtful_rates,
+    _doubtful_speeds,
+    _doubtful_inference,
+    _doubtful_tests,
+    _little_learned,
+)
+
+
+def notes(result: Result) -> tuple[str, ...]:
+    """The study's own notes, and what one learning rate for all arms, or a better one, could change."""
+    found, swept = list(result.study.notes), result.learning_rates
+    rates = {record.config.get(RATE) for record in result.started}
+    if not swept and len(rates) == 1 and len(result.arms) > 1:
+        rate = learning_rate(*rates)
+        found.append(f"One learning rate for all arms, {rate}: an arm with another optimum is at a disadvantage.")
+    if known := [of_arm for of_arm in swept if not math.isnan(of_arm.left)]:
+        most = max(known, key=attrgetter("left"))
+        found.append(
+            f"Rates are chosen from noisy runs: by the curvature of the losses around them, the judged runs of "
+            f"{most.arm} end {most.left:.2g} {unit_of(result.arms, 'val/loss')} above the loss at its best rate, the "
+            f"most of all arms."
+        )
+    return tuple(found)

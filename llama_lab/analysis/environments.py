@@ -1,39 +1,38 @@
 """The hardware, software and data of runs, in their last session and in earlier ones."""
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from llama_lab.config.grammar import override_key
 from llama_lab.runs.record import Record
 from llama_lab.runs.stored import Environment, Git
 
+from .result import Result
 from .sentences import by_value, disagreement, named, sentence, values_in
 
 COMPARED = {fact.name: fact.metadata for fact in fields(Environment) if "compared" in fact.metadata}
 TITLES = {name: declared["name"] or name.replace("_", " ") for name, declared in COMPARED.items()}
 CONSEQUENCES = {TITLES[name]: declared["compared"] for name, declared in COMPARED.items()}
 CONSEQUENCES |= CONSEQUENCES.pop("versions")  # of each library
-UNCOMMITTED = "uncommitted changes"
 HASH = re.compile("[0-9a-f]{13,}")
 BY_ROLE = (TITLES["data_hash"],)  # in which judged runs agree, and tuning runs, which are validated on other text
 
 
 def environment(session: Environment) -> dict[str, str]:
     """Hardware, software and data of a session, by the names of reports; hashes and commits are cut to 12 digits."""
-    dirty = {UNCOMMITTED: _text(session.git and session.git.dirty)}
+    dirty = {"uncommitted changes": _text(session.git and session.git.dirty)}
     return {name: _shortened([value])[0] for name, value in (_facts(session) | dirty).items()}
 
 
 def _facts(session: Environment) -> dict[str, str]:
     """The facts in which all runs should agree, and the versions of libraries one by one."""
-    values = {name: getattr(session, name) for name, declared in COMPARED.items() if not declared["within"]}
+    values = {TITLES[name]: getattr(session, name) for name, fact in COMPARED.items() if not fact["within"]}
     versions = values.pop("versions")
     values["devices"] = f"{session.devices}{' shards' if session.sharded else ''}"
-    return {name: _text(value) for name, value in ({TITLES[key]: values[key] for key in values} | versions).items()}
+    return {name: _text(value) for name, value in (values | versions).items()}
 
 
 def _text(value: Any) -> str:
@@ -52,31 +51,26 @@ def _shortened(texts: Sequence[str]) -> list[str]:
     return short if len({*short}) == len({*texts}) else [*texts]
 
 
-def unequal_environments(records: Sequence[Record], tuning: Collection[Path] = ()) -> Iterator[str]:
-    """A sentence for every fact that differs between runs, or between the sessions of one run.
-
-    tuning: folders of tuning runs.
-    """
-    sessions = {record.path: [*record.environment.earlier_sessions, record.environment] for record in records}
-    histories = [[_facts(session) for session in sessions[record.path]] for record in records]
-    facts = dict.fromkeys(fact for history in histories for session in history for fact in session)
-    last = {record.path: history[-1] for record, history in zip(records, histories, strict=True)}
-    roles = by_value(records, [str(record.path in tuning) for record in records]).values()
+def unequal_environments(result: Result) -> Iterator[str]:
+    """A sentence for every fact that differs between runs, or between the sessions of one run."""
+    records = result.started
+    histories = {record.path: [_facts(session) for session in sessions(record)] for record in records}
+    facts = dict.fromkeys(fact for history in histories.values() for session in history for fact in session)
     for fact in facts:
-        for runs in roles if fact in BY_ROLE else [records]:
-            known = [last[record.path].get(fact, "unknown") for record in runs]
+        for runs in result.by_role if fact in BY_ROLE else [records]:
+            known = [histories[record.path][-1].get(fact, "unknown") for record in runs]
             if values := disagreement(runs, _shortened(known)):
                 yield sentence(f"Runs differ in {fact}: {values}", CONSEQUENCES.get(fact, ""))
     yield from _unlike_what_they_follow_from(records)
     for fact in facts:  # that changed when a run was stopped and resumed
-        changed = [[value for value, _ in groupby(one.get(fact, "unknown") for one in of)] for of in histories]
-        paths = [" then ".join(_shortened(values)) for values in changed]
+        of_runs = [[value for value, _ in groupby(one.get(fact, "unknown") for one in of)] for of in histories.values()]
+        paths = [" then ".join(_shortened(values)) for values in of_runs]
         if found := {path: runs for path, runs in by_value(records, paths).items() if " then " in path}:
             where = f"Sessions of one run differ in {fact}: {values_in(found, records)}"
             yield sentence(where, CONSEQUENCES.get(fact, ""))
     if values := disagreement(records, [str(record.config.get("train.recompute", "none")) for record in records]):
         yield f"Runs differ in train.recompute: {values}; their speeds and memory cannot be compared."
-    if dirty := [r for r in records if any(one.git and one.git.dirty for one in sessions[r.path])]:
+    if dirty := [record for record in records if any(one.git and one.git.dirty for one in sessions(record))]:
         yield f"The code had uncommitted changes: {named(dirty, records)}. The commit does not identify the code."
     if resumed := [record for record in records if is_resumed(record)]:
         yield (
@@ -98,10 +92,14 @@ def _unlike_what_they_follow_from(records: Sequence[Record]) -> Iterator[str]:
             yield sentence(f"Runs differ in {TITLES[name]}: {values}", CONSEQUENCES[TITLES[name]])
 
 
+def sessions(record: Record) -> list[Environment]:
+    """What a run's sessions ran on, the last one last."""
+    return [*record.environment.earlier_sessions, record.environment]
+
+
 def is_resumed(record: Record) -> bool:
     """Whether any session was started with resume=, beyond the run's first budget."""
-    sessions = (*record.environment.earlier_sessions, record.environment)
-    commands = [argument for session in sessions for argument in session.command[1:]]
+    commands = [argument for session in sessions(record) for argument in session.command[1:]]
     return bool(record.config.get("resume")) or any(
         override_key(argument) == "resume" and argument.partition("=")[2] not in ("", "null") for argument in commands
     )

@@ -10,14 +10,16 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from llama_lab.config.trust import Trust
 from llama_lab.drawing.anatomy import Anatomy
-from llama_lab.runs.record import Record, finished
+from llama_lab.runs.record import MISSING, Record, finished, started
 from llama_lab.runs.stored import UNITS
-from llama_lab.runs.study import Arm, Study
+from llama_lab.runs.study import Arm, Member, Study
 from llama_lab.runs.study_speed import StudySpeed
 from llama_lab.util.formatting import UNKNOWN
 
 from .scaling_law import Scaling
+from .sentences import by_value
 from .statistics import Effect, Estimate, PairedDifference, SeedRange, estimate
 
 Metric = Literal["val/loss", "val/bits_per_byte"]
@@ -269,8 +271,8 @@ class Lengths:
 class Front:
     """The Pareto-optimal arms in loss and each cost."""
 
-    kv_cache: tuple[str, ...]
-    throughput: tuple[str, ...]
+    kv_cache: tuple[str, ...] = ()
+    throughput: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -385,38 +387,34 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class Provenance:
-    """How the study was run. environment: for each fact, its values with the number of runs that had them."""
-
-    seeds: tuple[int, ...]
-    environment: dict[str, dict[str, int]]
-    baseline_config: str
-
-
-@dataclass(frozen=True)
 class Result:
     """Everything that the report shows.
 
     metric: what arms are judged by: "val/loss", or "val/bits_per_byte" if tokenizers differ. verdict: one sentence.
     answer: several. tests: which comparisons were tested together, and how. warnings: what was not controlled, in
-    sentences. notes: other remarks. speed: of the arms side by side; None if not measured, when costs have the speeds
-    that the runs logged. records: one per member of the study, in their order, tuning runs included. pairs, ranks:
-    of all arms, with the interval of each rank (see rank_intervals); empty unless the study compares all pairs.
-    architectures: see `architectures`. scaling: of a study over sizes and budgets.
+    sentences. notes: other remarks. records: one per member of the study, in their order, tuning runs included. seeds:
+    those that are judged. environment: for each fact, its values with the number of runs that had them. speed: of the
+    arms side by side; None if not measured, when costs have the speeds that the runs logged. pairs, ranks: of all arms,
+    with the interval of each rank (see rank_intervals); empty unless the study compares all pairs. architectures: see
+    `architectures`. scaling: of a study over sizes and budgets. trust: packages whose components the configs of runs
+    may name; models are rebuilt to check sizes.
     """
 
     study: Study
-    metric: Metric
-    tests: str
-    arms: tuple[ArmResult, ...]
-    curves: tuple[Curve, ...]
-    front: Front
-    inference: tuple[Inference, ...]
-    effects: tuple[Effect, ...]
-    learning_rates: tuple[LearningRates, ...]
-    divergences: tuple[Divergence, ...]
-    lengths: tuple[Lengths, ...]
-    provenance: Provenance
+    metric: Metric = "val/loss"
+    tests: str = "none"
+    arms: tuple[ArmResult, ...] = ()
+    records: tuple[Record, ...] = ()
+    seeds: tuple[int, ...] = ()
+    environment: dict[str, dict[str, int]] = field(default_factory=dict)
+    baseline_config: str = ""
+    curves: tuple[Curve, ...] = ()
+    front: Front = Front()
+    inference: tuple[Inference, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    learning_rates: tuple[LearningRates, ...] = ()
+    divergences: tuple[Divergence, ...] = ()
+    lengths: tuple[Lengths, ...] = ()
     speed: StudySpeed | None = None
     verdict: str = ""
     answer: tuple[str, ...] = ()
@@ -428,11 +426,28 @@ class Result:
     pairs: tuple[Comparison, ...] = ()
     ranks: dict[str, tuple[int, int]] = field(default_factory=dict)
     rankings: tuple[Ranking, ...] = ()
-    records: tuple[Record, ...] = ()
     architectures: Architectures = ()
     scaling: Scaling | None = None
+    trust: Trust = field(default_factory=Trust)
 
     @property
     def unit(self) -> str:
         """The unit of `metric`."""
         return unit_of(self.arms, self.metric)
+
+    @property
+    def members(self) -> list[tuple[Member, Record]]:
+        """Each member of the study with its record."""
+        members = [member for arm in self.study.arms for member in arm.members]
+        return list(zip(members, self.records, strict=True))
+
+    @property
+    def started(self) -> list[Record]:
+        """The records of the runs that left anything."""
+        return started(self.records)
+
+    @property
+    def by_role(self) -> list[list[Record]]:
+        """Those of judged runs, and those of tuning runs."""
+        roles = [str(member.tunes is None) for member, record in self.members if record.status != MISSING]
+        return list(by_value(self.started, roles).values())

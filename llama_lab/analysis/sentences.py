@@ -1,6 +1,6 @@
 """Names of runs, and of the values in which they differ, for use in sentences."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from llama_lab.runs.record import Record
 from llama_lab.util.formatting import count, enumerate_some
@@ -15,6 +15,11 @@ def disagreement(records: Sequence[Record], values: Sequence[str]) -> str:
     return values_in(groups, records) if len(groups) > 1 else ""
 
 
+def disagreements(records: Sequence[Record], values: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The `disagreement` about each fact or setting in which runs differ. values: one for each run, by name."""
+    return {name: text for name, of_runs in values.items() if (text := disagreement(records, of_runs))}
+
+
 def by_value(records: Sequence[Record], values: Sequence[str]) -> dict[str, list[Record]]:
     """Group runs by value."""
     groups: dict[str, list[Record]] = {}
@@ -23,13 +28,18 @@ def by_value(records: Sequence[Record], values: Sequence[str]) -> dict[str, list
     return groups
 
 
-def values_in(groups: dict[str, list[Record]], every: Sequence[Record]) -> str:
+def by_fault(records: Sequence[Record], faults: Sequence[str]) -> dict[str, list[Record]]:
+    """Group runs by what is wrong with them; those with an empty text are in no group."""
+    return {fault: runs for fault, runs in by_value(records, faults).items() if fault}
+
+
+def values_in(groups: Mapping[str, Sequence[Record]], every: Sequence[Record]) -> str:
     """`cuda in rmsnorm/seed=2; cpu in gpt2, rmsnorm/seed=1`, the rarest value first."""
     rarest_first = sorted(groups.items(), key=lambda group: len(group[1]))
     return "; ".join(f"{value} in {named(runs, every)}" for value, runs in rarest_first)
 
 
-def named(runs: Sequence[Record], every: Sequence[Record]) -> str:
+def named(runs: Sequence[Record], every: Sequence[Record] = ()) -> str:
     """The names of `runs`; those of an arm whose runs in `every` are all among them are named by the arm."""
     partial = {record.arm for record in every if record not in runs} if every else {record.arm for record in runs}
     names = [run_name(run) if run.arm in partial else run.arm for run in runs]
@@ -43,14 +53,14 @@ def run_name(run: Record) -> str:
     return f"{arm}/{seed if seed.startswith('seed=') else f'seed={run.seed}'}"
 
 
-def first_and_more(found: dict[str, str]) -> str:
+def first_and_more(found: Mapping[str, str]) -> str:
     """One setting with its values, and the names of the others."""
     first, *others = found
     more = f"; also in {enumerate_some(others, MOST_KEYS)}" if others else ""
     return f"{first}: {found[first]}{more}"
 
 
-def sentence(statement: str, consequence: str) -> str:
+def sentence(statement: str, consequence: str = "") -> str:
     """A statement and its consequence, if any, as a sentence."""
     return f"{statement}; {consequence}." if consequence else f"{statement}."
 

@@ -1,19 +1,24 @@
 """The settings of a study's runs: which may differ between arms, and which do."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.schema import CHANGEABLE, belongs, flatten
+from llama_lab.config import CONF_DIR
+from llama_lab.config.schema import CHANGEABLE, belongs, flatten, option_file, options, read
 from llama_lab.runs.folder import resolved
 from llama_lab.runs.record import Record
 from llama_lab.runs.study import Study
 
-from .sentences import by_value, disagreement, first_and_more, sentence, values_in
+from .sentences import by_fault, by_value, disagreement, disagreements, first_and_more, sentence, values_in
+
+if TYPE_CHECKING:  # SciPy takes a second, and planning needs none
+    from .result import Result
 
 SEEDS = ("data.seed", "model.seed")
 TEXT = ("data.files", "data.source", "data.val_tokens", "tokenizer.sample_bytes")
@@ -31,6 +36,7 @@ OWN = tuple(key for key in FREE if key not in TEXT)  # of each run
 MODEL = ("model", "size", "pattern")
 COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
 WIDTH = "model.hidden_dim"  # solved for by matching
+DIMENSIONS = ("dim", "n_layers", "n_heads")
 MATCHED = ("params", "flops")
 RATE = "optim.lr"
 TOKENS = "train.tokens"
@@ -43,24 +49,12 @@ UNSET = "unset"
 
 # The config keys that a group of the model sets.
 GROUPS = {
-    "norm": ("model.norm",),
-    "block": ("model.block",),
-    "position": ("model.position",),
+    **{group: (f"model.{group}",) for group in ("norm", "block", "position")},
     "attention": ("model.attention", "model.n_kv_heads"),
     "ffn": ("model.ffn", WIDTH),
-    "embedding": ("model.embedding",),
-    "init": ("model.init",),
+    **{group: (f"model.{group}",) for group in ("embedding", "init")},
     "pattern": ("pattern", "model.layers"),
-    "size": (
-        "size",
-        "model.dim",
-        "model.n_layers",
-        "model.n_heads",
-        "model.head_dim",
-        "model.n_kv_heads",
-        WIDTH,
-        "model.vocab_size",
-    ),
+    "size": ("size", WIDTH, *(f"model.{key}" for key in (*DIMENSIONS, "head_dim", "n_kv_heads", "vocab_size"))),
 }
 
 CHOSEN = (*GROUPS, "optim", "schedule")  # groups of which all runs of an arm have one option
@@ -68,30 +62,11 @@ CHOSEN = (*GROUPS, "optim", "schedule")  # groups of which all runs of an arm ha
 # The keys that the axes of a design set which are named after no group or key.
 DERIVED = {"tokens_per_parameter": (TOKENS,)}
 
-# Keys whose values some option computes from other keys.
-FOLLOWS = {
-    "model.head_dim": ("model.dim", "model.n_heads"),
-    WIDTH: ("model.dim", "size.mlp_ratio"),
-    "model.n_kv_heads": ("model.n_heads", "size.n_kv_heads"),
-    "model.attention.window": ("model.max_seq_len",),
-    "model.attention.scale": ("model.head_dim",),
-    "model.attention.kv_rank": ("model.head_dim",),
-    "model.attention.nope_dim": ("model.head_dim",),
-    "model.attention.value_dim": ("model.head_dim",),
-    "model.attention.temperature.length": ("model.max_seq_len",),
-    "model.attention.temperature.step": ("model.max_seq_len",),
-    "model.block.residual_scale": ("model.n_layers",),
-    "model.embedding.std": ("model.dim",),
-    "model.embedding.scale": ("model.dim",),
-    "model.position.amplitude": ("model.embedding.std", "model.embedding.scale", "model.embedding.norm_input"),
-    "model.position.std": ("model.embedding.std", "model.embedding.scale", "model.embedding.norm_input"),
-    "model.position.scaling.original_max_seq_len": ("model.max_seq_len",),
-    "model.position.scaling.max_seq_len": ("model.max_seq_len",),
-}
-
-
 # What layers that differ have copies of.
-COPIED = ("attention", "n_kv_heads", "ffn", "hidden_dim", "position", "norm", "block", "n_layers", "max_seq_len")
+COPIED = tuple(f"model.{part}" for part in ("n_layers", "max_seq_len")) + tuple(
+    key for group in ("attention", "ffn", "position", "norm", "block") for key in GROUPS[group]
+)
+REFERENCE = re.compile(r"\$\{(\w+\.[\w.]+)\}")  # to another key
 
 
 def different_settings(reference: Record, record: Record, is_swept: bool) -> dict[str, tuple[Any, Any]]:
@@ -133,11 +108,10 @@ def planned_settings(
     return [{key: config[key] for key in apart if key in config} for config in values]
 
 
-def unequal_settings(
-    study: Study, records: Sequence[Record], is_swept: bool, tuning: Collection[Path] = ()
-) -> Iterator[str]:
-    """A sentence for every setting that differs between runs but should not. tuning: folders of tuning runs."""
-    axes, planned, own = study.axes, _planned(study), (*_own(is_swept), *TEXT, TOKENS)
+def unequal_settings(result: "Result") -> Iterator[str]:
+    """A sentence for every setting that differs between runs but should not."""
+    study, records, axes, planned = result.study, result.started, result.study.axes, _planned(result.study)
+    own = (*_own(bool(result.learning_rates)), *TEXT, TOKENS)
     shared = [  # settings that neither an axis nor the study's plan sets
         key
         for key in _keys(records)
@@ -148,23 +122,19 @@ def unequal_settings(
     if values := disagreement(records, [f"all but the first {prefix(record.config)}" for record in records]):
         yield f"Losses are of different tokens, since those of an attention.prefix are not predicted: {values}."
     different = _different(records, [key for key in shared if key not in BY_ROLE])
-    for runs in by_value(records, [str(record.path in tuning) for record in records]).values():
+    for runs in result.by_role:
         different |= _different(runs, [key for key in BY_ROLE if key in shared and key not in different])
     for key, values in different.items():
         yield sentence(f"{key} differs: {values}", CONSEQUENCES.get(key, ""))
     yield from _mixed_arms(study, records, (*own, *planned, *shared))
-    if study.design == "comparison":
-        yield from _ungrouped(study, records)
-    else:
-        yield from _unplanned(study, records)
+    yield from (_ungrouped if study.is_grouped else _unplanned)(study, records)
     yield from _off_axis(study, records, (*own, *shared))
-    for key, seed in product(SEEDS, sorted({record.seed for record in records})):
-        pairs = [record for record in records if record.seed == seed]
-        if values := disagreement(pairs, [str(record.config.get(key)) for record in pairs]):
+    of_seed = {seed: [r for r in records if r.seed == seed] for seed in sorted({r.seed for r in records})}
+    for key, (seed, runs) in product(SEEDS, of_seed.items()):
+        if values := disagreement(runs, [str(record.config.get(key)) for record in runs]):
             yield f"{key} differs between the runs of seed {seed}: {values}."
-    for seed in sorted({record.seed for record in records}) if INIT not in axes else ():
-        pairs = [record for record in records if record.seed == seed]
-        if values := disagreement(pairs, [record.environment.init_hash[:12] or "fresh weights" for record in pairs]):
+    for seed, runs in of_seed.items() if INIT not in axes else ():
+        if values := disagreement(runs, [record.environment.init_hash[:12] or "fresh weights" for record in runs]):
             yield f"The runs of seed {seed} start from different weights: {values}."
 
 
@@ -173,21 +143,16 @@ def _mixed_arms(study: Study, records: Sequence[Record], ignored: tuple[str, ...
     keys = [key for key in _keys(records) if not belongs(key, ignored)]
     for arm in study.arms:
         runs = [record for record in records if record.arm == arm.name]
-        options = {group: [str(run.environment.choices.get(group, UNSET)) for run in runs] for group in CHOSEN}
-        groups = {group: values for group, chosen in options.items() if (values := disagreement(runs, chosen))}
-        if found := _different(runs, keys) or groups:
+        if found := _different(runs, keys) or _different_options(runs, CHOSEN):
             yield f"Runs that are averaged as {arm.name} differ in {first_and_more(found)}."
 
 
 def _ungrouped(study: Study, records: Sequence[Record]) -> Iterator[str]:
     """The model settings in which a comparison's arms differ, other than those that it groups runs by."""
-    axes = study.axes
-    if "arm" in axes:  # an arm's name stands for all of its settings
+    if "arm" in study.axes:  # an arm's name stands for all of its settings
         return
-    grouped = {*axes} | (GROUPS.keys() - {"size"} if "arch" in axes else set())
-    others = [group for group in GROUPS if group not in grouped]
-    choices = {group: [str(t.environment.choices.get(group, UNSET)) for t in records] for group in others}
-    groups = {group: values for group, options in choices.items() if (values := disagreement(records, options))}
+    grouped = {*study.axes} | (GROUPS.keys() - {"size"} if "arch" in study.axes else set())
+    groups = _different_options(records, [group for group in GROUPS if group not in grouped])
     matched = (WIDTH,) if study.match in MATCHED else ()
     covered = (*SEEDS, *COMPARED, *matched, *grouped, *_keys_set_by(grouped), *_keys_set_by(groups))
     keys = [key for key in _keys(records) if belongs(key, MODEL) and not belongs(key, covered)]
@@ -197,14 +162,12 @@ def _ungrouped(study: Study, records: Sequence[Record]) -> Iterator[str]:
 
 def _unplanned(study: Study, records: Sequence[Record]) -> Iterator[str]:
     """The settings in which a run differs from what the study's plan recorded for its arm."""
-    arms = {arm.name: arm for arm in study.arms}
+    plans = {arm.name: arm.settings or {} for arm in study.arms}
     found = {}
     for key in _planned(study):
-        pairs = [(text_of(record.config, key), text_of(arms[record.arm].settings or {}, key)) for record in records]
-        groups = by_value(records, ["" if has == wanted else f"{has} instead of {wanted}" for has, wanted in pairs])
-        groups.pop("", None)
-        if groups:
-            found[key] = values_in(groups, records)
+        pairs = [(text_of(record.config, key), text_of(plans[record.arm], key)) for record in records]
+        if faults := by_fault(records, [f"{own} instead of {plan}" if own != plan else "" for own, plan in pairs]):
+            found[key] = values_in(faults, records)
     if found:
         yield f"Runs have other settings than the study planned: {first_and_more(found)}."
 
@@ -215,16 +178,13 @@ def _off_axis(study: Study, records: Sequence[Record], ignored: tuple[str, ...])
     If the study recorded its plan: those in which all planned arms are equal. ignored: settings that are free, or
     compared between all runs.
     """
-    planned, axes, keys = _planned(study), study.axes, _keys(records)
-    arms = {arm.name: arm for arm in study.arms}
+    planned, keys, axes_of = _planned(study), _keys(records), {arm.name: arm.axes for arm in study.arms}
     found: dict[tuple[str, ...], dict[str, str]] = {}
-    for key in keys:
-        if belongs(key, (*ignored, *planned)):
+    for key in (key for key in keys if not belongs(key, (*ignored, *planned))):
+        movers = () if planned else _movers(key, study.axes, study.match, keys)
+        if study.is_grouped and not movers:  # see `_ungrouped`
             continue
-        movers = () if planned else _movers(key, axes, study.match, keys)
-        if study.design == "comparison" and not movers:  # see `_ungrouped`
-            continue
-        levels = [str([arms[record.arm].axes.get(axis) for axis in movers]) for record in records]
+        levels = [str([axes_of[record.arm].get(axis) for axis in movers]) for record in records]
         for runs in by_value(records, levels).values():
             values = Counter(arm for arm, _ in {(record.arm, text_of(record.config, key)) for record in runs})
             whole = [record for record in runs if values[record.arm] == 1]  # `_mixed_arms` reports the others
@@ -235,18 +195,29 @@ def _off_axis(study: Study, records: Sequence[Record], ignored: tuple[str, ...])
         yield f"{what} {first_and_more(settings)}."
 
 
+@cache
+def follows() -> dict[str, frozenset[str]]:
+    """The keys of a model that some packaged option computes from others, with these."""
+    files = [CONF_DIR / "config.yaml", *(option_file(group, option) for group in GROUPS for option in options(group))]
+    pairs = [(key, REFERENCE.findall(str(value))) for file in files for key, value in read(file)[0].items()]
+    return {
+        key: frozenset(other for one, others in pairs if one == key for other in others)
+        for key in {one for one, others in pairs if others and belongs(one, ("model", "size"))}
+    }
+
+
 def _movers(key: str, axes: Collection[str], match: str, keys: Sequence[str]) -> tuple[str, ...]:
     """The axes that may change a setting, directly or through a key that it follows. keys: of all configs."""
     if key == WIDTH and match in MATCHED:
         return tuple(sorted(axes))
-    copied = tuple(f"model.{part}" for part in COPIED) if key == "model.layers" else ()
-    through = {axis for followed in FOLLOWS.get(key, copied) for axis in _movers(followed, axes, match, keys)}
+    copied = COPIED if key == "model.layers" else ()
+    through = {axis for other in (*follows().get(key, ()), *copied) for axis in _movers(other, axes, match, keys)}
 
     def moves(axis: str) -> bool:
         if axis in (keys_of := GROUPS | DERIVED):
             return belongs(key, keys_of[axis])
         if axis == "arch":
-            return belongs(key, tuple(_keys_set_by(GROUPS.keys() - {"size"})))
+            return belongs(key, _keys_set_by(GROUPS.keys() - {"size"}))
         is_key = any(_is_named(other, axis) and not belongs(other, OWN) for other in keys)
         return _is_named(key, axis) if is_key else belongs(key, MODEL)  # an unknown name may set any of these
 
@@ -278,12 +249,14 @@ def _keys(records: Sequence[Record]) -> list[str]:
 
 def _different(records: Sequence[Record], keys: Sequence[str]) -> dict[str, str]:
     """The keys in which runs differ, with a text of which runs have which value; null is as if it were not there."""
-    found = {
-        key: disagreement(records, [text_of(record.config, key) for record in records])
-        for key in keys
-        if any(record.config.get(key) is not None for record in records)
-    }
-    return {key: values for key, values in found.items() if values}
+    known = [key for key in keys if any(record.config.get(key) is not None for record in records)]
+    return disagreements(records, {key: [text_of(record.config, key) for record in records] for key in known})
+
+
+def _different_options(records: Sequence[Record], groups: Collection[str]) -> dict[str, str]:
+    """The config groups of which runs have different options, with a text of which runs have which."""
+    chosen = {group: [str(one.environment.choices.get(group, UNSET)) for one in records] for group in groups}
+    return disagreements(records, chosen)
 
 
 def prefix(config: Mapping[str, Any]) -> int:

@@ -192,8 +192,8 @@ def option_file(group: str, option: str) -> Path:
 
 
 @cache
-def read(file: Path) -> tuple[frozenset[str], tuple[Path, ...]]:
-    """The keys that a config file itself sets, and the files in its defaults list."""
+def read(file: Path) -> tuple[dict[str, Any], tuple[Path, ...]]:
+    """The settings that a config file itself has, flattened, and the files in its defaults list."""
     text = file.read_text(encoding="utf-8")
     header = re.match(r"# @package (\S+)", text)
     package = header[1] if header and header[1] != "_global_" else ""
@@ -201,13 +201,13 @@ def read(file: Path) -> tuple[frozenset[str], tuple[Path, ...]]:
     assert isinstance(content, dict)
     parents = [parent for parent in content.pop("defaults", []) if isinstance(parent, str) and parent != "_self_"]
     files = ((CONF_DIR if p.startswith("/") else file.parent) / f"{p.strip('/')}.yaml" for p in parents)
-    return frozenset(flatten(content, package)), tuple(files)
+    return flatten(content, package), tuple(files)
 
 
 def keys_of(file: Path) -> frozenset[str]:
     """The keys that a config file sets, including those of the files in its defaults list."""
     own, parents = read(file)
-    return own.union(*map(keys_of, parents))
+    return frozenset(own).union(*map(keys_of, parents))
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:

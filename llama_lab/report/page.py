@@ -141,7 +141,7 @@ def drawing(one: Anatomy, other: Anatomy | None) -> tuple[str, Markup]:
 
 def page(result: Result, files: Sequence[str] = ()) -> str:
     """The report of a study as HTML, with links to these files beside it."""
-    study, seeds = result.study, result.provenance.seeds
+    study, seeds = result.study, result.seeds
     listed = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds)) or fmt.UNKNOWN}"
     facts = (  # the subtitle
         study.design.replace("_", "-").capitalize(),

@@ -40,7 +40,7 @@ def summary_rows(result: Result) -> list[dict[str, Any]]:
     axes = result.study.axes
     inference = {found.arm: found for found in result.inference}
     rows = [
-        _row(arm, axes, result.provenance.seeds)
+        _row(arm, axes, result.seeds)
         | (_rank_columns(result.ranks.get(arm.name)) if result.pairs else {})
         | _ranking_columns(result.rankings, arm.name)
         | _inference_columns(inference.get(arm.name))

@@ -180,7 +180,7 @@ def _seed_losses(result: Result) -> Table:
         f"Every seed: final validation loss, {result.unit}, and below it the difference to "
         f"{result.study.before}, or else to the baseline, at the same seed."
     )
-    seeds = result.provenance.seeds
+    seeds = result.seeds
     return _arm_table(result, caption, {f"Seed {seed}": partial(cell, seed) for seed in seeds})
 
 
@@ -447,7 +447,7 @@ def _telemetry(result: Result) -> Table:
 def _environment(result: Result) -> Table:
     rows = [
         [fact, "\n".join(f"{value} ({fmt.count(n, 'run')})" for value, n in values.items())]
-        for fact, values in result.provenance.environment.items()
+        for fact, values in result.environment.items()
     ]
     return Table("Hardware, software and data of the runs", ["Fact", "Value"], rows, frozenset({"Value"}))
 

@@ -22,7 +22,6 @@ from llama_lab.analysis.result import (
     Interaction,
     LearningRates,
     Lengths,
-    Provenance,
     Result,
     Speed,
     Spread,
@@ -177,22 +176,17 @@ def result(losses: dict[str, float], seeds: int = 3, points: int = 195) -> Resul
             _front({arm.name: (arm.costs["kv_cache/bytes_per_token"], losses[arm.name]) for arm in arms}),
             _front({arm.name: (-arm.costs["perf/tokens_per_second"], losses[arm.name]) for arm in arms}),
         ),
-        inference=(),
-        effects=(),
-        learning_rates=(),
-        divergences=(),
-        lengths=(),
-        provenance=Provenance(
-            tuple(range(1, seeds + 1)),
-            {
-                "torch": {"2.13.0+cpu": len(names) * seeds},
-                "device": {"cpu": len(names) * seeds},
-                "git commit": {"0c6e11a": len(names) * seeds - 1, "0c6e11a with changes": 1},
-                "data": {"9f4fcfe12c2f4bd836102f96fb390e1e": len(names) * seeds},
-            },
-            "name: null\nseed: 1\ntrain:\n  tokens: 1600000.0\n  batch_size: 16\n" + "  long_key: " + "x" * 150 + "\n",
-        ),
-        warnings=(),
+        seeds=tuple(range(1, seeds + 1)),
+        environment={
+            "torch": {"2.13.0+cpu": len(names) * seeds},
+            "device": {"cpu": len(names) * seeds},
+            "git commit": {"0c6e11a": len(names) * seeds - 1, "0c6e11a with changes": 1},
+            "data": {"9f4fcfe12c2f4bd836102f96fb390e1e": len(names) * seeds},
+        },
+        baseline_config="name: null\nseed: 1\ntrain:\n  tokens: 1600000.0\n  batch_size: 16\n"
+        + "  long_key: "
+        + "x" * 150
+        + "\n",
         verdict="Of 6 steps, 4 lowered the loss.",
         difference_curves=tuple(difference_curve(arm.to_previous) for arm in arms if arm.to_previous),
     )

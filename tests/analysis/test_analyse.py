@@ -420,7 +420,7 @@ def test_a_study_without_any_run_is_not_an_error(tmp_path: Path) -> None:
     result = analyse(study, tmp_path)
     assert "Nothing can be compared" in result.answer[0]
     assert len(result.divergences) == 6
-    assert result.provenance.seeds == (1, 2, 3)
+    assert result.seeds == (1, 2, 3)
 
 
 def test_from_one_seed_nothing_is_concluded(tmp_path: Path) -> None:
@@ -677,13 +677,13 @@ def test_provenance_counts_the_runs_of_every_value(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "arm": 0.0})
     plant_facts(run_folder(tmp_path, study, "arm", 2), device="NVIDIA H100 80GB HBM3")
     plant_config(run_folder(tmp_path, study, "base", 1), train__prompt="def")
-    provenance = analyse(study, tmp_path).provenance
-    assert provenance.seeds == (1, 2, 3)
-    assert provenance.environment["device"] == {"cpu": 5, "NVIDIA H100 80GB HBM3": 1}
-    assert provenance.environment["data"] == {"9f4fcfe12c2f": 6}
-    assert provenance.environment["torch"] == {"2.13.0+cpu": 6}
-    assert provenance.environment["uncommitted changes"] == {"no": 6}
-    assert provenance.baseline_config == (run_folder(tmp_path, study, "base", 1) / "resolved.yaml").read_text()
+    result = analyse(study, tmp_path)
+    assert result.seeds == (1, 2, 3)
+    assert result.environment["device"] == {"cpu": 5, "NVIDIA H100 80GB HBM3": 1}
+    assert result.environment["data"] == {"9f4fcfe12c2f": 6}
+    assert result.environment["torch"] == {"2.13.0+cpu": 6}
+    assert result.environment["uncommitted changes"] == {"no": 6}
+    assert result.baseline_config == (run_folder(tmp_path, study, "base", 1) / "resolved.yaml").read_text()
 
 
 @pytest.mark.slow

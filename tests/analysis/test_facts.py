@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from llama_lab.analysis.analyse import analyse
-from llama_lab.analysis.audit import misrecorded
+from llama_lab.analysis.confounds import warnings
 from llama_lab.analysis.environments import TITLES
 from llama_lab.analysis.settings import FREE, TOKENS, different_settings, unequal_settings
 from llama_lab.config import CONF_DIR
 from llama_lab.config.schema import belongs, groups, keys_of, option_file, options
-from llama_lab.config.trust import Trust
 from llama_lab.runs.stored import COLUMNS, OF_THE_RUN, SIZES, Environment, Facts, layer_metrics
 from tests.analysis.synthetic import FACTS, change_metrics, plant_config, plant_facts, run_folder, write_study
 
@@ -72,12 +71,12 @@ def test_a_fault_in_any_fact_is_named_unless_the_fact_is_declared_free(tmp_path:
 
 def test_a_fact_of_the_summary_that_the_environment_denies_is_named(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02}, seeds=(1, 2))
-    records = analyse(study, tmp_path).records
+    result = analyse(study, tmp_path)
     file = run_folder(tmp_path, study, "rmsnorm", 2) / "summary.json"
     whole = json.loads(file.read_text())
     for fact in (fact for fact in fields(Facts) if fact.name != "metrics"):  # these are recomputed
         file.write_text(json.dumps(whole | fault_of(fact)))
-        found = [*misrecorded(study, records, Trust())]
+        found = warnings(result)
         assert "summary.json and environment.json state other facts: rmsnorm/seed=2." in found, fact.name
 
 
@@ -94,16 +93,16 @@ def test_a_fault_in_any_setting_is_named_unless_the_setting_is_declared_free(
 ) -> None:
     arms = {"layernorm": 0.0, "rmsnorm": -0.02}
     study = write_study(tmp_path, arms, (1, 2), design=design, axes={name: {axis: name} for name in arms})
-    records = analyse(study, tmp_path).records
-    assert not [*unequal_settings(study, records, is_swept=False)]
+    result = analyse(study, tmp_path)
+    assert not [*unequal_settings(result)]
     for key in settings():
         value = [{"norm": 7}] if key == "model.layers" else 7
         for seeds in ((2,), (1, 2)):
             planted = [
                 replace(run, config=run.config | {key: value}) if run.arm == "rmsnorm" and run.seed in seeds else run
-                for run in records
+                for run in result.records
             ]
-            shown = [*unequal_settings(study, planted, is_swept=False)]
+            shown = [*unequal_settings(replace(result, records=tuple(planted)))]
             if len(seeds) == 2:  # the table of settings compares the first runs of two arms
                 shown += different_settings(planted[0], planted[2], is_swept=False)
             assert any(key in text for text in shown), (key, seeds)
@@ -111,11 +110,12 @@ def test_a_fault_in_any_setting_is_named_unless_the_setting_is_declared_free(
 
 def test_a_fault_in_any_metric_of_a_summary_is_named_unless_the_metric_is_declared_free(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02}, seeds=(1, 2))
-    *others, record = analyse(study, tmp_path).records
+    result = analyse(study, tmp_path)
+    *others, record = result.records
     unlogged = ("val/loss/wiki", *layer_metrics(1), "perf/compile_seconds")
     for key in dict.fromkeys((*record.costs, *COLUMNS, *unlogged)):
         planted = replace(record, summary=record.summary | {key: 7.0})
-        found = [*misrecorded(study, [*others, planted], Trust())]
+        found = warnings(replace(result, records=(*others, planted)))
         assert any(SIZES.get(key, key) in text for text in found) or OF_THE_RUN.get(key), key
 
 

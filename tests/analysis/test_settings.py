@@ -11,8 +11,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.analysis.analyse import analyse
-from llama_lab.analysis.settings import FOLLOWS, GROUPS, planned_settings, unequal_settings
-from llama_lab.config.components import CONF_DIR
+from llama_lab.analysis.result import LearningRates, Result
+from llama_lab.analysis.settings import GROUPS, planned_settings, unequal_settings
 from llama_lab.config.schema import flatten
 from llama_lab.runs.folder import resolved
 from llama_lab.runs.record import Record
@@ -96,7 +96,8 @@ def complaints(study: Study, configs: dict[str, Config], is_swept: bool = False,
             config = configs[arm.name] | own | planted.get(arm.name, {})
             path = Path(member.folder)
             records.append(Record(path, arm.name, member.seed, "done", config=config))
-    return list(unequal_settings(study, records, is_swept))
+    swept = (LearningRates(study.baseline, [], [], [], 0.0, False, 0.0),) if is_swept else ()
+    return list(unequal_settings(Result(study, records=tuple(records), learning_rates=swept)))
 
 
 LINES = [("vanilla", "llama2"), ("ctrl", "bloom")]
@@ -207,23 +208,6 @@ def test_an_axis_that_is_no_key_of_ours_may_stand_for_any_setting_of_the_model()
     study, configs = designed("kv_heads")
     arms = tuple(replace(arm, axes={"sharing": arm.name}, settings=None) for arm in study.arms)
     assert complaints(replace(study, arms=arms), configs, mqa={"model.dropout": 0.1}) == []
-
-
-def test_every_setting_that_an_option_computes_from_others_is_known_to_follow_them() -> None:
-    found: dict[str, set[str]] = {}
-    for file in CONF_DIR.rglob("*.yaml"):
-        header = file.read_text().partition("\n")[0]
-        package = header.removeprefix("# @package ") if header.startswith("# @package ") else ""
-        cfg = flatten(OmegaConf.to_container(OmegaConf.load(file)))
-        for key, value in cfg.items():
-            if isinstance(value, str) and "${" in value and "${oc." not in value and not key.startswith("hydra"):
-                prefix = "" if package in ("", "_global_") else f"{package}."
-                followed = {part.rstrip("},") for part in value.replace("${", " ").replace(",", " ").split()}
-                found.setdefault(prefix + key, set()).update(
-                    part for part in (one.rpartition(":")[2] for one in followed) if "." in part and part[0].isalpha()
-                )
-    ours = {key: followed for key, followed in found.items() if key.split(".")[0] in ("model", "size") and followed}
-    assert {key: set(followed) for key, followed in FOLLOWS.items()} == ours
 
 
 def norms(folder: Path, recorded: bool) -> Study:

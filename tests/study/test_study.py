@@ -313,7 +313,7 @@ def test_each_judged_run_takes_the_rate_that_its_own_tuning_seed_chooses(
     assert rates(grid) == expected
     result = analyse(Study.load(grid), grid)
     assert [record.seed for record in result.arms[1].records] == [1, 2], "what tunes is not compared"
-    assert result.provenance.seeds == (1, 2)
+    assert result.seeds == (1, 2)
     assert result.learning_rates[1].chosen == {s: expected[f"llama2/seed={s}"] for s in (1, 2)}
     before = written(grid)
     assert study(*GRID).code == 0

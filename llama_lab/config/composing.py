@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import hydra
@@ -27,6 +28,17 @@ def composing() -> Iterator[ConfigLoader]:
     is_ready = GlobalHydra.instance().is_initialized()
     with nullcontext() if is_ready else hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         yield GlobalHydra.instance().config_loader()
+
+
+@lru_cache(maxsize=256)
+def with_option(group: str, option: str, loader: ConfigLoader | None) -> tuple[list[str], DictConfig | None]:
+    """The options of a group, and the config with one of them, to be read alone; None if there is none such.
+
+    loader: `last_loader()`; another one may find other files.
+    """
+    with composing() as found:
+        options = found.get_group_options(group)
+        return options, hydra.compose("config", overrides=[f"{group}={option}"]) if option in options else None
 
 
 def run_config(cfg: DictConfig, choices: dict[str, Any]) -> tuple[DictConfig, dict[str, Any]]:

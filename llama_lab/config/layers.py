@@ -10,18 +10,15 @@ A rule names layers and what they have instead, by the keys of `model` or by an 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import combinations
 from math import lcm
 from typing import Any
 
-import hydra
-from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from llama_lab.util.errors import ConfigError, suggestion
 
-from .composing import composing, last_loader
+from .composing import last_loader, with_option
 from .schema import flatten
 
 # What a layer may have of its own: components, each with the sizes that its options set, and sizes.
@@ -147,7 +144,10 @@ def of_slot(key: str, slot: str, own: Any, model: DictConfig) -> dict[str, Any]:
         raise ConfigError(f"{key}: a layer has no such part{suggestion(slot, known)}; choose of {', '.join(known)}")
     usual = written(model)[slot]
     if isinstance(own, str):
-        chosen = option(slot, own, key, last_loader())
+        options, cfg = with_option(slot, own, last_loader())
+        if cfg is None:
+            raise ConfigError(f"{key}={own}: {slot} has no such option{suggestion(own, options)}")
+        chosen = {part: written(cfg.model)[part] for part in (slot, *SLOTS[slot])}
         return {} if resolved(chosen[slot], model) == resolved(usual, model) else chosen
     if not isinstance(own, dict):
         raise ConfigError(f"{key}={own}: must be an option of {slot}, or settings of its own such as {{key: value}}")
@@ -189,20 +189,6 @@ def resolved(node: dict[str, Any], model: DictConfig) -> Any:
     root = OmegaConf.create({"node": node}, flags={"allow_objects": True})
     root._set_parent(model._get_root())
     return OmegaConf.to_container(root.node, resolve=True)
-
-
-@lru_cache(maxsize=256)
-def option(group: str, name: str, key: str, loader: ConfigLoader | None) -> dict[str, Any]:
-    """The component of a group's option, and the sizes that it sets; another `loader` may find other files.
-
-    Raises ConfigError if there is none.
-    """
-    with composing() as found:
-        known = found.get_group_options(group)
-        if name not in known:
-            raise ConfigError(f"{key}={name}: {group} has no such option{suggestion(name, known)}")
-        model = written(hydra.compose("config", overrides=[f"{group}={name}"]).model)
-    return {part: model[part] for part in (group, *SLOTS[group])}
 
 
 def check_depth(n_layers: int) -> None:

@@ -17,12 +17,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.util.errors import ConfigError, suggestion
 
 from . import CONF_DIR
+from .composing import composing, last_loader
 
 # The groups of an architecture, in the default order of a ladder.
 COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init", "pattern")
@@ -224,13 +224,14 @@ def default_settings(choices: Mapping[str, str | None], config: str = "config") 
     # An experiment is no default: it may be mistyped like the command line.
     groups = {g: option for g, option in choices.items() if option and g != "experiment" and not g.startswith("hydra/")}
     overrides = tuple(f"{group}={option}" for group, option in groups.items())
-    return dict(composed_settings(config, overrides, GlobalHydra.instance().config_loader()))
+    return dict(composed_settings(config, overrides, last_loader()))
 
 
 @lru_cache(maxsize=256)
-def composed_settings(config: str, overrides: tuple[str, ...], loader: ConfigLoader) -> dict[str, Any]:
-    """`default_settings`, cached for the jobs of a sweep that differ in keys alone. loader: Hydra's current one."""
-    defaults = hydra.compose(config, overrides=list(overrides))
+def composed_settings(config: str, overrides: tuple[str, ...], loader: ConfigLoader | None) -> dict[str, Any]:
+    """`default_settings`, cached for the jobs of a sweep that differ in keys alone. loader: `last_loader()`."""
+    with composing():
+        defaults = hydra.compose(config, overrides=list(overrides))
     for key, value in flatten(OmegaConf.to_container(defaults)).items():
         if value == "???":
             OmegaConf.update(defaults, key, None)

@@ -3,24 +3,21 @@
 Their parts are options of the group `data`, composed as Hydra composes the option of a run.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate, pairwise
 from math import ceil, floor, lcm
 from pathlib import Path
 from typing import Any
 
-import hydra
 import numpy as np
 import numpy.typing as npt
-from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from llama_lab.config.composing import composing, last_loader
+from llama_lab.config.composing import last_loader, with_option
 from llama_lab.config.schema import check_kinds, default_settings
 from llama_lab.util.errors import ConfigError, first_line, suggestion
 from llama_lab.util.formatting import conjoin
@@ -231,13 +228,12 @@ def mixture_parts(mix: Any, parts: Any) -> DictConfig | None:
     if mix is None:
         return None
     shares = exact_shares(mix)
-    settings = {} if parts is None else OmegaConf.to_container(parts, resolve=True)
+    settings: Any = {} if parts is None else OmegaConf.to_container(parts, resolve=True)
     if not isinstance(settings, dict) or not all(isinstance(own, dict) for own in settings.values()):
         raise ConfigError(f"data.parts={settings}: must be settings by part, such as {{mine: {{files: [a.txt]}}}}")
     if unknown := [str(name) for name in settings if name not in shares]:
         raise ConfigError(f"data.parts.{unknown[0]}: is no part of data.mix, which has {', '.join(shares)}")
-    own = {name: json.dumps(settings.get(name, {})) for name in shares}
-    return OmegaConf.create({name: json.loads(_part(name, own[name], last_loader())) for name in shares})
+    return OmegaConf.create({name: _part(name, settings.get(name, {})) for name in shares})
 
 
 def exact_shares(mix: Any) -> dict[str, Fraction]:
@@ -266,38 +262,29 @@ def exact_shares(mix: Any) -> dict[str, Fraction]:
     return shares
 
 
-@lru_cache(maxsize=256)
-def _part(name: str, settings: str, loader: ConfigLoader | None) -> str:
-    """The resolved config of a part, as JSON; another `loader` may find other files."""
-    own = json.loads(settings)
-    option = own.pop("data", name)
-    with composing() as found:
-        known = [one for one in found.get_group_options("data") if one != "mix"]
-        if option not in known:
-            raise ConfigError(
-                f"data.mix.{name}: {option} is no data that can be mixed{suggestion(str(option), known)}; choose of "
-                f"{', '.join(known)}, or name one of them, data.parts={{{name}: {{data: text, files: [a.txt]}}}}"
-            )
-        data = hydra.compose("config", overrides=[f"data={option}"]).data
-        if "source" not in data:
-            raise ConfigError(f"data.mix.{name}: {option} is a probe, and only text can be mixed; leave it out")
-        possible = [str(setting) for setting in data if setting not in (*OF_THE_MIX, "source")]
-        for setting, value in own.items():
-            if setting not in possible:
-                is_joint = setting in OF_THE_MIX
-                where = "belongs to the whole mixture" if is_joint else f"is no setting of data={option}"
-                raise ConfigError(f"data.parts.{name}.{setting}={value}: {where}; choose of {', '.join(possible)}")
-        try:
-            check_kinds(OmegaConf.create({"data": own}), default_settings({"data": option}))
-        except ConfigError as error:
-            raise ConfigError(f"data.parts.{name}: {error}") from None
-        try:
-            data.merge_with(own)
-            if missing := [setting for setting in possible if OmegaConf.is_missing(data, setting)]:
-                example = f"data.parts={{{name}: {{{missing[0]}: ...}}}}"
-                raise ConfigError(f"data.parts.{name}.{missing[0]}=???: needs a value; set it, {example}")
-            composed = OmegaConf.to_container(data, resolve=True)
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"data.parts.{name}: {first_line(error)}") from None
-    assert isinstance(composed, dict)
-    return json.dumps({setting: value for setting, value in composed.items() if setting not in OF_THE_MIX})
+def _part(name: str, own: dict[str, Any]) -> dict[str, Any]:
+    """The resolved config of a part with settings of its own."""
+    option = str(own.pop("data", name))
+    options, cfg = with_option("data", option, last_loader())
+    known = [one for one in options if one != "mix"]
+    if cfg is None or option not in known:
+        raise ConfigError(
+            f"data.mix.{name}: {option} is no data that can be mixed{suggestion(option, known)}; choose of "
+            f"{', '.join(known)}, or name one of them, data.parts={{{name}: {{data: text, files: [a.txt]}}}}"
+        )
+    if "source" not in cfg.data:
+        raise ConfigError(f"data.mix.{name}: {option} is a probe, and only text can be mixed; leave it out")
+    possible = [str(setting) for setting in cfg.data if setting not in (*OF_THE_MIX, "source")]
+    for setting, value in own.items():
+        if setting not in possible:
+            where = "belongs to the whole mixture" if setting in OF_THE_MIX else f"is no setting of data={option}"
+            raise ConfigError(f"data.parts.{name}.{setting}={value}: {where}; choose of {', '.join(possible)}")
+    try:
+        check_kinds(OmegaConf.create({"data": own}), default_settings({"data": option}))
+        data = OmegaConf.merge(cfg, {"data": own}).data
+    except (ConfigError, OmegaConfBaseException) as error:
+        raise ConfigError(f"data.parts.{name}: {first_line(error)}") from None
+    if missing := [setting for setting in possible if OmegaConf.is_missing(data, setting)]:
+        example = f"data.parts={{{name}: {{{missing[0]}: ...}}}}"
+        raise ConfigError(f"data.parts.{name}.{missing[0]}=???: needs a value; set it, {example}")
+    return {k: value for k, value in OmegaConf.to_container(data, resolve=True).items() if k not in OF_THE_MIX}

@@ -40,8 +40,7 @@ def head_dim(dim: int, n_heads: int) -> int:
             raise ConfigError(f"model.{key}={value}: must be a positive whole number")
     if dim % n_heads:
         raise ConfigError(
-            f"model.n_heads={n_heads}: does not divide model.dim={dim}; "
-            f"choose a divisor, or set model.head_dim to use another width"
+            f"model.n_heads={n_heads}: does not divide model.dim={dim}; choose a divisor or model.head_dim"
         )
     return dim // n_heads
 
@@ -103,7 +102,7 @@ def register_resolvers() -> None:
 
 def build(node: DictConfig, path: str, **overrides: Any) -> Any:
     """Instantiate a node. Raises ConfigError for an error in it, beginning with the key below `path`."""
-    remember_components(OmegaConf.to_container(node))
+    _components.update(package_of(target) for target in users_targets(OmegaConf.to_container(node)).values())
     try:
         return instantiate(node, **overrides)
     except InstantiationException as error:
@@ -127,18 +126,14 @@ def build_model(cfg: DictConfig, vocab_size: int, eot_id: int | None = None) -> 
     check_depth(cfg.model.n_layers)
     wanted = cfg.model.vocab_size
     if wanted is not None and wanted < vocab_size:
-        raise ConfigError(
-            f"model.vocab_size={wanted}: the tokenizer has {vocab_size} ids; "
-            f"raise it to at least that, or leave it null to follow the tokenizer"
-        )
+        advice = "raise it to at least that, or leave it null to follow the tokenizer"
+        raise ConfigError(f"model.vocab_size={wanted}: the tokenizer has {vocab_size} ids; {advice}")
     of_layers = (one.attention for one in cfg.model.get("layers", ()) if "attention" in one)
     for key, attention in product(("window", "chunk"), (cfg.model.attention, *of_layers)):
         size = attention.get(key)
         if size is not None and size >= cfg.model.max_seq_len:
-            raise ConfigError(
-                f"model.attention.{key}={size}: hides nothing at model.max_seq_len={cfg.model.max_seq_len}; "
-                f"make it smaller, or null"
-            )
+            length = f"model.max_seq_len={cfg.model.max_seq_len}"
+            raise ConfigError(f"model.attention.{key}={size}: hides nothing at {length}; make it smaller, or null")
     masked = "data" in cfg and cfg.data.get("document_mask", False)  # probes have no documents
     if masked and eot_id is None:
         raise ConfigError("data.document_mask=true: documents start with the end-of-text token; give its eot_id")
@@ -173,16 +168,12 @@ def check_idle(model: DictConfig) -> None:
     rotary = any(position.get("_target_") in (ROPE, ROPE_ALIBI) for position in positions)
     is_ours = all(str(position.get("_target_")).startswith("llama_lab.") for position in positions)
     if not rotary and is_ours and any(attention.get("qk_norm_rotated") for attention in attentions):
-        raise ConfigError(
-            "model.attention.qk_norm_rotated=true: the position encoding rotates nothing; set it to false, or "
-            "choose position=rope"
-        )
-    mixing = [layer for layer, attention in enumerate(attentions) if attention.get("value_residual") is not None]
-    if mixing == [0]:
-        raise ConfigError(
-            f"model.attention.value_residual={attentions[0].value_residual}: acts in layers after the first, and none "
-            f"of them has it; set it to null, or add layers that have it"
-        )
+        problem = "the position encoding rotates nothing; set it to false, or choose position=rope"
+        raise ConfigError(f"model.attention.qk_norm_rotated=true: {problem}")
+    mixing = [attention.get("value_residual") for attention in attentions]
+    if mixing[0] is not None and not any(share is not None for share in mixing[1:]):
+        problem = "acts in layers after the first, and none of them has it; set it to null, or add layers that have it"
+        raise ConfigError(f"model.attention.value_residual={mixing[0]}: {problem}")
 
 
 def of_layers(model: DictConfig, part: str) -> list[DictConfig]:
@@ -224,11 +215,6 @@ def packaged_targets() -> frozenset[str]:
 def targets_below(folder: Path) -> frozenset[str]:
     """The targets in the YAML files below a folder."""
     return frozenset(t for file in folder.rglob("*.yaml") for t in TARGET.findall(file.read_text(encoding="utf-8")))
-
-
-def remember_components(node: Any) -> None:
-    """Remember the packages of the user's components in a plain container."""
-    _components.update(package_of(target) for target in users_targets(node).values())
 
 
 def users_frame(error: BaseException) -> str | None:

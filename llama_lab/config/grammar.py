@@ -24,13 +24,19 @@ CONSTANTS = {None: "null", True: "true", False: "false"}
 def to_hydra(arguments: Sequence[str]) -> list[str]:
     """Translate the command line to Hydra's grammar. Raises ConfigError for a key that is given twice, or nothing."""
     arguments = flags_first(arguments)
-    check_once(arguments)
+    given: dict[str, str] = {}
     for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if equals and not key.strip("+~ "):
+        typed, equals, value = argument.partition("=")
+        if argument.startswith("-") or not (equals or argument.startswith("~")):
+            continue
+        if equals and not typed.strip("+~ "):
             raise ConfigError(f"{argument}: names no key; write KEY=VALUE")
+        if (key := override_key(argument)) in given:  # Hydra would silently use the last
+            earlier = "it" if given[key] == argument else given[key]
+            raise ConfigError(f"{argument}: {earlier} is given already; give every key once")
         if equals and value in ("", "''", '""', "{}") and not key.endswith("prompt"):
             raise ConfigError(f"{argument}: is empty and sets nothing; give a value, or leave it out")
+        given[key] = argument
     return [quote_argument(argument) for argument in arguments]
 
 
@@ -67,19 +73,6 @@ def typed_flags() -> list[str]:
     return [flag for flag in arguments[:count] if flag not in ("-m", "--multirun")]
 
 
-def check_once(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for a key that is given twice: Hydra would silently use the last."""
-    given: dict[str, str] = {}
-    for argument in arguments:
-        if argument.startswith("-") or ("=" not in argument and not argument.startswith("~")):
-            continue
-        key = override_key(argument)
-        if key in given:
-            earlier = "it" if given[key] == argument else given[key]
-            raise ConfigError(f"{argument}: {earlier} is given already; give every key once")
-        given[key] = argument
-
-
 def quote_argument(argument: str) -> str:
     """Quote the text or path in an argument where Hydra's grammar needs it, unless it is quoted already, or null.
 
@@ -96,8 +89,8 @@ def quote_argument(argument: str) -> str:
         value = escape(value)
     elif is_parsable(f"{typed}={value}", key in FOLDERS):
         return f"{typed}={value}"
-    elif key in PATHS and (items := list_items(value)):
-        return f"{typed}=[{','.join(map(quote, items))}]"
+    elif key in PATHS and re.fullmatch(rf"\[{ITEM}(,{ITEM})*\]", value):  # such as [my books/*.txt,b[0-9].txt]
+        return f"{typed}=[{','.join(quote(item.strip()) for item in re.findall(ITEM, value[1:-1]))}]"
     elif value.startswith("[") or (set(value) & set(STRUCTURE) and key not in PATHS) or not value.isprintable():
         return argument  # meant for Hydra's grammar; Hydra reports the error
     return f"{typed}={quote(value)}"
@@ -110,13 +103,6 @@ def is_parsable(argument: str, is_folder: bool) -> bool:
     except HydraException:
         return False
     return not (is_folder and isinstance(value, bool | int | float))
-
-
-def list_items(value: str) -> list[str]:
-    """The items of a list of paths such as `[my books/*.txt,b[0-9].txt]`; empty if `value` is no list."""
-    if not re.fullmatch(rf"\[{ITEM}(,{ITEM})*\]", value):
-        return []
-    return [item.strip() for item in re.findall(ITEM, value[1:-1])]
 
 
 def written(value: object) -> str:

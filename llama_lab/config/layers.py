@@ -54,16 +54,12 @@ def different_layers(pattern: Any, *, _root_: DictConfig) -> ListConfig:
     for one, other in combinations(rules, 2):
         parts, layers = one.parts.keys() & other.parts.keys(), sorted({*one.layers} & {*other.layers})
         if parts and layers:
-            raise ConfigError(
-                f"pattern.{other.name}: layer {layers[0]} has its {min(parts)} from pattern.{one.name} already; give "
-                f"them other layers, or make one rule of them"
-            )
+            taken = f"layer {layers[0]} has its {min(parts)} from pattern.{one.name} already"
+            raise ConfigError(f"pattern.{other.name}: {taken}; give them other layers, or make one rule of them")
     for key in sorted({key for rule in rules for key in rule.keys}, key=len):
         if len({layer for rule in rules if key in rule.keys for layer in rule.layers}) == _root_.model.n_layers:
-            raise ConfigError(
-                f"pattern: changes {key} in every layer, and leaves model.{key} idle; set that instead, or leave a "
-                f"layer out"
-            )
+            problem = f"changes {key} in every layer, and leaves model.{key} idle"
+            raise ConfigError(f"pattern: {problem}; set that instead, or leave a layer out")
     return OmegaConf.create([{"at": rule.layers} | rule.parts for rule in rules if rule.parts], parent=_root_.model)
 
 
@@ -172,9 +168,7 @@ def unchanged(cfg: DictConfig) -> Iterator[str]:
             continue
         if isinstance(own, dict) and "_target_" not in own:
             usual = OmegaConf.select(cfg.model, slot)
-            yield from (
-                f"{key}.{name}" for name, value in flatten(own).items() if value == OmegaConf.select(usual, name)
-            )
+            yield from (f"{key}.{k}" for k, value in flatten(own).items() if value == OmegaConf.select(usual, k))
         elif not of_slot(key, slot, own, cfg.model):
             yield key
 
@@ -194,7 +188,5 @@ def resolved(node: dict[str, Any], model: DictConfig) -> Any:
 def check_depth(n_layers: int) -> None:
     """Raise ConfigError for more layers than are built."""
     if isinstance(n_layers, int) and n_layers > MOST_LAYERS:
-        raise ConfigError(
-            f"model.n_layers={n_layers}: at most {MOST_LAYERS} layers are built; use fewer, or see what so many would "
-            f"take with estimate=true"
-        )
+        advice = "use fewer, or see what so many would take with estimate=true"
+        raise ConfigError(f"model.n_layers={n_layers}: at most {MOST_LAYERS} layers are built; {advice}")

@@ -6,7 +6,8 @@ signature.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import InitVar, dataclass
 from functools import cache, lru_cache
 from inspect import signature
@@ -17,12 +18,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.util.errors import ConfigError, suggestion
 
 from . import CONF_DIR
-from .composing import composing, last_loader
 
 # The groups of an architecture, in the default order of a ladder.
 COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init", "pattern")
@@ -135,16 +136,9 @@ KEYS = {
     "logger.notes": maybe(str, text=True),
     "data.files": Key((list, str), path="list"),
     "data.cache_dir": Key(path="list", role="place", measures=True),
-    "data.document_chars": maybe(int),
     "data.val_tokens": maybe(int),
     "data.val_half": maybe(str),
     "data.val_fraction": maybe(float),
-    "data.name": maybe(str),
-    "data.val_split": maybe(str),
-    "data.document_start": maybe(str),
-    "data.max_bytes": maybe(int),
-    "data.revision": maybe(str),
-    "data.data_files": maybe(str, list, dict),
     "model.vocab_size": maybe(int),
     "study.learning_rates": maybe(list),
     "study.tuning_seeds": maybe(list),
@@ -224,14 +218,18 @@ def default_settings(choices: Mapping[str, str | None], config: str = "config") 
     # An experiment is no default: it may be mistyped like the command line.
     groups = {g: option for g, option in choices.items() if option and g != "experiment" and not g.startswith("hydra/")}
     overrides = tuple(f"{group}={option}" for group, option in groups.items())
-    return dict(composed_settings(config, overrides, last_loader()))
+    return dict(composed_settings(config, overrides, GlobalHydra.instance().config_loader()))
 
 
 @lru_cache(maxsize=256)
-def composed_settings(config: str, overrides: tuple[str, ...], loader: ConfigLoader | None) -> dict[str, Any]:
-    """`default_settings`, cached for the jobs of a sweep that differ in keys alone. loader: `last_loader()`."""
-    with composing():
-        defaults = hydra.compose(config, overrides=list(overrides))
+def composed_settings(config: str, overrides: tuple[str, ...], loader: ConfigLoader) -> dict[str, Any]:
+    """`default_settings`, cached for the jobs of a sweep that differ in keys alone. loader: Hydra's current one."""
+    return flat_defaults(hydra.compose(config, overrides=list(overrides)))
+
+
+def flat_defaults(composed: DictConfig) -> dict[str, Any]:
+    """The settings of a config, flattened and resolved; mandatory ones are None."""
+    defaults = deepcopy(composed)
     for key, value in flatten(OmegaConf.to_container(defaults)).items():
         if value == "???":
             OmegaConf.update(defaults, key, None)
@@ -267,14 +265,15 @@ def kinds_of(key: str, value: object, default: object, cfg: DictConfig) -> tuple
     if default is not None and is_kind(value, type(default)):
         return (type(default),)
     component, _, name = key.rpartition(".")
-    target = OmegaConf.select(cfg, f"{component}._target_")
-    declared = declared_kinds(target, name) if target else ()
+    places = (component, f"{component}.source")  # `data` has the settings of its source
+    targets = [target for place in places if (target := OmegaConf.select(cfg, f"{place}._target_"))]
+    declared = declared_kinds(targets[0], name) if targets else ()
     return declared or (() if default is None else (type(default),))
 
 
 def component_advice(key: str, value: object) -> str:
     """What to write instead of a single value for a component or a group of settings."""
-    group = group_of(key)
+    group = next((part for part in reversed(key.split(".")) if part in groups()), None)  # `ffn` of model.ffn.activation
     if group is None:
         return f"set its own keys, such as {key}.<key>=<value>"
     if value in options(group):
@@ -323,9 +322,4 @@ def kind_of(annotation: Any) -> Kind:
     """The kind of value in a config for a parameter's type: a component where it is no plain value or list."""
     if annotation in PLAIN.values():
         return annotation  # type: ignore[no-any-return]
-    return list if get_origin(annotation) in (Sequence, list, tuple) else dict
-
-
-def group_of(key: str) -> str | None:
-    """The group that sets a key's component: `ffn` of model.ffn.activation; None if there is none."""
-    return next((part for part in reversed(key.split(".")) if part in groups()), None)
+    return list if get_origin(annotation) in (Sequence, Iterable, list, tuple) else dict

@@ -8,7 +8,7 @@ import math
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,7 +16,6 @@ from fractions import Fraction
 from itertools import chain, zip_longest
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,9 +51,6 @@ _BATCHES = 4  # tokenised at once: enough to occupy all cores while others are r
 _BYTES_PER_TOKEN = 8  # more than in most texts
 _STREAMS = {TRAIN: "train.bin", VAL: "val.bin"}
 VAL_HALVES = "val_halves.bin"  # the index in HALVES of each predicted token of val.bin, one byte
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def build(
@@ -105,19 +101,14 @@ def build(
     write_index(index, folder)
     text, learnt, tokenised = (int(survey.sizes[chosen].sum()) for chosen in (slice(None), sample, tokens > 0))
     seconds = time.monotonic() - trained
-    return (
-        f"tokens: {_mb(text)} read in {duration(surveyed - start)}, "
-        f"{f'tokenizer trained on {_mb(learnt)} in {duration(trained - surveyed)}, ' if learnt else ''}"
-        f"encoded in {duration(seconds)} ({tokenised / 1e6 / seconds:.1f} MB/s); {_counts(index)}"
-    )
-
-
-def _counts(index: FolderIndex) -> str:
-    train, val = index.train, index.val
+    val = index.val
     held_out = f" ({val.documents:,} of {val.documents + index.unread:,} held-out documents)" if index.unread else ""
     left_out = [f"{n:,} {what}" for n, what in ((index.duplicates, "copies"), (index.empty, "empty")) if n]
     return (
-        f"{train.tokens / 1e6:,.1f} M tokens to train on, {val.tokens / 1e6:,.1f} M to validate on{held_out}"
+        f"tokens: {_mb(text)} read in {duration(surveyed - start)}, "
+        f"{f'tokenizer trained on {_mb(learnt)} in {duration(trained - surveyed)}, ' if learnt else ''}"
+        f"encoded in {duration(seconds)} ({tokenised / 1e6 / seconds:.1f} MB/s); "
+        f"{index.train.tokens / 1e6:,.1f} M tokens to train on, {val.tokens / 1e6:,.1f} M to validate on{held_out}"
         f"{f'; documents left out: {conjoin(left_out)}' if left_out else ''}"
     )
 
@@ -193,8 +184,7 @@ class Survey:
 
 def prepare(source: Source, progress: ReportProgress) -> None:
     """What a source does before it is read, such as a download."""
-    if own := getattr(source, "prepare", None):
-        own(progress)
+    getattr(source, "prepare", lambda _: None)(progress)
 
 
 def survey_source(source: Source, val_fraction: float | None, progress: ReportProgress) -> Survey:
@@ -204,9 +194,8 @@ def survey_source(source: Source, val_fraction: float | None, progress: ReportPr
 
     def documents() -> Iterator[str]:
         nonlocal to_train_on
-        for text in source.documents():
-            to_train_on += 1
-            yield text
+        yield from source.documents()
+        to_train_on = len(sizes)  # each text is measured before the next is read
         yield from _validation(source)
 
     for data in encoded(documents(), source.total_bytes(), progress, "reading"):
@@ -243,8 +232,8 @@ def official_splits(digests: Digests, to_train_on: int) -> Splits:
 def assign_splits(digests: Digests, val_fraction: float) -> Splits:
     """Return DROPPED, TRAIN or VAL for each document.
 
-    A document is for validation if its hash, as a fraction of the range of hashes, is below `val_fraction`: this
-    depends on its text alone. A split that would be empty gets the document closest to the threshold.
+    A document is for validation if the first eight bytes of its hash, as a number in [0, 1), are below `val_fraction`:
+    this depends on its text alone. A split that would be empty gets the document closest to the threshold.
     Raises ConfigError if there are fewer than two distinct documents.
     """
     kept = np.zeros(len(digests), dtype=bool)
@@ -255,14 +244,9 @@ def assign_splits(digests: Digests, val_fraction: float) -> Splits:
             f"data.val_fraction={val_fraction}: training and validation need a document each, and the text has "
             f"{kept.sum()} distinct one(s); add text, or cut a text file finer with a lower data.document_chars"
         )
-    fractions = _fractions(digests)
+    fractions = (_words(digests)[:, 0] >> np.uint64(11)).astype(np.float64) / 2**53  # a float holds 53 bits exactly
     threshold = np.clip(val_fraction, np.nextafter(fractions[kept].min(), 1), fractions[kept].max())
     return np.where(kept, np.where(fractions < threshold, VAL, TRAIN), DROPPED).astype(np.uint8)
-
-
-def _fractions(digests: Digests) -> npt.NDArray[np.float64]:
-    """Each hash's first eight bytes as a number in [0, 1)."""
-    return (_words(digests)[:, 0] >> np.uint64(11)).astype(np.float64) / 2**53  # a float holds 53 bits exactly
 
 
 def _words(digests: Digests) -> npt.NDArray[np.uint64]:
@@ -341,25 +325,23 @@ def _write_documents(
         ids = (np.array([*own, eot], dtype).tobytes() for own in tokenizer.encode_batch(texts))
         return [*zip(splits, ids, strict=True)]
 
+    def encoded_batches() -> Iterator[list[tuple[int, bytes]]]:
+        pending: deque[Future[list[tuple[int, bytes]]]] = deque()  # `pool.map` would take all of them ahead
+        for batch in _batches(documents):
+            pending.append(pool.submit(encode, batch))
+            if len(pending) > _BATCHES:
+                yield pending.popleft().result()
+        yield from (future.result() for future in pending)
+
     with ExitStack() as stack:
         files = {split: stack.enter_context(path.open("wb")) for split, path in paths.items()}
         for file in files.values():
             file.write(np.array([eot], dtype).tobytes())
         pool = stack.enter_context(ThreadPoolExecutor(_BATCHES))
-        for split, stored in chain.from_iterable(_map_ahead(pool, encode, _batches(documents))):
+        for split, stored in chain.from_iterable(encoded_batches()):
             files[split].write(stored)
             tokens.append(len(stored) // dtype.itemsize)
     return np.frombuffer(tokens, dtype=np.int64)
-
-
-def _map_ahead(pool: ThreadPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """`pool.map` that takes `_BATCHES` items ahead rather than all."""
-    pending: deque[Future[Result]] = deque()
-    for item in items:
-        pending.append(pool.submit(function, item))
-        if len(pending) > _BATCHES:
-            yield pending.popleft().result()
-    yield from (future.result() for future in pending)
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

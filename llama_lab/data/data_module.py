@@ -29,10 +29,10 @@ def micro_batches_per_step(batch_size: int, micro_batch_size: int | None, world_
             raise ConfigError(f"{key}={value}: must be at least 1")
     unit = world_size * (micro_batch_size or 1)
     if batch_size % unit:
+        near = " and ".join(map(str, multiples_around(batch_size, unit)))
         raise ConfigError(
             f"train.batch_size={batch_size}: not a multiple of {unit}, which train.micro_batch_size={micro_batch_size} "
-            f"on trainer.devices={world_size} needs; {' and '.join(map(str, multiples_around(batch_size, unit)))}"
-            f"{' is' if batch_size < unit else ' are'}"
+            f"on trainer.devices={world_size} needs; {near} {'is' if batch_size < unit else 'are'}"
         )
     return batch_size // unit if micro_batch_size else 1
 
@@ -74,15 +74,7 @@ class TokenDataModule(L.LightningDataModule):
         return micro_batches_per_step(self.batch_size, self.micro_batch_size, self.world_size)
 
     def train_dataloader(self) -> "TrainBatches":
-        """Return this device's training micro-batches, step by step, from the trainer's current step on.
-
-        Raises ValueError for a trainer without `max_steps`, or one that accumulates gradients itself.
-        """
-        if self.trainer and (self.trainer.max_steps < 0 or self.trainer.accumulate_grad_batches != 1):
-            raise ValueError(
-                f"Trainer(max_steps={self.trainer.max_steps}, accumulate_grad_batches="
-                f"{self.trainer.accumulate_grad_batches}) but the data has no end, and each of its batches is one step"
-            )
+        """Return this device's training micro-batches, step by step, from the trainer's current step on."""
         return TrainBatches(self)
 
     def val_dataloader(self) -> "list[ValBatches]":

@@ -58,7 +58,8 @@ class HubDataset:
         self._is_remote = self._is_on_hub or "://" in json.dumps(files)
         self._is_saved = not is_format and any((here / name).is_file() for name in _SAVED)
         self._texts = Path(self.cache_dir).expanduser() / "texts"
-        self._named = f"data.path={self.path}" + (f" data.data_files={files}" if files is not None else "")
+        self._path = path = f"data.path={self.path}"
+        self._named = path + (f" data.data_files={files}" if files is not None else "")
         for key in ("max_bytes", "document_chars"):
             value = getattr(self, key)
             if value is not None and value < 1:
@@ -69,7 +70,6 @@ class HubDataset:
             self._start = re.compile(self.document_start or "")
         except re.error as error:
             raise ConfigError(f"data.document_start={self.document_start}: is no regular expression, {error}") from None
-        path = f"data.path={self.path}"
         if os.path.isfile(self.path):
             kind = "text" if self.path.endswith(".txt") else Path(self.path).suffix.lstrip(".") or "parquet"
             advice = f"data.path={kind} 'data.data_files=[{self.path}]'"
@@ -120,7 +120,7 @@ class HubDataset:
             return str(json.loads(known.read_text(encoding="utf-8"))["commit"])
         from huggingface_hub import HfApi
 
-        with report_hub_errors(f"data.path={self.path}", _LOCALLY):
+        with report_hub_errors(self._path, _LOCALLY):
             commit = str(HfApi().dataset_info(self.path, revision=self.revision).sha)
         self._texts.mkdir(parents=True, exist_ok=True)
         replace_text(known, json.dumps({"path": self.path, "revision": self.revision, "commit": commit}, indent=1))
@@ -182,7 +182,7 @@ class HubDataset:
             known = self._builder.config.data_files or {split: None}
         if split not in map(str, known):
             key, names = "split" if split == self.split else "val_split", ", ".join(map(str, known))
-            raise ConfigError(f"data.{key}={split}: data.path={self.path} has the splits [{names}]; choose one")
+            raise ConfigError(f"data.{key}={split}: {self._path} has the splits [{names}]; choose one")
         if not self._is_saved and isinstance(self._builder, Text):
             if self.document_start is not None:
                 key = f"data.document_start={self.document_start}"
@@ -192,9 +192,8 @@ class HubDataset:
             return
         stream = known[split].to_iterable_dataset() if self._is_saved else self._builder.as_streaming_dataset(split)
         places = ((f"row {number}", row) for number, row in enumerate(stream, 1))
-        path = f"data.path={self.path}"
-        no_rows = f"data.split={split}: has no rows in {path}; choose another"
-        rows = row_texts(places, self.text_field, path, no_rows, may_be_null=True)
+        no_rows = f"data.split={split}: has no rows in {self._path}; choose another"
+        rows = row_texts(places, self.text_field, self._path, no_rows, may_be_null=True)
         yield from rows if self.document_start is None else join_rows(rows, self._start)
 
     @cached_property
@@ -226,7 +225,7 @@ class HubDataset:
         from datasets.data_files import EmptyDatasetError
 
         try:
-            with report_hub_errors(f"data.path={self.path}", _LOCALLY):
+            with report_hub_errors(self._path, _LOCALLY):
                 yield
         except ConfigError:
             raise
@@ -271,8 +270,6 @@ def _library() -> Any:
 
 def _plain(data_files: DataFiles | None) -> Any:
     """Lists and mappings of OmegaConf as Python's."""
-    if data_files is None or isinstance(data_files, str):
-        return data_files
     if isinstance(data_files, Mapping):
         return {str(split): _plain(files) for split, files in data_files.items()}
-    return [str(file) for file in data_files]
+    return data_files if isinstance(data_files, str | None) else [str(file) for file in data_files]

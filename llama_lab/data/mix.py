@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from llama_lab.config.composing import last_loader, with_option
-from llama_lab.config.schema import check_kinds, default_settings
+from llama_lab.config.schema import check_kinds, flat_defaults, is_kind
 from llama_lab.util.errors import ConfigError, first_line, suggestion
 from llama_lab.util.formatting import conjoin
 
@@ -134,13 +134,14 @@ class MixedDataset(TextDataset):
         windows = {n: count_train_windows(part.index.train.tokens, seq_len) for n, part in self.parts.items()}
         return {name: float(share) * sequences / windows[name] for name, share in self.shares.items()}
 
-    def require_train_windows(self, seq_len: int, batch_size: int) -> None:
-        """Raise ConfigError unless every part has windows for its share of a batch."""
+    def require_windows(self, seq_len: int, batch_size: int) -> None:
+        """Raise ConfigError unless every part has windows for its share of a batch, and validation has one."""
         for name, part in self.parts.items():
             try:
                 part.require_train_windows(seq_len, ceil(self.shares[name] * batch_size))
             except ConfigError as error:
                 raise ConfigError(f"data.mix.{name}: {error}") from None
+        self.require_val_window(seq_len)
 
     def require_val_window(self, seq_len: int) -> None:
         """Raise ConfigError unless the parts' validation texts have a window of `seq_len` tokens together."""
@@ -241,24 +242,20 @@ def exact_shares(mix: Any) -> dict[str, Fraction]:
     if not isinstance(mix, Mapping):
         given = "null" if mix is None else mix
         raise ConfigError(f"data.mix={given}: must be shares by name, such as {{stdlib: 0.7, shakespeare: 0.3}}")
-    shown = ", ".join(f"{name}: {share}" for name, share in mix.items())
+    typed = f"data.mix={{{', '.join(f'{name}: {share}' for name, share in mix.items())}}}"
     shares = {}
     for name, share in mix.items():
-        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
-            raise ConfigError(
-                f"data.mix.{name}={share}: a share is above 0 and at most 1; leave a part without one out"
-            )
+        if not is_kind(share, float) or not 0 < share <= 1:
+            raise ConfigError(f"data.mix.{name}={share}: a share is above 0 and at most 1; leave other parts out")
         shares[str(name)] = fraction = Fraction(share).limit_denominator(LARGEST_DENOMINATOR)
         if fraction == 0:
             raise ConfigError(f"data.mix.{name}={share}: is 0 once rounded to four decimals; raise it, or leave it out")
     total = sum(mix.values())
     if sum(shares.values()) != 1:
-        raise ConfigError(
-            f"data.mix={{{shown}}}: the shares add up to {total:.6g} rather than 1"
-            f"{'' if abs(total - 1) > 1e-6 else ' once rounded to four decimals'}; correct them"
-        )
+        rounded = "" if abs(total - 1) > 1e-6 else " once rounded to four decimals"
+        raise ConfigError(f"{typed}: the shares add up to {total:.6g} rather than 1{rounded}; correct them")
     if (period := lcm(*(share.denominator for share in shares.values()))) > LONGEST_PERIOD:
-        raise ConfigError(f"data.mix={{{shown}}}: repeats only after {period:,} windows; use at most four decimals")
+        raise ConfigError(f"{typed}: repeats only after {period:,} windows; use at most four decimals")
     return shares
 
 
@@ -279,12 +276,13 @@ def _part(name: str, own: dict[str, Any]) -> dict[str, Any]:
         if setting not in possible:
             where = "belongs to the whole mixture" if setting in OF_THE_MIX else f"is no setting of data={option}"
             raise ConfigError(f"data.parts.{name}.{setting}={value}: {where}; choose of {', '.join(possible)}")
-    try:
-        check_kinds(OmegaConf.create({"data": own}), default_settings({"data": option}))
-        data = OmegaConf.merge(cfg, {"data": own}).data
-    except (ConfigError, OmegaConfBaseException) as error:
-        raise ConfigError(f"data.parts.{name}: {first_line(error)}") from None
-    if missing := [setting for setting in possible if OmegaConf.is_missing(data, setting)]:
+    if missing := [one for one in possible if OmegaConf.is_missing(cfg.data, one) and own.get(one, "???") == "???"]:
         example = f"data.parts={{{name}: {{{missing[0]}: ...}}}}"
         raise ConfigError(f"data.parts.{name}.{missing[0]}=???: needs a value; set it, {example}")
-    return {k: value for k, value in OmegaConf.to_container(data, resolve=True).items() if k not in OF_THE_MIX}
+    try:
+        merged: Any = OmegaConf.merge(cfg, {"data": own})
+        check_kinds(merged, flat_defaults(cfg))
+        composed: Any = OmegaConf.to_container(merged.data, resolve=True)
+    except (ConfigError, OmegaConfBaseException) as error:
+        raise ConfigError(f"data.parts.{name}: {first_line(error)}") from None
+    return {setting: value for setting, value in composed.items() if setting not in OF_THE_MIX}

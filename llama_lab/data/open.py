@@ -10,6 +10,7 @@ from llama_lab.util.errors import ConfigError
 
 from .dataset import HALVES, Dataset
 from .mix import Part, exact_shares, open_mixture
+from .probes import ProbeDataset
 from .source import ReportProgress, Source
 from .tokenizer import TokenizerFactory
 from .tokens import TextDataset, TokenDataset
@@ -74,12 +75,9 @@ def open_probe(cfg: DictConfig, tokenizer: TokenizerFactory) -> Dataset:
     if tokenizer.vocabulary_from != "probe":
         raise ConfigError("tokenizer: a probe's symbols are its tokens; leave tokenizer= out")
     if cfg.train.prompt:
-        raise ConfigError(
-            f"train.prompt={cfg.train.prompt}: the sample of a probe is a validation sequence with the model's "
-            f"answers; leave it out"
-        )
-    dataset: Dataset = build(cfg.data.probe, "data").dataset(cfg.model.max_seq_len, cfg.data.val_sequences)
-    return dataset
+        problem = "the sample of a probe is a validation sequence with the model's answers"
+        raise ConfigError(f"train.prompt={cfg.train.prompt}: {problem}; leave it out")
+    return ProbeDataset(build(cfg.data.probe, "data"), cfg.model.max_seq_len, cfg.data.val_sequences)
 
 
 def _source(data: DictConfig, key: str, revisions: Mapping[str, str], cfg: DictConfig) -> Source:

@@ -56,10 +56,6 @@ class Probe(ABC):
     def answered(self, length: int) -> int:
         """The number of answers in a sequence of `length` symbols, the same in all. Raises ConfigError without any."""
 
-    def dataset(self, seq_len: int, val_sequences: int) -> "ProbeDataset":
-        """The dataset of sequences of `seq_len` symbols. Raises ConfigError if they have no answers."""
-        return ProbeDataset(self, seq_len, val_sequences)
-
     @abstractmethod
     def draw(self, generator: np.random.Generator, sequences: int, length: int) -> tuple[Ids, Mask]:
         """Sequences without noise, and where their answers are: `(sequences, length)` each."""

@@ -97,11 +97,9 @@ class StandardLibrary(_Files):
         skipped = 0
         for path in self._paths:
             try:
-                text = path.read_bytes().decode("utf-8")
+                yield path.read_bytes().decode("utf-8")
             except UnicodeDecodeError:
                 skipped += 1
-                continue
-            yield text
         if skipped:
             log.warning("data=stdlib: skipped %d of %d files, which are not UTF-8", skipped, len(self._paths))
 
@@ -113,10 +111,8 @@ class StandardLibrary(_Files):
             subfolders[:] = [name for name in subfolders if name not in self._left_out]  # os.walk does not enter these
             paths += [Path(folder, name) for name in names if name.endswith(".py")]
         if not paths:
-            raise ConfigError(
-                f"data=stdlib: no .py files under {root}, this Python keeps its library zipped or compiled; "
-                "use data=text data.files=[...]"
-            )
+            problem = "this Python keeps its library zipped or compiled"
+            raise ConfigError(f"data=stdlib: no .py files under {root}, {problem}; use data=text data.files=[...]")
         return sorted(paths)
 
 
@@ -150,7 +146,9 @@ class TextFiles(_Files):
         """Read every document of every file, in the order of `files`; a pattern's own files are sorted."""
         for path in self._paths:
             if path.suffix.lower() in _ROW_FORMATS:
-                yield from _read_rows(path, self._text_field)
+                rows = _parquet_rows(path) if path.suffix.lower() == ".parquet" else _json_rows(path)
+                no_rows = f"data.files=[{path}]: the file has no rows; leave it out"
+                yield from row_texts(rows, self._text_field, str(path), no_rows)
             elif self._document_chars is None:
                 yield "".join(_read_text(path))
             else:
@@ -165,10 +163,8 @@ class TextFiles(_Files):
             if path.stat().st_size == 0:
                 raise ConfigError(f"data.files=[{path}]: the file is empty; leave it out")
         if self._text_field != TEXT_FIELD and not any(path.suffix.lower() in _ROW_FORMATS for path in paths):
-            raise ConfigError(
-                f"data.text_field={self._text_field}: names a field of rows, and none of data.files is a .jsonl, .json "
-                f"or .parquet file; leave it out"
-            )
+            problem = "names a field of rows, and none of data.files is a .jsonl, .json or .parquet file"
+            raise ConfigError(f"data.text_field={self._text_field}: {problem}; leave it out")
         return list(paths)
 
 
@@ -207,35 +203,25 @@ _BLOCK_CHARS = 1 << 20
 
 
 def cut(blocks: Iterable[str], size: int) -> Iterator[str]:
-    """Cut a text into pieces of at most `size` characters; their concatenation is the text."""
+    """Cut a text into pieces of at most `size` characters; their concatenation is the text.
+
+    Each ends at the last end of a paragraph, else of a line, else of a word in its second half.
+    """
     rest = ""
     for block in blocks:
         rest += block
         start = 0
         while len(rest) - start > size:
-            end = _last_break(rest, start + (size + 1) // 2, start + size)
+            first, last = start + (size + 1) // 2, start + size
+            breaks = ((rest.rfind(mark, first, last), mark) for mark in ("\n\n", "\n", " "))
+            end = next((place + len(mark) for place, mark in breaks if place >= 0), last)
             yield rest[start:end]
             start = end
         rest = rest[start:]
     yield rest
 
 
-def _last_break(text: str, start: int, end: int) -> int:
-    """The end of the last paragraph, else line, else word, within `text[start:end]`; `end` if there is none."""
-    for separator in ("\n\n", "\n", " "):
-        position = text.rfind(separator, start, end)
-        if position >= 0:
-            return position + len(separator)
-    return end
-
-
 _ROW_FORMATS = {".json", ".jsonl", ".parquet"}
-
-
-def _read_rows(path: Path, text_field: str) -> Iterator[str]:
-    """The text of every row of a file."""
-    rows = _parquet_rows(path) if path.suffix.lower() == ".parquet" else _json_rows(path)
-    return row_texts(rows, text_field, str(path), f"data.files=[{path}]: the file has no rows; leave it out")
 
 
 def row_texts(

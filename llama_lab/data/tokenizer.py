@@ -216,21 +216,15 @@ class ByteTokenizer:
 
     def train(self, documents: Iterator[str]) -> TextTokenizer:
         """Return the tokenizer; `documents` are not read, as the vocabulary is fixed."""
-        tokenizer = Tokenizer(models.BPE(vocab=_byte_characters(), merges=[]))
+        # In a byte-level vocabulary, printable bytes are their Latin-1 characters, the others those from 256 on.
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        vocabulary = {character: ord(character) for character in alphabet if ord(character) < 256}
+        others = sorted(set(range(256)) - set(vocabulary.values()))
+        vocabulary |= dict(zip(alphabet[len(vocabulary) :], others, strict=True))
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
         return _finish(tokenizer)
-
-
-def _byte_characters() -> dict[str, int]:
-    """Each byte by its character in a byte-level vocabulary.
-
-    A printable byte is its Latin-1 character; the others are the characters from 256 on, in order.
-    """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    own = {character: ord(character) for character in alphabet if ord(character) < 256}
-    others = sorted(set(range(256)) - set(own.values()))
-    return own | dict(zip((c for c in alphabet if ord(c) >= 256), others, strict=True))
 
 
 @dataclass(frozen=True)
@@ -265,12 +259,9 @@ class BPETokenizer:
     vocabulary_from: ClassVar[VocabularyFrom] = "train"
 
     def __post_init__(self) -> None:
-        if self.vocab_size < 257:
-            raise ConfigError(
-                f"tokenizer.vocab_size={self.vocab_size}: must be at least 257 (256 bytes and {END_OF_TEXT})"
-            )
-        if self.vocab_size > MOST_IDS:  # the trainer allocates room for all
-            raise ConfigError(f"tokenizer.vocab_size={self.vocab_size}: must be at most {MOST_IDS}")
+        if not 257 <= self.vocab_size <= MOST_IDS:  # the trainer allocates room for all
+            bounds = f"at least 257 (256 bytes and {END_OF_TEXT}), at most {MOST_IDS}"
+            raise ConfigError(f"tokenizer.vocab_size={self.vocab_size}: must be {bounds}")
         if self.sample_bytes is not None and self.sample_bytes < 1:
             raise ConfigError(f"tokenizer.sample_bytes={self.sample_bytes}: must be at least 1, or null for all text")
 

@@ -38,19 +38,6 @@ class TextDataset(Dataset):
         """The validation text in windows of `length` tokens."""
         return ValWindows(self.val, length)
 
-    def require_windows(self, seq_len: int, batch_size: int) -> None:
-        """Raise ConfigError unless validation has a window of `seq_len` tokens, and training a whole batch of them."""
-        self.require_train_windows(seq_len, batch_size)
-        self.require_val_window(seq_len)
-
-    @abstractmethod
-    def require_train_windows(self, seq_len: int, batch_size: int) -> None:
-        """Raise ConfigError for fewer windows than a batch has: it would contain the same text twice."""
-
-    @abstractmethod
-    def require_val_window(self, seq_len: int) -> None:
-        """Raise ConfigError unless validation has a window of `seq_len` tokens."""
-
 
 class TokenDataset(TextDataset):
     """An opened token folder, in which every document is either in training or in validation, once.
@@ -126,22 +113,17 @@ class TokenDataset(TextDataset):
 
     def require_train_windows(self, seq_len: int, batch_size: int) -> None:
         """Raise ConfigError for fewer windows than a batch has: it would contain the same text twice."""
-        window = f"model.max_seq_len={seq_len}"
-        tokens = self.index.train.tokens
-        if tokens < seq_len:
+        tokens, window = self.index.train.tokens, f"model.max_seq_len={seq_len}"
+        if (windows := count_train_windows(tokens, seq_len)) < batch_size:
+            key, other = (f"train.batch_size={batch_size}", "train.batch_size or ") if windows else (window, "")
             raise ConfigError(
-                f"{window}: the training text has {tokens} tokens and one window needs {seq_len}; "
-                "add text or lower model.max_seq_len"
-            )
-        windows = count_train_windows(tokens, seq_len)
-        if windows < batch_size:
-            raise ConfigError(
-                f"train.batch_size={batch_size}: the training text has {tokens} tokens, {windows} window(s) "
-                f"of {window}; add text, or lower train.batch_size or model.max_seq_len"
+                f"{key}: the training text has {tokens} tokens, {windows} window(s) of {window}; add text, or lower "
+                f"{other}model.max_seq_len"
             )
 
-    def require_val_window(self, seq_len: int) -> None:
-        """Raise ConfigError unless validation has a window of `seq_len` tokens."""
+    def require_windows(self, seq_len: int, batch_size: int) -> None:
+        """Raise ConfigError unless validation has a window of `seq_len` tokens, and training a whole batch of them."""
+        self.require_train_windows(seq_len, batch_size)
         if (tokens := self.index.val.tokens) >= seq_len:
             return
         bound, remedy = f"data.val_fraction={self.index.val_fraction}", "raise data.val_fraction, add text"

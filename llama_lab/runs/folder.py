@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from llama_lab.util.errors import ConfigError, FinishedRunError, first_line
 from llama_lab.util.files import discard, read_stamped, replace_text, stamped
 
 from .checkpoint import checkpoint_step, existing, go_back_to, newest_whole, stable
-from .json_file import read_json
+from .json_file import as_type, reading
 from .stored import Environment, Status, StatusName, Summary
 
 LOCK = ".lock"
@@ -35,14 +35,6 @@ WANDB_ID = "wandb_id"
 TRACKIO_ID = "trackio_id"
 OVERRIDES = "overrides.yaml"
 RESOLVED = "resolved.yaml"  # the last file that is written as a run starts
-
-# The files that resuming reads, with the keys that each must have.
-NEEDED: dict[str, tuple[str, ...]] = {
-    Status.FILE: ("status", "message"),
-    Environment.FILE: (),
-    OVERRIDES: (),
-    RESOLVED: ("data", "model", "schedule", "train"),
-}
 
 AS_BEGUN = ("trainer.compile", "auto")  # a setting and the value with which a run goes on as it began
 
@@ -97,6 +89,13 @@ def is_run(path: Path) -> bool:
     return not missing
 
 
+def read_overrides(path: Path) -> list[str]:
+    """What was typed to start a run; nothing if its folder does not tell."""
+    file = path / OVERRIDES
+    with reading(path, OVERRIDES):
+        return as_type(list[str], yaml.safe_load(read_stamped(file))) if file.exists() else []
+
+
 class RunFolder:
     """The files of one run. Reading never writes; `begin` makes the folder."""
 
@@ -140,17 +139,20 @@ class RunFolder:
 
     def check_files(self, setting: str, remedy: str) -> None:
         """Raise ConfigError, from the `setting` to the `remedy`, if a file that resuming needs is damaged."""
-        for name, parts in NEEDED.items():
-            file = self.path / name
-            if not file.exists():
-                continue
+        readers: dict[str, Callable[[Path], object]] = {
+            Status.FILE: Status.load,
+            Environment.FILE: Environment.load,
+            OVERRIDES: read_overrides,
+            RESOLVED: lambda path: stored_config(path / RESOLVED),
+        }
+        for file, read in ((self.path / name, read) for name, read in readers.items()):
             try:
-                content = read_json(file) if file.suffix == ".json" else yaml.safe_load(read_stamped(file))
-            except (OSError, ValueError, yaml.YAMLError) as error:
-                raise ConfigError(f"{setting}: {file} is damaged, {first_line(error)}; {remedy}") from error
-            is_whole = isinstance(content, list) if name == OVERRIDES else isinstance(content, dict)
-            if not is_whole or not all(part in content for part in parts):
-                raise ConfigError(f"{setting}: {file} is damaged, it is not all that a run writes; {remedy}")
+                if file.exists():
+                    read(self.path)
+            except ConfigError as error:
+                if (damage := error.__cause__) is None:
+                    raise
+                raise ConfigError(f"{setting}: {file} is damaged, {first_line(damage)}; {remedy}") from error
 
     def check(self, cfg: DictConfig, choices: Mapping[str, str]) -> None:
         """Raise ConfigError unless `cfg` of these choices per group may start or resume here. Writes nothing."""

@@ -30,7 +30,10 @@ class Stored:
     def load(cls, folder: Path, needs: Collection[str] = ()) -> Self:
         """Read the file. Raises ConfigError if it is missing, damaged, or has not all of the keys `needs`."""
         with reading(folder, cls.FILE):
-            content = read_json(folder / cls.FILE)
+            content = json.loads((folder / cls.FILE).read_text(encoding="utf-8"))
+            expected = content.pop("checksum", None) if isinstance(content, dict) else None
+            if expected is not None and expected != checksum(json.dumps(content)):
+                raise ValueError(ALTERED)
             stored = from_json(cls, content)
             if missing := [key for key in (*cls.NEEDS, *needs) if key not in content]:
                 raise KeyError(missing[0])
@@ -51,15 +54,6 @@ def _with_flat_metrics(items: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(items)
     metrics: dict[str, Any] = content.pop("metrics", {})
     return content | metrics
-
-
-def read_json(file: Path) -> Any:
-    """What a JSON file holds, without its checksum. Raises ValueError if it was altered since it was written."""
-    content = json.loads(file.read_text(encoding="utf-8"))
-    expected = content.pop("checksum", None) if isinstance(content, dict) else None
-    if expected is not None and expected != checksum(json.dumps(content)):
-        raise ValueError(ALTERED)
-    return content
 
 
 def from_json(kind: type[T], content: Any) -> T:

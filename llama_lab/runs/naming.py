@@ -31,15 +31,10 @@ def short_name(recipe: str, overrides: Sequence[str], shared: Collection[str] | 
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
 
 
-def shared_keys(overrides: Sequence[Sequence[str]]) -> set[str]:
-    """The keys that all runs with these overrides have set to the same value."""
-    typed = [{override_key(o): o for o in of_run} for of_run in overrides]
-    return {key for key, value in typed[0].items() if all(of_run.get(key) == value for of_run in typed)}
-
-
 def short_names(records: Sequence[Record]) -> list[str]:
     """What each run's arm is called among the others; a name that two arms would have is that of their folders."""
-    shared = shared_keys([record.overrides for record in records])
+    typed = [{override_key(o): o for o in record.overrides} for record in records]
+    shared = {key for key, value in typed[0].items() if all(of_run.get(key) == value for of_run in typed)}
     names = {
         record.folder_name: str(record.config.get("arm") or "")
         or short_name(record.environment.choices.get("arch", record.environment.name), record.overrides, shared)

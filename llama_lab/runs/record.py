@@ -5,16 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from llama_lab.config.schema import flatten
 from llama_lab.config.trust import stored_settings
 from llama_lab.util.errors import ConfigError
-from llama_lab.util.files import ALTERED, read_stamped
+from llama_lab.util.files import ALTERED
 
 from .evaluation import Evaluation
-from .folder import OVERRIDES, RESOLVED, is_run
-from .json_file import as_type, reading
+from .folder import RESOLVED, is_run, read_overrides
+from .json_file import reading
 from .metrics import METRICS_CSV, described, read_cells, with_numbers
 from .stored import Environment, Status, Summary, WarmStart
 
@@ -99,16 +97,6 @@ def read_record(path: Path) -> Record:
         evaluation=evaluation if evaluation.step == summary.get("step") else Evaluation(),
         start=WarmStart.load(path) if (path / WarmStart.FILE).exists() else None,
     )
-
-
-def read_overrides(path: Path) -> list[str]:
-    """What was typed to start a run; nothing if its folder does not tell."""
-    file = path / OVERRIDES
-    if not file.exists():
-        return []
-    with reading(path, OVERRIDES):
-        overrides: list[str] = as_type(list[str], yaml.safe_load(read_stamped(file)))
-        return overrides
 
 
 def started(records: Iterable[Record]) -> list[Record]:

@@ -4,7 +4,7 @@ From the declarations derive the columns of metrics.csv, what dashboards and ter
 of reports, and docs/design.md's table. What eval.json holds is in `evaluation.py`.
 """
 
-# ruff: noqa: RUF009  # `compared`, `checked` and `free` return fields
+# ruff: noqa: RUF009  # `recorded` and `compared` return fields
 
 import re
 from collections.abc import Collection
@@ -137,7 +137,10 @@ TEXT = ("data_hash", "tokenizer_hash")
 
 
 def recorded(default: Any, **handling: Any) -> Any:
-    """A field of a run's record, with how reports handle it."""
+    """A field of a run's record, with how reports handle it.
+
+    checked: in a way of its own, in words. free: it may differ between runs, with the reason. See also `compared`.
+    """
     if default in ([], {}):
         return field(default_factory=type(default), metadata=handling)
     return field(default=default, metadata=handling)
@@ -150,16 +153,6 @@ def compared(default: Any, consequence: str | dict[str, str] = "", name: str = "
     the field's. within: facts and settings that it follows from: only runs that agree in these are compared.
     """
     return recorded(default, compared=consequence, name=name, within=within)
-
-
-def checked(default: Any, how: str) -> Any:
-    """A field that a report checks in a way of its own, in words."""
-    return recorded(default, checked=how)
-
-
-def free(default: Any, why: str) -> Any:
-    """A field that may differ between runs, with the reason."""
-    return recorded(default, free=why)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,21 +168,21 @@ class Facts(Stored):
     `train_flops_per_token`, `kv_cache/bytes_per_token`, `kv_cache/bytes`, ...; see `llama_lab/model/cost.py`.
     """
 
-    name: str = free("", "of its folder")
-    arm: str = free("", "the study names its arms")
-    label: str = free("", "of its arm")
-    seed: int = checked(0, "is the one that the study lists")
-    choices: dict[str, str] = checked({}, "are equal within an arm, and those of its config")
+    name: str = recorded("", free="of its folder")
+    arm: str = recorded("", free="the study names its arms")
+    label: str = recorded("", free="of its arm")
+    seed: int = recorded(0, checked="is the one that the study lists")
+    choices: dict[str, str] = recorded({}, checked="are equal within an arm, and those of its config")
     device: str = compared("", ROUNDING)
     devices: int = compared(1, f"{ROUNDING}, with shards in bf16 more so")
-    sharded: bool = checked(False, "is compared with the number of devices")
+    sharded: bool = recorded(False, checked="is compared with the number of devices")
     precision: str = compared("", "a part of the difference in loss may be rounding")
     attention_kernel: str = compared("", "their speeds are not those of their architectures")
     compiled: bool = compared(False, "their speeds and last digits differ", within=("trainer.compile",))
     data_hash: str = compared("", "their losses are of different texts", "data")
     tokenizer_hash: str = compared("", "their nats per token mean different things", "tokenizer")
     vocab_size: int = compared(0, within=("tokenizer_hash", "model.vocab_size"))
-    init_hash: str = checked("", "is equal within a seed, and empty only without init_from")
+    init_hash: str = recorded("", checked="is equal within a seed, and empty only without init_from")
     bytes_per_token: float = compared(0.0, within=TEXT)
     unigram_entropy: float = compared(0.0, within=TEXT)
     entropy_floor: float | None = compared(None, within=("data_hash",))
@@ -197,8 +190,8 @@ class Facts(Stored):
     epochs: dict[str, float] = compared(
         {}, "one text was repeated more", within=(*TEXT, "train.tokens", "train.batch_size", "model.max_seq_len")
     )
-    token_to_position_ratio: float | None = checked(None, "is about that of the other runs")
-    metrics: dict[str, float] = checked({}, "are those of the rebuilt model")
+    token_to_position_ratio: float | None = recorded(None, checked="is about that of the other runs")
+    metrics: dict[str, float] = recorded({}, checked="are those of the rebuilt model")
 
 
 # What becomes of parameters in a warm start, by the fields of its record.
@@ -263,7 +256,7 @@ class Environment(Facts):
     """
 
     FILE: ClassVar[str] = "environment.json"
-    command: list[str] = free([], "the settings that it makes are compared")
+    command: list[str] = recorded([], free="the settings that it makes are compared")
     python: str = compared("")
     versions: dict[str, str] = compared({}, {"torch": "their kernels and rounding may differ", "llama-lab": CODE})
     platform: str = compared("")
@@ -274,7 +267,7 @@ class Environment(Facts):
     tf32: bool | None = compared(None, "a part of the difference in loss may be rounding", "TF32")
     deterministic: bool | None = compared(None, ROUNDING)
     git: Git | None = compared(None, CODE, "commit")
-    earlier_sessions: list["Environment"] = checked([], "are compared with the run's last one")
+    earlier_sessions: list["Environment"] = recorded([], checked="are compared with the run's last one")
 
     @classmethod
     def load(cls, folder: Path, needs: Collection[str] = ()) -> Self:

@@ -45,11 +45,7 @@ def test_both_splits_together_hold_every_document_once(tokenizer, tmp_path: Path
     assert Counter(documents_of(data, "train") + documents_of(data, "val")) == Counter(TEXTS)
     assert data.index.duplicates == 50
     assert data.index.train.documents + data.index.val.documents == len(TEXTS)
-
-
-def test_documents_keep_their_order_within_a_split(tmp_path: Path) -> None:
-    train = documents_of(dataset(tmp_path, TEXTS), "train")
-    assert train == sorted(train, key=TEXTS.index)
+    assert documents_of(data, "train") == sorted(documents_of(data, "train"), key=TEXTS.index), "in order"
 
 
 def test_the_split_does_not_depend_on_the_order_of_documents(tmp_path: Path) -> None:
@@ -64,13 +60,10 @@ def test_the_split_of_a_document_does_not_depend_on_the_others(tmp_path: Path) -
     assert set(documents_of(few, "val")) == set(documents_of(many, "val")) & set(TEXTS[:100])
 
 
-def test_val_fraction_is_the_fraction_of_documents(tmp_path: Path) -> None:
-    data = dataset(tmp_path, sentences(3000), val_fraction=0.3)
-    assert data.index.val.documents / 3000 == pytest.approx(0.3, abs=0.03)
-
-
-def test_a_larger_val_fraction_keeps_the_validation_documents(tmp_path: Path) -> None:
-    small, large = (dataset(tmp_path, TEXTS, val_fraction=fraction) for fraction in (0.1, 0.3))
+def test_val_fraction_is_that_of_documents_and_a_larger_one_keeps_those_of_a_smaller(tmp_path: Path) -> None:
+    texts = sentences(3000)
+    small, large = (dataset(tmp_path, texts, val_fraction=fraction) for fraction in (0.1, 0.3))
+    assert large.index.val.documents / 3000 == pytest.approx(0.3, abs=0.03)
     assert set(documents_of(small, "val")) < set(documents_of(large, "val"))
 
 
@@ -95,18 +88,12 @@ def test_any_documents_survive_the_folder(texts: list[str], tmp_path_factory: py
 
 
 def test_bpe_never_sees_validation_text(tmp_path: Path) -> None:
-    texts = [f"{text} {'qqqqqqqq' * 8}" if i in in_validation(tmp_path) else text for i, text in enumerate(TEXTS)]
-    data = dataset(tmp_path, texts, BPETokenizer(vocab_size=300))
-    leaked = [text for text in documents_of(data, "train") if "qqqq" in text]
-    tokens = data.tokenizer.encode("qqqqqqqq")
-    assert not leaked
-    assert len(tokens) == 8
-
-
-def in_validation(tmp_path: Path) -> set[int]:
-    """Which of TEXTS are validation documents with a run of q at their end."""
     marked = [f"{text} {'qqqqqqqq' * 8}" for text in TEXTS]
-    return {marked.index(text) for text in documents_of(dataset(tmp_path, marked), "val")}
+    held_out = set(documents_of(dataset(tmp_path, marked), "val"))
+    texts = [after if after in held_out else before for before, after in zip(TEXTS, marked, strict=True)]
+    data = dataset(tmp_path, texts, BPETokenizer(vocab_size=300))
+    assert not [text for text in documents_of(data, "train") if "qqqq" in text]
+    assert len(data.tokenizer.encode("qqqqqqqq")) == 8
 
 
 # The bounds
@@ -117,10 +104,12 @@ def by_hash(texts: list[str], start: int = 0) -> list[str]:
     return sorted(texts, key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest()[start:])
 
 
-def longest_prefix(texts: list[str], lengths: list[int], bound: int) -> list[str]:
-    """As many of the first texts as are ``bound`` long together, at least one."""
-    fitting = sum(total <= bound for total in itertools.accumulate(lengths))
-    return texts[: max(fitting, 1)]
+def held_out_within(whole: TokenDataset, bound: int) -> tuple[list[str], int]:
+    """As many held-out texts, by hash, as have ``bound`` tokens together, at least one; and their tokens."""
+    held_out = by_hash(documents_of(whole, "val"))
+    totals = [*itertools.accumulate(len(whole.tokenizer.encode(text)) + 1 for text in held_out)]
+    fitting = max(1, sum(total <= bound for total in totals))
+    return held_out[:fitting], totals[fitting - 1]
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["byte", "char", "bpe"])
@@ -130,18 +119,16 @@ def test_bounded_validation_is_the_longest_prefix_of_the_held_out_documents_by_h
 ) -> None:
     whole = dataset(tmp_path, TEXTS, tokenizer)
     bounded = dataset(tmp_path, TEXTS, tokenizer, val_tokens=val_tokens)
-    held_out = by_hash(documents_of(whole, "val"))
-    lengths = [len(whole.tokenizer.encode(text)) + 1 for text in held_out]
-    expected = longest_prefix(held_out, lengths, val_tokens)
+    expected, tokens = held_out_within(whole, val_tokens)
     val = documents_of(bounded, "val")
     assert val == sorted(expected, key=TEXTS.index)
     assert np.array_equal(bounded.train[:], whole.train[:])
     assert bounded.index.tokenizer_hash == whole.index.tokenizer_hash
     assert bounded.index.data_hash != whole.index.data_hash
     counts = bounded.index.val
-    assert counts.tokens == sum(lengths[: len(expected)]) == len(bounded.val) - 1
+    assert counts.tokens == tokens == len(bounded.val) - 1
     assert counts.bytes == sum(len(text.encode()) for text in val)
-    assert counts.documents + bounded.index.unread == len(held_out)
+    assert counts.documents + bounded.index.unread == whole.index.val.documents
 
 
 def test_bounded_data_has_the_hash_of_the_documents_that_are_read(tmp_path: Path) -> None:
@@ -160,10 +147,8 @@ def test_long_tokens_do_not_shorten_bounded_validation(
     texts = [f"{i} {'abcdefgh' * 50}" for i in range(300)]  # some 40 bytes per token
     bpe = BPETokenizer(vocab_size=300)
     whole, bounded = dataset(tmp_path, texts, bpe), dataset(tmp_path, texts, bpe, val_tokens=200)
-    held_out = by_hash(documents_of(whole, "val"))
-    lengths = [len(whole.tokenizer.encode(text)) + 1 for text in held_out]
     assert whole.bytes_per_token > 16
-    assert set(documents_of(bounded, "val")) == set(longest_prefix(held_out, lengths, 200))
+    assert set(documents_of(bounded, "val")) == set(held_out_within(whole, 200)[0])
     assert np.array_equal(bounded.train[:], whole.train[:])
 
 
@@ -203,19 +188,18 @@ def test_the_tokenizer_learns_from_as_much_training_text_as_it_is_bound_to_by_ha
 
     train = documents_of(dataset(tmp_path, TEXTS), "train")
     dataset(tmp_path, TEXTS, Spy(vocab_size=300, sample_bytes=5000))
-    sizes = {text: len(text.encode()) for text in TEXTS}
     order = by_hash(train, start=8)
-    ends = list(itertools.accumulate(sizes[text] for text in order))
+    ends = itertools.accumulate(len(text.encode()) for text in order)
     expected = order[: 1 + sum(end < 5000 for end in ends)]
     assert learnt == sorted(expected, key=TEXTS.index)
-    assert 5000 <= sum(map(sizes.__getitem__, learnt)) < 5500
+    assert 5000 <= len("".join(learnt).encode()) < 5500
 
 
 def test_the_sample_has_nothing_to_do_with_how_near_to_validation_a_document_is(tmp_path: Path) -> None:
     texts = sentences(2000)
     bpe = BPETokenizer(vocab_size=300, sample_bytes=sum(len(text.encode()) for text in texts) // 4)
     survey = build_module.survey_source(Documents(texts), 0.2, lambda *_: None)
-    fractions = build_module._fractions(survey.digests)
+    fractions = build_module._words(survey.digests)[:, 0] / 2.0**64
     sampled = fractions[survey.sample(bpe)]
     assert sampled.mean() == pytest.approx(0.6, abs=0.03)  # the middle of 0.2 to 1
 

@@ -1,5 +1,6 @@
 """What a person types at a shell reaches Hydra as it was meant."""
 
+import re
 import sys
 from collections.abc import Callable
 
@@ -101,9 +102,8 @@ def test_a_flag_between_overrides_is_read(command: Command) -> None:
     ],
 )
 def test_a_key_given_twice_is_refused(typed: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}give every key once$"):
         to_hydra(typed)
-    assert str(refused.value) == f"{message}give every key once"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +131,5 @@ def test_every_command_refuses_a_key_given_twice(
 
 @pytest.mark.parametrize("argument", ["=5", "=", "+=5", "++=5"])
 def test_a_value_without_a_key_is_refused(argument: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=f"^{re.escape(argument)}: names no key; write KEY=VALUE$"):
         to_hydra([argument])
-    assert str(refused.value) == f"{argument}: names no key; write KEY=VALUE"

@@ -30,6 +30,8 @@ def test_rows_come_back_as_they_were_logged_to_the_last_bit(tmp_path: Path) -> N
 
 def test_a_row_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
+    MetricsCSV(path).forget_after(NO_ROWS)
+    assert not path.exists(), "there is nothing to forget before the first row"
     for number, row in enumerate(ROWS):
         MetricsCSV(path).log_metrics({"tokens": row["tokens"]}, step=int(row["step"]))
         assert len(path.read_text().splitlines()) == number + 2
@@ -44,11 +46,6 @@ def test_a_resumed_run_forgets_the_rows_after_its_step_and_keeps_the_others_exac
     assert read_metrics(table.path) == [*ROWS[:2], {"step": 20, "tokens": 5120}]
     table.forget_after(NO_ROWS)
     assert read_metrics(table.path) == []
-
-
-def test_there_is_nothing_to_forget_before_the_first_row(tmp_path: Path) -> None:
-    MetricsCSV(tmp_path / "metrics.csv").forget_after(NO_ROWS)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_row_cut_short_by_a_kill_is_left_out_whichever_its_last_byte(tmp_path: Path) -> None:
@@ -100,10 +97,6 @@ def test_rows_that_are_not_those_before_the_checkpoint_are_refused_by_the_file_s
     table.path.write_text(DAMAGE[damage](table.path.read_text()))
     with pytest.raises(ConfigError, match=rf"^{table.path}: is damaged, .*; restore it, choose another name, or start"):
         MetricsCSV(table.path).forget_after(table.rows)
-
-
-def test_a_file_that_is_gone_is_refused_if_the_checkpoint_had_rows(tmp_path: Path) -> None:
-    table = written(tmp_path)
     table.path.unlink()
     with pytest.raises(ConfigError, match="does not begin with the 3 rows before the checkpoint"):
         MetricsCSV(table.path).forget_after(table.rows)

@@ -14,8 +14,7 @@ from llama_lab.config.trust import Trust
 from llama_lab.runs.folder import RESOLVED, is_run
 from llama_lab.runs.record import Record, finished, missing_record, read_record, started, trained_beside
 from llama_lab.runs.stored import FIXED_COSTS, MEASURED_COSTS
-from llama_lab.runs.study import Pair, Study
-from llama_lab.runs.study_speed import ArmSpeed, measured_speed
+from llama_lab.runs.study import ArmSpeed, Pair, Study, measured_speed
 
 from .architectures import architectures
 from .comparisons import Judged, compare_arms, describe_tests, effects_of, interactions_of

@@ -9,8 +9,7 @@ from itertools import combinations, permutations
 import numpy as np
 import pandas as pd
 
-from llama_lab.runs.study import Study
-from llama_lab.runs.study_speed import ArmSpeed, StudySpeed
+from llama_lab.runs.study import ArmSpeed, Study, StudySpeed
 
 from .comparisons import judge_pairs
 from .result import ArmResult, Comparison, Metric, Quantity, Ranking, Standing

@@ -14,8 +14,7 @@ from llama_lab.config.trust import Trust
 from llama_lab.drawing.anatomy import Anatomy
 from llama_lab.runs.record import MISSING, Record, finished, started
 from llama_lab.runs.stored import UNITS
-from llama_lab.runs.study import Arm, Member, Study
-from llama_lab.runs.study_speed import StudySpeed
+from llama_lab.runs.study import Arm, Member, Study, StudySpeed
 from llama_lab.util.formatting import UNKNOWN
 
 from .scaling_law import Scaling

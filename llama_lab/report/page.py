@@ -13,8 +13,7 @@ from plotly.offline import get_plotlyjs
 from llama_lab.analysis.result import Finding, Result
 from llama_lab.drawing.anatomy import Anatomy
 from llama_lab.drawing.picture import picture
-from llama_lab.runs.study import FILE, SUMMARY
-from llama_lab.runs.study_speed import StudySpeed
+from llama_lab.runs.study import FILE, SUMMARY, StudySpeed
 from llama_lab.util import formatting as fmt
 from llama_lab.util.templates import template
 

@@ -21,8 +21,7 @@ from llama_lab.analysis.scaling_gains import gain_of
 from llama_lab.analysis.settings import RATE
 from llama_lab.analysis.statistics import Estimate
 from llama_lab.runs.stored import FIXED_COSTS, MEASURED_COSTS
-from llama_lab.runs.study import SUMMARY
-from llama_lab.runs.study_speed import StudySpeed
+from llama_lab.runs.study import SUMMARY, StudySpeed
 from llama_lab.util.formatting import UNKNOWN, number, plus_minus, short, three_digits
 
 from .guide import grid, guide

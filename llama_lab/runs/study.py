@@ -1,15 +1,16 @@
-"""study.yaml: a study's arms, the runs of each, and what they are compared with."""
+"""What a study keeps beside its runs: its arms and what they are compared with, in study.yaml, and their speeds."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import Any, Self
+from statistics import geometric_mean
+from typing import Any, ClassVar, Self
 
 from llama_lab.config.trust import read_settings
 from llama_lab.util.errors import ConfigError, first_line
 
 from .folder import write_yaml
-from .json_file import from_json
+from .json_file import Stored, from_json
 
 FILE = "study.yaml"
 SUMMARY = "summary.csv"  # of a report
@@ -179,3 +180,47 @@ class Study:
                 f"{folder / FILE}: is damaged, {first_line(error)}; restore it, or run the command that wrote it again"
             ) from error
         return study
+
+
+@dataclass(frozen=True)
+class ArmSpeed:
+    """What was measured in every round, tokens per second first; what older versions did not measure is empty.
+
+    train: of training, on all devices. decode, prefill: of decoding one sequence, and of reading one as long as the
+    context, on one device. memory: peak bytes that training allocates on the first GPU; empty on other devices, whose
+    processes hold much else.
+    """
+
+    train: list[float]
+    decode: list[float]
+    prefill: list[float] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """By metric name: the geometric means of speeds, as arms are ranked by them, and the most memory."""
+        rounds = {
+            "perf/tokens_per_second": self.train,
+            "decode_tokens_per_second": self.decode,
+            "prefill_tokens_per_second": self.prefill,
+        }
+        costs = {name: geometric_mean(values) for name, values in rounds.items() if values}
+        return costs | ({"perf/peak_memory_bytes": max(self.memory)} if self.memory else {})
+
+
+@dataclass(frozen=True)
+class StudySpeed(Stored):
+    """The speeds of a study's arms, and the hardware and software that they were measured with."""
+
+    FILE: ClassVar[str] = "speed.json"
+    device: str
+    devices: int
+    precision: str
+    threads: int
+    torch: str
+    arms: dict[str, ArmSpeed]
+
+
+def measured_speed(folder: Path) -> StudySpeed | None:
+    """The speeds of the study in `folder`; None if they were not measured."""
+    return StudySpeed.load(folder) if (folder / StudySpeed.FILE).exists() else None

@@ -19,8 +19,7 @@ from llama_lab.config.schema import CHANGEABLE
 from llama_lab.config.trust import Trust
 from llama_lab.data.open import is_probe
 from llama_lab.runs.folder import is_run, locked
-from llama_lab.runs.study import FILE, SUMMARY, Study
-from llama_lab.runs.study_speed import StudySpeed, measured_speed
+from llama_lab.runs.study import FILE, SUMMARY, Study, StudySpeed, measured_speed
 from llama_lab.study.design.command import read_command
 from llama_lab.study.design.designs import Composer
 from llama_lab.study.design.dry_run import print_plan

@@ -29,8 +29,7 @@ from llama_lab.evaluation.speed import NEW_TOKENS, decoding, reading
 from llama_lab.evaluation.timing import alternating, time_in_turn
 from llama_lab.runs.folder import RESOLVED, RunFolder
 from llama_lab.runs.study import FILE as STUDY
-from llama_lab.runs.study import Arm, Study
-from llama_lab.runs.study_speed import ArmSpeed, StudySpeed
+from llama_lab.runs.study import Arm, ArmSpeed, Study, StudySpeed
 from llama_lab.training.assemble import build_module
 from llama_lab.training.compiling import check_compiler
 from llama_lab.training.monitor import SLOW_STEPS

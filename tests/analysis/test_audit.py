@@ -10,8 +10,7 @@ import pytest
 
 from llama_lab.analysis.analyse import analyse
 from llama_lab.config.trust import Trust
-from llama_lab.runs.study import Study
-from llama_lab.runs.study_speed import ArmSpeed, StudySpeed
+from llama_lab.runs.study import ArmSpeed, Study, StudySpeed
 from tests.analysis.synthetic import (
     Plant,
     change_metrics,

@@ -14,8 +14,7 @@ from llama_lab.analysis.result import Quantity, Ranking, Result
 from llama_lab.report.guide import guide
 from llama_lab.report.summary import print_table, summary_rows
 from llama_lab.report.tables import tables
-from llama_lab.runs.study import Study
-from llama_lab.runs.study_speed import ArmSpeed, StudySpeed
+from llama_lab.runs.study import ArmSpeed, Study, StudySpeed
 from llama_lab.util.formatting import UNKNOWN
 from tests.analysis.synthetic import plant_end, plant_evaluation, plant_facts, run_folder, write_study
 

@@ -21,8 +21,7 @@ from llama_lab.report.summary import summary_rows
 from llama_lab.report.tables import tables
 from llama_lab.runs.record import Record
 from llama_lab.runs.stored import Environment
-from llama_lab.runs.study import Arm
-from llama_lab.runs.study_speed import ArmSpeed, StudySpeed
+from llama_lab.runs.study import Arm, ArmSpeed, StudySpeed
 from llama_lab.util.formatting import UNKNOWN
 from tests.analysis import results
 from tests.analysis.simulate_scaling import Condition, draw

@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu_training import estimate_error, measure_ladder, train_steps
 from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.runs.stored import Status, Summary
-from llama_lab.runs.study_speed import StudySpeed
+from llama_lab.runs.study import StudySpeed
 from llama_lab.training.checkpointing import Checkpointing
 from llama_lab.training.command import train_run
 from llama_lab.training.module import LanguageModel

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_lab.runs.study_speed import StudySpeed
+from llama_lab.runs.study import StudySpeed
 from tests.composing import options
 from tests.conftest import Command, RunTrain
 

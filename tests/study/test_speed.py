@@ -10,7 +10,7 @@ import pytest
 
 from llama_lab.cli import compare_command
 from llama_lab.model import Decoder
-from llama_lab.runs.study_speed import StudySpeed
+from llama_lab.runs.study import StudySpeed
 from llama_lab.study import measure
 from tests.conftest import Command, Ran, RunTrain, unstamped
 from tests.training.tiny import planned

@@ -45,10 +45,8 @@ class Trust:
         """
         for _, target in targets(cfg if isinstance(cfg, dict) else OmegaConf.to_container(cfg)):
             if target not in packaged_targets() | self.targets and not self._has(target):
-                raise ConfigError(
-                    f"{stored} names {target}, which is none of our components and could run any code; if you trust "
-                    f"it, add {option(package_of(target))}"
-                )
+                problem = f"{stored} names {target}, which is none of our components and could run any code"
+                raise ConfigError(f"{problem}; if you trust it, add {option(package_of(target))}")
 
     def _has(self, target: str) -> bool:
         """Whether a trusted package defines the target, and does not merely import it."""
@@ -57,9 +55,8 @@ class Trust:
                 try:
                     module = str(getattr(get_object(target), "__module__", ""))
                 except Exception as error:  # importing a module can raise anything
-                    raise ConfigError(
-                        f"{target}: cannot be imported, {first_line(error)}; install {package}"
-                    ) from error
+                    problem = f"cannot be imported, {first_line(error)}"
+                    raise ConfigError(f"{target}: {problem}; install {package}") from error
                 if module == package or module.startswith(f"{package}."):
                     return True
         return False
@@ -84,9 +81,8 @@ def stored_settings(file: Path) -> dict[str, Any]:
     try:
         return read_settings(file)
     except Exception as error:  # of YAML or OmegaConf, without a common base
-        raise ConfigError(
-            f"{file}: is damaged, {first_line(error)}; restore the file, or train the run again"
-        ) from error
+        damage = f"{file}: is damaged, {first_line(error)}"
+        raise ConfigError(f"{damage}; restore the file, or train the run again") from error
 
 
 def read_stored(file: Path) -> DictConfig:

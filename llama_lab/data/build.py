@@ -174,9 +174,7 @@ class Survey:
         )
         for document, data in zip_longest(expected, read):
             if document is None or data is None or document[0].tobytes() != _digest(data):
-                raise ConfigError(
-                    "data: the text changed while it was read; leave its files alone and run the command again"
-                )
+                raise ConfigError("data: the text changed while it was read; leave it alone, and run the command again")
             _, split, is_wanted = document
             if is_wanted:
                 yield data.decode(), int(split)

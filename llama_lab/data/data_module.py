@@ -132,9 +132,8 @@ class TrainBatches:
         """Raise ConfigError if the checkpoint's run read its data in another order."""
         for key, value in self.state_dict().items():
             if state[key] != value:
-                raise ConfigError(
-                    f"{key}={value}: the checkpoint was trained with {state[key]}; resume with that, or start a new run"
-                )
+                before = f"the checkpoint was trained with {state[key]}"
+                raise ConfigError(f"{key}={value}: {before}; resume with that, or start a new run")
 
 
 class ValBatches:

@@ -50,9 +50,8 @@ def open_or_build(folder: Path, open_folder: Callable[[], Opened], build: Callab
                 discard(folder)
                 unfinished.rename(folder)
         except FileNotFoundError as error:
-            raise ConfigError(
-                f"data: {error.filename} disappeared during the build; restore it, and run the same command again"
-            ) from error
+            gone = f"data: {error.filename} disappeared during the build"
+            raise ConfigError(f"{gone}; restore it, and run the same command again") from error
         finally:
             discard(unfinished)
         return open_folder()
@@ -68,7 +67,5 @@ def _locked(folder: Path) -> AbstractContextManager[object]:
         log.info("waiting for another process that builds %s", folder)
         return lock.acquire()
     except OSError as error:
-        raise ConfigError(
-            f"data.cache_dir={folder.parent}: cannot write there ({error.strerror}); "
-            "set data.cache_dir or the environment variable LLAMA_LAB_CACHE to a folder of yours"
-        ) from error
+        advice = "set data.cache_dir or the environment variable LLAMA_LAB_CACHE to a folder of yours"
+        raise ConfigError(f"data.cache_dir={folder.parent}: cannot write there ({error.strerror}); {advice}") from error

@@ -114,10 +114,8 @@ class TokenStream:
         try:
             self.check(start, stop)
         except DamagedFolderError as error:
-            raise ConfigError(
-                f"data.cache_dir: the token folder {self._file.parent} is damaged, {error}; delete the folder, and it "
-                f"is built again"
-            ) from error
+            damage = f"the token folder {self._file.parent} is damaged, {error}"
+            raise ConfigError(f"data.cache_dir: {damage}; delete the folder, and it is built again") from error
         return self._bytes[start:stop].view(self._dtype)
 
     def check(self, start: int, stop: int) -> None:

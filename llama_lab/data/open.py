@@ -45,10 +45,8 @@ def open_dataset(
         for line in dataset.builds:
             display.print_line(line)
     if cfg.data.get("document_mask") and dataset.index.train.documents < 2:
-        raise ConfigError(
-            "data.document_mask=true: the training text is one document; leave it out, or cut plain text finer with a "
-            "lower data.document_chars"
-        )
+        advice = "leave it out, or cut plain text finer with a lower data.document_chars"
+        raise ConfigError(f"data.document_mask=true: the training text is one document; {advice}")
     return dataset.validated_on(half)
 
 

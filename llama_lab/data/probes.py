@@ -111,10 +111,8 @@ class Recall(Probe):
         """As many as queries."""
         needed = 2 * (self.pairs + self.queries)
         if length < needed:
-            raise ConfigError(
-                f"data.pairs={self.pairs}: with data.queries={self.queries} they need {needed} tokens, and the context "
-                f"has {length}; raise model.max_seq_len, or choose fewer"
-            )
+            problem = f"with data.queries={self.queries} they need {needed} tokens, and the context has {length}"
+            raise ConfigError(f"data.pairs={self.pairs}: {problem}; raise model.max_seq_len, or choose fewer")
         return self.queries
 
     def draw(self, generator: np.random.Generator, sequences: int, length: int) -> tuple[Ids, Mask]:
@@ -197,10 +195,8 @@ class Induction(_Alphabet):
     def answered(self, length: int) -> int:
         """All but the first `period` + 1: by then, the best predictor has seen the block, and where it repeats."""
         if length < self.period + 2:
-            raise ConfigError(
-                f"data.period={self.period}: needs {self.period + 2} tokens, and the context has {length}; raise "
-                f"model.max_seq_len, or make it smaller"
-            )
+            problem = f"needs {self.period + 2} tokens, and the context has {length}"
+            raise ConfigError(f"data.period={self.period}: {problem}; raise model.max_seq_len, or make it smaller")
         return length - self.period - 1
 
     def draw(self, generator: np.random.Generator, sequences: int, length: int) -> tuple[Ids, Mask]:

@@ -96,16 +96,13 @@ class TextTokenizer:
         except Exception as error:  # tokenizers raises nothing more specific
             if isinstance(self._tokenizer.model, models.WordLevel):
                 words = sorted({word for text in texts for word in text.split()} - self._tokenizer.get_vocab().keys())
-                raise ConfigError(
-                    f"tokenizer=symbols: {', '.join(words)} is no symbol of this probe; separate its symbols by spaces"
-                ) from error
+                problem = f"{', '.join(words)} is no symbol of this probe; separate its symbols by spaces"
+                raise ConfigError(f"tokenizer=symbols: {problem}") from error
             unknown = "".join(sorted(set().union(*texts) - self._tokenizer.get_vocab().keys()))
             if not unknown:
                 raise
-            raise ConfigError(
-                f"tokenizer=char: no id for {unknown!r}, not in the text it was trained on; "
-                "leave these characters out, or train with tokenizer=byte or tokenizer=bpe"
-            ) from error
+            advice = "leave out what the text it was trained on has not, or use tokenizer=byte or tokenizer=bpe"
+            raise ConfigError(f"tokenizer=char: no id for {unknown!r}; {advice}") from error
         encoded = ((text, encoding.ids) for text, encoding in zip(texts, encodings, strict=True))
         return [self._encode_in_parts(text) if self.eot_id in ids else ids for text, ids in encoded]
 
@@ -116,10 +113,8 @@ class TextTokenizer:
         encodings = self._tokenizer.encode_batch_fast(parts, add_special_tokens=False)
         ids = [i for encoding in encodings for i in encoding.ids]
         if self.eot_id in ids:
-            raise ConfigError(
-                f"tokenizer.end_of_text={self.end_of_text}: the tokenizer also makes it of text; name a token that it "
-                "does not"
-            )
+            problem = "the tokenizer also makes it of text; name a token that it does not"
+            raise ConfigError(f"tokenizer.end_of_text={self.end_of_text}: {problem}")
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

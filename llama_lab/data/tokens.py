@@ -73,9 +73,8 @@ class TokenDataset(TextDataset):
         """
         has_validation = getattr(source, "validation", None) is not None
         if val_fraction is not None and has_validation:
-            raise ConfigError(
-                f"data.val_fraction={val_fraction}: data.val_split names what to validate on; set one of them to null"
-            )
+            problem = "data.val_split names what to validate on; set one of them to null"
+            raise ConfigError(f"data.val_fraction={val_fraction}: {problem}")
         if not (has_validation or (val_fraction is not None and 0 < val_fraction < 1)):
             raise ConfigError(f"data.val_fraction={val_fraction}: must be between 0 and 1, such as 0.05")
         check_val_tokens(val_tokens)

@@ -34,10 +34,8 @@ def read_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
             check_sums(file, written.st_ino, written.st_size, written.st_mtime_ns)
         content: Any = load_checkpoint(path, join)
     except pickle.UnpicklingError as error:  # a pickle of more than weights
-        raise ConfigError(
-            f"{path}: is no checkpoint of ours: it holds more than weights, and reading it could run code; "
-            f"train the run again, or restore the file"
-        ) from error
+        problem = "is no checkpoint of ours: it holds more than weights, and reading it could run code"
+        raise ConfigError(f"{path}: {problem}; train the run again, or restore the file") from error
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise ConfigError(f"{path}: is damaged, {first_line(error)}; train the run again, or restore it") from error
     weights, step = (content.get(key) if isinstance(content, dict) else None for key in ("state_dict", "global_step"))

@@ -94,6 +94,5 @@ def reading(path: Path, name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of yaml, json, tokenizers or the file system
-        raise ConfigError(
-            f"run={path}: its {name} is damaged, {first_line(error)}; restore the file, or train the run again"
-        ) from error
+        damage = f"run={path}: its {name} is damaged, {first_line(error)}"
+        raise ConfigError(f"{damage}; restore the file, or train the run again") from error

@@ -275,8 +275,6 @@ class Environment(Facts):
         stored = super().load(folder, needs)
         version = stored.versions.get("llama-lab", "before 0.4")
         if re.match(r"before|0\.[0-3]\b", version):
-            raise ConfigError(
-                f"{folder}: was written by llama-lab {version}; this version reads runs of 0.4 and later: "
-                f"use that version"
-            )
+            problem = f"was written by llama-lab {version}; this version reads runs of 0.4 and later"
+            raise ConfigError(f"{folder}: {problem}: use that version")
         return stored

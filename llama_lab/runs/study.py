@@ -176,9 +176,8 @@ class Study:
             if unknown := named - {arm.name for arm in study.arms}:
                 raise ValueError(f"it has no arm {min(unknown)}")
         except Exception as error:  # of YAML or OmegaConf, without a common base
-            raise ConfigError(
-                f"{folder / FILE}: is damaged, {first_line(error)}; restore it, or run the command that wrote it again"
-            ) from error
+            damage = f"{folder / FILE}: is damaged, {first_line(error)}"
+            raise ConfigError(f"{damage}; restore it, or run the command that wrote it again") from error
         return study
 
 

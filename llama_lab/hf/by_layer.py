@@ -157,10 +157,7 @@ class FullLayers(Setting):
 
     every: int
 
-    @property
-    def names(self) -> Sequence[str]:
-        """All their names of it."""
-        return ("layer_types", "full_attention_interval")
+    name = "layer_types|full_attention_interval"
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
@@ -178,10 +175,7 @@ class FullLayers(Setting):
 class GlobalAndLocal(Setting):
     """GPT-Neo's windows: `attention_types` are kinds of layers, and how often they follow each other."""
 
-    @property
-    def names(self) -> Sequence[str]:
-        """All their names of it."""
-        return ("attention_types", "attention_layers", "window_size")
+    name = "attention_types|attention_layers|window_size"
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
@@ -314,10 +308,7 @@ class RotaryByLayer(Setting):
 class ScaleByLayer(Setting):
     """GPT-2's scale of the scores: the usual one or none, which may be divided by the number of the layer, from 1."""
 
-    @property
-    def names(self) -> Sequence[str]:
-        """All their names of it."""
-        return ("scale_attn_weights", "scale_attn_by_inverse_layer_idx")
+    name = "scale_attn_weights|scale_attn_by_inverse_layer_idx"
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""

@@ -38,7 +38,7 @@ SAMPLERS = {
     "random": {"_target_": "optuna.samplers.RandomSampler"},
     "qmc": {"_target_": "optuna.samplers.QMCSampler", "qmc_type": "sobol"},
     # It shuffles all points, the same for all trials.
-    "grid": {"_target_": "llama_lab.search.grid.Grid", "_partial_": True, "seed": "${hydra.sweeper.seed}"},
+    "grid": {"_target_": "llama_lab.search.space.Grid", "_partial_": True, "seed": "${hydra.sweeper.seed}"},
 }
 # Their steps are evaluations.
 PRUNERS = {

@@ -8,53 +8,54 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from optuna.trial import Trial
 
-from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.metrics import read_metrics
+from llama_lab.training.run import Run
 
 POLL_SECONDS = 0.5
 
 
-class Evaluations:
-    """The values of a metric that a trial's run has written. known: how many of them Optuna has."""
+@dataclass
+class Planned:
+    """A trial whose run is to be trained. known: how many values of the metric that it has written Optuna has."""
 
-    def __init__(self, trial: Trial, folder: RunFolder, metric: str, known: int) -> None:
-        self.trial = trial
-        self.folder = folder
-        self._metric = metric
-        self._known = known
+    trial: Trial
+    run: Run
+    metric: str
+    known: int
 
     def report(self) -> bool:
         """Report the new values, the n-th as step n; whether there were any."""
-        if not self.folder.metrics.exists():
-            return False
-        rows = read_metrics(self.folder.metrics)
-        values = [row[self._metric] for row in rows if self._metric in row]
-        new = list(enumerate(values, 1))[self._known :]
+        file = self.run.folder.metrics
+        rows = read_metrics(file) if file.exists() else []
+        new = list(enumerate((row[self.metric] for row in rows if self.metric in row), 1))[self.known :]
         for step, value in new:
             self.trial.report(value, step)
-        self._known += len(new)
+        self.known += len(new)
         return bool(new)
 
 
 @contextmanager
-def pruning(trials: Sequence[Evaluations]) -> Iterator[None]:
-    """Prune trials while the context lasts, in a thread of its own. Raises at the end what that has raised."""
+def pruning(trials: Sequence[Planned]) -> Iterator[None]:
+    """While the context lasts, ask the runs of trials to stop that the pruner gives up after a new evaluation.
+
+    In a thread of its own. Raises at the end what that has raised.
+    """
     over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_SECONDS):
+            for one in trials:
+                if one.report() and one.trial.should_prune():
+                    one.run.folder.prune_request.touch()
+
     with ThreadPoolExecutor(1, "pruning") as pool:
-        watching = pool.submit(watch, trials, over)
+        watching = pool.submit(watch)
         try:
             yield
         finally:
             over.set()
     watching.result()
-
-
-def watch(trials: Sequence[Evaluations], over: threading.Event) -> None:
-    """Ask the runs of trials to stop that the pruner gives up after a new evaluation, until it is over."""
-    while not over.wait(POLL_SECONDS):
-        for evaluations in trials:
-            if evaluations.report() and evaluations.trial.should_prune():
-                evaluations.folder.prune_request.touch()

@@ -3,50 +3,41 @@
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import optuna
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from optuna.trial import Trial, TrialState
 
-from llama_lab.config.grammar import override_key, written
+from llama_lab.config.grammar import override_key, typed_flags, written
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.config.schema import CHANGEABLE, KEYS, WORDS, belongs, declared_kinds, is_kind
-from llama_lab.launching.launch import composed_run
+from llama_lab.launching.launch import LAUNCHING, composed_run
 from llama_lab.runs.folder import RunFolder, arm_name, check_no_file, locked
 from llama_lab.runs.stored import COLUMNS, Status, Summary
 from llama_lab.training.prepare import check_devices, folder_name
-from llama_lab.training.run import Run
 from llama_lab.training.warm_start import check_start
-from llama_lab.util.errors import INTERRUPTED, ConfigError, FinishedRunError, RunFailedError, first_line
+from llama_lab.util.errors import INTERRUPTED, ConfigError, FinishedRunError, RunFailedError, first_line, suggestion
 from llama_lab.util.files import discard, report_disk_errors
 from llama_lab.util.formatting import conjoin
 
-from .grid import Grid
-from .pruning import Evaluations, pruning
+from .pruning import Planned, pruning
 from .results import FOLDER, MESSAGE, STATUS, Results, print_line
 from .settings import TRIALS, SearchSettings, setting_error
-from .space import Parameter, read_space
+from .space import Grid, Parameter, read_space
 from .storage import ANEW, open_study
 
 NO_ARM = ("name", "arm", *CHANGEABLE)  # settings that give a run no folder of its own
-
-
-class Planned(NamedTuple):
-    """A trial whose run is to be trained."""
-
-    trial: Trial
-    run: Run
-    evaluations: Evaluations
 
 
 def search(cfg: DictConfig, context: HydraContext, task_function: TaskFunction, arguments: Sequence[str]) -> None:
@@ -60,17 +51,16 @@ def search(cfg: DictConfig, context: HydraContext, task_function: TaskFunction, 
     check_command(cfg)
     space, fixed = read_space(arguments, context.config_loader)
     fixed = [one for one in fixed if override_key(one) != "overwrite"]  # the search itself starts over, not its runs
-    check_space(space)
+    check_space(cfg, context.config_loader, space, fixed)
     search_arm = arm_name(["name=", *fixed, *(one.argument for one in space)])
     name = folder_name("name", cfg.name, f"search-{search_arm}")
     if cfg.name is None:
         fixed.append(f"name={written(name)}")
-    check_values(cfg, context, space, fixed)
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task_function, config=cfg)
     folder = Path(cfg.runs_dir) / name
     check_no_file(folder, cfg.runs_dir)
     with report_disk_errors(f"runs_dir={cfg.runs_dir}"), locked(folder):
-        Search(cfg, context, settings, space, fixed, launcher, folder).work()
+        Search(cfg, context.config_loader, settings, space, fixed, launcher, folder).work()
 
 
 def read_settings(cfg: DictConfig) -> SearchSettings:
@@ -79,19 +69,16 @@ def read_settings(cfg: DictConfig) -> SearchSettings:
     for part in ("sampler", "pruner"):
         if not isinstance(node[part], DictConfig):
             raise setting_error(part, node[part], f"choose it as hydra/sweeper/{part}={node[part]}")
-        check_types(part, node[part])
+        for name, value in node[part].items():
+            kinds = declared_kinds(node[part]._target_, name)
+            if dict not in kinds and kinds and not any(is_kind(value, kind) for kind in kinds):
+                wanted = " or ".join(WORDS[kind] or "null" for kind in kinds)
+                raise setting_error(f"{part}.{name}", value, f"must be {wanted}")
     settings = SearchSettings(**{name: node[name] for name in vars(SearchSettings())})
-    settings.check_metric(COLUMNS[1:])
+    if settings.metric not in COLUMNS[1:]:
+        known = f"{suggestion(settings.metric, COLUMNS[1:])}; choose one of {', '.join(COLUMNS[1:])}"
+        raise setting_error("metric", settings.metric, f"no such metric{known}")
     return settings
-
-
-def check_types(part: str, node: DictConfig) -> None:
-    """Raise ConfigError for a setting of a sampler or pruner of another type than its class declares."""
-    for name, value in ((str(key), own) for key, own in node.items()):
-        kinds = declared_kinds(node._target_, name)
-        if dict not in kinds and kinds and not any(is_kind(value, kind) for kind in kinds):
-            wanted = " or ".join(WORDS[kind] or "null" for kind in kinds)
-            raise setting_error(f"{part}.{name}", value, f"must be {wanted}")
 
 
 def check_command(cfg: DictConfig) -> None:
@@ -106,106 +93,98 @@ def check_command(cfg: DictConfig) -> None:
     check_devices(cfg.copy(), cfg.hydra.runtime.choices["hydra/launcher"])
 
 
-def check_space(space: Sequence[Parameter]) -> None:
-    """Raise ConfigError for a setting of which all values would train in one folder."""
+def check_space(cfg: DictConfig, loader: ConfigLoader, space: Sequence[Parameter], fixed: Sequence[str]) -> None:
+    """Raise ConfigError for a setting of which all values would train in one folder.
+
+    And Hydra's error for a key or an option that does not exist, before the trial that would draw it.
+    """
     for one in space:
         if override_key(one.argument) == "trainer" or belongs(override_key(one.argument), NO_ARM):
             raise ConfigError(f"{one.argument}: makes no difference to what is trained; give it one value")
-
-
-def check_values(cfg: DictConfig, context: HydraContext, space: Sequence[Parameter], fixed: Sequence[str]) -> None:
-    """Raise Hydra's error for a key or an option that does not exist, before the trial that would draw it."""
     options = [one.examples for one in space]
     for i in range(max(map(len, options))):
-        chosen = [texts[min(i, len(texts) - 1)] for texts in options]
-        context.config_loader.load_sweep_config(cfg, [*fixed, *chosen])
+        loader.load_sweep_config(cfg, [*fixed, *(texts[min(i, len(texts) - 1)] for texts in options)])
 
 
+@dataclass
 class Search:
     """A search at work. fixed: the overrides of all trials. folder: of the search, which has those of its runs."""
 
-    def __init__(
-        self,
-        cfg: DictConfig,
-        context: HydraContext,
-        settings: SearchSettings,
-        space: Sequence[Parameter],
-        fixed: Sequence[str],
-        launcher: Launcher,
-        folder: Path,
-    ) -> None:
-        self._cfg = cfg
-        self._loader = context.config_loader
-        self._settings = settings
-        self._space = space
-        self._fixed = fixed
-        self._launcher = launcher
-        self._site = getattr(launcher, "site", None)  # of our launchers
-        self._n_trials = self._wanted_trials()
-        self._n_jobs = self._batch_size()
-        definition = [one for one in fixed if not belongs(override_key(one), ("name", *CHANGEABLE))]
-        definition += [one.argument for one in space]
-        sampler = cfg.hydra.runtime.choices["hydra/sweeper/sampler"]  # of which each has its own order of trials
-        definition += [f"hydra/sweeper/sampler={sampler}", f"hydra.sweeper.seed={settings.seed}"]
-        self._study = open_study(folder, settings, instantiate(cfg.hydra.sweeper.pruner), definition, cfg.overwrite)
-        self._results = Results(self._study, folder, cfg, settings.metric, space, fixed)
-        self._had: set[int] = set()  # trials of this command
+    cfg: DictConfig
+    loader: ConfigLoader
+    settings: SearchSettings
+    space: Sequence[Parameter]
+    fixed: Sequence[str]
+    launcher: Any
+    folder: Path
+
+    def __post_init__(self) -> None:
+        cfg, hydra = self.cfg, self.cfg.hydra
+        self.n_trials, self.n_jobs = self._wanted_trials(), self._batch_size()
+        definition = [one for one in self.fixed if not belongs(override_key(one), ("name", *CHANGEABLE))]
+        definition += [one.argument for one in self.space]
+        sampler = hydra.runtime.choices["hydra/sweeper/sampler"]  # of which each has its own order of trials
+        definition += [f"hydra/sweeper/sampler={sampler}", f"hydra.sweeper.seed={self.settings.seed}"]
+        pruner = instantiate(hydra.sweeper.pruner)
+        self.study = open_study(self.folder, self.settings, pruner, definition, cfg.overwrite)
+        ours = [o for o in hydra.overrides.hydra if not LAUNCHING.match(override_key(o))]
+        words = [*typed_flags(), *ours, *self.fixed]
+        self.results = Results(self.study, self.folder, self.settings.metric, self.space, words)
+        self.had: set[int] = set()  # trials of this command
         # Folders of runs that this search has begun, in this command or an earlier one.
-        self._begun = {Path(one.user_attrs[FOLDER]) for one in self._study.trials if FOLDER in one.user_attrs}
+        self.begun = {Path(one.user_attrs[FOLDER]) for one in self.study.trials if FOLDER in one.user_attrs}
 
     def work(self) -> None:
         """Run batches of trials until the search has had all, and print the best."""
         while batch := self._next_batch():
             numbers = conjoin([str(trial.number) for trial in batch])
-            print_line(f"{'trial' if len(batch) == 1 else 'trials'} {numbers} ({self._n_trials} in all)")
+            print_line(f"{'trial' if len(batch) == 1 else 'trials'} {numbers} ({self.n_trials} in all)")
             self._run(batch)
-            self._results.write()
-        self._results.print()
-        if any(trial.state == TrialState.RUNNING for trial in self._study.trials):
+            self.results.write()
+        self.results.print()
+        if any(trial.state == TrialState.RUNNING for trial in self.study.trials):
             sys.stderr.write("some trials were interrupted; run the same command to resume them\n")
             sys.exit(INTERRUPTED)
 
     def _wanted_trials(self) -> int:
         """The number of trials of the whole search. Raises ConfigError if a grid has fewer points."""
-        wanted = self._settings.n_trials
+        wanted = self.settings.n_trials
         if not isinstance(self._sampler(0), Grid):
             return wanted or TRIALS
-        points = prod(len(one.values) for one in self._space)
+        points = prod(len(one.values) for one in self.space)
         if wanted is not None and wanted > points:
             raise setting_error("n_trials", wanted, f"the grid has {points} points; leave it out for all of them")
         return wanted or points
 
     def _batch_size(self) -> int:
         """The number of trials that are started together. Raises ConfigError if neither user nor launcher knows it."""
-        if self._settings.n_jobs is not None:
-            return self._settings.n_jobs
-        if not hasattr(self._launcher, "engine"):
+        if self.settings.n_jobs is not None:
+            return self.settings.n_jobs
+        if not hasattr(self.launcher, "engine"):
             return 1
-        if self._launcher.engine.max_parallel is None:
-            launcher = self._cfg.hydra.runtime.choices["hydra/launcher"]
+        if self.launcher.engine.max_parallel is None:
+            launcher = self.cfg.hydra.runtime.choices["hydra/launcher"]
             raise setting_error("n_jobs", None, f"hydra/launcher={launcher} has no slots to fill; say how many trials")
-        return int(self._launcher.engine.max_parallel)
+        return int(self.launcher.engine.max_parallel)
 
     def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
         """The sampler of a trial, which proposes the same whether the search was stopped before or not."""
-        node = self._cfg.hydra.sweeper.sampler
-        seed = int(np.random.SeedSequence([self._settings.seed, number]).generate_state(1)[0])
+        node = self.cfg.hydra.sweeper.sampler
+        seed = int(np.random.SeedSequence([self.settings.seed, number]).generate_state(1)[0])
         sampler: Any = instantiate(node, **({} if "seed" in node else {"seed": seed}))
-        made: optuna.samplers.BaseSampler = sampler(self._space) if isinstance(sampler, partial) else sampler
+        made: optuna.samplers.BaseSampler = sampler(self.space) if isinstance(sampler, partial) else sampler
         return made
 
     def _next_batch(self) -> list[Trial]:
         """The next trials: those that an earlier command left behind, then new ones."""
-        trials = self._study.get_trials(deepcopy=False)
-        left = [one for one in trials if one.state == TrialState.RUNNING and one.number not in self._had]
+        trials = self.study.get_trials(deepcopy=False)
+        left = [one.number for one in trials if one.state == TrialState.RUNNING and one.number not in self.had]
         batch: list[Trial] = []
-        for number in [one.number for one in left] + list(range(len(trials), self._n_trials)):
-            if len(batch) == self._n_jobs:
-                break
-            self._study.sampler = self._sampler(number)
+        for number in [*left, *range(len(trials), self.n_trials)][: self.n_jobs]:
+            self.study.sampler = self._sampler(number)
             is_new = number >= len(trials)
-            batch.append(self._study.ask() if is_new else Trial(self._study, trials[number]._trial_id))
-            self._had.add(number)
+            batch.append(self.study.ask() if is_new else Trial(self.study, trials[number]._trial_id))
+            self.had.add(number)
         return batch
 
     def _run(self, batch: Sequence[Trial]) -> None:
@@ -213,47 +192,46 @@ class Search:
         planned = [one for trial in batch if (one := self._plan(trial))]
         if not planned:
             return
-        with pruning([one.evaluations for one in planned]):
-            if hasattr(self._launcher, "launch_runs"):  # of our launchers
-                results = self._launcher.launch_runs([one.run for one in planned])
+        with pruning(planned):
+            if hasattr(self.launcher, "launch_runs"):  # of our launchers
+                results = self.launcher.launch_runs([one.run for one in planned])
             else:
                 overrides = [one.run.overrides for one in planned]
-                results = self._launcher.launch(overrides, initial_job_idx=planned[0].trial.number)
+                results = self.launcher.launch(overrides, initial_job_idx=planned[0].trial.number)
         for one, result in zip(planned, results, strict=True):
             self._collect(one, result)
 
     def _plan(self, trial: Trial) -> Planned | None:
         """The trial with its run; None if that is known to be done, pruned or refused, which Optuna is told."""
-        values = {one: trial._suggest(one.key, one.distribution) for one in self._space}
-        overrides = [*self._fixed, *(one.override(value) for one, value in values.items())]
+        drawn = [one.override(trial._suggest(one.key, one.distribution)) for one in self.space]
         try:
-            run = composed_run(self._loader, self._cfg, overrides, self._site)
+            run = composed_run(self.loader, self.cfg, [*self.fixed, *drawn], getattr(self.launcher, "site", None))
             self._clear(run.folder)
-            known = len(self._study.trials[trial.number].intermediate_values)
-            planned = Planned(trial, run, Evaluations(trial, run.folder, self._settings.metric, known))
+            known = len(self.study.trials[trial.number].intermediate_values)
+            planned = Planned(trial, run, self.settings.metric, known)
             trial.set_user_attr(FOLDER, str(run.folder.path))
             check_start(run)
         except FinishedRunError:
-            self._tell(planned, "done")
+            self._judge(planned, "done")
             return None
         except USER_ERRORS as error:
-            self._fail(trial, "failed", one_line(error))
+            self._tell(trial, "failed", one_line(error))
             return None
         status = run.folder.status
         if status and status.status == "pruned":
-            planned.evaluations.report()
+            planned.report()
             if trial.should_prune():
-                self._tell(planned, "pruned")
+                self._judge(planned, "pruned")
                 return None
         return planned
 
     def _clear(self, folder: RunFolder) -> None:
         """In a search that began with overwrite=true, delete a run from before it; two of its trials may share one."""
-        is_old = self._study.user_attrs.get(ANEW, False) and folder.path not in self._begun
+        is_old = self.study.user_attrs.get(ANEW, False) and folder.path not in self.begun
         if is_old and (folder.path / Status.FILE).exists():
             with locked(folder.path):
                 folder.clear()
-        self._begun.add(folder.path)
+        self.begun.add(folder.path)
 
     def _collect(self, planned: Planned, result: JobReturn) -> None:
         """Tell Optuna how a run ended that was launched."""
@@ -262,34 +240,27 @@ class Search:
         error = result._return_value if result.status == JobStatus.FAILED else None  # the public property raises it
         if error is None:
             assert status is not None
-            self._tell(planned, status.status, status.message)
+            self._judge(planned, status.status, status.message)
         elif isinstance(error, RunFailedError) and status and status.status == "interrupted":
             print_line(f"trial {planned.trial.number}: interrupted, {status.message}")
         else:
-            self._fail(
-                planned.trial, "failed", one_line(error) if isinstance(error, USER_ERRORS) else first_line(error)
-            )
+            message = one_line(error) if isinstance(error, USER_ERRORS) else first_line(error)
+            self._tell(planned.trial, "failed", message)
 
-    def _tell(self, planned: Planned, status: str, message: str = "") -> None:
+    def _judge(self, planned: Planned, status: str, message: str = "") -> None:
         """Tell Optuna the result in a run's folder."""
-        trial, folder = planned.trial, planned.run.folder
-        if status not in ("done", "pruned"):
-            self._fail(trial, status, message)
-            return
-        planned.evaluations.report()
-        trial.set_user_attr(STATUS, status)
-        if status == "pruned":
-            self._study.tell(trial, state=TrialState.PRUNED)
-        else:
-            value = Summary.load(folder.path).metrics.get(self._settings.metric)
-            if value is None:
-                raise setting_error("metric", self._settings.metric, f"{folder.path} has none; choose another")
-            self._study.tell(trial, value)
-        self._results.print_trial(trial.number)
+        value, folder = None, planned.run.folder.path
+        if status in ("done", "pruned"):
+            planned.report()
+        if status == "done" and (value := Summary.load(folder).metrics.get(self.settings.metric)) is None:
+            raise setting_error("metric", self.settings.metric, f"{folder} has none; choose another")
+        self._tell(planned.trial, status, message, value)
 
-    def _fail(self, trial: Trial, status: str, message: str) -> None:
-        """Tell Optuna that a trial has no result."""
+    def _tell(self, trial: Trial, status: str, message: str, value: float | None = None) -> None:
+        """Tell Optuna how a trial has ended, and print it."""
+        state = {"done": TrialState.COMPLETE, "pruned": TrialState.PRUNED}.get(status, TrialState.FAIL)
         trial.set_user_attr(STATUS, status)
-        trial.set_user_attr(MESSAGE, message)
-        self._study.tell(trial, state=TrialState.FAIL)
-        self._results.print_trial(trial.number)
+        if state == TrialState.FAIL:
+            trial.set_user_attr(MESSAGE, message)
+        self.study.tell(trial, value, state)
+        self.results.print_trial(trial.number)

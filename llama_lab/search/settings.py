@@ -3,7 +3,7 @@
 import importlib.util
 from dataclasses import dataclass
 
-from llama_lab.util.errors import ConfigError, suggestion
+from llama_lab.util.errors import ConfigError
 
 DIRECTIONS = ("minimize", "maximize")
 TRIALS = 20  # by default, unless the search is over a grid
@@ -47,9 +47,3 @@ class SearchSettings:
             raise setting_error("direction", self.direction, f"must be {' or '.join(DIRECTIONS)}")
         if self.storage is not None and "://" not in str(self.storage):
             raise setting_error("storage", self.storage, "must be an Optuna URL such as sqlite:///search.db, or null")
-
-    def check_metric(self, columns: tuple[str, ...]) -> None:
-        """Raise ConfigError unless the metric is one of metrics.csv."""
-        if self.metric not in columns:
-            reason = f"no such metric{suggestion(self.metric, columns)}; choose one of {', '.join(columns)}"
-            raise setting_error("metric", self.metric, reason)

@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, Sweep
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import GridSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
 
 from llama_lab.util.errors import ConfigError
 
@@ -63,24 +67,36 @@ def parameter(argument: str, override: Override) -> Parameter:
     tags: set[str] = sweep.tags if isinstance(sweep, Sweep) else set()
     if unknown := tags - {"log"}:
         raise ConfigError(f"{argument}: unknown tag {sorted(unknown)[0]}; the only one is log")
-    if isinstance(sweep, IntervalSweep):
-        assert sweep.start is not None
-        assert sweep.end is not None
-        check_bounds(argument, sweep.start, sweep.end, "log" in tags)
-        return Parameter(key, argument, numbers(sweep.start, sweep.end, None, "log" in tags))
+    log = "log" in tags
+    if not isinstance(sweep, IntervalSweep | RangeSweep):
+        if log:
+            raise ConfigError(f"{argument}: tag log is for a range or an interval; leave it out")
+        texts = tuple(dict.fromkeys(override.sweep_string_iterator()))
+        if len(texts) < 2:
+            only = f"give two or more, or take it out of the search as {key}=VALUE"
+            raise ConfigError(f"{argument}: a single option; {only}")
+        return Parameter(key, argument, CategoricalDistribution(texts), texts, texts)
+    low: Any
+    high: Any
     if isinstance(sweep, RangeSweep):
-        return of_range(key, argument, sweep, "log" in tags)
-    if tags:
-        raise ConfigError(f"{argument}: tag log is for a range or an interval; leave it out")
-    texts = tuple(dict.fromkeys(override.sweep_string_iterator()))
-    if len(texts) < 2:
-        raise ConfigError(f"{argument}: a single option; give two or more, or take it out of the search as {key}=VALUE")
-    return Parameter(key, argument, CategoricalDistribution(texts), texts, texts)
+        texts, values = range_values(argument, sweep, log)
+        low, high, step = min(values), max(values), None if log else abs(sweep.step)
+    else:
+        texts, values, low, high, step = (), (), sweep.start, sweep.end, None
+    if low >= high:
+        raise ConfigError(f"{argument}: from {low:g} to {high:g} there is nothing; give the lower bound first")
+    if log and low <= 0:
+        raise ConfigError(f"{argument}: a logarithmic scale has no {low:g}; give positive bounds, or leave tag log out")
+    distribution: Distribution
+    if isinstance(low, int) and isinstance(high, int):
+        distribution = IntDistribution(low, high, log=log, step=int(step or 1))
+    else:
+        distribution = FloatDistribution(low, high, log=log, step=step)
+    return Parameter(key, argument, distribution, values, texts)
 
 
-def of_range(key: str, argument: str, sweep: RangeSweep, log: bool) -> Parameter:
-    """The searched setting of a range, whose stop is not a value, as in Hydra's own sweep. Raises ConfigError."""
-    assert sweep.start is not None
+def range_values(argument: str, sweep: RangeSweep, log: bool) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """The values of a range as Hydra's own sweep writes them, and as numbers; its stop is none. Raises ConfigError."""
     if sweep.step == 0:
         raise ConfigError(f"{argument}: the step is 0; give another")
     texts = tuple(map(str, sweep.range()))
@@ -91,23 +107,22 @@ def of_range(key: str, argument: str, sweep: RangeSweep, log: bool) -> Parameter
         raise ConfigError(f"{argument}: tag log takes whole numbers and a step of 1; leave it out, or write a choice")
     # In decimals, as Optuna counts: sums of 0.1 would miss 0.3.
     exact = [Decimal(str(sweep.start)) + i * Decimal(str(sweep.step)) for i in range(len(texts))]
-    values = tuple(int(one) if whole else float(one) for one in exact)
-    low, high = min(values), max(values)
-    check_bounds(argument, low, high, log)
-    distribution = numbers(low, high, None if log else abs(sweep.step), log)
-    return Parameter(key, argument, distribution, values, texts)
+    return texts, tuple(int(one) if whole else float(one) for one in exact)
 
 
-def numbers(low: float, high: float, step: float | None, log: bool) -> IntDistribution | FloatDistribution:
-    """From low to high, both included: whole numbers if these are. step: None for 1, or for a continuous range."""
-    if isinstance(low, int) and isinstance(high, int):
-        return IntDistribution(low, high, log=log, step=int(step or 1))
-    return FloatDistribution(low, high, log=log, step=step)
+class Grid(GridSampler):
+    """Optuna's GridSampler over a space of choices and ranges. Raises ConfigError for an interval.
 
+    The order of the points is shuffled by the seed.
+    """
 
-def check_bounds(argument: str, low: float, high: float, log: bool) -> None:
-    """Raise ConfigError unless low < high, and low > 0 on a logarithmic scale."""
-    if low >= high:
-        raise ConfigError(f"{argument}: from {low:g} to {high:g} there is nothing; give the lower bound first")
-    if log and low <= 0:
-        raise ConfigError(f"{argument}: a logarithmic scale has no {low:g}; give positive bounds, or leave tag log out")
+    def __init__(self, space: Sequence[Parameter], seed: int) -> None:
+        if endless := next((one for one in space if not one.values), None):
+            raise ConfigError(
+                f"{endless.argument}: an interval has no grid; give a choice or a range, or another "
+                f"hydra/sweeper/sampler"
+            )
+        super().__init__({one.key: one.values for one in space}, seed)
+
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """Nothing: Optuna's own would stop `Study.optimize` after the last point, and fails outside of it."""

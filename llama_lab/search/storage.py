@@ -64,7 +64,11 @@ def open_storage(folder: Path, settings: SearchSettings, anew: bool) -> BaseStor
     journal = folder / JOURNAL
     if anew:
         journal.unlink(missing_ok=True)
-    repair(journal)
+    # Remove what a kill may have left: the lock, which is held for one line, and half a line.
+    journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
+    if journal.exists() and not (content := journal.read_bytes()).endswith(b"\n"):
+        with journal.open("r+b") as file:
+            file.truncate(content.rfind(b"\n") + 1)
     try:
         return JournalStorage(JournalFileBackend(str(journal)))
     except (ValueError, KeyError) as error:
@@ -72,13 +76,3 @@ def open_storage(folder: Path, settings: SearchSettings, anew: bool) -> BaseStor
             f"name={folder.name}: {journal} is damaged, {first_line(error)}; restore it, choose another name, or start "
             f"over with overwrite=true, which trains all runs again"
         ) from error
-
-
-def repair(journal: Path) -> None:
-    """Remove what a kill may have left: the lock, which is held for one line, and half a line."""
-    journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
-    if journal.exists():
-        content = journal.read_bytes()
-        if not content.endswith(b"\n"):
-            with journal.open("r+b") as file:
-                file.truncate(content.rfind(b"\n") + 1)

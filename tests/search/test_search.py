@@ -15,9 +15,8 @@ from typing import Any
 import optuna
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
-from llama_lab.search.pruning import Evaluations
+from llama_lab.search.pruning import Planned
 from llama_lab.search.results import Results
 from llama_lab.search.settings import SearchSettings
 from llama_lab.search.space import Parameter
@@ -71,8 +70,7 @@ def test_a_value_that_a_spreadsheet_would_compute_is_text_in_search_csv(
         told = {"status": "done", "folder": text, "message": text}
         of_trial = {"params": {"train.prompt": text}, "distributions": {"train.prompt": options}, "user_attrs": told}
         study.add_trial(optuna.trial.create_trial(value=-1.5, **of_trial))
-    cfg = OmegaConf.create({"hydra": {"overrides": {"hydra": []}}})
-    Results(study, tmp_path, cfg, "val/loss", [Parameter("train.prompt", "", options)], []).write()
+    Results(study, tmp_path, "val/loss", [Parameter("train.prompt", "", options)], []).write()
     with (tmp_path / "search.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
     for column in ("train.prompt", "folder", "message"):
@@ -146,9 +144,9 @@ def test_a_search_that_starts_over_trains_each_of_its_runs_once_more(
     (run, *_) = {trial["folder"] for trial in trials(Path())}
     (Path(run) / "mine").touch()
     reported = []
-    report = Evaluations.report
+    report = Planned.report
     monkeypatch.setattr(
-        Evaluations, "report", lambda self: reported.append((self.folder.path / "mine").exists()) or report(self)
+        Planned, "report", lambda self: reported.append((self.run.folder.path / "mine").exists()) or report(self)
     )
     ran = command(*wanted, "overwrite=true")
     assert (ran.code, ran.err) == (0, "")

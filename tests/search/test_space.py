@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from llama_lab.search.grid import Grid
-from llama_lab.search.space import Parameter, parameter
+from llama_lab.search.space import Grid, Parameter, parameter
 from llama_lab.util.errors import ConfigError
 
 

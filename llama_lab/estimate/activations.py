@@ -31,29 +31,24 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
-        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = {id(x.untyped_storage()) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         out = func(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
-            if isinstance(x, Tensor) and id(x.untyped_storage()) not in before:
-                self._count(x.untyped_storage())
+        for storage in [x.untyped_storage() for x in tree_leaves(out) if isinstance(x, Tensor)]:
+            key, size = id(storage), storage.nbytes()
+            if key not in before | self._known:
+                self._known.add(key)
+                weakref.finalize(storage, self._free, key, size)
+                self.live += size
+                self.peak = max(self.peak, self.live)
         return out
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage until it is freed."""
-        key, size = id(storage), storage.nbytes()
-        if key in self._known:
-            return
-
-        def freed(_: object) -> None:
-            del self._known[key]
-            self.live -= size
-
-        self._known[key] = weakref.ref(storage, freed)
-        self.live += size
-        self.peak = max(self.peak, self.live)
+    def _free(self, key: int, size: int) -> None:
+        """Count no longer a storage that is freed."""
+        self._known.discard(key)
+        self.live -= size
 
 
 @contextmanager
@@ -117,10 +112,17 @@ class Footprint:
 
     def _activation_bytes(self, layers: int, sequences: int) -> int:
         """`activation_bytes` of the first `layers` layers."""
-        model = self._first_layers(layers)
+        cfg, model = self.cfg, self._first_layers(layers)
+        # On fake CPU tensors, since meta tensors support neither autocast nor kernels.
         with FakeTensorMode(allow_non_fake_inputs=True), gpu_chunks():
-            tokens = torch.zeros(sequences, self.cfg.model.max_seq_len, dtype=torch.long)
-            return step_bytes(self._module(model), tokens, self.mixed)
+            tokens = torch.zeros(sequences, cfg.model.max_seq_len, dtype=torch.long)
+            allocate(model)
+            recompute(model, cfg.train.recompute)
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)  # so that backward passes add to it, as after a step's first micro-batch
+            optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
+            module = LanguageModel(model, optimizer, schedule, self.steps, 1, z_loss=cfg.train.z_loss)
+            return step_bytes(module, tokens, self.mixed)
 
     @cached_property
     def model(self) -> Decoder:
@@ -134,16 +136,6 @@ class Footprint:
         copies: dict[int, Any] = {}
         copies[id(self.model.blocks)] = deepcopy(self.model.blocks[:layers], copies)
         return deepcopy(self.model, copies)
-
-    def _module(self, model: Decoder) -> LanguageModel:
-        """The module to train, on fake CPU tensors, since meta tensors support neither autocast nor kernels."""
-        cfg = self.cfg
-        allocate(model)
-        recompute(model, cfg.train.recompute)
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p)  # so that backward passes add to it, as after the first micro-batch of a step
-        optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
-        return LanguageModel(model, optimizer, schedule, self.steps, 1, z_loss=cfg.train.z_loss)
 
 
 def traits(module: nn.Module) -> tuple[object, ...]:

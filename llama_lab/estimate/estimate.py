@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor, nn
+from torch import nn
 
 from llama_lab.config.components import build, model_cost
 from llama_lab.config.layers import shallower
@@ -35,7 +35,7 @@ from llama_lab.devices import gpus as devices
 from llama_lab.devices.gpus import Device
 from llama_lab.devices.hardware import check_strategy, choose_precision
 from llama_lab.devices.memory import device_memory
-from llama_lab.model import Cost, Decoder
+from llama_lab.model import Cost
 from llama_lab.model.cost import count
 from llama_lab.model.recompute import PARTS, recomputed_flops
 from llama_lab.training.run import budget_steps, check_ema
@@ -85,9 +85,7 @@ class Memory:
     @property
     def total(self) -> int:
         """Sum of all parts."""
-        return (
-            self.weights + self.ema + self.gradients + self.buckets + self.optimizer + self.working + self.activations
-        )
+        return sum(vars(self).values())
 
 
 class MemoryModel:
@@ -103,7 +101,9 @@ class MemoryModel:
         self.params = count(self.model)
         self.largest_block = max(count(block) for block in self.model.blocks)
         self.outside = self.params - sum(count(block) for block in self.model.blocks)
-        self.kept_linear = sum(weight.numel() for weight in kept_linear_weights(self.model, cfg.train.recompute))
+        again = {module for part in PARTS[cfg.train.recompute](self.model) for module in part.modules()}
+        kept = {m.weight for m in self.model.modules() if isinstance(m, nn.Linear) and m not in again}
+        self.kept_linear = sum(weight.numel() for weight in kept)  # of the layers that are not recomputed
         self.optimizer = own.optimizer_bytes()
         self.recomputed = recomputed_flops(self.model, cfg.train.recompute)
 
@@ -168,12 +168,6 @@ def memory_model(cfg: DictConfig, vocab_size: int, steps: int, precision: str) -
     return model.repeat(MemoryModel(second, vocab_size, steps, precision), times) if times else model
 
 
-def kept_linear_weights(model: Decoder, parts: str) -> set[Tensor]:
-    """The weights of the linear layers outside of the `parts` that are recomputed."""
-    again = {module for part in PARTS[parts](model) for module in part.modules()}
-    return {m.weight for m in model.modules() if isinstance(m, nn.Linear) and m not in again}
-
-
 @dataclass(frozen=True)
 class Column:
     """A setup and whether it fits. nearest: if not, the nearest setup that does; None if there is none.
@@ -190,14 +184,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The result of an estimate.
+    """The result of an estimate of the run that `cfg` describes.
 
     device_name, device, precision, mfu: what it assumes, the last of a run that recomputes nothing. vocabulary: the key
-    that gives the number of ids. recompute: the parts that are recomputed, which takes `recomputed_per_token` FLOPs
-    beside the model's. tokens: in whole steps, over all devices. per_node: devices per node. batch_asked: the
-    configured `train.batch_size`, from which the estimated one differs if the devices cannot share it equally.
+    that gives the number of ids. recomputed_per_token: FLOPs beside the model's. tokens: in whole steps, over all
+    devices; their batch differs from `train.batch_size` if the devices cannot share that equally.
     """
 
+    cfg: DictConfig
     device_name: str
     device: Device
     precision: str
@@ -205,11 +199,8 @@ class Estimate:
     vocab_size: int
     vocabulary: str
     cost: Cost
-    recompute: str
     recomputed_per_token: float
     tokens: int
-    per_node: int
-    batch_asked: int
     columns: tuple[Column, ...]
 
     @property
@@ -223,19 +214,9 @@ class Estimate:
         return USABLE * self.device.memory
 
     @property
-    def flops(self) -> float:
-        """The model's FLOPs in the whole training, without recomputation."""
-        return self.tokens * self.cost.train_flops_per_token
-
-    @property
     def reached_mfu(self) -> float:
         """Model FLOPs utilisation when the device computes as fast as at `mfu`, but some of it again."""
         return self.tokens_per_second * self.cost.train_flops_per_token / self.device.peak
-
-    @property
-    def recomputed_flops(self) -> float:
-        """FLOPs of the whole training that are recomputation."""
-        return self.tokens * self.recomputed_per_token
 
     @property
     def seconds(self) -> float:
@@ -250,16 +231,6 @@ class Estimate:
 
 def estimate_training(cfg: DictConfig) -> Estimate:
     """Estimate the run that `cfg` describes, on the device that it names. Raises ConfigError."""
-    try:
-        return estimate_of_tensors(cfg)
-    except RuntimeError as error:
-        if "overflow" not in str(error):
-            raise
-        raise ConfigError(f"estimate=true: a tensor would be too large, {first_line(error)}") from error
-
-
-def estimate_of_tensors(cfg: DictConfig) -> Estimate:
-    """`estimate_training`, which raises PyTorch's RuntimeError for a tensor whose bytes do not fit into 64 bits."""
     if not 0 < cfg.estimate_mfu <= 1:
         raise ConfigError(f"estimate_mfu={cfg.estimate_mfu:g}: must be above 0 and at most 1, such as 0.4")
     if cfg.trainer.accelerator not in ("auto", "gpu"):
@@ -272,14 +243,20 @@ def estimate_of_tensors(cfg: DictConfig) -> Estimate:
     setup = asked_setup(cfg)
     vocab_size, vocabulary = expected_vocabulary(cfg)
     steps = budget_steps(cfg, setup.batch_size)
-    model = memory_model(cfg, vocab_size, steps, precision)
     layouts = [setup] if setup.sharded or setup.devices == 1 else [setup, replace(setup, sharded=True)]
-    columns = [column_of(layout, model, USABLE * device.memory) for layout in layouts]
-    if cfg.train.recompute != "block" and not all(column.fits for column in columns):
-        smaller: Any = OmegaConf.merge(cfg, {"train": {"recompute": "block"}})
-        other = memory_model(smaller, vocab_size, steps, precision)
-        columns = [c if c.fits else replace(c, recomputing=other.memory(c.setup).total) for c in columns]
+    try:
+        model = memory_model(cfg, vocab_size, steps, precision)
+        columns = [column_of(layout, model, USABLE * device.memory) for layout in layouts]
+        if cfg.train.recompute != "block" and not all(column.fits for column in columns):
+            smaller: Any = OmegaConf.merge(cfg, {"train": {"recompute": "block"}})
+            other = memory_model(smaller, vocab_size, steps, precision)
+            columns = [c if c.fits else replace(c, recomputing=other.memory(c.setup).total) for c in columns]
+    except RuntimeError as error:  # of a tensor whose bytes do not fit into 64 bits
+        if "overflow" not in str(error):
+            raise
+        raise ConfigError(f"estimate=true: a tensor would be too large, {first_line(error)}") from error
     return Estimate(
+        cfg=cfg,
         device_name=name,
         device=device,
         precision=precision,
@@ -287,11 +264,8 @@ def estimate_of_tensors(cfg: DictConfig) -> Estimate:
         vocab_size=model.model.vocab_size,
         vocabulary=vocabulary,
         cost=model.cost,
-        recompute=cfg.train.recompute,
         recomputed_per_token=model.recomputed,
         tokens=steps * setup.batch_size * setup.seq_len,
-        per_node=asked_count(cfg, "devices"),
-        batch_asked=cfg.train.batch_size,
         columns=tuple(columns),
     )
 
@@ -398,7 +372,10 @@ def alternatives(setup: Setup, shortest: int) -> Iterator[Setup]:
     worlds, contexts = within_reach(setup, shortest)
     changes = product(range(len(contexts)), range(len(worlds)))
     for halved, doubled in sorted(changes, key=lambda times: (times[0] > 0, sum(times), times[0])):
-        yield from sharded(setup, worlds[doubled], contexts[halved])
+        world = worlds[doubled]
+        batch_size = nearest_multiple(setup.batch_size, world)
+        largest = min(setup.micro_batch, batch_size // world)
+        yield from smaller_micro_batches(Setup(True, world, batch_size, largest + 1, contexts[halved]))
 
 
 def smaller_micro_batches(setup: Setup) -> Iterator[Setup]:
@@ -407,11 +384,3 @@ def smaller_micro_batches(setup: Setup) -> Iterator[Setup]:
     for parts in range(share // setup.micro_batch + 1, min(share, MOST_PARTS) + 1):
         if share % parts == 0:
             yield replace(setup, micro_batch=share // parts)
-
-
-def sharded(setup: Setup, world: int, seq_len: int) -> Iterator[Setup]:
-    """FSDP over `world` devices, with micro-batches from the present size down to single sequences."""
-    batch_size = nearest_multiple(setup.batch_size, world)
-    largest = min(setup.micro_batch, batch_size // world)
-    above = Setup(True, world, batch_size, largest + 1, seq_len)
-    yield from smaller_micro_batches(above)

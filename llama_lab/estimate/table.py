@@ -10,7 +10,7 @@ from llama_lab.runs.result_table import state_rows
 from llama_lab.util.display import fact_table, plain_table
 from llama_lab.util.formatting import duration
 
-from .estimate import USABLE, Column, Estimate, Memory, Setup
+from .estimate import USABLE, Column, Estimate, Memory, asked_count
 
 ROWS = {
     "weights": "weights",
@@ -35,6 +35,7 @@ def print_estimate(estimate: Estimate) -> None:
 def facts_table(estimate: Estimate) -> Table:
     """The run and its total cost."""
     setup, cost = estimate.setup, estimate.cost
+    again = estimate.tokens * estimate.recomputed_per_token
     facts = [
         ("parameters", f"{cost.params:,}"),
         ("  without embeddings", f"{cost.params_non_embedding:,}"),
@@ -42,8 +43,8 @@ def facts_table(estimate: Estimate) -> Table:
         ("tokens", f"{estimate.tokens:,}"),
         ("batch", f"{setup.batch_size:,} sequences of {setup.seq_len:,} tokens"),
         ("training FLOPs per token", f"{cost.train_flops_per_token:.3g}"),
-        ("training FLOPs", f"{estimate.flops:.3g}"),
-        *([("  recomputed, beside them", f"{again:.3g}")] if (again := estimate.recomputed_flops) else []),
+        ("training FLOPs", f"{estimate.tokens * cost.train_flops_per_token:.3g}"),
+        *([("  recomputed, beside them", f"{again:.3g}")] if again else []),
         ("devices", f"{setup.devices:,} x {estimate.device_name}"),
         (f"time at {estimate.reached_mfu:.0%} MFU", duration(estimate.seconds)),
         ("tokens/s per device", f"{estimate.tokens_per_second:,.0f}"),
@@ -70,9 +71,10 @@ def memory_table(estimate: Estimate) -> Table:
 def verdicts(estimate: Estimate) -> list[str]:
     """A line for everything that does not fit, with the nearest setting that does."""
     lines = []
-    if estimate.setup.batch_size != estimate.batch_asked:
+    asked = estimate.cfg.train.batch_size
+    if estimate.setup.batch_size != asked:
         lines.append(
-            f"train.batch_size={estimate.batch_asked} cannot be shared by {estimate.setup.devices:,} devices; "
+            f"train.batch_size={asked} cannot be shared by {estimate.setup.devices:,} devices; "
             f"estimated with the nearest that can, train.batch_size={estimate.setup.batch_size}"
         )
     for column in (column for column in estimate.columns if not column.fits):
@@ -93,31 +95,27 @@ def verdict(estimate: Estimate, column: Column) -> str:
             f"{asked.layout} does not fit, and nothing does on any number of them, at any micro-batch or context: "
             f"choose a device of more memory"
         )
-    sharing = [column.nearest.layout] if column.nearest.sharded != asked.sharded else []
-    settings = " ".join([*sharing, *changes(estimate, asked, column.nearest)])
-    return f"{asked.layout} does not fit; the nearest that does: {settings}"
-
-
-def changes(estimate: Estimate, asked: Setup, nearest: Setup) -> list[str]:
-    """The settings in which `nearest` differs, as overrides."""
-    per_node = estimate.per_node
+    near, per_node = column.nearest, asked_count(estimate.cfg, "devices")
     one_node = asked.devices == per_node
-    world = f"trainer.devices={nearest.devices}" if one_node else f"trainer.num_nodes={nearest.devices // per_node}"
+    world = f"trainer.devices={near.devices}" if one_node else f"trainer.num_nodes={near.devices // per_node}"
     typed = {
+        "sharded": near.layout,
         "devices": world,
-        "batch_size": f"train.batch_size={nearest.batch_size}",
-        "micro_batch": f"train.micro_batch_size={nearest.micro_batch}",
-        "seq_len": f"model.max_seq_len={nearest.seq_len}",
+        "batch_size": f"train.batch_size={near.batch_size}",
+        "micro_batch": f"train.micro_batch_size={near.micro_batch}",
+        "seq_len": f"model.max_seq_len={near.seq_len}",
     }
-    return [text for name, text in typed.items() if getattr(nearest, name) != getattr(asked, name)]
+    settings = " ".join(text for name, text in typed.items() if getattr(near, name) != getattr(asked, name))
+    return f"{asked.layout} does not fit; the nearest that does: {settings}"
 
 
 def assumptions(estimate: Estimate) -> list[str]:
     """What the numbers assume."""
+    parts = estimate.cfg.train.recompute
+    again = f"train.recompute={parts}" if estimate.recomputed_per_token else "without recomputation"
     return [
         f"Assumed: {estimate.vocab_size:,} ids ({estimate.vocabulary}); trainer.precision={estimate.precision}; "
-        f"estimate_mfu={estimate.mfu:g} of {estimate.device.peak / 1e12:,.0f} TFLOP/s; GB are 1e9 bytes; eager, "
-        + (f"train.recompute={estimate.recompute}." if estimate.recomputed_flops else "without recomputation."),
+        f"estimate_mfu={estimate.mfu:g} of {estimate.device.peak / 1e12:,.0f} TFLOP/s; GB are 1e9 bytes; eager, {again}.",
         "Not counted: CUDA context, NCCL, fragmentation (the room left); evaluation, checkpoints, stops.",
     ]
 

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch.utils.benchmark import Measurement
 
 from llama_lab.api import load_config
-from llama_lab.evaluation.speed import NEW_TOKENS, decoding, inference
-from llama_lab.evaluation.timing import time_in_turn
+from llama_lab.evaluation.speed import NEW_TOKENS, decoding, inference, time_in_turn
 from llama_lab.model import Decoder, Sampling, generate, measure_cost
 from llama_lab.model.attention import GroupedQueryAttention
 

@@ -7,8 +7,7 @@ import torch
 from torch.cuda import CUDAGraph
 
 from llama_lab.api import load_config
-from llama_lab.evaluation.speed import decoding
-from llama_lab.evaluation.timing import time_in_turn
+from llama_lab.evaluation.speed import decoding, time_in_turn
 from llama_lab.model import Decoder
 
 from .decode import cache_bytes, weight_bytes

@@ -14,7 +14,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 from llama_lab.api import cost
-from llama_lab.evaluation.timing import alternating
+from llama_lab.evaluation.speed import alternating
 from llama_lab.util.errors import ConfigError
 
 from .decoders import SMALL, TINY, build_decoder

@@ -14,7 +14,7 @@ import torch
 from torch.utils.benchmark import Measurement, TaskSpec
 
 from llama_lab.devices.hardware import choose_accelerator
-from llama_lab.evaluation.timing import Contenders, time_in_turn
+from llama_lab.evaluation.speed import Contenders, time_in_turn
 from llama_lab.runs.environment import cpu_name
 from llama_lab.util.formatting import three_digits
 

@@ -25,10 +25,16 @@ ROWS = {
 
 def print_estimate(estimate: Estimate) -> None:
     """Print the tables, what would fit, and the assumptions."""
-    console = Console(highlight=False)
+    console, peak, parts = Console(highlight=False), estimate.device.peak / 1e12, estimate.cfg.train.recompute
     console.print(facts_table(estimate))
     console.print(memory_table(estimate))
-    for line in (*verdicts(estimate), *assumptions(estimate)):
+    again = f"train.recompute={parts}" if estimate.recomputed_per_token else "without recomputation"
+    assumed = (
+        f"Assumed: {estimate.vocab_size:,} ids ({estimate.vocabulary}); trainer.precision={estimate.precision}; "
+        f"estimate_mfu={estimate.mfu:g} of {peak:,.0f} TFLOP/s; GB are 1e9 bytes; eager, {again}."
+    )
+    left_out = "Not counted: CUDA context, NCCL, fragmentation (the room left); evaluation, checkpoints, stops."
+    for line in (*verdicts(estimate), assumed, left_out):
         console.print(line, markup=False)
 
 
@@ -107,17 +113,6 @@ def verdict(estimate: Estimate, column: Column) -> str:
     }
     settings = " ".join(text for name, text in typed.items() if getattr(near, name) != getattr(asked, name))
     return f"{asked.layout} does not fit; the nearest that does: {settings}"
-
-
-def assumptions(estimate: Estimate) -> list[str]:
-    """What the numbers assume."""
-    parts = estimate.cfg.train.recompute
-    again = f"train.recompute={parts}" if estimate.recomputed_per_token else "without recomputation"
-    return [
-        f"Assumed: {estimate.vocab_size:,} ids ({estimate.vocabulary}); trainer.precision={estimate.precision}; "
-        f"estimate_mfu={estimate.mfu:g} of {estimate.device.peak / 1e12:,.0f} TFLOP/s; GB are 1e9 bytes; eager, {again}.",
-        "Not counted: CUDA context, NCCL, fragmentation (the room left); evaluation, checkpoints, stops.",
-    ]
 
 
 def gigabytes(count: float) -> str:

@@ -1,6 +1,6 @@
 """EleutherAI's lm-evaluation-harness on a trained run, through its own API: the extra `lm-eval`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,27 +72,21 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # untyped
         order = Collator(requests, sort_fn=lambda request: (-len(request[1]) - len(request[2]), request[1:]))
         scores: list[tuple[float, bool]] = []
         for batch in order.get_batched(n=self.batch_size):
-            scores += self._score(batch)
-        return order.get_original(scores)  # type: ignore[no-any-return]
-
-    def _score(self, batch: Sequence[Request]) -> Iterator[tuple[float, bool]]:
-        """`_loglikelihood_tokens` of one batch."""
-        rows = []
-        for _, context, continuation in batch:
-            if len(continuation) > self.max_length:
+            longest = max(len(continuation) for _, _, continuation in batch)
+            if longest > self.max_length:
                 raise ConfigError(
-                    f"eval.tasks: a continuation has {len(continuation)} tokens, more than "
+                    f"eval.tasks: a continuation has {longest} tokens, more than "
                     f"model.max_seq_len={self.max_length}; choose tasks with shorter ones"
                 )
-            rows.append(torch.tensor((context + continuation)[-self.max_length - 1 :]))
-        inputs = torch.nn.utils.rnn.pad_sequence([row[:-1] for row in rows], batch_first=True)
-        read = self.model.read(inputs.to(self.device))
-        for row, x, (_, _, continuation) in zip(rows, read, batch, strict=True):
-            end = len(row) - 1
-            logits = self.model.embedding.logits(x[end - len(continuation) : end]).float().cpu()
-            targets = torch.tensor(continuation)
-            likelihoods = logits.log_softmax(-1).gather(-1, targets[:, None])
-            yield float(likelihoods.sum()), bool((logits.argmax(-1) == targets).all())
+            rows = [torch.tensor((before + after)[-self.max_length - 1 :]) for _, before, after in batch]
+            inputs = torch.nn.utils.rnn.pad_sequence([row[:-1] for row in rows], batch_first=True)
+            read = self.model.read(inputs.to(self.device))
+            for row, x, (_, _, continuation) in zip(rows, read, batch, strict=True):
+                end, targets = len(row) - 1, torch.tensor(continuation)
+                logits = self.model.embedding.logits(x[end - len(continuation) : end]).float().cpu()
+                likelihoods = logits.log_softmax(-1).gather(-1, targets[:, None])
+                scores.append((float(likelihoods.sum()), bool((logits.argmax(-1) == targets).all())))
+        return order.get_original(scores)  # type: ignore[no-any-return]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue contexts until one of the task's stop sequences, the end-of-text token or the longest length."""

@@ -1,18 +1,44 @@
-"""Speed of generation: reading a prompt, then decoding token by token, with the KV cache and without it."""
+"""Speed of generation: reading a prompt, then decoding token by token, with the KV cache and without it.
 
-from collections.abc import Callable
-from typing import Any
+Functions are timed in turn: a round measures each once, so that a slowdown of the machine affects all.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Measurement, Timer
 
 from llama_lab.model import Decoder
 from llama_lab.model.generate import decoding_step, prefill
 from llama_lab.runs.evaluation import GenerationSpeed
 
-from .timing import time_in_turn
-
 NEW_TOKENS = 16  # tokens at the end of a context over which the time per token is averaged
+T = TypeVar("T")
+Contenders = Mapping[str, Callable[[], object]]  # what is timed, by name
+
+
+def time_in_turn(contenders: Contenders, rounds: int = 5, min_seconds: float = 0.1) -> dict[str, Measurement]:
+    """Seconds per call of each contender, by name, in `rounds` rounds after a warm-up.
+
+    Shorter calls are repeated to fill `min_seconds`. PyTorch's timer makes two warm-up calls, synchronizes with a GPU,
+    and uses PyTorch's present number of threads.
+    """
+    threads = torch.get_num_threads()
+    timers = {
+        name: Timer("work()", globals={"work": work}, description=name, num_threads=threads)
+        for name, work in contenders.items()
+    }
+    calls = {name: max(1, math.ceil(min_seconds / timer.timeit(1).mean)) for name, timer in timers.items()}
+    rounds_of_all = [timers[name].timeit(calls[name]) for n in range(rounds) for name in alternating(timers, n)]
+    return {measured.description: measured for measured in Measurement.merge(rounds_of_all)}
+
+
+def alternating(names: Iterable[T], number: int) -> list[T]:
+    """The order of a round, which alternates: forwards in the first, whose number is 0, backwards in the next."""
+    return list(names)[:: -1 if number % 2 else 1]
 
 
 def generation_speed(

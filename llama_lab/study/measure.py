@@ -25,8 +25,7 @@ from llama_lab.devices.hardware import check_started, current_rank
 from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
 from llama_lab.devices.throughput import synchronize
 from llama_lab.evaluation.evaluate import place
-from llama_lab.evaluation.speed import NEW_TOKENS, decoding, reading
-from llama_lab.evaluation.timing import alternating, time_in_turn
+from llama_lab.evaluation.speed import NEW_TOKENS, alternating, decoding, reading, time_in_turn
 from llama_lab.runs.folder import RESOLVED, RunFolder
 from llama_lab.runs.study import FILE as STUDY
 from llama_lab.runs.study import Arm, ArmSpeed, Study, StudySpeed

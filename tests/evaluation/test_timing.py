@@ -5,7 +5,7 @@ from itertools import groupby
 
 import pytest
 
-from llama_lab.evaluation.timing import time_in_turn
+from llama_lab.evaluation.speed import time_in_turn
 
 
 def test_each_has_a_time_for_every_round_and_they_take_turns() -> None:

@@ -17,24 +17,67 @@ from rich.text import Text
 
 from .formatting import duration
 
+EVERY_SECONDS = 10.0  # there is a line of progress
 # A sample may hold any character; control characters are shown as their Unicode pictures.
 VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 
 
-def describe(metrics: dict[str, float], shown: Mapping[str, str]) -> str:
-    """The metrics that are `shown`, each in a format of its own, in one short line."""
-    return "  ".join(text.format(metrics[name]) for name, text in shown.items() if name in metrics)
+class Display:
+    """A run's progress: a line every few seconds, for files and pipes. Use as a context manager.
+
+    shown: formats of the metrics that it shows in training.
+    """
+
+    def __init__(self, console: Console, steps: int, shown: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._console, self._steps, self._shown = console, steps, shown
+        self._latest: dict[str, float] = {}
+        self._phase, self._phase_start, self._last = "", time.monotonic(), -float("inf")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def prepare(self, done: int, total: int, phase: str) -> None:
+        """Show how many of the bytes of a phase are done in which data is prepared."""
+        if self._due(phase):
+            seconds = time.monotonic() - self._phase_start
+            left = f", {duration(seconds * (total - done) / done)} left" if done and done < total else ""
+            self.print_line(f"{phase}: {done / 1e6:.1f} of {total / 1e6:.1f} MB{left}")
+
+    def print_line(self, line: str) -> None:
+        """Print a line, above a bar if there is one."""
+        self._last = time.monotonic()
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def update(self, step: int, metrics: dict[str, float]) -> None:
+        """Show that training is at `step`, with its latest metrics: if due, at every evaluation, and at the end."""
+        note = self._note(metrics)
+        if (self._latest and self._due("training")) or step == self._steps or "val/loss" in metrics:
+            self.print_line(f"step {step}/{self._steps}  {note}")
+
+    def _note(self, metrics: dict[str, float]) -> str:
+        """The latest metrics in one short line."""
+        self._latest |= metrics
+        return "  ".join(text.format(self._latest[name]) for name, text in self._shown.items() if name in self._latest)
+
+    def _due(self, phase: str) -> bool:
+        """Whether a new phase starts, or enough time has passed since the last line."""
+        if phase != self._phase:
+            self._phase, self._phase_start = phase, time.monotonic()
+            return True
+        return time.monotonic() - self._last >= EVERY_SECONDS
 
 
-class TerminalDisplay:
-    """A progress bar per phase. Use as a context manager."""
+class TerminalDisplay(Display):
+    """A progress bar per phase; in a file, it would leave control characters."""
 
     def __init__(self, console: Console, steps: int, shown: Mapping[str, str]) -> None:
+        super().__init__(console, steps, shown)
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"))
         self._bar = Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console)
         self._tasks: dict[str, TaskID] = {}
-        self._steps, self._shown = steps, shown
-        self._latest: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -43,84 +86,20 @@ class TerminalDisplay:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def prepare(self, done_bytes: int, total_bytes: int, phase: str) -> None:
-        """Show the progress of a phase in which data is prepared."""
-        self._show(phase, done_bytes, total_bytes, "")
-
-    def print_line(self, line: str) -> None:
-        """Print a line above the bars."""
-        self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    def update(self, step: int, metrics: dict[str, float]) -> None:
-        """Show that training is at `step`, with its latest metrics."""
-        self._latest |= metrics
-        self._show("training", step, self._steps, describe(self._latest, self._shown))
-
-    def _show(self, phase: str, done: int, total: int, note: str) -> None:
+    def prepare(self, done: int, total: int, phase: str, note: str = "") -> None:
+        """Show the bar of a phase."""
         if phase not in self._tasks:
             self._tasks[phase] = self._bar.add_task(phase, total=total, note=note)
         self._bar.update(self._tasks[phase], completed=done, note=note)
 
-
-class LogDisplay:
-    """A line every few seconds, for files and pipes, where a bar would leave control characters."""
-
-    def __init__(self, console: Console, steps: int, shown: Mapping[str, str], every_seconds: float = 10.0) -> None:
-        self._console = console
-        self._steps, self._shown = steps, shown
-        self._every = every_seconds
-        self._phase_start = time.monotonic()
-        self._last = -float("inf")
-        self._phase = ""
-        self._latest: dict[str, float] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def prepare(self, done_bytes: int, total_bytes: int, phase: str) -> None:
-        """Print the progress of a phase in which data is prepared, if a line is due."""
-        if self._due(phase):
-            time_left = self._time_left(done_bytes, total_bytes)
-            self.print_line(f"{phase}: {done_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB{time_left}")
-
-    def print_line(self, line: str) -> None:
-        """Print a line."""
-        self._last = time.monotonic()
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-
     def update(self, step: int, metrics: dict[str, float]) -> None:
-        """Print the step and the latest metrics if a line is due, at every evaluation, and at the end."""
-        self._latest |= metrics
-        if (self._latest and self._due("training")) or step == self._steps or "val/loss" in metrics:
-            self.print_line(f"step {step}/{self._steps}  {describe(self._latest, self._shown)}")
-
-    def _due(self, phase: str) -> bool:
-        """Whether a new phase starts, or enough time has passed since the last line."""
-        if phase == self._phase and time.monotonic() - self._last < self._every:
-            return False
-        if phase != self._phase:
-            self._phase, self._phase_start = phase, time.monotonic()
-        return True
-
-    def _time_left(self, done: int, total: int) -> str:
-        """The time left for the phase at its mean speed so far; empty at the start and at the end."""
-        seconds = time.monotonic() - self._phase_start
-        return f", {duration(seconds * (total - done) / done)} left" if done and done < total else ""
-
-
-Display = TerminalDisplay | LogDisplay
+        """Show the bar of the training."""
+        self.prepare(step, self._steps, "training", self._note(metrics))
 
 
 def open_display(steps: int, rank: int, shown: Mapping[str, str] = MappingProxyType({})) -> Display:
-    """The display for standard output: a bar in a terminal, else lines. On ranks other than 0 it prints nothing.
-
-    shown: formats of the metrics that it shows in training.
-    """
-    console = Console(quiet=rank != 0)
-    return (TerminalDisplay if sys.stdout.isatty() else LogDisplay)(console, steps, shown)
+    """The display for standard output: a bar in a terminal, else lines. On ranks other than 0 it prints nothing."""
+    return (TerminalDisplay if sys.stdout.isatty() else Display)(Console(quiet=rank != 0), steps, shown)
 
 
 def plain_table(title: str, left: Iterable[str] = (), right: Iterable[str] = (), gap: int = 3) -> Table:

@@ -11,7 +11,7 @@ from llama_lab.devices.throughput import Speed, Stopwatch, peak_flops
 from llama_lab.model import Cost
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import SLOW_STEPS, Monitor
-from llama_lab.util.display import LogDisplay
+from llama_lab.util.display import Display
 from tests.training.tiny import Pieces, pieces
 
 COST = Cost(32, 1, 1, 1, 2e9, 2e9, 6e9, 8, 256)
@@ -138,7 +138,7 @@ def test_seconds_are_those_of_training_alone_and_go_on_in_a_resumed_run(timed: t
 
 
 def test_mfu_is_flops_per_second_and_device_over_the_peak_of_one() -> None:
-    monitor = Monitor(10, 256, COST, 300e12, LogDisplay(Console(quiet=True), 1, {}))
+    monitor = Monitor(10, 256, COST, 300e12, Display(Console(quiet=True), 1, {}))
     metrics = monitor.speed_metrics(80_000.0, world_size=8)
     assert metrics == {
         "perf/tokens_per_second": 80_000,
@@ -148,7 +148,7 @@ def test_mfu_is_flops_per_second_and_device_over_the_peak_of_one() -> None:
 
 
 def test_a_device_without_a_known_peak_has_a_speed_but_no_mfu() -> None:
-    monitor = Monitor(10, 256, COST, None, LogDisplay(Console(quiet=True), 1, {}))
+    monitor = Monitor(10, 256, COST, None, Display(Console(quiet=True), 1, {}))
     assert monitor.speed_metrics(80_000.0, 8).keys() == {"perf/tokens_per_second", "perf/tokens_per_second_per_device"}
     assert monitor.speed_metrics(None, 8) == {}
 

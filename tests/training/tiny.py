@@ -26,7 +26,7 @@ from llama_lab.training.run import Run, new_run
 from llama_lab.training.stop import Outcome
 from llama_lab.training.train import fit, session
 from llama_lab.training.warm_start import check_start
-from llama_lab.util.display import LogDisplay, quiet_libraries
+from llama_lab.util.display import Display, quiet_libraries
 from tests.composing import compose_config
 
 PLACES = ("runs_dir=", "init_from=", "resume=")
@@ -88,7 +88,7 @@ def pieces(*overrides: str, stopwatch: Stopwatch | None = None, **replaced: Any)
         "seed": cfg.seed,
         "ema": cfg.train.ema,
     } | replaced
-    display = LogDisplay(Console(quiet=True), run.steps, {})
+    display = Display(Console(quiet=True), run.steps, {})
     cost = measure_cost(arguments["model"])
     monitor = Monitor(cfg.train.log_every, run.tokens_per_step, cost, None, display, stopwatch)
     module = arguments.pop("kind")(**arguments)

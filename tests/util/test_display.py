@@ -11,7 +11,7 @@ from rich.console import Console
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.result_table import print_result
 from llama_lab.runs.stored import PROGRESS
-from llama_lab.util.display import LogDisplay
+from llama_lab.util.display import Display
 from tests.conftest import Ran
 
 
@@ -28,7 +28,7 @@ def test_lines_on_the_data_include_the_time_left_of_a_phase(monkeypatch: pytest.
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     file = io.StringIO()
-    display = LogDisplay(Console(file=file), steps=1, shown=PROGRESS)
+    display = Display(Console(file=file), steps=1, shown=PROGRESS)
     for phase, seconds in (("reading", 20), ("tokenising", 40)):
         display.prepare(0, 300_000_000, phase)
         for done in (100_000_000, 200_000_000, 300_000_000):

@@ -86,7 +86,7 @@ class Column:
         if one.norm:
             self.part(one.norm, other.norm if other else None)
         self.part(one.head, other.head if other else None)
-        self.arrow()
+        self.stream(GAP)
         self.label("logits, T \u00d7 {vocabulary:,}")
 
     def label(self, template: str, beside: bool = False) -> None:
@@ -94,53 +94,50 @@ class Column:
         words, *others = (template.format(order=one.order, **one.sizes) for one in (self.anatomy, self.other) if one)
         changed = any(other != words for other in others)
         if beside:
-            self.lines.append(Line(((CENTER, self.y), (CENTER, self.y - LINE - 6)), arrow=False))
             self.texts.append(Text(CENTER + 8, self.y - 7, words, changed=changed))
-            self.y -= LINE + 6
+            self.stream(LINE + 6, arrow=False)
             return
         self.texts.append(Text(CENTER, self.y - 4, words, anchor="middle", changed=changed))
         self.y -= LINE + 4
 
-    def arrow(self) -> None:
+    def stream(self, length: float, arrow: bool = True) -> None:
         """The stream, up to what comes next."""
-        self.lines.append(Line(((CENTER, self.y), (CENTER, self.y - GAP))))
-        self.y -= GAP
+        self.lines.append(Line(((CENTER, self.y), (CENTER, self.y - length)), arrow))
+        self.y -= length
 
-    def part(self, part: Part, before: Part | None, enters: bool = True) -> tuple[float, float]:
-        """A box on the stream, with its numbers. Returns its bottom and its top. enters: whether the stream does."""
+    def part(self, part: Part, before: Part | None, enters: bool = True) -> float:
+        """A box on the stream, with its numbers. Returns its bottom. enters: whether the stream does."""
         if enters:
-            self.arrow()
+            self.stream(GAP)
         bottom = self.y
-        top = self.box(part, before, LEFT, RIGHT - LEFT, IN_BOX)
-        self.y = top
-        return bottom, top
+        self.box(part, before, LEFT, RIGHT - LEFT, IN_BOX)
+        return bottom
 
-    def box(self, part: Part, before: Part | None, x: float, width: float, letters: int) -> float:
-        """A box that stands at the present height. Returns its top."""
-        old = {*words(before, letters)} if before else set()
-        compares = self.other is not None
-        inside, beside = words(part, letters), numbers(part)
+    def box(self, part: Part, before: Part | None, x: float, width: float, letters: int) -> None:
+        """A box that stands at the present height."""
+        compares, inside, beside = self.other is not None, words(part, letters), numbers(part)
+        old, numbered = (words(before, letters), numbers(before)) if before else ([], [])
         height = max(LINE * len(inside), LINE * len(beside) if len(inside) > 1 else LINE) + 9
-        top = self.y - height
-        first = top + (height - LINE * len(inside)) / 2 + 10
+        self.y -= height
+        first = self.y + (height - LINE * len(inside)) / 2 + 10
         for i, line in enumerate(inside):
             kind = "title" if line in textwrap.wrap(part.title, letters) else "detail"
-            middle, changed = x + width / 2, compares and line not in old
-            self.texts.append(Text(middle, first + LINE * i, line, kind, "middle", changed))
-        first = top + (height - LINE * len(beside)) / 2 + 10
+            changed = compares and line not in old
+            self.texts.append(Text(x + width / 2, first + LINE * i, line, kind, "middle", changed))
+        first = self.y + (height - LINE * len(beside)) / 2 + 10
         for i, line in enumerate(beside):
-            changed = compares and (before is None or line not in numbers(before))
+            changed = compares and line not in numbered
             self.texts.append(Text(NUMBERS, first + LINE * i, line, "number", changed=changed))
-        self.boxes.append(Box(x, top, width, height, part.kind, compares and not {*inside} <= old))
-        return top
+        self.boxes.append(Box(x, self.y, width, height, part.kind, compares and not {*inside} <= {*old}))
 
     def position(self, part: Part) -> None:
         """The position encoding, beside the stream: added to it, or handed to the mixers."""
         before = self.other.position if self.other else None
         x, bottom = CENTER + 22, self.y
         self.y -= 2
-        top = self.box(part, before, x, RIGHT - x, 15)
-        middle = (self.y + top) / 2
+        start = self.y
+        self.box(part, before, x, RIGHT - x, 15)
+        top, middle = self.y, (start + self.y) / 2
         if self.anatomy.added:
             self.lines += [Line(((x, middle), (CENTER + 7, middle))), Line(((CENTER, bottom), (CENTER, middle + 7)))]
             self.sums.append((CENTER, middle))
@@ -148,30 +145,29 @@ class Column:
         else:
             self.lines.append(Line((((x + RIGHT) / 2, top), ((x + RIGHT) / 2, top - GAP)), dashed=True))
             self.lines.append(Line(((CENTER, bottom), (CENTER, top)), arrow=False))
-        self.y = top
 
     def layer(self, layer: Layer, layers: Sequence[int], index: int) -> None:
         """A kind of block in its frame."""
-        self.arrow()
+        self.stream(GAP)
         bottom = self.y
         kinds = self.other.layers if self.other else ()
         before = kinds[min(index, len(kinds) - 1)] if kinds else None
         old = before[0].parts if before else {}
-        if layer.stages is None:  # nobody knows how they are connected
-            for key, part in layer.parts.items():
-                self.y -= GAP
-                self.part(part, old.get(key), enters=False)
         for stage in layer.stages or ():
             if isinstance(stage, Sum):
                 self.sum(stage, layer, old)
             else:
                 self.chain([stage], layer, old)
-        if layer.stages is not None:
-            self.lines.append(Line(((CENTER, self.y), (CENTER, self.y - LINE - 12)), arrow=False))
         words = caption(layer, layers, index if len(self.anatomy.layers) > 1 else None)
         changed = before is not None and words != caption(*before, index if len(kinds) > 1 else None)
-        self.texts.append(Text(LEFT - 26, self.y - LINE + 2, words, "caption", changed=changed))
-        self.y -= LINE + 12
+        if layer.stages is None:  # nobody knows how they are connected
+            for key, part in layer.parts.items():
+                self.y -= GAP
+                self.part(part, old.get(key), enters=False)
+            self.y -= LINE + 12
+        else:
+            self.stream(LINE + 12, arrow=False)
+        self.texts.append(Text(LEFT - 26, self.y + 14, words, "caption", changed=changed))
         self.boxes.append(Box(10, self.y, OUT - 2, bottom - self.y, "frame", changed))
         for i, line in enumerate(numbers(layer.own)):
             self.texts.append(Text(NUMBERS, self.y + LINE * (i + 1), f"{line}, block", "number"))
@@ -181,7 +177,7 @@ class Column:
         first = self.y
         for i, name in enumerate(names):
             if name in layer.parts:
-                bottom, _ = self.part(layer.parts[name], old.get(name), enters or i > 0)
+                bottom = self.part(layer.parts[name], old.get(name), enters or i > 0)
                 first = first if i else bottom
             else:
                 self.label(name, beside=True)
@@ -189,8 +185,7 @@ class Column:
 
     def sum(self, stage: Sum, layer: Layer, old: Mapping[str, Part]) -> None:
         """Branches, one above the other, and the residual connection around them."""
-        self.lines.append(Line(((CENTER, self.y), (CENTER, self.y - 8)), arrow=False))
-        self.y -= 8
+        self.stream(8, arrow=False)
         split = self.y
         self.chain(stage.shared, layer, old)
         start, outs = self.y, []
@@ -203,8 +198,8 @@ class Column:
                 self.lines.append(Line(((CENTER, start - 4), (RAIL, start - 4), (RAIL, middle), (LEFT, middle))))
             if i < len(stage.branches) - 1:
                 outs.append(self.y + 12)
-        plus = self.y - GAP - 7
-        self.lines.append(Line(((CENTER, self.y), (CENTER, plus + 7))))
+        self.stream(GAP)
+        plus = self.y - 7
         for out in outs:
             self.lines.append(Line(((RIGHT, out), (OUT, out), (OUT, plus), (CENTER + 7, plus))))
         if stage.skip is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from string import ascii_uppercase
-from typing import Any, cast
+from typing import Any
 
 import torch
 from hydra.utils import get_object
@@ -168,6 +168,9 @@ class Reader:
         inner = "" if without is None else next(f"{name}.{key}" for key, m in module.named_modules() if m is without)
         units = [(key, unit) for key, unit in self.units if belongs(key, name) and not (inner and belongs(key, inner))]
         idle = sum(count(unit) - ask(key, unit, "active_params") for key, unit in units if reports_cost(unit))
+        length, state = self.model.max_seq_len, None if isinstance(module, Mixer) else 0
+        if isinstance(module, Mixer) and module.has_state:
+            state = ask(type(module).__name__, module, "state_bytes", length, torch.bfloat16)
         return Part(
             kind=kind,
             title=NAMES.get(type(module).__name__, type(module).__name__),
@@ -175,8 +178,8 @@ class Reader:
             shapes=shapes(module, without),
             params=params,
             active=params - idle,
-            flops=flops_per_token(units, self.model.max_seq_len),
-            state=state_bytes(module, self.model.max_seq_len),
+            flops=flops_per_token(units, length),
+            state=state,
         )
 
     def fresh(self, module: nn.Module) -> int:
@@ -195,22 +198,17 @@ class Reader:
             if not isinstance(child, UNSEEN):
                 kind = "mixer" if isinstance(child, Mixer) else "norm" if "norm" in key else "ffn"
                 parts[key] = self.part(f"{name}.{key}", child, kind)
-                if isinstance(child, Mixer):
-                    parts[key] = self.with_position(index, parts[key])
-        whole = self.part(name, block, "block")
-        active = whole.active + total(parts, "params") - total(parts, "active")
-        own = replace(whole, shapes=(), active=int(active), flops=whole.flops - total(parts, "flops"))
+                position = self.model.encoding_of(index)
+                if kind == "mixer" and position is not self.model.position:  # as other layers have
+                    title = type(position).__name__
+                    which = f"{NAMES.get(title, title)} {described(position, self.settings.get(title, {}))}".strip()
+                    which = "no positions" if type(position) is Position else which
+                    settings = ", ".join(filter(None, (parts[key].settings, which)))
+                    parts[key] = replace(parts[key], settings=settings)
+        whole, inside = self.part(name, block, "block"), parts.values()
+        active = whole.active + sum(part.params - part.active for part in inside)
+        own = replace(whole, shapes=(), active=active, flops=whole.flops - sum(part.flops for part in inside))
         return Layer(whole.title, parts, own, wiring(block))
-
-    def with_position(self, index: int, mixer: Part) -> Part:
-        """A mixer that says which positions it has, if other layers have others."""
-        position = self.model.encoding_of(index)
-        if position is self.model.position:
-            return mixer
-        title = type(position).__name__
-        own = described(position, self.settings.get(title, {}))
-        name = "no positions" if type(position) is Position else " ".join(filter(None, (NAMES.get(title, title), own)))
-        return replace(mixer, settings=", ".join(filter(None, (mixer.settings, name))))
 
 
 def by_class(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -219,23 +217,9 @@ def by_class(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {str(node["_target_"]).rpartition(".")[2]: node for node in found}
 
 
-def total(parts: Mapping[str, Part], what: str) -> float:
-    """A sum over parts."""
-    return float(sum(getattr(part, what) for part in parts.values()))
-
-
 def belongs(name: str, parent: str) -> bool:
     """Whether a module is another one, or in it."""
     return name == parent or name.startswith(f"{parent}.")
-
-
-def state_bytes(module: nn.Module, context: int) -> int | None:
-    """Bytes of a mixer's state in 16 bits; None if it cannot decode, and 0 for other modules."""
-    if not isinstance(module, Mixer):
-        return 0
-    if not module.has_state:
-        return None
-    return cast(int, ask(type(module).__name__, module, "state_bytes", context, torch.bfloat16))
 
 
 def described(module: nn.Module, node: Mapping[str, Any]) -> str:
